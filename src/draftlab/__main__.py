@@ -1,0 +1,5 @@
+"""``python -m draftlab``."""
+
+from draftlab.cli import main
+
+main()

@@ -1,0 +1,135 @@
+"""Every record on disk as a typed dataclass, and the only code that knows the file formats.
+
+Files are written beside their final name and renamed when whole, so a killed run leaves nothing half-written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from draftlab.errors import UserError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request: ``text`` is what a user asks; ``reference`` is the dataset's own answer, when it has one."""
+
+    id: str
+    dataset: str
+    split: str
+    text: str
+    reference: str | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A raw row that a cleaner turned down, with the place and the reason."""
+
+    file: str
+    line: int
+    reason: str
+    row: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The target's answer to one prompt, in token ids; ``finished`` when it ends in the end-of-text token."""
+
+    id: str
+    prompt_ids: list[int]
+    answer_ids: list[int]
+    finished: bool
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary file path beside ``path``; on success it replaces ``path``, on failure it is removed."""
+    final = Path(path)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
+    os.close(handle)
+    temporary = Path(name)
+    temporary.chmod(0o644)
+    try:
+        yield temporary
+        temporary.replace(final)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_dir(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary folder beside ``path``; on success it replaces ``path``, on failure it is removed."""
+    final = Path(path)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+    temporary.chmod(0o755)
+    try:
+        yield temporary
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.replace(final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write ``text`` whole or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Write one JSON value, indented, keys in the given order."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path | str) -> Any:
+    """Read one JSON value; a missing or broken file is a ``UserError``."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError("no such file", file=path, remedy="check the path, or run the step that makes it") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"not JSON: {error.msg}", file=path, line=error.lineno, remedy="repair the file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8: {error.reason}", file=path, remedy="convert the file to UTF-8") from None
+
+
+def write_jsonl(path: Path | str, records: Iterable[Any]) -> int:
+    """Write dataclasses (or dicts) one per line; return how many."""
+    count = 0
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for record in records:
+            value = dataclasses.asdict(record) if dataclasses.is_dataclass(record) else record  # type: ignore[arg-type]
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
+    """Read dataclasses of ``kind``; a broken line is a ``UserError`` that names it. For the project's own files:
+    raw datasets are read by ``datasets.sources``, which keeps the good rows."""
+    try:
+        with Path(path).open(encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield kind(**json.loads(line))
+                except (TypeError, ValueError) as error:
+                    raise UserError(
+                        f"not a {kind.__name__}: {error}", file=path, line=number, remedy="delete the file and run again"
+                    ) from None
+    except FileNotFoundError:
+        raise UserError("no such file", file=path, remedy="check the path, or run the step that makes it") from None
