@@ -1,0 +1,88 @@
+"""Closed forms of the cost of speculative decoding.
+
+``alpha`` is the acceptance per drafted token, ``draft_len`` the drafted tokens per block (k, gamma), ``cost_ratio`` the time of
+one draft step over one target step (c), ``verify_ratio`` the time to verify a block over one target step (1 in the papers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftlab.errors import UserError
+
+
+def _check(alpha: float, draft_len: int) -> None:
+    if not 0 <= alpha <= 1:
+        raise UserError(f"alpha is {alpha}", remedy="an acceptance lies between 0 and 1")
+    if draft_len < 0:
+        raise UserError(f"draft_len is {draft_len}", remedy="give a draft length of at least 0")
+
+
+def expected_block_length(alpha: float, draft_len: int) -> float:
+    """Tokens per target call, ``(1 - alpha^(k+1)) / (1 - alpha)`` (Leviathan et al. 2023, Eq. 1), bonus token included."""
+    _check(alpha, draft_len)
+    return float(sum(alpha**i for i in range(draft_len + 1)))
+
+
+def speedup(alpha: float, draft_len: int, cost_ratio: float, verify_ratio: float = 1.0) -> float:
+    """Speed-up over plain decoding, ``E[block length] / (k c + v)``; with ``v = 1`` it is OSD's Eq. 1."""
+    if cost_ratio < 0 or verify_ratio <= 0:
+        raise UserError(
+            f"cost_ratio is {cost_ratio} and verify_ratio {verify_ratio}",
+            remedy="give a cost ratio >= 0 and a verify ratio > 0",
+        )
+    return expected_block_length(alpha, draft_len) / (draft_len * cost_ratio + verify_ratio)
+
+
+def best_draft_len(
+    alpha: float, cost_ratio: float, verify_ratios: dict[int, float] | None = None, longest: int = 99
+) -> int:
+    """The ``draft_len`` in 1..``longest`` of the largest speed-up; ``verify_ratios`` maps a draft length to its measured ``v``."""
+    lengths = range(1, longest + 1) if verify_ratios is None else sorted(verify_ratios)
+    return max(lengths, key=lambda k: speedup(alpha, k, cost_ratio, verify_ratios[k] if verify_ratios else 1.0))
+
+
+def distillation_speedup(alpha_before: float, alpha_after: float, draft_len: int) -> float:
+    """Expected OSD over plain speculative decoding at equal cost, ``sum a2^i / sum a1^i`` (OSD, section 4.2.2)."""
+    return expected_block_length(alpha_after, draft_len) / expected_block_length(alpha_before, draft_len)
+
+
+@dataclass(frozen=True)
+class MemoryTraffic:
+    """Gigabytes loaded to answer one request of ``tokens`` tokens (OSD, Table 5)."""
+
+    plain: float
+    speculative: float
+    online: float
+
+
+def memory_traffic(
+    tokens: int,
+    target_gb: float,
+    draft_gb: float,
+    block_length: float,
+    online_block_length: float,
+    update_interval: int,
+) -> MemoryTraffic:
+    """Weights loaded per request: ``L M``; ``(L/a1) M + L m``; ``(L/a2) M + L m + m L / I`` (OSD, Table 5), in GB."""
+    if min(tokens, target_gb, draft_gb, block_length, online_block_length, update_interval) <= 0:
+        raise UserError(
+            "memory_traffic needs positive numbers", remedy="check tokens, sizes, block lengths and the interval"
+        )
+    return MemoryTraffic(
+        plain=tokens * target_gb,
+        speculative=tokens / block_length * target_gb + tokens * draft_gb,
+        online=tokens / online_block_length * target_gb + tokens * draft_gb + draft_gb * tokens / update_interval,
+    )
+
+
+def update_flops_ratio(draft_len: int, block_length: float, target_flops: float, draft_flops: float) -> float:
+    """Target over draft work with updates, ``(k+1) F_p / ((k + 3a) F_q)`` (OSD, App. A.4); FLOPs per token of each model."""
+    return (draft_len + 1) * target_flops / ((draft_len + 3 * block_length) * draft_flops)
+
+
+def utilisation(
+    tokens_per_request: float, requests: float, days: float, flops_per_token: float, hardware_flops: float
+) -> float:
+    """Share of the hardware's FLOP/s that a served load needs (OSD, App. A.4)."""
+    return tokens_per_request * requests * flops_per_token / (days * 86_400) / hardware_flops
