@@ -27,7 +27,9 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         # A full disk, a folder that cannot be written: the system's own words name the file and the reason.
-        sys.exit(f"draftlab: error: {error.strerror or error}: {error.filename} (free space or fix permissions, run again)")
+        sys.exit(
+            f"draftlab: error: {error.strerror or error}: {error.filename} (free space or fix permissions, run again)"
+        )
     except KeyboardInterrupt:
         sys.exit("draftlab: interrupted; finished files are whole, run again to resume")
 

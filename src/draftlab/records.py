@@ -129,7 +129,10 @@ def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
                     yield kind(**json.loads(line))
                 except (TypeError, ValueError) as error:
                     raise UserError(
-                        f"not a {kind.__name__}: {error}", file=path, line=number, remedy="delete the file and run again"
+                        f"not a {kind.__name__}: {error}",
+                        file=path,
+                        line=number,
+                        remedy="delete the file and run again",
                     ) from None
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="check the path, or run the step that makes it") from None

@@ -1,0 +1,432 @@
+"""A run's plan: the scale, the experiments' YAML files, their cells, and what each cell's command line is.
+
+One frozen model per stage says which settings exist and which values are allowed; a YAML file that asks for anything else
+is refused before any job starts. The Snakefile imports this module, so it must stay free of torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from draftlab.errors import UserError
+
+Scale = Literal["smoke", "laptop", "shapes", "paper"]
+Dataset = str
+SampleSource = Literal["none", "teacher", "student", "mix_token", "mix_request"]
+Loss = Literal["none", "hard_label", "forward_kl", "reverse_kl", "jsd_0.5", "tvd", "jeffreys_0.9"]
+LossPositions = Literal["rejected", "all", "block_end", "repository"]
+
+
+class Settings(BaseModel):
+    """Base of every model here: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+# --- what a scale fixes ------------------------------------------------------------------------------------------
+
+
+class Data(Settings):
+    """Where prompts come from, and how many of each dataset are used."""
+
+    source: Literal["generator", "raw", "hub"]
+    datasets: list[str]
+    raw_rows: int = Field(gt=0, description="raw rows fetched of the training split")
+    train: int = Field(gt=0, description="requests of the stream and of offline distillation")
+    eval: int = Field(gt=0, description="held-out requests")
+    seed: int = 0
+    on_bad_row: Literal["keep", "stop"] = "keep"
+    profile: Literal["clean", "osd_repo_2024"] = "clean"
+
+
+class Recipe(Settings):
+    """A model: one that exists (``model``: hub id or folder), or one trained on the spot."""
+
+    model: str | None = None
+    revision: str | None = None
+    hidden: int = 64
+    layers: int = 1
+    heads: int = 2
+    ffn: int = 172
+    context: int = 512
+    vocabulary: int = 1024
+    steps: int = 300
+    batch: int = 16
+    learning_rate: float = 3e-3
+    documents: int = 8000
+    seed: int = 0
+
+
+class Answers(Settings):
+    """How the target answers: the recorded pass that every variant shares."""
+
+    max_new_tokens: int = Field(gt=0)
+    batch: int = Field(gt=0, default=64)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+class ScaleSettings(Settings):
+    """One ``workflow/scales/<scale>.yaml``."""
+
+    data: Data
+    target: Recipe
+    draft: Recipe
+    answers: Answers
+
+
+# --- stages of experiments ---------------------------------------------------------------------------------------
+
+
+class Training(Settings):
+    """Settings that offline and online distillation share."""
+
+    dataset: Dataset
+    seeds: list[int] = [0]
+    learning_rate: float = Field(gt=0)
+    batch: int = Field(gt=0)
+    draft_len: int = Field(gt=0, default=5)
+    clip: float = 1.0
+
+
+class Offline(Training):
+    """Distil a draft on recorded answers, then measure it on the held-out requests."""
+
+    stage: Literal["offline"] = "offline"
+    sample_source: SampleSource
+    loss: Loss
+    epochs: int = Field(ge=0)
+    schedule: Literal["cosine", "constant"] = "cosine"
+
+
+class Online(Training):
+    """Serve the stream in order; alpha of a request is measured before the update that uses it (OSD, Algorithm 1)."""
+
+    stage: Literal["online"] = "online"
+    method: Literal["online", "static", "static_10", "static_10_fair", "offline"]
+    loss: Loss = "forward_kl"
+    loss_positions: LossPositions = "rejected"
+    update_interval: int = Field(gt=0)
+
+
+class SpeedupTheory(Settings):
+    """Eq. 1 of OSD over a grid (Fig. 8)."""
+
+    stage: Literal["speedup_theory"] = "speedup_theory"
+    curves: list[tuple[int, float]]
+    alphas: list[float]
+
+
+class LatencyAlpha(Settings):
+    """Measured ms/token of llama.cpp at controlled acceptance (OSD, Tables 2 and 7)."""
+
+    stage: Literal["latency_alpha"] = "latency_alpha"
+    alpha: list[float]
+    draft_len: list[int]
+    inflated_layers: int
+    inflated_ffn: int
+    blocks: int = Field(gt=0)
+    rounds: int = Field(gt=0)
+    weights: Literal["f32", "f16", "q8_0", "q4_0"] = "f32"
+    threads: int = Field(gt=0, default=1)
+    seed: int = 0
+
+
+class Region(Settings):
+    """Acceptance over the toy simplex of MDSS Fig. 2, exactly."""
+
+    stage: Literal["region"] = "region"
+    num_drafts: list[int]
+    points: int = Field(gt=1)
+
+
+class Acceptance(Settings):
+    """Acceptance of multi-draft schemes on recorded probability pairs (MDSS Table 2)."""
+
+    stage: Literal["acceptance"] = "acceptance"
+    dataset: Dataset
+    schemes: list[str]
+    num_drafts: list[int]
+    draft_temperature: list[float]
+    target_temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    lp_threshold: int = 5
+    positions: int = Field(gt=0)
+
+
+Stage = Offline | Online | SpeedupTheory | LatencyAlpha | Region | Acceptance
+STAGES: dict[str, type[Settings]] = {
+    "offline": Offline,
+    "online": Online,
+    "speedup_theory": SpeedupTheory,
+    "latency_alpha": LatencyAlpha,
+    "region": Region,
+    "acceptance": Acceptance,
+}
+
+
+class Size(Settings):
+    """What one scale changes of an experiment: values of axes, and fixed settings."""
+
+    axes: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
+
+
+class Experiment(Settings):
+    """One YAML file: one table and one figure of a paper, or one question beyond it."""
+
+    title: str
+    question: str
+    paper: Literal["osd", "mdss", "beyond"]
+    artefact: str
+    stage: str
+    axes: dict[str, list[Any] | dict[str, dict[str, Any]]] = {}
+    fixed: dict[str, Any] = {}
+    scales: dict[Scale, Size]
+
+    def cells(self, scale: Scale, name: str, datasets: Sequence[str] | None = None) -> dict[str, Settings]:
+        """Cell name -> its stage's settings, one for each combination of the axes.
+
+        An axis is a list of values, or a mapping from a name to the several settings that the name stands for.
+        ``datasets`` replaces the values of an axis ``dataset``.
+        """
+        size = self.scales[scale]
+        if unknown := set(size.axes) - set(self.axes):
+            raise UserError(f"{name}: no axis named {sorted(unknown)}", remedy=f"the axes are {sorted(self.axes)}")
+        axes = {key: size.axes.get(key, values) for key, values in self.axes.items()}
+        if datasets is not None and "dataset" in axes:
+            axes["dataset"] = list(datasets)
+        options = [
+            [(str(label), fields) for label, fields in values.items()]
+            if isinstance(values, Mapping)
+            else [(str(value), {axis: value}) for value in values]
+            for axis, values in axes.items()
+        ]
+        found: dict[str, Settings] = {}
+        for choice in itertools.product(*options):
+            settings = dict(self.fixed) | size.fixed
+            for _, fields in choice:
+                settings |= fields
+            cell = ".".join(label for label, _ in choice) or "all"
+            found[cell] = _validated(STAGES[self.stage], settings, f"{name} at scale {scale}")
+        return found
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def _validated(kind: type[S], values: Any, where: str) -> S:
+    """Build ``kind`` from plain values; an error names the key, what is wrong with it and what is allowed."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or kind.__name__
+        allowed = sorted(kind.model_fields) if first["type"] == "extra_forbidden" else first["msg"]
+        remedy = f"allowed: {', '.join(allowed)}" if isinstance(allowed, list) else "change it in the file named"
+        message = f"unknown key {key!r}" if first["type"] == "extra_forbidden" else f"{key}: {first['msg']}"
+        if "input" in first and first["type"] != "missing" and not isinstance(first["input"], dict):
+            message += f", not {first['input']!r}"
+        raise UserError(message, file=where, remedy=remedy) from None
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError("no such file", file=path, remedy="restore it from the repository") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise UserError(
+            f"not YAML: {getattr(error, 'problem', error)}",
+            file=path,
+            line=mark.line + 1 if mark else None,
+            remedy="repair the file",
+        ) from None
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Read and check one experiment; every cell of every scale is built, so a bad value is found at once."""
+    experiment = _validated(Experiment, _read_yaml(path), str(path))
+    if experiment.stage not in STAGES:
+        raise UserError(
+            f"unknown stage {experiment.stage!r}", file=path, remedy=f"allowed: {', '.join(sorted(STAGES))}"
+        )
+    for scale in experiment.scales:
+        experiment.cells(scale, str(path))
+    return experiment
+
+
+# --- a run -------------------------------------------------------------------------------------------------------
+
+
+class RunConfig(Settings):
+    """What ``snakemake --config key=value`` may say."""
+
+    scale: Scale = "laptop"
+    raw: str | None = Field(None, description="folder of raw files of the real datasets")
+    dataset: str | None = Field(None, description="a file of prompts of your own")
+    target: str | None = Field(None, description="hub id or folder of the target")
+    draft: str | None = Field(None, description="hub id or folder of the draft")
+    experiments: str = Field("reproduction", description="reproduction, all, or names separated by commas")
+    name: str | None = Field(None, description="folder under results/")
+
+
+class Run(Settings):
+    """Everything that the Snakefile needs to know about one run."""
+
+    name: str
+    config: RunConfig
+    settings: ScaleSettings
+    experiments: dict[str, Experiment]
+
+    @property
+    def scale(self) -> Scale:
+        return self.config.scale
+
+    def of_stage(self, *stages: str) -> list[str]:
+        """Names of this run's experiments of these stages, in order."""
+        return [name for name, experiment in self.experiments.items() if experiment.stage in stages]
+
+    def cells(self, experiment: str) -> dict[str, Settings]:
+        """The cells of one experiment at this run's scale; with a file of your own prompts, on those alone."""
+        own = self.settings.data.datasets if self.config.dataset else None
+        return self.experiments[experiment].cells(self.scale, experiment, own)
+
+
+def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
+    """Read the plan of a run from ``--config`` values and the ``workflow`` folder."""
+    run = _validated(RunConfig, dict(config), "--config")
+    settings = _validated(
+        ScaleSettings, _read_yaml(workflow / "scales" / f"{run.scale}.yaml"), f"workflow/scales/{run.scale}.yaml"
+    )
+    data: dict[str, Any] = {}
+    if run.raw:
+        data = {"source": "raw"}
+    if run.dataset:
+        data = {"source": "raw", "datasets": ["prompts"]}
+    settings = settings.model_copy(update={"data": settings.data.model_copy(update=data)})
+    for role in ("target", "draft"):
+        if model := getattr(run, role):
+            recipe = getattr(settings, role).model_copy(update={"model": model})
+            settings = settings.model_copy(update={role: recipe})
+    every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
+    wanted = _wanted(run.experiments, every)
+    suffixes = [run.scale, *(key for key in ("raw", "dataset", "target", "draft") if getattr(run, key))]
+    return Run(
+        name=run.name or "-".join(suffixes),
+        config=run,
+        settings=settings,
+        experiments={name: every[name] for name in wanted if run.scale in every[name].scales},
+    )
+
+
+def _wanted(choice: str, every: Mapping[str, Experiment]) -> list[str]:
+    if choice == "all":
+        return list(every)
+    if choice == "reproduction":
+        return [name for name, experiment in every.items() if experiment.paper != "beyond"]
+    names = [name.strip() for name in choice.split(",")]
+    for name in names:
+        if name not in every:
+            raise UserError(
+                f"no experiment named {name!r}", file="--config experiments", remedy=f"allowed: {', '.join(every)}"
+            )
+    return names
+
+
+# --- command lines -----------------------------------------------------------------------------------------------
+
+
+def flags(settings: Settings, **paths: Any) -> list[str]:
+    """``--name value`` words of every setting; a list becomes several words, ``None`` is left out."""
+    words: list[str] = []
+    for key, value in itertools.chain(settings.model_dump(exclude={"stage"}).items(), paths.items()):
+        name = f"--{key.replace('_', '-')}"
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(name if value else f"--no-{key.replace('_', '-')}")
+        elif isinstance(value, (list, tuple)):
+            words += [
+                name,
+                *(str(item) for entry in value for item in (entry if isinstance(entry, (list, tuple)) else [entry])),
+            ]
+        else:
+            words += [name, str(value)]
+    return words
+
+
+# --- what a stage's code is --------------------------------------------------------------------------------------
+
+
+def _source(module: str) -> Path | None:
+    spec = importlib.util.find_spec(module)
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@lru_cache
+def _module(module: str) -> tuple[str, frozenset[str]]:
+    """Normal form of one module's code (no comments, no docstrings) and the draftlab modules that it imports."""
+    path = _source(module)
+    if path is None:
+        return "", frozenset()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports = frozenset(
+        name for name in _imports(tree) if name.startswith("draftlab.") and name != module and _exists(name)
+    )
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                node.body = node.body[1:]
+    return ast.dump(tree), imports
+
+
+@lru_cache
+def _exists(module: str) -> bool:
+    try:
+        return _source(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@lru_cache
+def code_digest(*modules: str) -> str:
+    """Digest of these modules and of every draftlab module that they import, comments and docstrings left out.
+
+    In a rule's ``params`` it makes an edit of the mathematics rerun what uses it, and an edit of a comment nothing.
+    """
+    seen: dict[str, str] = {}
+    queue = list(modules)
+    while queue:
+        name = queue.pop()
+        if name not in seen:
+            seen[name], imports = _module(name)
+            queue += imports
+    return hashlib.sha256(json.dumps(sorted(seen.items())).encode()).hexdigest()[:16]
