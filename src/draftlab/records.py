@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import os
+import platform
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from draftlab import __version__
 from draftlab.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 T = TypeVar("T")
 
@@ -136,3 +143,52 @@ def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
                     ) from None
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="check the path, or run the step that makes it") from None
+
+
+def write_cell(folder: Path | str, rows: pd.DataFrame, run: Mapping[str, Any]) -> None:
+    """Write one cell of an experiment: ``rows.csv`` (observations) and ``run.json`` (``run`` with the machine's facts)."""
+    folder = Path(folder)
+    if rows.empty:
+        raise UserError("no rows were measured", file=folder, remedy="give the cell at least one request")
+    with atomic_path(folder / "rows.csv") as temporary:
+        rows.to_csv(temporary, index=False, lineterminator="\n")
+    write_json(folder / "run.json", {"draftlab": __version__, **run, "machine": machine()})
+
+
+def machine() -> dict[str, Any]:
+    """What a figure's reader needs to know of the machine and of the packages behind a number."""
+    packages = ("torch", "transformers", "llama-cpp-python", "numpy", "scipy", "snakemake")
+    versions = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": versions,
+        "commit": _commit(),
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None

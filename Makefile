@@ -1,0 +1,48 @@
+# make reproduce · test · figures · publish · check · smoke · clean: each makes .venv itself when it is missing or outdated.
+SHELL := /bin/sh
+PATH := $(CURDIR)/.venv/bin:$(PATH)
+export PATH
+export OMP_NUM_THREADS ?= 1
+CONFIG ?=
+
+.PHONY: reproduce reproduce-all smoke test test-slow figures publish check format clean
+
+reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
+	snakemake --cores all $(if $(CONFIG),--config $(CONFIG))
+	draftlab summary $(CONFIG)
+
+reproduce-all: .venv/ready  ## the same, and the experiments beyond the papers
+	snakemake --cores all --config experiments=all $(CONFIG)
+	draftlab summary $(CONFIG)
+
+smoke: .venv/ready  ## the whole pipeline at its smallest sizes
+	snakemake --cores all --config scale=smoke
+	draftlab summary scale=smoke
+
+test: .venv/ready  ## the fast tests and one end-to-end run at scale=smoke
+	pytest -n 2 --dist loadgroup
+
+figures: .venv/ready  ## redraw the published figures and tables from the committed data; trains nothing
+	snakemake --cores all paper_figures
+
+publish: .venv/ready  ## copy a finished run's tables to paper_figures/ and redraw from there
+	snakemake --cores all publish $(if $(CONFIG),--config $(CONFIG))
+	snakemake --cores all paper_figures $(if $(CONFIG),--config $(CONFIG))
+
+check: .venv/ready  ## lint, format, types
+	ruff check .
+	ruff format --check .
+	snakefmt --check Snakefile workflow
+	mypy
+	snakemake --lint
+
+format: .venv/ready
+	ruff format .
+	ruff check --fix .
+	snakefmt Snakefile workflow
+
+clean:  ## remove what runs made; .venv and the compiled wheel stay
+	rm -rf results/*/ .snakemake logs .pytest_cache .mypy_cache .ruff_cache
+
+.venv/ready: pyproject.toml envs/constraints.txt envs/setup.sh
+	@envs/setup.sh

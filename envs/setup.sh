@@ -1,0 +1,56 @@
+#!/bin/sh
+# Make .venv with the pinned packages. Every failure is one line that says what to do.
+set -eu
+cd "$(dirname "$0")/.."
+
+fail() { printf 'draftlab: error: %s\n' "$1" >&2; exit 1; }
+step() { printf 'draftlab: %s\n' "$1"; }
+
+python=${PYTHON:-}
+if [ -z "$python" ]; then
+    for name in python3 python3.13 python3.12 python3.11; do
+        if command -v "$name" >/dev/null 2>&1 && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+            python=$name
+            break
+        fi
+    done
+fi
+[ -n "$python" ] || fail "no Python 3.11 or newer found (install python3, or name one: make PYTHON=/path/to/python3.12 ...)"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    fail "$python is not Python 3.11 or newer (name another: make PYTHON=/path/to/python3.12 ...)"
+"$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    fail "$python cannot make virtual environments (on Debian and Ubuntu: apt install python3-venv)"
+command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 ||
+    fail "no C++ compiler found, and llama.cpp must be compiled (on Debian and Ubuntu: apt install build-essential)"
+free_mb=$(df -Pm . | awk 'NR == 2 { print $4 }')
+[ "$free_mb" -ge 6000 ] || fail "only $free_mb MB free here, 6000 MB are needed (free some space, run again)"
+
+log=.venv.log
+: >"$log"
+pip() {
+    .venv/bin/python -m pip --disable-pip-version-check "$@" >>"$log" 2>&1 && return
+    if grep -qiE 'name resolution|connection (refused|timed|reset|broken)|network is unreachable|max retries' "$log"; then
+        fail "the package index cannot be reached (check the network or pip's index settings, run again; details: $log)"
+    elif grep -qi 'no space left' "$log"; then
+        fail "the disk is full (free some space, run again; details: $log)"
+    fi
+    fail "pip $1 failed (details: $log)"
+}
+
+step "making .venv with $("$python" --version)"
+"$python" -m venv .venv >>"$log" 2>&1 || fail "cannot make .venv (details: $log)"
+step "installing pinned packages (a minute or two)"
+pip install -c envs/constraints.txt "torch==2.13.0" ${PIP_ARGS:-}
+# The default build crashes on CPUs with AMX under gcc 12 and does not run on older CPUs; this one is portable.
+flags="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF ${LLAMA_CMAKE_ARGS:-}"
+key=$(printf '%s' "$flags" | cksum | cut -d' ' -f1)
+wheels=${XDG_CACHE_HOME:-$HOME/.cache}/draftlab/wheels-$key
+if ! ls "$wheels"/llama_cpp_python-0.3.36-*.whl >/dev/null 2>&1; then
+    step "compiling llama.cpp (3 minutes on 2 cores, once: the wheel is kept in $wheels)"
+    mkdir -p "$wheels"
+    CMAKE_ARGS=$flags CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) pip wheel --no-deps -w "$wheels" "llama-cpp-python==0.3.36"
+fi
+pip install -c envs/constraints.txt "$wheels"/llama_cpp_python-0.3.36-*.whl
+pip install -c envs/constraints.txt -e ".[dev]" ${PIP_ARGS:-}
+touch .venv/ready
+step "installed"
