@@ -1,0 +1,45 @@
+"""Both papers as one workflow: `snakemake --cores all [--config scale=smoke|laptop|shapes|paper]`.
+
+What a run is made of stands in workflow/scales/*.yaml and workflow/experiments/*.yaml; the rules are the same at every scale.
+"""
+
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import min_version
+
+from draftlab import experiments
+from draftlab.errors import UserError
+
+min_version("9.0")
+
+try:
+    RUN = experiments.load_run(config, Path(workflow.basedir) / "workflow")
+except UserError as error:
+    raise WorkflowError(str(error)) from None
+
+
+wildcard_constraints:
+    run=RUN.name,
+    scale="smoke|laptop|shapes|paper",
+    dataset=r"[A-Za-z0-9_]+",
+    experiment=r"[a-z0-9_]+",
+    cell=r"[A-Za-z0-9_.+-]+",
+    split="train|eval",
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/models.smk"
+include: "workflow/rules/distill.smk"
+include: "workflow/rules/latency.smk"
+include: "workflow/rules/multidraft.smk"
+include: "workflow/rules/collect.smk"
+include: "workflow/figures.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        f"results/{RUN.name}/report.html",

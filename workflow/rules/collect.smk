@@ -1,0 +1,95 @@
+"""Cells -> one tidy table per experiment -> tables, claims, report.
+
+Required: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}
+Outputs: results/{run}/{experiment}.csv, results/{run}/claims.csv, results/{run}/report.html
+"""
+
+
+def every(pattern):
+    """One path for each experiment of this run."""
+    return [pattern.format(experiment=name) for name in RUN.experiments]
+
+
+rule collect:
+    """Concatenate the cells of one experiment."""
+    input:
+        rows=lambda wildcards: [
+            f"results/{wildcards.run}/cells/{wildcards.experiment}/{cell}/rows.csv"
+            for cell in RUN.cells(wildcards.experiment)
+        ],
+    output:
+        table="results/{run}/{experiment}.csv",
+    log:
+        "results/{run}/logs/collect/{experiment}.log",
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        cells=lambda wildcards: list(RUN.cells(wildcards.experiment)),
+        code=code("tables"),
+    shell:
+        r"""
+        draftlab collect --rows {input.rows:q} --out {output.table:q} > {log:q} 2>&1
+        """
+
+
+rule claims:
+    """Put every published number beside ours, with a verdict."""
+    input:
+        tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
+        published=sorted(
+            str(path) for path in Path(workflow.basedir, "workflow/published").iterdir()
+        ),
+    output:
+        claims="results/{run}/claims.csv",
+    log:
+        "results/{run}/logs/claims.log",
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        scale=RUN.scale,
+        code=code("published"),
+    shell:
+        r"""
+        draftlab claims --tables "$(dirname {output.claims:q})" --scale {params.scale:q} --out {output.claims:q} > {log:q} 2>&1
+        """
+
+
+rule report:
+    """Write the one page that shows and explains everything."""
+    input:
+        tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
+        figures=every(f"results/{RUN.name}/figures/{{experiment}}.png"),
+        claims="results/{run}/claims.csv",
+    output:
+        report="results/{run}/report.html",
+    log:
+        "results/{run}/logs/report.log",
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        scale=RUN.scale,
+        code=code("report"),
+    shell:
+        r"""
+        draftlab report --results "$(dirname {output.report:q})" --scale {params.scale:q} --out {output.report:q} > {log:q} 2>&1
+        """
+
+
+rule publish:
+    """Copy a finished run's tables to the folder that the committed figures are drawn from."""
+    input:
+        tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
+        claims=f"results/{RUN.name}/claims.csv",
+    output:
+        done=touch(f"results/{RUN.name}/.published"),
+    log:
+        f"results/{RUN.name}/logs/publish.log",
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        folder=f"paper_figures/{RUN.name}/data",
+    localrule: True
+    shell:
+        r"""
+        mkdir -p {params.folder:q} && cp {input.tables:q} {input.claims:q} {params.folder:q} > {log:q} 2>&1
+        """
