@@ -1,0 +1,216 @@
+"""Logits to probabilities, tokens drawn from them, and the checks at a verifier's door; all in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Generator, Tensor
+
+from draftlab.errors import UserError
+
+Drafting = Literal["iid", "independent", "without_replacement", "greedy"]
+"""How the K tokens of a position are drafted. ``iid``: one law, with replacement; ``independent``: one law per draft;
+``without_replacement``: one law, each token once; ``greedy``: the K - 1 most probable tokens, then one draw from the rest."""
+
+FIRST_SORT = 1024
+"""Top-p sorts this many tokens first, four times as many when they do not hold enough mass, and so on."""
+
+SUM_TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+"""How far probabilities of a dtype may be from a sum of 1: what a softmax at a vocabulary of 128k leaves, with a margin."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How logits become probabilities, in this order: ``temperature`` (0 is greedy), the ``top_k`` largest, the ``top_p`` nucleus.
+
+    A verifier must see the draft's probabilities as they were drawn from; the filtered target is the target.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"temperature is {self.temperature}", remedy="give 0 (greedy) or more")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}", remedy="keep at least 1 token, or leave top_k out")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}", remedy="give more than 0 and at most 1")
+
+
+def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float64[Tensor, "*batch vocab"]:
+    """Probabilities of the next token: softmax at a temperature, then top-k, then top-p, renormalised, in float64.
+
+    The nucleus is the smallest set of most probable tokens that holds at least ``top_p``. NaN or +inf logits are a ``UserError``.
+    """
+    highest, best = logits.max(-1, keepdim=True)
+    if not bool(highest.isfinite().all()):
+        where = _first(~highest.isfinite())
+        raise UserError(f"logits{where} hold NaN, +inf or nothing finite", remedy="check the model and its dtype")
+    if sampling.temperature == 0:
+        return torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(-1, best, 1.0)
+    # The maximum is subtracted before the division: a tiny temperature must not overflow.
+    probs = ((logits.double() - highest.double()) / sampling.temperature).softmax(-1)
+    if sampling.top_k is None and sampling.top_p == 1:
+        return probs
+    return _truncate(probs, min(sampling.top_k or probs.shape[-1], probs.shape[-1]), sampling.top_p)
+
+
+def _truncate(probs: Float64[Tensor, "*batch vocab"], top_k: int, top_p: float) -> Float64[Tensor, "*batch vocab"]:
+    vocab = probs.shape[-1]
+    count = top_k if top_k < vocab else min(FIRST_SORT, vocab)
+    while True:
+        values, ids = probs.topk(count, -1)
+        if top_k < vocab:
+            values = values / values.sum(-1, keepdim=True)
+        mass = values.cumsum(-1)
+        if count >= top_k or bool((mass[..., -1] >= top_p).all()):
+            break
+        count = min(4 * count, vocab)
+    kept = values * ((mass - values < top_p) if top_p < 1 else 1.0)
+    return torch.zeros_like(probs).scatter_(-1, ids, kept / kept.sum(-1, keepdim=True))
+
+
+def draw(weights: Float64[Tensor, "*batch vocab"], num: int, generator: Generator) -> Int64[Tensor, "*batch {num}"]:
+    """``num`` tokens with replacement, each with probability proportional to its weight; a weight of 0 is never drawn."""
+    mass = weights.cumsum(-1)
+    uniform = torch.rand(*weights.shape[:-1], num, dtype=mass.dtype, device=mass.device, generator=generator)
+    return torch.searchsorted(mass, uniform * mass[..., -1:], right=True)
+
+
+def draft_tokens(
+    draft_probs: Float64[Tensor, "batch drafts vocab"], drafting: Drafting, generator: Generator
+) -> Int64[Tensor, "batch drafts"]:
+    """Draft one token per row of ``draft_probs``; pass one law as ``probs[:, None].expand(-1, num_drafts, -1)``.
+
+    Without replacement (and greedy) more drafts than the support holds are a ``UserError``: fewer tokens exist.
+    """
+    drafts = draft_probs.shape[1]
+    if drafting == "independent":
+        return draw(draft_probs, 1, generator)[..., 0]
+    if drafting == "iid":
+        return draw(draft_probs[:, 0], drafts, generator)
+    rest = draft_probs[:, 0].clone()
+    check_support(rest, drafts)
+    tokens = []
+    if drafting == "greedy":
+        tokens.append(greedy_tokens(rest, drafts - 1))
+        rest.scatter_(-1, tokens[0], 0.0)
+    for _ in range(drafts if drafting == "without_replacement" else 1):
+        # Drawn tokens leave and what remains is summed again: the remaining mass as "1 - used" loses all digits on a peaked law.
+        tokens.append(draw(rest, 1, generator))
+        rest.scatter_(-1, tokens[-1], 0.0)
+    return torch.cat(tokens, -1)
+
+
+def greedy_tokens(draft_probs: Float64[Tensor, "*batch vocab"], num: int) -> Int64[Tensor, "*batch {num}"]:
+    """The ``num`` most probable tokens, the most probable first."""
+    return draft_probs.topk(num, -1).indices
+
+
+def check_support(draft_probs: Float64[Tensor, "*batch vocab"], num_drafts: int) -> None:
+    """Refuse more drafts without replacement than there are tokens to draft."""
+    support = (draft_probs > 0).sum(-1)
+    if bool((support < num_drafts).any()):
+        where = _first(support < num_drafts)
+        raise UserError(
+            f"draft_probs{where} has {int(support.min())} tokens of positive probability, fewer than num_drafts = {num_drafts}",
+            remedy="lower num_drafts, raise top_k or top_p, or draft with replacement",
+        )
+
+
+def check_probs(probs: Float[Tensor, "*batch vocab"], name: str) -> Float64[Tensor, "*batch vocab"]:
+    """``probs`` in float64, renormalised; NaN, negative entries or a sum away from 1 are a ``UserError`` that says where."""
+    if probs.dtype not in SUM_TOLERANCE:
+        raise UserError(f"{name} has dtype {probs.dtype}", remedy="pass floating-point probabilities")
+    if probs.numel() == 0:
+        raise UserError(
+            f"{name} is empty: shape {tuple(probs.shape)}", remedy="pass at least one token and one position"
+        )
+    wide = probs.double()
+    total = wide.sum(-1, keepdim=True)
+    bad = ~((total - 1).abs() <= SUM_TOLERANCE[probs.dtype])  # NaN fails every comparison
+    if bool(bad.any()):
+        where = _first(bad)
+        value = float(total[bad][0])
+        what = "holds NaN" if value != value else f"sums to {value:.6g}, not 1"
+        raise UserError(
+            f"{name}{where} {what}", remedy="pass probabilities (softmax the logits, renormalise after a filter)"
+        )
+    if bool((wide < 0).any()):
+        raise UserError(f"{name}{_first(wide < 0)} is negative", remedy="pass probabilities, not logits or differences")
+    return wide / total
+
+
+def check_drafted(
+    target_probs: Float[Tensor, "*batch vocab"],
+    draft_probs: Float[Tensor, "*batch drafts vocab"],
+    tokens: Int64[Tensor, "*batch drafts"] | None = None,
+) -> tuple[Float64[Tensor, "*batch vocab"], Float64[Tensor, "*batch drafts vocab"]]:
+    """Both tables checked and in float64; refuses different vocabularies and tokens that their draft law cannot have drawn."""
+    if target_probs.shape[-1] != draft_probs.shape[-1]:
+        raise UserError(
+            f"target_probs has {target_probs.shape[-1]} tokens and draft_probs {draft_probs.shape[-1]}",
+            remedy="target and draft must share one vocabulary",
+        )
+    target, draft = check_probs(target_probs, "target_probs"), check_probs(draft_probs, "draft_probs")
+    if target.shape[:-1] != draft.shape[:-2] or (tokens is not None and tokens.shape != draft.shape[:-1]):
+        shapes = [tuple(x.shape) for x in (target_probs, draft_probs, tokens) if x is not None]
+        raise UserError(
+            f"shapes do not fit: {shapes}", remedy="pass [batch, vocab], [batch, drafts, vocab] and [batch, drafts]"
+        )
+    if tokens is not None:
+        outside = (tokens < 0) | (tokens >= draft.shape[-1])
+        if bool(outside.any()):
+            raise UserError(
+                f"tokens{_first(outside)} is outside the vocabulary", remedy="pass token ids from 0 to vocab - 1"
+            )
+        drafted = draft.gather(-1, tokens[..., None])[..., 0]
+        if bool((drafted == 0).any()):
+            raise UserError(
+                f"tokens{_first(drafted == 0)} was drafted but has draft probability 0",
+                remedy="verify with exactly the draft probabilities (after temperature, top-k, top-p) that were sampled from",
+            )
+    return target, draft
+
+
+def _first(bad: Tensor) -> str:
+    """The first index where ``bad`` holds, as ``[i, j]``; nothing for a table without batch."""
+    index = bad.nonzero()[0].tolist()
+    if bad.shape[-1] == 1:
+        index = index[:-1]
+    return str(index) if index else ""
+
+
+def restrict(
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch drafts vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> tuple[
+    Float64[Tensor, "batch support"],
+    Float64[Tensor, "batch drafts support"],
+    Int64[Tensor, "batch drafts"],
+    Int64[Tensor, "batch support"],
+]:
+    """The same position on the tokens that target or drafts can produce: the two tables, the tokens, and the token id of each column.
+
+    After top-p the support is tiny beside the vocabulary; rows with a smaller support end in columns of probability 0.
+    """
+    used = target_probs + draft_probs.sum(1) > 0
+    row, token = used.nonzero(as_tuple=True)
+    column = used.cumsum(-1) - 1
+    width = int(column[:, -1].max()) + 1
+    ids = torch.zeros(len(used), width, dtype=torch.int64, device=used.device)
+    present = torch.zeros(len(used), width, dtype=torch.float64, device=used.device)
+    place = column[row, token]
+    ids[row, place], present[row, place] = token, 1.0
+    return (
+        target_probs.gather(-1, ids) * present,
+        draft_probs.gather(-1, ids[:, None].expand(-1, draft_probs.shape[1], -1)) * present[:, None],
+        column.gather(-1, tokens),
+        ids,
+    )

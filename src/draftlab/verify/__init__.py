@@ -1,0 +1,12 @@
+"""Verifiers: lossless ways to choose among drafted tokens, by name."""
+
+from __future__ import annotations
+
+from draftlab.verify.path import PathVerifier, single_path
+from draftlab.verify.single import single
+from draftlab.verify.token import TokenVerifier
+
+VERIFIERS: dict[str, TokenVerifier | PathVerifier] = {"single": single}
+
+PATH_VERIFIERS: dict[str, PathVerifier] = {"single": single_path}
+"""Verifiers of one drafted path: the loop with one draft uses them, all positions at once."""

@@ -1,0 +1,60 @@
+"""The joint law of K drafted tokens, written out: every tuple with its probability, for small vocabularies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from draftlab.errors import UserError
+from draftlab.sampling import Drafting, check_support, greedy_tokens
+
+LIMIT = 1_000_000
+"""The most tuples that are written out."""
+
+
+@dataclass(frozen=True)
+class JointLaw:
+    """Every tuple of drafted tokens that has positive probability."""
+
+    tokens: Int64[Tensor, "tuples drafts"]
+    probs: Float64[Tensor, " tuples"]
+
+
+def tuples_exist(vocab: int, num_drafts: int) -> bool:
+    """Whether ``joint_law`` writes out that many tuples."""
+    return bool(vocab**num_drafts <= LIMIT)
+
+
+def joint_law(draft_probs: Float64[Tensor, "drafts vocab"], drafting: Drafting) -> JointLaw:
+    """``P(x_1..x_K)``: ``prod_k p_k(x_k)``; without replacement ``prod_k p(x_k) / p(not yet drawn)``; greedy the last factor only.
+
+    More than a million tuples, or more drafts without replacement than tokens, are a ``UserError``.
+    """
+    num_drafts, vocab = draft_probs.shape
+    if not tuples_exist(vocab, num_drafts):
+        raise UserError(
+            f"{vocab} tokens and {num_drafts} drafts make {vocab**num_drafts} tuples",
+            remedy=f"at most {LIMIT} are written out: lower top_k or num_drafts, or sample",
+        )
+    tokens = torch.cartesian_prod(*[torch.arange(vocab)] * num_drafts).view(-1, num_drafts)
+    if drafting in ("iid", "independent"):
+        probs = draft_probs.gather(-1, tokens.T).prod(0)
+    else:
+        check_support(draft_probs[0], num_drafts)
+        rest = draft_probs[0].repeat(len(tokens), 1)
+        probs = torch.ones(len(tokens), dtype=torch.float64)
+        fixed = greedy_tokens(draft_probs[0], num_drafts - 1)
+        for k in range(num_drafts):
+            drawn = tokens[:, k, None]
+            if drafting == "greedy" and k < num_drafts - 1:
+                probs = probs * (tokens[:, k] == fixed[k])
+            else:
+                # A tuple that repeats a token has weight 0 here; its remaining mass may be 0 too.
+                total = rest.sum(-1)
+                probs = probs * rest.gather(-1, drawn)[:, 0] / torch.where(total > 0, total, 1.0)
+            rest.scatter_(-1, drawn, 0.0)
+    kept = probs > 0
+    return JointLaw(tokens[kept], probs[kept])

@@ -1,0 +1,42 @@
+"""One draft: the rejection step of speculative sampling, which every other verifier ends in."""
+
+from __future__ import annotations
+
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from draftlab.verify.token import Acceptance, Decision, TokenVerifier
+
+
+def accept_probs(
+    target_at: Float64[Tensor, "*batch"], draft_at: Float64[Tensor, "*batch"]
+) -> Float64[Tensor, "*batch"]:
+    """``min(1, q(x) / p(x))`` at drafted tokens (Leviathan et al. 2023, Alg. 1); 0 where the draft probability is 0."""
+    return target_at.minimum(draft_at) / draft_at.where(draft_at > 0, 1.0)
+
+
+def _decide(
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch drafts vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> Decision:
+    first = tokens[:, :1]
+    accept = tokens.new_zeros(tokens.shape, dtype=target_probs.dtype)
+    accept[:, :1] = accept_probs(target_probs.gather(-1, first), draft_probs[:, 0].gather(-1, first))
+    return Decision(accept, lambda rows: (target_probs[rows] - draft_probs[rows, 0]).clamp_min(0))
+
+
+def _acceptance(
+    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
+) -> Acceptance:
+    """``proc = sum min(q, p_1)``; a residual token may still be one of the unused drafts: ``1 - prod_{k>1} (1 - p_k)``."""
+    proc = target_probs.minimum(draft_probs[:, 0]).sum(-1)
+    unused = 1 - (1 - draft_probs[:, 1:]).prod(1)
+    return Acceptance(proc, proc + ((target_probs - draft_probs[:, 0]).clamp_min(0) * unused).sum(-1))
+
+
+single = TokenVerifier("single", "independent", _decide, _acceptance)
+"""Accept the first draft with probability ``min(1, q/p)``, else draw from ``(q - p)_+`` normalised (Leviathan et al. 2023, Alg. 1).
+
+It reads the first draft only; ``q`` is the target and ``p`` the draft.
+"""
