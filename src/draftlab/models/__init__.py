@@ -1,0 +1,97 @@
+"""Target, draft and tokenizer from a folder, behind one narrow interface.
+
+Two adapters: ``llama.Llama``, our own, for the small models that the project trains; ``hf.HubModel``, around ``transformers``,
+for every other decoder-only model and for T5. ``load_model`` picks. Nothing here imports torch before a model is loaded.
+
+    model = load_model("drafts/before", dtype="float32", device="cpu")
+    model.answer_logits(prompts, answers)      # differentiable: training, recording, replay
+    cache, tokens = model.prefill(prompts, room=128)
+    logits = cache.extend(tokens[:, None])     # decoding
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from draftlab.errors import UserError
+from draftlab.models.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
+from draftlab.records import read_json
+
+if TYPE_CHECKING:
+    import torch
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+__all__ = ["Cache", "Dtype", "LanguageModel", "Tokenizer", "check_same_tokenizer", "load_model", "load_tokenizer"]
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class Cache(Protocol):
+    """The keys and values of a batch of sequences of different lengths; row ``b`` holds ``lengths[b]`` tokens."""
+
+    @property
+    def lengths(self) -> list[int]: ...
+
+    def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
+        """Append ``new`` tokens to every row; return the logits that follow each of them."""
+        ...
+
+    def crop(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first ``lengths[b]`` tokens of each row."""
+        ...
+
+    def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
+        """Row ``i`` becomes a copy of row ``rows[i]``; the two are known to agree before token ``since[i]``."""
+        ...
+
+
+class LanguageModel(Protocol):
+    """What decoding, recording, replay and training need of a model."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context_len(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
+
+    def answer_logits(
+        self,
+        prompts: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        where: Int[Tensor, " chosen"] | None = None,
+    ) -> Float[Tensor, "positions vocab"]:
+        """Logits that predict each answer token, request after request; ``where`` picks among those positions."""
+        ...
+
+    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Int[Tensor, " batch"]]:
+        """A cache of the prompts with room for ``room`` tokens more, and the token that each row must be fed next."""
+        ...
+
+    def save(self, folder: Path | str) -> None:
+        """Write the model in the Hugging Face layout, whole or not at all."""
+        ...
+
+
+def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu") -> LanguageModel:
+    """Read a model from a folder in the Hugging Face layout (safetensors only).
+
+    Our own Llama reads what it can (it is faster at small sizes), ``transformers`` the rest. ``UserError`` for a missing
+    folder, pickled weights, a damaged file, an architecture that is no language model, a device that is not there.
+    """
+    import torch
+
+    from draftlab.models import hf, llama
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"no GPU for device {device!r}", remedy="use device cpu")
+    config = read_json(Path(folder) / "config.json")
+    loader = llama.load if llama.can_read(config) else hf.load
+    return loader(folder, getattr(torch, dtype), torch.device(device))

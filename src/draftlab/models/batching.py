@@ -1,0 +1,48 @@
+"""Requests of different lengths as one padded batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from draftlab.errors import UserError
+
+STEP = 16  # lengths are padded to multiples of this: few tensor shapes, few kernels to prepare
+
+
+def pad_requests(
+    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], context_len: int
+) -> tuple[Int[Tensor, "batch len"], Int[Tensor, " positions"]]:
+    """What a model reads of prompt + answer (all but the last token), padded on the right with 0, and the flat positions whose
+    logits predict the answer tokens. ``UserError`` for an empty prompt or a request longer than the context; it says which."""
+    rows = [[*prompt, *answer][:-1] for prompt, answer in zip(prompts, answers, strict=True)]
+    check_lengths(prompts, answers, context_len)
+    width = max(map(len, rows), default=0)
+    width = min(width + -width % STEP, context_len)
+    tokens = pad_rows(rows, width)
+    positions = [
+        number * width + at
+        for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
+        for at in range(len(prompt) - 1, len(row))
+    ]
+    return tokens, torch.tensor(positions, dtype=torch.long)
+
+
+def check_lengths(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], context_len: int) -> None:
+    """``UserError`` unless every prompt has a token and every request fits the context."""
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        length = len(prompt) + len(answer)
+        if not prompt:
+            raise UserError(f"request {number} has an empty prompt", remedy="give every prompt at least one token")
+        if length > context_len:
+            what = f"request {number} has {length} tokens, the context holds {context_len}"
+            raise UserError(what, remedy="shorten or drop it, or use a model with a longer context")
+
+
+def pad_rows(rows: Sequence[Sequence[int]], width: int | None = None) -> Int[Tensor, "batch width"]:
+    """Rows of token ids as one tensor, padded on the right with 0 to ``width`` (or to the longest)."""
+    width = max(map(len, rows), default=0) if width is None else width
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long).view(len(rows), width)

@@ -1,0 +1,215 @@
+"""Any language model of ``transformers`` behind ``LanguageModel``: decoder-only models and T5-like encoder-decoders.
+
+Its caches grow at the right end for all rows at once, so here rows of different lengths are kept aligned on the right: what a
+crop leaves over on the left is masked. Distances between tokens stay true, which rotary, learned and T5's relative positions
+all need. ``transformers`` is imported when a model is loaded, never before.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from draftlab.errors import UserError
+from draftlab.models.batching import check_lengths, pad_requests, pad_rows
+from draftlab.models.tokenizer import load_tokenizer
+from draftlab.models.weights import weight_files
+from draftlab.records import atomic_dir
+
+
+class HubModel:
+    """A model of ``transformers``; ``LanguageModel`` says what the public methods mean."""
+
+    def __init__(self, network: Any, vocab_size: int) -> None:
+        self.network, self.vocab_size = network, vocab_size
+        self.is_encoder_decoder = bool(network.config.is_encoder_decoder)
+        self.wants_positions = "position_ids" in inspect.signature(network.forward).parameters
+
+    @property
+    def context_len(self) -> int:
+        """Longest sequence; ``sys.maxsize`` for T5, whose positions are relative."""
+        return int(getattr(self.network.config, "max_position_embeddings", None) or sys.maxsize)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.network.device
+        return device
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        yield from self.network.parameters()
+
+    def answer_logits(
+        self,
+        prompts: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        where: Int[Tensor, " chosen"] | None = None,
+    ) -> Float[Tensor, "positions vocab"]:
+        if self.is_encoder_decoder:
+            check_lengths(prompts, answers, self.context_len)
+            start = self.network.config.decoder_start_token_id
+            tokens, positions = pad_requests([[start]] * len(prompts), answers, self.context_len)
+            inputs = self._encoder_inputs(prompts) | {"decoder_input_ids": tokens.to(self.device)}
+        else:
+            tokens, positions = pad_requests(prompts, answers, self.context_len)
+            inputs = {"input_ids": tokens.to(self.device)}
+        positions = positions if where is None else positions[where.to(positions.device)]
+        with self._projecting_only(positions.to(self.device)):
+            logits: Tensor = self.network(**inputs, use_cache=False).logits[0]
+        return logits[:, : self.vocab_size]
+
+    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[HubCache, Int[Tensor, " batch"]]:
+        from transformers import DynamicCache, EncoderDecoderCache
+        from transformers.modeling_outputs import BaseModelOutput
+
+        check_lengths(prompts, [[]] * len(prompts), self.context_len)
+        if self.is_encoder_decoder:
+            inputs = self._encoder_inputs(prompts)
+            encoded = self.network.get_encoder()(**inputs).last_hidden_state
+            cache = HubCache(self, EncoderDecoderCache(DynamicCache(), DynamicCache()), len(prompts))
+            cache.encoded = BaseModelOutput(last_hidden_state=encoded)
+            cache.encoder_mask = inputs["attention_mask"]
+            return cache, torch.full((len(prompts),), self.network.config.decoder_start_token_id, device=self.device)
+        cache = HubCache(self, DynamicCache(), len(prompts))
+        tokens = pad_rows([prompt[:-1] for prompt in prompts])
+        if tokens.shape[1]:
+            with self._projecting_only(torch.zeros(1, dtype=torch.long, device=self.device)):
+                cache.read(tokens.to(self.device))
+            cache.crop([len(prompt) - 1 for prompt in prompts])
+        return cache, torch.tensor([prompt[-1] for prompt in prompts], device=self.device)
+
+    def save(self, folder: Path | str) -> None:
+        with atomic_dir(folder) as temporary:
+            self.network.save_pretrained(temporary)
+
+    def _encoder_inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        tokens = pad_rows(prompts)
+        mask = torch.arange(tokens.shape[1]) < lengths[:, None]
+        return {"input_ids": tokens.to(self.device), "attention_mask": mask.long().to(self.device)}
+
+    @contextmanager
+    def _projecting_only(self, positions: Int[Tensor, " chosen"]) -> Iterator[None]:
+        """Project only these flat positions on the vocabulary: at 150,000 tokens the rest would not fit in memory."""
+
+        def choose(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+            return (inputs[0].flatten(0, 1)[positions][None],)
+
+        hook = self.network.get_output_embeddings().register_forward_pre_hook(choose)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+class HubCache:
+    """A ``DynamicCache`` whose rows may differ in length, aligned on the right: row ``b`` fills its last ``lengths[b]`` places."""
+
+    def __init__(self, model: HubModel, store: Any, batch: int) -> None:
+        self.model, self.store = model, store
+        self.lengths = [0] * batch
+        self.encoded: Any = None
+        self.encoder_mask: Tensor | None = None
+
+    def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
+        return self.read(tokens)[..., : self.model.vocab_size]
+
+    def read(self, tokens: Int[Tensor, "batch new"]) -> Tensor:
+        """Append tokens and return whatever the network projects."""
+        new, width = tokens.shape[1], max(self.lengths)
+        lengths = torch.tensor(self.lengths, device=tokens.device)
+        mask = None
+        if min(self.lengths) < width:
+            mask = (torch.arange(width + new, device=tokens.device) >= width - lengths[:, None]).long()
+        inputs: dict[str, Any] = {"past_key_values": self.store, "use_cache": True}
+        if self.encoded is not None:
+            inputs |= {"encoder_outputs": self.encoded, "attention_mask": self.encoder_mask}
+            inputs |= {"decoder_input_ids": tokens, "decoder_attention_mask": mask}
+        else:
+            inputs |= {"input_ids": tokens, "attention_mask": mask}
+        if self.model.wants_positions:
+            at = lengths[:, None] + torch.arange(new, device=tokens.device)
+            inputs["position_ids"] = at.clamp(max=self.model.context_len - 1)
+        logits: Tensor = self.model.network(**inputs).logits
+        self.lengths = [length + new for length in self.lengths]
+        return logits
+
+    def crop(self, lengths: Sequence[int]) -> None:
+        width, kept = max(self.lengths), max(lengths)
+        cuts = [old - new for old, new in zip(self.lengths, lengths, strict=True)]
+        self.lengths = list(lengths)
+        if not any(cuts):
+            return
+        for layer in self._own_layers():
+            if min(cuts) == max(cuts):
+                layer.keys = layer.keys[..., width - cuts[0] - kept : width - cuts[0], :]
+                layer.values = layer.values[..., width - cuts[0] - kept : width - cuts[0], :]
+            else:
+                ends = width - torch.tensor(cuts, device=layer.keys.device)
+                at = (ends[:, None] + torch.arange(-kept, 0, device=layer.keys.device)).clamp(min=0)
+                rows = torch.arange(len(cuts), device=layer.keys.device)[:, None]
+                layer.keys = layer.keys.transpose(1, 2)[rows, at].transpose(1, 2)
+                layer.values = layer.values.transpose(1, 2)[rows, at].transpose(1, 2)
+
+    def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
+        width = max(self.lengths)
+        chosen = torch.tensor(rows, device=self.model.device)
+        self.lengths = [self.lengths[row] for row in rows]
+        surplus = width - max(self.lengths, default=0)
+        for layer in self._own_layers():
+            layer.keys, layer.values = layer.keys[chosen, :, surplus:], layer.values[chosen, :, surplus:]
+        if self.encoder_mask is not None:
+            self.encoder_mask = self.encoder_mask[chosen]
+            self.encoded.last_hidden_state = self.encoded.last_hidden_state[chosen]
+            for layer in self.store.cross_attention_cache.layers:
+                layer.keys, layer.values = layer.keys[chosen], layer.values[chosen]
+
+    def _own_layers(self) -> list[Any]:
+        from transformers.cache_utils import DynamicLayer
+
+        layers: list[Any] = (self.store if self.encoded is None else self.store.self_attention_cache).layers
+        if any(type(layer) is not DynamicLayer for layer in layers):
+            kind = self.model.network.config.model_type
+            raise UserError(f"{kind} keeps a state that cannot be cropped", remedy="use a model with full attention")
+        return layers
+
+
+def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> HubModel:
+    """Read any language model that ``transformers`` knows; ``UserError`` says why not. Code in the folder is never run."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers.utils import logging
+
+    weight_files(Path(folder))
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        network, report = kind.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except SafetensorError as error:
+        raise UserError(f"damaged weights: {error}", file=folder, remedy="fetch or make the model again") from None
+    except (ValueError, RuntimeError, OSError, KeyError) as error:
+        what = str(error).strip().splitlines()[0]
+        raise UserError(f"not a model that can be read: {what}", file=folder, remedy="use another model") from None
+    wrong = [*report["missing_keys"], *report["mismatched_keys"]]
+    if wrong:
+        raise UserError(f"no usable weight {wrong[0]!r}", file=folder, remedy="fetch or make the model again")
+    vocab_size = int(network.get_output_embeddings().weight.shape[0])
+    if (Path(folder) / "tokenizer.json").is_file():  # a vocabulary padded to a round size is cut to the tokenizer's
+        vocab_size = min(vocab_size, load_tokenizer(folder).vocab_size)
+    return HubModel(network.to(device or torch.device("cpu")).eval(), vocab_size)

@@ -1,0 +1,389 @@
+"""Our own Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU; small, differentiable, with a static cache.
+
+It exists because the models of this project are small: importing the Llama of ``transformers`` costs about 4 s a process and
+its forward is several times slower at a few million parameters. The logits are the same to 1e-5 (``tests/test_llama.py``), and
+files have the Hugging Face names and layout, so ``save`` makes a folder that transformers, vLLM and llama.cpp's converter read.
+
+In memory three things differ from the files. Query, key and value are one matrix, as are gate and up: fewer, larger products.
+The rows of query and key are reordered so that a rotary pair lies side by side: a rotation is then one complex product.
+For training on a CPU, wrap the forward in ``torch.autocast("cpu", torch.bfloat16)``: matrix products run in bfloat16 over float32
+masters, the residual stream stays in float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Complex, Float, Int
+from torch import Tensor, nn
+
+from draftlab.errors import UserError
+from draftlab.models.batching import STEP, pad_requests
+from draftlab.models.weights import read_weights, write_model
+from draftlab.records import atomic_dir, read_json
+
+Attention = Callable[
+    [Float[Tensor, "batch new heads dim"], Float[Tensor, "batch new kv dim"], Float[Tensor, "batch new kv dim"]],
+    Float[Tensor, "batch new width"],
+]
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The fields of a Hugging Face Llama config that matter, under their own names."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int
+    head_dim: int = 0  # 0: hidden_size / num_attention_heads
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    pad_token_id: int | None = 0
+
+    def __post_init__(self) -> None:
+        if not self.head_dim:
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
+            raise UserError(
+                f"{self.num_attention_heads} heads of size {self.head_dim} over {self.num_key_value_heads} key-value heads",
+                remedy="use an even head size, and a number of heads that the key-value heads divide",
+            )
+
+
+class Layer(nn.Module):
+    """The weights of one layer; ``_block`` says what they do."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        width, dim, inner = config.hidden_size, config.head_dim, config.intermediate_size
+        heads, kv = config.num_attention_heads, config.num_key_value_heads
+        self.input_norm = nn.Parameter(torch.ones(width))
+        self.qkv = nn.Parameter(torch.empty((heads + 2 * kv) * dim, width))
+        self.output = nn.Parameter(torch.empty(width, heads * dim))
+        self.mlp_norm = nn.Parameter(torch.ones(width))
+        self.gate_up = nn.Parameter(torch.empty(2 * inner, width))
+        self.down = nn.Parameter(torch.empty(width, inner))
+
+
+class Llama(nn.Module):
+    """A Llama language model; ``LanguageModel`` says what the public methods mean."""
+
+    def __init__(self, config: LlamaConfig, device: torch.device | None = None) -> None:
+        super().__init__()
+        self.config = config
+        with torch.device(device or "cpu"):
+            self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+            layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+            self.layers = cast("list[Layer]", layers)
+            self.norm = nn.Parameter(torch.ones(config.hidden_size))
+            if not config.tie_word_embeddings:
+                self.head = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def context_len(self) -> int:
+        return self.config.max_position_embeddings
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.device
+
+    @property
+    def vocab_weight(self) -> Float[Tensor, "vocab width"]:
+        return self.embed if self.config.tie_word_embeddings else self.head
+
+    def initialise(self, generator: torch.Generator) -> Llama:
+        """Draw fresh weights: normal, 0.02; projections onto the residual stream scaled by 1/sqrt(2 layers)."""
+        shrink = (2 * self.config.num_hidden_layers) ** -0.5
+        for name, weight in self.named_parameters():
+            if weight.ndim == 2:
+                std = 0.02 * (shrink if name.endswith(("output", "down")) else 1.0)
+                nn.init.normal_(weight, std=std, generator=generator)
+        return self
+
+    def forward(
+        self, tokens: Int[Tensor, "batch len"], positions: Int[Tensor, " chosen"] | None = None
+    ) -> Float[Tensor, "*chosen vocab"]:
+        """Logits that follow each token; with ``positions`` (into the flattened batch x len) only those are projected.
+
+        Rows are padded on the right; attention is causal, so padding changes no logits before it.
+        """
+        config = self.config
+        rotations = _rotations(config, self.device)[: tokens.shape[1], None]
+        hidden = F.embedding(tokens, self.embed)
+        for layer in self.layers:
+            hidden = _block(hidden, layer, rotations, config, _causal_attention)
+        if positions is not None:
+            hidden = hidden.flatten(0, 1)[positions]
+        return F.linear(F.rms_norm(hidden, self.norm.shape, self.norm, config.rms_norm_eps), self.vocab_weight)
+
+    def answer_logits(
+        self,
+        prompts: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        where: Int[Tensor, " chosen"] | None = None,
+    ) -> Float[Tensor, "positions vocab"]:
+        tokens, positions = pad_requests(prompts, answers, self.context_len)
+        positions = positions if where is None else positions[where.to(positions.device)]
+        return self.forward(tokens.to(self.device), positions.to(self.device))
+
+    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LlamaCache, Int[Tensor, " batch"]]:
+        tokens, _ = pad_requests(prompts, [[]] * len(prompts), self.context_len)
+        cache = LlamaCache(self, len(prompts), max(map(len, prompts)) + max(room, STEP))
+        if tokens.shape[1]:
+            cache.read(tokens.to(self.device))
+        cache.crop([len(prompt) - 1 for prompt in prompts])
+        return cache, torch.tensor([prompt[-1] for prompt in prompts], device=self.device)
+
+    def save(self, folder: Path | str) -> None:
+        config = dataclasses.asdict(self.config) | {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "rope_parameters": {"rope_theta": self.config.rope_theta, "rope_type": "default"},
+            "dtype": str(self.embed.dtype).removeprefix("torch."),
+        }
+        with atomic_dir(folder) as temporary:
+            write_model(temporary, config, self._hub_tensors())
+
+    def _hub_tensors(self) -> dict[str, Tensor]:
+        """The weights under their Hugging Face names; ``_from_hub`` is the inverse."""
+        config = self.config
+        heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        tensors: dict[str, Tensor] = {"model.embed_tokens.weight": self.embed, "model.norm.weight": self.norm}
+        if not config.tie_word_embeddings:
+            tensors["lm_head.weight"] = self.head
+        for number, layer in enumerate(self.layers):
+            query, key, value = layer.qkv.split([heads * dim, kv * dim, kv * dim])
+            gate, up = layer.gate_up.chunk(2)
+            parts = {
+                "input_layernorm": layer.input_norm,
+                "self_attn.q_proj": _apart(query, dim),
+                "self_attn.k_proj": _apart(key, dim),
+                "self_attn.v_proj": value,
+                "self_attn.o_proj": layer.output,
+                "post_attention_layernorm": layer.mlp_norm,
+                "mlp.gate_proj": gate,
+                "mlp.up_proj": up,
+                "mlp.down_proj": layer.down,
+            }
+            tensors |= {f"model.layers.{number}.{name}.weight": tensor for name, tensor in parts.items()}
+        return tensors
+
+
+class LlamaCache:
+    """Keys and values of a batch in one preallocated tensor; a row is cropped by forgetting its length.
+
+    What lies beyond a row's length is masked, then overwritten. While all rows are equally long (a batch of one, always), reads and
+    writes are slices; otherwise writes are scattered and the mask differs by row.
+    """
+
+    def __init__(self, model: Llama, batch: int, capacity: int) -> None:
+        config = model.config
+        self.model, self.capacity = model, capacity
+        self.lengths = [0] * batch
+        shape = (config.num_hidden_layers, 2, batch, capacity, config.num_key_value_heads, config.head_dim)
+        self.store = torch.zeros(shape, dtype=model.embed.dtype, device=model.device)
+        self.rotations = _rotations(config, model.device)
+
+    def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
+        model, hidden = self.model, self.read(tokens)
+        hidden = F.rms_norm(hidden, model.norm.shape, model.norm, model.config.rms_norm_eps)
+        return F.linear(hidden, model.vocab_weight)
+
+    def read(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new width"]:
+        """Append tokens without projecting on the vocabulary. A row may run past the context, where its logits mean nothing,
+        beside rows that do not: the caller forgets those tokens."""
+        model, config, new = self.model, self.model.config, tokens.shape[1]
+        low, end = min(self.lengths), max(self.lengths) + new
+        if low + new == end:
+            slots: Any = slice(low, end)
+            rotations = self.rotations[low:end, None]
+            mask = None if new == 1 or low == 0 else _causal_mask(new, self.store.dtype, self.store.device, end)
+        else:
+            starts = torch.tensor(self.lengths, device=tokens.device)
+            at = starts[:, None] + torch.arange(new, device=tokens.device)
+            slots = at
+            rotations = self.rotations[at.clamp(max=len(self.rotations) - 1)][:, :, None]
+            hidden_keys = torch.arange(end, device=tokens.device) > at[:, None, :, None]
+            mask = torch.zeros(hidden_keys.shape, dtype=self.store.dtype, device=tokens.device).masked_fill_(
+                hidden_keys, -torch.inf
+            )
+        hidden = F.embedding(tokens, model.embed)
+        for number, layer in enumerate(model.layers):
+            attention = functools.partial(self._attention, number, slots, end, mask)
+            hidden = _block(hidden, layer, rotations, config, attention)
+        self.lengths = [length + new for length in self.lengths]
+        return hidden
+
+    def _attention(
+        self, number: int, slots: Any, end: int, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
+        keys, values = self.store[number]
+        if isinstance(slots, slice):
+            keys[:, slots] = key
+            values[:, slots] = value
+        else:
+            rows = torch.arange(len(slots), device=slots.device)[:, None]
+            keys[rows, slots] = key
+            values[rows, slots] = value
+        mixed = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            keys[:, :end].transpose(1, 2),
+            values[:, :end].transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None and query.shape[1] > 1,
+            enable_gqa=True,
+        )
+        return mixed.transpose(1, 2).flatten(2)
+
+    def crop(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
+
+    def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
+        lengths = [self.lengths[row] for row in rows]
+        start, end = (min(since) if since else 0), max(lengths, default=0)
+        chosen = self.store[:, :, torch.tensor(rows, device=self.store.device), start:end]
+        if len(rows) != len(self.lengths):
+            if start:
+                raise ValueError("since needs as many rows as there are")
+            layers, two, _, capacity, kv, dim = self.store.shape
+            self.store = self.store.new_zeros(layers, two, len(rows), capacity, kv, dim)
+        self.store[:, :, :, start:end] = chosen
+        self.lengths = lengths
+
+
+def _block(
+    hidden: Float[Tensor, "batch new width"],
+    layer: Layer,
+    rotations: Complex[Tensor, "*batch new 1 half"],
+    config: LlamaConfig,
+    attention: Attention,
+) -> Float[Tensor, "batch new width"]:
+    """One pre-norm layer: attention, then SwiGLU, each added to the residual stream."""
+    heads, kv, eps = config.num_attention_heads, config.num_key_value_heads, config.rms_norm_eps
+    qkv = F.linear(F.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps), layer.qkv)
+    qkv = qkv.view(*qkv.shape[:-1], -1, config.head_dim)
+    rotated = _rotate(qkv[..., : heads + kv, :], rotations)
+    mixed = attention(rotated[..., :heads, :], rotated[..., heads:, :], qkv[..., heads + kv :, :])
+    hidden = hidden + F.linear(mixed, layer.output)
+    gate, up = F.linear(F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps), layer.gate_up).chunk(2, -1)
+    return hidden + F.linear(F.silu(gate) * up, layer.down)
+
+
+def _causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    mixed = F.scaled_dot_product_attention(
+        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), is_causal=True, enable_gqa=True
+    )
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def _rotate(pairs: Float[Tensor, "*rows dim"], rotations: Complex[Tensor, "*rows half"]) -> Float[Tensor, "*rows dim"]:
+    turned = torch.view_as_complex(pairs.float().view(*pairs.shape[:-1], -1, 2)) * rotations
+    return torch.view_as_real(turned).flatten(-2).to(pairs.dtype)
+
+
+@functools.cache
+def _rotations(config: LlamaConfig, device: torch.device) -> Complex[Tensor, "context half"]:
+    """exp(i position theta^(-2j/dim)), in float64 until the end."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    angles = torch.outer(
+        torch.arange(config.max_position_embeddings, dtype=torch.float64), config.rope_theta**-exponents
+    )
+    return torch.polar(torch.ones_like(angles), angles).to(device, torch.complex64)
+
+
+def _causal_mask(new: int, dtype: torch.dtype, device: torch.device, end: int) -> Float[Tensor, "new end"]:
+    """0 where the last ``new`` of ``end`` tokens may look, -inf where not."""
+    room = 1 << (end - 1).bit_length()  # few distinct tables, of which a slice serves
+    return _mask_table(new, room, dtype, device)[:, room - end :]
+
+
+@functools.lru_cache(maxsize=64)
+def _mask_table(new: int, room: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "new room"]:
+    return torch.full((new, room), -torch.inf, dtype=dtype, device=device).triu(room - new + 1)
+
+
+def _together(weight: Float[Tensor, "rows width"], dim: int) -> Float[Tensor, "rows width"]:
+    """Reorder the rows of each head so that the two halves that a rotation mixes lie side by side."""
+    return weight.view(-1, 2, dim // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def _apart(weight: Float[Tensor, "rows width"], dim: int) -> Float[Tensor, "rows width"]:
+    return weight.view(-1, dim // 2, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def can_read(config: Mapping[str, Any]) -> bool:
+    """Whether ``load`` reads this config: a plain Llama without biases, scaled positions or a foreign activation."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return (
+        config.get("architectures") == ["LlamaForCausalLM"]
+        and rope.get("rope_type", rope.get("type", "default")) == "default"
+        and config.get("hidden_act", "silu") == "silu"
+        and not config.get("attention_bias")
+        and not config.get("mlp_bias")
+        and not config.get("quantization_config")
+    )
+
+
+def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Llama:
+    """Read a ``LlamaForCausalLM`` folder; ``UserError`` names what is missing, damaged or of another shape."""
+    folder = Path(folder)
+    fields = read_json(folder / "config.json")
+    rope = fields.get("rope_parameters") or {}
+    fields = {
+        "rope_theta": rope.get("rope_theta", 10000.0),
+        "num_key_value_heads": fields["num_attention_heads"],
+    } | fields
+    names = {field.name for field in dataclasses.fields(LlamaConfig)}
+    config = LlamaConfig(**{name: value for name, value in fields.items() if name in names and value is not None})
+    model = Llama(config, torch.device("meta"))
+    tensors = read_weights(folder, device or torch.device("cpu"))
+    try:
+        state = _from_hub(config, tensors)
+        model.load_state_dict({name: tensor.to(dtype) for name, tensor in state.items()}, assign=True)
+    except KeyError as error:
+        raise UserError(f"no weight {error}", file=folder, remedy="fetch or make the model again") from None
+    except RuntimeError as error:
+        what = str(error).splitlines()[-1].strip()
+        raise UserError(
+            f"weights that do not fit config.json: {what}", file=folder, remedy="fetch the model again"
+        ) from None
+    return model.requires_grad_(True)
+
+
+def _from_hub(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    state = {"embed": tensors["model.embed_tokens.weight"], "norm": tensors["model.norm.weight"]}
+    if not config.tie_word_embeddings:
+        state["head"] = tensors["lm_head.weight"]
+    for number in range(config.num_hidden_layers):
+        part = functools.partial("model.layers.{}.{}.weight".format, number)
+        query, key = (_together(tensors[part(f"self_attn.{name}_proj")], config.head_dim) for name in "qk")
+        state |= {
+            f"layers.{number}.input_norm": tensors[part("input_layernorm")],
+            f"layers.{number}.qkv": torch.cat([query, key, tensors[part("self_attn.v_proj")]]),
+            f"layers.{number}.output": tensors[part("self_attn.o_proj")],
+            f"layers.{number}.mlp_norm": tensors[part("post_attention_layernorm")],
+            f"layers.{number}.gate_up": torch.cat([tensors[part("mlp.gate_proj")], tensors[part("mlp.up_proj")]]),
+            f"layers.{number}.down": tensors[part("mlp.down_proj")],
+        }
+    return state

@@ -1,0 +1,117 @@
+"""Text to token ids and back: a tokenizer of a model folder, prompt templates, and the byte-level BPE that we train."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from draftlab.errors import UserError
+from draftlab.records import read_json
+
+TEMPLATES = {"vicuna_v1.1": "USER: {text} ASSISTANT:", "plain": "{text}"}
+SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A ``tokenizers`` tokenizer with the ids that end an answer."""
+
+    backend: tokenizers.Tokenizer
+    eos_ids: tuple[int, ...]
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, added ones included."""
+        return int(self.backend.get_vocab_size())
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text`` alone: no bos, and nothing in the text becomes a special token."""
+        return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_prompt(self, text: str, template: str = "vicuna_v1.1") -> list[int]:
+        """Ids of a user's ``text`` in a template of ``TEMPLATES``, with the specials the model's own convention adds
+        (bos for Llama, eos for T5). ``</s>`` in the text stays text."""
+        if template not in TEMPLATES:
+            raise UserError(f"unknown prompt template {template!r}", remedy=f"use one of {', '.join(TEMPLATES)}")
+        return list(self.backend.encode(TEMPLATES[template].format(text=text)).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids without special tokens."""
+        return str(self.backend.decode(list(ids), skip_special_tokens=True))
+
+    def save(self, folder: Path | str) -> None:
+        """Write tokenizer.json and tokenizer_config.json into an existing model folder."""
+        folder = Path(folder)
+        text_mode, self.backend.encode_special_tokens = self.backend.encode_special_tokens, False
+        try:
+            self.backend.save(str(folder / "tokenizer.json"))
+        finally:
+            self.backend.encode_special_tokens = text_mode
+        names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+        config: dict[str, Any] = {
+            key: name for key, name in names.items() if self.backend.token_to_id(name) is not None
+        }
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
+def load_tokenizer(folder: Path | str) -> Tokenizer:
+    """Read tokenizer.json of a model folder, and the end-of-text ids from generation_config.json or config.json."""
+    file = Path(folder) / "tokenizer.json"
+    if not file.is_file():
+        raise UserError("no tokenizer.json", file=folder, remedy="use a model folder that has one")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception for every parse error
+        raise UserError(f"not a tokenizer: {error}", file=file, remedy="fetch or make the model again") from None
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True  # user text never becomes a special token
+    return Tokenizer(backend, _eos_ids(Path(folder)))
+
+
+def _eos_ids(folder: Path) -> tuple[int, ...]:
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            found = read_json(folder / name).get("eos_token_id")
+            if found is not None:
+                return tuple(found) if isinstance(found, list) else (int(found),)
+    raise UserError("no eos_token_id", file=folder / "config.json", remedy="add it: answers must be able to end")
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
+    """Train a byte-level BPE on ``texts``: special tokens ``SPECIALS`` with ids 0 to 3, bos first."""
+    backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    # Plain GPT-2 splitting, nothing more: llama.cpp's tokenizer "gpt-2" then reads text exactly as we do.
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size < len(alphabet) + len(SPECIALS):
+        raise UserError(f"vocab_size {vocab_size} is too small", remedy=f"use {len(alphabet) + len(SPECIALS)} or more")
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", SPECIALS.index("<s>"))]
+    )
+    backend.encode_special_tokens = True
+    return Tokenizer(backend, eos_ids=(SPECIALS.index("</s>"),))
+
+
+def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
+    """``UserError`` unless both map the same strings to the same ids: the verifier compares ids."""
+    ours, theirs = (tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in (target, draft))
+    if ours != theirs:
+        name = min(token for token, _ in ours.items() ^ theirs.items())
+        raise UserError(
+            f"target and draft have different vocabularies ({len(ours)} and {len(theirs)} tokens; "
+            f"{name!r} is {ours.get(name)} in one and {theirs.get(name)} in the other)",
+            remedy="use two models that share a tokenizer",
+        )

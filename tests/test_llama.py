@@ -1,0 +1,201 @@
+"""Our Llama against the one of transformers, its cache against its own whole-sequence forward, and its files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftlab.errors import UserError
+from draftlab.models import load_model
+from draftlab.models.llama import Llama, LlamaConfig
+
+SMALL = LlamaConfig(
+    vocab_size=97,
+    hidden_size=24,
+    intermediate_size=40,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    head_dim=8,
+    tie_word_embeddings=False,
+)
+PROMPTS = [[1, 5, 9], [1, 7], [1, 30, 31, 32, 33, 34, 35]]
+ANSWERS = [[4, 6, 2], [8], [11, 12, 13, 14, 2]]
+
+
+@pytest.fixture
+def model() -> Llama:
+    fresh = Llama(SMALL).initialise(torch.Generator().manual_seed(0))
+    with torch.no_grad():  # larger than an initialisation: attention is far from uniform
+        for weight in fresh.parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
+    return fresh
+
+
+def hub_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    transformers = pytest.importorskip("transformers")
+    with torch.no_grad():
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(tokens).logits
+
+
+def test_saved_folder_gives_the_same_logits_in_transformers(model: Llama, tmp_path: Path) -> None:
+    model.save(tmp_path / "model")
+    tokens = torch.randint(0, SMALL.vocab_size, (2, 50), generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(model(tokens), hub_logits(tmp_path / "model", tokens), atol=1e-5, rtol=1e-5)
+
+
+def test_real_model_gives_the_same_logits_as_transformers(shared: Path) -> None:
+    folder = shared / "models/stories260K/hf"
+    tokens = torch.randint(0, 512, (2, 100), generator=torch.Generator().manual_seed(2))
+    ours = load_model(folder)
+    assert isinstance(ours, Llama)
+    torch.testing.assert_close(ours(tokens), hub_logits(folder, tokens), atol=1e-5, rtol=1e-5)
+
+
+def test_save_then_load_keeps_every_weight(model: Llama, tmp_path: Path) -> None:
+    model.save(tmp_path / "model")
+    again = load_model(tmp_path / "model")
+    assert isinstance(again, Llama)
+    assert again.config == model.config
+    for (name, weight), (other_name, other) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+        assert name == other_name
+        assert torch.equal(weight, other)
+
+
+def test_sharded_weights_are_read(model: Llama, tmp_path: Path) -> None:
+    model.save(tmp_path / "model")
+    tensors = load_file(tmp_path / "model/model.safetensors")
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in shards.items():
+        save_file({name: tensors[name] for name in part}, tmp_path / "model" / file)
+    index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
+    (tmp_path / "model/model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model/model.safetensors").unlink()
+    again = load_model(tmp_path / "model")
+    assert torch.equal(again.answer_logits(PROMPTS, ANSWERS), model.answer_logits(PROMPTS, ANSWERS))
+    (tmp_path / "model/b.safetensors").unlink()
+    with pytest.raises(UserError, match=r"b\.safetensors: a part of the weights is missing"):
+        load_model(tmp_path / "model")
+
+
+def test_answer_logits_are_those_of_each_request_alone(model: Llama) -> None:
+    together = model.answer_logits(PROMPTS, ANSWERS)
+    alone = []
+    for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
+        logits = model(torch.tensor([prompt + answer]))[0]
+        alone.append(logits[len(prompt) - 1 : -1])
+    torch.testing.assert_close(together, torch.cat(alone))
+    where = torch.tensor([0, 3, 8])
+    torch.testing.assert_close(model.answer_logits(PROMPTS, ANSWERS, where), together[where])
+
+
+def test_answer_logits_are_differentiable_in_every_weight(model: Llama) -> None:
+    model.answer_logits(PROMPTS, ANSWERS).logsumexp(-1).sum().backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.abs().sum() > 0, name
+
+
+@torch.inference_mode()
+def test_cache_equals_the_whole_sequence(model: Llama) -> None:
+    """Ragged rows, chunks of one and of several tokens, a crop in between, rows copied and dropped."""
+    sequences = [prompt + answer + [3, 5, 7, 9] for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
+    whole = [model(torch.tensor([sequence]))[0] for sequence in sequences]
+    cache, following = model.prefill(PROMPTS, room=16)
+    assert cache.lengths == [2, 1, 6]
+    assert following.tolist() == [9, 7, 35]
+    cache.extend(torch.full((3, 4), 50))  # wrong guesses, to be forgotten
+    cache.crop([2, 1, 6])
+    for new in (1, 2, 1):
+        tokens = torch.tensor([s[at : at + new] for s, at in zip(sequences, cache.lengths, strict=True)])
+        starts = cache.lengths
+        logits = cache.extend(tokens)
+        for row, start in enumerate(starts):
+            torch.testing.assert_close(logits[row], whole[row][start : start + new], atol=1e-5, rtol=1e-5)
+    cache.crop([4, 3, 8])
+    cache.take([2, 0])
+    assert cache.lengths == [8, 4]
+    logits = cache.extend(torch.tensor([[sequences[2][8]], [sequences[0][4]]]))
+    torch.testing.assert_close(logits[:, 0], torch.stack([whole[2][8], whole[0][4]]), atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_take_copies_the_tail_of_the_winner(model: Llama) -> None:
+    prompt, guesses = [1, 4, 6, 8], [[10, 11, 12], [20, 21, 22]]
+    cache, _ = model.prefill([prompt] * 2, room=16)
+    cache.extend(torch.tensor([[8, *guess] for guess in guesses]))
+    cache.take([1, 1], since=[3, 3])
+    cache.crop([6, 6])
+    expected = model(torch.tensor([[*prompt, 20, 21, 33]]))[0, -1]
+    for logits in cache.extend(torch.tensor([[33], [33]])):
+        torch.testing.assert_close(logits[0], expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_row_may_run_past_the_context_beside_one_that_does_not(model: Llama) -> None:
+    long, short = [5] * 63, [1, 2]
+    cache, following = model.prefill([long, short], room=4)
+    logits = cache.extend(torch.stack([following, torch.tensor([1, 3]), torch.tensor([1, 4])], dim=1))
+    torch.testing.assert_close(logits[1], model(torch.tensor([[1, 2, 3, 4]]))[0, 1:], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "answers", "message"),
+    [([[1], []], [[2], [2]], "request 1 has an empty prompt"), ([[1] * 40], [[2] * 25], "request 0 has 65 tokens")],
+)
+def test_requests_that_do_not_fit_are_refused(
+    model: Llama, prompts: list[list[int]], answers: list[list[int]], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        model.answer_logits(prompts, answers)
+
+
+def break_weights(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def pickle_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def drop_weight(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def widen_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 98}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (break_weights, r"model\.safetensors: damaged weights"),
+        (pickle_weights, r"only pickled weights \(pytorch_model.bin\)"),
+        (drop_weight, r"no weight 'model\.layers\.1\.mlp\.up_proj\.weight'"),
+        (widen_config, r"weights that do not fit config\.json: size mismatch"),
+        (shutil.rmtree, r"config\.json: no such file"),
+    ],
+)
+def test_damaged_folders_are_refused(model: Llama, tmp_path: Path, damage: object, message: str) -> None:
+    model.save(tmp_path / "model")
+    damage(tmp_path / "model")  # type: ignore[operator]
+    with pytest.raises(UserError, match=message):
+        load_model(tmp_path / "model")
+
+
+def test_device_that_is_not_there_is_refused(shared: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(UserError, match="no GPU"):
+        load_model(shared / "models/stories260K/hf", device="cuda")
