@@ -103,7 +103,6 @@ class Training(Settings):
 class Offline(Training):
     """Distil a draft on recorded answers, then measure it on the held-out requests."""
 
-    stage: Literal["offline"] = "offline"
     sample_source: SampleSource
     loss: Loss
     epochs: int = Field(ge=0)
@@ -113,7 +112,6 @@ class Offline(Training):
 class Online(Training):
     """Serve the stream in order; alpha of a request is measured before the update that uses it (OSD, Algorithm 1)."""
 
-    stage: Literal["online"] = "online"
     method: Literal["online", "static", "static_10", "static_10_fair", "offline"]
     loss: Loss = "forward_kl"
     loss_positions: LossPositions = "rejected"
@@ -123,7 +121,6 @@ class Online(Training):
 class SpeedupTheory(Settings):
     """Eq. 1 of OSD over a grid (Fig. 8)."""
 
-    stage: Literal["speedup_theory"] = "speedup_theory"
     curves: list[tuple[int, float]]
     alphas: list[float]
 
@@ -131,7 +128,6 @@ class SpeedupTheory(Settings):
 class LatencyAlpha(Settings):
     """Measured ms/token of llama.cpp at controlled acceptance (OSD, Tables 2 and 7)."""
 
-    stage: Literal["latency_alpha"] = "latency_alpha"
     alpha: list[float]
     draft_len: list[int]
     inflated_layers: int
@@ -146,7 +142,6 @@ class LatencyAlpha(Settings):
 class Region(Settings):
     """Acceptance over the toy simplex of MDSS Fig. 2, exactly."""
 
-    stage: Literal["region"] = "region"
     num_drafts: list[int]
     points: int = Field(gt=1)
 
@@ -154,19 +149,17 @@ class Region(Settings):
 class Acceptance(Settings):
     """Acceptance of multi-draft schemes on recorded probability pairs (MDSS Table 2)."""
 
-    stage: Literal["acceptance"] = "acceptance"
     dataset: Dataset
     schemes: list[str]
     num_drafts: list[int]
     draft_temperature: list[float]
     target_temperature: float = 1.0
     top_k: int | None = None
-    top_p: float | None = None
+    top_p: float = 1.0
     lp_threshold: int = 5
     positions: int = Field(gt=0)
 
 
-Stage = Offline | Online | SpeedupTheory | LatencyAlpha | Region | Acceptance
 STAGES: dict[str, type[Settings]] = {
     "offline": Offline,
     "online": Online,
@@ -353,7 +346,7 @@ def _wanted(choice: str, every: Mapping[str, Experiment]) -> list[str]:
 def flags(settings: Settings, **paths: Any) -> list[str]:
     """``--name value`` words of every setting; a list becomes several words, ``None`` is left out."""
     words: list[str] = []
-    for key, value in itertools.chain(settings.model_dump(exclude={"stage"}).items(), paths.items()):
+    for key, value in itertools.chain(settings.model_dump().items(), paths.items()):
         name = f"--{key.replace('_', '-')}"
         if value is None:
             continue
