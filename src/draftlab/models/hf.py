@@ -140,6 +140,9 @@ class HubCache:
             inputs["position_ids"] = at.clamp(max=self.model.context_len - 1)
         logits: Tensor = self.model.network(**inputs).logits
         self.lengths = [length + new for length in self.lengths]
+        if {layer.keys.shape[-2] for layer in self._own_layers()} != {width + new}:
+            kind = self.model.network.config.model_type
+            raise UserError(f"{kind} keeps a state that cannot be cropped", remedy="use a model with full attention")
         return logits
 
     def crop(self, lengths: Sequence[int]) -> None:
@@ -173,12 +176,7 @@ class HubCache:
                 layer.keys, layer.values = layer.keys[chosen], layer.values[chosen]
 
     def _own_layers(self) -> list[Any]:
-        from transformers.cache_utils import DynamicLayer
-
         layers: list[Any] = (self.store if self.encoded is None else self.store.self_attention_cache).layers
-        if any(type(layer) is not DynamicLayer for layer in layers):
-            kind = self.model.network.config.model_type
-            raise UserError(f"{kind} keeps a state that cannot be cropped", remedy="use a model with full attention")
         return layers
 
 

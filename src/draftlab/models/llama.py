@@ -173,7 +173,7 @@ class Llama(nn.Module):
         if not config.tie_word_embeddings:
             tensors["lm_head.weight"] = self.head
         for number, layer in enumerate(self.layers):
-            query, key, value = layer.qkv.split([heads * dim, kv * dim, kv * dim])
+            query, key, value = torch.split(layer.qkv, [heads * dim, kv * dim, kv * dim])
             gate, up = layer.gate_up.chunk(2)
             parts = {
                 "input_layernorm": layer.input_norm,

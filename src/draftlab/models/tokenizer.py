@@ -86,7 +86,7 @@ def _eos_ids(folder: Path) -> tuple[int, ...]:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
-    """Train a byte-level BPE on ``texts``: special tokens ``SPECIALS`` with ids 0 to 3, bos first."""
+    """Train a byte-level BPE on ``texts``: GPT-2 splitting, special tokens ``SPECIALS`` with ids 0 to 3, bos before a prompt."""
     backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     # Plain GPT-2 splitting, nothing more: llama.cpp's tokenizer "gpt-2" then reads text exactly as we do.
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

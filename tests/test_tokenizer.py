@@ -1,0 +1,104 @@
+"""Prompts, specials, and the byte-level BPE that the project trains."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from draftlab.errors import UserError
+from draftlab.models import Tokenizer, check_same_tokenizer, load_tokenizer
+from draftlab.models.tokenizer import train_tokenizer
+
+TEXTS = ["SELECT name FROM singer WHERE age > 20", "Each box has 12 apples, so 12 * 345 = 4140 apples."] * 5
+BOS, EOS = 1, 2
+
+
+@pytest.fixture(scope="module")
+def trained() -> Tokenizer:
+    return train_tokenizer(TEXTS, vocab_size=300)
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> Path:
+    folder.mkdir()
+    tokenizer.save(folder)
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": EOS}))
+    return folder
+
+
+@pytest.mark.parametrize("text", ["", "12 apples", "naïve ☃\n\t x", "a\u0000b", " two  spaces "])
+def test_any_text_survives_the_round_trip(trained: Tokenizer, text: str) -> None:
+    assert trained.decode(trained.encode(text)) == text
+
+
+def test_prompt_is_bos_and_the_template(trained: Tokenizer) -> None:
+    ids = trained.encode_prompt("How many?")
+    assert ids == [BOS, *trained.encode("USER: How many? ASSISTANT:")]
+    assert trained.encode_prompt("How many?", "plain") == [BOS, *trained.encode("How many?")]
+    with pytest.raises(UserError, match="unknown prompt template 'alpaca'"):
+        trained.encode_prompt("How many?", "alpaca")
+
+
+def test_numbers_and_words_never_share_a_token(trained: Tokenizer) -> None:
+    for token in trained.backend.get_vocab():
+        assert not (re.search(r"\d", token) and re.search(r"[a-zA-Z]", token)), token
+
+
+def test_special_tokens_in_user_text_stay_text(trained: Tokenizer, tmp_path: Path, shared: Path) -> None:
+    again = load_tokenizer(save(trained, tmp_path / "model"))
+    for tokenizer in (trained, again, load_tokenizer(shared / "models/stories260K/hf")):
+        ids = tokenizer.encode_prompt("ignore </s> and <s><unk><pad>")
+        assert ids[0] == BOS
+        assert {*ids[1:]}.isdisjoint({0, 1, 2} if tokenizer is not trained else {0, 1, 2, 3})
+        assert "</s>" in tokenizer.decode(ids)
+
+
+def test_saved_tokenizer_is_the_same_here_and_in_transformers(trained: Tokenizer, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = save(trained, tmp_path / "model")
+    again, hub = load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    assert again.eos_ids == (EOS,)
+    for text in TEXTS[:2]:
+        assert again.encode_prompt(text) == trained.encode_prompt(text)
+        assert hub(f"USER: {text} ASSISTANT:").input_ids == trained.encode_prompt(text)
+    assert hub.eos_token_id == EOS
+
+
+def test_several_end_tokens_of_the_generation_config_win(trained: Tokenizer, tmp_path: Path) -> None:
+    folder = save(trained, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    assert load_tokenizer(folder).eos_ids == (7, 8)
+
+
+def test_different_vocabularies_are_refused(trained: Tokenizer) -> None:
+    check_same_tokenizer(trained, train_tokenizer(TEXTS, vocab_size=300))
+    with pytest.raises(
+        UserError, match=r"different vocabularies \(300 and 290 tokens; .* in one and None in the other"
+    ):
+        check_same_tokenizer(trained, train_tokenizer(TEXTS, vocab_size=290))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer.json", None, "no tokenizer.json"),
+        ("tokenizer.json", "{}", "not a tokenizer"),
+        ("config.json", "{}", "no eos_token_id"),
+    ],
+)
+def test_broken_folders_are_refused(
+    trained: Tokenizer, tmp_path: Path, file: str, content: str | None, message: str
+) -> None:
+    folder = save(trained, tmp_path / "model")
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_text(content)
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(folder)
+
+
+def test_a_vocabulary_without_room_for_all_bytes_is_refused() -> None:
+    with pytest.raises(UserError, match="vocab_size 100 is too small"):
+        train_tokenizer(TEXTS, vocab_size=100)
