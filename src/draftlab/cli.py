@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 
@@ -19,6 +19,51 @@ from draftlab.errors import UserError
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.arg(name="")]
 """The settings of a stage, each a flag of its own."""
+
+
+# --- data --------------------------------------------------------------------------------------------------------
+
+
+def data_fetch(
+    *,
+    dataset: str,
+    split: Literal["train", "eval"],
+    source: Literal["generator", "raw", "hub"] = "generator",
+    raw: Path | None = None,
+    rows: int = 0,
+    seed: int = 0,
+    out: Path,
+) -> None:
+    """Write the raw rows of one split of a dataset, and beside them where they come from."""
+    from draftlab.datasets import sources
+
+    sources.fetch(dataset, split, source, raw=raw, rows=rows, seed=seed, out=out)
+
+
+def data_make(
+    *,
+    dataset: str,
+    source: Literal["generator", "raw", "hub", "fetched"] = "generator",
+    raw: Path | None = None,
+    train: int = 0,
+    eval: int = 200,
+    seed: int = 0,
+    profile: Literal["clean", "osd_repo_2024"] = "clean",
+    on_bad_row: Literal["keep", "stop"] = "keep",
+    max_chars: int = 100_000,
+    out: Path,
+) -> None:
+    """Write the prompts of a dataset, its held-out prompts, its rejected rows and a summary."""
+    from draftlab.datasets import splits
+
+    options = splits.Options(train, eval, seed, profile, on_bad_row, max_chars)
+    summary = splits.make_from(dataset, source, raw=raw, out=out, options=options)
+    for split, counts in summary["counts"].items():
+        rejected = sum(counts["rejected"].values())
+        print(
+            f"{dataset} {split}: {counts['kept']} prompts of {counts['read']} rows, {rejected} rejected, "
+            f"{counts['duplicates']} duplicates, {counts['overlap']} on both sides"
+        )
 
 
 # --- models ------------------------------------------------------------------------------------------------------
@@ -82,6 +127,8 @@ def mdss_acceptance(settings: Flat[experiments.Acceptance], *, pairs: Path, out:
 
 
 VERBS: dict[str, Callable[..., None]] = {
+    "data fetch": data_fetch,
+    "data make": data_make,
     "pretrain tokenizer": pretrain_tokenizer,
     "pretrain target": pretrain_target,
     "pretrain draft": pretrain_draft,

@@ -1,0 +1,67 @@
+"""The datasets that draftlab knows, as ``workflow/datasets.csv`` lists them."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftlab.errors import UserError
+
+TABLE = Path(__file__).resolve().parents[3] / "workflow" / "datasets.csv"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One row of ``workflow/datasets.csv``.
+
+    ``train`` and ``eval`` name the hub's splits (no ``eval``: rows are held out of ``train``); ``raw_train`` and
+    ``raw_eval`` are glob patterns below a raw folder, tried in turn, apart by spaces; ``columns`` names the columns of
+    a file without a header.
+    """
+
+    name: str
+    hub_id: str
+    config: str
+    train: str
+    eval: str
+    revision: str
+    gated: str
+    licence: str
+    prompt: str
+    reference: str
+    raw_train: str
+    raw_eval: str
+    columns: str
+    citation: str
+    notes: str
+
+
+@functools.cache
+def load() -> dict[str, Dataset]:
+    """All datasets by name, in the table's order."""
+    if not TABLE.is_file():
+        raise UserError(
+            "the table of datasets is missing", file=TABLE, remedy="run draftlab from a checkout: pip install -e ."
+        )
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        rows = [Dataset(**row) for row in csv.DictReader(file)]
+    return {row.name: row for row in rows}
+
+
+def find(name: str) -> Dataset:
+    """The dataset called ``name``."""
+    table = load()
+    if name not in table:
+        raise UserError(f"unknown dataset {name!r}", remedy=f"use one of {', '.join(table)}, or a file of prompts")
+    return table[name]
+
+
+def table_markdown() -> str:
+    """The README's table of datasets."""
+    shown = ("name", "hub_id", "config", "train", "eval", "licence", "gated", "prompt", "reference")
+    lines = ["| " + " | ".join(shown) + " |", "|" + "---|" * len(shown)]
+    for row in load().values():
+        lines.append("| " + " | ".join(str(getattr(row, name)).replace("|", "\\|") for name in shown) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,208 @@
+"""Where raw rows come from: the hub, a folder of raw files, a generator, or a file that ``fetch`` wrote before.
+
+The only code of the project that may touch a network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from draftlab import records
+from draftlab.datasets import generators, registry
+from draftlab.datasets.readers import RawRow, read_rows
+from draftlab.datasets.registry import Dataset
+from draftlab.errors import UserError
+
+Split = Literal["train", "eval"]
+SourceName = Literal["generator", "raw", "hub", "fetched"]
+
+
+class DatasetSource(Protocol):
+    """The raw rows of a split, in a stable order; readable again and again."""
+
+    def rows(self, split: Split) -> Iterator[RawRow]:
+        """The rows; a dataset without an eval split has none there."""
+        ...
+
+    def provenance(self, split: Split) -> dict[str, Any]:
+        """Where the rows come from: what it takes to get the same rows again."""
+        ...
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Rows drawn by ``generators``."""
+
+    dataset: Dataset
+    train_rows: int
+    eval_rows: int
+    seed: int
+
+    def rows(self, split: Split) -> Iterator[RawRow]:
+        """The first rows of the seed."""
+        if split == "eval" and not self.dataset.eval:
+            return
+        drawn = generators.rows(self.dataset.name, split, seed=self.seed)
+        count = self.train_rows if split == "train" else self.eval_rows
+        for number, row in enumerate(itertools.islice(drawn, count), 1):
+            yield RawRow(f"generator:{self.dataset.name}/{split}", number, row)
+
+    def provenance(self, split: Split) -> dict[str, Any]:
+        """The seed."""
+        return {"source": "generator", "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class RawFiles:
+    """Rows of the files below ``folder``, found by the patterns of ``workflow/datasets.csv``."""
+
+    dataset: Dataset
+    folder: Path
+
+    def files(self, split: Split) -> list[Path]:
+        """The files of the first pattern that finds any, in the order of their names."""
+        patterns = (self.dataset.raw_train if split == "train" else self.dataset.raw_eval).split()
+        found = next((f for p in patterns if (f := sorted(self.folder.glob(p)))), [])
+        if patterns and not found:
+            raise UserError(
+                f"no raw files of {self.dataset.name} ({split}): looked for {', '.join(patterns)}",
+                file=self.folder,
+                remedy="put the dataset's files there, or use another source",
+            )
+        return found
+
+    def rows(self, split: Split) -> Iterator[RawRow]:
+        """The rows of all files in turn."""
+        for file in self.files(split):
+            yield from read_rows(file, self.dataset.columns.split())
+
+    def provenance(self, split: Split) -> dict[str, Any]:
+        """Name, size and digest of each file."""
+        files = [
+            {"file": str(f.relative_to(self.folder)), "bytes": f.stat().st_size, "sha256": sha256(f)}
+            for f in self.files(split)
+        ]
+        return {"source": "raw", "files": files}
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Rows of a dataset on the Hugging Face hub at the pinned revision; the local cache is used when offline."""
+
+    dataset: Dataset
+
+    def rows(self, split: Split) -> Iterator[RawRow]:
+        """The rows as the hub's Parquet or JSON files hold them."""
+        name = self.dataset.train if split == "train" else self.dataset.eval
+        if not name:
+            return
+        where = f"hub:{self.dataset.hub_id}/{name}"
+        for number, row in enumerate(_load_from_hub(self.dataset, name), 1):
+            yield RawRow(where, number, row)
+
+    def provenance(self, split: Split) -> dict[str, Any]:
+        """Repository, configuration and revision."""
+        return {
+            "source": "hub",
+            "hub_id": self.dataset.hub_id,
+            "config": self.dataset.config,
+            "revision": self.dataset.revision,
+        }
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Rows that ``fetch`` wrote to ``train.jsonl`` and ``eval.jsonl`` in ``folder``."""
+
+    folder: Path
+
+    def rows(self, split: Split) -> Iterator[RawRow]:
+        """The rows, with the places that they had where they were fetched."""
+        return records.read_jsonl(self.folder / f"{split}.jsonl", RawRow)
+
+    def provenance(self, split: Split) -> dict[str, Any]:
+        """As ``fetch`` recorded it."""
+        provenance: dict[str, Any] = records.read_json(provenance_path(self.folder / f"{split}.jsonl"))
+        return provenance
+
+
+def open_source(
+    dataset: str, source: SourceName, *, raw: Path | None, train_rows: int, eval_rows: int, seed: int
+) -> DatasetSource:
+    """The source by name; ``raw`` is the folder of files, the numbers of rows are what a generator draws."""
+    found = registry.find(dataset)
+    match source:
+        case "generator":
+            if train_rows <= 0:
+                raise UserError("a generator never ends", remedy="say how many rows it shall draw")
+            return Generated(found, train_rows, eval_rows, seed)
+        case "hub":
+            return Hub(found)
+        case "raw" | "fetched":
+            if raw is None:
+                raise UserError(f"source {source} needs a folder of files", remedy="name it with --raw")
+            return RawFiles(found, raw) if source == "raw" else Fetched(raw)
+
+
+def fetch(dataset: str, split: Split, source: SourceName, *, raw: Path | None, rows: int, seed: int, out: Path) -> None:
+    """Write the raw rows of one split as JSON lines, and beside them where they come from.
+
+    ``rows`` bounds how many (0: all); rows that cannot be read are written with their problem.
+    """
+    opened = open_source(dataset, source, raw=raw, train_rows=rows, eval_rows=rows, seed=seed)
+    found: Iterator[RawRow] = itertools.islice(opened.rows(split), rows or None)
+    if source == "hub":  # what Parquet holds and JSON does not, dates among it, is written as text
+        found = (replace(row, row=json.loads(json.dumps(row.row, default=str))) for row in found)
+    count = records.write_jsonl(out, found)
+    note = {"dataset": dataset, "split": split, **opened.provenance(split), "rows": count, "sha256": sha256(out)}
+    records.write_json(provenance_path(out), note)
+
+
+def provenance_path(out: Path) -> Path:
+    """The file beside ``out`` that says where its rows come from."""
+    return out.with_suffix(".provenance.json")
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _load_from_hub(dataset: Dataset, split: str) -> Iterator[dict[str, Any]]:
+    import datasets
+    import requests
+    from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+
+    page = f"https://huggingface.co/datasets/{dataset.hub_id}"
+    folder = dataset.config.removeprefix("data_dir=") if dataset.config.startswith("data_dir=") else None
+    try:
+        yield from datasets.load_dataset(
+            dataset.hub_id,
+            name=None if folder else dataset.config or None,
+            data_dir=folder,
+            split=split,
+            revision=dataset.revision,
+        )
+    except (GatedRepoError, DatasetNotFoundError) as error:
+        if dataset.gated == "yes":
+            remedy = f"ask for access at {page}, then log in once with: hf auth login"
+            raise UserError(f"{dataset.hub_id} is gated", remedy=remedy) from None
+        raise UserError(f"{dataset.hub_id}: {_no_token(error)}", remedy=f"see {page}") from None
+    except (ConnectionError, requests.RequestException, HfHubHTTPError, OSError, ValueError) as error:
+        raise UserError(
+            f"cannot read {dataset.hub_id} from the hub or its local cache: {_no_token(error)}",
+            remedy="connect to the network, or use --source raw or --source generator",
+        ) from None
+
+
+def _no_token(error: Exception) -> str:
+    return re.sub(r"hf_\w+", "hf_…", str(error).split("\n", 1)[0])
