@@ -45,6 +45,7 @@ class Data(Settings):
     raw_rows: int = Field(gt=0, description="raw rows fetched of the training split")
     train: int = Field(gt=0, description="requests of the stream and of offline distillation")
     eval: int = Field(gt=0, description="held-out requests")
+    pairs: int = Field(gt=0, description="positions whose target and draft distributions are recorded, per dataset")
     seed: int = 0
     on_bad_row: Literal["keep", "stop"] = "keep"
     profile: Literal["clean", "osd_repo_2024"] = "clean"
@@ -157,7 +158,6 @@ class Acceptance(Settings):
     top_k: int | None = None
     top_p: float = 1.0
     lp_threshold: int = 5
-    positions: int = Field(gt=0)
 
 
 STAGES: dict[str, type[Settings]] = {
@@ -288,6 +288,11 @@ class Run(Settings):
     @property
     def scale(self) -> Scale:
         return self.config.scale
+
+    @property
+    def raw_folder(self) -> str | None:
+        """Where raw files are read from: a folder of real datasets, or a file of your own prompts."""
+        return self.config.dataset or self.config.raw
 
     def of_stage(self, *stages: str) -> list[str]:
         """Names of this run's experiments of these stages, in order."""

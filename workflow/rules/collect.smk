@@ -25,10 +25,12 @@ rule collect:
         "../../envs/cpu.yaml"
     params:
         cells=lambda wildcards: list(RUN.cells(wildcards.experiment)),
-        code=code("tables"),
+        code=code("records"),
+    wildcard_constraints:
+        experiment="|".join(RUN.experiments),
     shell:
         r"""
-        draftlab collect --rows {input.rows:q} --out {output.table:q} > {log:q} 2>&1
+        draftlab collect --rows {input.rows:q} --out {output.table:q} >{log:q} 2>&1
         """
 
 
@@ -37,7 +39,8 @@ rule claims:
     input:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
         published=sorted(
-            str(path) for path in Path(workflow.basedir, "workflow/published").iterdir()
+            str(path)
+            for path in Path(workflow.basedir, "workflow/published").iterdir()
         ),
     output:
         claims="results/{run}/claims.csv",
@@ -50,7 +53,7 @@ rule claims:
         code=code("published"),
     shell:
         r"""
-        draftlab claims --tables "$(dirname {output.claims:q})" --scale {params.scale:q} --out {output.claims:q} > {log:q} 2>&1
+        draftlab claims --tables "$(dirname {output.claims:q})" --scale {params.scale:q} --out {output.claims:q} >{log:q} 2>&1
         """
 
 
@@ -71,7 +74,7 @@ rule report:
         code=code("report"),
     shell:
         r"""
-        draftlab report --results "$(dirname {output.report:q})" --scale {params.scale:q} --out {output.report:q} > {log:q} 2>&1
+        draftlab report --results "$(dirname {output.report:q})" --scale {params.scale:q} --out {output.report:q} >{log:q} 2>&1
         """
 
 
@@ -84,12 +87,12 @@ rule publish:
         done=touch(f"results/{RUN.name}/.published"),
     log:
         f"results/{RUN.name}/logs/publish.log",
+    localrule: True
     conda:
         "../../envs/cpu.yaml"
     params:
         folder=f"paper_figures/{RUN.name}/data",
-    localrule: True
     shell:
         r"""
-        mkdir -p {params.folder:q} && cp {input.tables:q} {input.claims:q} {params.folder:q} > {log:q} 2>&1
+        mkdir -p {params.folder:q} && cp {input.tables:q} {input.claims:q} {params.folder:q} >{log:q} 2>&1
         """

@@ -17,6 +17,8 @@ rule latency_alpha:
         "results/{run}/logs/{experiment}/{cell}.log",
     benchmark:
         "results/{run}/benchmarks/{experiment}/{cell}.tsv"
+    wildcard_constraints:
+        experiment=stage("latency_alpha"),
     conda:
         "../../envs/cpu.yaml"
     # The measurement is of one thread, but it must have the machine to itself.
@@ -26,13 +28,11 @@ rule latency_alpha:
     params:
         flags=cell_flags,
         code=code("latency"),
-    wildcard_constraints:
-        experiment=stage("latency_alpha"),
     shell:
         r"""
         OMP_NUM_THREADS=1 draftlab latency alpha {params.flags:q} \
             --target "$(dirname {input.target:q})" \
             --draft "$(dirname {input.draft:q})" \
             --out "$(dirname {output.rows:q})" \
-            > {log:q} 2>&1
+            >{log:q} 2>&1
         """

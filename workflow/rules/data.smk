@@ -1,0 +1,74 @@
+"""Raw rows -> prompts.
+
+Required: nothing (generator), a folder of raw files (--config raw=DIR), or a network (hub).
+Steps: fetch (the only rule that may touch a network) - clean.
+Outputs: results/{run}/data/{dataset}/{prompts,eval,rejected}.jsonl, summary.json
+"""
+
+DATA = RUN.settings.data
+
+
+rule fetch:
+    """Write the raw rows of one split, and where they come from."""
+    output:
+        rows="results/{run}/data/{dataset}/raw.{split}.jsonl",
+        provenance="results/{run}/data/{dataset}/raw.{split}.provenance.json",
+    log:
+        "results/{run}/logs/fetch/{dataset}.{split}.log",
+    localrule: True
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        source=DATA.source,
+        raw=["--raw", RUN.raw_folder] if RUN.raw_folder else [],
+        rows=DATA.raw_rows,
+        seed=DATA.seed,
+        code=code("datasets.sources"),
+    shell:
+        r"""
+        draftlab data fetch \
+            --dataset {wildcards.dataset:q} \
+            --split {wildcards.split:q} \
+            --source {params.source:q} \
+            {params.raw:q} \
+            --rows {params.rows:q} \
+            --seed {params.seed:q} \
+            --out {output.rows:q} \
+            >{log:q} 2>&1
+        """
+
+
+rule clean:
+    """Clean both splits into prompts; rejected rows are kept with their reasons."""
+    input:
+        train="results/{run}/data/{dataset}/raw.train.jsonl",
+        held_out="results/{run}/data/{dataset}/raw.eval.jsonl",
+    output:
+        prompts="results/{run}/data/{dataset}/prompts.jsonl",
+        held_out="results/{run}/data/{dataset}/eval.jsonl",
+        rejected="results/{run}/data/{dataset}/rejected.jsonl",
+        summary="results/{run}/data/{dataset}/summary.json",
+    log:
+        "results/{run}/logs/clean/{dataset}.log",
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        eval=DATA.eval,
+        seed=DATA.seed,
+        profile=DATA.profile,
+        on_bad_row=DATA.on_bad_row,
+        out=subpath(output.prompts, parent=True),
+        code=code("datasets.splits"),
+    shell:
+        r"""
+        draftlab data clean \
+            --dataset {wildcards.dataset:q} \
+            --raw-train {input.train:q} \
+            --raw-eval {input.held_out:q} \
+            --eval {params.eval:q} \
+            --seed {params.seed:q} \
+            --profile {params.profile:q} \
+            --on-bad-row {params.on_bad_row:q} \
+            --out {params.out:q} \
+            >{log:q} 2>&1
+        """

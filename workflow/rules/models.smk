@@ -1,0 +1,117 @@
+"""Tokenizer, target, draft, and the target's recorded answers.
+
+Required: results/{run}/data/{dataset}/{prompts,eval}.jsonl
+Steps: tokenizer - target, draft - answer (one pass of the target per dataset, shared by every variant).
+Outputs: results/{run}/models/{tokenizer,target,draft}/, results/{run}/answers/{dataset}.{split}/
+"""
+
+PROMPTS = [
+    f"results/{RUN.name}/data/{dataset}/prompts.jsonl" for dataset in DATA.datasets
+]
+
+
+rule tokenizer:
+    """Make the tokenizer that target and draft share."""
+    input:
+        prompts=PROMPTS,
+    output:
+        tokenizer="results/{run}/models/tokenizer/tokenizer.json",
+    log:
+        "results/{run}/logs/models/tokenizer.log",
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        recipe=experiments.flags(RUN.settings.target),
+        out=subpath(output.tokenizer, parent=True),
+        code=code("models.tokenizer", "models.hub", "datasets.generators"),
+    shell:
+        r"""
+        draftlab pretrain tokenizer {params.recipe:q} --prompts {input.prompts:q} --out {params.out:q} >{log:q} 2>&1
+        """
+
+
+rule target:
+    """Train the target on reference answers, or fetch the one that the run names."""
+    input:
+        prompts=PROMPTS,
+        tokenizer="results/{run}/models/tokenizer/tokenizer.json",
+    output:
+        model="results/{run}/models/target/config.json",
+    log:
+        "results/{run}/logs/models/target.log",
+    benchmark:
+        "results/{run}/benchmarks/models/target.tsv"
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 2
+    params:
+        recipe=experiments.flags(RUN.settings.target),
+        tokenizer=subpath(input.tokenizer, parent=True),
+        out=subpath(output.model, parent=True),
+        code=code("pretrain"),
+    shell:
+        r"""
+        draftlab pretrain target {params.recipe:q} \
+            --prompts {input.prompts:q} \
+            --tokenizer {params.tokenizer:q} \
+            --out {params.out:q} \
+            >{log:q} 2>&1
+        """
+
+
+rule draft:
+    """Train the draft on public text, or fetch the one that the run names."""
+    input:
+        tokenizer="results/{run}/models/tokenizer/tokenizer.json",
+    output:
+        model="results/{run}/models/draft/config.json",
+    log:
+        "results/{run}/logs/models/draft.log",
+    benchmark:
+        "results/{run}/benchmarks/models/draft.tsv"
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        recipe=experiments.flags(RUN.settings.draft),
+        tokenizer=subpath(input.tokenizer, parent=True),
+        out=subpath(output.model, parent=True),
+        code=code("pretrain"),
+    shell:
+        r"""
+        draftlab pretrain draft {params.recipe:q} --tokenizer {params.tokenizer:q} --out {params.out:q} >{log:q} 2>&1
+        """
+
+
+def split_prompts(wildcards):
+    file = {"train": "prompts", "eval": "eval"}[wildcards.split]
+    return f"results/{wildcards.run}/data/{wildcards.dataset}/{file}.jsonl"
+
+
+rule answer:
+    """Record the target's greedy answers and its distributions: the only pass of the target that distillation needs."""
+    input:
+        prompts=split_prompts,
+        target="results/{run}/models/target/config.json",
+    output:
+        answers="results/{run}/answers/{dataset}.{split}/requests.jsonl",
+    log:
+        "results/{run}/logs/answers/{dataset}.{split}.log",
+    benchmark:
+        "results/{run}/benchmarks/answers/{dataset}.{split}.tsv"
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        settings=experiments.flags(RUN.settings.answers),
+        requests=lambda wildcards: getattr(DATA, wildcards.split),
+        target=subpath(input.target, parent=True),
+        out=subpath(output.answers, parent=True),
+        code=code("answers"),
+    shell:
+        r"""
+        draftlab answer {params.settings:q} \
+            --prompts {input.prompts:q} \
+            --requests {params.requests:q} \
+            --target {params.target:q} \
+            --out {params.out:q} \
+            >{log:q} 2>&1
+        """
