@@ -5,11 +5,6 @@ Outputs: results/{run}/{experiment}.csv, results/{run}/claims.csv, results/{run}
 """
 
 
-def every(pattern):
-    """One path for each experiment of this run."""
-    return [pattern.format(experiment=name) for name in RUN.experiments]
-
-
 rule collect:
     """Concatenate the cells of one experiment."""
     input:
@@ -21,13 +16,13 @@ rule collect:
         table="results/{run}/{experiment}.csv",
     log:
         "results/{run}/logs/collect/{experiment}.log",
+    wildcard_constraints:
+        experiment="|".join(RUN.experiments),
     conda:
         "../../envs/cpu.yaml"
     params:
         cells=lambda wildcards: list(RUN.cells(wildcards.experiment)),
         code=code("records"),
-    wildcard_constraints:
-        experiment="|".join(RUN.experiments),
     shell:
         r"""
         draftlab collect --rows {input.rows:q} --out {output.table:q} >{log:q} 2>&1

@@ -24,3 +24,21 @@ def cell_setting(name):
 def code(*modules):
     """Digest of these modules and all that they import: an edit of the code reruns what uses it, a comment nothing."""
     return experiments.code_digest(*(f"draftlab.{module}" for module in modules))
+
+
+def split_prompts(wildcards):
+    """The prompts of one split."""
+    file = {"train": "prompts", "eval": "eval"}[wildcards.split]
+    return f"results/{wildcards.run}/data/{wildcards.dataset}/{file}.jsonl"
+
+
+def answers_of_cell(split):
+    """Input function: the recorded answers to the prompts of a cell's dataset."""
+    return (
+        lambda wildcards: f"results/{wildcards.run}/answers/{cell_setting('dataset')(wildcards)}.{split}/requests.jsonl"
+    )
+
+
+def every(pattern):
+    """One path for each experiment of this run."""
+    return [pattern.format(experiment=name) for name in RUN.experiments]

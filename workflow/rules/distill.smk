@@ -5,12 +5,6 @@ Outputs: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}; offline al
 """
 
 
-def answers_of_cell(split):
-    return (
-        lambda wildcards: f"results/{wildcards.run}/answers/{cell_setting('dataset')(wildcards)}.{split}/requests.jsonl"
-    )
-
-
 rule offline:
     """Distil a draft on recorded answers, then measure it on the held-out requests."""
     input:

@@ -82,11 +82,6 @@ rule draft:
         """
 
 
-def split_prompts(wildcards):
-    file = {"train": "prompts", "eval": "eval"}[wildcards.split]
-    return f"results/{wildcards.run}/data/{wildcards.dataset}/{file}.jsonl"
-
-
 rule answer:
     """Record the target's greedy answers and its distributions: the only pass of the target that distillation needs."""
     input:
