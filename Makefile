@@ -30,6 +30,7 @@ publish: .venv/ready  ## copy a finished run's tables to paper_figures/ and redr
 	snakemake --cores all paper_figures $(if $(CONFIG),--config $(CONFIG))
 
 check: .venv/ready  ## lint, format, types
+	python envs/render.py --check
 	ruff check .
 	ruff format --check .
 	snakefmt --check Snakefile workflow
