@@ -1,0 +1,81 @@
+"""K-SEQ of SpecTr: every i.i.d. draft gets the same chance, raised by one factor found from both laws."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from draftlab.verify.single import accept_probs
+from draftlab.verify.token import Acceptance, Decision, TokenVerifier
+
+TOLERANCE = 1e-15
+"""Newton stops at this distance from feasibility. Any factor on the feasible side is lossless; this one is the best to rounding."""
+
+
+def discount(
+    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch vocab"], num_drafts: int
+) -> Float64[Tensor, "batch 1"]:
+    """``rho*``, the smallest ``rho`` in [1, K] with ``1 - (1 - beta)^K <= rho beta``, ``beta = sum min(p, q / rho)`` (Sun et al. 2023, Alg. 2).
+
+    With ``u = 1 / rho`` sorted token ratios ``p/q`` cut [1/K, 1] into pieces on which ``beta = a + b u``. On the piece that holds the
+    root ``F(u) = beta / u - 1 + (1 - beta)^K`` is convex and falling, so Newton from its left end converges and stays feasible.
+    """
+    knots, order = (draft_probs / target_probs).nan_to_num(torch.inf, posinf=torch.inf).sort(-1)
+    below = draft_probs.gather(-1, order).cumsum(-1)
+    above = target_probs.sum(-1, keepdim=True) - target_probs.gather(-1, order).cumsum(-1)
+    beta = (below + above * knots).clamp_max(1)
+    feasible = (knots <= 1) & ((knots * num_drafts <= 1) | (beta + knots * ((1 - beta) ** num_drafts - 1) >= 0))
+    last = feasible.sum(-1, keepdim=True) - 1  # the piece that holds the root starts at this knot; -1: it starts at 0
+    first = last < 0
+    inside = below.gather(-1, last.clamp_min(0)).masked_fill(first, 0.0)
+    slope = above.gather(-1, last.clamp_min(0)).where(~first, 1.0)
+    inverse = knots.gather(-1, last.clamp_min(0)).masked_fill(first, 0.0).clamp_min(1 / num_drafts)
+    for _ in range(50):
+        missed = (1 - inside - slope * inverse).clamp_min(0)
+        gap = inside / inverse + slope - 1 + missed**num_drafts
+        if bool((gap <= TOLERANCE).all()):
+            break
+        steepness = inside / inverse**2 + num_drafts * slope * missed ** (num_drafts - 1)
+        inverse = (inverse + gap.clamp_min(0) / steepness).clamp_max(1)
+    return 1 / inverse
+
+
+def _rejections(beta: Float64[Tensor, "batch 1"], num_drafts: int) -> Float64[Tensor, "batch 1"]:
+    """``(1 - (1 - beta)^K) / beta`` as the sum ``1 + (1 - beta) + ...``, which needs no division at ``beta = 0``."""
+    return sum(((1 - beta) ** k for k in range(num_drafts)), torch.zeros_like(beta))
+
+
+def _decide(
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch drafts vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> Decision:
+    num_drafts, draft = tokens.shape[1], draft_probs[:, 0]
+    scaled = target_probs / discount(target_probs, draft, num_drafts)
+    chance = accept_probs(scaled.gather(-1, tokens), draft.gather(-1, tokens))
+    missed = torch.cat([torch.ones_like(chance[:, :1]), (1 - chance[:, :-1]).cumprod(-1)], -1)
+
+    def residual(rows: Int64[Tensor, " rows"]) -> Float64[Tensor, "rows vocab"]:
+        emitted = draft[rows].minimum(scaled[rows])
+        return (target_probs[rows] - emitted * _rejections(emitted.sum(-1, keepdim=True), num_drafts)).clamp_min(0)
+
+    return Decision(chance * missed, residual)
+
+
+def _acceptance(target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]) -> Acceptance:
+    """``proc = 1 - (1 - beta)^K``; a residual token is a rejected draft with ``1 - (1 - (p - q / rho)_+ / (1 - beta))^K``."""
+    num_drafts, draft = draft_probs.shape[1], draft_probs[:, 0]
+    scaled = target_probs / discount(target_probs, draft, num_drafts)
+    emitted = draft.minimum(scaled)
+    beta = emitted.sum(-1, keepdim=True).clamp_max(1)
+    proc = 1 - (1 - beta[:, 0]) ** num_drafts
+    residual = (target_probs - emitted * _rejections(beta, num_drafts)).clamp_min(0)
+    rejected = (draft - scaled).clamp_min(0)
+    total = rejected.sum(-1, keepdim=True)
+    drawn = 1 - (1 - rejected / total.where(total > 0, 1.0)) ** num_drafts
+    return Acceptance(proc, proc + (residual * drawn).sum(-1))
+
+
+k_seq = TokenVerifier("k_seq", "iid", _decide, _acceptance)
+"""Accept each i.i.d. draft with ``min(1, q / (rho p))``, else draw from what is left of the target (SpecTr: Sun et al. 2023, Alg. 2)."""
