@@ -9,15 +9,15 @@ CONFIG ?=
 
 reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
 	snakemake --cores all $(if $(CONFIG),--config $(CONFIG))
-	draftlab summary $(CONFIG)
+	draftlab summary
 
 reproduce-all: .venv/ready  ## the same, and the experiments beyond the papers
 	snakemake --cores all --config experiments=all $(CONFIG)
-	draftlab summary $(CONFIG)
+	draftlab summary
 
 smoke: .venv/ready  ## the whole pipeline at its smallest sizes
 	snakemake --cores all --config scale=smoke
-	draftlab summary scale=smoke
+	draftlab summary
 
 test: .venv/ready  ## the fast tests and one end-to-end run at scale=smoke
 	pytest -n 2 --dist loadgroup

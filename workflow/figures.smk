@@ -24,9 +24,9 @@ rule figure:
     shell:
         r"""
         {{
-                draftlab figure {wildcards.experiment:q} --table {input.table:q} --scale {params.scale:q} --out "$(dirname {output.pdf:q})/{wildcards.experiment}"
-                draftlab table {wildcards.experiment:q} --table {input.table:q} --scale {params.scale:q} --out "$(dirname {output.md:q})/{wildcards.experiment}"
-                }} >{log:q} 2>&1
+                                draftlab figure {wildcards.experiment:q} --table {input.table:q} --scale {params.scale:q} --out "$(dirname {output.pdf:q})/{wildcards.experiment}"
+                                draftlab table {wildcards.experiment:q} --table {input.table:q} --scale {params.scale:q} --out "$(dirname {output.md:q})/{wildcards.experiment}"
+                                }} >{log:q} 2>&1
         """
 
 

@@ -126,7 +126,15 @@ def mdss_acceptance(settings: Flat[experiments.Acceptance], *, pairs: Path, out:
     write_cell(out, rows.assign(dataset=settings.dataset), {"settings": settings.model_dump()})
 
 
+def summary(*, results: Path = Path("results")) -> None:
+    """Print the headline numbers of the newest run below --results, and where its report lies."""
+    from draftlab import summary as module
+
+    print(*module.lines(module.newest_run(results)), sep="\n")
+
+
 VERBS: dict[str, Callable[..., None]] = {
+    "summary": summary,
     "data fetch": data_fetch,
     "data make": data_make,
     "pretrain tokenizer": pretrain_tokenizer,

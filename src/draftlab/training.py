@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -106,18 +105,15 @@ def fit(
 
 def progress(items: Iterable[int], label: str, *, total: int, initial: int = 0) -> Iterator[int]:
     """A bar at a terminal, a plain line every ten seconds or so in a log."""
-    terminal = sys.stderr.isatty()
-    yield from tqdm(
-        items,
-        desc=label,
-        total=total,
-        initial=initial,
-        mininterval=0.5 if terminal else 10.0,
-        maxinterval=10.0,
-        ascii=not terminal,
-        ncols=None if terminal else 80,
-        disable=os.environ.get("DRAFTLAB_PROGRESS") == "off",
-    )
+    if sys.stderr.isatty():
+        yield from tqdm(items, desc=label, total=total, initial=initial)
+        return
+    start = said = time.monotonic()
+    for done, item in enumerate(items, initial + 1):
+        yield item
+        if time.monotonic() - said > 10 or done == total:
+            said = time.monotonic()
+            print(f"{label}: {done} of {total}, {said - start:.0f} s", file=sys.stderr, flush=True)
 
 
 def save_checkpoint(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:

@@ -11,8 +11,8 @@ DATA = RUN.settings.data
 rule fetch:
     """Write the raw rows of one split, and where they come from."""
     output:
-        rows="results/{run}/data/{dataset}/raw.{split}.jsonl",
-        provenance="results/{run}/data/{dataset}/raw.{split}.provenance.json",
+        rows="results/{run}/data/{dataset}/raw/{split}.jsonl",
+        provenance="results/{run}/data/{dataset}/raw/{split}.provenance.json",
     log:
         "results/{run}/logs/fetch/{dataset}.{split}.log",
     localrule: True
@@ -41,8 +41,8 @@ rule fetch:
 rule clean:
     """Clean both splits into prompts; rejected rows are kept with their reasons."""
     input:
-        train="results/{run}/data/{dataset}/raw.train.jsonl",
-        held_out="results/{run}/data/{dataset}/raw.eval.jsonl",
+        train="results/{run}/data/{dataset}/raw/train.jsonl",
+        held_out="results/{run}/data/{dataset}/raw/eval.jsonl",
     output:
         prompts="results/{run}/data/{dataset}/prompts.jsonl",
         held_out="results/{run}/data/{dataset}/eval.jsonl",
@@ -53,6 +53,7 @@ rule clean:
     conda:
         "../../envs/cpu.yaml"
     params:
+        raw=subpath(input.train, parent=True),
         eval=DATA.eval,
         seed=DATA.seed,
         profile=DATA.profile,
@@ -61,10 +62,10 @@ rule clean:
         code=code("datasets.splits"),
     shell:
         r"""
-        draftlab data clean \
+        draftlab data make \
             --dataset {wildcards.dataset:q} \
-            --raw-train {input.train:q} \
-            --raw-eval {input.held_out:q} \
+            --source fetched \
+            --raw {params.raw:q} \
             --eval {params.eval:q} \
             --seed {params.seed:q} \
             --profile {params.profile:q} \

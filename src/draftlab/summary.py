@@ -1,0 +1,82 @@
+"""The last lines of a run: where its report lies, and its headline numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from draftlab import stats
+from draftlab.errors import UserError
+
+
+def newest_run(results: Path) -> Path:
+    """The run whose report was written last."""
+    reports = sorted(results.glob("*/report.html"), key=lambda path: path.stat().st_mtime)
+    if not reports:
+        raise UserError("no finished run", file=results, remedy="run `snakemake --cores all` first")
+    return reports[-1].parent
+
+
+def lines(run: Path) -> Iterator[str]:
+    """Headline numbers of one run, a line each, then where to look; an experiment that did not run has no line."""
+    for name, headline in HEADLINES.items():
+        table = run / f"{name}.csv"
+        if table.exists():
+            yield from headline(pd.read_csv(table))
+    yield f"Report   {run / 'report.html'}"
+    yield f"Tables   {run}/*.csv, with every published number beside ours in {run / 'claims.csv'}"
+    yield f"Figures  {run / 'figures'}/"
+
+
+def _interval(found: stats.Interval) -> str:
+    return f"{found.estimate:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def _alpha(rows: pd.DataFrame) -> str:
+    return _interval(stats.ratio(rows["overlap"], rows["visited"]))
+
+
+def _offline(table: pd.DataFrame) -> Iterator[str]:
+    before = table[table["sample_source"] == "none"]
+    after = table[(table["sample_source"] == "teacher") & (table["loss"] == "forward_kl")]
+    n = before["dataset"].nunique()
+    yield f"Offline  alpha {_alpha(before)} before, {_alpha(after)} after distillation, {n} datasets, held-out requests"
+
+
+def _online(table: pd.DataFrame) -> Iterator[str]:
+    end = table[table["method"] != "offline"]
+    end = end[end["record"] >= 0.9 * (end["record"].max() + 1)]
+    online, static = (_alpha(end[end["method"] == method]) for method in ("online", "static_10"))
+    yield f"Online   alpha {online} on the last tenth of the stream; static draft {static}"
+
+
+def _latency(table: pd.DataFrame) -> Iterator[str]:
+    alpha = 0.8
+    rows = table[(table["alpha"] - alpha).abs() < 1e-9]
+    if len(rows):
+        yield (
+            f"Latency  {rows['speedup'].median():.2f}x measured in llama.cpp at alpha = {alpha:g} "
+            f"(median of {len(rows)} blocks, draft_len {rows['draft_len'].iloc[0]})"
+        )
+
+
+def _acceptance(table: pd.DataFrame) -> Iterator[str]:
+    rows = table[(table["num_drafts"] == table["num_drafts"].min()) & (table["draft_temperature"] == 1.2)]
+    found = {
+        scheme: group["member_sum"].sum() / group["positions"].sum()
+        for scheme, group in rows.groupby("scheme", sort=False)
+    }
+    if found:
+        yield "Drafts   accepted with two drafts: " + ", ".join(
+            f"{scheme} {value:.3f}" for scheme, value in found.items()
+        )
+
+
+HEADLINES = {
+    "osd_offline": _offline,
+    "osd_online": _online,
+    "osd_latency_alpha": _latency,
+    "mdss_acceptance": _acceptance,
+}
