@@ -133,7 +133,48 @@ def summary(*, results: Path = Path("results")) -> None:
     print(*module.lines(module.newest_run(results)), sep="\n")
 
 
+# --- latency -----------------------------------------------------------------------------------------------------
+
+
+def gguf_export(
+    model: Path, out: Path, weights: Literal["f32", "f16", "q8_0", "q4_0"] = "f32", vocabulary: bool = True
+) -> None:
+    """Write a model folder as one GGUF file for llama.cpp; --no-vocabulary for one that decodes token ids only."""
+    from draftlab.models import gguf
+
+    gguf.export(model, out, weights, vocabulary=vocabulary)
+
+
+def gguf_inflate(model: Path, out: Path, layers: int, ffn: int | None = None) -> None:
+    """Make a model cost as much as a larger one without changing what it computes."""
+    from draftlab.latency.inflate import inflate
+
+    inflate(model, out, layers=layers, ffn=ffn)
+
+
+def latency_check() -> None:
+    """Whether the installed llama.cpp survives a batch of two quantized tokens; says which build it is."""
+    from draftlab.latency.llama_cpp import describe_build
+    from draftlab.latency.self_check import self_check
+
+    self_check()
+    print(*(f"{name}: {value}" for name, value in describe_build().items()), sep="\n")
+
+
+def latency_alpha(settings: Flat[experiments.LatencyAlpha], *, target: Path, draft: Path, out: Path) -> None:
+    """Measure time per token in llama.cpp at set acceptances (OSD, Tables 2 and 7)."""
+    from draftlab.latency import alpha
+    from draftlab.records import write_cell
+
+    rows, engine = alpha.latency_alpha(settings, target, draft)
+    write_cell(out, rows, {"settings": settings.model_dump(), **engine})
+
+
 VERBS: dict[str, Callable[..., None]] = {
+    "gguf export": gguf_export,
+    "gguf inflate": gguf_inflate,
+    "latency check": latency_check,
+    "latency alpha": latency_alpha,
     "summary": summary,
     "data fetch": data_fetch,
     "data make": data_make,

@@ -1,0 +1,1 @@
+"""Speculative decoding measured: real engines, controlled acceptance, a calibrated cost model."""

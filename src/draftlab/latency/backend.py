@@ -1,0 +1,88 @@
+"""What a measurement needs from an inference engine, and when two models may work as a pair."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Float32, Int
+
+from draftlab.errors import UserError
+
+Logits = Float32[np.ndarray, "tokens vocab"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an engine runs: ``threads`` CPU threads, ``gpu_layers`` layers on a GPU (-1 for all), a cache for
+    ``context_length`` tokens in each of ``sequences`` sequences."""
+
+    context_length: int = 1024
+    threads: int = 1
+    gpu_layers: int = 0
+    sequences: int = 1
+
+    def __post_init__(self) -> None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if not 1 <= self.threads <= cores:
+            raise UserError(
+                f"threads is {self.threads}", remedy=f"use 1 to {cores}, the cores that this process may use"
+            )
+        if self.context_length < 1 or self.sequences < 1:
+            raise UserError(
+                f"context_length is {self.context_length} and sequences {self.sequences}", remedy="give at least 1"
+            )
+
+
+class LatencyBackend(Protocol):
+    """One model and its cache on one engine; ``tokens`` are those in the cache, in order."""
+
+    vocab_size: int
+    context_length: int
+    vocabulary: str | None
+    special_tokens: dict[str, int]
+    tokens: list[int]
+
+    def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
+        """Append ``tokens`` to the cache; logits after the last of them."""
+        ...
+
+    def extend(self, tokens: Sequence[int]) -> Logits:
+        """Append ``tokens`` to the cache; logits after each, valid until the next call."""
+        ...
+
+    def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
+        """Append ``tokens`` to the cache; the most likely next token after each."""
+        ...
+
+    def trim(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens."""
+        ...
+
+    def clock(self) -> Callable[[], float]:
+        """The clock that measures this engine's work, in seconds."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Engine, build, device, threads, weights: what a table of timings must state."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:
+    """Refuse two models that do not read token ids alike."""
+    remedy = "use a draft that was trained with the target's tokenizer"
+    if target.vocab_size != draft.vocab_size:
+        raise UserError(f"the target has {target.vocab_size} tokens, the draft {draft.vocab_size}", remedy=remedy)
+    for name in target.special_tokens.keys() & draft.special_tokens.keys():
+        if target.special_tokens[name] != draft.special_tokens[name]:
+            raise UserError(
+                f"{name} is token {target.special_tokens[name]} of the target, {draft.special_tokens[name]} of the draft",
+                remedy=remedy,
+            )
+    if target.vocabulary and draft.vocabulary and target.vocabulary != draft.vocabulary:
+        raise UserError("target and draft have vocabularies of one size but different tokens", remedy=remedy)

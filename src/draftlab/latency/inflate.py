@@ -1,0 +1,65 @@
+"""Make a small trained Llama cost as much as a large one without changing what it computes.
+
+Speculation pays when a target step is dear; a model that trains in a minute is too cheap for that. Layers whose output
+projections are zero add work and nothing else, so acceptance and text stay those of the trained model. This emulates the
+latency of a larger target and is labelled as such, in ``config.json`` and in every GGUF file made from it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from draftlab.errors import UserError
+from draftlab.models.gguf import Array, Checkpoint, expected_shapes
+from draftlab.records import atomic_dir, read_json, write_json
+
+ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+
+
+def inflate(folder: Path | str, out: Path | str, *, layers: int, ffn: int | None = None, seed: int = 0) -> None:
+    """Write the Llama model in ``folder`` to ``out`` with ``layers`` layers whose feed-forward parts are ``ffn`` wide.
+
+    Added layers and columns have random weights and zero output projections: bit-identical logits with llama.cpp, and with
+    any engine when ``ffn`` stays as it is (a wider sum may be blocked differently). ``UserError`` when it would shrink.
+    """
+    folder = Path(folder)
+    config = read_json(folder / "config.json")
+    if config.get("model_type") != "llama":
+        raise UserError("only Llama models can be inflated", file=folder, remedy="use a Llama target")
+    before = {"num_hidden_layers": config["num_hidden_layers"], "intermediate_size": config["intermediate_size"]}
+    after = {"num_hidden_layers": layers, "intermediate_size": ffn or config["intermediate_size"]}
+    if any(after[name] < before[name] for name in before):
+        raise UserError(
+            f"cannot inflate {before} to {after}", file=folder, remedy="ask for more layers and a wider ffn"
+        )
+    original = Checkpoint.open(folder, expected_shapes(config, folder))
+    inflated = config | after | {"draftlab_inflated_from": before}
+    rng = np.random.default_rng(seed)
+    scale = config.get("initializer_range", 0.02)
+    tensors = {}
+    for name, shape in expected_shapes(inflated, folder).items():
+        known = original.read(name) if name in original.shapes else None
+        tensors[name] = known if known is not None and known.shape == shape else _grown(name, shape, known, rng, scale)
+    with atomic_dir(out) as temporary:
+        for file in folder.glob("*.json"):
+            if not file.name.endswith(".index.json"):
+                shutil.copy(file, temporary)
+        save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
+        write_json(temporary / "config.json", inflated)
+
+
+def _grown(name: str, shape: tuple[int, ...], known: Array | None, rng: np.random.Generator, scale: float) -> Array:
+    """A tensor of ``shape`` that holds ``known`` in its corner and adds nothing to the residual stream."""
+    if len(shape) == 1:
+        return np.ones(shape, dtype=np.float32)
+    if name.endswith(ZERO):
+        tensor = np.zeros(shape, dtype=np.float32)
+    else:
+        tensor = rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+    if known is not None:
+        tensor[: known.shape[0], : known.shape[1]] = known
+    return tensor

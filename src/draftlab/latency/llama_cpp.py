@@ -1,0 +1,234 @@
+"""llama.cpp as a ``LatencyBackend``, through llama-cpp-python's low-level interface.
+
+Flash attention is off: on a CPU it is slower, and its f16 sums break the equality of speculative and plain greedy text.
+Logits are zero-copy views: numpy's argmax on them is faster than llama.cpp's own sampler chains (measured).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+from jaxtyping import Float32, Int
+
+from draftlab.errors import UserError
+from draftlab.latency.backend import Logits, Settings
+from draftlab.models.gguf import INFLATED_KEY, VOCABULARY_KEY
+
+BATCH = 512
+ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR, which the binding does not name
+ERRORS: deque[str] = deque(maxlen=4)  # llama.cpp reports through a log callback; the last errors explain a failed call
+
+
+@lib.llama_log_callback  # type: ignore[untyped-decorator]
+def _log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    if level == ERROR_LEVEL:
+        ERRORS.append(text.decode(errors="replace").strip())
+
+
+@functools.cache
+def _start() -> None:
+    lib.llama_log_set(_log, ctypes.c_void_p(0))
+    lib.llama_backend_init()
+
+
+class LlamaCpp:
+    """One GGUF model with its cache; a context manager. Sequence 0 is the conversation, others serve as branches."""
+
+    def __init__(self, path: Path | str, settings: Settings = Settings()) -> None:  # noqa: B008 (frozen)
+        path = Path(path)
+        _start()
+        self.path, self.settings = path, settings
+        self.tokens: list[int] = []
+        self._context, self._model = None, _load(path, settings)
+        vocabulary = lib.llama_model_get_vocab(self._model)
+        self.vocab_size = lib.llama_vocab_n_tokens(vocabulary)
+        self.vocabulary = _metadata(self._model, VOCABULARY_KEY)
+        names = ("bos", "eos", "pad")
+        ids = {name: _metadata(self._model, f"tokenizer.ggml.{name}_token_id") for name in names}
+        self.special_tokens = {name: int(token) for name, token in ids.items() if token is not None}
+        self._context = _open_context(self._model, settings)
+        self.context_length = lib.llama_n_ctx(self._context)
+        self._memory = lib.llama_get_memory(self._context)
+        self._batch = lib.llama_batch_init(BATCH, 0, settings.sequences)
+        view = functools.partial(np.ctypeslib.as_array, shape=(BATCH,))
+        self._tokens, self._positions = view(self._batch.token), view(self._batch.pos)
+        self._counts, self._wanted = view(self._batch.n_seq_id), view(self._batch.logits)
+
+    def __enter__(self) -> LlamaCpp:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the model; every later call is an error."""
+        if self._context is not None:
+            lib.llama_batch_free(self._batch)
+            lib.llama_free(self._context)
+            lib.llama_model_free(self._model)
+            self._context = None
+
+    def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
+        for start in range(0, len(tokens), BATCH):
+            chunk = tokens[start : start + BATCH]
+            wanted = [False] * (len(chunk) - 1) + [True]
+            logits = self.decode(chunk, range(len(self.tokens), len(self.tokens) + len(chunk)), wanted=wanted)
+            self.tokens.extend(chunk)
+        return np.asarray(logits[0])
+
+    def extend(self, tokens: Sequence[int]) -> Logits:
+        logits = self.decode(tokens, range(len(self.tokens), len(self.tokens) + len(tokens)))
+        self.tokens.extend(tokens)
+        return logits
+
+    def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
+        return np.asarray(self.extend(tokens).argmax(axis=-1))
+
+    def trim(self, length: int) -> None:
+        if not 0 <= length <= len(self.tokens):
+            raise ValueError(f"cannot trim {len(self.tokens)} cached tokens to {length}")
+        if length < len(self.tokens) and not lib.llama_memory_seq_rm(self._memory, -1, length, -1):
+            raise UserError(
+                "this model's cache cannot forget single tokens", file=self.path, remedy="use a Llama model"
+            )
+        del self.tokens[length:]
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Iterable[int],
+        sequences: Sequence[Sequence[int]] | None = None,
+        wanted: Sequence[bool] | None = None,
+    ) -> Logits:
+        """Run one batch: token ``i`` at ``positions[i]`` of every sequence in ``sequences[i]`` (sequence 0 when None);
+        logits after each token (of those ``wanted``). The caller keeps ``self.tokens``."""
+        count = len(tokens)
+        self._tokens[:count] = tokens
+        self._positions[:count] = list(positions)
+        last = int(self._positions[:count].max())
+        if last >= self.context_length:
+            raise UserError(
+                f"{last + 1} tokens do not fit the context of {self.context_length}",
+                remedy="ask for fewer tokens, or set a larger context_length",
+            )
+        self._wanted[:count] = True if wanted is None else wanted
+        for index in range(count):
+            members = (0,) if sequences is None else sequences[index]
+            self._counts[index] = len(members)
+            for slot, member in enumerate(members):
+                self._batch.seq_id[index][slot] = member
+        self._batch.n_tokens = count
+        status = lib.llama_decode(self._context, self._batch)
+        if status != 0:
+            raise UserError(
+                f"llama_decode returned {status}: {' '.join(ERRORS) or 'the cache is full'}",
+                file=self.path,
+                remedy="check the token ids, or set a larger context_length",
+            )
+        rows = int(self._wanted[:count].sum())
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape=(rows, self.vocab_size))
+
+    def branch(self, sequence: int) -> None:
+        """Let ``sequence`` share everything that sequence 0 has cached; nothing is copied."""
+        lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        lib.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
+
+    def clock(self) -> Callable[[], float]:
+        # One thread runs on the calling thread, so its CPU time is free of other processes; more threads need wall time.
+        alone = self.settings.threads == 1 and self.settings.gpu_layers == 0
+        return time.thread_time if alone else time.perf_counter
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **describe_build(),
+            "file": self.path.name,
+            "parameters": lib.llama_model_n_params(self._model),
+            "bytes": lib.llama_model_size(self._model),
+            "weights": _metadata(self._model, "general.file_type"),
+            "inflated_from": _metadata(self._model, INFLATED_KEY),
+            "device": "GPU" if self.settings.gpu_layers else "CPU",
+            "threads": self.settings.threads,
+            "gpu_layers": self.settings.gpu_layers,
+            "cache": "f32",
+            "flash_attention": False,
+            "clock": self.clock().__name__,
+        }
+
+
+def describe_build() -> dict[str, Any]:
+    """Version, commit and CPU features of the installed llama.cpp, and the processor that runs it."""
+    import llama_cpp
+
+    commit = getattr(lib._lib, "ggml_commit", None)
+    if commit is not None:
+        commit.restype = ctypes.c_char_p
+    return {
+        "engine": "llama.cpp",
+        "llama_cpp_python": llama_cpp.__version__,
+        "llama_version": lib.llama_version().decode(),
+        "llama_commit": commit().decode() if commit is not None else None,
+        "build": lib.llama_print_system_info().decode().strip(),
+        "gpu": bool(lib.llama_supports_gpu_offload()),
+        "processor": _processor(),
+    }
+
+
+def _processor() -> str:
+    """The processor's model name; ``platform`` knows only its architecture on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _load(path: Path, settings: Settings) -> Any:
+    if not path.is_file():
+        raise UserError("no such file", file=path, remedy="export the model first: draftlab gguf export")
+    if settings.gpu_layers and not lib.llama_supports_gpu_offload():
+        raise UserError(
+            "gpu_layers is set, but llama.cpp finds no GPU it can use",
+            remedy="set gpu_layers to 0, or install a CUDA build on a machine with a GPU",
+        )
+    parameters = lib.llama_model_default_params()
+    parameters.n_gpu_layers = settings.gpu_layers
+    ERRORS.clear()
+    model = lib.llama_model_load_from_file(str(path).encode(), parameters)
+    if not model:
+        reason = ERRORS[0] if ERRORS else "llama.cpp gives no reason"
+        raise UserError(f"llama.cpp cannot load it: {reason}", file=path, remedy="export the model again")
+    return model
+
+
+def _open_context(model: Any, settings: Settings) -> Any:
+    parameters = lib.llama_context_default_params()
+    parameters.n_ctx = settings.context_length
+    parameters.n_batch = parameters.n_ubatch = BATCH
+    parameters.n_threads = parameters.n_threads_batch = settings.threads
+    parameters.n_seq_max = settings.sequences
+    parameters.kv_unified = settings.sequences > 1
+    parameters.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    parameters.type_k = parameters.type_v = lib.GGML_TYPE_F32
+    parameters.no_perf = True
+    context = lib.llama_init_from_model(model, parameters)
+    if not context:
+        lib.llama_model_free(model)
+        reason = ERRORS[-1] if ERRORS else "no reason given"
+        raise UserError(f"llama.cpp cannot open a context: {reason}", remedy="lower context_length or sequences")
+    return context
+
+
+def _metadata(model: Any, key: str) -> str | None:
+    """One metadata value of a GGUF file as text."""
+    buffer = ctypes.create_string_buffer(4096)
+    size = lib.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+    return buffer.value.decode() if size >= 0 else None
