@@ -26,7 +26,9 @@ def _decide(
     return Decision(accept, lambda rows: residual[rows].scatter(-1, top[rows], 0.0))
 
 
-def _acceptance(target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]) -> Acceptance:
+def _acceptance(
+    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
+) -> Acceptance:
     """``q(top) + sum_rest min(q, p')``, which is the optimum for these drafts (Hu et al. 2025)."""
     draft, num_drafts = draft_probs[:, 0], draft_probs.shape[1]
     check_support(draft, num_drafts)

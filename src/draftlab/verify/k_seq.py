@@ -63,7 +63,9 @@ def _decide(
     return Decision(chance * missed, residual)
 
 
-def _acceptance(target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]) -> Acceptance:
+def _acceptance(
+    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
+) -> Acceptance:
     """``proc = 1 - (1 - beta)^K``; a residual token is a rejected draft with ``1 - (1 - (p - q / rho)_+ / (1 - beta))^K``."""
     num_drafts, draft = draft_probs.shape[1], draft_probs[:, 0]
     scaled = target_probs / discount(target_probs, draft, num_drafts)

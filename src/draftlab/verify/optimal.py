@@ -1,4 +1,4 @@
-"""The best acceptance that i.i.d. drafts allow, its value by one sort and its verifier by a tournament of random keys."""
+"""The verifier that reaches the best acceptance of K i.i.d. drafts: a tournament of random keys."""
 
 from __future__ import annotations
 
@@ -7,35 +7,9 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from draftlab.verify.bound import excess_mass, optimum_iid, ratio_order
 from draftlab.verify.canonical import select_then_verify
 from draftlab.verify.token import Acceptance, Decision, TokenVerifier
-
-
-def ratio_order(
-    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch vocab"]
-) -> Int64[Tensor, "batch vocab"]:
-    """Tokens by ``q/p`` ascending, those the draft cannot produce last."""
-    ratio = (target_probs / draft_probs).nan_to_num(torch.inf, posinf=torch.inf)
-    if ratio.device.type == "cpu":
-        return torch.from_numpy(np.argsort(ratio.numpy(), -1))  # vectorised: six times torch's sort at 128k tokens
-    return ratio.argsort(-1)
-
-
-def _excess(mass: Float64[Tensor, "batch vocab"], target: Float64[Tensor, "batch vocab"], num_drafts: int) -> Tensor:
-    """``D_l = P_l^K - Q_l`` with a leading 0: how much more than the target wants the drafts put into the first l tokens."""
-    return torch.nn.functional.pad(mass**num_drafts - target.cumsum(-1), (1, 0))
-
-
-def optimum(
-    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch vocab"], num_drafts: int
-) -> Float64[Tensor, " batch"]:
-    """The best acceptance of K i.i.d. drafts, ``min_H 1 + q(H) - p(H)^K`` (Khisti et al. 2025, Theorem 3; Hu et al. 2025), by one sort.
-
-    A prefix of the ratio order attains the minimum, since ``m^K`` is convex: ``1 - max_l D_l``.
-    """
-    order = ratio_order(target_probs, draft_probs)
-    mass = draft_probs.gather(-1, order).cumsum(-1)
-    return 1 - _excess(mass, target_probs.gather(-1, order), num_drafts).amax(-1)
 
 
 def _decide(
@@ -48,7 +22,7 @@ def _decide(
     target, draft = target_probs.gather(-1, order), draft_probs[:, 0].gather(-1, order)
     mass = draft.cumsum(-1)
     before = torch.nn.functional.pad(mass[:, :-1], (1, 0))
-    excess = _excess(mass, target, num_drafts)
+    excess = excess_mass(mass, target, num_drafts)
     # Running maximum from the left up to the overall maximum, from the right after it: the smaller of the two.
     peak = excess.cummax(-1).values.minimum(excess.flip(-1).cummax(-1).values.flip(-1))
     win = _win(mass, before, num_drafts)
@@ -56,7 +30,9 @@ def _decide(
     # Where the maximum is attained on both sides the law is the plain tournament's, exactly: no swap out of rounding.
     gain = (target + peak.diff(dim=-1) - draft * win).masked_fill(tight[:, 1:] & tight[:, :-1], 0.0)
     selected = torch.zeros_like(target).scatter_(-1, order, (draft * win + gain).clamp_min(0))
-    rank = torch.empty_like(order).scatter_(-1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order))
+    rank = torch.empty_like(order).scatter_(
+        -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    )
     chosen = _largest_key(_key_law(draft, win, gain, rank.gather(-1, tokens)))
     return select_then_verify(target_probs, selected, chosen, tokens)
 
@@ -114,8 +90,10 @@ def _largest_key(key_law: Float64[Tensor, "batch drafts vocab"]) -> Float64[Tens
     return chosen
 
 
-def _acceptance(target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]) -> Acceptance:
-    best = optimum(target_probs, draft_probs[:, 0], draft_probs.shape[1])
+def _acceptance(
+    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
+) -> Acceptance:
+    best = optimum_iid(target_probs, draft_probs[:, 0], draft_probs.shape[1])
     return Acceptance(best, best)
 
 

@@ -8,7 +8,9 @@ from torch import Tensor
 from draftlab.verify.token import Acceptance, Decision, TokenVerifier
 
 
-def accept_probs(target_at: Float64[Tensor, "*batch"], draft_at: Float64[Tensor, "*batch"]) -> Float64[Tensor, "*batch"]:
+def accept_probs(
+    target_at: Float64[Tensor, "*batch"], draft_at: Float64[Tensor, "*batch"]
+) -> Float64[Tensor, "*batch"]:
     """``min(1, q(x) / p(x))`` at drafted tokens (Leviathan et al. 2023, Alg. 1); 0 where the draft probability is 0."""
     return target_at.minimum(draft_at) / draft_at.where(draft_at > 0, 1.0)
 
@@ -33,7 +35,9 @@ def _decide(
     return Decision(accept, lambda rows: (target_probs[rows] - draft_probs[rows, 0]).clamp_min(0))
 
 
-def _acceptance(target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]) -> Acceptance:
+def _acceptance(
+    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
+) -> Acceptance:
     """``proc = sum min(q, p_1)``; a residual token may still be one of the unused drafts: ``1 - prod_{k>1} (1 - p_k)``."""
     proc = target_probs.minimum(draft_probs[:, 0]).sum(-1)
     unused = 1 - (1 - draft_probs[:, 1:]).prod(1)

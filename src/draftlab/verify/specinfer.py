@@ -46,7 +46,9 @@ def _decide_rrs(
     return _rounds(target_probs, remaining_probs(draft_probs, tokens), tokens)
 
 
-def _acceptance(target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]) -> Acceptance:
+def _acceptance(
+    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
+) -> Acceptance:
     """``proc = 1 - prod_k (1 - alpha_k)``; a token is absent from the rejected drafts with ``prod_k (1 - (p_k - q_{k-1})_+ / (1 - alpha_k))``."""
     left, absent, rejected = target_probs, torch.ones_like(target_probs), torch.ones_like(target_probs[:, :1])
     for draft in draft_probs.unbind(1):

@@ -1,0 +1,59 @@
+"""The polyhedral check of the optimum: which inequalities say that drafts can always be accepted, found by double description."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import cdd
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Cone:
+    """Facets of the cone of (target, set masses) pairs with acceptance 1: those of the two expected kinds, and any other."""
+
+    dimension: int
+    rays: int
+    nonnegative: int
+    subsets: int
+    other: int
+
+
+def acceptance_cone(num_tokens: int, num_drafts: int) -> Cone:
+    """Facets of the cone spanned by ``e_q(y) + e_m(S)``, y in S, S the sets of at most K tokens (Khisti et al. 2025, App. D).
+
+    Expected are only ``m_S >= 0`` and ``q(H) >= sum of m_S over S inside H``, every proper non-empty H: Theorem 2 for any number of drafts.
+    """
+    tokens = range(num_tokens)
+    sets = [set(s) for size in range(1, min(num_tokens, num_drafts) + 1) for s in combinations(tokens, size)]
+    dimension = num_tokens + len(sets)
+    identity = np.eye(dimension)
+    rays = [identity[y] + identity[num_tokens + i] for i, members in enumerate(sets) for y in sorted(members)]
+    generators = cdd.matrix_from_array([[0.0, *ray] for ray in rays], rep_type=cdd.RepType.GENERATOR)
+    found = cdd.copy_inequalities(cdd.polyhedron_from_matrix(generators))
+    facets = [np.array(row[1:]) for i, row in enumerate(found.array) if i not in found.lin_set]
+    nonnegative = {tuple(identity[num_tokens + i]) for i in range(len(sets))}
+    subsets = set()
+    for size in range(1, num_tokens):
+        for inside in combinations(tokens, size):
+            row = np.zeros(dimension)
+            row[list(inside)] = 1
+            row[num_tokens:] = [-float(members <= set(inside)) for members in sets]
+            subsets.add(tuple(row))
+    kinds = [_canonical(facet, num_tokens) for facet in facets]
+    return Cone(
+        dimension=dimension,
+        rays=len(rays),
+        nonnegative=sum(kind in nonnegative for kind in kinds),
+        subsets=sum(kind in subsets for kind in kinds),
+        other=sum(kind not in nonnegative | subsets for kind in kinds),
+    )
+
+
+def _canonical(facet: NDArray[np.float64], num_tokens: int) -> tuple[float, ...]:
+    """The facet without its multiple of the equality ``sum q = sum m``: smallest coefficient of q is 0, largest size is 1."""
+    shift = facet[:num_tokens].min()
+    moved = facet - shift * np.r_[np.ones(num_tokens), -np.ones(len(facet) - num_tokens)]
+    return tuple(np.round(moved / np.abs(moved).max(), 9) + 0.0)

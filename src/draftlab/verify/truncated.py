@@ -1,0 +1,149 @@
+"""Importance sampling with a truncated linear program: only the few tokens that matter most are optimised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from draftlab.errors import UserError
+from draftlab.verify.canonical import select_then_verify
+from draftlab.verify.split import SPLITS, Solver
+from draftlab.verify.token import Acceptance, Decision, TokenVerifier
+
+Tail = Literal["sorted", "first"]
+"""Who wins between two drafts outside the linear program: the one of higher rank, or the first (which needs no full sort)."""
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Size of the linear program in tokens, the rule outside it, and how it is solved."""
+
+    size: int = 5
+    tail: Tail = "sorted"
+    solver: Solver = "direct"
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UserError(f"size is {self.size}", remedy="put at least 1 token into the linear program")
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Selection between two drafts: the law of the selected token, each token's rank, who wins between two ranks below ``size``."""
+
+    selected: Float64[Tensor, "batch vocab"]
+    rank: Int64[Tensor, "batch vocab"]
+    wins: Float64[Tensor, "batch size size"]
+
+
+def _stage(
+    truncation: Truncation,
+    target: Float64[Tensor, "batch vocab"],
+    first: Float64[Tensor, "batch vocab"],
+    second: Float64[Tensor, "batch vocab"],
+) -> _Stage:
+    """Importance sampling between two independent drafts with laws a and b, the linear program over ``size`` tokens (Khisti et al. 2025, section 4).
+
+    The tokens of largest ``q - a b`` enter the program and win against all others; outside it the ``tail`` rule decides. ``r`` is
+    recomputed from the solution: lossless to rounding whatever the solver did.
+    """
+    size, tail = min(truncation.size, target.shape[-1]), truncation.tail
+    both = first * second
+    score = target - both
+    order = (
+        torch.sort(score, dim=-1, descending=True, stable=True).indices
+        if tail == "sorted"
+        else score.topk(size, -1).indices
+    )
+    head = order[:, :size]
+    outside = torch.ones_like(target).scatter_(-1, head, 0.0)
+    first_out, second_out = ((law * outside).sum(-1, keepdim=True) for law in (first, second))
+    a, b = first.gather(-1, head), second.gather(-1, head)
+    base = a * b + a * second_out + b * first_out
+    mass = a[:, :, None] * b[:, None, :] + b[:, :, None] * a[:, None, :]
+    share = SPLITS[truncation.solver](target.gather(-1, head) - base, mass)
+    inside = base + share.sum(-1)
+    if tail == "sorted":
+        rank = torch.empty_like(order).scatter_(
+            -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
+        )
+        a, b = first.gather(-1, order), second.gather(-1, order)
+        tail_law = a * b + a * _after(b) + b * _after(a)
+        selected = torch.empty_like(target).scatter_(-1, order, torch.cat([inside, tail_law[:, size:]], -1))
+    else:
+        rank = torch.full_like(target, size, dtype=torch.int64)
+        rank.scatter_(-1, head, torch.arange(size, device=head.device).expand_as(head))
+        selected = (first * second_out).scatter(-1, head, inside)
+    return _Stage(selected, rank, share / mass.where(mass > 0, 1.0))
+
+
+def _after(probs: Float64[Tensor, "batch vocab"]) -> Float64[Tensor, "batch vocab"]:
+    """The mass after each entry."""
+    return torch.nn.functional.pad(probs.flip(-1).cumsum(-1).flip(-1)[:, 1:], (0, 1))
+
+
+def _keep(
+    stage: _Stage, held: Int64[Tensor, "batch held"], new: Int64[Tensor, "batch 1"]
+) -> Float64[Tensor, "batch held"]:
+    """Probability that each held token is kept against the new one."""
+    size = stage.wins.shape[-1]
+    mine, other = stage.rank.gather(-1, held), stage.rank.gather(-1, new)
+    cell = mine.clamp_max(size - 1) * size + other.clamp_max(size - 1)
+    solved = stage.wins.flatten(1).gather(-1, cell)
+    return solved.where((mine < size) & (other < size), (mine <= other).double())
+
+
+def _select(
+    truncation: Truncation,
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch drafts vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> tuple[Float64[Tensor, "batch vocab"], Float64[Tensor, "batch drafts"]]:
+    """Stage after stage, the token selected so far against the next draft: the law of the selected token, and which draft it is."""
+    selected, chosen = draft_probs[:, 0], torch.ones_like(tokens[:, :1], dtype=torch.float64)
+    for k in range(1, tokens.shape[1]):
+        stage = _stage(truncation, target_probs, selected, draft_probs[:, k])
+        kept = _keep(stage, tokens[:, :k], tokens[:, k : k + 1])
+        chosen = torch.cat([chosen * kept, (chosen * (1 - kept)).sum(-1, keepdim=True)], -1)
+        selected = stage.selected
+    return selected, chosen
+
+
+def _decide(
+    truncation: Truncation,
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch drafts vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> Decision:
+    selected, chosen = _select(truncation, target_probs, draft_probs, tokens)
+    return select_then_verify(target_probs, selected, chosen, tokens)
+
+
+def _acceptance(
+    truncation: Truncation,
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch drafts vocab"],
+) -> Acceptance:
+    """``proc = sum min(q, r)``; membership has no closed form."""
+    tokens = torch.zeros(draft_probs.shape[:2], dtype=torch.int64, device=draft_probs.device)
+    selected, _ = _select(truncation, target_probs, draft_probs, tokens)
+    proc = target_probs.minimum(selected).sum(-1)
+    return Acceptance(proc, torch.full_like(proc, torch.nan))
+
+
+def truncated(truncation: Truncation) -> TokenVerifier:
+    """Importance sampling with a small linear program (Khisti et al. 2025, section 4); independent drafts, more than two by stages.
+
+    For two drafts its acceptance is at least ``alpha* - sum over the other tokens of (q - p_1 p_2)_+``, and no more is promised.
+    """
+    return TokenVerifier(
+        "importance_truncated", "independent", partial(_decide, truncation), partial(_acceptance, truncation)
+    )
+
+
+importance_truncated = truncated(Truncation())
