@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -101,6 +102,14 @@ def test_answer_logits_are_differentiable_in_every_weight(model: Llama) -> None:
     for name, weight in model.named_parameters():
         assert weight.grad is not None, name
         assert weight.grad.abs().sum() > 0, name
+
+
+def test_training_works_after_inference() -> None:
+    """Tables that are kept between calls must not be born inside inference mode."""
+    model = Llama(dataclasses.replace(SMALL, rope_theta=5000.0)).initialise(torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        model.prefill(PROMPTS, room=4)
+    model.answer_logits(PROMPTS, ANSWERS).sum().backward()
 
 
 @torch.inference_mode()

@@ -83,7 +83,7 @@ def expected_shapes(config: dict[str, Any], folder: Path) -> dict[str, tuple[int
     if kind not in ("llama", "t5"):
         raise UserError(f"architecture {kind!r} cannot be exported", file=folder, remedy="use a llama or t5 model")
     try:
-        return _t5_shapes(config) if kind == "t5" else _llama_shapes(config, folder)
+        return _t5_shapes(config, folder) if kind == "t5" else _llama_shapes(config, folder)
     except KeyError as key:
         raise UserError(f"config.json has no {key}", file=folder, remedy="use the model's own config.json") from None
 
@@ -129,7 +129,11 @@ def _llama_shapes(config: dict[str, Any], folder: Path) -> dict[str, tuple[int, 
     return shapes
 
 
-def _t5_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def _t5_shapes(config: dict[str, Any], folder: Path) -> dict[str, tuple[int, ...]]:
+    if _t5_layers(config, "decoder") > _t5_layers(config, "encoder"):
+        raise UserError(
+            "llama.cpp cannot load a T5 whose decoder is deeper", file=folder, remedy="use another T5 model"
+        )
     hidden, ffn, heads, width = config["d_model"], config["d_ff"], config["num_heads"], config["d_kv"]
     gated = config.get("feed_forward_proj", "relu").startswith("gated")
     shapes: dict[str, tuple[int, ...]] = {"shared.weight": (config["vocab_size"], hidden)}
@@ -265,40 +269,47 @@ def _write_tensors(
 ) -> None:
     """Describe every tensor, then stream the values: memory stays at one tensor whatever the model's size."""
     arch = gguf.MODEL_ARCH.T5 if config["model_type"] == "t5" else gguf.MODEL_ARCH.LLAMA
-    names = gguf.get_tensor_name_map(arch, max(config.get("num_hidden_layers", 0), config.get("num_layers", 0)))
-    tied_t5 = config["model_type"] == "t5" and "lm_head.weight" not in tensors.shapes
-
-    def describe(name: str, shape: tuple[int, ...]) -> None:
-        kind = (
-            quantization if len(shape) == 2 and "relative_attention_bias" not in name else gguf.GGMLQuantizationType.F32
-        )
-        target = "output.weight" if name == "lm_head.weight" else names.get_name(name, try_suffixes=(".weight",))
+    depth = max(config.get(key) or 0 for key in ("num_hidden_layers", "num_layers", "num_decoder_layers"))
+    names = gguf.get_tensor_name_map(arch, depth)
+    kinds = {name: _stored_as(name, shape, quantization) for name, shape in tensors.shapes.items()}
+    for name, kind in kinds.items():
+        target = names.get_name(name, try_suffixes=(".weight",))
         assert target is not None, name
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        width = np.float16 if kind == gguf.GGMLQuantizationType.F16 else np.float32
-        bytes_ = int(np.prod(shape)) // block * size
-        if block > 1:
-            shape = gguf.quant_shape_to_byte_shape(shape, kind)
-            writer.add_tensor_info(target, shape, np.dtype(np.uint8), bytes_, raw_dtype=kind)
-        else:
-            writer.add_tensor_info(target, shape, np.dtype(width), bytes_)
-        kinds[name] = kind
-
-    kinds: dict[str, gguf.GGMLQuantizationType] = {}
-    for name, shape in tensors.shapes.items():
-        describe(name, shape)
-    if tied_t5:
-        describe("lm_head.weight", tensors.shapes["shared.weight"])
+        _describe(writer, target, tensors.shapes[name], kind)
+    scale = _output_scale(config)
+    if scale is not None:
+        _describe(writer, "output.weight", tensors.shapes["shared.weight"], quantization)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, tensor in tensors.items():
         writer.write_tensor_data(gguf.quantize(_rotary(name, tensor, config), kinds[name]))
-    if (
-        tied_t5
-    ):  # transformers scales the hidden state before a tied output layer; llama.cpp does not, so the layer is scaled
-        scaled = tensors.read("shared.weight") * np.float32(config["d_model"] ** -0.5)
-        writer.write_tensor_data(gguf.quantize(scaled, kinds["lm_head.weight"]))
+    if scale is not None:
+        writer.write_tensor_data(gguf.quantize(tensors.read("shared.weight") * np.float32(scale), quantization))
+
+
+def _stored_as(name: str, shape: tuple[int, ...], quantization: gguf.GGMLQuantizationType) -> gguf.GGMLQuantizationType:
+    matrix = len(shape) == 2 and "relative_attention_bias" not in name
+    return quantization if matrix else gguf.GGMLQuantizationType.F32
+
+
+def _describe(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> None:
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    count = int(np.prod(shape)) // block * size
+    if block > 1:
+        packed = gguf.quant_shape_to_byte_shape(shape, kind)
+        writer.add_tensor_info(name, packed, np.dtype(np.uint8), count, raw_dtype=kind)
+    else:
+        half = kind == gguf.GGMLQuantizationType.F16
+        writer.add_tensor_info(name, shape, np.dtype(np.float16 if half else np.float32), count)
+
+
+def _output_scale(config: dict[str, Any]) -> float | None:
+    """The factor for a copy of T5's embeddings as output layer: transformers scales the hidden state before a tied output
+    layer, llama.cpp does not. None where llama.cpp needs no copy."""
+    if config["model_type"] != "t5" or not config.get("tie_word_embeddings", True):
+        return None
+    return float(config["d_model"] ** -0.5) if config.get("scale_decoder_outputs", True) else None
 
 
 def _rotary(name: str, tensor: Array, config: dict[str, Any]) -> Array:

@@ -303,8 +303,9 @@ def _rotate(pairs: Float[Tensor, "*rows dim"], rotations: Complex[Tensor, "*rows
 
 
 @functools.cache
+@torch.inference_mode(False)
 def _rotations(config: LlamaConfig, device: torch.device) -> Complex[Tensor, "context half"]:
-    """exp(i position theta^(-2j/dim)), in float64 until the end."""
+    """exp(i position theta^(-2j/dim)), in float64 until the end. The table outlives the call: no inference tensor, training needs it."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
     angles = torch.outer(
         torch.arange(config.max_position_embeddings, dtype=torch.float64), config.rope_theta**-exponents
@@ -319,6 +320,7 @@ def _causal_mask(new: int, dtype: torch.dtype, device: torch.device, end: int) -
 
 
 @functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def _mask_table(new: int, room: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "new room"]:
     return torch.full((new, room), -torch.inf, dtype=dtype, device=device).triu(room - new + 1)
 
