@@ -49,7 +49,7 @@ def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float
     """
     highest, best = logits.max(-1, keepdim=True)
     if not bool(highest.isfinite().all()):
-        where = _first(~highest.isfinite())
+        where = _first(~highest.isfinite()[..., 0])
         raise UserError(f"logits{where} hold NaN, +inf or nothing finite", remedy="check the model and its dtype")
     if sampling.temperature == 0:
         return torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(-1, best, 1.0)
@@ -132,7 +132,7 @@ def check_probs(probs: Float[Tensor, "*batch vocab"], name: str) -> Float64[Tens
             f"{name} is empty: shape {tuple(probs.shape)}", remedy="pass at least one token and one position"
         )
     wide = probs.double()
-    total = wide.sum(-1, keepdim=True)
+    total = wide.sum(-1)
     bad = ~((total - 1).abs() <= SUM_TOLERANCE[probs.dtype])  # NaN fails every comparison
     if bool(bad.any()):
         where = _first(bad)
@@ -143,46 +143,65 @@ def check_probs(probs: Float[Tensor, "*batch vocab"], name: str) -> Float64[Tens
         )
     if bool((wide < 0).any()):
         raise UserError(f"{name}{_first(wide < 0)} is negative", remedy="pass probabilities, not logits or differences")
-    return wide / total
+    return wide / total[..., None]
 
 
 def check_drafted(
     target_probs: Float[Tensor, "*batch vocab"],
     draft_probs: Float[Tensor, "*batch drafts vocab"],
     tokens: Int64[Tensor, "*batch drafts"] | None = None,
+    drafting: Drafting = "independent",
 ) -> tuple[Float64[Tensor, "*batch vocab"], Float64[Tensor, "*batch drafts vocab"]]:
-    """Both tables checked and in float64; refuses different vocabularies and tokens that their draft law cannot have drawn."""
+    """Both tables checked and in float64; refuses different vocabularies and tokens that cannot have been drafted that way."""
     if target_probs.shape[-1] != draft_probs.shape[-1]:
         raise UserError(
             f"target_probs has {target_probs.shape[-1]} tokens and draft_probs {draft_probs.shape[-1]}",
             remedy="target and draft must share one vocabulary",
         )
-    target, draft = check_probs(target_probs, "target_probs"), check_probs(draft_probs, "draft_probs")
-    if target.shape[:-1] != draft.shape[:-2] or (tokens is not None and tokens.shape != draft.shape[:-1]):
-        shapes = [tuple(x.shape) for x in (target_probs, draft_probs, tokens) if x is not None]
+    shapes = [tuple(x.shape) for x in (target_probs, draft_probs, tokens) if x is not None]
+    if target_probs.shape[:-1] != draft_probs.shape[:-2] or (
+        tokens is not None and tokens.shape != draft_probs.shape[:-1]
+    ):
         raise UserError(
             f"shapes do not fit: {shapes}", remedy="pass [batch, vocab], [batch, drafts, vocab] and [batch, drafts]"
         )
+    target, draft = check_probs(target_probs, "target_probs"), check_probs(draft_probs, "draft_probs")
+    if drafting != "independent" and not torch.equal(draft, draft[..., :1, :].expand_as(draft)):
+        raise UserError(
+            f"the drafts' laws differ, but {drafting} drafts come from one law",
+            remedy="use a verifier for independent drafts: specinfer, importance or importance_truncated",
+        )
     if tokens is not None:
-        outside = (tokens < 0) | (tokens >= draft.shape[-1])
-        if bool(outside.any()):
-            raise UserError(
-                f"tokens{_first(outside)} is outside the vocabulary", remedy="pass token ids from 0 to vocab - 1"
-            )
-        drafted = draft.gather(-1, tokens[..., None])[..., 0]
-        if bool((drafted == 0).any()):
-            raise UserError(
-                f"tokens{_first(drafted == 0)} was drafted but has draft probability 0",
-                remedy="verify with exactly the draft probabilities (after temperature, top-k, top-p) that were sampled from",
-            )
+        _check_tokens(draft, tokens, distinct=drafting in ("without_replacement", "greedy"))
     return target, draft
+
+
+def _check_tokens(
+    draft: Float64[Tensor, "*batch drafts vocab"], tokens: Int64[Tensor, "*batch drafts"], distinct: bool
+) -> None:
+    outside = (tokens < 0) | (tokens >= draft.shape[-1])
+    if bool(outside.any()):
+        raise UserError(
+            f"tokens{_first(outside)} is outside the vocabulary", remedy="pass token ids from 0 to vocab - 1"
+        )
+    impossible = draft.gather(-1, tokens[..., None])[..., 0] == 0
+    if bool(impossible.any()):
+        raise UserError(
+            f"tokens{_first(impossible)} was drafted but has draft probability 0",
+            remedy="verify with exactly the draft probabilities (after temperature, top-k, top-p) that were sampled from",
+        )
+    in_order = tokens.sort(-1).values
+    repeated = (in_order[..., 1:] == in_order[..., :-1]).any(-1)
+    if distinct and bool(repeated.any()):
+        raise UserError(
+            f"tokens{_first(repeated)} repeats a token, but these drafts are drawn without replacement",
+            remedy="use a verifier for drafts with replacement: specinfer, k_seq or optimal",
+        )
 
 
 def _first(bad: Tensor) -> str:
     """The first index where ``bad`` holds, as ``[i, j]``; nothing for a table without batch."""
     index = bad.nonzero()[0].tolist()
-    if bad.shape[-1] == 1:
-        index = index[:-1]
     return str(index) if index else ""
 
 

@@ -58,7 +58,7 @@ class TokenVerifier:
 
         Averaged over the drafts it is ``target_probs``: that is what lossless means. Bad probabilities are a ``UserError``.
         """
-        target, draft = check_drafted(target_probs, draft_probs, tokens)
+        target, draft = check_drafted(target_probs, draft_probs, tokens, self.drafting)
         return self._law(*_flat(target, draft, tokens))[0].view(target.shape)
 
     def _law(
@@ -85,7 +85,7 @@ class TokenVerifier:
         ``check=False`` trusts the tables (those of ``to_probs`` and tokens of ``draft_tokens``) and saves a pass over them.
         """
         if check:
-            target_probs, draft_probs = check_drafted(target_probs, draft_probs, tokens)
+            target_probs, draft_probs = check_drafted(target_probs, draft_probs, tokens, self.drafting)
         decision = self.decide(target_probs, draft_probs, tokens)
         uniform = torch.rand(len(tokens), 1, dtype=torch.float64, device=tokens.device, generator=generator)
         choice = (uniform >= decision.accept.cumsum(-1)).sum(-1)
@@ -103,7 +103,7 @@ class TokenVerifier:
         tokens: Int64[Tensor, "*batch drafts"],
     ) -> Acceptance:
         """Both acceptances given the drafted tokens, exactly; their mean over drawn drafts estimates ``acceptance``."""
-        target, draft = check_drafted(target_probs, draft_probs, tokens)
+        target, draft = check_drafted(target_probs, draft_probs, tokens, self.drafting)
         law, proc = self._law(*_flat(target, draft, tokens))
         drafted = torch.zeros_like(law).scatter_(-1, tokens.reshape(len(law), -1), 1.0)
         return Acceptance(proc.view(target.shape[:-1]), (law * drafted).sum(-1).view(target.shape[:-1]))
@@ -112,7 +112,7 @@ class TokenVerifier:
         self, target_probs: Float64[Tensor, "*batch vocab"], draft_probs: Float64[Tensor, "*batch drafts vocab"]
     ) -> Acceptance:
         """Both acceptances over the drafts: the closed form where there is one, else by enumeration, NaN beyond a million tuples."""
-        target, draft = check_drafted(target_probs, draft_probs)
+        target, draft = check_drafted(target_probs, draft_probs, drafting=self.drafting)
         flat_target, flat_draft = target.reshape(-1, target.shape[-1]), draft.reshape(-1, *draft.shape[-2:])
         unknown = torch.full((len(flat_target),), torch.nan, dtype=torch.float64, device=target.device)
         found = self.closed_form(flat_target, flat_draft) if self.closed_form else Acceptance(unknown, unknown)
