@@ -206,6 +206,9 @@ def _load(path: Path, settings: Settings) -> Any:
     if not model:
         reason = ERRORS[0] if ERRORS else "llama.cpp gives no reason"
         raise UserError(f"llama.cpp cannot load it: {reason}", file=path, remedy="export the model again")
+    if lib.llama_model_has_encoder(model) or not lib.llama_model_has_decoder(model):
+        lib.llama_model_free(model)
+        raise UserError("it is not a decoder-only model", file=path, remedy="measure latency with a Llama-family model")
     return model
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -41,23 +42,23 @@ def self_check(python: str = sys.executable) -> None:
         raise UserError(f"the installed llama.cpp fails its self-check: {last}", remedy=CURE)
 
 
-def write_toy(folder: Path, *, hidden: int = 32, layers: int = 1, vocab: int = 32, seed: int = 0) -> None:
-    """A Llama with random weights in the Hugging Face layout, without a tokenizer."""
+def write_toy(folder: Path, *, seed: int = 0, **changes: Any) -> None:
+    """A Llama with random weights in the Hugging Face layout, without a tokenizer; ``changes`` override its config."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
-        "num_hidden_layers": layers,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "vocab_size": vocab,
+        "vocab_size": 32,
         "max_position_embeddings": 512,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
         "bos_token_id": 1,
         "eos_token_id": 2,
-    }
+    } | changes
     rng = np.random.default_rng(seed)
     tensors = {
         name: np.ones(shape, dtype=np.float32)
