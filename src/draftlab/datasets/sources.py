@@ -1,6 +1,6 @@
-"""Where raw rows come from: the hub, a folder of raw files, a generator, or a file that ``fetch`` wrote before.
+"""Where raw rows come from: the hub, raw files, a generator, or what ``fetch`` wrote before.
 
-The only code of the project that may touch a network.
+The only code of the project that may touch a network for data.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from draftlab import records
-from draftlab.datasets import generators, registry
-from draftlab.datasets.readers import RawRow, read_rows
+from draftlab.datasets import companions, generators, registry
+from draftlab.datasets.readers import RawRow
 from draftlab.datasets.registry import Dataset
 from draftlab.errors import UserError
 
@@ -61,19 +61,21 @@ class Generated:
 
 @dataclass(frozen=True)
 class RawFiles:
-    """Rows of the files below ``folder``, found by the patterns of ``workflow/datasets.csv``."""
+    """Rows of the files below ``path``, found by the patterns of ``workflow/datasets.csv``, or of ``path`` itself."""
 
     dataset: Dataset
-    folder: Path
+    path: Path
 
     def files(self, split: Split) -> list[Path]:
-        """The files of the first pattern that finds any, in the order of their names."""
+        """The files of the first pattern that finds any, in the order of their names; eval may have none."""
+        if self.path.is_file():
+            return [self.path] if split == "train" else []
         patterns = (self.dataset.raw_train if split == "train" else self.dataset.raw_eval).split()
-        found = next((f for p in patterns if (f := sorted(self.folder.glob(p)))), [])
-        if patterns and not found:
+        found = next((f for p in patterns if (f := sorted(self.path.glob(p)))), [])
+        if split == "train" and not found:
             raise UserError(
-                f"no raw files of {self.dataset.name} ({split}): looked for {', '.join(patterns)}",
-                file=self.folder,
+                f"no raw files of {self.dataset.name}: looked for {', '.join(patterns)}",
+                file=self.path,
                 remedy="put the dataset's files there, or use another source",
             )
         return found
@@ -81,14 +83,11 @@ class RawFiles:
     def rows(self, split: Split) -> Iterator[RawRow]:
         """The rows of all files in turn."""
         for file in self.files(split):
-            yield from read_rows(file, self.dataset.columns.split())
+            yield from companions.joined(file, self.dataset)
 
     def provenance(self, split: Split) -> dict[str, Any]:
         """Name, size and digest of each file."""
-        files = [
-            {"file": str(f.relative_to(self.folder)), "bytes": f.stat().st_size, "sha256": sha256(f)}
-            for f in self.files(split)
-        ]
+        files = [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256(f)} for f in self.files(split)]
         return {"source": "raw", "files": files}
 
 
@@ -100,21 +99,22 @@ class Hub:
 
     def rows(self, split: Split) -> Iterator[RawRow]:
         """The rows as the hub's Parquet or JSON files hold them."""
+        if not self.dataset.hub_id:
+            raise UserError(
+                f"{self.dataset.name} is not on the hub", remedy=f"use --source raw: {self.dataset.raw_train}"
+            )
         name = self.dataset.train if split == "train" else self.dataset.eval
         if not name:
             return
         where = f"hub:{self.dataset.hub_id}/{name}"
         for number, row in enumerate(_load_from_hub(self.dataset, name), 1):
-            yield RawRow(where, number, row)
+            # What Parquet holds and JSON does not, dates among it, becomes text.
+            yield RawRow(where, number, json.loads(json.dumps(row, default=str)))
 
     def provenance(self, split: Split) -> dict[str, Any]:
         """Repository, configuration and revision."""
-        return {
-            "source": "hub",
-            "hub_id": self.dataset.hub_id,
-            "config": self.dataset.config,
-            "revision": self.dataset.revision,
-        }
+        dataset = self.dataset
+        return {"source": "hub", "hub_id": dataset.hub_id, "config": dataset.config, "revision": dataset.revision}
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Fetched:
 def open_source(
     dataset: str, source: SourceName, *, raw: Path | None, train_rows: int, eval_rows: int, seed: int
 ) -> DatasetSource:
-    """The source by name; ``raw`` is the folder of files, the numbers of rows are what a generator draws."""
+    """The source by name; ``raw`` is the folder of files (or one file), the numbers of rows are what a generator draws."""
     found = registry.find(dataset)
     match source:
         case "generator":
@@ -148,6 +148,8 @@ def open_source(
         case "raw" | "fetched":
             if raw is None:
                 raise UserError(f"source {source} needs a folder of files", remedy="name it with --raw")
+            if not raw.exists():
+                raise UserError("no such folder or file", file=raw, remedy="check the path")
             return RawFiles(found, raw) if source == "raw" else Fetched(raw)
 
 
@@ -157,10 +159,7 @@ def fetch(dataset: str, split: Split, source: SourceName, *, raw: Path | None, r
     ``rows`` bounds how many (0: all); rows that cannot be read are written with their problem.
     """
     opened = open_source(dataset, source, raw=raw, train_rows=rows, eval_rows=rows, seed=seed)
-    found: Iterator[RawRow] = itertools.islice(opened.rows(split), rows or None)
-    if source == "hub":  # what Parquet holds and JSON does not, dates among it, is written as text
-        found = (replace(row, row=json.loads(json.dumps(row.row, default=str))) for row in found)
-    count = records.write_jsonl(out, found)
+    count = records.write_jsonl(out, itertools.islice(opened.rows(split), rows or None))
     note = {"dataset": dataset, "split": split, **opened.provenance(split), "rows": count, "sha256": sha256(out)}
     records.write_json(provenance_path(out), note)
 
@@ -178,31 +177,26 @@ def sha256(path: Path) -> str:
 
 def _load_from_hub(dataset: Dataset, split: str) -> Iterator[dict[str, Any]]:
     import datasets
-    import requests
     from datasets.exceptions import DatasetNotFoundError
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
     page = f"https://huggingface.co/datasets/{dataset.hub_id}"
-    folder = dataset.config.removeprefix("data_dir=") if dataset.config.startswith("data_dir=") else None
+    option, _, value = dataset.config.rpartition("=")  # data_dir=... or data_files=..., or the configuration's name
     try:
         yield from datasets.load_dataset(
-            dataset.hub_id,
-            name=None if folder else dataset.config or None,
-            data_dir=folder,
-            split=split,
-            revision=dataset.revision,
+            dataset.hub_id, split=split, revision=dataset.revision, **{option or "name": value or None}
         )
     except (GatedRepoError, DatasetNotFoundError) as error:
         if dataset.gated == "yes":
             remedy = f"ask for access at {page}, then log in once with: hf auth login"
             raise UserError(f"{dataset.hub_id} is gated", remedy=remedy) from None
-        raise UserError(f"{dataset.hub_id}: {_no_token(error)}", remedy=f"see {page}") from None
-    except (ConnectionError, requests.RequestException, HfHubHTTPError, OSError, ValueError) as error:
+        raise UserError(f"{dataset.hub_id}: {_without_token(error)}", remedy=f"see {page}") from None
+    except (OSError, HfHubHTTPError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"cannot read {dataset.hub_id} from the hub or its local cache: {_no_token(error)}",
+            f"cannot read {dataset.hub_id} from the hub or its local cache: {_without_token(error)}",
             remedy="connect to the network, or use --source raw or --source generator",
         ) from None
 
 
-def _no_token(error: Exception) -> str:
+def _without_token(error: Exception) -> str:
     return re.sub(r"hf_\w+", "hf_…", str(error).split("\n", 1)[0])

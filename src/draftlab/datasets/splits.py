@@ -8,7 +8,6 @@ import hashlib
 import heapq
 import itertools
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,14 +42,17 @@ class Options:
 
 @dataclass
 class Counts:
-    """What became of the rows of one split; duplicates and overlap are left out, or kept in ``osd_repo_2024``."""
+    """What became of the rows of one split; duplicates and overlap are left out, or kept in ``osd_repo_2024``.
+
+    ``held_out`` train rows became eval prompts; their own counts stand under ``train``.
+    """
 
     read: int = 0
     kept: int = 0
     held_out: int = 0
     duplicates: int = 0
     overlap: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
+    rejected: dict[str, int] = field(default_factory=dict)
 
 
 def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> dict[str, Any]:
@@ -58,47 +60,39 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
 
     ``clean``: no prompt twice, none on both sides; the eval prompts are a random sample that the seed fixes.
     ``osd_repo_2024``: the first 10,000 rows of a split, duplicates and leaks kept; a sample for eval, or the first rows.
-    A dataset without an eval split has its eval prompts held out of train. Memory holds the eval prompts and a digest
-    of each train prompt.
+    A dataset without an eval split has its eval prompts held out of train, at most half of them. Memory holds the eval
+    prompts and a digest of each train prompt.
     """
     clean = options.profile == "clean"
+    cleaner = (cleaners.CLEANERS if clean else cleaners.OSD_REPO_CLEANERS)[dataset]
     single = next(source.rows("eval"), None) is None
-    counts = {"train": Counts(), "eval": Counts()}
+    train, evaluation = Counts(), Counts()
     with contextlib.ExitStack() as stack:
-        files = {
-            n: stack.enter_context(records.atomic_path(out / f"{n}.jsonl")) for n in ("prompts", "eval", "rejected")
-        }
-        sink = stack.enter_context(files["rejected"].open("w", encoding="utf-8"))
+        names = ("prompts.jsonl", "eval.jsonl", "rejected.jsonl")
+        prompts_file, eval_file, rejected_file = (stack.enter_context(records.atomic_path(out / n)) for n in names)
+        sink = stack.enter_context(rejected_file.open("w", encoding="utf-8"))
 
-        def prompts(split: str, rows: Iterator[RawRow], sink: IO[str] | None) -> Iterator[Prompt]:
+        def prompts(split: str, rows: Iterator[RawRow], counts: Counts, known: int = 0) -> Iterator[Prompt]:
             limited = itertools.islice(rows, None if clean else OSD_LIMIT)
-            table = cleaners.CLEANERS if clean else cleaners.OSD_REPO_CLEANERS
-            cleaned = cleaners.clean(dataset, split, limited, cleaner=table[dataset], max_chars=options.max_chars)
-            return _kept(cleaned, counts[split], sink, options.on_bad_row)
+            cleaned = cleaners.clean(dataset, split, limited, cleaner=cleaner, max_chars=options.max_chars)
+            return _kept(cleaned, counts, options.on_bad_row, sink, known)
 
-        candidates = _distinct(
-            prompts("eval", source.rows("train" if single else "eval"), sink), counts["eval"], set(), clean
-        )
-        if single and not clean:
-            chosen = list(itertools.islice(candidates, options.eval or None))
-        else:
-            chosen = _sample(candidates, options.eval, lambda p: f"{options.seed}/{p.text if clean else p.id}")
-        held_out = {_index(p) for p in chosen} if single else set()
-
-        # A single split was read, and its bad rows listed, when the eval prompts were chosen.
-        train = prompts("train", source.rows("train"), None if single else sink)
-        rest = _without(train, held_out, counts["train"])
-        taken = {digest(p.text) for p in chosen}
-        distinct = _distinct(rest, counts["train"], taken, clean)
-        counts["train"].kept = records.write_jsonl(files["prompts"], itertools.islice(distinct, options.train or None))
-        counts["eval"].kept = records.write_jsonl(files["eval"], chosen)
-        if not counts["train"].kept:
+        candidates = prompts("eval", source.rows("train" if single else "eval"), evaluation)
+        chosen = _choose(_distinct(candidates, evaluation, set(), clean), evaluation, single, options)
+        known = evaluation.read if single else 0
+        evaluation = Counts(kept=len(chosen)) if single else dataclasses.replace(evaluation, kept=len(chosen))
+        held_out = {_index(prompt) for prompt in chosen} if single else set()
+        rest = _without(prompts("train", source.rows("train"), train, known), held_out, train)
+        distinct = _distinct(rest, train, {digest(prompt.text) for prompt in chosen}, clean)
+        records.write_jsonl(prompts_file, itertools.islice(distinct, options.train or None))
+        records.write_jsonl(eval_file, chosen)
+        if not train.kept:
             raise UserError(f"no usable row in {dataset}", remedy="see what was read: draftlab data check FILE")
     summary = {
         "dataset": dataset,
         **dataclasses.asdict(options),
-        "counts": {split: dataclasses.asdict(count) for split, count in counts.items()},
-        "provenance": {split: source.provenance(split) for split in ("train", "eval")},
+        "counts": {"train": dataclasses.asdict(train), "eval": dataclasses.asdict(evaluation)},
+        "provenance": {"train": source.provenance("train"), "eval": source.provenance("eval")},
     }
     records.write_json(out / "summary.json", summary)
     return summary
@@ -120,9 +114,23 @@ def _index(prompt: Prompt) -> int:
     return int(prompt.id.rsplit("/", 1)[1])
 
 
+def _choose(candidates: Iterable[Prompt], counts: Counts, single: bool, options: Options) -> list[Prompt]:
+    """The eval prompts in the order of their rows: those of the smallest digests, or OSD's choice."""
+    clean = options.profile == "clean"
+    if single and not clean:
+        return list(itertools.islice(candidates, options.eval or None))
+
+    def rank(prompt: Prompt) -> int:
+        return digest(f"{options.seed}/{prompt.text if clean else prompt.id}")
+
+    ranked = heapq.nsmallest(options.eval, candidates, key=rank) if options.eval else sorted(candidates, key=rank)
+    return sorted(ranked[: counts.kept // 2] if single else ranked, key=_index)
+
+
 def _kept(
-    cleaned: Iterable[Prompt | Rejection], counts: Counts, sink: IO[str] | None, on_bad_row: OnBadRow
+    cleaned: Iterable[Prompt | Rejection], counts: Counts, on_bad_row: OnBadRow, sink: IO[str], known: int
 ) -> Iterator[Prompt]:
+    """The prompts; rejections are counted, and written unless they are among the ``known`` first rows."""
     for record in cleaned:
         counts.read += 1
         if isinstance(record, Prompt):
@@ -130,8 +138,8 @@ def _kept(
             continue
         if on_bad_row == "stop":
             raise UserError(record.reason, file=record.file, line=record.line, remedy="repair it, or on_bad_row: keep")
-        counts.rejected[record.reason] += 1
-        if sink is not None:
+        counts.rejected[record.reason] = counts.rejected.get(record.reason, 0) + 1
+        if counts.read > known:
             sink.write(json.dumps(dataclasses.asdict(record)) + "\n")
 
 
@@ -149,14 +157,8 @@ def _distinct(prompts: Iterable[Prompt], counts: Counts, taken: set[int], drop: 
     for prompt in prompts:
         value = digest(prompt.text)
         counts.overlap += value in taken
-        counts.duplicates += value in seen
+        counts.duplicates += value in seen and value not in taken
         if not (drop and (value in taken or value in seen)):
+            counts.kept += 1
             yield prompt
         seen.add(value)
-
-
-def _sample(prompts: Iterable[Prompt], n: int, label: Any) -> list[Prompt]:
-    """``n`` prompts drawn without replacement in one pass: those of the smallest digests; 0 keeps all."""
-    if not n:
-        return list(prompts)
-    return sorted(heapq.nsmallest(n, prompts, key=lambda p: digest(label(p))), key=_index)

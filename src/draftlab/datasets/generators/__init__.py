@@ -12,6 +12,8 @@ from random import Random
 from typing import Any
 
 from draftlab.datasets import cleaners
+from draftlab.datasets.fields import Cleaned
+from draftlab.datasets.generators import chat, tasks
 from draftlab.datasets.generators.code_search_net import code_search_net
 from draftlab.datasets.generators.finance_alpaca import finance_alpaca
 from draftlab.datasets.generators.gsm8k import gsm8k
@@ -25,13 +27,30 @@ GENERATORS: dict[str, Generator] = {
     "gsm8k": gsm8k,
     "code_search_net": code_search_net,
     "finance_alpaca": finance_alpaca,
+    "spider_schema": tasks.spider_schema,
+    "piqa": tasks.piqa,
+    "starcoder": tasks.starcoder,
+    "arena": chat.arena,
+    "lmsys_chat_1m": chat.lmsys_chat_1m,
+    "cnn_dailymail": tasks.cnn_dailymail,
+    "xsum": tasks.xsum,
+    "sharegpt": chat.sharegpt,
+    "humaneval": tasks.humaneval,
+    "mbpp": tasks.mbpp,
+    "mbpp_sanitized": tasks.mbpp_sanitized,
+    "wmt16": tasks.wmt16,
+    "dolly": chat.dolly,
+    "alpaca": chat.alpaca,
+    "mt_bench": chat.mt_bench,
+    "spec_bench": chat.spec_bench,
+    "oasst": chat.oasst,
 }
-FOUR = tuple(GENERATORS)
+FOUR = ("spider", "gsm8k", "code_search_net", "finance_alpaca")  # the datasets of OSD's Table 1
 EVAL_SHARE = 8  # one prompt in eight can only ever be drawn for evaluation
 PATIENCE = 50
 
 
-def _draws(dataset: str, part: str, seed: int, space: str) -> Iterator[tuple[dict[str, Any], cleaners.Cleaned]]:
+def _draws(dataset: str, part: str, seed: int, space: str) -> Iterator[tuple[dict[str, Any], Cleaned]]:
     """Rows without end, repeats included; a prompt falls on the eval side or on the other by its own checksum."""
     if dataset not in GENERATORS:
         raise UserError(f"no generator for {dataset!r}", remedy=f"use one of {', '.join(GENERATORS)}")

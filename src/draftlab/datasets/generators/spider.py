@@ -219,18 +219,3 @@ def spider(draw: Random, space: str) -> dict[str, Any]:
         "query_toks_no_value": ["value" if k[0] in "'\"0123456789" else k.lower() for k in tokens] + style.end.split(),
         "question_toks": WORD.findall(question),
     }
-
-
-def tables(space: str) -> list[dict[str, Any]]:
-    """The schemas of a name space with the fields of Spider's ``tables.json`` that a prompt needs."""
-    return [
-        {
-            "db_id": name,
-            "table_names_original": [table.name for table in pair],
-            "column_names_original": [
-                [-1, "*"],
-                *([i, c] for i, t in enumerate(pair) for c in (f"{pair[0].name}_id", t.label, *t.texts, *t.numbers)),
-            ],
-        }
-        for name, *pair in DATABASES[space]
-    ]

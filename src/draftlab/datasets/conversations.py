@@ -1,0 +1,143 @@
+"""Conversations: the turns of the formats in use, the request in them, and chat templates by name.
+
+A template yields segments; only the template's own may hold special tokens, so that ``</s>`` typed by a user stays text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from draftlab.datasets.fields import BadRow, Cleaned, as_text, mapping_of
+from draftlab.errors import UserError
+
+Role = Literal["system", "user", "assistant"]
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "user": "user", "human": "user", "prompter": "user",
+    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "bing": "assistant",
+}  # fmt: skip
+VICUNA_SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message."""
+
+    role: Role
+    text: str
+
+
+def turns(conversation: Any) -> list[Turn]:
+    """The messages of a list of ``{role, content}`` or ``{from, value}``; turns of one role in a row become one.
+
+    A message that is no object, has an unknown role or no text is a ``BadRow``; empty answers are left out.
+    """
+    if not isinstance(conversation, list):
+        raise BadRow(f"the conversation is {type(conversation).__name__}, not a list")
+    found: list[Turn] = []
+    for item in conversation:
+        message = mapping_of(item, "a message")
+        name = as_text(message.get("role", message.get("from")), "role")
+        if name not in ROLES:
+            raise BadRow(f"unknown role {name!r}")
+        content = message.get("content", message.get("value"))
+        if ROLES[name] != "user" and isinstance(content, str) and not content.strip():
+            continue
+        text = as_text(content, f"the text of {name}")
+        if found and found[-1].role == ROLES[name]:
+            found[-1] = Turn(ROLES[name], f"{found[-1].text}\n{text}")
+        else:
+            found.append(Turn(ROLES[name], text))
+    return found
+
+
+def first_request(conversation: Any) -> Cleaned:
+    """The first thing the user says and the answer to it; what the assistant says before that is left out."""
+    said = turns(conversation)
+    start = next((i for i, turn in enumerate(said) if turn.role == "user"), None)
+    if start is None:
+        raise BadRow("no user turn")
+    answer = said[start + 1].text if len(said) > start + 1 and said[start + 1].role == "assistant" else None
+    meta: dict[str, Any] = {"turns": sum(turn.role == "user" for turn in said)}
+    if said[0].role == "system":
+        meta["system"] = said[0].text
+    return Cleaned(said[start].text, answer, meta)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a rendered prompt; ``special`` text is the template's own and may hold special tokens."""
+
+    text: str
+    special: bool
+
+
+END = Segment("</s>", special=True)
+
+
+def render(template: str, conversation: Sequence[Turn], *, own: str | None = None) -> list[Segment]:
+    """The prompt for the next answer in a template by name: ``vicuna_v1.1``, ``vicuna_short``, ``plain`` or ``own``.
+
+    ``own`` is the tokenizer's own Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox.
+    """
+    match template:
+        case "vicuna_v1.1" | "vicuna_short":
+            opening = VICUNA_SYSTEM if template == "vicuna_v1.1" else ""
+            segments = _vicuna(conversation, opening)
+        case "plain":
+            segments = [Segment(turn.text, special=False) for turn in conversation]
+        case "own":
+            if not own:
+                raise UserError(
+                    "the tokenizer has no chat template", remedy="name one: vicuna_v1.1, vicuna_short, plain"
+                )
+            segments = _own(conversation, own)
+        case _:
+            raise UserError(f"unknown chat template {template!r}", remedy="use vicuna_v1.1, vicuna_short, plain or own")
+    return [segment for segment in segments if segment.text]
+
+
+def _vicuna(conversation: Sequence[Turn], system: str) -> list[Segment]:
+    segments: list[Segment] = []
+    if conversation and conversation[0].role == "system":
+        segments, conversation = [Segment(conversation[0].text, special=False)], conversation[1:]
+    elif system:
+        segments = [Segment(system, special=True)]
+    for turn in conversation:
+        space = " " if segments and segments[-1] != END else ""
+        name = "USER" if turn.role == "user" else "ASSISTANT"
+        segments += [Segment(f"{space}{name}: ", special=True), Segment(turn.text, special=False)]
+        if turn.role == "assistant":
+            segments.append(END)
+    return [*segments, Segment(" ASSISTANT:", special=True)]
+
+
+def _own(conversation: Sequence[Turn], template: str) -> list[Segment]:
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    # The template sees marks in place of the texts, so whatever it writes around them is known to be its own.
+    marks = {f"\ue000{index}\ue001": turn.text for index, turn in enumerate(conversation)}
+    messages = [{"role": turn.role, "content": mark} for turn, mark in zip(conversation, marks, strict=True)]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    try:
+        text = environment.from_string(template).render(
+            messages=messages, add_generation_prompt=True, bos_token="", eos_token="</s>", raise_exception=refuse
+        )
+    except TemplateError as error:
+        raise UserError(f"the chat template fails: {error}", remedy="use vicuna_v1.1, vicuna_short or plain") from None
+    return list(_split(text, marks))
+
+
+def _split(text: str, marks: dict[str, str]) -> Iterator[Segment]:
+    for piece in re.split("(\ue000\\d+\ue001)", text):
+        yield Segment(marks.get(piece, piece), special=piece not in marks)
