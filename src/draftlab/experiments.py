@@ -24,7 +24,7 @@ from draftlab.errors import UserError
 Scale = Literal["smoke", "laptop", "shapes", "paper"]
 Dataset = str
 SampleSource = Literal["none", "teacher", "student", "mix_token", "mix_request"]
-Loss = Literal["none", "hard_label", "forward_kl", "reverse_kl", "jsd_0.5", "tvd", "jeffreys_0.9"]
+Loss = Literal["none", "hard_label", "forward_kl", "reverse_kl", "jsd_0.1", "jsd_0.5", "jsd_0.9", "tvd", "jeffreys_0.9"]
 LossPositions = Literal["rejected", "all", "block_end", "repository"]
 
 
@@ -98,6 +98,8 @@ class Training(Settings):
     learning_rate: float = Field(gt=0)
     batch: int = Field(gt=0)
     draft_len: int = Field(gt=0, default=5)
+    loss: Loss = "forward_kl"
+    schedule: Literal["cosine", "constant"] = "cosine"
     clip: float = 1.0
 
 
@@ -105,16 +107,13 @@ class Offline(Training):
     """Distil a draft on recorded answers, then measure it on the held-out requests."""
 
     sample_source: SampleSource
-    loss: Loss
     epochs: int = Field(ge=0)
-    schedule: Literal["cosine", "constant"] = "cosine"
 
 
 class Online(Training):
     """Serve the stream in order; alpha of a request is measured before the update that uses it (OSD, Algorithm 1)."""
 
     method: Literal["online", "static", "static_10", "static_10_fair", "offline"]
-    loss: Loss = "forward_kl"
     loss_positions: LossPositions = "rejected"
     update_interval: int = Field(gt=0)
 
@@ -126,18 +125,67 @@ class SpeedupTheory(Settings):
     alphas: list[float]
 
 
-class LatencyAlpha(Settings):
+class Engine(Settings):
+    """How llama.cpp runs a pair: weight type and threads; ``inflated_layers`` > 0 makes the target cost more (``inflate``)."""
+
+    inflated_layers: int = 0
+    inflated_ffn: int = 0
+    weights: Literal["f32", "f16", "q8_0", "q4_0"] = "f32"
+    threads: int = Field(gt=0, default=1)
+    seed: int = 0
+
+
+class LatencyAlpha(Engine):
     """Measured ms/token of llama.cpp at controlled acceptance (OSD, Tables 2 and 7)."""
 
     alpha: list[float]
     draft_len: list[int]
-    inflated_layers: int
-    inflated_ffn: int
     blocks: int = Field(gt=0)
     rounds: int = Field(gt=0)
-    weights: Literal["f32", "f16", "q8_0", "q4_0"] = "f32"
-    threads: int = Field(gt=0, default=1)
-    seed: int = 0
+
+
+class LatencyLength(Engine):
+    """Speed-up at controlled acceptance against the length of the answer, after a prefix (OSD, Table 8)."""
+
+    alpha: list[float]
+    length: list[int]
+    prefix: int = Field(gt=0, default=512)
+    draft_len: int = Field(gt=0)
+    blocks: int = Field(gt=0)
+    rounds: int = Field(gt=0)
+
+
+class LatencyRequests(Engine):
+    """One request after another by each contender: no speculation, and each draft (OSD, Table 3)."""
+
+    dataset: Dataset
+    draft_len: int = Field(gt=0)
+    requests: int = Field(gt=0)
+    max_new_tokens: int = Field(gt=0)
+
+
+class LatencyCost(Engine):
+    """Time of a draft step, a target step and of verifying several tokens, at context lengths and batch sizes."""
+
+    context: list[int]
+    batch: list[int]
+    verified: list[int]
+    blocks: int = Field(gt=0)
+
+
+class LatencyBranches(Engine):
+    """Cost of verifying K branches in one call (multi-draft) against one branch."""
+
+    num_drafts: list[int]
+    draft_len: int = Field(gt=0)
+    context: int = Field(gt=0, default=128)
+    blocks: int = Field(gt=0)
+
+
+class LatencyInterference(LatencyAlpha):
+    """Serving at controlled acceptance while a draft trains on another core, and while none does."""
+
+    batch: int = Field(gt=0, default=8, description="requests per update of the training process")
 
 
 class Region(Settings):
@@ -165,6 +213,11 @@ STAGES: dict[str, type[Settings]] = {
     "online": Online,
     "speedup_theory": SpeedupTheory,
     "latency_alpha": LatencyAlpha,
+    "latency_length": LatencyLength,
+    "latency_requests": LatencyRequests,
+    "latency_cost": LatencyCost,
+    "latency_branches": LatencyBranches,
+    "latency_interference": LatencyInterference,
     "region": Region,
     "acceptance": Acceptance,
 }
