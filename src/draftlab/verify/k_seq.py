@@ -37,7 +37,8 @@ def discount(
         if bool((gap <= TOLERANCE).all()):
             break
         steepness = inside / inverse**2 + num_drafts * slope * missed ** (num_drafts - 1)
-        inverse = (inverse + gap.clamp_min(0) / steepness).clamp_max(1)
+        # A row that is done stands still: its gap and steepness may both be 0 (disjoint laws) while others go on.
+        inverse = (inverse + torch.where(gap > TOLERANCE, gap / steepness, 0.0)).clamp_max(1)
     return 1 / inverse
 
 
