@@ -1,35 +1,33 @@
-"""Decoding: the plain loop of one model (the speculative loop joins it here)."""
+"""Decoding: the plain loop of one model, and the one speculative loop.
+
+A block of the speculative loop: the draft proposes up to ``draft_len`` tokens in each of ``num_drafts`` sequences, the target reads
+them all in one forward, a verifier keeps a prefix of one sequence and adds a token of its own. The text follows the target's law
+exactly; at temperature 0 it is the target's own greedy text. Caches are cropped to what stands, never recomputed.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Generator, Tensor
 
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
-from draftlab.models.batching import check_lengths
-from draftlab.sampling import Sampling, draw, to_probs
+from draftlab.models.batching import check_lengths, pad_rows
+from draftlab.sampling import Sampling, draft_tokens, draw, to_probs
+from draftlab.verify import PATH_VERIFIERS, VERIFIERS
+from draftlab.verify.path import PathVerifier
+from draftlab.verify.sequence import walk
+from draftlab.verify.token import TokenVerifier
 
 GREEDY = Sampling(temperature=0.0)
 
 Observer = Callable[[list[int], int, Float[Tensor, "batch vocab"], Int64[Tensor, " batch"]], None]
 """Called with the request of each row, the answer position, the logits there and the tokens chosen from them."""
-
-
-def next_tokens(
-    logits: Float[Tensor, "batch vocab"], sampling: Sampling, generator: Generator | None
-) -> Int64[Tensor, " batch"]:
-    """One token per row: the most probable one, or a draw."""
-    if sampling.temperature == 0:
-        return logits.argmax(-1)
-    if generator is None:
-        raise UserError(
-            f"temperature {sampling.temperature} without a generator", remedy="pass a seeded torch.Generator"
-        )
-    return draw(to_probs(logits, sampling), 1, generator)[:, 0]
 
 
 @torch.inference_mode()
@@ -45,34 +43,339 @@ def generate(
 ) -> list[list[int]]:
     """Answers of ``model`` alone, one token per forward, as one batch; an answer ends with its first end-of-text token.
 
-    Finished rows leave the batch once they are half of it. ``UserError`` for a prompt without room for ``max_new_tokens``.
+    Finished rows leave the batch at once. ``UserError`` for a prompt without room for ``max_new_tokens``.
     """
-    check_room(model, prompts, max_new_tokens)
+    _check_requests(model, prompts, max_new_tokens)
+    ends = frozenset(eos_ids)
     answers: list[list[int]] = [[] for _ in prompts]
     cache, tokens = model.prefill(prompts, room=max_new_tokens)
     rows = list(range(len(prompts)))
-    going = set(rows)
     for position in range(max_new_tokens):
         logits = cache.extend(tokens[:, None])[:, 0]
-        tokens = next_tokens(logits, sampling, generator)
+        tokens = _choose(logits, sampling, generator)
         if observe is not None:
             observe(rows, position, logits, tokens)
-        for request, token in zip(rows, tokens.tolist(), strict=True):
-            if request in going:
-                answers[request].append(token)
-                if token in eos_ids:
-                    going.remove(request)
-        if not going:
-            break
-        if 2 * len(going) <= len(rows):
-            kept = [place for place, request in enumerate(rows) if request in going]
+        chosen = tokens.tolist()
+        for request, token in zip(rows, chosen, strict=True):
+            answers[request].append(token)
+        if not ends.isdisjoint(chosen):
+            kept = _close_gaps([token not in ends for token in chosen])
+            if not kept:
+                break
             rows = [rows[place] for place in kept]
             cache.take(kept)
             tokens = tokens[torch.tensor(kept, device=tokens.device)]
     return answers
 
 
-def check_room(model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+@dataclass
+class BlockTrace:
+    """One request, decoded: its answer, and what each of its blocks did.
+
+    Per block: tokens ``drafted`` per sequence; ``visited`` of them (accepted, or the first rejected one); ``accepted``; tokens ``emitted``;
+    ``overlap``, the sum of sum_x min(target, draft) over the visited positions; ``repo``, that of min(target, draft) at the
+    drafted token (OSD's estimator). ``alpha`` = overlap / visited, ``block_efficiency`` = emitted / blocks, sums over sums.
+    """
+
+    answer_ids: list[int] = field(default_factory=list)
+    finished: bool = False
+    drafted: list[int] = field(default_factory=list)
+    visited: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    emitted: list[int] = field(default_factory=list)
+    overlap: list[float] = field(default_factory=list)
+    repo: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A batch, decoded: one trace per request, the number of blocks the batch took, and the seconds each part of the loop spent."""
+
+    traces: list[BlockTrace]
+    blocks: int
+    draft_seconds: float
+    target_seconds: float
+    verify_seconds: float
+
+
+@torch.inference_mode()
+def speculate(
+    target: LanguageModel,
+    draft: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    draft_len: int,
+    max_new_tokens: int,
+    eos_ids: Collection[int],
+    num_drafts: int = 1,
+    verifier: str = "single",
+    sampling: Sampling = GREEDY,
+    draft_sampling: Sampling | Sequence[Sampling] | None = None,
+    generator: Generator | None = None,
+) -> Decoded:
+    """Speculative decoding of a batch of prompts with any verifier of ``VERIFIERS`` and ``num_drafts`` sequences per request.
+
+    The draft samples like the target unless ``draft_sampling`` says otherwise, for all sequences or for each. An answer ends with
+    its first end-of-text token or at exactly ``max_new_tokens``. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a
+    prompt without room, a verifier that does not fit the drafts, or sampling without a generator.
+    """
+    policy = _policy(verifier, num_drafts, draft_len, sampling, draft_sampling or sampling, generator)
+    if target.vocab_size != draft.vocab_size:
+        raise UserError(
+            f"target and draft have different vocabularies ({target.vocab_size} and {draft.vocab_size} tokens)",
+            remedy="use two models that share a tokenizer",
+        )
+    for model in (target, draft):
+        _check_requests(model, prompts, max_new_tokens)
+    traces = [BlockTrace() for _ in prompts]
+    reader, writer = (_Side(model, prompts, num_drafts, max_new_tokens + draft_len) for model in (target, draft))
+    rows = list(range(len(prompts)))  # the request of each group of num_drafts rows
+    blocks, clock = 0, _Clock(target.device)
+    while rows:
+        left = [max_new_tokens - len(traces[request].answer_ids) for request in rows]
+        tokens, draft_probs = _propose(writer, min(draft_len, max(left)), policy)
+        clock.lap("draft")
+        logits = reader.read(tokens)
+        clock.lap("target")
+        verdict = _judge(logits, draft_probs, tokens, policy)
+        for place, request in enumerate(rows):
+            _emit(traces[request], verdict, place, left[place], eos_ids)
+        reader.settle(verdict)
+        writer.settle(verdict)
+        going = [not t.finished and len(t.answer_ids) < max_new_tokens for t in (traces[request] for request in rows)]
+        if not all(going):
+            kept = _close_gaps(going)
+            rows = [rows[place] for place in kept]
+            reader.take(kept)
+            writer.take(kept)
+        clock.lap("verify")
+        blocks += 1
+    return Decoded(traces, blocks, clock.seconds["draft"], clock.seconds["target"], clock.seconds["verify"])
+
+
+@dataclass(frozen=True)
+class _Policy:
+    """How the loop drafts and verifies; ``is_greedy`` when both sides only ever take the most probable token."""
+
+    sampling: Sampling
+    draft_samplings: list[Sampling]
+    token_verifier: TokenVerifier | None
+    path_verifier: PathVerifier
+    generator: Generator | None
+
+    @property
+    def is_greedy(self) -> bool:
+        return all(sampling.temperature == 0 for sampling in (self.sampling, *self.draft_samplings))
+
+
+def _policy(
+    verifier: str,
+    num_drafts: int,
+    draft_len: int,
+    sampling: Sampling,
+    draft_sampling: Sampling | Sequence[Sampling],
+    generator: Generator | None,
+) -> _Policy:
+    if draft_len < 1 or num_drafts < 1:
+        name, value = ("draft_len", draft_len) if draft_len < 1 else ("num_drafts", num_drafts)
+        raise UserError(f"{name} is {value}", remedy="give 1 or more")
+    if verifier not in VERIFIERS:
+        raise UserError(f"unknown verifier {verifier!r}", remedy=f"use one of {', '.join(VERIFIERS)}")
+    found = VERIFIERS[verifier]
+    token_verifier = found if isinstance(found, TokenVerifier) else None
+    if token_verifier is None and num_drafts > 1:
+        raise UserError(f"{verifier} verifies one sequence, not {num_drafts}", remedy="set num_drafts 1")
+    laws = [draft_sampling] * num_drafts if isinstance(draft_sampling, Sampling) else list(draft_sampling)
+    if len(laws) != num_drafts:
+        raise UserError(f"{len(laws)} draft samplings for {num_drafts} drafts", remedy="give one, or one per draft")
+    if token_verifier and token_verifier.drafting != "independent" and len(set(laws)) > 1:
+        raise UserError(f"{verifier} needs drafts of one law", remedy="give one draft sampling, or use specinfer")
+    policy = _Policy(sampling, laws, token_verifier, PATH_VERIFIERS.get(verifier, PATH_VERIFIERS["single"]), generator)
+    if generator is None and not policy.is_greedy:
+        raise UserError("sampling without a generator", remedy="pass a seeded torch.Generator")
+    return policy
+
+
+class _Side:
+    """One of the two models in the loop: its cache, and the tokens of each request that it has not read yet.
+
+    Each request holds ``num_drafts`` rows, equal but for the block under way.
+    """
+
+    def __init__(self, model: LanguageModel, prompts: Sequence[Sequence[int]], num_drafts: int, room: int) -> None:
+        self.num_drafts, self.device = num_drafts, model.device
+        self.cache, following = model.prefill(prompts, room)
+        if num_drafts > 1:
+            self.cache.take([place for place in range(len(prompts)) for _ in range(num_drafts)])
+        self.unread = [[token] for token in following.tolist()]
+        self.begin = self.cache.lengths
+
+    def read(self, tokens: Int64[Tensor, "batch drafts new"]) -> Float[Tensor, "batch drafts new+1 vocab"]:
+        """Read the one unread token and the drafted ones; the logits after each."""
+        self.begin = self.cache.lengths
+        last = torch.tensor(self.unread, device=self.device)[:, None].expand(-1, self.num_drafts, -1)
+        logits = self.cache.extend(torch.cat([last, tokens], -1).flatten(0, 1))
+        return logits.view(*tokens.shape[:2], -1, logits.shape[-1])
+
+    def catch_up(self) -> Float[Tensor, "rows vocab"]:
+        """Read the unread tokens, one or two by request; the logits after the last of them."""
+        self.begin = self.cache.lengths
+        counts = [len(tokens) for tokens in self.unread for _ in range(self.num_drafts)]
+        tokens = pad_rows(self.unread).to(self.device)
+        logits = self.cache.extend(tokens.repeat_interleave(self.num_drafts, 0) if self.num_drafts > 1 else tokens)
+        width = tokens.shape[1]
+        if min(counts) == width:
+            return logits[:, -1]
+        self.cache.crop([length - width + count for length, count in zip(self.cache.lengths, counts, strict=True)])
+        last = torch.tensor(counts, device=self.device) - 1
+        return logits[torch.arange(len(counts), device=self.device), last]
+
+    def settle(self, verdict: _Verdict) -> None:
+        """Keep what stands of the block in all rows of a request; what was not read of it, and the new token, is unread."""
+        if self.num_drafts > 1:
+            winners = [
+                p * self.num_drafts + path for p, path in enumerate(verdict.path) for _ in range(self.num_drafts)
+            ]
+            self.cache.take(winners, since=self.begin)
+        known = [self.begin[place * self.num_drafts] + len(tokens) for place, tokens in enumerate(self.unread)]
+        lengths = []
+        for place, stands in enumerate(verdict.stands):
+            length = min(known[place] + stands, self.cache.lengths[place * self.num_drafts])
+            unread = known[place] + stands - length
+            self.unread[place] = [*verdict.drafted[place][stands - unread : stands], verdict.token[place]]
+            lengths += [length] * self.num_drafts
+        self.cache.crop(lengths)
+
+    def take(self, places: Sequence[int]) -> None:
+        """Keep the requests at ``places``, in this order."""
+        self.unread = [self.unread[place] for place in places]
+        self.cache.take([place * self.num_drafts + draft for place in places for draft in range(self.num_drafts)])
+
+
+def _propose(
+    writer: _Side, length: int, policy: _Policy
+) -> tuple[Int64[Tensor, "batch drafts length"], Float64[Tensor, "batch drafts length vocab"] | None]:
+    """Draft ``length`` tokens per sequence; with their laws, unless all is greedy."""
+    drafts = writer.num_drafts
+    logits = writer.catch_up()
+    tokens: list[Tensor] = []
+    laws: list[Tensor] = []
+    for depth in range(length):
+        if depth:
+            logits = writer.cache.extend(tokens[-1].view(-1, 1))[:, 0]
+        if policy.is_greedy:
+            tokens.append(logits.argmax(-1).view(-1, drafts))
+            continue
+        by_draft = logits.view(-1, drafts, logits.shape[-1])
+        if len(set(policy.draft_samplings)) == 1:
+            probs = to_probs(by_draft, policy.draft_samplings[0])
+        else:
+            probs = torch.stack([to_probs(by_draft[:, k], s) for k, s in enumerate(policy.draft_samplings)], 1)
+        # Only the first tokens of a block share their past: there the verifier says how they are drawn together.
+        drafting = policy.token_verifier.drafting if policy.token_verifier and depth == 0 else "independent"
+        assert policy.generator is not None
+        tokens.append(draft_tokens(probs, drafting, policy.generator))
+        laws.append(probs)
+    return torch.stack(tokens, -1), torch.stack(laws, 2) if laws else None
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """By request: the ``drafted`` tokens of the sequence ``path`` that stood longest, how many of them stand, the ``token`` that follows,
+    and the terms of alpha at each drafted position of that sequence."""
+
+    drafted: list[list[int]]
+    path: list[int]
+    stands: list[int]
+    token: list[int]
+    overlap: list[list[float]]
+    repo: list[list[float]]
+
+
+def _judge(
+    logits: Float[Tensor, "batch drafts positions vocab"],
+    draft_probs: Float64[Tensor, "batch drafts length vocab"] | None,
+    tokens: Int64[Tensor, "batch drafts length"],
+    policy: _Policy,
+) -> _Verdict:
+    if (
+        draft_probs is None
+    ):  # all greedy: the sequences of a request are equal, and a token stands if the target says the same
+        both = torch.cat([tokens[:, 0], logits[:, 0].argmax(-1)], -1).tolist()
+        length = tokens.shape[-1]
+        drafted, best = [row[:length] for row in both], [row[length:] for row in both]
+        agrees = [[float(a == b) for a, b in zip(*pair, strict=False)] for pair in zip(drafted, best, strict=True)]
+        stands = [flags.index(0.0) if 0.0 in flags else length for flags in agrees]
+        token = [row[count] for row, count in zip(best, stands, strict=True)]
+        return _Verdict(drafted, [0] * len(both), stands, token, agrees, agrees)
+    assert policy.generator is not None
+    target_probs = to_probs(logits, policy.sampling)
+    if policy.token_verifier is None or tokens.shape[1] == 1:
+        judged = (target_probs[:, 0], draft_probs[:, 0], tokens[:, 0])
+        stands_, token_ = policy.path_verifier.sample(*judged, policy.generator, check=False)
+        path = torch.zeros_like(token_)
+    else:
+        walked = walk(policy.token_verifier, target_probs, draft_probs, tokens, policy.generator)
+        path, stands_, token_ = walked.path, walked.length, walked.token
+    rows = torch.arange(len(path), device=path.device)
+    chosen = tokens[rows, path]
+    shared = target_probs[rows, path, :-1].minimum(draft_probs[rows, path])
+    repo = shared.gather(-1, chosen[..., None])[..., 0]
+    parts = (chosen, path, stands_, token_, shared.sum(-1), repo)
+    return _Verdict(*(part.tolist() for part in parts))
+
+
+def _emit(trace: BlockTrace, verdict: _Verdict, place: int, left: int, eos_ids: Collection[int]) -> None:
+    """Append what a block gave to a request, cut at end-of-text and at the ``left`` tokens that may still come."""
+    drafted, stands = verdict.drafted[place], verdict.stands[place]
+    emitted = [*drafted[:stands], verdict.token[place]][:left]
+    for count, token in enumerate(emitted, 1):
+        if token in eos_ids:
+            emitted, trace.finished = emitted[:count], True
+            break
+    visited = min(stands + (stands < len(drafted)), len(emitted))
+    trace.answer_ids += emitted
+    trace.drafted.append(min(len(drafted), left))
+    trace.visited.append(visited)
+    trace.accepted.append(min(stands, len(emitted)))
+    trace.emitted.append(len(emitted))
+    trace.overlap.append(sum(verdict.overlap[place][:visited]))
+    trace.repo.append(sum(verdict.repo[place][:visited]))
+
+
+class _Clock:
+    """Seconds since the last lap, summed by name; a GPU finishes its work before a lap is read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = {"draft": 0.0, "target": 0.0, "verify": 0.0}
+        self.device, self.last = device, time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        self.seconds[name] += now - self.last
+        self.last = now
+
+
+def _choose(
+    logits: Float[Tensor, "batch vocab"], sampling: Sampling, generator: Generator | None
+) -> Int64[Tensor, " batch"]:
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    if generator is None:
+        raise UserError("sampling without a generator", remedy="pass a seeded torch.Generator")
+    return draw(to_probs(logits, sampling), 1, generator)[:, 0]
+
+
+def _close_gaps(keep: Sequence[bool]) -> list[int]:
+    """The places to keep, in an order that moves as few of them as can be: those at the end fill the gaps."""
+    count = sum(keep)
+    movers = (place for place in range(count, len(keep)) if keep[place])
+    return [place if keep[place] else next(movers) for place in range(count)]
+
+
+def _check_requests(model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
     """``UserError`` unless every prompt and its whole answer fit the context."""
     if max_new_tokens < 1:
         raise UserError(f"max_new_tokens is {max_new_tokens}", remedy="give 1 or more")

@@ -62,6 +62,8 @@ class LanguageModel(Protocol):
 
     def parameters(self) -> Iterator[torch.nn.Parameter]: ...
 
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]: ...
+
     def answer_logits(
         self,
         prompts: Sequence[Sequence[int]],

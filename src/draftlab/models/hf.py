@@ -47,6 +47,9 @@ class HubModel:
     def parameters(self) -> Iterator[nn.Parameter]:
         yield from self.network.parameters()
 
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self.network.named_parameters()
+
     def answer_logits(
         self,
         prompts: Sequence[Sequence[int]],

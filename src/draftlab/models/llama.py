@@ -261,14 +261,17 @@ class LlamaCache:
 
     def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
         lengths = [self.lengths[row] for row in rows]
-        start, end = (min(since) if since else 0), max(lengths, default=0)
-        chosen = self.store[:, :, torch.tensor(rows, device=self.store.device), start:end]
-        if len(rows) != len(self.lengths):
-            if start:
-                raise ValueError("since needs as many rows as there are")
-            layers, two, _, capacity, kv, dim = self.store.shape
-            self.store = self.store.new_zeros(layers, two, len(rows), capacity, kv, dim)
-        self.store[:, :, :, start:end] = chosen
+        if len(rows) > len(self.lengths):
+            self.store = self.store[:, :, torch.tensor(rows, device=self.store.device)]
+        else:
+            moved = [place for place, row in enumerate(rows) if row != place]
+            if moved:
+                start, end = (min(since) if since else 0), max(lengths)
+                to, origin = (
+                    torch.tensor(p, device=self.store.device) for p in (moved, [rows[place] for place in moved])
+                )
+                self.store[:, :, to, start:end] = self.store[:, :, origin, start:end]
+            self.store = self.store[:, :, : len(rows)]
         self.lengths = lengths
 
 
