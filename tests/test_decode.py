@@ -312,3 +312,54 @@ def test_different_vocabularies_and_contexts_are_refused() -> None:
         speculate(TARGET, make(1, context=16), [[1, 2]], **GOOD)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="request 0 has an empty prompt"):
         generate(TARGET, [[]], max_new_tokens=3, eos_ids=[EOS])
+
+
+def hub_pair(kind: str, folder: Path) -> tuple[LanguageModel, LanguageModel]:
+    """A random model of transformers and a perturbed copy of it, through the adapter."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if kind == "t5":
+        sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "tie_word_embeddings": False}
+        network = transformers.T5ForConditionalGeneration(
+            transformers.T5Config(vocab_size=40, decoder_start_token_id=0, eos_token_id=EOS, **sizes)
+        )
+    else:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "tie_word_embeddings": False}
+        config = transformers.OPTConfig(
+            vocab_size=40, ffn_dim=32, word_embed_proj_dim=16, max_position_embeddings=64, **sizes
+        )
+        network = transformers.AutoModelForCausalLM.from_config(config)
+    for name in ("target", "draft"):
+        with torch.no_grad():
+            for weight in network.parameters():
+                weight.add_(torch.randn_like(weight) * (0.4 if name == "target" else 0.02))
+        network.save_pretrained(folder / name)
+    return load_model(folder / "target"), load_model(folder / "draft")
+
+
+@pytest.mark.parametrize("kind", ["opt", "t5"])
+def test_models_of_transformers_go_through_the_same_loop(kind: str, tmp_path: Path) -> None:
+    """Greedy, batched and ragged, one draft and three; replay agrees; decoder-only and encoder-decoder."""
+    target, draft = hub_pair(kind, tmp_path)
+    expected = [own_greedy(target, prompt, 15) for prompt in PROMPTS]
+    assert generate(target, PROMPTS, max_new_tokens=15, eos_ids=[EOS]) == expected
+    settings = {"draft_len": 3, "max_new_tokens": 15, "eos_ids": [EOS]}
+    live = speculate(target, draft, PROMPTS, **settings).traces
+    assert [trace.answer_ids for trace in live] == expected
+    several = speculate(
+        target,
+        draft,
+        PROMPTS,
+        num_drafts=3,
+        verifier="specinfer",
+        draft_sampling=Sampling(0.8),
+        generator=torch.Generator().manual_seed(0),
+        **settings,
+    ).traces
+    assert [trace.answer_ids for trace in several] == expected
+    for traces in (live, several):
+        assert sum(sum(trace.accepted) for trace in traces) > len(PROMPTS)
+    requests = [(str(number), prompt) for number, prompt in enumerate(PROMPTS)]
+    replayed = replay(draft, record(target, requests, max_new_tokens=15, eos_ids=[EOS]), 3)
+    np.testing.assert_array_equal(replayed.blocks, [len(trace.emitted) for trace in live])
+    np.testing.assert_array_equal(replayed.accepted, [sum(trace.accepted) for trace in live])

@@ -146,8 +146,8 @@ def speculate(
         if not all(going):
             kept = _close_gaps(going)
             rows = [rows[place] for place in kept]
-            reader.take(kept)
-            writer.take(kept)
+            for side in (reader, writer) if rows else ():
+                side.take(kept)
         clock.lap("verify")
         blocks += 1
     return Decoded(traces, blocks, clock.seconds["draft"], clock.seconds["target"], clock.seconds["verify"])
