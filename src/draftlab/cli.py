@@ -5,6 +5,7 @@ Verbs import what they need when they run: a rule that draws a figure never wait
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Annotated, Literal, TypeVar
 import tyro
 
 from draftlab import experiments
+from draftlab.datasets import streams
 from draftlab.errors import UserError
 
 T = TypeVar("T")
@@ -66,6 +68,65 @@ def data_make(
         )
 
 
+def data_check(
+    file: tyro.conf.Positional[Path],
+    *,
+    dataset: str | None = None,
+    tokenizer: Path | None = None,
+    against: Path | None = None,
+    max_chars: int = 0,
+    out: Path | None = None,
+) -> None:
+    """Tell what a file of prompts is taken for and what is in it; exit code 0 when it can be used."""
+    from draftlab.datasets import check
+    from draftlab.records import write_json
+
+    report = check.check(file, dataset=dataset, tokenizer=tokenizer, against=against, max_chars=max_chars)
+    print(check.table(report))
+    if out is not None:
+        write_json(out, check.as_json(report))
+    if not report.usable:
+        raise UserError("no prompt in it", file=file, remedy="see the reasons above")
+
+
+def data_stream(stream: Flat[streams.Stream], *, prompts: tuple[Path, ...], out: Path) -> None:
+    """Write requests in the order in which they arrive."""
+    from draftlab.records import Prompt, read_jsonl, write_jsonl
+
+    print(
+        f"{write_jsonl(out, streams.arrange((p for file in prompts for p in read_jsonl(file, Prompt)), stream))} requests"
+    )
+
+
+def data_classify(
+    *,
+    prompts: Path,
+    label: Literal["language", "topic"],
+    method: Literal["langid", "naive_bayes", "hub"],
+    train: Path | None = None,
+    revision: str = "main",
+    device: str = "cpu",
+    out: Path,
+    report: Path,
+) -> None:
+    """Give each request its language or topic, and tell how often that agrees with the labels it came with."""
+    from draftlab.datasets import classify
+    from draftlab.records import Prompt, read_jsonl, write_json, write_jsonl
+
+    if method == "langid":
+        classifier: classify.Classifier = classify.languages
+    elif method == "hub":
+        classifier = classify.hub_classifier(revision, device)
+    elif train is None:
+        raise UserError("naive Bayes learns from labelled requests", remedy="name them with --train")
+    else:
+        classifier = classify.naive_bayes(read_jsonl(train, Prompt), label)
+    marked, found = classify.classify(list(read_jsonl(prompts, Prompt)), classifier, label)
+    write_jsonl(out, marked)
+    write_json(report, {"method": method, "accuracy": found.accuracy, **dataclasses.asdict(found)})
+    print(f"{label}: {found.correct} of {found.labelled} as labelled")
+
+
 # --- models ------------------------------------------------------------------------------------------------------
 
 
@@ -88,6 +149,44 @@ def pretrain_draft(recipe: Flat[experiments.Recipe], *, tokenizer: Path, out: Pa
     from draftlab import pretrain
 
     pretrain.make_draft(tokenizer, recipe, out)
+
+
+# --- answers and distillation ------------------------------------------------------------------------------------
+
+
+def answer(settings: Flat[experiments.Answers], *, target: Path, prompts: Path, requests: int, out: Path) -> None:
+    """Record the target's greedy answers and its law at every position: the one pass that all variants share."""
+    from draftlab import answers
+
+    found, rejected = answers.answer(target, prompts, requests, settings)
+    answers.save(found, rejected, out)
+    tokens, open_ended = sum(found.lengths), sum(not record.finished for record in found.answers)
+    print(
+        f"{len(found.answers)} answers, {tokens} tokens in {found.forwards} forwards of the target, "
+        f"{open_ended} without an end, {len(rejected)} prompts too long"
+    )
+
+
+def offline(settings: Flat[experiments.Offline], *, train: Path, held_out: Path, draft: Path, out: Path) -> None:
+    """Distil a draft on recorded answers, then measure it on the held-out requests."""
+    from draftlab import distill
+    from draftlab.records import write_cell
+    from draftlab.replay import load_pass
+
+    rows, facts = distill.offline(settings, load_pass(train), load_pass(held_out), draft, out)
+    axes = {"dataset": settings.dataset, "sample_source": settings.sample_source, "loss": settings.loss}
+    write_cell(out, rows.assign(**axes), {"settings": settings.model_dump(), **facts})
+
+
+def online(settings: Flat[experiments.Online], *, train: Path, held_out: Path, draft: Path, out: Path) -> None:
+    """Serve the stream with a draft that learns from it, or with one that stays as it is."""
+    from draftlab import distill
+    from draftlab.records import write_cell
+    from draftlab.replay import load_pass
+
+    rows, facts = distill.online(settings, load_pass(train), load_pass(held_out), draft)
+    axes = {"dataset": settings.dataset, "method": settings.method}
+    write_cell(out, rows.assign(**axes), {"settings": settings.model_dump(), **facts})
 
 
 # --- theory and multi-draft --------------------------------------------------------------------------------------
@@ -115,6 +214,26 @@ def mdss_region(settings: Flat[experiments.Region], *, out: Path) -> None:
 
     rows = multidraft.region(settings.num_drafts, settings.points)
     write_cell(out, rows, {"settings": settings.model_dump()})
+
+
+def mdss_pairs(
+    settings: Flat[experiments.Answers],
+    *,
+    target: Path,
+    draft: Path,
+    prompts: Path,
+    positions: int,
+    seed: int = 0,
+    out: Path,
+) -> None:
+    """Sample the target's answers at temperature 1, and record target and draft logits at their positions."""
+    from draftlab import answers, multidraft
+    from draftlab.models import load_model
+    from draftlab.sampling import Sampling
+
+    found, _ = answers.answer(target, prompts, positions, settings, sampling=Sampling(1.0), seed=seed)
+    target_model, draft_model = (load_model(folder, settings.dtype, settings.device) for folder in (target, draft))
+    multidraft.record_pairs(target_model, draft_model, found.answers, positions, out)
 
 
 def mdss_acceptance(settings: Flat[experiments.Acceptance], *, pairs: Path, out: Path) -> None:
@@ -170,14 +289,60 @@ def latency_alpha(settings: Flat[experiments.LatencyAlpha], *, target: Path, dra
     write_cell(out, rows, {"settings": settings.model_dump(), **engine})
 
 
+# --- figures, tables, claims, report -----------------------------------------------------------------------------
+
+
+def figure(experiment: tyro.conf.Positional[str], *, table: Path, scale: experiments.Scale, out: Path) -> None:
+    """Draw one experiment's table as OUT.pdf and OUT.png."""
+    from draftlab import figures, published, tidy
+
+    figures.save(experiment, tidy.read(table, experiment), scale, published.load(), out)
+
+
+def table(experiment: tyro.conf.Positional[str], *, table: Path, scale: experiments.Scale, out: Path) -> None:
+    """Format one experiment's table as OUT.md, OUT.csv and OUT.tex."""
+    from draftlab import tables, tidy
+
+    tables.write(experiment, tidy.read(table, experiment), scale, out)
+
+
+def claims(*, tables: Path, scale: experiments.Scale, out: Path) -> None:
+    """Put every published number and claim beside the tables of a run, with a verdict."""
+    from draftlab import claims, published
+    from draftlab.records import write_text
+
+    ledger = claims.ledger(published.load(), claims.read_tables(tables), scale)
+    write_text(out, ledger.to_csv(index=False, lineterminator="\n"))
+    for verdict, count in ledger["verdict"].value_counts().items():
+        print(f"{count:5d} {verdict}")
+
+
+def report(*, results: Path, scale: experiments.Scale, out: Path) -> None:
+    """Write the one page that shows and explains a run."""
+    from draftlab import report
+
+    report.write(results, scale, out)
+
+
 VERBS: dict[str, Callable[..., None]] = {
     "gguf export": gguf_export,
     "gguf inflate": gguf_inflate,
     "latency check": latency_check,
     "latency alpha": latency_alpha,
+    "answer": answer,
+    "offline": offline,
+    "online": online,
+    "mdss pairs": mdss_pairs,
+    "figure": figure,
+    "table": table,
+    "claims": claims,
+    "report": report,
     "summary": summary,
     "data fetch": data_fetch,
     "data make": data_make,
+    "data check": data_check,
+    "data stream": data_stream,
+    "data classify": data_classify,
     "pretrain tokenizer": pretrain_tokenizer,
     "pretrain target": pretrain_target,
     "pretrain draft": pretrain_draft,

@@ -64,9 +64,9 @@ def jeffreys(draft_logits: Logits, target_logits: Logits, beta: float = 0.9) -> 
 
 
 LOSSES: dict[str, Loss] = {
-    "forward": forward_kl,
-    "reverse": reverse_kl,
-    "jsd": jsd,
+    "forward_kl": forward_kl,
+    "reverse_kl": reverse_kl,
+    "jsd_0.5": jsd,
     "jsd_0.1": functools.partial(jsd, beta=0.1),
     "jsd_0.9": functools.partial(jsd, beta=0.9),
     "tvd": tvd,

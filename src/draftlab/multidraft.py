@@ -17,9 +17,10 @@ from torch import Tensor
 from draftlab.errors import UserError
 from draftlab.experiments import Acceptance
 from draftlab.models import LanguageModel
-from draftlab.records import atomic_path
+from draftlab.records import Answer, atomic_path
 from draftlab.sampling import Sampling, to_probs
-from draftlab.verify import VERIFIERS, TokenVerifier
+from draftlab.verify import VERIFIERS
+from draftlab.verify.token import TokenVerifier
 
 PANELS = {"left": 1 / 3, "right": 1 / 6}
 CHUNK = 64
@@ -50,24 +51,24 @@ def region(num_drafts: Sequence[int], points: int) -> pd.DataFrame:
 def record_pairs(
     target: LanguageModel,
     draft: LanguageModel,
-    requests: Sequence[tuple[Sequence[int], Sequence[int]]],
+    answers: Sequence[Answer],
     positions: int,
     out: Path,
 ) -> None:
-    """Write the logits of target and draft at the first ``positions`` answer positions of ``requests`` (prompt, answer).
+    """Write the logits of target and draft at the first ``positions`` answer positions.
 
     The file holds ``target_logits`` and ``draft_logits`` [positions, vocab] (float32) and ``request`` [positions].
     """
     logits: dict[str, list[Tensor]] = {"target_logits": [], "draft_logits": []}
     owners: list[int] = []
     with torch.inference_mode():
-        for number, (prompt, answer) in enumerate(requests):
+        for number, answer in enumerate(answers):
             if len(owners) >= positions:
                 break
-            kept = answer[: positions - len(owners)]
+            kept = answer.answer_ids[: positions - len(owners)]
             owners += [number] * len(kept)
             for name, model in (("target_logits", target), ("draft_logits", draft)):
-                logits[name].append(model.answer_logits([prompt], [kept]).float().cpu())
+                logits[name].append(model.answer_logits([answer.prompt_ids], [kept]).float().cpu())
     tensors = {name: torch.cat(parts).contiguous() for name, parts in logits.items()}
     with atomic_path(out) as temporary:
         save_file(tensors | {"request": torch.tensor(owners)}, temporary)

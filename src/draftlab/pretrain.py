@@ -45,7 +45,7 @@ def make_tokenizer(prompts: Sequence[Path], target: experiments.Recipe, out: Pat
         for path in prompts:
             records = list(read_jsonl(path, Prompt))[:TOKENIZER_TEXTS]
             texts += [f"{record.text} {record.reference or ''}" for record in records]
-        texts += generators.public_documents(TOKENIZER_TEXTS, target.seed)
+        texts += list(generators.public_documents(TOKENIZER_TEXTS, target.seed))
         train_tokenizer(texts, target.vocabulary).save(folder)
         write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0})
 

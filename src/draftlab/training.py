@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +24,14 @@ from draftlab.errors import UserError
 from draftlab.records import atomic_path
 
 CHECKPOINT_SECONDS = 30.0
+
+
+class Trainable(Protocol):
+    """What has named parameters: our own Llama, the adapter around transformers, any torch module."""
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Schedule:
 
 
 def adamw(
-    model: nn.Module, *, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0
+    model: Trainable, *, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0
 ) -> torch.optim.AdamW:
     """AdamW over all parameters; the learning rate is set at each update."""
     return torch.optim.AdamW(model.parameters(), lr=0.0, betas=betas, weight_decay=weight_decay, fused=True)
@@ -76,7 +84,7 @@ def update(optimizer: torch.optim.Optimizer, losses: Iterable[Tensor], learning_
 
 
 def fit(
-    model: nn.Module,
+    model: Trainable,
     losses: Callable[[int], Iterable[Tensor]],
     schedule: Schedule,
     *,
@@ -116,7 +124,7 @@ def progress(items: Iterable[int], label: str, *, total: int, initial: int = 0) 
             print(f"{label}: {done} of {total}, {said - start:.0f} s", file=sys.stderr, flush=True)
 
 
-def save_checkpoint(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+def save_checkpoint(path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, step: int) -> None:
     """Write weights and optimizer moments after ``step`` updates as one safetensors file."""
     tensors = {f"model.{name}": value.contiguous() for name, value in model.named_parameters()}
     for index, state in optimizer.state_dict()["state"].items():
@@ -125,7 +133,7 @@ def save_checkpoint(path: Path, identity: str, model: nn.Module, optimizer: torc
         save_file(tensors, temporary, metadata={"identity": identity, "step": json.dumps(step)})
 
 
-def load_checkpoint(path: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def load_checkpoint(path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer) -> int:
     """Restore a checkpoint of this ``identity`` and return its step; 0 when there is none that can be used."""
     try:
         with safe_open(path, "pt") as file:

@@ -35,7 +35,7 @@ def split_prompts(wildcards):
 def answers_of_cell(split):
     """Input function: the recorded answers to the prompts of a cell's dataset."""
     return (
-        lambda wildcards: f"results/{wildcards.run}/answers/{cell_setting('dataset')(wildcards)}.{split}/requests.jsonl"
+        lambda wildcards: f"results/{wildcards.run}/answers/{cell_setting('dataset')(wildcards)}.{split}/answers.jsonl"
     )
 
 

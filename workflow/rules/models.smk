@@ -43,7 +43,6 @@ rule target:
         "results/{run}/benchmarks/models/target.tsv"
     conda:
         "../../envs/cpu.yaml"
-    threads: 2
     params:
         recipe=experiments.flags(RUN.settings.target),
         tokenizer=subpath(input.tokenizer, parent=True),
@@ -88,7 +87,7 @@ rule answer:
         prompts=split_prompts,
         target="results/{run}/models/target/config.json",
     output:
-        answers="results/{run}/answers/{dataset}.{split}/requests.jsonl",
+        answers="results/{run}/answers/{dataset}.{split}/answers.jsonl",
     log:
         "results/{run}/logs/answers/{dataset}.{split}.log",
     benchmark:

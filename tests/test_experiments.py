@@ -1,0 +1,135 @@
+"""Plans of runs: what is refused, which cells exist, and what an edit of code or values changes."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from draftlab import experiments
+from draftlab.errors import UserError
+
+WORKFLOW = Path(__file__).resolve().parents[1] / "workflow"
+
+
+def write(folder, **changes):
+    values = {
+        "title": "t",
+        "question": "q",
+        "paper": "osd",
+        "artefact": "a",
+        "stage": "offline",
+        "axes": {"dataset": ["spider", "gsm8k"], "method": {"ft": {"sample_source": "teacher", "loss": "hard_label"}}},
+        "fixed": {"epochs": 1, "batch": 8, "learning_rate": 0.1},
+        "scales": {"smoke": {}},
+    } | changes
+    path = folder / "osd_test.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def test_cells_are_the_product_of_the_axes(tmp_path):
+    cells = experiments.load_experiment(write(tmp_path)).cells("smoke", "x")
+    assert list(cells) == ["spider.ft", "gsm8k.ft"]
+    assert cells["gsm8k.ft"].loss == "hard_label"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stage": "offlin"}, r"offlin.*allowed: .*offline"),
+        ({"fixed": {"epochs": 1, "batch": 8, "learning_rate": 0.1, "lr": 1}}, r"unknown key 'lr'.*learning_rate"),
+        ({"fixed": {"epochs": 1, "batch": 0, "learning_rate": 0.1}}, "batch.*greater than 0"),
+        ({"axes": {"dataset": ["x"], "loss": ["kl"], "sample_source": ["teacher"]}}, r"loss.*'forward_kl'.*not 'kl'"),
+        ({"scales": {"tiny": {}}}, "smoke"),
+        ({"scales": {"smoke": {"axes": {"datasets": []}}}}, r"no axis named \['datasets'\]"),
+        ({"color": "red"}, "unknown key 'color'"),
+    ],
+)
+def test_a_wrong_yaml_is_refused_with_the_allowed_values(tmp_path, change, message):
+    with pytest.raises(UserError, match=message) as caught:
+        experiments.load_experiment(write(tmp_path, **change))
+    assert "osd_test.yaml" in str(caught.value)
+
+
+def test_yaml_that_is_not_yaml_names_its_line(tmp_path):
+    path = tmp_path / "e.yaml"
+    path.write_text("title: [\nstage: x\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"e\.yaml:2"):
+        experiments.load_experiment(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"scale": "huge"}, "scale.*'laptop'"),
+        ({"scal": "smoke"}, "unknown key 'scal'"),
+        ({"experiments": "osd_ofline"}, "osd_ofline.*osd_offline"),
+    ],
+)
+def test_wrong_config_values_are_refused(config, message):
+    with pytest.raises(UserError, match=message):
+        experiments.load_run(config, WORKFLOW)
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
+def test_every_experiment_of_the_papers_has_cells_at_every_scale(scale):
+    run = experiments.load_run({"scale": scale}, WORKFLOW)
+    assert len(run.experiments) >= 6
+    for name in run.experiments:
+        assert run.cells(name)
+
+
+def test_other_data_or_models_get_a_folder_of_their_own():
+    names = {
+        experiments.load_run(config, WORKFLOW).name
+        for config in ({}, {"raw": "x"}, {"target": "x"}, {"dataset": "f.jsonl"}, {"scale": "smoke"})
+    }
+    assert len(names) == 5
+
+
+def test_your_own_prompts_replace_the_datasets():
+    run = experiments.load_run({"dataset": "mine.jsonl"}, WORKFLOW)
+    cells = run.cells("osd_offline")
+    assert {settings.dataset for settings in cells.values()} == {"prompts"}
+    assert len(cells) >= 3
+
+
+def test_flags_round_trip_lists_and_leave_none_out():
+    settings = experiments.Acceptance(dataset="a", schemes=["k_seq", "single"], num_drafts=[2, 4], draft_temperature=[1.0])
+    words = experiments.flags(settings, pairs=Path("p q"))
+    assert words[words.index("--num-drafts") :][:3] == ["--num-drafts", "2", "4"]
+    assert "--top-k" not in words
+    assert words[-2:] == ["--pairs", "p q"]
+
+
+def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
+    package = tmp_path / "draftlab_probe"
+    monkeypatch.setattr(experiments, "_source", lambda module: package / f"{module.removeprefix('draftlab.')}.py")
+    monkeypatch.setattr(experiments, "_exists", lambda module: (package / f"{module.removeprefix('draftlab.')}.py").exists())
+    package.mkdir()
+
+    def digest(loss, trainer="from draftlab import loss\n"):
+        (package / "loss.py").write_text(loss, encoding="utf-8")
+        (package / "trainer.py").write_text(trainer, encoding="utf-8")
+        experiments._module.cache_clear()
+        experiments.code_digest.cache_clear()
+        return experiments.code_digest("draftlab.trainer")
+
+    before = digest("def f(x):\n    '''Doc.'''\n    return x + 1\n")
+    assert digest("# a comment\ndef f(x):\n    '''Another doc.'''\n    return x + 1  # more\n") == before
+    assert digest("def f(x):\n    return x + 2\n") != before
+
+
+def test_a_loss_reaches_distillation_and_not_pretraining():
+    def reads_losses(module):
+        seen, queue = set(), [module]
+        while queue:
+            name = queue.pop()
+            if name not in seen:
+                seen.add(name)
+                queue += experiments._module(name)[1]
+        return "draftlab.losses" in seen
+
+    assert reads_losses("draftlab.distill")
+    assert not reads_losses("draftlab.pretrain")
+    assert not reads_losses("draftlab.answers")
