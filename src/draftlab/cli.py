@@ -245,6 +245,17 @@ def mdss_acceptance(settings: Flat[experiments.Acceptance], *, pairs: Path, out:
     write_cell(out, rows.assign(dataset=settings.dataset), {"settings": settings.model_dump()})
 
 
+def collect(*, rows: tuple[Path, ...], out: Path) -> None:
+    """Concatenate the rows of an experiment's cells into its tidy table."""
+    import pandas as pd
+
+    from draftlab.records import atomic_path
+
+    table = pd.concat([pd.read_csv(path) for path in rows], ignore_index=True)
+    with atomic_path(out) as temporary:
+        table.to_csv(temporary, index=False, lineterminator="\n")
+
+
 def summary(*, results: Path = Path("results")) -> None:
     """Print the headline numbers of the newest run below --results, and where its report lies."""
     from draftlab import summary as module
@@ -330,6 +341,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "latency check": latency_check,
     "latency alpha": latency_alpha,
     "answer": answer,
+    "collect": collect,
     "offline": offline,
     "online": online,
     "mdss pairs": mdss_pairs,
