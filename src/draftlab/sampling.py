@@ -219,17 +219,17 @@ def restrict(
 
     After top-p the support is tiny beside the vocabulary; rows with a smaller support end in columns of probability 0.
     """
-    used = target_probs + draft_probs.sum(1) > 0
+    laws = draft_probs[:, :1] if draft_probs.stride(1) == 0 else draft_probs  # one law, expanded
+    used = (target_probs > 0) | (laws > 0).any(1)
     row, token = used.nonzero(as_tuple=True)
-    column = used.cumsum(-1) - 1
-    width = int(column[:, -1].max()) + 1
-    ids = torch.zeros(len(used), width, dtype=torch.int64, device=used.device)
-    present = torch.zeros(len(used), width, dtype=torch.float64, device=used.device)
-    place = column[row, token]
-    ids[row, place], present[row, place] = token, 1.0
-    return (
-        target_probs.gather(-1, ids) * present,
-        draft_probs.gather(-1, ids[:, None].expand(-1, draft_probs.shape[1], -1)) * present[:, None],
-        column.gather(-1, tokens),
-        ids,
-    )
+    count = torch.bincount(row, minlength=len(used))
+    column = torch.arange(len(row), device=row.device) - (count.cumsum(-1) - count)[row]
+    # Rows with fewer tokens are filled with an id beyond the vocabulary: ids stay sorted, which finds the drafted ones.
+    vocab = target_probs.shape[1]
+    ids = torch.full((len(used), int(count.max())), vocab, dtype=torch.int64, device=used.device)
+    ids[row, column] = token
+    within = ids.clamp_max(vocab - 1)
+    filled = ids < vocab
+    target = target_probs.gather(-1, within) * filled
+    draft = laws.gather(-1, within[:, None].expand(-1, laws.shape[1], -1)) * filled[:, None]
+    return target, draft.expand(-1, draft_probs.shape[1], -1), torch.searchsorted(ids, tokens), within

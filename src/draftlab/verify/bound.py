@@ -33,23 +33,17 @@ def ratio_order(
     return ratio.argsort(-1)
 
 
-def excess_mass(
-    mass: Float64[Tensor, "batch vocab"], target: Float64[Tensor, "batch vocab"], num_drafts: int
-) -> Tensor:
-    """``D_l = P_l^K - Q_l`` with a leading 0: how much more than the target wants the drafts put into the first l tokens."""
-    return torch.nn.functional.pad(mass**num_drafts - target.cumsum(-1), (1, 0))
-
-
 def optimum_iid(
     target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch vocab"], num_drafts: int
 ) -> Float64[Tensor, " batch"]:
     """The best acceptance of K i.i.d. drafts, ``min_H 1 + q(H) - p(H)^K`` (Khisti et al. 2025, Theorem 3; Hu et al. 2025), by one sort.
 
-    A prefix of the ratio order attains the minimum, since ``m^K`` is convex: ``1 - max_l D_l``.
+    A prefix of the ratio order attains the minimum, since ``m^K`` is convex: ``1 - max_l P_l^K - Q_l``.
     """
     order = ratio_order(target_probs, draft_probs)
     mass = draft_probs.gather(-1, order).cumsum(-1)
-    return 1 - excess_mass(mass, target_probs.gather(-1, order), num_drafts).amax(-1)
+    excess = mass**num_drafts - target_probs.gather(-1, order).cumsum(-1)
+    return 1 - excess.amax(-1).clamp_min(0)
 
 
 def accepts_always(

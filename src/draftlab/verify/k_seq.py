@@ -30,16 +30,23 @@ def discount(
     first = last < 0
     inside = below.gather(-1, last.clamp_min(0)).masked_fill(first, 0.0)
     slope = above.gather(-1, last.clamp_min(0)).where(~first, 1.0)
-    inverse = knots.gather(-1, last.clamp_min(0)).masked_fill(first, 0.0).clamp_min(1 / num_drafts)
+    start = knots.gather(-1, last.clamp_min(0)).masked_fill(first, 0.0).clamp_min(1 / num_drafts)
+    pieces = zip(inside.flatten().tolist(), slope.flatten().tolist(), start.flatten().tolist(), strict=True)
+    roots = [_root(*piece, num_drafts) for piece in pieces]
+    return 1 / torch.tensor(roots, dtype=torch.float64, device=knots.device)[:, None]
+
+
+def _root(inside: float, slope: float, start: float, num_drafts: int) -> float:
+    """The root of ``F`` on one piece; in plain floats, since a Newton step of four operations is far below a tensor operation's cost."""
+    inverse = start
     for _ in range(50):
-        missed = (1 - inside - slope * inverse).clamp_min(0)
-        gap = inside / inverse + slope - 1 + missed**num_drafts
-        if bool((gap <= TOLERANCE).all()):
+        missed = max(1 - inside - slope * inverse, 0.0)
+        tail = missed ** (num_drafts - 1)
+        gap = inside / inverse + slope - 1 + missed * tail
+        if gap <= TOLERANCE:
             break
-        steepness = inside / inverse**2 + num_drafts * slope * missed ** (num_drafts - 1)
-        # A row that is done stands still: its gap and steepness may both be 0 (disjoint laws) while others go on.
-        inverse = (inverse + torch.where(gap > TOLERANCE, gap / steepness, 0.0)).clamp_max(1)
-    return 1 / inverse
+        inverse = min(inverse + gap / (inside / inverse**2 + num_drafts * slope * tail), 1.0)
+    return inverse
 
 
 def _rejections(beta: Float64[Tensor, "batch 1"], num_drafts: int) -> Float64[Tensor, "batch 1"]:

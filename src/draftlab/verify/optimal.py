@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from functools import cache
+
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
+from torch.nn.functional import pad
 
-from draftlab.verify.bound import excess_mass, optimum_iid, ratio_order
-from draftlab.verify.canonical import select_then_verify
+from draftlab.verify.bound import optimum_iid, ratio_order
+from draftlab.verify.single import accept_probs
 from draftlab.verify.token import Acceptance, Decision, TokenVerifier
+
+TINY = 1e-300
+"""Keeps 0 / 0 at 0."""
 
 
 def _decide(
@@ -20,29 +27,32 @@ def _decide(
     num_drafts = tokens.shape[1]
     order = ratio_order(target_probs, draft_probs[:, 0])
     target, draft = target_probs.gather(-1, order), draft_probs[:, 0].gather(-1, order)
-    mass = draft.cumsum(-1)
-    before = torch.nn.functional.pad(mass[:, :-1], (1, 0))
-    excess = excess_mass(mass, target, num_drafts)
+    mass = pad(draft.cumsum(-1), (1, 0))
+    excess = mass**num_drafts - pad(target.cumsum(-1), (1, 0))
     # Running maximum from the left up to the overall maximum, from the right after it: the smaller of the two.
     peak = excess.cummax(-1).values.minimum(excess.flip(-1).cummax(-1).values.flip(-1))
-    win = _win(mass, before, num_drafts)
-    tight = peak == excess
-    # Where the maximum is attained on both sides the law is the plain tournament's, exactly: no swap out of rounding.
-    gain = (target + peak.diff(dim=-1) - draft * win).masked_fill(tight[:, 1:] & tight[:, :-1], 0.0)
-    selected = torch.zeros_like(target).scatter_(-1, order, (draft * win + gain).clamp_min(0))
-    rank = torch.empty_like(order).scatter_(
-        -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
-    )
-    chosen = _largest_key(_key_law(draft, win, gain, rank.gather(-1, tokens)))
-    return select_then_verify(target_probs, selected, chosen, tokens)
+    win = _win(mass[:, 1:], mass[:, :-1], num_drafts)
+    selected = (target + peak.diff(dim=-1)).clamp_min(0)
+    gain = selected - draft * win
+    rank = (order[:, None] == tokens[..., None]).nonzero()[:, -1].view(tokens.shape)
+    chosen = _largest_key(_key_law(draft, win, gain, rank))
+    chance = accept_probs(target.gather(-1, rank), selected.gather(-1, rank))
+
+    def residual(rows: Int64[Tensor, " rows"]) -> Float64[Tensor, "rows vocab"]:
+        left = (target[rows] - selected[rows]).clamp_min(0)
+        return torch.empty_like(left).scatter_(-1, order[rows], left)
+
+    return Decision(chosen * chance, residual)
 
 
-def _win(mass: Float64[Tensor, "batch vocab"], before: Float64[Tensor, "batch vocab"], num_drafts: int) -> Tensor:
+def _win(
+    upper: Float64[Tensor, "batch vocab"], lower: Float64[Tensor, "batch vocab"], num_drafts: int
+) -> Float64[Tensor, "batch vocab"]:
     """``phi_l = sum_i P_l^i P_{l-1}^(K-1-i)``: with a key in the l-th interval a draft is selected ``p_l phi_l`` of the time."""
-    total, power = torch.ones_like(mass), torch.ones_like(mass)
+    total, power = torch.ones_like(upper), torch.ones_like(upper)
     for _ in range(num_drafts - 1):
-        power = power * before
-        total = total * mass + power
+        power = power * lower
+        total = total * upper + power
     return total
 
 
@@ -57,20 +67,16 @@ def _key_law(
     A token that wants more (``gain > 0``) swaps key mass ``x_ij / (phi_j - phi_i)`` with one that has excess; the ``x_ij`` match the
     cumulative wants with the cumulative excesses, first come first served. All keys together stay uniform on [0, 1].
     """
-    wanted, spare = gain.clamp_min(0).cumsum(-1), (-gain).clamp_min(0).cumsum(-1)
-
-    def overlap(mine: Tensor, others: Tensor) -> Tensor:
-        upper = mine.gather(-1, rank)[..., None]
-        lower = mine.gather(-1, (rank - 1).clamp_min(0)).masked_fill(rank == 0, 0.0)[..., None]
-        start = torch.nn.functional.pad(others[:, :-1], (1, 0))[:, None]
-        return (others[:, None].minimum(upper) - start.maximum(lower)).clamp_min(0)
-
-    rise = win[:, None] - win.gather(-1, rank)[..., None]
-    matched = overlap(wanted, spare).where(rise > 0, 0.0) + overlap(spare, wanted).where(rise < 0, 0.0)
-    swapped = matched / rise.abs().where(matched > 0, 1.0) / draft.gather(-1, rank)[..., None]
+    moved = pad(torch.stack([gain, -gain], 1).clamp_min(0).cumsum(-1), (1, 0))
+    rise = (win[:, None] - win.gather(-1, rank)[..., None]).abs() * draft.gather(-1, rank)[..., None]
+    # Length that the token's interval on one cumulative scale shares with every token's interval on the other scale.
+    both = rank[:, None].expand(-1, 2, -1)
+    lower, upper = moved.gather(-1, both)[..., None], moved.gather(-1, both + 1)[..., None]
+    matched = moved.flip(1)[:, :, None].minimum(upper).maximum(lower).diff(dim=-1).sum(1)
+    # Rounding alone lifts a share or the sum of shares above 1, where phi_i and phi_j nearly agree.
+    swapped = (matched / rise.clamp_min(TINY)).clamp_max(1)
     total = swapped.sum(-1, keepdim=True)
-    swapped = swapped / total.clamp_min(1)  # rounding alone lifts the total above 1, where phi_i and phi_j nearly agree
-    return swapped.scatter_add(-1, rank[..., None], (1 - total).clamp_min(0))
+    return (swapped / total.clamp_min(1)).scatter_add_(-1, rank[..., None], (1 - total).clamp_min(0))
 
 
 def _largest_key(key_law: Float64[Tensor, "batch drafts vocab"]) -> Float64[Tensor, "batch drafts"]:
@@ -79,15 +85,20 @@ def _largest_key(key_law: Float64[Tensor, "batch drafts vocab"]) -> Float64[Tens
     The mean over ``v`` of that polynomial of degree K - 1 is a Gauss-Legendre sum, exact with ``ceil(K / 2)`` nodes.
     """
     num_drafts = key_law.shape[1]
-    nodes, weights = np.polynomial.legendre.leggauss((num_drafts + 1) // 2)
     below = key_law.cumsum(-1) - key_law
     chosen = torch.zeros_like(key_law[..., 0])
-    for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
-        smaller = below + node * key_law
-        for k in range(num_drafts):
-            others = [j for j in range(num_drafts) if j != k]
-            chosen[:, k] += weight * (key_law[:, k] * smaller[:, others].prod(1)).sum(-1)
+    for node, weight in _gauss_legendre((num_drafts + 1) // 2):
+        smaller = torch.add(below, key_law, alpha=node).unbind(1)
+        others = [math.prod((*smaller[:k], *smaller[k + 1 :]), start=key_law[:, k]) for k in range(num_drafts)]
+        chosen += weight * torch.stack([won.sum(-1) for won in others], -1)
     return chosen
+
+
+@cache
+def _gauss_legendre(count: int) -> list[tuple[float, float]]:
+    """Nodes in [0, 1] and their weights."""
+    nodes, weights = np.polynomial.legendre.leggauss(count)
+    return [((node + 1) / 2, weight / 2) for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True)]
 
 
 def _acceptance(

@@ -52,34 +52,37 @@ def _stage(
     The tokens of largest ``q - a b`` enter the program and win against all others; outside it the ``tail`` rule decides. ``r`` is
     recomputed from the solution: lossless to rounding whatever the solver did.
     """
-    size, tail = min(truncation.size, target.shape[-1]), truncation.tail
-    both = first * second
-    score = target - both
-    order = (
-        torch.sort(score, dim=-1, descending=True, stable=True).indices
-        if tail == "sorted"
-        else score.topk(size, -1).indices
-    )
-    head = order[:, :size]
-    outside = torch.ones_like(target).scatter_(-1, head, 0.0)
-    first_out, second_out = ((law * outside).sum(-1, keepdim=True) for law in (first, second))
-    a, b = first.gather(-1, head), second.gather(-1, head)
-    base = a * b + a * second_out + b * first_out
-    mass = a[:, :, None] * b[:, None, :] + b[:, :, None] * a[:, None, :]
-    share = SPLITS[truncation.solver](target.gather(-1, head) - base, mass)
-    inside = base + share.sum(-1)
-    if tail == "sorted":
-        rank = torch.empty_like(order).scatter_(
-            -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
-        )
+    size = min(truncation.size, target.shape[-1])
+    score = target - first * second
+    if truncation.tail == "sorted":
+        order = torch.sort(score, dim=-1, descending=True, stable=True).indices
         a, b = first.gather(-1, order), second.gather(-1, order)
-        tail_law = a * b + a * _after(b) + b * _after(a)
-        selected = torch.empty_like(target).scatter_(-1, order, torch.cat([inside, tail_law[:, size:]], -1))
+        a_after, b_after = _after(a), _after(b)
+        won = a * b + a * b_after + b * a_after
+        a_out, b_out = a_after[:, size - 1 : size], b_after[:, size - 1 : size]
+        rank = torch.empty_like(order).scatter_(-1, order, _count(order))
     else:
-        rank = torch.full_like(target, size, dtype=torch.int64)
-        rank.scatter_(-1, head, torch.arange(size, device=head.device).expand_as(head))
-        selected = (first * second_out).scatter(-1, head, inside)
+        order = score.topk(size, -1).indices
+        outside = torch.ones_like(target).scatter_(-1, order, 0.0)
+        a_out, b_out = (first * outside).sum(-1, keepdim=True), (second * outside).sum(-1, keepdim=True)
+        a, b = first.gather(-1, order), second.gather(-1, order)
+        rank = torch.full_like(target, size, dtype=torch.int64).scatter_(-1, order, _count(order))
+    a, b, head = a[:, :size], b[:, :size], order[:, :size]
+    base = a * b + a * b_out + b * a_out
+    mass = a[:, :, None] * b[:, None, :] + b[:, :, None] * a[:, None, :]
+    room = target.gather(-1, head) - base
+    share = torch.from_numpy(SPLITS[truncation.solver](room.numpy(force=True), mass.numpy(force=True))).to(mass)
+    inside = base + share.sum(-1)
+    if truncation.tail == "sorted":
+        selected = torch.empty_like(target).scatter_(-1, order, torch.cat([inside, won[:, size:]], -1))
+    else:
+        selected = (first * b_out).scatter_(-1, head, inside)
     return _Stage(selected, rank, share / mass.where(mass > 0, 1.0))
+
+
+def _count(order: Int64[Tensor, "batch tokens"]) -> Int64[Tensor, "batch tokens"]:
+    """0, 1, 2, ... along each row."""
+    return torch.arange(order.shape[-1], device=order.device).expand_as(order)
 
 
 def _after(probs: Float64[Tensor, "batch vocab"]) -> Float64[Tensor, "batch vocab"]:
@@ -93,9 +96,8 @@ def _keep(
     """Probability that each held token is kept against the new one."""
     size = stage.wins.shape[-1]
     mine, other = stage.rank.gather(-1, held), stage.rank.gather(-1, new)
-    cell = mine.clamp_max(size - 1) * size + other.clamp_max(size - 1)
-    solved = stage.wins.flatten(1).gather(-1, cell)
-    return solved.where((mine < size) & (other < size), (mine <= other).double())
+    solved = stage.wins.flatten(1).gather(-1, mine.clamp_max(size - 1) * size + other.clamp_max(size - 1))
+    return solved.where(mine.maximum(other) < size, (mine <= other).double())
 
 
 def _select(
