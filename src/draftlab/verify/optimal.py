@@ -68,13 +68,15 @@ def _key_law(
     cumulative wants with the cumulative excesses, first come first served. All keys together stay uniform on [0, 1].
     """
     moved = pad(torch.stack([gain, -gain], 1).clamp_min(0).cumsum(-1), (1, 0))
-    rise = (win[:, None] - win.gather(-1, rank)[..., None]).abs() * draft.gather(-1, rank)[..., None]
+    own = draft.gather(-1, rank)[..., None]
+    rise = (win[:, None] - win.gather(-1, rank)[..., None]).abs() * own
     # Length that the token's interval on one cumulative scale shares with every token's interval on the other scale.
     both = rank[:, None].expand(-1, 2, -1)
     lower, upper = moved.gather(-1, both)[..., None], moved.gather(-1, both + 1)[..., None]
     matched = moved.flip(1)[:, :, None].minimum(upper).maximum(lower).diff(dim=-1).sum(1)
-    # Rounding alone lifts a share or the sum of shares above 1, where phi_i and phi_j nearly agree.
-    swapped = (matched / rise.clamp_min(TINY)).clamp_max(1)
+    # Where phi_i and phi_j nearly agree the quotient is rounding: a swap moves no more than the lighter token has, all of them no more
+    # than the token has.
+    swapped = (matched / rise.clamp_min(TINY)).minimum(draft[:, None] / own).clamp_max(1)
     total = swapped.sum(-1, keepdim=True)
     return (swapped / total.clamp_min(1)).scatter_add_(-1, rank[..., None], (1 - total).clamp_min(0))
 
