@@ -185,8 +185,7 @@ def online(settings: Flat[experiments.Online], *, train: Path, held_out: Path, d
     from draftlab.replay import load_pass
 
     rows, facts = distill.online(settings, load_pass(train), load_pass(held_out), draft)
-    axes = {"dataset": settings.dataset, "method": settings.method}
-    write_cell(out, rows.assign(**axes), {"settings": settings.model_dump(), **facts})
+    write_cell(out, rows.assign(dataset=settings.dataset), {"settings": settings.model_dump(), "runs": facts})
 
 
 # --- theory and multi-draft --------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Both measure acceptance by replay (``replay``): the target answered once, and ne
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -110,11 +111,11 @@ def save_draft(draft: LanguageModel, original: Path, out: Path) -> None:
 def online(
     settings: experiments.Online, stream: TargetPass, held_out: TargetPass, draft_folder: Path
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Serve the stream in order with the draft of ``settings.method``; OSD, Fig. 3.
+    """Serve the stream in order once with each of ``settings.methods`` (OSD, Fig. 3).
 
     ``online`` learns while it serves; ``static`` never learns; ``static_10`` was distilled once on the first tenth of the
     stream, ``static_10_fair`` with as many updates as ``online`` makes; ``offline`` was distilled on all of it and is measured on
-    ``held_out``. Rows: ``seed, record, accepted, visited, overlap, overlap_repo, blocks, emitted``.
+    ``held_out``. Rows: ``method, seed, record, accepted, visited, overlap, overlap_repo, blocks, emitted``.
     """
     count = len(stream.answers)
     if settings.update_interval > count:
@@ -122,29 +123,31 @@ def online(
             f"update_interval is {settings.update_interval}, the stream has {count} requests",
             remedy="lower update_interval, or lengthen the stream",
         )
-    tenth = range(math.ceil(STATIC_SHARE * count))
-    updates = {
-        "static": 0,
-        "static_10": math.ceil(len(tenth) / settings.batch),
-        "static_10_fair": count // settings.update_interval,
-        "offline": OFFLINE_EPOCHS * math.ceil(count / settings.batch),
-    }
-    frames, facts = [], {"updates": 0, "positions": 0}
-    for seed in settings.seeds:
+    frames, facts = [], {}
+    for seed, method in itertools.product(settings.seeds, settings.methods):
         draft = load_model(draft_folder)
-        if settings.method == "online":
+        if method == "online":
             rows, seen = serve(draft, stream, settings, seed=seed)
-            facts["updates"] += count // settings.update_interval
+            steps = count // settings.update_interval
         else:
-            steps = updates[settings.method]
-            seen = train_on(
-                draft, stream, range(count) if settings.method == "offline" else tenth, steps, settings, seed=seed
-            )
-            rows = measure(draft, held_out if settings.method == "offline" else stream, settings.draft_len)
-            facts["updates"] += steps
-        facts["positions"] += seen
-        frames.append(rows.rename(columns={"request": "record"}).assign(seed=seed))
+            requests, steps = _static_plan(method, count, settings)
+            seen = train_on(draft, stream, requests, steps, settings, seed=seed)
+            rows = measure(draft, held_out if method == "offline" else stream, settings.draft_len)
+        facts[f"{method}.{seed}"] = {"updates": steps, "positions": seen}
+        frames.append(rows.rename(columns={"request": "record"}).assign(method=method, seed=seed))
     return pd.concat(frames, ignore_index=True), facts
+
+
+def _static_plan(method: str, count: int, settings: experiments.Online) -> tuple[range, int]:
+    """Which requests a static draft was distilled on, and with how many updates."""
+    tenth = range(math.ceil(STATIC_SHARE * count))
+    plans = {
+        "static": (range(0), 0),
+        "static_10": (tenth, math.ceil(len(tenth) / settings.batch)),
+        "static_10_fair": (tenth, count // settings.update_interval),
+        "offline": (range(count), OFFLINE_EPOCHS * math.ceil(count / settings.batch)),
+    }
+    return plans[method]
 
 
 def serve(

@@ -113,7 +113,7 @@ class Offline(Training):
 class Online(Training):
     """Serve the stream in order; alpha of a request is measured before the update that uses it (OSD, Algorithm 1)."""
 
-    method: Literal["online", "static", "static_10", "static_10_fair", "offline"]
+    methods: list[Literal["online", "static", "static_10", "static_10_fair", "offline"]]
     loss_positions: LossPositions = "rejected"
     update_interval: int = Field(gt=0)
 
@@ -162,6 +162,7 @@ class LatencyRequests(Engine):
     draft_len: int = Field(gt=0)
     requests: int = Field(gt=0)
     max_new_tokens: int = Field(gt=0)
+    adaptive: bool = Field(False, description="also with a draft length that follows the acceptance")
 
 
 class LatencyCost(Engine):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,11 @@ from draftlab.errors import UserError
 from draftlab.experiments import Acceptance
 from draftlab.models import LanguageModel
 from draftlab.records import Answer, atomic_path
-from draftlab.sampling import Sampling, to_probs
+from draftlab.sampling import Sampling, restrict, to_probs
 from draftlab.verify import VERIFIERS
 from draftlab.verify.token import TokenVerifier
 
 PANELS = {"left": 1 / 3, "right": 1 / 6}
-CHUNK = 64
 
 
 def region(num_drafts: Sequence[int], points: int) -> pd.DataFrame:
@@ -78,7 +77,7 @@ def acceptance(pairs: Path, settings: Acceptance) -> pd.DataFrame:
     """Exact acceptance of each scheme at recorded positions, summed per request.
 
     Columns ``draft_temperature, num_drafts, scheme, request, acceptance_sum`` (accepted before the residual draw),
-    ``member_sum`` (the emitted token is among the drafts) and ``positions``.
+    ``member_sum`` (the emitted token is among the drafts; empty where it has no closed form) and ``positions``.
     """
     with safe_open(pairs, "pt") as file:
         target_logits, draft_logits, request = (
@@ -93,7 +92,7 @@ def acceptance(pairs: Path, settings: Acceptance) -> pd.DataFrame:
             sums = pd.DataFrame(
                 {"request": request.numpy(), "acceptance_sum": proc, "member_sum": member, "positions": 1}
             )
-            sums = sums.groupby("request", as_index=False).sum()
+            sums = sums.groupby("request", as_index=False).sum(min_count=1)
             frames.append(sums.assign(draft_temperature=temperature, num_drafts=drafts, scheme=name))
     return pd.concat(frames, ignore_index=True)
 
@@ -104,22 +103,17 @@ def _acceptance(
     draft: Float[Tensor, "positions vocab"],
     drafts: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    proc, member = [], []
-    for rows in _chunks(len(target)):
-        used = (target[rows] + draft[rows]).gt(0).any(0)
-        found = verifier.acceptance(target[rows][:, used], draft[rows][:, None, used].expand(-1, drafts, -1))
-        if bool(found.member.isnan().any()):
-            raise UserError(
-                f"{verifier.name} has no exact acceptance at {drafts} drafts on {int(used.sum())} tokens",
-                remedy="lower num_drafts or top_k, or leave the scheme out",
-            )
-        proc.append(found.proc)
-        member.append(found.member)
-    return torch.cat(proc).numpy(), torch.cat(member).numpy()
-
-
-def _chunks(count: int) -> Iterator[slice]:
-    return (slice(start, start + CHUNK) for start in range(0, count, CHUNK))
+    """Both acceptances at each position, in closed form where there is one; membership may have none (NaN)."""
+    nothing = torch.zeros(len(target), 1, dtype=torch.int64)
+    target, draft, _, _ = restrict(target, draft[:, None], nothing)
+    draft = draft.expand(-1, drafts, -1)
+    found = verifier.closed_form(target, draft) if verifier.closed_form else verifier.acceptance(target, draft)
+    if bool(found.proc.isnan().any()):
+        raise UserError(
+            f"{verifier.name} has no exact acceptance at {drafts} drafts on {target.shape[-1]} tokens",
+            remedy="lower num_drafts or top_k, or leave the scheme out",
+        )
+    return found.proc.numpy(), found.member.numpy()
 
 
 def _token_verifier(name: str) -> TokenVerifier:

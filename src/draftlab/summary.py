@@ -65,7 +65,7 @@ def _latency(table: pd.DataFrame) -> Iterator[str]:
 def _acceptance(table: pd.DataFrame) -> Iterator[str]:
     rows = table[(table["num_drafts"] == table["num_drafts"].min()) & (table["draft_temperature"] == 1.2)]
     found = {
-        scheme: group["member_sum"].sum() / group["positions"].sum()
+        scheme: group["acceptance_sum"].sum() / group["positions"].sum()
         for scheme, group in rows.groupby("scheme", sort=False)
     }
     if found:
