@@ -130,8 +130,9 @@ def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
     if at >= len(text):
         yield RawRow(name, text.count("\n") + 1, "", "the array is not closed: the file is cut off")
         return
-    rest = text[at + 1 :].strip().encode("utf-8", "surrogateescape")
-    yield from _json_lines(io.BytesIO(rest), name, text.count("\n", 0, at) + 2)
+    start = _after_space(text, at + 1)  # whatever follows the array is read as lines
+    rest = text[start:].encode("utf-8", "surrogateescape")
+    yield from _json_lines(io.BytesIO(rest), name, text.count("\n", 0, start) + 1)
 
 
 def _table(file: IO[bytes], name: str, separator: str, columns: Sequence[str]) -> Iterator[RawRow]:
@@ -152,9 +153,14 @@ def _table(file: IO[bytes], name: str, separator: str, columns: Sequence[str]) -
             return
         if not any(cells):
             continue
-        if not header or (reader.line_num == 1 and [c.lower() for c in cells] == header):
-            header = cells
-        elif len(cells) != len(header):
+        if not header and all(cell.strip().isidentifier() for cell in cells):
+            header = [cell.strip() for cell in cells]
+            continue
+        if not header:  # no header: the usual two columns
+            header = ["prompt", "answer", *(f"column_{i}" for i in range(3, len(cells) + 1))][: len(cells)]
+        if reader.line_num == 1 and [cell.strip().lower() for cell in cells] == header:
+            continue
+        if len(cells) != len(header):
             text = printable(separator.join(cells))
             yield RawRow(name, reader.line_num, text, f"{len(cells)} columns, not {len(header)}")
         elif not all(map(well_formed, cells)):
@@ -207,7 +213,8 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
 def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[RawRow]:
     """The rows of a raw file in order, its format told by content first and by suffix second.
 
-    ``columns`` names the columns of a CSV or TSV without a header. A row that cannot be read comes with its
+    ``columns`` names the columns of a CSV or TSV without a header; without it, a first line of plain names is the
+    header, and else the columns are ``prompt`` and ``answer``. A row that cannot be read comes with its
     ``problem``; a file that cannot be opened at all is a ``UserError``.
     """
     name, suffixes = str(path), [s.lower() for s in path.suffixes]

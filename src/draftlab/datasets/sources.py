@@ -21,6 +21,7 @@ from draftlab.datasets.registry import Dataset
 from draftlab.errors import UserError
 
 Split = Literal["train", "eval"]
+COMMIT = re.compile(r"[0-9a-f]{40}")
 SourceName = Literal["generator", "raw", "hub", "fetched"]
 
 
@@ -112,9 +113,9 @@ class Hub:
             yield RawRow(where, number, json.loads(json.dumps(row, default=str)))
 
     def provenance(self, split: Split) -> dict[str, Any]:
-        """Repository, configuration and revision."""
+        """Repository, configuration and revision, a branch resolved to its commit where the hub can be asked."""
         dataset = self.dataset
-        return {"source": "hub", "hub_id": dataset.hub_id, "config": dataset.config, "revision": dataset.revision}
+        return {"source": "hub", "hub_id": dataset.hub_id, "config": dataset.config, "revision": _commit(dataset)}
 
 
 @dataclass(frozen=True)
@@ -186,16 +187,25 @@ def _load_from_hub(dataset: Dataset, split: str) -> Iterator[dict[str, Any]]:
         yield from datasets.load_dataset(
             dataset.hub_id, split=split, revision=dataset.revision, **{option or "name": value or None}
         )
-    except (GatedRepoError, DatasetNotFoundError) as error:
-        if dataset.gated == "yes":
-            remedy = f"ask for access at {page}, then log in once with: hf auth login"
-            raise UserError(f"{dataset.hub_id} is gated", remedy=remedy) from None
-        raise UserError(f"{dataset.hub_id}: {_without_token(error)}", remedy=f"see {page}") from None
-    except (OSError, HfHubHTTPError, ValueError, RuntimeError) as error:
+    except (GatedRepoError, DatasetNotFoundError, HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
+        access = f"; it is gated: ask for access at {page}, then log in once with: hf auth login"
         raise UserError(
             f"cannot read {dataset.hub_id} from the hub or its local cache: {_without_token(error)}",
-            remedy="connect to the network, or use --source raw or --source generator",
+            remedy=f"connect to the network, or use another source{access if dataset.gated == 'yes' else ''}",
         ) from None
+
+
+def _commit(dataset: Dataset) -> str:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if COMMIT.fullmatch(dataset.revision):
+        return dataset.revision
+    try:
+        found = huggingface_hub.HfApi().dataset_info(dataset.hub_id, revision=dataset.revision).sha
+    except (HfHubHTTPError, OSError):
+        found = None
+    return found or dataset.revision
 
 
 def _without_token(error: Exception) -> str:

@@ -1,0 +1,212 @@
+"""A look at a user's own file before anything is run on it: ``draftlab data check FILE``."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from draftlab.datasets import classify, cleaners, companions, registry
+from draftlab.datasets.cleaners import CLEANERS
+from draftlab.datasets.readers import printable, read_rows
+from draftlab.datasets.splits import digest
+from draftlab.errors import UserError
+from draftlab.records import Prompt, Rejection
+
+SAMPLE = 2000  # prompts whose language is looked at
+DETECT = 200  # rows that the format is told from
+SPECIALS = ("<s>", "</s>", "<pad>", "<unk>", "<|", "[INST]", "USER:", "ASSISTANT:")
+
+FORMATS: dict[str, tuple[str, ...]] = {
+    "spider": ("db_id", "question", "query"),
+    "tatqa": ("table", "paragraphs", "questions"),
+    "piqa": ("goal", "sol1", "sol2"),
+    "starcoder": ("content", "max_stars_count"),
+    "humaneval": ("prompt", "canonical_solution"),
+    "mbpp_sanitized": ("prompt", "code", "test_list"),
+    "mbpp": ("text", "code", "test_list"),
+    "cnn_dailymail": ("article", "highlights"),
+    "xsum": ("document", "summary"),
+    "wmt16": ("translation",),
+    "arena": ("conversation_a",),
+    "lmsys_chat_1m": ("conversation", "model"),
+    "sharegpt": ("conversations",),
+    "oasst": ("message_id", "text", "role"),
+    "arena_hard": ("uid", "cluster", "prompt"),
+    "self_instruct": ("instruction", "instances"),
+    "dolly": ("instruction", "context", "response"),
+    "alpaca": ("instruction", "input", "output"),
+    "mt_bench": ("category", "turns"),
+    "gsm8k": ("question", "answer"),
+    "prompts": (),
+}
+CODE_SEARCH_NET = (("func_documentation_string",), ("docstring", "code"))
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Order statistics of a length."""
+
+    smallest: int
+    median: int
+    p90: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is in a file."""
+
+    file: str
+    format: str
+    read: int
+    kept: int
+    rejected: dict[str, int]
+    first_rejected: dict[str, str]
+    duplicates: int
+    overlap: int | None
+    references: int
+    length_unit: str
+    prompt_lengths: Lengths | None
+    reference_lengths: Lengths | None
+    special_strings: int
+    languages: dict[str, int]
+
+    @property
+    def usable(self) -> bool:
+        """Whether any prompt was found."""
+        return self.kept > 0
+
+
+def detect(file: Path) -> str:
+    """The format that most of the first rows fit, the most specific first; ``prompts`` when none does."""
+    rows = [raw.row for raw in itertools.islice(read_rows(file), DETECT) if raw.problem is None]
+    candidates = [("code_search_net", fields) for fields in CODE_SEARCH_NET] + list(FORMATS.items())
+    fits = [sum(all(name in row for name in fields) for row in rows) for _, fields in candidates[:-1]]
+    best = max(range(len(fits)), key=lambda i: (fits[i], -i))
+    return candidates[best][0] if rows and 2 * fits[best] > len(rows) else "prompts"
+
+
+def check(
+    file: Path,
+    *,
+    dataset: str | None = None,
+    tokenizer: Path | None = None,
+    against: Path | None = None,
+    max_chars: int = 0,
+) -> Report:
+    """Read the whole file once, in bounded memory, and count; ``against`` is a file that must share no prompt with it.
+
+    ``tokenizer`` is a model folder; without one, lengths are counted in the words and marks that GPT-2 splits text into.
+    """
+    if not file.is_file():
+        raise UserError("no such file", file=file, remedy="name a file of prompts")
+    name = dataset or detect(file)
+    others = {digest(prompt.text) for prompt in _prompts(against, name, max_chars)} if against else None
+    unit, count = _counter(tokenizer)
+    seen: set[int] = set()
+    rejected: dict[str, int] = {}
+    first: dict[str, str] = {}
+    read = duplicates = overlap = specials = 0
+    lengths, reference_lengths, sample = array("I"), array("I"), list[str]()
+    for record in _records(file, name, max_chars):
+        read += 1
+        if isinstance(record, Rejection):
+            rejected[record.reason] = rejected.get(record.reason, 0) + 1
+            first.setdefault(record.reason, f"line {record.line}: {record.row}")
+            continue
+        value = digest(record.text)
+        duplicates += value in seen
+        seen.add(value)
+        overlap += others is not None and value in others
+        specials += any(mark in record.text for mark in SPECIALS)
+        lengths.append(count(record.text))
+        if record.reference is not None:
+            reference_lengths.append(count(record.reference))
+        if len(sample) < SAMPLE:
+            sample.append(record.text)
+    found = classify.languages(sample)
+    return Report(
+        file=str(file),
+        format=name,
+        read=read,
+        kept=len(lengths),
+        rejected=rejected,
+        first_rejected=first,
+        duplicates=duplicates,
+        overlap=overlap if others is not None else None,
+        references=len(reference_lengths),
+        length_unit=unit,
+        prompt_lengths=_lengths(lengths),
+        reference_lengths=_lengths(reference_lengths),
+        special_strings=specials,
+        languages={name: found.count(name) for name in sorted(set(found), key=lambda n: (-found.count(n), n))},
+    )
+
+
+def _records(file: Path, name: str, max_chars: int) -> Iterator[Prompt | Rejection]:
+    rows = companions.joined(file, registry.find(name))
+    return cleaners.clean(name, "train", rows, cleaner=CLEANERS[name], max_chars=max_chars)
+
+
+def _prompts(file: Path, name: str, max_chars: int) -> Iterator[Prompt]:
+    return (record for record in _records(file, name, max_chars) if isinstance(record, Prompt))
+
+
+def _counter(tokenizer: Path | None) -> tuple[str, Callable[[str], int]]:
+    import tokenizers
+
+    if tokenizer is None:
+        split = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+        return "words and marks", lambda text: len(split(text))
+    file = tokenizer / "tokenizer.json"
+    if not file.is_file():
+        raise UserError("no tokenizer.json", file=tokenizer, remedy="name a model folder that has one")
+    model = tokenizers.Tokenizer.from_file(str(file))
+    model.no_truncation()
+    return "tokens", lambda text: len(model.encode(text, add_special_tokens=False).ids)
+
+
+def _lengths(values: array[int]) -> Lengths | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Lengths(ordered[0], ordered[last // 2], ordered[round(last * 0.9)], ordered[last])
+
+
+def table(report: Report) -> str:
+    """The report as lines of text, safe for a terminal."""
+
+    def spread(lengths: Lengths | None) -> str:
+        if lengths is None:
+            return "none"
+        return f"min {lengths.smallest}, median {lengths.median}, 90 % {lengths.p90}, max {lengths.largest}"
+
+    lines: list[tuple[str, Any]] = [
+        ("file", report.file),
+        ("taken for", report.format),
+        ("rows", report.read),
+        ("prompts kept", report.kept),
+        ("with a reference", report.references),
+        ("duplicates", report.duplicates),
+        ("also in the other file", "not asked" if report.overlap is None else report.overlap),
+        (f"prompt, {report.length_unit}", spread(report.prompt_lengths)),
+        (f"reference, {report.length_unit}", spread(report.reference_lengths)),
+        ("with special strings", f"{report.special_strings} (they stay text)"),
+        ("languages", ", ".join(f"{name} {count}" for name, count in report.languages.items()) or "none"),
+        ("rejected", sum(report.rejected.values())),
+    ]
+    lines += [
+        (f"  {count} x", f"{reason}; {report.first_rejected[reason]}") for reason, count in report.rejected.items()
+    ]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {printable(str(value))}" for name, value in lines)
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as one JSON object."""
+    return {**asdict(report), "usable": report.usable}

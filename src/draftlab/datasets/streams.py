@@ -1,0 +1,176 @@
+"""The order in which requests arrive: streams are files, and each row says where it came from.
+
+A stream is made of groups: whole datasets, or the requests of one language or topic. A row is a ``Prompt`` with
+``meta["group"]``, ``meta["segment"]`` (which block of the stream) and ``meta["update"]`` (whether it may train the draft).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal
+
+from draftlab.errors import UserError
+from draftlab.records import Prompt
+
+Kind = Literal["concatenated", "linear", "shuffled", "two_mix", "recurring", "iid", "by_time"]
+GroupBy = Literal["dataset", "language", "topic"]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """How a stream is made.
+
+    ``concatenated``: one group after the other, an abrupt shift (OSD, Fig. 4). ``linear``: the groups' shares move in
+    straight lines through ``knots`` (Fig. 11; two groups: 1 - t and t). ``shuffled``: all rows in random order (Fig. 6).
+    ``two_mix``: shuffled, and only the group that ``gates`` names trains the draft (Fig. 9). ``recurring``: blocks of
+    ``period`` rows in turn. ``iid``: each row from a group drawn with ``weights``. ``by_time``: as the requests arrived.
+
+    ``groups`` picks and orders the groups (none: all, in order of appearance); ``per_group`` bounds the rows of each.
+    ``knots`` and ``weights`` are shares in the order of the groups, the knots one after the other; no knots: each group
+    alone in turn; no weights: the groups' sizes. ``gates`` are (rows so far, group): up to there only this group updates.
+    """
+
+    kind: Kind
+    group_by: GroupBy = "dataset"
+    groups: tuple[str, ...] = ()
+    per_group: int = 0
+    period: int = 100
+    knots: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+    gates: tuple[tuple[int, str], ...] = ()
+    seed: int = 0
+
+
+def arrange(prompts: Iterable[Prompt], stream: Stream) -> list[Prompt]:
+    """The requests in the order of the stream; a group that runs out leaves its share to the others."""
+    groups = _grouped(prompts, stream)
+    rng = Random(f"{stream.seed}/stream")
+    match stream.kind:
+        case "concatenated":
+            order = [(index, name) for index, name in enumerate(groups) for _ in groups[name]]
+        case "recurring":
+            order = list(_recurring(groups, stream.period))
+        case "linear":
+            count = len(groups)
+            alone = tuple(float(i == j) for i in range(count) for j in range(count))
+            order = list(_drawn(groups, _shares(groups, stream.knots or alone), rng))
+        case "iid":
+            sizes = tuple(float(len(rows)) for rows in groups.values())
+            order = list(_drawn(groups, _shares(groups, stream.weights or sizes), rng))
+        case "shuffled" | "two_mix":
+            order = [(0, name) for name in groups for _ in groups[name]]
+            rng.shuffle(order)
+        case "by_time":
+            return _by_time(groups)
+    takers = {name: iter(rows) for name, rows in groups.items()}
+    gates = _gates(groups, stream)
+    return [
+        _placed(next(takers[name]), name, segment, _updates(gates, position, name))
+        for position, (segment, name) in enumerate(order)
+    ]
+
+
+def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt]]:
+    found: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        name = prompt.dataset if stream.group_by == "dataset" else prompt.meta.get(stream.group_by)
+        if name is not None:
+            found.setdefault(name, []).append(prompt)
+    missing = [name for name in stream.groups if name not in found]
+    if missing or not found:
+        raise UserError(
+            f"no request has {stream.group_by} {', '.join(missing) or 'at all'}",
+            remedy=f"use one of {', '.join(found)}" if found else "classify the requests first: draftlab data classify",
+        )
+    names = stream.groups or tuple(found)
+    return {name: found[name][: stream.per_group or None] for name in names}
+
+
+def _recurring(groups: Mapping[str, Sequence[Prompt]], period: int) -> Iterator[tuple[int, str]]:
+    if period < 1:
+        raise UserError(f"period {period}", remedy="use 1 or more rows a block")
+    left = {name: len(rows) for name, rows in groups.items()}
+    segment = 0
+    while any(left.values()):
+        for name in groups:
+            count = min(period, left[name])
+            left[name] -= count
+            yield from ((segment, name) for _ in range(count))
+            segment += count > 0
+
+
+def _shares(groups: Mapping[str, object], flat: Sequence[float]) -> list[Sequence[float]]:
+    """The shares one by one, each with one value for each group."""
+    count = len(groups)
+    shares = [flat[at : at + count] for at in range(0, len(flat), count)]
+    if any(len(share) != count or min(share) < 0 or sum(share) <= 0 for share in shares):
+        raise UserError(f"shares {list(flat)} for {count} groups", remedy="give one of 0 or more for each group")
+    return shares
+
+
+def _drawn(
+    groups: Mapping[str, Sequence[Prompt]], knots: Sequence[Sequence[float]], rng: Random
+) -> Iterator[tuple[int, str]]:
+    names = list(groups)
+    left = [len(groups[name]) for name in names]
+    total = sum(left)
+    for position in range(total):
+        at = position / max(total - 1, 1) * (len(knots) - 1)
+        before = min(int(at), max(len(knots) - 2, 0))
+        after = min(before + 1, len(knots) - 1)
+        shares = [
+            (a + (b - a) * (at - before)) * (count > 0)
+            for a, b, count in zip(knots[before], knots[after], left, strict=True)
+        ]
+        index = rng.choices(range(len(names)), shares if sum(shares) > 0 else left)[0]
+        left[index] -= 1
+        yield before, names[index]
+
+
+def _by_time(groups: Mapping[str, Sequence[Prompt]]) -> list[Prompt]:
+    rows = [(name, prompt) for name, prompts in groups.items() for prompt in prompts]
+    if any("time" not in prompt.meta for _, prompt in rows):
+        raise UserError("a request has no time", remedy="use another kind of stream")
+    rows.sort(key=lambda row: row[1].meta["time"])
+    return [_placed(prompt, name, 0, True) for name, prompt in rows]
+
+
+def _gates(groups: Mapping[str, object], stream: Stream) -> Sequence[tuple[int, str]]:
+    if (stream.kind == "two_mix") != bool(stream.gates):
+        raise UserError("gates belong to two_mix", remedy="give gates with two_mix, and with no other kind")
+    unknown = [name for _, name in stream.gates if name not in groups]
+    if unknown:
+        raise UserError(f"a gate names {', '.join(unknown)}", remedy=f"use one of {', '.join(groups)}")
+    return stream.gates
+
+
+def _updates(gates: Sequence[tuple[int, str]], position: int, name: str) -> bool:
+    """Whether a row may train the draft: the first gate that lies ahead decides, after the last one nothing does."""
+    return not gates or next((gate == name for until, gate in gates if position < until), False)
+
+
+def _placed(prompt: Prompt, group: str, segment: int, update: bool) -> Prompt:
+    return replace(prompt, meta=prompt.meta | {"group": group, "segment": segment, "update": update})
+
+
+def shares_over_time(prompts: Iterable[Prompt], group_by: GroupBy, slices: int) -> list[dict[str, float | str | int]]:
+    """Counts of each class in equal slices of time (OSD, Figs. 2 and 10): rows of ``slice, group, count, total``."""
+    rows = [p for p in prompts if "time" in p.meta and group_by in p.meta]
+    if not rows:
+        raise UserError(f"no request has a time and a {group_by}", remedy="use a dataset that has them: arena")
+    first, last = (pick(p.meta["time"] for p in rows) for pick in (min, max))
+    width = (last - first) / slices or 1.0
+    at = [min(int((p.meta["time"] - first) / width), slices - 1) for p in rows]
+    names = sorted({p.meta[group_by] for p in rows})
+    return [
+        {
+            "slice": index,
+            "group": name,
+            "count": sum(i == index and p.meta[group_by] == name for i, p in zip(at, rows, strict=True)),
+            "total": at.count(index),
+        }
+        for index, name in itertools.product(range(slices), names)
+    ]

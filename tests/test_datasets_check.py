@@ -1,0 +1,133 @@
+"""``draftlab data check FILE``: what it is taken for, what is in it, and whether it can be used."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from draftlab import cli
+from draftlab.datasets import check, generators
+from draftlab.datasets.cleaners import CLEANERS
+from draftlab.errors import UserError
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+ALIKE = {  # formats that cannot be told apart
+    "finance_alpaca": "alpaca", "spider_schema": "spider", "spec_bench": "mt_bench",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dataset", [name for name in generators.GENERATORS if name != "mt_bench"])
+def test_generated_rows_are_recognised(tmp_path: Path, dataset: str) -> None:
+    file = write(tmp_path / "rows.jsonl", list(itertools.islice(generators.rows(dataset, "train", seed=0), 30)))
+    assert check.detect(file) == ALIKE.get(dataset, dataset)
+    report = check.check(file)
+    assert report.kept == report.references == 30
+    assert report.usable
+
+
+def test_hub_rows_of_mt_bench_are_prompts(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", list(itertools.islice(generators.rows("mt_bench", "train", seed=0), 5)))
+    assert check.detect(file) == "prompts"
+    assert check.check(file).kept == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "first question\nsecond question\n"),
+        ("a.jsonl", '{"prompt": "first question"}\n{"prompt": "second question"}\n'),
+        ("a.json", '[{"messages": [{"role": "user", "content": "first question"}]}, {"text": "second question"}]'),
+        ("a.csv", "prompt,when\nfirst question,1\nsecond question,2\n"),
+        ("a", '{"question": "first question"}\n{"question": "second question"}\n'),
+    ],
+)
+def test_a_users_own_traffic(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    report = check.check(tmp_path / name)
+    assert (report.format, report.kept, report.read) == ("prompts", 2, 2)
+    assert report.prompt_lengths == check.Lengths(2, 2, 2, 2)
+
+
+def test_counts(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"prompt": f"question number {i} is this one"} for i in range(10)]
+    rows += [rows[0], {"prompt": ""}, {"prompt": "</s> USER: do as I say"}, {"prompt": 3}]
+    file = write(tmp_path / "mine.jsonl", rows)
+    other = write(tmp_path / "other.jsonl", rows[3:5])
+    report = check.check(file, against=other)
+    assert (report.read, report.kept, report.duplicates, report.overlap) == (14, 12, 1, 2)
+    assert report.special_strings == 1
+    assert report.rejected == {"prompt is empty": 1, "prompt is int, not text": 1}
+    assert report.first_rejected["prompt is empty"].startswith("line 12: ")
+    assert sum(report.languages.values()) == 12
+    assert json.loads(json.dumps(check.as_json(report)))["usable"] is True
+
+
+def test_lengths_in_tokens_of_a_model(shared: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.jsonl", [{"prompt": "Once upon a time"}, {"prompt": "</s>"}])
+    report = check.check(file, tokenizer=shared / "models" / "stories260K" / "hf")
+    assert report.length_unit == "tokens"
+    assert report.prompt_lengths is not None
+    assert report.prompt_lengths.largest >= 4
+    with pytest.raises(UserError, match=r"no tokenizer.json"):
+        check.check(file, tokenizer=tmp_path)
+
+
+def test_the_table_is_safe_to_print(tmp_path: Path) -> None:
+    file = write(tmp_path / "mi\x1b[2Jne.jsonl", [{"prompt": 3, "note": "\x1b[2J"}, {"prompt": "ok"}])
+    assert all(line.isprintable() for line in check.table(check.check(file)).splitlines())
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["draftlab", *words])
+    try:
+        cli.main()
+    except SystemExit as stop:
+        return 0 if stop.code in (None, 0) else 1
+    return 0
+
+
+def test_exit_code_says_whether_it_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write(tmp_path / "good.jsonl", [{"prompt": "ok"}, {"prompt": ""}])
+    bad = write(tmp_path / "bad.jsonl", [{"prompt": ""}])
+    assert run(monkeypatch, "data", "check", str(good), "--out", str(tmp_path / "report.json")) == 0
+    assert "taken for" in capsys.readouterr().out
+    assert json.loads((tmp_path / "report.json").read_text())["kept"] == 1
+    assert run(monkeypatch, "data", "check", str(bad)) == 1
+    assert run(monkeypatch, "data", "check", str(tmp_path / "absent.jsonl")) == 1
+
+
+def test_every_real_file_is_recognised(shared: Path) -> None:
+    formats = {
+        "arena_hard/question.jsonl": "arena_hard",
+        "chat_torchspec/sample_conversations.jsonl": "sharegpt",
+        "code_search_net/python/final/jsonl/test/python_test_0.jsonl.gz": "code_search_net",
+        "dolly/databricks-dolly-15k.jsonl": "dolly",
+        "finance_like/Cleaned_date.json": "alpaca",
+        "gsm8k/test.jsonl": "gsm8k",
+        "mbpp/mbpp.jsonl": "mbpp",
+        "mbpp/sanitized-mbpp.json": "mbpp_sanitized",
+        "mgsm/mgsm_de.tsv": "prompts",
+        "oasst/en_message.jsonl": "oasst",
+        "piqa/train.jsonl": "piqa",
+        "self_instruct_seed/seed_tasks.jsonl": "self_instruct",
+        "sharegpt_fastchat/dummy_conversation.json": "sharegpt",
+        "spider/dev.json": "spider",
+        "tatqa/tatqa_dataset_dev.json": "tatqa",
+        "translation_ende/wmt_like.jsonl": "wmt16",
+    }
+    assert {name: check.detect(shared / "data" / name) for name in formats} == formats
+
+
+def test_every_format_has_a_cleaner() -> None:
+    assert set(check.FORMATS) <= set(CLEANERS)

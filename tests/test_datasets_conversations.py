@@ -1,0 +1,101 @@
+"""Conversations: odd orders have a stated outcome, and user text never becomes a special token."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftlab.datasets.conversations import VICUNA_SYSTEM, Segment, Turn, first_request, render, turns
+from draftlab.datasets.fields import BadRow
+from draftlab.errors import UserError
+
+
+def said(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in pairs]
+
+
+def test_both_spellings_of_a_message() -> None:
+    shared = [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]
+    assert (
+        turns(shared) == turns(said(("user", "u"), ("assistant", "a"))) == [Turn("user", "u"), Turn("assistant", "a")]
+    )
+
+
+def test_the_assistant_first_is_left_out() -> None:
+    found = first_request(said(("assistant", "Hello!"), ("user", "u"), ("assistant", "a")))
+    assert (found.text, found.reference) == ("u", "a")
+
+
+def test_two_user_turns_running_become_one() -> None:
+    found = first_request(said(("user", "one"), ("user", "two"), ("assistant", "a"), ("user", "three")))
+    assert (found.text, found.reference, found.meta["turns"]) == ("one\ntwo", "a", 2)
+
+
+def test_the_system_turn_is_kept_apart() -> None:
+    found = first_request(said(("system", "Be brief."), ("user", "u")))
+    assert (found.text, found.reference, found.meta["system"]) == ("u", None, "Be brief.")
+
+
+def test_an_empty_answer_is_no_answer() -> None:
+    assert first_request(said(("user", "u"), ("assistant", " "))).reference is None
+    with pytest.raises(BadRow, match="the text of user is empty"):
+        first_request(said(("user", " ")))
+
+
+def text(segments: list[Segment]) -> str:
+    return "".join(segment.text for segment in segments)
+
+
+CHAT = [Turn("user", "hi"), Turn("assistant", "hello"), Turn("user", "more")]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "want"),
+    [
+        ("vicuna_v1.1", f"{VICUNA_SYSTEM} USER: hi ASSISTANT: hello</s>USER: more ASSISTANT:"),
+        ("vicuna_short", "USER: hi ASSISTANT: hello</s>USER: more ASSISTANT:"),
+        ("plain", "hihellomore"),
+        (
+            "own",
+            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
+            "<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n",
+        ),
+    ],
+)
+def test_templates(template: str, want: str) -> None:
+    assert text(render(template, CHAT, own=CHATML)) == want
+
+
+def test_a_system_turn_replaces_vicunas() -> None:
+    assert (
+        text(render("vicuna_v1.1", [Turn("system", "Be brief."), Turn("user", "u")])) == "Be brief. USER: u ASSISTANT:"
+    )
+
+
+@given(user=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip))
+@settings(max_examples=30)
+@pytest.mark.parametrize("template", ["vicuna_v1.1", "vicuna_short", "plain", "own"])
+def test_what_a_user_types_is_never_the_templates(template: str, user: str) -> None:
+    def segments(typed: str, special: bool) -> list[str]:
+        chat = [Turn("user", typed), Turn("assistant", "</s>"), Turn("user", "next")]
+        return [s.text for s in render(template, chat, own=CHATML) if s.special == special]
+
+    for typed in (user, f"{user}</s>", "</s>", "<|im_end|>", "USER: x ASSISTANT:", "{{ messages }}"):
+        assert segments(typed, special=False) == [typed, "</s>", "next"]
+        assert segments(typed, special=True) == segments("x", special=True)
+
+
+def test_refusals() -> None:
+    with pytest.raises(UserError, match="unknown chat template 'llama'"):
+        render("llama", CHAT)
+    with pytest.raises(UserError, match="no chat template"):
+        render("own", CHAT)
+    with pytest.raises(UserError, match="the chat template fails"):
+        render("own", CHAT, own="{{ raise_exception('no system turn') }}")
+    with pytest.raises(UserError, match="the chat template fails"):
+        render("own", CHAT, own="{{ messages.__class__.__mro__ }}")
