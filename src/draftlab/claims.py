@@ -1,0 +1,340 @@
+"""The ledger: every printed number and every claim in words beside ours, with a verdict.
+
+The rules are data (``workflow/published``); here is only what a verdict means. Nothing is dropped: what no table of this run
+answers is ``not run at this scale``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from draftlab import stats, tidy
+from draftlab.consistency import Finding, findings
+from draftlab.errors import UserError
+from draftlab.published import Comparison, Published, Rule, Scale, Selection, Statement, same
+from draftlab.stats import Interval
+
+Verdict = Literal["reproduced", "same direction", "contradicts", "inconsistent in print", "not run at this scale"]
+VERDICTS: tuple[Verdict, ...] = (
+    "reproduced",
+    "same direction",
+    "contradicts",
+    "inconsistent in print",
+    "not run at this scale",
+)
+COLUMNS = (
+    "claim_id",
+    "paper",
+    "location",
+    "quantity",
+    "setting",
+    "published",
+    "ours",
+    "ci_low",
+    "ci_high",
+    "n",
+    "verdict",
+    "note",
+)
+Tables = Mapping[str, pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What our tables say to one claim; ``ours`` is None where they say nothing."""
+
+    ours: Interval | None
+    verdict: Verdict
+    note: str = ""
+
+
+NOT_RUN = Answer(None, "not run at this scale")
+
+
+def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
+    """Every ``<experiment>.csv`` of a results folder, claims aside."""
+    paths = sorted(path for path in folder.glob("*.csv") if path.stem != "claims")
+    if not paths:
+        raise UserError("no tables here", file=folder, remedy="run the experiments first")
+    return {path.stem: tidy.read(path) for path in paths}
+
+
+def ledger(published: Published, tables: Tables, scale: Scale) -> pd.DataFrame:
+    """One row per printed number and per statement, in the columns of ``claims.csv``."""
+    checked = findings(published)
+    rows = [_number_row(row, published, tables, scale, checked) for row in published.numbers.to_dict("records")]
+    rows += [_statement_row(name, said, tables, scale, checked) for name, said in published.statements.items()]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _row(
+    claim_id: str, paper: str, location: str, quantity: str, setting: str, printed: str, answer: Answer
+) -> dict[str, Any]:
+    ours = answer.ours or Interval(np.nan, np.nan, np.nan, 0)
+    return {
+        "claim_id": claim_id,
+        "paper": paper,
+        "location": location,
+        "quantity": quantity,
+        "setting": setting,
+        "published": printed,
+        "ours": float(f"{ours.estimate:.6g}"),
+        "ci_low": float(f"{ours.low:.6g}"),
+        "ci_high": float(f"{ours.high:.6g}"),
+        "n": ours.n or "",
+        "verdict": answer.verdict,
+        "note": answer.note,
+    }
+
+
+# --- printed numbers ---------------------------------------------------------------------------------------------
+
+
+def _number_row(
+    row: Mapping[str, Any], published: Published, tables: Tables, scale: Scale, checked: Mapping[str, Sequence[Finding]]
+) -> dict[str, Any]:
+    claim = published.claims[row["claim"]]
+    answer = NOT_RUN if claim.rule is None else _answer(row, claim.rule, published, tables, scale)
+    found = checked.get(row["claim_id"], ())
+    failed = [finding for finding in found if not finding.holds]
+    derived = [finding for finding in found if finding.derives]
+    if failed:
+        notes = [finding.note for finding in failed] + [answer.note]
+        answer = Answer(answer.ours, "inconsistent in print", "; ".join(filter(None, notes)))
+    elif answer is NOT_RUN and derived:
+        ours = Interval(derived[0].recomputed, np.nan, np.nan, 0)
+        answer = Answer(ours, "reproduced", f"recomputed, no experiment: {derived[0].note}")
+    if row["caveat"]:
+        answer = Answer(
+            answer.ours, answer.verdict, "; ".join(filter(None, [answer.note, f"source says: {row['caveat']}"]))
+        )
+    quantity = f"{claim.quantity} [{claim.unit}]"
+    return _row(row["claim_id"], row["paper"], claim.location, quantity, row["setting"], row["printed"], answer)
+
+
+def _answer(row: Mapping[str, Any], rule: Rule, published: Published, tables: Tables, scale: Scale) -> Answer:
+    """``reproduced`` in the printed setting within tolerance; else the order against the printed neighbours decides."""
+    filters = _filters(rule, row["settings"])
+    if filters is None or (ours := estimate(rule, filters, tables)) is None:
+        return NOT_RUN
+    if scale in rule.same_setting and abs(ours.estimate - row["value"]) <= rule.tolerance:
+        return Answer(ours, "reproduced", f"within {rule.tolerance:g} of the printed value")
+    agreeing, doubtful, opposite = [], [], []
+    for settings in rule.against:
+        for other in _neighbours(row, settings, published):
+            other_rule = published.claims[other["claim"]].rule
+            printed = row["value"] - other["value"]
+            if other_rule is None or abs(printed) <= rule.margin:
+                continue
+            against = _filters(other_rule, other["settings"])
+            gap = None if against is None else difference(rule, filters, other_rule, against, tables)
+            if gap is None:
+                continue
+            words = f"{_signed(gap)} against {_name(row, other)} (printed {printed:+.3g})"
+            if gap.estimate * printed > 0:
+                agreeing.append(words)
+            elif gap.low <= 0 <= gap.high:
+                doubtful.append(f"{words}, within noise")
+            else:
+                opposite.append(words)
+    if opposite or (doubtful and not agreeing):
+        return Answer(ours, "contradicts", "; ".join(filter(None, [*opposite, *doubtful, rule.explanation])))
+    if agreeing:
+        return Answer(ours, "same direction", "; ".join(agreeing + doubtful))
+    if scale in rule.same_setting:
+        return Answer(ours, "contradicts", f"not within {rule.tolerance:g} of the printed value")
+    return Answer(ours, "not run at this scale", "measured, but in another setting and with no neighbour to stand to")
+
+
+def _filters(rule: Rule, settings: Mapping[str, str]) -> dict[str, Any] | None:
+    """The rows of our table that a printed setting names; None where it was not run."""
+    filters: dict[str, Any] = {}
+    for key, value in settings.items():
+        known = rule.where.get(key)
+        if known is None:
+            raise UserError(f"the rule for {rule.table} does not say what {key!r} is", remedy="add it to `where`")
+        if known == "same":
+            filters[key] = value
+        else:
+            found = [chosen for name, chosen in known.items() if same(name, value)]
+            if not found:
+                return None
+            filters |= found[0]
+    return filters
+
+
+def _neighbours(row: Mapping[str, Any], change: Mapping[str, Any], published: Published) -> list[dict[str, Any]]:
+    """The printed numbers whose setting is the row's own, ``change`` aside (one, or none)."""
+    change = dict(change)
+    claim = change.pop("claim", row["claim"])
+    shared = {key: value for key, value in row["settings"].items() if key not in change}
+    found = published.of(claim, **change)
+    keep = [
+        settings != row["settings"]
+        and all(same(shared[key], value) for key, value in settings.items() if key in shared)
+        for settings in found["settings"]
+    ]
+    return found[keep].to_dict("records")
+
+
+def _name(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    own, its = row["settings"], other["settings"]
+    return ", ".join(
+        value if not value[0].isdigit() else f"{key} {value}" for key, value in its.items() if own.get(key) != value
+    )
+
+
+def _signed(gap: Interval) -> str:
+    interval = f" [{gap.low:+.3g}, {gap.high:+.3g}]" if np.isfinite(gap.low) else ""
+    return f"{gap.estimate:+.3g}{interval}"
+
+
+# --- statements --------------------------------------------------------------------------------------------------
+
+
+def _statement_row(
+    name: str, said: Statement, tables: Tables, scale: Scale, checked: Mapping[str, Sequence[Finding]]
+) -> dict[str, Any]:
+    failed = [f for found in checked.values() for f in found if f.check == said.check and not f.holds]
+    answer = _judge(said, tables, scale)
+    if failed:
+        answer = Answer(answer.ours, "inconsistent in print", "; ".join(finding.note for finding in failed))
+    elif answer is NOT_RUN and said.check is not None:
+        answer = Answer(None, "reproduced", f"recomputed from the printed numbers: check {said.check}")
+    return _row(name, said.paper, said.location, said.says, "", "in words", answer)
+
+
+def _judge(said: Statement, tables: Tables, scale: Scale) -> Answer:
+    """Every comparison must hold in every group; ``ours`` is the one that holds least."""
+    held: list[tuple[float, str, Interval]] = []
+    for comparison in said.holds:
+        for group, filters in _groups(comparison, tables):
+            if (gap := _gap(comparison, filters, tables)) is not None:
+                held.append((_clearance(comparison, gap), group, gap))
+    if not held:
+        return NOT_RUN
+    worst = min(held, key=lambda entry: entry[0])
+    clear, group, gap = worst
+    where = f"least at {group}: " if group else ""
+    count = f"{sum(entry[0] >= 0 for entry in held)} of {len(held)} comparisons hold; {where}{_signed(gap)}"
+    if clear < 0:
+        return Answer(gap, "contradicts", "; ".join(filter(None, [count, said.explanation])))
+    noise = "; within noise" if gap.low <= 0 <= gap.high and clear <= gap.estimate else ""
+    return Answer(gap, "reproduced" if scale in said.same_setting else "same direction", count + noise)
+
+
+def _groups(comparison: Comparison, tables: Tables) -> list[tuple[str, dict[str, Any]]]:
+    if not comparison.each:
+        return [("", {})]
+    if comparison.table not in tables:
+        return []
+    table = tables[comparison.table]
+    _has(table, comparison.each, comparison.table)
+    left = _chosen(table, comparison.left, comparison.table)
+    keys = left[comparison.each].drop_duplicates().to_dict("records")
+    return [(", ".join(f"{key} {value}" for key, value in group.items()), group) for group in keys]
+
+
+def _gap(comparison: Comparison, group: Mapping[str, Any], tables: Tables) -> Interval | None:
+    left = {**comparison.left, **group}
+    if isinstance(comparison.right, dict):
+        return difference(comparison, left, comparison, {**comparison.right, **group}, tables)
+    found = estimate(comparison, left, tables)
+    if found is None:
+        return None
+    level = comparison.right
+    return Interval(found.estimate - level, found.low - level, found.high - level, found.n)
+
+
+def _clearance(comparison: Comparison, gap: Interval) -> float:
+    """How far the difference is on the expected side; negative where the expectation is missed."""
+    match comparison.expect:
+        case "greater":
+            return gap.estimate if gap.estimate > 0 else min(gap.estimate, -1e-12)
+        case "less":
+            return -gap.estimate if gap.estimate < 0 else min(-gap.estimate, -1e-12)
+        case "not_less":
+            return gap.estimate + comparison.margin
+        case "not_greater":
+            return comparison.margin - gap.estimate
+        case "similar":
+            return comparison.margin - abs(gap.estimate)
+
+
+# --- measuring our tables ----------------------------------------------------------------------------------------
+
+
+def estimate(selection: Selection, filters: Mapping[str, Any], tables: Tables) -> Interval | None:
+    """The measured value of the rows that ``filters`` name; None without such rows."""
+    sums = _sums(selection, filters, tables)
+    if sums is None:
+        return None
+    if selection.largest is not None:
+        return Interval(float(sums["above"].max()), np.nan, np.nan, len(sums))
+    if selection.unit is None:
+        return Interval(float(sums["above"].sum() / sums["below"].sum()), np.nan, np.nan, len(sums))
+    return stats.ratio(sums["above"], sums["below"])
+
+
+def difference(
+    left: Selection, left_filters: Mapping[str, Any], right: Selection, right_filters: Mapping[str, Any], tables: Tables
+) -> Interval | None:
+    """Left minus right, both drawn by the same bootstrap: units that both have are paired, the others count once."""
+    one, two = _sums(left, left_filters, tables), _sums(right, right_filters, tables)
+    if one is None or two is None:
+        return None
+    if left.unit is None:
+        gap = one["above"].sum() / one["below"].sum() - two["above"].sum() / two["below"].sum()
+        return Interval(float(gap), np.nan, np.nan, len(one))
+    both = one.join(two, how="outer", lsuffix="_left", rsuffix="_right").fillna(0.0)
+    return stats.ratio_difference(both["above_left"], both["below_left"], both["above_right"], both["below_right"])
+
+
+def _sums(selection: Selection, filters: Mapping[str, Any], tables: Tables) -> pd.DataFrame | None:
+    """Numerator ``above`` and denominator ``below`` of every unit (a request of a dataset, its seeds together)."""
+    table = tables.get(selection.table)
+    if table is None:
+        return None
+    rows = _chosen(table, filters, selection.table)
+    if rows.empty:
+        return None
+    above, below = selection.ratio or (selection.mean or selection.largest, None)
+    if above is None:
+        raise UserError(f"a rule for {selection.table} measures nothing", remedy="give it a ratio, a mean or a largest")
+    _has(table, [above] + ([below] if below else []), selection.table)
+    pair = pd.DataFrame({"above": rows[above].astype(float), "below": rows[below].astype(float) if below else 1.0})
+    if selection.unit is None:
+        return pair
+    _has(table, [selection.unit], selection.table)
+    units = [key for key in ("dataset", selection.unit) if key in rows]
+    return pair.groupby([rows[key] for key in units], sort=False).sum()
+
+
+def _chosen(table: pd.DataFrame, filters: Mapping[str, Any], name: str) -> pd.DataFrame:
+    """The rows with these values; ``window`` keeps a part of the stream, as fractions of its length."""
+    keep = pd.Series(True, index=table.index)
+    for key, wanted in filters.items():
+        if key == "window":
+            keep &= tidy.in_window(table, *wanted)
+            continue
+        _has(table, [key], name)
+        matches: Callable[[Any], bool] = partial(_one_of, wanted=wanted if isinstance(wanted, list) else [wanted])
+        keep &= table[key].map({value: matches(value) for value in table[key].unique()}).astype(bool)
+    return table[keep]
+
+
+def _one_of(value: Any, wanted: Sequence[Any]) -> bool:
+    return any(same(value, other) for other in wanted)
+
+
+def _has(table: pd.DataFrame, columns: Sequence[str], name: str) -> None:
+    missing = [column for column in columns if column not in table]
+    if missing:
+        raise UserError(f"table {name} has no column {missing[0]!r}", remedy="repair the rule in workflow/published")

@@ -1,0 +1,227 @@
+"""One HTML page that explains a run: questions, headline figures, the ledger, and every experiment with all that made it.
+
+The page needs nothing but itself: figures are data URIs, styles and scripts are inline, and its policy forbids any request.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from draftlab import __version__, published, records, tables
+from draftlab.claims import COLUMNS, VERDICTS
+from draftlab.errors import UserError
+from draftlab.experiments import Experiment, load_experiment
+
+WORKFLOW = published.FOLDER.parent
+PAPERS = {
+    "osd": "Online Speculative Decoding",
+    "mdss": "Multi-Draft Speculative Sampling",
+    "beyond": "Beyond the papers",
+}
+HEADLINES = ("osd_online", "mdss_acceptance")
+
+
+@dataclass(frozen=True)
+class Token:
+    """One drafted token of the token view."""
+
+    token: str
+    accepted: bool
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """One request decoded before and after distillation: which drafted tokens the target accepted."""
+
+    dataset: str
+    request: str
+    prompt: str
+    before: Sequence[Token]
+    after: Sequence[Token]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Everything the page says of one experiment."""
+
+    id: str
+    paper: str
+    title: str
+    question: str
+    artefact: str
+    figure: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str
+    claims: Sequence[Mapping[str, Any]]
+    common: Mapping[str, Any]
+    cells: Sequence[Mapping[str, Any]]
+    command: str
+    highlights: Sequence[str] = field(default_factory=tuple)
+
+
+def write(results: Path, scale: str, out: Path) -> None:
+    """Write the page of the run in ``results``; experiments without a table are left out."""
+    ledger = _ledger(results / "claims.csv")
+    sections = [_section(path, results, scale, ledger) for path in _tables(results)]
+    order = list(PAPERS)
+    sections.sort(key=lambda section: order.index(section.paper))
+    environment = Environment(
+        loader=PackageLoader("draftlab"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"visible": visible, "number": number, "pretty": pretty}
+    script = environment.loader.get_source(environment, "vendor/dataTables.min.js")[0] if environment.loader else ""
+    page = environment.get_template("report.html.j2").render(
+        scale=scale,
+        run=results.name,
+        version=__version__,
+        papers=PAPERS,
+        sections=sections,
+        headlines=[section for section in sections if section.id in HEADLINES],
+        ledger=ledger.to_dict("records"),
+        columns=COLUMNS,
+        verdicts={verdict: int((ledger["verdict"] == verdict).sum()) for verdict in VERDICTS},
+        statements=[row for row in ledger.to_dict("records") if row["published"] == "in words"],
+        tokens=_tokens(results / "tokens.json"),
+        library=Markup(script),  # the vendored script, not text of a run
+    )
+    records.write_text(out, page)
+
+
+def _tables(results: Path) -> list[Path]:
+    found = sorted(path for path in results.glob("*.csv") if path.stem != "claims")
+    if not found:
+        raise UserError("no tables here", file=results, remedy="run the experiments first")
+    return found
+
+
+def _ledger(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path, dtype=str, keep_default_na=False)
+    except FileNotFoundError:
+        raise UserError("no ledger", file=path, remedy="run `draftlab claims` first") from None
+
+
+def _section(table: Path, results: Path, scale: str, ledger: pd.DataFrame) -> Section:
+    name = table.stem
+    about = _about(name)
+    prefix = results / "figures" / name
+    figure = prefix.with_name(f"{name}.png")
+    cells = prefix.with_name(f"{name}.csv")
+    layout = tables.LAYOUTS.get(name)
+    page = pd.DataFrame()
+    caption = ""
+    if cells.exists() and layout is not None:
+        page = tables.arrange(tables.read_cells(cells), layout)
+        caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
+    runs = [
+        (path.parent.name, records.read_json(path)) for path in sorted((results / "cells" / name).glob("*/run.json"))
+    ]
+    common, varied = split_common([{"cell": cell} | flatten(run) for cell, run in runs])
+    return Section(
+        id=name,
+        paper=about.paper if about else "beyond",
+        title=about.title if about else name,
+        question=about.question if about else "",
+        artefact=about.artefact if about else "",
+        figure=_data_uri(figure) if figure.exists() else "",
+        columns=list(page.columns),
+        rows=page.to_numpy().tolist(),
+        caption=caption,
+        claims=[
+            row for row in ledger.to_dict("records") if name in row_tables().get(row["claim_id"].split("/")[0], ())
+        ],
+        common=common,
+        cells=varied,
+        command=f"snakemake --cores all results/{results.name}/{name}.csv --config scale={scale}",
+    )
+
+
+def row_tables() -> Mapping[str, set[str]]:
+    """Claim or statement -> the tables that its rule reads."""
+    known = published.load()
+    found = {claim: {entry.rule.table} for claim, entry in known.claims.items() if entry.rule is not None}
+    return found | {name: {part.table for part in said.holds} for name, said in known.statements.items()}
+
+
+def _about(name: str) -> Experiment | None:
+    path = WORKFLOW / "experiments" / f"{name}.yaml"
+    return load_experiment(path) if path.exists() else None
+
+
+def _data_uri(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def _tokens(path: Path) -> TokenView | None:
+    if not path.exists():
+        return None
+    raw = records.read_json(path)
+    try:
+        before, after = ([Token(str(t["token"]), bool(t["accepted"])) for t in raw[key]] for key in ("before", "after"))
+        return TokenView(str(raw["dataset"]), str(raw["request"]), str(raw["prompt"]), before, after)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"not a token view: {error!r}", file=path, remedy="delete it and run again") from None
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= flatten(item, f"{prefix}{key}.") if isinstance(item, Mapping) else {f"{prefix}{key}": item}
+    return found
+
+
+def split_common(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What all runs share, and of each what it does not share."""
+    if not runs:
+        return {}, []
+    keys = list(dict.fromkeys(key for run in runs for key in run))
+    shared = {key for key in keys if key != "cell" and all(run.get(key) == runs[0].get(key) for run in runs)}
+    return (
+        {key: runs[0].get(key) for key in keys if key in shared},
+        [{key: run.get(key) for key in keys if key not in shared} for run in runs],
+    )
+
+
+def visible(text: str) -> str:
+    """Control characters as pictures, so that no text of a request can steer a terminal or hide in the page."""
+    return "".join(_picture(char) for char in text)
+
+
+def _picture(char: str) -> str:
+    if char == "\n":
+        return "⏎\n"
+    code = ord(char)
+    if code < 0x20 or code == 0x7F:
+        return chr(0x2400 + code) if code < 0x20 else "␡"
+    # Bidirectional and other format characters reorder or hide text; C1 controls are invisible.
+    return f"U+{code:04X}" if unicodedata.category(char) in {"Cf", "Cc", "Cs"} else char
+
+
+def number(text: str) -> str:
+    """A ledger number with the digits that a reader needs."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return "" if value != value else f"{value:.4g}"
+
+
+def pretty(value: Any) -> str:
+    """A setting as a reader writes it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,183 @@
+"""Tidy table -> the table a paper would print: Markdown for pages, CSV for machines, LaTeX (booktabs) for papers.
+
+Every cell is an estimate with its bootstrap interval. The best of a row is bold only where it differs from each of the others
+by an interval without 0, so a bold number never stands on noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from draftlab import stats, tidy
+from draftlab.errors import UserError
+from draftlab.records import write_text
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns of a table become rows and columns of the printed one, and what a cell holds.
+
+    A cell is ``sum(above) / sum(below)``, or the mean of ``above`` when there is no ``below``; ``best`` says which end is good;
+    ``window`` keeps a part of each stream.
+    """
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    above: str
+    below: str | None = None
+    best: Literal["largest", "smallest"] | None = None
+    digits: int = 3
+    window: tuple[float, float] | None = None
+
+
+LAYOUTS: dict[str, Layout] = {
+    "osd_offline": Layout(("dataset",), ("sample_source", "loss"), "overlap", "visited", "largest"),
+    "osd_online": Layout(("dataset",), ("method",), "overlap", "visited", "largest", window=(0.8, 1.0)),
+    "osd_speedup_theory": Layout(("alpha",), ("draft_len", "cost_ratio"), "speedup", digits=2),
+    "osd_latency_alpha": Layout(("alpha",), ("draft_len",), "plain", "speculative", digits=2),
+    "mdss_region": Layout(("panel", "scheme"), (), "acceptance"),
+    "mdss_acceptance": Layout(
+        ("draft_temperature", "num_drafts"), ("scheme",), "acceptance_sum", "positions", "largest", digits=4
+    ),
+}
+
+
+def write(experiment: str, table: pd.DataFrame, scale: str, prefix: Path) -> None:
+    """Write ``prefix.md``, ``prefix.csv`` (one row per cell) and ``prefix.tex``."""
+    if experiment not in LAYOUTS:
+        raise UserError(
+            f"no layout for {experiment!r}", remedy=f"add one to draftlab.tables; there are {', '.join(LAYOUTS)}"
+        )
+    layout = LAYOUTS[experiment]
+    cells = summary(table, layout)
+    facts = caption(experiment, cells, layout, tidy.unit(table), scale)
+    write_text(prefix.with_name(prefix.name + ".csv"), cells.to_csv(index=False, lineterminator="\n"))
+    write_text(prefix.with_name(prefix.name + ".md"), markdown(cells, layout) + f"\n\n{facts}\n")
+    write_text(prefix.with_name(prefix.name + ".tex"), f"% {facts}\n" + latex(cells, layout))
+
+
+def summary(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
+    """One row per cell: the layout's columns, ``estimate, ci_low, ci_high, n, best`` (no interval in an exact table)."""
+    keys = [*layout.rows, *layout.columns]
+    missing = [key for key in (*keys, layout.above, layout.below) if key is not None and key not in table]
+    if missing:
+        raise UserError(f"the table has no column {missing[0]!r}", remedy="run the experiment again")
+    table = table[tidy.in_window(table, *layout.window)] if layout.window else table
+    table = table.assign(_one=1.0)
+    below = layout.below or "_one"
+    if tidy.unit(table) is None:
+        cells = table.groupby(keys, sort=False)[[layout.above, below]].sum().reset_index()
+        cells["estimate"] = cells[layout.above] / cells[below]
+        cells["n"] = table.groupby(keys, sort=False).size().to_numpy()
+        return cells.assign(ci_low=np.nan, ci_high=np.nan, best=False)[
+            [*keys, "estimate", "ci_low", "ci_high", "n", "best"]
+        ]
+    table["_unit"] = tidy.clusters(table)
+    cells = stats.ratio_table(table, layout.above, below, keys, request="_unit")
+    best = pd.Series(False, index=cells.index)
+    if layout.best is not None and layout.columns:
+        groups = cells.groupby(list(layout.rows), sort=False).groups.values()
+        for index in groups:
+            if (winner := _winner(table, cells.loc[index], layout, below)) is not None:
+                best[winner] = True
+    return cells.assign(best=best)
+
+
+def _winner(table: pd.DataFrame, row: pd.DataFrame, layout: Layout, below: str) -> int | None:
+    """The cell that differs from every other cell of its row by an interval without 0; None where there is none."""
+    if len(row) < 2:
+        return None
+    sign = 1 if layout.best == "largest" else -1
+    first = int((sign * row["estimate"]).idxmax())
+    sums = {index: _sums(table, row.loc[index], layout, below) for index in row.index}
+    for other in row.index:
+        if other != first:
+            both = sums[first].join(sums[other], how="outer", lsuffix="_left", rsuffix="_right").fillna(0.0)
+            gap = stats.ratio_difference(*(both[column] for column in both))
+            if not (gap.low > 0 or gap.high < 0):
+                return None
+    return first
+
+
+def _sums(table: pd.DataFrame, cell: pd.Series, layout: Layout, below: str) -> pd.DataFrame:
+    chosen = np.logical_and.reduce([table[key] == cell[key] for key in (*layout.rows, *layout.columns)])
+    return table[chosen].groupby("_unit")[[layout.above, below]].sum()
+
+
+def caption(experiment: str, cells: pd.DataFrame, layout: Layout, unit: str | None, scale: str) -> str:
+    """What the numbers are, in one line."""
+    n = f"{cells['n'].min()}" if cells["n"].nunique() == 1 else f"{cells['n'].min()} to {cells['n'].max()}"
+    parts = [f"{experiment}, scale {scale}", f"n = {n} {unit or 'row'}s per cell"]
+    if layout.window:
+        parts.append(f"from {layout.window[0]:.0%} to {layout.window[1]:.0%} of the stream")
+    parts.append("exact, so no interval" if unit is None else f"95 % bootstrap interval over {unit}s")
+    if cells["best"].any():
+        parts.append("bold: best of its row, by differences whose intervals leave out 0")
+    return ", ".join(parts) + "."
+
+
+def markdown(cells: pd.DataFrame, layout: Layout) -> str:
+    """A pipe table."""
+    page = arrange(cells, layout, lambda text: f"**{text}**")
+    lines = [list(page.columns), ["---"] * len(page.columns), *page.to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def latex(cells: pd.DataFrame, layout: Layout) -> str:
+    """A booktabs table."""
+    page = arrange(cells, layout, lambda text: rf"\textbf{{{text}}}")
+    page.columns = [_escape(column) for column in page.columns]
+    for key in page.columns[: len(layout.rows)]:
+        page[key] = page[key].map(_escape)
+    return page.to_latex(
+        index=False, escape=False, column_format="l" * len(layout.rows) + "r" * (len(page.columns) - len(layout.rows))
+    )
+
+
+def _escape(text: str) -> str:
+    return text.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&")
+
+
+def read_cells(path: Path) -> pd.DataFrame:
+    """The cells that ``write`` wrote."""
+    try:
+        return pd.read_csv(
+            path, keep_default_na=False, na_values={key: [""] for key in ("estimate", "ci_low", "ci_high")}
+        )
+    except (ValueError, UnicodeDecodeError) as error:
+        raise UserError(f"not a table: {error}", file=path, remedy="delete it and run again") from None
+
+
+def arrange(cells: pd.DataFrame, layout: Layout, bold: Callable[[str], str] = str) -> pd.DataFrame:
+    """The cells as text in the layout's rows and columns; ``bold`` marks the best."""
+    texts = [
+        _text(cell.estimate, cell.ci_low, cell.ci_high, layout.digits, bold if cell.best else str)
+        for cell in cells.itertuples()
+    ]
+    names = [", ".join(_named(key, cell[key]) for key in layout.columns) for _, cell in cells.iterrows()]
+    if not layout.columns:
+        names = [layout.above] * len(cells)
+    flat = cells[list(layout.rows)].astype(str).assign(_name=names, _text=texts)
+    page = flat.pivot(index=list(layout.rows), columns="_name", values="_text")
+    order = flat[list(layout.rows)].drop_duplicates()
+    page = page.reindex(index=pd.MultiIndex.from_frame(order) if len(layout.rows) > 1 else order.iloc[:, 0].tolist())
+    page = page[list(dict.fromkeys(names))].fillna("")
+    page.index.names = list(layout.rows)
+    page.columns.name = None
+    return page.reset_index()
+
+
+def _text(estimate: float, low: float, high: float, digits: int, bold: Callable[[str], str]) -> str:
+    number = bold(f"{estimate:.{digits}f}")
+    return number if np.isnan(low) else f"{number} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _named(key: str, value: object) -> str:
+    """A number needs its key to be read, a word does not."""
+    return f"{key} {value}" if isinstance(value, int | float) else str(value)

@@ -1,0 +1,70 @@
+"""An experiment's table as figures, tables and claims read it: the observations, and what follows from them row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from draftlab import theory
+from draftlab.errors import UserError
+from draftlab.latency.summary import block_ratios
+
+
+def latency(rows: pd.DataFrame) -> pd.DataFrame:
+    """Times per token in ms and speed-ups of each block, and what Eq. 1 (OSD) promises more than was measured."""
+    rows = block_ratios(rows)
+    promised = [
+        theory.speedup(*cell) for cell in zip(rows["alpha"], rows["draft_len"], rows["cost_ratio"], strict=True)
+    ]
+    return rows.assign(
+        plain_ms=1e3 * rows["plain"], speculative_ms=1e3 * rows["speculative"], eq1_gap=promised - rows["speedup"]
+    )
+
+
+DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {"osd_latency_alpha": latency}
+
+
+def read(path: Path, experiment: str | None = None) -> pd.DataFrame:
+    """Read ``<experiment>.csv`` and add its derived columns; a file that is no table is a ``UserError``."""
+    experiment = path.stem if experiment is None else experiment
+    try:
+        rows = pd.read_csv(path)
+    except FileNotFoundError:
+        raise UserError("no such table", file=path, remedy="run the experiment first") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise UserError(f"not a table: {error}", file=path, remedy="delete it and run the experiment again") from None
+    try:
+        return derive(experiment, rows)
+    except KeyError as error:
+        raise UserError(f"no column {error}", file=path, remedy="delete it and run the experiment again") from None
+
+
+def derive(experiment: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """``rows`` with the derived columns of this experiment."""
+    return DERIVED[experiment](rows) if experiment in DERIVED else rows
+
+
+def unit(rows: pd.DataFrame) -> str | None:
+    """The column whose values the bootstrap draws: requests, records of a stream, or blocks; None for an exact table."""
+    return next((column for column in ("request", "record", "block") if column in rows), None)
+
+
+def clusters(rows: pd.DataFrame) -> pd.Series:
+    """One name per unit of the bootstrap: the same request number of two datasets is two requests."""
+    column = unit(rows)
+    if column is None:
+        raise UserError("an exact table has no requests to draw", remedy="leave the interval out")
+    return (
+        rows["dataset"].astype(str) + "/" + rows[column].astype(str) if "dataset" in rows else rows[column].astype(str)
+    )
+
+
+def in_window(rows: pd.DataFrame, start: float, end: float) -> pd.Series[bool]:
+    """Which rows lie in this part of their stream, as fractions of its length; held-out requests (``offline``) always do."""
+    streams = [rows[key] for key in ("dataset", "method") if key in rows]
+    length = rows["record"].groupby(streams).transform("max") + 1 if streams else rows["record"].max() + 1
+    place = rows["record"] / length
+    inside = (place >= start) & (place < end)
+    return inside | (rows["method"] == "offline") if "method" in rows else inside
