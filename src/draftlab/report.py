@@ -73,7 +73,8 @@ class Section:
 def write(results: Path, scale: str, out: Path) -> None:
     """Write the page of the run in ``results``; experiments without a table are left out."""
     ledger = _ledger(results / "claims.csv")
-    sections = [_section(path, results, scale, ledger) for path in _tables(results)]
+    by_table = _rows_by_table(ledger)
+    sections = [_section(path, results, scale, by_table.get(path.stem, [])) for path in _tables(results)]
     order = list(PAPERS)
     sections.sort(key=lambda section: order.index(section.paper))
     environment = Environment(
@@ -116,7 +117,7 @@ def _ledger(path: Path) -> pd.DataFrame:
         raise UserError("no ledger", file=path, remedy="run `draftlab claims` first") from None
 
 
-def _section(table: Path, results: Path, scale: str, ledger: pd.DataFrame) -> Section:
+def _section(table: Path, results: Path, scale: str, claims: Sequence[Mapping[str, Any]]) -> Section:
     name = table.stem
     about = _about(name)
     prefix = results / "figures" / name
@@ -142,20 +143,23 @@ def _section(table: Path, results: Path, scale: str, ledger: pd.DataFrame) -> Se
         columns=list(page.columns),
         rows=page.to_numpy().tolist(),
         caption=caption,
-        claims=[
-            row for row in ledger.to_dict("records") if name in row_tables().get(row["claim_id"].split("/")[0], ())
-        ],
+        claims=claims,
         common=common,
         cells=varied,
         command=f"snakemake --cores all results/{results.name}/{name}.csv --config scale={scale}",
     )
 
 
-def row_tables() -> Mapping[str, set[str]]:
-    """Claim or statement -> the tables that its rule reads."""
+def _rows_by_table(ledger: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """Table -> the ledger rows whose rule reads it."""
     known = published.load()
-    found = {claim: {entry.rule.table} for claim, entry in known.claims.items() if entry.rule is not None}
-    return found | {name: {part.table for part in said.holds} for name, said in known.statements.items()}
+    read = {claim: {entry.rule.table} for claim, entry in known.claims.items() if entry.rule is not None}
+    read |= {name: {part.table for part in said.holds} for name, said in known.statements.items()}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in ledger.to_dict("records"):
+        for table in read.get(row["claim_id"].split("/")[0], ()):
+            found.setdefault(table, []).append(row)
+    return found
 
 
 def _about(name: str) -> Experiment | None:
