@@ -1,0 +1,90 @@
+"""Is a verifier lossless? Exact tests of its law, and a sequential test of the tokens that it emits.
+
+Bring a law (``check_law``), a batched sampler (``check_sampler``), any stream of (target law, token) (``check_samples``), or sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Generator, Tensor
+
+from draftlab.conformance.exact import Exact, check_law
+from draftlab.conformance.sequences import Context, check_sequence_law, check_sequence_sampler
+from draftlab.conformance.sequential import BUDGET, Budget, Sampled, check_sampler, check_samples
+from draftlab.verify.path import PathVerifier
+from draftlab.verify.sequence import walk, walk_law
+from draftlab.verify.token import TokenVerifier
+
+__all__ = [
+    "Budget",
+    "Exact",
+    "Sampled",
+    "Verdict",
+    "check_law",
+    "check_sampler",
+    "check_samples",
+    "check_sequence_law",
+    "check_sequence_sampler",
+    "check_verifier",
+]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What each test found, by its name."""
+
+    exact: dict[str, Exact]
+    sampled: dict[str, Sampled]
+
+    @property
+    def lossless(self) -> bool:
+        return all(found.lossless for found in self.exact.values()) and all(
+            found.lossless for found in self.sampled.values()
+        )
+
+
+def check_verifier(verifier: TokenVerifier | PathVerifier, num_drafts: int = 2, budget: Budget = BUDGET) -> Verdict:
+    """Every test: law and sampler at one position (token verifiers), law and sampler of drafted sequences."""
+    if isinstance(verifier, PathVerifier):
+        return Verdict(
+            {"sequence law": check_sequence_law(partial(_path_law, verifier), "iid", 3, 3, 1, budget.seed)},
+            {"sequence sampler": check_sequence_sampler(partial(_path_sample, verifier), "iid", 1, 3, budget)},
+        )
+    drafting, vocab = verifier.drafting, max(2, num_drafts)
+    return Verdict(
+        {
+            "law": check_law(verifier.law, drafting, num_drafts),
+            "sequence law": check_sequence_law(
+                partial(walk_law, verifier), drafting, vocab, 2, num_drafts, budget.seed
+            ),
+        },
+        {
+            "sampler": check_sampler(lambda *given: verifier.sample(*given)[0], drafting, num_drafts, budget),
+            "sequence sampler": check_sequence_sampler(
+                partial(_walk_sample, verifier), drafting, num_drafts, 2, budget
+            ),
+        },
+    )
+
+
+def _path_law(verifier: PathVerifier, target: Tensor, draft: Tensor, tokens: Tensor) -> dict[Context, float]:
+    law = verifier.law(target[0], draft[0], tokens[0])
+    path = tokens[0].tolist()
+    return {(*path[:i], y): float(law[i, y]) for i in range(law.shape[0]) for y in range(law.shape[1])}
+
+
+def _path_sample(
+    verifier: PathVerifier, target: Tensor, draft: Tensor, tokens: Tensor, generator: Generator
+) -> list[Context]:
+    length, token = verifier.sample(target[:, 0], draft[:, 0], tokens[:, 0], generator)
+    return [(*path[:i], y) for path, i, y in zip(tokens[:, 0].tolist(), length.tolist(), token.tolist(), strict=True)]
+
+
+def _walk_sample(
+    verifier: TokenVerifier, target: Tensor, draft: Tensor, tokens: Tensor, generator: Generator
+) -> list[Context]:
+    found = walk(verifier, target, draft, tokens, generator)
+    rows = zip(tokens.tolist(), found.path.tolist(), found.length.tolist(), found.token.tolist(), strict=True)
+    return [(*paths[path][:length], token) for paths, path, length, token in rows]

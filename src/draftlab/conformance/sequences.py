@@ -1,0 +1,129 @@
+"""Tests over drafted sequences: the law of the first emitted tokens, with models that depend on the context."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Generator, Tensor
+
+from draftlab.conformance.exact import Exact
+from draftlab.conformance.sequential import BUDGET, Budget, Sampled, check_samples
+from draftlab.sampling import Drafting, draw
+from draftlab.verify.joint import joint_law
+
+Context = tuple[int, ...]
+
+SequenceLaw = Callable[[Tensor, Tensor, Tensor], dict[Context, float]]
+"""``(target_probs[drafts, positions, vocab], draft_probs[drafts, path, vocab], tokens[drafts, path])`` -> probability of each emitted tuple"""
+
+SequenceSampler = Callable[[Tensor, Tensor, Tensor, Generator], list[Context]]
+"""The same with a batch axis and a generator; the emitted tuple of each row"""
+
+
+def check_sequence_law(
+    law: SequenceLaw, drafting: Drafting, vocab: int, draft_len: int, num_drafts: int, seed: int = 0
+) -> Exact:
+    """Compare the exact law of the first ``draft_len + 1`` emitted tokens with the target's, over every drafted sequence.
+
+    ``law(target_probs[drafts, positions, vocab], draft_probs[drafts, path, vocab], tokens[drafts, path])`` gives the probability of each
+    tuple of emitted tokens, which the target then continues. The models depend on the context.
+    """
+    models = _models(drafting, vocab, draft_len, num_drafts, seed)
+    emitted = torch.zeros((vocab,) * (draft_len + 1), dtype=torch.float64)
+    count = 0
+    for drafted in _drafted(models, drafting, draft_len):
+        target, draft = models.along(drafted.tokens)
+        for tokens, chance in law(target, draft, drafted.tokens).items():
+            emitted[tokens] += drafted.chance * chance * models.continuation(tokens, draft_len + 1 - len(tokens))
+        count += 1
+    error = (emitted - models.continuation((), draft_len + 1)).abs().max()
+    return Exact(float(error.nan_to_num(math.inf)), f"{vocab} tokens, length {draft_len}, {num_drafts} drafts", count)
+
+
+@dataclass(frozen=True)
+class _Models:
+    """A random target and random drafts: a law of the next token for every context."""
+
+    target: dict[Context, Tensor]
+    drafts: list[dict[Context, Tensor]]
+
+    def along(self, tokens: Int64[Tensor, "drafts path"]) -> tuple[Float64[Tensor, "drafts positions vocab"], Tensor]:
+        """Target and draft laws along each drafted sequence."""
+        paths = [tuple(path) for path in tokens.tolist()]
+        target = [torch.stack([self.target[path[:i]] for i in range(len(path) + 1)]) for path in paths]
+        draft = [
+            torch.stack([model[path[:i]] for i in range(len(path))])
+            for model, path in zip(self.drafts, paths, strict=True)
+        ]
+        return torch.stack(target), torch.stack(draft)
+
+    def continuation(self, context: Context, length: int) -> Tensor:
+        """The target's joint law of the next ``length`` tokens."""
+        if length == 0:
+            return torch.ones((), dtype=torch.float64)
+        law = self.target[context]
+        return torch.stack([chance * self.continuation((*context, y), length - 1) for y, chance in enumerate(law)])
+
+
+def _models(drafting: Drafting, vocab: int, draft_len: int, num_drafts: int, seed: int) -> _Models:
+    generator = torch.Generator().manual_seed(seed)
+    contexts = [
+        context for length in range(draft_len + 1) for context in itertools.product(range(vocab), repeat=length)
+    ]
+
+    def model() -> dict[Context, Tensor]:
+        weights = torch.rand(len(contexts), vocab, dtype=torch.float64, generator=generator) ** 2
+        return dict(zip(contexts, weights / weights.sum(-1, keepdim=True), strict=True))
+
+    target, draft = model(), model()
+    return _Models(target, [model() if k and drafting == "independent" else draft for k in range(num_drafts)])
+
+
+@dataclass(frozen=True)
+class _Drafted:
+    tokens: Int64[Tensor, "drafts path"]
+    chance: float
+
+
+def _drafted(models: _Models, drafting: Drafting, draft_len: int) -> Iterator[_Drafted]:
+    """Every set of drafted sequences: first tokens drafted jointly, each sequence then goes on alone."""
+    first = joint_law(torch.stack([model[()] for model in models.drafts]), drafting)
+    vocab, drafts = len(models.target[()]), len(models.drafts)
+    for begin, chance in zip(first.tokens.tolist(), first.probs.tolist(), strict=True):
+        for rest in itertools.product(itertools.product(range(vocab), repeat=draft_len - 1), repeat=drafts):
+            paths = [(x, *more) for x, more in zip(begin, rest, strict=True)]
+            later = [
+                float(m[path[:i]][path[i]])
+                for m, path in zip(models.drafts, paths, strict=True)
+                for i in range(1, draft_len)
+            ]
+            yield _Drafted(torch.tensor(paths), chance * math.prod(later))
+
+
+def check_sequence_sampler(
+    sample: SequenceSampler, drafting: Drafting, num_drafts: int, draft_len: int = 2, budget: Budget = BUDGET
+) -> Sampled:
+    """Draft sequences, verify them, let the target continue to ``draft_len + 1`` tokens, and test that stream of tokens."""
+    models = _models(drafting, 3, draft_len, num_drafts, budget.seed)
+    generator = torch.Generator().manual_seed(budget.seed)
+    drafted = list(_drafted(models, drafting, draft_len))
+    target, draft = (torch.stack(laws) for laws in zip(*[models.along(each.tokens) for each in drafted], strict=True))
+    tokens = torch.stack([each.tokens for each in drafted])
+    chances = torch.tensor([each.chance for each in drafted], dtype=torch.float64)
+
+    def stream() -> Iterator[tuple[Tensor, int]]:
+        while True:
+            rows = draw(chances, 256, generator)
+            for emitted in sample(target[rows], draft[rows], tokens[rows], generator):
+                for i in range(draft_len + 1):
+                    law = models.target[emitted[:i]]
+                    if i == len(emitted):  # the target goes on: every sequence is tested to the same length
+                        emitted = (*emitted, int(draw(law, 1, generator)))
+                    yield law, emitted[i]
+
+    return check_samples(stream(), budget)

@@ -1,0 +1,187 @@
+"""A sequential test of emitted tokens: stop at any time, with one stated probability of a false alarm."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Generator, Tensor
+
+from draftlab.conformance.tables import Table, tables
+from draftlab.errors import UserError
+from draftlab.sampling import Drafting, check_probs, draft_tokens
+
+Sampler = Callable[[Tensor, Tensor, Tensor, Generator], Tensor]
+"""``(target_probs[batch, vocab], draft_probs[batch, drafts, vocab], tokens[batch, drafts], generator) -> tokens[batch]``"""
+
+PRIOR = 2.0
+"""Pseudo-observations behind each bet: how slowly the test believes that a token is too frequent or too rare."""
+
+FIRST_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many samples a test may take (per table), the probability that it ever accuses a lossless verifier, and the seed."""
+
+    max_samples: int = 20_000
+    false_alarm: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_samples < 1 or not 0 < self.false_alarm < 1:
+            raise UserError(
+                f"max_samples is {self.max_samples} and false_alarm {self.false_alarm}",
+                remedy="give at least 1 sample and a rate between 0 and 1",
+            )
+
+
+BUDGET = Budget()
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """``e_value``: wealth of bets against "each token follows its target law", 1 on average when it does; an alarm stops the test."""
+
+    e_value: float
+    samples: int
+    false_alarm: float
+
+    @property
+    def lossless(self) -> bool:
+        """No alarm; if every token follows its law an alarm has at most the stated probability, at any stopping time (Ville)."""
+        return self.e_value < 1 / self.false_alarm
+
+
+@dataclass
+class Evidence:
+    """Wealth of one gambler per stream who bets, before each block, that outcomes come as often as they did so far.
+
+    Payoff of outcome y at law q: ``w(y) / sum_v q(v) w(v)`` with ``w = (observed + c) / (expected + c)``. Its mean under q is 1, so wealth
+    is a martingale (an e-process) and ``P(wealth ever >= 1 / rate) <= rate``. An outcome of probability 0 pays infinitely.
+    """
+
+    observed: Float64[Tensor, "streams outcomes"]
+    expected: Float64[Tensor, "streams outcomes"]
+    log_wealth: Float64[Tensor, " streams"]
+
+    @staticmethod
+    def start(streams: int, outcomes: int) -> Evidence:
+        zeros = torch.zeros(streams, outcomes, dtype=torch.float64)
+        return Evidence(zeros, zeros.clone(), zeros[:, 0].clone())
+
+    def update(
+        self, probs: Float64[Tensor, "streams samples outcomes"], outcome: Int64[Tensor, "streams samples"]
+    ) -> None:
+        """Settle one block at odds fixed before it, then learn from it."""
+        weight = (self.observed + PRIOR) / (self.expected + PRIOR)
+        won = weight.gather(-1, outcome).log() - (probs @ weight[..., None])[..., 0].log()
+        impossible = probs.gather(-1, outcome[..., None])[..., 0] <= 0
+        self.log_wealth = self.log_wealth + won.masked_fill(impossible, math.inf).sum(-1)
+        self.observed.scatter_add_(-1, outcome, torch.ones_like(won))
+        self.expected += probs.sum(1)
+
+
+class Gamblers:
+    """Three gamblers per stream: on the token, on its rank in its law (powers of two), on whether the last token comes again."""
+
+    def __init__(self, streams: int, vocab: int) -> None:
+        sizes = (vocab, vocab.bit_length(), 2)
+        self.evidence = [Evidence.start(streams, size) for size in sizes]
+        self.last = torch.zeros(streams, 1, dtype=torch.int64)
+
+    def update(self, probs: Float64[Tensor, "streams samples vocab"], tokens: Int64[Tensor, "streams samples"]) -> None:
+        """Bet on one block of samples of each stream."""
+        rank = probs.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
+        bucket = (rank + 1).double().log2().floor().long()
+        by_rank = torch.zeros(*probs.shape[:2], probs.shape[-1].bit_length(), dtype=torch.float64).scatter_add_(
+            -1, bucket, probs
+        )
+        before = torch.cat([self.last, tokens[:, :-1]], -1)
+        again = probs.gather(-1, before[..., None])
+        self.evidence[0].update(probs, tokens)
+        self.evidence[1].update(by_rank, bucket.gather(-1, tokens[..., None])[..., 0])
+        self.evidence[2].update(torch.cat([1 - again, again], -1).clamp(0, 1), (tokens == before).long())
+        self.last = tokens[:, -1:]
+
+    def wealth(self) -> Float64[Tensor, " streams"]:
+        """Mean wealth of a stream's gamblers: again a martingale that starts at 1."""
+        return torch.stack([evidence.log_wealth.exp() for evidence in self.evidence]).mean(0)
+
+
+def check_sampler(sample: Sampler, drafting: Drafting, num_drafts: int, budget: Budget = BUDGET) -> Sampled:
+    """Draft and verify at every table until an alarm, or until each table has had the budget's samples."""
+    cases = tables(drafting, num_drafts)
+    wealth, done = 1.0, 0
+    for reached, count in sampler_wealth(sample, drafting, cases, budget):
+        wealth, done = float(reached), count * len(cases)
+        if wealth >= 1 / budget.false_alarm:
+            break
+    return Sampled(wealth, done, budget.false_alarm)
+
+
+def sampler_wealth(
+    sample: Sampler, drafting: Drafting, cases: list[Table], budget: Budget, runs: int = 1
+) -> Iterator[tuple[Float64[Tensor, " runs"], int]]:
+    """The mean wealth over the tables after each block, and the samples per table so far; several runs at once."""
+    generator = torch.Generator().manual_seed(budget.seed)
+    target = torch.stack([case.target_probs for case in cases]).repeat(runs, 1)
+    draft = torch.stack([case.draft_probs for case in cases]).repeat(runs, 1, 1)
+    streams, vocab = target.shape
+    gamblers = Gamblers(streams, vocab)
+    done = 0
+    while done < budget.max_samples:
+        count = min(_block(done), budget.max_samples - done)
+        targets, drafts = target.repeat_interleave(count, 0), draft.repeat_interleave(count, 0)
+        tokens = _as_tokens(sample(targets, drafts, draft_tokens(drafts, drafting, generator), generator), targets)
+        gamblers.update(targets.view(streams, count, vocab), tokens.view(streams, count))
+        done += count
+        yield gamblers.wealth().view(runs, -1).mean(-1), done
+
+
+def _as_tokens(value: object, targets: Float64[Tensor, "samples vocab"]) -> Int64[Tensor, " samples"]:
+    tokens = torch.as_tensor(value)
+    if tokens.shape != targets.shape[:1] or tokens.is_floating_point():
+        raise UserError(
+            f"the sampler returned {tokens.dtype} of shape {tuple(tokens.shape)}", remedy="return one token id per row"
+        )
+    if not bool(((tokens >= 0) & (tokens < targets.shape[1])).all()):
+        raise UserError("the sampler left the vocabulary", remedy="return ids from 0 to vocab - 1")
+    return tokens.long()
+
+
+def _block(done: int) -> int:
+    """Blocks grow with what has been seen: odds are fixed inside a block, and few blocks are cheap."""
+    return max(FIRST_BLOCK, done // 4)
+
+
+def check_samples(samples: Iterable[tuple[Tensor, int]], budget: Budget = BUDGET) -> Sampled:
+    """Test a stream of (target law, emitted token): each token must follow its law given all before it. Stops at an alarm.
+
+    Stop the stream at a number of tokens fixed beforehand, never where a block of drafts ends: that choice may depend on the tokens.
+    """
+    stream = itertools.islice(samples, budget.max_samples)
+    gamblers: Gamblers | None = None
+    done, wealth = 0, 1.0
+    while wealth < 1 / budget.false_alarm and (block := list(itertools.islice(stream, _block(done)))):
+        if len({len(law) for law, _ in block}) > 1 or (
+            gamblers and len(block[0][0]) != gamblers.evidence[0].observed.shape[-1]
+        ):
+            raise UserError(
+                f"target laws of different sizes after sample {done}",
+                remedy="give every sample the target's whole vocabulary",
+            )
+        probs = check_probs(torch.stack([law for law, _ in block]), "target_probs")
+        tokens = torch.tensor([token for _, token in block])
+        if not bool(((tokens >= 0) & (tokens < probs.shape[-1])).all()):
+            raise UserError(
+                f"a token outside the vocabulary after sample {done}", remedy="give ids from 0 to vocab - 1"
+            )
+        gamblers = gamblers or Gamblers(1, probs.shape[-1])
+        gamblers.update(probs[None], tokens[None])
+        done, wealth = done + len(block), float(gamblers.wealth())
+    return Sampled(wealth, done, budget.false_alarm)

@@ -1,0 +1,59 @@
+"""Small positions to test a verifier at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from draftlab.errors import UserError
+from draftlab.sampling import Drafting
+
+
+@dataclass(frozen=True)
+class Table:
+    """A small position to test at: a target law and one law per draft."""
+
+    name: str
+    target_probs: Float64[Tensor, " vocab"]
+    draft_probs: Float64[Tensor, "drafts vocab"]
+
+
+def tables(drafting: Drafting, num_drafts: int, seed: int = 0) -> list[Table]:
+    """Tables that broke verifiers before, and random ones: equal laws, zeros, disjoint supports, ties, near-point masses."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*weights: float) -> Tensor:
+        return torch.tensor(weights, dtype=torch.float64) / sum(weights)
+
+    def random(power: float) -> Tensor:
+        weights = torch.rand(4, dtype=torch.float64, generator=generator) ** power
+        return weights / weights.sum()
+
+    pairs = {
+        "equal laws": (normal(4, 3, 2, 1), normal(4, 3, 2, 1)),
+        "ties": (normal(1, 1, 2, 2), normal(1, 1, 1, 1)),
+        "zeros in the target": (normal(0, 0, 1, 3), normal(4, 3, 2, 1)),
+        "zeros in the draft": (normal(4, 3, 2, 1), normal(0, 2, 3, 1)),
+        "disjoint supports": (normal(1, 2, 0, 0), normal(0, 0, 3, 1)),
+        "target a point mass": (normal(0, 1, 0, 0), normal(4, 3, 2, 1)),
+        "draft a point mass": (normal(4, 3, 2, 1), normal(0, 1, 0, 0)),
+        "target near a point mass": (normal(1e-13, 1, 1e-13, 1e-14), normal(4, 3, 2, 1)),
+        "draft near a point mass": (normal(4, 3, 2, 1), normal(1e-13, 1, 2e-13, 1e-14)),
+        "both near the same point": (normal(1e-13, 1, 3e-13, 1e-14), normal(2e-13, 1, 1e-13, 1e-14)),
+        "near different points": (normal(1, 1e-13, 1e-13, 1e-14), normal(1e-13, 1, 2e-13, 1e-14)),
+        "fourteen decades": (normal(1, 1e-14, 1e-5, 1e-9), normal(1e-10, 1, 1e-14, 1e-4)),
+    } | {f"random {i}": (random(1 + i % 3), random(1 + i % 2)) for i in range(8)}
+    found = []
+    for name, (target, draft) in pairs.items():
+        laws = draft.expand(num_drafts, -1).clone()
+        if drafting == "independent":  # later drafts follow other laws: the same one, turned
+            laws = torch.stack([draft.roll(k) for k in range(num_drafts)])
+        elif drafting != "iid" and int((draft > 0).sum()) < num_drafts:
+            continue
+        found.append(Table(name, target, laws))
+    if not found:
+        raise UserError(f"no table has {num_drafts} tokens to draft {drafting}", remedy="lower num_drafts to 4 or less")
+    return found
