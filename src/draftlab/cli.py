@@ -10,13 +10,16 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import tyro
 
 from draftlab import experiments
 from draftlab.datasets import streams
 from draftlab.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.arg(name="")]
@@ -61,9 +64,10 @@ def data_make(
     options = splits.Options(train, eval, seed, profile, on_bad_row, max_chars)
     summary = splits.make_from(dataset, source, raw=raw, out=out, options=options)
     for split, counts in summary["counts"].items():
+        origin = f"of {counts['read']} rows" if counts["read"] else "held out of train"
         rejected = sum(counts["rejected"].values())
         print(
-            f"{dataset} {split}: {counts['kept']} prompts of {counts['read']} rows, {rejected} rejected, "
+            f"{dataset} {split}: {counts['kept']} prompts {origin}, {rejected} rejected, "
             f"{counts['duplicates']} duplicates, {counts['overlap']} on both sides"
         )
 
@@ -96,6 +100,18 @@ def data_stream(stream: Flat[streams.Stream], *, prompts: tuple[Path, ...], out:
     print(
         f"{write_jsonl(out, streams.arrange((p for file in prompts for p in read_jsonl(file, Prompt)), stream))} requests"
     )
+
+
+def data_shares(
+    *, prompts: Path, group_by: Literal["dataset", "language", "topic"], slices: int = 10, out: Path
+) -> None:
+    """Count the requests of each class in equal slices of time (OSD, Figs. 2 and 10)."""
+    import pandas as pd
+
+    from draftlab.records import Prompt, read_jsonl, write_cell
+
+    rows = streams.shares_over_time(read_jsonl(prompts, Prompt), group_by, slices)
+    write_cell(out, pd.DataFrame(rows), {"settings": {"group_by": group_by, "slices": slices}})
 
 
 def data_classify(
@@ -293,10 +309,62 @@ def latency_check() -> None:
 def latency_alpha(settings: Flat[experiments.LatencyAlpha], *, target: Path, draft: Path, out: Path) -> None:
     """Measure time per token in llama.cpp at set acceptances (OSD, Tables 2 and 7)."""
     from draftlab.latency import alpha
+
+    _write_measured(out, settings, alpha.latency_alpha(settings, target, draft))
+
+
+def latency_length(settings: Flat[experiments.LatencyLength], *, target: Path, draft: Path, out: Path) -> None:
+    """Measure the speed-up in llama.cpp against the length of the answer (OSD, Table 8)."""
+    from draftlab.latency import length
+
+    _write_measured(out, settings, length.latency_length(settings, target, draft))
+
+
+def latency_requests(
+    settings: Flat[experiments.LatencyRequests], *, target: Path, drafts: dict[str, Path], answers: Path, out: Path
+) -> None:
+    """Decode recorded requests in llama.cpp without speculation and with each of --drafts NAME FOLDER ... (OSD, Table 3)."""
+    from draftlab.latency import requests
+
+    _write_measured(out, settings, requests.latency_requests(settings, target, drafts, answers))
+
+
+def latency_cost(settings: Flat[experiments.LatencyCost], *, target: Path, draft: Path, out: Path) -> None:
+    """Calibrate the cost model: draft steps and verification at context lengths and batch sizes."""
+    from draftlab.latency import cost
+
+    _write_measured(out, settings, cost.latency_cost(settings, target, draft))
+
+
+def latency_branches(settings: Flat[experiments.LatencyBranches], *, target: Path, out: Path) -> None:
+    """Measure what verifying K branches in one call costs against one branch."""
+    from draftlab.latency import branches
+
+    _write_measured(out, settings, branches.latency_branches(settings, target))
+
+
+def latency_null(settings: Flat[experiments.LatencyNull], *, target: Path, out: Path) -> None:
+    """Compare plain decoding with itself many times: the noise floor, and how often a winner is named."""
+    from draftlab.latency import noise
+
+    _write_measured(out, settings, noise.latency_null(settings, target))
+
+
+def latency_interference(
+    settings: Flat[experiments.LatencyInterference], *, target: Path, draft: Path, out: Path
+) -> None:
+    """Measure serving while the draft trains on another core, and while it does not."""
+    from draftlab.latency import interference
+
+    _write_measured(out, settings, interference.latency_interference(settings, target, draft))
+
+
+def _write_measured(
+    out: Path, settings: experiments.Settings, measured: tuple[pd.DataFrame, dict[str, object]]
+) -> None:
     from draftlab.records import write_cell
 
-    rows, engine = alpha.latency_alpha(settings, target, draft)
-    write_cell(out, rows, {"settings": settings.model_dump(), **engine})
+    write_cell(out, measured[0], {"settings": settings.model_dump(), **measured[1]})
 
 
 # --- figures, tables, claims, report -----------------------------------------------------------------------------
@@ -339,6 +407,12 @@ VERBS: dict[str, Callable[..., None]] = {
     "gguf inflate": gguf_inflate,
     "latency check": latency_check,
     "latency alpha": latency_alpha,
+    "latency length": latency_length,
+    "latency requests": latency_requests,
+    "latency cost": latency_cost,
+    "latency branches": latency_branches,
+    "latency null": latency_null,
+    "latency interference": latency_interference,
     "answer": answer,
     "collect": collect,
     "offline": offline,
@@ -354,6 +428,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "data check": data_check,
     "data stream": data_stream,
     "data classify": data_classify,
+    "data shares": data_shares,
     "pretrain tokenizer": pretrain_tokenizer,
     "pretrain target": pretrain_target,
     "pretrain draft": pretrain_draft,

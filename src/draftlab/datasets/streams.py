@@ -7,6 +7,7 @@ A stream is made of groups: whole datasets, or the requests of one language or t
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -76,7 +77,7 @@ def arrange(prompts: Iterable[Prompt], stream: Stream) -> list[Prompt]:
 def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt]]:
     found: dict[str, list[Prompt]] = {}
     for prompt in prompts:
-        name = prompt.dataset if stream.group_by == "dataset" else prompt.meta.get(stream.group_by)
+        name = _group(prompt, stream.group_by)
         if name is not None:
             found.setdefault(name, []).append(prompt)
     missing = [name for name in stream.groups if name not in found]
@@ -158,19 +159,23 @@ def _placed(prompt: Prompt, group: str, segment: int, update: bool) -> Prompt:
 
 def shares_over_time(prompts: Iterable[Prompt], group_by: GroupBy, slices: int) -> list[dict[str, float | str | int]]:
     """Counts of each class in equal slices of time (OSD, Figs. 2 and 10): rows of ``slice, group, count, total``."""
-    rows = [p for p in prompts if "time" in p.meta and group_by in p.meta]
+    rows = [(p.meta["time"], name) for p in prompts if "time" in p.meta and (name := _group(p, group_by)) is not None]
     if not rows:
         raise UserError(f"no request has a time and a {group_by}", remedy="use a dataset that has them: arena")
-    first, last = (pick(p.meta["time"] for p in rows) for pick in (min, max))
+    first, last = min(rows)[0], max(rows)[0]
     width = (last - first) / slices or 1.0
-    at = [min(int((p.meta["time"] - first) / width), slices - 1) for p in rows]
-    names = sorted({p.meta[group_by] for p in rows})
+    counts = Counter((min(int((time - first) / width), slices - 1), name) for time, name in rows)
+    names = sorted({name for _, name in rows})
     return [
         {
             "slice": index,
             "group": name,
-            "count": sum(i == index and p.meta[group_by] == name for i, p in zip(at, rows, strict=True)),
-            "total": at.count(index),
+            "count": counts[index, name],
+            "total": sum(counts[index, other] for other in names),
         }
         for index, name in itertools.product(range(slices), names)
     ]
+
+
+def _group(prompt: Prompt, group_by: GroupBy) -> str | None:
+    return prompt.dataset if group_by == "dataset" else prompt.meta.get(group_by)
