@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,3 +213,20 @@ def test_every_folder_of_real_rows_has_a_reader(shared: Path) -> None:
     for folder in folders:
         patterns = [p for row in table if row.name != "prompts" for p in (row.raw_train + " " + row.raw_eval).split()]
         assert any(p.startswith(f"{folder.name}/") for p in patterns), folder.name
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    with file.open("w") as lines:
+        for i in range(300_000):
+            lines.write(json.dumps({"question": f"{i} " + "word " * 40, "answer": "long answer " * 20}) + "\n")
+    code = (
+        "import resource; from pathlib import Path; from draftlab.datasets import splits\n"
+        f"splits.make_from('gsm8k', 'raw', raw=Path({str(file)!r}), out=Path({str(tmp_path / 'out')!r}),"
+        " options=splits.Options())\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert file.stat().st_size > 100 * 2**20
+    assert int(run.stdout) < 110 * 2**10  # KiB: a digest of each prompt, never the prompts
