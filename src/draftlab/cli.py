@@ -402,7 +402,58 @@ def report(*, results: Path, scale: experiments.Scale, out: Path) -> None:
     report.write(results, scale, out)
 
 
+# --- verifiers ---------------------------------------------------------------------------------------------------
+
+
+def verify_lossless(
+    *,
+    verifier: str | None = None,
+    samples: Path | None = None,
+    form: Literal["law", "sampler", "samples"] = "law",
+    drafting: Literal["iid", "independent", "without_replacement", "greedy"] = "iid",
+    num_drafts: int = 2,
+    max_samples: int = 20_000,
+    false_alarm: float = 1e-3,
+    seed: int = 0,
+) -> None:
+    """Test whether a verifier keeps the target's distribution: its law exactly, its samples sequentially.
+
+    VERIFIER is a name (single, specinfer, ...) or MODULE:OBJECT; FORM says what a function of yours is, DRAFTING how its drafts are made.
+    SAMPLES is a file of {"target_probs": [...], "token": n} lines from any engine, each whole text cut at a length fixed beforehand.
+    """
+    from draftlab.conformance import Budget, command
+
+    budget = Budget(max_samples, false_alarm, seed)
+    if (verifier is None) == (samples is None):
+        raise UserError("nothing to test, or two things", remedy="give either --verifier or --samples")
+    if verifier is not None:
+        command.run(verifier, form, drafting, num_drafts, budget)
+    elif samples is not None:
+        command.run_on_file(samples, budget)
+
+
+def bench_verify(
+    *,
+    vocab: tuple[int, ...] = (32_000, 128_000),
+    num_drafts: tuple[int, ...] = (2, 4),
+    rounds: int = 40,
+    batch: int = 64,
+    seed: int = 0,
+    out: Path | None = None,
+) -> None:
+    """Print what each verifier costs per decision, one thread, contenders interleaved; with OUT also as CSV."""
+    from draftlab import bench_verify
+    from draftlab.records import write_text
+
+    frame = bench_verify.bench(list(vocab), list(num_drafts), rounds, batch, seed)
+    print(bench_verify.table(frame))
+    if out is not None:
+        write_text(out, frame.to_csv(index=False))
+
+
 VERBS: dict[str, Callable[..., None]] = {
+    "verify-lossless": verify_lossless,
+    "bench verify": bench_verify,
     "gguf export": gguf_export,
     "gguf inflate": gguf_inflate,
     "latency check": latency_check,

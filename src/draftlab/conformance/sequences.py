@@ -126,4 +126,4 @@ def check_sequence_sampler(
                         emitted = (*emitted, int(draw(law, 1, generator)))
                     yield law, emitted[i]
 
-    return check_samples(stream(), budget)
+    return check_samples(itertools.islice(stream(), budget.max_samples), budget)

@@ -26,7 +26,7 @@ FIRST_BLOCK = 32
 
 @dataclass(frozen=True)
 class Budget:
-    """How many samples a test may take (per table), the probability that it ever accuses a lossless verifier, and the seed."""
+    """How many samples to draw (per table), the probability that a test ever accuses a lossless verifier, and the seed."""
 
     max_samples: int = 20_000
     false_alarm: float = 1e-3
@@ -160,11 +160,11 @@ def _block(done: int) -> int:
 
 
 def check_samples(samples: Iterable[tuple[Tensor, int]], budget: Budget = BUDGET) -> Sampled:
-    """Test a stream of (target law, emitted token): each token must follow its law given all before it. Stops at an alarm.
+    """Test a whole stream of (target law, emitted token): each token must follow its law given all before it. Stops at an alarm.
 
     Stop the stream at a number of tokens fixed beforehand, never where a block of drafts ends: that choice may depend on the tokens.
     """
-    stream = itertools.islice(samples, budget.max_samples)
+    stream = iter(samples)
     gamblers: Gamblers | None = None
     done, wealth = 0, 1.0
     while wealth < 1 / budget.false_alarm and (block := list(itertools.islice(stream, _block(done)))):

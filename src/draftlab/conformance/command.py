@@ -1,0 +1,93 @@
+"""``draftlab verify-lossless``: find the verifier or the samples, run the tests, print what each found."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from draftlab.conformance import Budget, Verdict, check_law, check_sampler, check_samples, check_verifier
+from draftlab.errors import UserError
+from draftlab.sampling import Drafting
+from draftlab.verify import VERIFIERS
+from draftlab.verify.path import PathVerifier
+from draftlab.verify.token import TokenVerifier
+
+Form = Literal["law", "sampler", "samples"]
+
+
+def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budget) -> None:
+    """Test a verifier by its name, or an object ``module:attribute``; a verifier that is not lossless is a ``UserError``."""
+    found = _find(spec)
+    if isinstance(found, TokenVerifier | PathVerifier):
+        verdict = check_verifier(found, num_drafts, budget)
+    elif form == "law":
+        verdict = Verdict({"law": check_law(found, drafting, num_drafts)}, {})
+    elif form == "sampler":
+        verdict = Verdict({}, {"sampler": check_sampler(found, drafting, num_drafts, budget)})
+    else:
+        pairs = ((torch.as_tensor(law), int(token)) for law, token in found())
+        verdict = Verdict({}, {"samples": check_samples(pairs, budget)})
+    _report(spec, verdict)
+
+
+def run_on_file(samples: Path, budget: Budget) -> None:
+    """Test recorded samples: one JSON object per line, ``{"target_probs": [...], "token": n}``."""
+    _report(str(samples), Verdict({}, {"samples": check_samples(_read(samples), budget)}))
+
+
+def _find(spec: str) -> TokenVerifier | PathVerifier | Callable[..., Any]:
+    if spec in VERIFIERS:
+        return VERIFIERS[spec]
+    module, _, attribute = spec.partition(":")
+    if not attribute:
+        raise UserError(f"no verifier named {spec!r}", remedy=f"give module:function, or one of {', '.join(VERIFIERS)}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a module in the working directory, as with python -m
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"cannot load {spec!r}: {error}", remedy="give module:function that Python can import"
+        ) from None
+    if not callable(found) and not isinstance(found, TokenVerifier | PathVerifier):
+        raise UserError(f"{spec} is a {type(found).__name__}", remedy="give a function or a verifier")
+    return found  # type: ignore[no-any-return]
+
+
+def _read(samples: Path) -> Iterator[tuple[Tensor, int]]:
+    with samples.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+                yield torch.tensor(row["target_probs"], dtype=torch.float64), int(row["token"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise UserError(
+                    f"not a sample: {type(error).__name__} {error}",
+                    file=samples,
+                    line=number,
+                    remedy='write {"target_probs": [...], "token": n} on each line',
+                ) from None
+
+
+def _report(name: str, verdict: Verdict) -> None:
+    for test, exact in verdict.exact.items():
+        print(f"{test:17} exact    {exact.cases:9,} drafts   largest error {exact.error:.1e} ({exact.case})")
+    for test, sampled in verdict.sampled.items():
+        rate = (
+            f"alarm at {1 / sampled.false_alarm:,.0f}: at most {sampled.false_alarm:.1%} of lossless verifiers reach it"
+        )
+        print(f"{test:17} sampled  {sampled.samples:9,} tokens   e-value {sampled.e_value:.3g} ({rate})")
+    failed = [test for test, found in (verdict.exact | verdict.sampled).items() if not found.lossless]
+    if failed:
+        raise UserError(
+            f"{name} is not lossless: {', '.join(failed)} failed",
+            remedy="verify with the probabilities that were sampled from, and renormalise every residual",
+        )
+    print(f"{name}: lossless")
