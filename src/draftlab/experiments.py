@@ -183,10 +183,19 @@ class LatencyBranches(Engine):
     blocks: int = Field(gt=0)
 
 
+class LatencyNull(Engine):
+    """The same contender against itself, many times: how often the comparison sees a winner where there is none."""
+
+    repeats: int = Field(gt=0)
+    pairs: int = Field(gt=1)
+    steps: int = Field(gt=0)
+
+
 class LatencyInterference(LatencyAlpha):
     """Serving at controlled acceptance while a draft trains on another core, and while none does."""
 
-    batch: int = Field(gt=0, default=8, description="requests per update of the training process")
+    update_batch: int = Field(gt=0, default=8, description="requests per update of the training process")
+    update_tokens: int = Field(gt=0, default=64, description="tokens of each of them")
 
 
 class Region(Settings):
@@ -218,6 +227,7 @@ STAGES: dict[str, type[Settings]] = {
     "latency_requests": LatencyRequests,
     "latency_cost": LatencyCost,
     "latency_branches": LatencyBranches,
+    "latency_null": LatencyNull,
     "latency_interference": LatencyInterference,
     "region": Region,
     "acceptance": Acceptance,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pandas as pd
 
 from draftlab.experiments import LatencyAlpha
 from draftlab.latency.backend import LatencyBackend, Settings
-from draftlab.latency.controlled import record, replay, schedule
+from draftlab.latency.controlled import plain_steps, record, replay, schedule
 from draftlab.latency.loop import resume
 from draftlab.latency.pair import describe, open_pair
 from draftlab.latency.summary import summarise
@@ -30,14 +30,7 @@ def latency_alpha(settings: LatencyAlpha, target: Path, draft: Path) -> tuple[pd
         context_length=PROMPT + settings.rounds * (max(settings.draft_len) + 1) + 2 * max(settings.draft_len),
         threads=settings.threads,
     )
-    with open_pair(
-        target,
-        draft,
-        settings=engine,
-        weights=settings.weights,
-        inflated_layers=settings.inflated_layers,
-        inflated_ffn=settings.inflated_ffn,
-    ) as (big, small):
+    with open_pair(target, draft, engine=engine, settings=settings) as (big, small):
         rows = measure_alpha(big, small, settings)
         return rows, describe(engine, big, small)
 
@@ -55,7 +48,7 @@ def measure_alpha(target: LatencyBackend, draft: LatencyBackend, settings: Laten
     text = record(target, prompt, settings.rounds * (longest + 1) + longest)
     cells = [(alpha, draft_len) for draft_len in settings.draft_len for alpha in settings.alpha]
     measured: dict[tuple[float, int], pd.DataFrame] = {}
-    _block(target, draft, text, [longest] * settings.rounds, longest)  # warm-up
+    measure_block(target, draft, text, [longest] * settings.rounds, longest)  # warm-up
     for attempt in range(ATTEMPTS):
         rows = pd.DataFrame(_cells(target, draft, text, cells, settings, rng)).assign(attempt=attempt)
         loud = summarise(rows).query("not quiet")
@@ -81,18 +74,19 @@ def _cells(
         for index in rng.permutation(len(cells)):
             alpha, draft_len = cells[index]
             plan = plans[alpha, draft_len][block].tolist()
-            yield {"alpha": alpha, "draft_len": draft_len, "block": block} | _block(
+            yield {"alpha": alpha, "draft_len": draft_len, "block": block} | measure_block(
                 target, draft, text, plan, draft_len
             )
 
 
-def _block(
+def measure_block(
     target: LatencyBackend, draft: LatencyBackend, text: list[int], plan: list[int], draft_len: int
 ) -> dict[str, float]:
+    """Seconds and steps of one block: plain steps, the speculative blocks of ``plan``, probes, plain steps."""
     clock = target.clock()
     last = text[PROMPT - 1]
     verified = text[PROMPT - 1 : PROMPT + draft_len]
-    before = _plain_steps(target, text, BASELINE_STEPS, clock)
+    before = plain_steps(target, text, PROMPT, BASELINE_STEPS)
     resume(target, text[: PROMPT - 1])
     resume(draft, text[: PROMPT - 1])
     run = replay(target, draft, text, PROMPT, plan, draft_len)
@@ -107,7 +101,7 @@ def _block(
     for _ in range(DRAFT_PROBES):
         draft.greedy([last])
     draft_seconds = clock() - started
-    after = _plain_steps(target, text, BASELINE_STEPS, clock)
+    after = plain_steps(target, text, PROMPT, BASELINE_STEPS)
     return {
         "plain_before_seconds": before,
         "plain_after_seconds": after,
@@ -119,11 +113,3 @@ def _block(
         "draft_probe_seconds": draft_seconds,
         "draft_probes": DRAFT_PROBES,
     }
-
-
-def _plain_steps(target: LatencyBackend, text: list[int], steps: int, clock: Callable[[], float]) -> float:
-    resume(target, text[: PROMPT - 1])
-    started = clock()
-    for token in text[PROMPT - 1 : PROMPT - 1 + steps]:
-        target.greedy([token])
-    return clock() - started

@@ -18,12 +18,15 @@ Logits = Float32[np.ndarray, "tokens vocab"]
 @dataclass(frozen=True)
 class Settings:
     """How an engine runs: ``threads`` CPU threads, ``gpu_layers`` layers on a GPU (-1 for all), a cache for
-    ``context_length`` tokens in each of ``sequences`` sequences."""
+    ``context_length`` tokens in each of ``sequences`` sequences, or one for all of them together when ``shared``;
+    ``wall_clock`` measures elapsed time where one CPU thread's own time would do."""
 
     context_length: int = 1024
     threads: int = 1
     gpu_layers: int = 0
     sequences: int = 1
+    shared: bool = False
+    wall_clock: bool = False
 
     def __post_init__(self) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -60,6 +63,14 @@ class LatencyBackend(Protocol):
 
     def trim(self, length: int) -> None:
         """Forget all but the first ``length`` tokens."""
+        ...
+
+    def fill(self, sequences: int, context: int) -> None:
+        """Replace the cache by ``sequences`` sequences of ``context`` arbitrary tokens, for ``probe``."""
+        ...
+
+    def probe(self, tokens: int) -> None:
+        """Append ``tokens`` tokens to each filled sequence in one call, choose greedily after each, forget them."""
         ...
 
     def clock(self) -> Callable[[], float]:

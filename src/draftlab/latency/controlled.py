@@ -49,6 +49,16 @@ def record(target: LatencyBackend, prompt: Sequence[int], tokens: int) -> list[i
     return text
 
 
+def plain_steps(target: LatencyBackend, text: Sequence[int], start: int, steps: int) -> float:
+    """Seconds of ``steps`` plain decoding steps along ``text`` from ``start``."""
+    clock = target.clock()
+    resume(target, text[: start - 1])
+    started = clock()
+    for token in text[start - 1 : start - 1 + steps]:
+        target.greedy([token])
+    return clock() - started
+
+
 def replay(
     target: LatencyBackend,
     draft: LatencyBackend,

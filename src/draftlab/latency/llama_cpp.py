@@ -41,13 +41,14 @@ def _start() -> None:
 
 
 class LlamaCpp:
-    """One GGUF model with its cache; a context manager. Sequence 0 is the conversation, others serve as branches."""
+    """One GGUF model with its cache; a context manager. Sequence 0 is the conversation, others serve as branches or a batch."""
 
     def __init__(self, path: Path | str, settings: Settings = Settings()) -> None:  # noqa: B008 (frozen)
         path = Path(path)
         _start()
         self.path, self.settings = path, settings
         self.tokens: list[int] = []
+        self._filled = (0, 0)
         self._context, self._model = None, _load(path, settings)
         vocabulary = lib.llama_model_get_vocab(self._model)
         self.vocab_size = lib.llama_vocab_n_tokens(vocabulary)
@@ -56,10 +57,13 @@ class LlamaCpp:
         ids = {name: _metadata(self._model, f"tokenizer.ggml.{name}_token_id") for name in names}
         self.special_tokens = {name: int(token) for name, token in ids.items() if token is not None}
         self._context = _open_context(self._model, settings)
-        self.context_length = lib.llama_n_ctx(self._context)
+        self.context_length = lib.llama_n_ctx_seq(self._context)
         self._memory = lib.llama_get_memory(self._context)
-        self._batch = lib.llama_batch_init(BATCH, 0, settings.sequences)
-        view = functools.partial(np.ctypeslib.as_array, shape=(BATCH,))
+        self._room = lib.llama_n_batch(
+            self._context
+        )  # a short context lowers it, and llama.cpp aborts on a larger batch
+        self._batch = lib.llama_batch_init(self._room, 0, settings.sequences)
+        view = functools.partial(np.ctypeslib.as_array, shape=(self._room,))
         self._tokens, self._positions = view(self._batch.token), view(self._batch.pos)
         self._counts, self._wanted = view(self._batch.n_seq_id), view(self._batch.logits)
 
@@ -78,8 +82,8 @@ class LlamaCpp:
             self._context = None
 
     def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
-        for start in range(0, len(tokens), BATCH):
-            chunk = tokens[start : start + BATCH]
+        for start in range(0, len(tokens), self._room):
+            chunk = tokens[start : start + self._room]
             wanted = [False] * (len(chunk) - 1) + [True]
             logits = self.decode(chunk, range(len(self.tokens), len(self.tokens) + len(chunk)), wanted=wanted)
             self.tokens.extend(chunk)
@@ -96,7 +100,7 @@ class LlamaCpp:
     def trim(self, length: int) -> None:
         if not 0 <= length <= len(self.tokens):
             raise ValueError(f"cannot trim {len(self.tokens)} cached tokens to {length}")
-        if length < len(self.tokens) and not lib.llama_memory_seq_rm(self._memory, -1, length, -1):
+        if not lib.llama_memory_seq_rm(self._memory, -1, length, -1):
             raise UserError(
                 "this model's cache cannot forget single tokens", file=self.path, remedy="use a Llama model"
             )
@@ -112,6 +116,11 @@ class LlamaCpp:
         """Run one batch: token ``i`` at ``positions[i]`` of every sequence in ``sequences[i]`` (sequence 0 when None);
         logits after each token (of those ``wanted``). The caller keeps ``self.tokens``."""
         count = len(tokens)
+        if count > self._room:
+            raise UserError(
+                f"{count} tokens in one call, at most {self._room} fit",
+                remedy="verify fewer tokens or sequences at once",
+            )
         self._tokens[:count] = tokens
         self._positions[:count] = list(positions)
         last = int(self._positions[:count].max())
@@ -137,14 +146,38 @@ class LlamaCpp:
         rows = int(self._wanted[:count].sum())
         return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape=(rows, self.vocab_size))
 
+    def fill(self, sequences: int, context: int) -> None:
+        lib.llama_memory_clear(self._memory, False)
+        self.tokens, self._filled = [], (sequences, context)
+        for start in range(0, context, self._room):
+            positions = range(start, min(start + self._room, context))
+            self.decode([0] * len(positions), positions, wanted=[False] * (len(positions) - 1) + [True])
+        for sequence in range(1, sequences):
+            lib.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
+
+    def probe(self, tokens: int) -> None:
+        sequences, context = self._filled
+        positions = [*range(context, context + tokens)] * sequences
+        members = [(sequence,) for sequence in range(sequences) for _ in range(tokens)]
+        self.decode([0] * len(positions), positions, members).argmax(axis=-1)
+        lib.llama_memory_seq_rm(self._memory, -1, context, -1)
+
     def branch(self, sequence: int) -> None:
-        """Let ``sequence`` share everything that sequence 0 has cached; nothing is copied."""
+        """Let ``sequence`` share everything that sequence 0 has cached; nothing is copied when the cache is shared."""
         lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         lib.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
 
+    def adopt(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Append to sequence 0 the ``tokens`` that ``sequence`` has cached after the shared start, and drop all branches."""
+        start = len(self.tokens)
+        lib.llama_memory_seq_cp(self._memory, sequence, 0, start, start + len(tokens))
+        for other in range(1, self.settings.sequences):
+            lib.llama_memory_seq_rm(self._memory, other, -1, -1)
+        self.tokens.extend(tokens)
+
     def clock(self) -> Callable[[], float]:
         # One thread runs on the calling thread, so its CPU time is free of other processes; more threads need wall time.
-        alone = self.settings.threads == 1 and self.settings.gpu_layers == 0
+        alone = self.settings.threads == 1 and self.settings.gpu_layers == 0 and not self.settings.wall_clock
         return time.thread_time if alone else time.perf_counter
 
     def describe(self) -> dict[str, Any]:
@@ -214,11 +247,11 @@ def _load(path: Path, settings: Settings) -> Any:
 
 def _open_context(model: Any, settings: Settings) -> Any:
     parameters = lib.llama_context_default_params()
-    parameters.n_ctx = settings.context_length
+    parameters.n_ctx = settings.context_length * (1 if settings.shared else settings.sequences)
     parameters.n_batch = parameters.n_ubatch = BATCH
     parameters.n_threads = parameters.n_threads_batch = settings.threads
     parameters.n_seq_max = settings.sequences
-    parameters.kv_unified = settings.sequences > 1
+    parameters.kv_unified = settings.shared
     parameters.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
     parameters.type_k = parameters.type_v = lib.GGML_TYPE_F32
     parameters.no_perf = True

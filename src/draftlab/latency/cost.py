@@ -1,0 +1,140 @@
+"""A calibrated cost model: what a draft step and the verification of n tokens cost, and the speed-up that follows.
+
+OSD's Eq. 1 takes a verification for one target step. On a CPU, and at large batches anywhere, it is not: the predicted
+speed-up is E[tokens] / (k c + v(k+1)) with the measured v, at the context length and batch size in question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from draftlab import theory
+from draftlab.experiments import LatencyCost
+from draftlab.latency.backend import LatencyBackend, Settings
+from draftlab.latency.pair import describe, open_pair
+
+DRAFT_STEPS = 4
+"""Draft steps in a row, as in a block: the first finds the processor's caches full of the target."""
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Times over one target step, measured at one context length and batch size.
+
+    ``cost_ratio`` is a draft step's (c), ``verify_ratios[n]`` that of verifying n tokens in one call (v).
+    """
+
+    step_seconds: float
+    cost_ratio: float
+    verify_ratios: dict[int, float]
+
+    @property
+    def by_draft_len(self) -> dict[int, float]:
+        """Draft length k -> v(k+1)."""
+        return {n - 1: ratio for n, ratio in self.verify_ratios.items() if n > 1}
+
+    def speedup(self, alpha: float, draft_len: int) -> float:
+        """Predicted speed-up over plain decoding, E[tokens] / (k c + v(k+1))."""
+        return theory.speedup(alpha, draft_len, self.cost_ratio, self.by_draft_len[draft_len])
+
+    def best_draft_len(self, alpha: float) -> int:
+        """The measured draft length of the largest predicted speed-up."""
+        return theory.best_draft_len(alpha, self.cost_ratio, self.by_draft_len)
+
+
+def latency_cost(settings: LatencyCost, target: Path, draft: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """``calibrate`` a pair in llama.cpp over the grid of ``settings``, and the run's description."""
+    engine = Settings(
+        context_length=max(settings.context) + max(settings.verified),
+        threads=settings.threads,
+        sequences=max(settings.batch),
+    )
+    with open_pair(target, draft, engine=engine, settings=settings) as (big, small):
+        rows = calibrate(
+            big, small, settings.context, settings.batch, settings.verified, settings.blocks, settings.seed
+        )
+        return rows, describe(engine, big, small)
+
+
+def calibrate(
+    target: LatencyBackend,
+    draft: LatencyBackend,
+    contexts: Iterable[int],
+    batches: Sequence[int],
+    verified: Sequence[int],
+    blocks: int,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """One row per (context, batch, block, verified): seconds of verifying, of a plain step before and after it, and of a
+    draft step, taken within the same moment; the order of the probes is shuffled in every block."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for context in contexts:
+        for batch in batches:
+            target.fill(batch, context)
+            draft.fill(batch, context)
+            for block in range(-1, blocks):
+                for verify in rng.permutation(verified).tolist():
+                    row = {
+                        "context": context,
+                        "batch": batch,
+                        "block": block,
+                        "verified": verify,
+                        "plain_before_seconds": _timed(target, 1),
+                        "verify_seconds": _timed(target, verify),
+                        "draft_seconds": sum(_timed(draft, 1) for _ in range(DRAFT_STEPS)) / DRAFT_STEPS,
+                        "plain_after_seconds": _timed(target, 1),
+                    }
+                    if block >= 0:  # the first pass warms up
+                        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def cost_model(rows: pd.DataFrame) -> CostModel:
+    """Medians over the blocks of rows of one context length and batch size."""
+    plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / 2
+    ratios = (rows["verify_seconds"] / plain).groupby(rows["verified"]).median()
+    return CostModel(
+        step_seconds=float(plain.median()),
+        cost_ratio=float((rows["draft_seconds"] / plain).median()),
+        verify_ratios={int(str(n)): float(ratio) for n, ratio in ratios.items()},
+    )
+
+
+def predictions(rows: pd.DataFrame, alphas: Sequence[float]) -> pd.DataFrame:
+    """Per (context, batch, alpha, draft_len): the calibrated speed-up, Eq. 1's, and the best draft length of each."""
+    found = []
+    for _, cell in rows.groupby(["context", "batch"]):
+        model = cost_model(cell)
+        for alpha in alphas:
+            best = model.best_draft_len(alpha)
+            eq1_best = max(model.by_draft_len, key=lambda k: theory.speedup(alpha, k, model.cost_ratio))
+            found += [
+                {
+                    "context": int(cell["context"].iloc[0]),
+                    "batch": int(cell["batch"].iloc[0]),
+                    "alpha": alpha,
+                    "draft_len": k,
+                    "cost_ratio": model.cost_ratio,
+                    "verify_ratio": v,
+                    "calibrated": model.speedup(alpha, k),
+                    "eq1": theory.speedup(alpha, k, model.cost_ratio),
+                    "best": k == best,
+                    "eq1_best": k == eq1_best,
+                }
+                for k, v in model.by_draft_len.items()
+            ]
+    return pd.DataFrame(found)
+
+
+def _timed(backend: LatencyBackend, tokens: int) -> float:
+    clock = backend.clock()
+    started = clock()
+    backend.probe(tokens)
+    return clock() - started

@@ -1,0 +1,120 @@
+"""The same requests by every contender on one engine: no speculation, and speculation with each draft (OSD, Table 3)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from draftlab import stats
+from draftlab.errors import UserError
+from draftlab.experiments import LatencyRequests
+from draftlab.latency.backend import LatencyBackend, Settings
+from draftlab.latency.cost import calibrate, cost_model
+from draftlab.latency.loop import DraftLength, Generation, adaptive, decode, fixed, speculate
+from draftlab.latency.pair import describe, open_pair
+from draftlab.records import Answer, read_jsonl
+
+PLAIN, AGAIN = "none", "none_again"
+"""No speculation, twice: what differs between the two is noise."""
+
+LONGEST = 10
+CALIBRATION_BLOCKS = 5
+CALIBRATION_CONTEXT = 64
+
+
+def latency_requests(
+    settings: LatencyRequests, target: Path, drafts: Mapping[str, Path], answers: Path
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Decode the first requests of ``answers`` with every contender in llama.cpp, and describe the run."""
+    requests = list(itertools.islice(read_jsonl(answers, Answer), settings.requests))
+    if not requests:
+        raise UserError("no requests", file=answers, remedy="record answers first")
+    longest = max(len(request.prompt_ids) for request in requests) + settings.max_new_tokens
+    engine = Settings(context_length=max(longest, CALIBRATION_CONTEXT) + LONGEST, threads=settings.threads)
+    with open_pair(target, *drafts.values(), engine=engine, settings=settings) as (big, *small):
+        contenders: dict[str, tuple[LatencyBackend, DraftLength]] = {}
+        for name, draft in zip(drafts, small, strict=True):
+            contenders[name] = draft, fixed(settings.draft_len)
+            if settings.adaptive:
+                contenders[f"{name}_adaptive"] = draft, calibrated_length(big, draft)
+        rows = measure_requests(big, contenders, requests, settings.max_new_tokens)
+        return rows.assign(dataset=settings.dataset), describe(engine, big, *small)
+
+
+def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLength:
+    """A draft length that follows the acceptance, from a short calibration of this pair."""
+    model = cost_model(calibrate(target, draft, [CALIBRATION_CONTEXT], [1], range(2, LONGEST + 1), CALIBRATION_BLOCKS))
+    return adaptive(model.cost_ratio, model.by_draft_len)
+
+
+def measure_requests(
+    target: LatencyBackend,
+    contenders: Mapping[str, tuple[LatencyBackend, DraftLength]],
+    requests: Sequence[Answer],
+    max_new_tokens: int,
+) -> pd.DataFrame:
+    """One row per request and contender; a prompt is computed once, outside the measured time.
+
+    A request has as many new tokens as its recorded answer, so that all contenders do the same work; ``same_text`` says
+    whether they wrote the same. The contenders take turns, in reversed order for every other request.
+    """
+
+    def run(name: str, prompt: list[int], length: int) -> Generation:
+        if name in (PLAIN, AGAIN):
+            return decode(target, prompt, length)
+        draft, draft_len = contenders[name]
+        return speculate(target, draft, prompt, length, draft_len)
+
+    names = [PLAIN, *contenders, AGAIN]
+    rows = []
+    for number, request in enumerate([requests[0], *requests]):  # the first request once more, as warm-up
+        length = min(len(request.answer_ids), max_new_tokens)
+        found = {name: run(name, request.prompt_ids, length) for name in names[:: 1 if number % 2 else -1]}
+        for name, written in found.items():
+            row = {
+                "request": request.id,
+                "contender": name,
+                "tokens": len(written.tokens),
+                "seconds": written.seconds,
+                "blocks": len(written.blocks),
+                "drafted": sum(block.drafted for block in written.blocks),
+                "visited": sum(min(block.accepted + 1, block.drafted) for block in written.blocks),
+                "accepted": sum(block.accepted for block in written.blocks),
+                "draft_seconds": sum(block.draft_seconds for block in written.blocks),
+                "verify_seconds": sum(block.verify_seconds for block in written.blocks),
+                "same_text": written.tokens == found[PLAIN].tokens,
+            }
+            if number:
+                rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def summarise_requests(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per contender of one dataset: ms per token, acceptance, and the speed-up over plain decoding with its interval (95 %,
+    bootstrap over requests). ``within_noise``: the speed-up is no further from 1 than the second plain run's interval."""
+    seconds = rows.pivot(index="request", columns="contender", values="seconds")
+    again = stats.ratio(seconds[PLAIN], seconds[AGAIN])
+    floor = max(abs(again.low - 1), abs(again.high - 1))
+    found = []
+    for name, group in rows.groupby("contender", sort=False):
+        speedup = stats.ratio(seconds[PLAIN], seconds[str(name)])
+        sums = group.sum(numeric_only=True)
+        found.append(
+            {
+                "contender": name,
+                "ms_per_token": 1e3 * sums["seconds"] / sums["tokens"],
+                "alpha_accepted": sums["accepted"] / sums["visited"] if sums["visited"] else float("nan"),
+                "block_efficiency": sums["tokens"] / sums["blocks"] if sums["blocks"] else 1.0,
+                "speedup": speedup.estimate,
+                "ci_low": speedup.low,
+                "ci_high": speedup.high,
+                "n": speedup.n,
+                "within_noise": abs(speedup.estimate - 1) <= floor,
+                "same_text": group["same_text"].mean(),
+            }
+        )
+    return pd.DataFrame(found)
