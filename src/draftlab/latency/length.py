@@ -41,12 +41,15 @@ def measure_length(target: LatencyBackend, draft: LatencyBackend, settings: Late
     text = rng.integers(0, target.vocab_size, min(target.context_length, draft.context_length)).tolist()
     rows = []
     for begin, end in itertools.pairwise([0, *ends]):
-        start = settings.prefix + (begin + end) // 2
+        middle = settings.prefix + (begin + end) // 2
         total = (settings.blocks + 1) * settings.rounds
         plans = {a: schedule(a, settings.draft_len, total, rng).reshape(-1, settings.rounds) for a in settings.alpha}
         for block in range(-1, settings.blocks):
             for alpha in rng.permutation(settings.alpha).tolist():
-                before = plain_steps(target, text, start, STEPS)
+                # What is decoded lies around the middle, as long as it is: a long run would measure a longer context.
+                advance = settings.rounds * expected_block_length(alpha, settings.draft_len)
+                start = max(1, middle - round(advance / 2))
+                before = plain_steps(target, text, middle, STEPS)
                 resume(target, text[: start - 1])
                 resume(draft, text[: start - 1])
                 run = replay(target, draft, text, start, plans[alpha][block], settings.draft_len)
@@ -57,7 +60,7 @@ def measure_length(target: LatencyBackend, draft: LatencyBackend, settings: Late
                     "end": end,
                     "block": block,
                     "plain_before_seconds": before,
-                    "plain_after_seconds": plain_steps(target, text, start, STEPS),
+                    "plain_after_seconds": plain_steps(target, text, middle, STEPS),
                     "plain_steps": 2 * STEPS,
                     "seconds": run.seconds,
                     "rounds": run.blocks,
