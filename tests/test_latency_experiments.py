@@ -123,7 +123,7 @@ def test_cost_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
     rows, run = latency_cost(settings, models["target"], models["draft"])
     assert len(rows) == 16
     assert (rows.filter(like="seconds") > 0).all(axis=None)
-    assert run["engine"]["sequences"] == 3
+    assert run["target"]["sequences"] == 3
 
 
 def test_probes_leave_no_trace(models: dict[str, Path], tmp_path: Path) -> None:
@@ -304,6 +304,7 @@ def test_a_draft_that_cannot_train_is_refused(tmp_path: Path, models: dict[str, 
         latency_interference(settings, models["target"], tmp_path / "draft.gguf")
 
 
+@pytest.mark.slow
 def test_the_training_process_ends_with_the_block(models: dict[str, Path]) -> None:
     with training(models["draft"], 1, 4) as trainer:
         before = trainer.steps

@@ -343,6 +343,13 @@ def latency_branches(settings: Flat[experiments.LatencyBranches], *, target: Pat
     _write_measured(out, settings, branches.latency_branches(settings, target))
 
 
+def latency_update(settings: Flat[experiments.LatencyUpdate], *, target: Path, draft: Path, out: Path) -> None:
+    """Measure one update of the draft against the requests between two updates (OSD, Table 9)."""
+    from draftlab.latency import update
+
+    _write_measured(out, settings, update.latency_update(settings, target, draft))
+
+
 def latency_null(settings: Flat[experiments.LatencyNull], *, target: Path, out: Path) -> None:
     """Compare plain decoding with itself many times: the noise floor, and how often a winner is named."""
     from draftlab.latency import noise
@@ -462,6 +469,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "latency requests": latency_requests,
     "latency cost": latency_cost,
     "latency branches": latency_branches,
+    "latency update": latency_update,
     "latency null": latency_null,
     "latency interference": latency_interference,
     "answer": answer,

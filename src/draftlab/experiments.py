@@ -126,12 +126,18 @@ class SpeedupTheory(Settings):
 
 
 class Engine(Settings):
-    """How llama.cpp runs a pair: weight type and threads; ``inflated_layers`` > 0 makes the target cost more (``inflate``)."""
+    """How a pair runs: in llama.cpp with ``weights``, ``threads`` and ``gpu_layers`` on a GPU (-1: all), or in torch on ``device``.
 
+    ``inflated_layers`` > 0 makes a small target cost as much as a large one (``latency.inflate``).
+    """
+
+    backend: Literal["llama_cpp", "torch"] = "llama_cpp"
+    device: Literal["cpu", "cuda"] = "cpu"
     inflated_layers: int = 0
     inflated_ffn: int = 0
     weights: Literal["f32", "f16", "q8_0", "q4_0"] = "f32"
     threads: int = Field(gt=0, default=1)
+    gpu_layers: int = 0
     seed: int = 0
 
 
@@ -183,6 +189,15 @@ class LatencyBranches(Engine):
     blocks: int = Field(gt=0)
 
 
+class LatencyUpdate(Engine):
+    """One update of the draft against answering the requests between two updates (OSD, Table 9)."""
+
+    prompt: int = Field(gt=0, default=64)
+    generated: int = Field(gt=0, default=128)
+    update_interval: int = Field(gt=0, default=8)
+    blocks: int = Field(gt=0)
+
+
 class LatencyNull(Engine):
     """The same contender against itself, many times: how often the comparison sees a winner where there is none."""
 
@@ -227,6 +242,7 @@ STAGES: dict[str, type[Settings]] = {
     "latency_requests": LatencyRequests,
     "latency_cost": LatencyCost,
     "latency_branches": LatencyBranches,
+    "latency_update": LatencyUpdate,
     "latency_null": LatencyNull,
     "latency_interference": LatencyInterference,
     "region": Region,

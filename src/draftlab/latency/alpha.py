@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from draftlab.experiments import LatencyAlpha
-from draftlab.latency.backend import LatencyBackend, Settings
+from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import plain_steps, record, replay, schedule
 from draftlab.latency.loop import resume
 from draftlab.latency.pair import describe, open_pair
@@ -26,13 +26,10 @@ ATTEMPTS = 3
 
 def latency_alpha(settings: LatencyAlpha, target: Path, draft: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Measure every cell of ``settings`` with llama.cpp: the rows of ``measure_alpha``, and the run's description."""
-    engine = Settings(
-        context_length=PROMPT + settings.rounds * (max(settings.draft_len) + 1) + 2 * max(settings.draft_len),
-        threads=settings.threads,
-    )
-    with open_pair(target, draft, engine=engine, settings=settings) as (big, small):
-        rows = measure_alpha(big, small, settings)
-        return rows, describe(engine, big, small)
+    longest = max(settings.draft_len)
+    context = PROMPT + settings.rounds * (longest + 1) + 2 * longest
+    with open_pair(target, draft, settings=settings, context_length=context) as (big, small):
+        return measure_alpha(big, small, settings), describe(big, small)
 
 
 def measure_alpha(target: LatencyBackend, draft: LatencyBackend, settings: LatencyAlpha) -> pd.DataFrame:

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float32
 
+from draftlab.errors import UserError
 from draftlab.experiments import LatencyBranches
-from draftlab.latency.backend import Settings
 from draftlab.latency.llama_cpp import LlamaCpp
 from draftlab.latency.pair import describe, open_pair
 
@@ -40,14 +40,11 @@ def verify_branches(
 def latency_branches(settings: LatencyBranches, target: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """One row per (num_drafts, block): seconds of a plain step, of one branch, and of all branches, interleaved."""
     most = max(settings.num_drafts)
-    engine = Settings(
-        context_length=settings.context + 1 + most * settings.draft_len,
-        threads=settings.threads,
-        sequences=most + 1,
-        shared=True,
-    )
-    with open_pair(target, engine=engine, settings=settings) as (model,):
-        return measure_branches(model, settings), describe(engine, model)
+    context = settings.context + 1 + most * settings.draft_len
+    with open_pair(target, settings=settings, context_length=context, sequences=most + 1, shared=True) as (model,):
+        if not isinstance(model, LlamaCpp):
+            raise UserError("branches in one call need llama.cpp", remedy="set backend to llama_cpp")
+        return measure_branches(model, settings), describe(model)
 
 
 def measure_branches(model: LlamaCpp, settings: LatencyBranches) -> pd.DataFrame:

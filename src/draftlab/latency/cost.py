@@ -16,7 +16,7 @@ import pandas as pd
 
 from draftlab import theory
 from draftlab.experiments import LatencyCost
-from draftlab.latency.backend import LatencyBackend, Settings
+from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.pair import describe, open_pair
 
 DRAFT_STEPS = 4
@@ -50,16 +50,15 @@ class CostModel:
 
 def latency_cost(settings: LatencyCost, target: Path, draft: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """``calibrate`` a pair in llama.cpp over the grid of ``settings``, and the run's description."""
-    engine = Settings(
-        context_length=max(settings.context) + max(settings.verified),
-        threads=settings.threads,
-        sequences=max(settings.batch),
-    )
-    with open_pair(target, draft, engine=engine, settings=settings) as (big, small):
+    context = max(settings.context) + max(settings.verified)
+    with open_pair(target, draft, settings=settings, context_length=context, sequences=max(settings.batch)) as (
+        big,
+        small,
+    ):
         rows = calibrate(
             big, small, settings.context, settings.batch, settings.verified, settings.blocks, settings.seed
         )
-        return rows, describe(engine, big, small)
+        return rows, describe(big, small)
 
 
 def calibrate(

@@ -24,7 +24,7 @@ import pandas as pd
 from draftlab.errors import UserError
 from draftlab.experiments import LatencyInterference
 from draftlab.latency.alpha import PROMPT, measure_block
-from draftlab.latency.backend import LatencyBackend, Settings
+from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import record, schedule
 from draftlab.latency.pair import describe, open_pair
 from draftlab.latency.summary import summarise
@@ -55,13 +55,12 @@ def latency_interference(
     if not draft.is_dir():
         raise UserError("the draft is no folder", file=draft, remedy="give the draft's folder: it is to be trained")
     longest = max(settings.draft_len)
-    engine = Settings(
-        context_length=PROMPT + settings.rounds * (longest + 1) + 2 * longest, threads=settings.threads, wall_clock=True
-    )
-    with open_pair(target, draft, engine=engine, settings=settings) as (big, small), _own_core() as spare:
+    context = PROMPT + settings.rounds * (longest + 1) + 2 * longest
+    opened = open_pair(target, draft, settings=settings, context_length=context, wall_clock=True)
+    with opened as (big, small), _own_core() as spare:
         with training(draft, settings.update_batch, settings.update_tokens, spare) as trainer:
             rows = measure_interference(big, small, trainer, settings)
-        return rows, describe(engine, big, small) | {"training_core": spare}
+        return rows, describe(big, small) | {"training_core": spare}
 
 
 def measure_interference(

@@ -11,7 +11,7 @@ import pandas as pd
 
 from draftlab.errors import UserError
 from draftlab.experiments import LatencyLength
-from draftlab.latency.backend import LatencyBackend, Settings
+from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import plain_steps, replay, schedule
 from draftlab.latency.loop import resume
 from draftlab.latency.pair import describe, open_pair
@@ -23,9 +23,9 @@ STEPS = 4
 def latency_length(settings: LatencyLength, target: Path, draft: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """``measure_length`` of a pair in llama.cpp, and the run's description."""
     room = settings.rounds * (settings.draft_len + 1) + settings.draft_len
-    engine = Settings(context_length=settings.prefix + max(settings.length) + room, threads=settings.threads)
-    with open_pair(target, draft, engine=engine, settings=settings) as (big, small):
-        return measure_length(big, small, settings), describe(engine, big, small)
+    context = settings.prefix + max(settings.length) + room
+    with open_pair(target, draft, settings=settings, context_length=context) as (big, small):
+        return measure_length(big, small, settings), describe(big, small)
 
 
 def measure_length(target: LatencyBackend, draft: LatencyBackend, settings: LatencyLength) -> pd.DataFrame:

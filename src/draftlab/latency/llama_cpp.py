@@ -191,6 +191,8 @@ class LlamaCpp:
             "device": "GPU" if self.settings.gpu_layers else "CPU",
             "threads": self.settings.threads,
             "gpu_layers": self.settings.gpu_layers,
+            "context_length": self.context_length,
+            "sequences": self.settings.sequences,
             "cache": "f32",
             "flash_attention": False,
             "clock": self.clock().__name__,

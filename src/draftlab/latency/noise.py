@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import t
 
 from draftlab.experiments import LatencyNull
-from draftlab.latency.backend import LatencyBackend, Settings
+from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import plain_steps
 from draftlab.latency.pair import describe, open_pair
 
@@ -44,9 +44,8 @@ def compare(first: ArrayLike, second: ArrayLike) -> Comparison:
 
 def latency_null(settings: LatencyNull, target: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """``measure_null`` of a target in llama.cpp, and the run's description."""
-    engine = Settings(context_length=PROMPT + settings.steps, threads=settings.threads)
-    with open_pair(target, engine=engine, settings=settings) as (model,):
-        return measure_null(model, settings), describe(engine, model)
+    with open_pair(target, settings=settings, context_length=PROMPT + settings.steps) as (model,):
+        return measure_null(model, settings), describe(model)
 
 
 def measure_null(target: LatencyBackend, settings: LatencyNull) -> pd.DataFrame:

@@ -1,11 +1,10 @@
-"""A target and a draft, opened on llama.cpp for a measurement, from model folders or GGUF files."""
+"""A target and its drafts, opened on an engine for a measurement: model folders, GGUF files, or architectures by name."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,46 @@ from draftlab.models.gguf import export
 
 
 @contextlib.contextmanager
-def open_pair(target: Path, *drafts: Path, engine: Settings, settings: Engine) -> Iterator[list[LlamaCpp]]:
-    """Yield the target and the drafts, ready; a folder is exported first, a GGUF file is taken as it is."""
-    self_check()
-    with tempfile.TemporaryDirectory(prefix="draftlab-") as name, contextlib.ExitStack() as stack:
-        scratch = Path(name)
+def open_pair(
+    target: Path,
+    *drafts: Path,
+    settings: Engine,
+    context_length: int,
+    sequences: int = 1,
+    shared: bool = False,
+    wall_clock: bool = False,
+) -> Iterator[list[LatencyBackend]]:
+    """Yield the target and the drafts, ready. llama.cpp takes a GGUF file as it is and exports a folder first; torch takes a
+    folder, or the name of an architecture of ``shapes.ARCHITECTURES`` with random weights."""
+    engine = Settings(context_length, settings.threads, settings.gpu_layers, sequences, shared, wall_clock)
+    with tempfile.TemporaryDirectory(prefix="draftlab-") as scratch, contextlib.ExitStack() as stack:
         if settings.inflated_layers:
-            ffn = settings.inflated_ffn or None
-            inflate(target, scratch / "inflated", layers=settings.inflated_layers, ffn=ffn, seed=settings.seed)
-            target = scratch / "inflated"
-        models = []
+            ffn, inflated = settings.inflated_ffn or None, Path(scratch) / "inflated"
+            inflate(target, inflated, layers=settings.inflated_layers, ffn=ffn, seed=settings.seed)
+            target = inflated
+        models: list[LatencyBackend] = []
         for index, path in enumerate((target, *drafts)):
-            if path.is_dir():
-                path, folder = scratch / f"{index}-{path.name}.gguf", path
-                export(folder, path, settings.weights, vocabulary=False)
-            models.append(stack.enter_context(LlamaCpp(path, engine)))
+            model = _open(path, Path(scratch) / f"{index}-{path.name}.gguf", settings, engine)
+            stack.callback(model.close)
+            models.append(model)
         for draft in models[1:]:
             check_pair(models[0], draft)
         yield models
 
 
-def describe(engine: Settings, target: LatencyBackend, *drafts: LatencyBackend) -> dict[str, Any]:
+def _open(path: Path, exported: Path, settings: Engine, engine: Settings) -> LatencyBackend:
+    if settings.backend == "torch":
+        from draftlab.latency.torch_backend import open_torch
+
+        return open_torch(path, settings, engine)
+    self_check()
+    if path.is_dir():
+        export(path, exported, settings.weights, vocabulary=False)
+        path = exported
+    return LlamaCpp(path, engine)
+
+
+def describe(*models: LatencyBackend) -> dict[str, Any]:
     """What ``run.json`` says of the engines behind a table of timings."""
-    models = {"target": target.describe(), "drafts": [draft.describe() for draft in drafts]}
-    return {"engine": asdict(engine), **models}
+    target, *drafts = (model.describe() for model in models)
+    return {"target": target, "drafts": drafts}

@@ -12,7 +12,7 @@ import pandas as pd
 from draftlab import stats
 from draftlab.errors import UserError
 from draftlab.experiments import LatencyRequests
-from draftlab.latency.backend import LatencyBackend, Settings
+from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.cost import calibrate, cost_model
 from draftlab.latency.loop import DraftLength, Generation, adaptive, decode, fixed, speculate
 from draftlab.latency.pair import describe, open_pair
@@ -34,15 +34,15 @@ def latency_requests(
     if not requests:
         raise UserError("no requests", file=answers, remedy="record answers first")
     longest = max(len(request.prompt_ids) for request in requests) + settings.max_new_tokens
-    engine = Settings(context_length=max(longest, CALIBRATION_CONTEXT) + LONGEST, threads=settings.threads)
-    with open_pair(target, *drafts.values(), engine=engine, settings=settings) as (big, *small):
+    context = max(longest, CALIBRATION_CONTEXT) + LONGEST
+    with open_pair(target, *drafts.values(), settings=settings, context_length=context) as (big, *small):
         contenders: dict[str, tuple[LatencyBackend, DraftLength]] = {}
         for name, draft in zip(drafts, small, strict=True):
             contenders[name] = draft, fixed(settings.draft_len)
             if settings.adaptive:
                 contenders[f"{name}_adaptive"] = draft, calibrated_length(big, draft)
         rows = measure_requests(big, contenders, requests, settings.max_new_tokens)
-        return rows.assign(dataset=settings.dataset), describe(engine, big, *small)
+        return rows.assign(dataset=settings.dataset), describe(big, *small)
 
 
 def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLength:

@@ -1,0 +1,120 @@
+"""torch as a ``LatencyBackend``: any ``LanguageModel``, on a GPU or a CPU, eager."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int
+
+from draftlab.errors import UserError
+from draftlab.experiments import Engine
+from draftlab.latency.backend import Logits, Settings
+from draftlab.latency.shapes import random_model
+from draftlab.models import Cache, LanguageModel, load_model, load_tokenizer
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16}
+SOURCE = [0] * 64  # what an encoder reads; only the decoder is measured
+
+
+class TorchBackend:
+    """One model with its cache; the cache of an encoder-decoder is its decoder's."""
+
+    vocabulary: str | None = None
+
+    def __init__(self, name: str, model: LanguageModel, settings: Settings, special_tokens: dict[str, int]) -> None:
+        self.name, self.model, self.settings, self.special_tokens = name, model, settings, special_tokens
+        self.vocab_size = model.vocab_size
+        self.context_length = min(settings.context_length, model.context_len)
+        self.tokens: list[int] = []
+        self._cache, self._filled = self._empty(), (0, 0)
+
+    def _empty(self) -> Cache:
+        encoder_decoder = getattr(self.model, "is_encoder_decoder", False)
+        with torch.inference_mode():
+            return self.model.prefill([SOURCE if encoder_decoder else [0]], self.context_length)[0]
+
+    def _run(self, cache: Cache, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+        with torch.inference_mode():
+            return cache.extend(torch.tensor(tokens, device=self.model.device))
+
+    def _append(self, tokens: Sequence[int]) -> torch.Tensor:
+        if len(self.tokens) + len(tokens) > self.context_length:
+            raise UserError(
+                f"{len(self.tokens) + len(tokens)} tokens do not fit the context of {self.context_length}",
+                remedy="ask for fewer tokens, or set a larger context_length",
+            )
+        logits = self._run(self._cache, [tokens])[0]
+        self.tokens.extend(tokens)
+        return logits
+
+    def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
+        return np.asarray(self._append(tokens)[-1].float().cpu().numpy())
+
+    def extend(self, tokens: Sequence[int]) -> Logits:
+        return np.asarray(self._append(tokens).float().cpu().numpy())
+
+    def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
+        return np.asarray(self._append(tokens).argmax(-1).cpu().numpy())  # waits for the GPU
+
+    def trim(self, length: int) -> None:
+        if not 0 <= length <= len(self.tokens):
+            raise ValueError(f"cannot trim {len(self.tokens)} cached tokens to {length}")
+        self._cache.crop([length])
+        del self.tokens[length:]
+
+    def fill(self, sequences: int, context: int) -> None:
+        self._filled = (sequences, context)
+        with torch.inference_mode():
+            self._batch = self.model.prefill([SOURCE[:1] * (context + 1)] * sequences, self.context_length - context)[0]
+        if not any(self._batch.lengths):  # an encoder-decoder: the decoder's own context follows
+            self._run(self._batch, [[0] * context] * sequences)
+
+    def probe(self, tokens: int) -> None:
+        sequences, context = self._filled
+        self._run(self._batch, [[0] * tokens] * sequences).argmax(-1).cpu()
+        self._batch.crop([context] * sequences)
+
+    def clock(self) -> Callable[[], float]:
+        alone = self.model.device.type == "cpu" and self.settings.threads == 1 and not self.settings.wall_clock
+        return time.thread_time if alone else time.perf_counter
+
+    def describe(self) -> dict[str, Any]:
+        weights = list(self.model.parameters())
+        cuda = self.model.device.type == "cuda"
+        return {
+            "engine": "torch",
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda if cuda else None,
+            "model": self.name,
+            "parameters": sum(weight.numel() for weight in weights),
+            "bytes": sum(weight.nbytes for weight in weights),
+            "weights": str(weights[0].dtype).removeprefix("torch."),
+            "device": torch.cuda.get_device_name(self.model.device) if cuda else "CPU",
+            "threads": self.settings.threads,
+            "context_length": self.context_length,
+            "clock": self.clock().__name__,
+        }
+
+    def close(self) -> None:
+        del self.model, self._cache
+
+
+def open_torch(path: Path, settings: Engine, engine: Settings) -> TorchBackend:
+    """Open a model folder, or an architecture of ``shapes`` by name, as ``settings`` say."""
+    if settings.weights not in DTYPES:
+        raise UserError(f"torch has no {settings.weights} weights", remedy=f"use one of {', '.join(DTYPES)}")
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("no GPU for device cuda", remedy="use device cpu, or a machine with a GPU")
+    torch.set_num_threads(settings.threads)
+    dtype = DTYPES[settings.weights]
+    if not path.is_dir():
+        model = random_model(str(path), dtype, torch.device(settings.device), settings.seed)
+        return TorchBackend(str(path), model, engine, {})
+    special = {"eos": load_tokenizer(path).eos_ids[0]} if (path / "tokenizer.json").is_file() else {}
+    names: dict[torch.dtype, Any] = {torch.float32: "float32", torch.float16: "float16"}
+    return TorchBackend(path.name, load_model(path, names[dtype], settings.device), engine, special)
