@@ -55,7 +55,8 @@ def bench(vocabs: list[int], num_drafts: list[int], rounds: int, batch: int, see
     try:
         cells = [(v, name, k, size) for v in vocabs for name in SLOPES for k in num_drafts for size in (1, batch)]
         # A batch without truncation is gigabytes at 128k tokens, and nobody serves that.
-        frames = [_cell(*cell, rounds, generator) for cell in cells if cell[3] == 1 or cell[1] != "no truncation"]
+        with torch.inference_mode():
+            frames = [_cell(*cell, rounds, generator) for cell in cells if cell[3] == 1 or cell[1] != "no truncation"]
     finally:
         torch.set_num_threads(threads)
     return pd.concat(frames, ignore_index=True)
@@ -115,7 +116,8 @@ def _interleaved(contenders: dict[str, Callable[[], Timed]], rounds: int) -> dic
 def table(frame: pd.DataFrame) -> str:
     """The medians, one block per vocabulary and filter, one column per number of drafts and batch."""
     blocks = []
-    for (vocab, name), rows in frame.groupby(["vocab", "filter"], sort=False):
+    for vocab, name in frame[["vocab", "filter"]].drop_duplicates().itertuples(index=False):
+        rows = frame[(frame["vocab"] == vocab) & (frame["filter"] == name)]
         wide = rows.pivot_table(index="scheme", columns=["num_drafts", "batch"], values="ms", sort=False)
         wide.columns = [f"K={drafts} batch {batch}" for drafts, batch in wide.columns]
         support = ", ".join(f"{count:,}" for count in sorted(rows["support"].unique()))

@@ -23,14 +23,18 @@ SUBSET_LIMIT = 20
 """The most tokens whose subsets are all tried."""
 
 
+def argsort(values: Float64[Tensor, "batch vocab"]) -> Int64[Tensor, "batch vocab"]:
+    """Ascending order of each row; on a CPU numpy's vectorised sort, six times torch's at 128k tokens."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.argsort(values.numpy(), -1))
+    return values.argsort(-1)
+
+
 def ratio_order(
     target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch vocab"]
 ) -> Int64[Tensor, "batch vocab"]:
     """Tokens by ``q/p`` ascending, those the draft cannot produce last."""
-    ratio = (target_probs / draft_probs).nan_to_num(torch.inf, posinf=torch.inf)
-    if ratio.device.type == "cpu":
-        return torch.from_numpy(np.argsort(ratio.numpy(), -1))  # vectorised: six times torch's sort at 128k tokens
-    return ratio.argsort(-1)
+    return argsort((target_probs / draft_probs).nan_to_num_(torch.inf, posinf=torch.inf))
 
 
 def optimum_iid(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
+from torch.nn.functional import pad
 
 from draftlab.verify.single import accept_probs
-from draftlab.verify.token import Acceptance, Decision, TokenVerifier
+from draftlab.verify.token import Acceptance, Decision, Rows, TokenVerifier
 
 TOLERANCE = 1e-15
 """Newton stops at this distance from feasibility. Any factor on the feasible side is lossless; this one is the best to rounding."""
@@ -21,24 +22,24 @@ def discount(
     With ``u = 1 / rho`` sorted token ratios ``p/q`` cut [1/K, 1] into pieces on which ``beta = a + b u``. On the piece that holds the
     root ``F(u) = beta / u - 1 + (1 - beta)^K`` is convex and falling, so Newton from its left end converges and stays feasible.
     """
-    knots, order = (draft_probs / target_probs).nan_to_num(torch.inf, posinf=torch.inf).sort(-1)
-    below = draft_probs.gather(-1, order).cumsum(-1)
-    above = target_probs.sum(-1, keepdim=True) - target_probs.gather(-1, order).cumsum(-1)
+    ratio = (draft_probs / target_probs).nan_to_num_(torch.inf, posinf=torch.inf)
+    knots, order = ratio.sort(-1)
+    laws = torch.stack([draft_probs, target_probs]).gather(-1, order.expand(2, -1, -1))
+    knots, (below, covered) = pad(knots, (1, 0)), pad(laws.cumsum(-1), (1, 0))
+    above = covered[:, -1:] - covered
     beta = (below + above * knots).clamp_max(1)
-    feasible = (knots <= 1) & ((knots * num_drafts <= 1) | (beta + knots * ((1 - beta) ** num_drafts - 1) >= 0))
-    last = feasible.sum(-1, keepdim=True) - 1  # the piece that holds the root starts at this knot; -1: it starts at 0
-    first = last < 0
-    inside = below.gather(-1, last.clamp_min(0)).masked_fill(first, 0.0)
-    slope = above.gather(-1, last.clamp_min(0)).where(~first, 1.0)
-    start = knots.gather(-1, last.clamp_min(0)).masked_fill(first, 0.0).clamp_min(1 / num_drafts)
-    pieces = zip(inside.flatten().tolist(), slope.flatten().tolist(), start.flatten().tolist(), strict=True)
-    roots = [_root(*piece, num_drafts) for piece in pieces]
+    feasible = beta + knots * torch.expm1(num_drafts * torch.log1p(-beta)) >= 0
+    last = (
+        feasible.sum(-1, keepdim=True) - 1
+    )  # the piece that holds the root starts at the last feasible knot; 0 is one
+    pieces = torch.stack([below, above, knots], -1).gather(1, last[..., None].expand(-1, -1, 3))
+    roots = [_root(inside, slope, start, num_drafts) for inside, slope, start in pieces[:, 0].tolist()]
     return 1 / torch.tensor(roots, dtype=torch.float64, device=knots.device)[:, None]
 
 
 def _root(inside: float, slope: float, start: float, num_drafts: int) -> float:
     """The root of ``F`` on one piece; in plain floats, since a Newton step of four operations is far below a tensor operation's cost."""
-    inverse = start
+    inverse = max(start, 1 / num_drafts)
     for _ in range(50):
         missed = max(1 - inside - slope * inverse, 0.0)
         tail = missed ** (num_drafts - 1)
@@ -64,7 +65,7 @@ def _decide(
     chance = accept_probs(scaled.gather(-1, tokens), draft.gather(-1, tokens))
     missed = torch.cat([torch.ones_like(chance[:, :1]), (1 - chance[:, :-1]).cumprod(-1)], -1)
 
-    def residual(rows: Int64[Tensor, " rows"]) -> Float64[Tensor, "rows vocab"]:
+    def residual(rows: Rows) -> Float64[Tensor, "rows vocab"]:
         emitted = draft[rows].minimum(scaled[rows])
         return (target_probs[rows] - emitted * _rejections(emitted.sum(-1, keepdim=True), num_drafts)).clamp_min(0)
 

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from draftlab.verify.bound import optimum_iid, ratio_order
 from draftlab.verify.single import accept_probs
-from draftlab.verify.token import Acceptance, Decision, TokenVerifier
+from draftlab.verify.token import Acceptance, Decision, Rows, TokenVerifier
 
 TINY = 1e-300
 """Keeps 0 / 0 at 0."""
@@ -26,9 +26,10 @@ def _decide(
 ) -> Decision:
     num_drafts = tokens.shape[1]
     order = ratio_order(target_probs, draft_probs[:, 0])
-    target, draft = target_probs.gather(-1, order), draft_probs[:, 0].gather(-1, order)
-    mass = pad(draft.cumsum(-1), (1, 0))
-    excess = mass**num_drafts - pad(target.cumsum(-1), (1, 0))
+    laws = torch.stack([target_probs, draft_probs[:, 0]]).gather(-1, order.expand(2, -1, -1))
+    target, draft = laws
+    wanted, mass = pad(laws.cumsum(-1), (1, 0))
+    excess = mass**num_drafts - wanted
     # Running maximum from the left up to the overall maximum, from the right after it: the smaller of the two.
     peak = excess.cummax(-1).values.minimum(excess.flip(-1).cummax(-1).values.flip(-1))
     win = _win(mass[:, 1:], mass[:, :-1], num_drafts)
@@ -38,7 +39,7 @@ def _decide(
     chosen = _largest_key(_key_law(draft, win, gain, rank))
     chance = accept_probs(target.gather(-1, rank), selected.gather(-1, rank))
 
-    def residual(rows: Int64[Tensor, " rows"]) -> Float64[Tensor, "rows vocab"]:
+    def residual(rows: Rows) -> Float64[Tensor, "rows vocab"]:
         left = (target[rows] - selected[rows]).clamp_min(0)
         return torch.empty_like(left).scatter_(-1, order[rows], left)
 
@@ -49,8 +50,10 @@ def _win(
     upper: Float64[Tensor, "batch vocab"], lower: Float64[Tensor, "batch vocab"], num_drafts: int
 ) -> Float64[Tensor, "batch vocab"]:
     """``phi_l = sum_i P_l^i P_{l-1}^(K-1-i)``: with a key in the l-th interval a draft is selected ``p_l phi_l`` of the time."""
-    total, power = torch.ones_like(upper), torch.ones_like(upper)
-    for _ in range(num_drafts - 1):
+    if num_drafts == 1:
+        return torch.ones_like(upper)
+    total, power = upper + lower, lower
+    for _ in range(num_drafts - 2):
         power = power * lower
         total = total * upper + power
     return total
@@ -88,12 +91,13 @@ def _largest_key(key_law: Float64[Tensor, "batch drafts vocab"]) -> Float64[Tens
     """
     num_drafts = key_law.shape[1]
     below = key_law.cumsum(-1) - key_law
-    chosen = torch.zeros_like(key_law[..., 0])
+    chosen = torch.zeros_like(key_law[:, :-1, 0])
     for node, weight in _gauss_legendre((num_drafts + 1) // 2):
         smaller = torch.add(below, key_law, alpha=node).unbind(1)
-        others = [math.prod((*smaller[:k], *smaller[k + 1 :]), start=key_law[:, k]) for k in range(num_drafts)]
-        chosen += weight * torch.stack([won.sum(-1) for won in others], -1)
-    return chosen
+        for k in range(num_drafts - 1):
+            won = math.prod((*smaller[:k], *smaller[k + 1 :]), start=key_law[:, k])
+            chosen[:, k].add_(won.sum(-1), alpha=weight)
+    return torch.cat([chosen, (1 - chosen.sum(-1, keepdim=True)).clamp_min(0)], -1)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxtyping import Float64, Int64
 from torch import Tensor
+from torch.nn.functional import pad
 
 from draftlab.verify.token import Acceptance, Decision, TokenVerifier
 
@@ -30,9 +31,10 @@ def _decide(
     tokens: Int64[Tensor, "batch drafts"],
 ) -> Decision:
     first = tokens[:, :1]
-    accept = tokens.new_zeros(tokens.shape, dtype=target_probs.dtype)
-    accept[:, :1] = accept_probs(target_probs.gather(-1, first), draft_probs[:, 0].gather(-1, first))
-    return Decision(accept, lambda rows: (target_probs[rows] - draft_probs[rows, 0]).clamp_min(0))
+    accept = accept_probs(target_probs.gather(-1, first), draft_probs[:, 0].gather(-1, first))
+    return Decision(
+        pad(accept, (0, tokens.shape[1] - 1)), lambda rows: (target_probs[rows] - draft_probs[rows, 0]).clamp_min(0)
+    )
 
 
 def _acceptance(

@@ -30,26 +30,30 @@ def split_direct(
     The largest sum is a maximum flow, the smallest cut over subsets T: ``sum_{i in T} room_i + mass of the pairs not inside T``.
     Pairs are settled one after another: a split is allowed if no cut that separates the pair falls below the optimum.
     """
-    member, (left, right), apart, sides = _subset_tables(room.shape[-1])
+    member, outside, (left, right), apart, sides = _subset_tables(room.shape[-1])
     masses = mass[:, left, right].T
-    cuts = member @ room.T.clip(0) + (1 - member[:, left] * member[:, right]) @ masses
-    best = cuts.min(0)
+    cuts = member @ np.maximum(room.T, 0) + outside @ masses
+    cuts -= cuts.min(0)
     shares = np.empty((len(left), 2, len(room)))
-    for total, subsets, side, share in zip(masses, apart, sides, shares, strict=True):
-        # T holds i but not j: the cut pays j's share of the pair. T holds j but not i: it pays i's.
+    for total, half, subsets, side, share in zip(masses, masses / 2, apart, sides, shares, strict=True):
+        # T holds i but not j: the cut pays j's share of the pair. T holds j but not i: it pays i's. What is left of a cut is its slack.
         only_left, only_right = np.minimum.reduce(cuts[subsets], axis=1)
-        least = best + total - only_right
-        share[0] = np.minimum(np.maximum(np.minimum(only_left - best, total / 2), least).clip(0), total)
+        share[0] = np.minimum(np.maximum(np.minimum(np.maximum(only_left, 0), half), total - only_right), total)
         share[1] = total - share[0]
         cuts -= side @ share
     split = np.zeros_like(mass)
-    split[:, left, right], split[:, right, left] = shares[:, 0].T, shares[:, 1].T
+    split[:, left, right], split[:, right, left] = shares.transpose(1, 2, 0)
     return split
 
 
 @cache
-def _subset_tables(size: int) -> tuple[Table, tuple[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64], Table]:
-    """All subsets as 0/1 rows; the pairs i < j; for each pair the subsets that hold i but not j, and j but not i, listed and as columns."""
+def _subset_tables(
+    size: int,
+) -> tuple[Table, Table, tuple[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64], Table]:
+    """Subsets as 0/1 rows; which of the pairs i < j are not inside each; the pairs; per pair the subsets that hold one of the two.
+
+    The last are listed (i but not j, then j but not i), and once more as 0/1 columns.
+    """
     if size > DIRECT_LIMIT:
         raise UserError(
             f"size is {size}: the direct solution tries 2^{size} subsets",
@@ -57,21 +61,10 @@ def _subset_tables(size: int) -> tuple[Table, tuple[NDArray[np.int64], NDArray[n
         )
     member = (np.arange(2**size)[:, None] >> np.arange(size)) & 1
     left, right = np.triu_indices(size, 1)
-    apart = [
-        [np.flatnonzero(member[:, i] > member[:, j]), np.flatnonzero(member[:, i] < member[:, j])]
-        for i, j in zip(left, right, strict=True)
-    ]
-    sides = [
-        np.stack([member[:, i] > member[:, j], member[:, i] < member[:, j]], -1)
-        for i, j in zip(left, right, strict=True)
-    ]
-    shape = (len(left), 2, 2**size // 4)
-    return (
-        member.astype(float),
-        (left, right),
-        np.array(apart, dtype=np.int64).reshape(shape),
-        np.array(sides, dtype=float).reshape(-1, 2**size, 2),
-    )
+    sides = np.stack([member[:, left] > member[:, right], member[:, left] < member[:, right]], -1).transpose(1, 0, 2)
+    apart = np.array([[np.flatnonzero(side) for side in pair.T] for pair in sides], dtype=np.int64)
+    outside = 1.0 - member[:, left] * member[:, right]
+    return member.astype(float), outside, (left, right), apart.reshape(len(left), 2, -1), sides.astype(float)
 
 
 def split_highs(

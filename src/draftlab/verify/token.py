@@ -12,6 +12,9 @@ from torch import Generator, Tensor
 from draftlab.sampling import Drafting, check_drafted, draw
 from draftlab.verify.joint import joint_law, tuples_exist
 
+Rows = Int64[Tensor, " rows"] | slice
+"""Some rows of a batch, or ``slice(None)`` for all of them, which copies nothing."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -22,7 +25,7 @@ class Decision:
     """
 
     accept: Float64[Tensor, "batch drafts"]
-    residual: Callable[[Int64[Tensor, " rows"]], Float64[Tensor, "rows vocab"]]
+    residual: Callable[[Rows], Float64[Tensor, "rows vocab"]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class TokenVerifier:
         """The law of each row, and the part of it that is accepted before the residual draw."""
         decision = self.decide(target, draft, tokens)
         accepted = decision.accept.sum(-1)
-        residual = drawable(decision.residual(torch.arange(len(tokens), device=tokens.device)), target)
+        residual = drawable(decision.residual(slice(None)), target)
         law = (1 - accepted).clamp_min(0)[:, None] * residual / residual.sum(-1, keepdim=True)
         return law.scatter_add(-1, tokens, decision.accept), accepted
 
@@ -88,12 +91,13 @@ class TokenVerifier:
             target_probs, draft_probs = check_drafted(target_probs, draft_probs, tokens, self.drafting)
         decision = self.decide(target_probs, draft_probs, tokens)
         uniform = torch.rand(len(tokens), 1, dtype=torch.float64, device=tokens.device, generator=generator)
-        choice = (uniform >= decision.accept.cumsum(-1)).sum(-1)
-        accepted = choice < tokens.shape[1]
-        token = tokens.gather(-1, choice.clamp_max(tokens.shape[1] - 1)[:, None])[:, 0]
-        rejected = (~accepted).nonzero()[:, 0]
+        choice = torch.searchsorted(decision.accept.cumsum(-1), uniform, right=True)
+        accepted = choice[:, 0] < tokens.shape[1]
+        token = tokens.gather(-1, choice.clamp_max(tokens.shape[1] - 1))[:, 0]
+        rejected = accepted.logical_not().nonzero()[:, 0]
         if len(rejected):
-            token[rejected] = draw(drawable(decision.residual(rejected), target_probs[rejected]), 1, generator)[:, 0]
+            rows = slice(None) if len(rejected) == len(tokens) else rejected
+            token[rows] = draw(drawable(decision.residual(rows), target_probs[rows]), 1, generator)[:, 0]
         return token, accepted
 
     def acceptance_given(

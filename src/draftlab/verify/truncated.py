@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
+from torch.nn.functional import pad
 
 from draftlab.errors import UserError
+from draftlab.verify.bound import argsort
 from draftlab.verify.canonical import select_then_verify
 from draftlab.verify.split import SPLITS, Solver
 from draftlab.verify.token import Acceptance, Decision, TokenVerifier
@@ -54,40 +57,46 @@ def _stage(
     """
     size = min(truncation.size, target.shape[-1])
     score = target - first * second
+    laws = torch.stack([target, first, second], 1)
     if truncation.tail == "sorted":
-        order = torch.sort(score, dim=-1, descending=True, stable=True).indices
-        a, b = first.gather(-1, order), second.gather(-1, order)
-        a_after, b_after = _after(a), _after(b)
-        won = a * b + a * b_after + b * a_after
-        a_out, b_out = a_after[:, size - 1 : size], b_after[:, size - 1 : size]
+        order = argsort(-score)
+        laws = laws.gather(-1, order[:, None].expand(-1, 3, -1))
+        rest = laws[:, 1:].sum(-1, keepdim=True) - pad(laws[:, 1:].cumsum(-1), (1, 0))
+        both = rest.prod(1)  # probability that both drafts have at least this rank; the one of higher rank wins
+        inside, wins = _head(truncation, laws[..., :size], rest[..., size])
+        ranked = torch.cat([inside, (both[:, size:-1] - both[:, size + 1 :]).clamp_min(0)], -1)
+        selected = torch.empty_like(target).scatter_(-1, order, ranked)
         rank = torch.empty_like(order).scatter_(-1, order, _count(order))
     else:
         order = score.topk(size, -1).indices
         outside = torch.ones_like(target).scatter_(-1, order, 0.0)
-        a_out, b_out = (first * outside).sum(-1, keepdim=True), (second * outside).sum(-1, keepdim=True)
-        a, b = first.gather(-1, order), second.gather(-1, order)
+        rest_law = (laws[:, 1:] * outside[:, None]).sum(-1)
+        inside, wins = _head(truncation, laws.gather(-1, order[:, None].expand(-1, 3, -1)), rest_law)
+        selected = (first * rest_law[:, 1:]).scatter_(-1, order, inside)
         rank = torch.full_like(target, size, dtype=torch.int64).scatter_(-1, order, _count(order))
-    a, b, head = a[:, :size], b[:, :size], order[:, :size]
-    base = a * b + a * b_out + b * a_out
-    mass = a[:, :, None] * b[:, None, :] + b[:, :, None] * a[:, None, :]
-    room = target.gather(-1, head) - base
-    share = torch.from_numpy(SPLITS[truncation.solver](room.numpy(force=True), mass.numpy(force=True))).to(mass)
-    inside = base + share.sum(-1)
-    if truncation.tail == "sorted":
-        selected = torch.empty_like(target).scatter_(-1, order, torch.cat([inside, won[:, size:]], -1))
-    else:
-        selected = (first * b_out).scatter_(-1, head, inside)
-    return _Stage(selected, rank, share / mass.where(mass > 0, 1.0))
+    return _Stage(selected, rank, wins)
+
+
+def _head(
+    truncation: Truncation, laws: Float64[Tensor, "batch 3 size"], rest: Float64[Tensor, "batch 2"]
+) -> tuple[Float64[Tensor, "batch size"], Float64[Tensor, "batch size size"]]:
+    """Solve the program: the law of the selected token inside it, and the probability that each token of a pair wins.
+
+    ``laws`` are those of target and drafts inside the program, ``rest`` the mass that the drafts have outside.
+    """
+    target, first, second = laws.numpy(force=True).transpose(1, 0, 2)
+    first_out, second_out = rest.numpy(force=True).T[..., None]
+    base = first * (second + second_out) + second * first_out
+    mass = first[:, :, None] * second[:, None, :]
+    mass = mass + mass.transpose(0, 2, 1)
+    share = SPLITS[truncation.solver](target - base, mass)
+    inside, wins = base + share.sum(-1), share / np.where(mass > 0, mass, 1.0)
+    return torch.from_numpy(inside).to(laws.device), torch.from_numpy(wins).to(laws.device)
 
 
 def _count(order: Int64[Tensor, "batch tokens"]) -> Int64[Tensor, "batch tokens"]:
     """0, 1, 2, ... along each row."""
     return torch.arange(order.shape[-1], device=order.device).expand_as(order)
-
-
-def _after(probs: Float64[Tensor, "batch vocab"]) -> Float64[Tensor, "batch vocab"]:
-    """The mass after each entry."""
-    return torch.nn.functional.pad(probs.flip(-1).cumsum(-1).flip(-1)[:, 1:], (0, 1))
 
 
 def _keep(
