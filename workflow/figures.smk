@@ -20,7 +20,7 @@ rule figure:
         "../envs/cpu.yaml"
     params:
         scale=RUN.scale,
-        code=code("figures", "tables"),
+        code=lambda wildcards: code(f"figures.{wildcards.experiment}", "tables"),
     shell:
         r"""
         {{

@@ -20,6 +20,7 @@ from draftlab.consistency import Finding, findings
 from draftlab.errors import UserError
 from draftlab.published import Comparison, Published, Rule, Scale, Selection, Statement, same
 from draftlab.stats import Interval
+from draftlab.tidy import records
 
 Verdict = Literal["reproduced", "same direction", "contradicts", "inconsistent in print", "not run at this scale"]
 VERDICTS: tuple[Verdict, ...] = (
@@ -69,7 +70,7 @@ def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
 def ledger(published: Published, tables: Tables, scale: Scale) -> pd.DataFrame:
     """One row per printed number and per statement, in the columns of ``claims.csv``."""
     checked = findings(published)
-    rows = [_number_row(row, published, tables, scale, checked) for row in published.numbers.to_dict("records")]
+    rows = [_number_row(row, published, tables, scale, checked) for row in records(published.numbers)]
     rows += [_statement_row(name, said, tables, scale, checked) for name, said in published.statements.items()]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -115,7 +116,7 @@ def _number_row(
         answer = Answer(
             answer.ours, answer.verdict, "; ".join(filter(None, [answer.note, f"source says: {row['caveat']}"]))
         )
-    quantity = f"{claim.quantity} [{claim.unit}]"
+    quantity = claim.quantity if claim.unit in claim.quantity else f"{claim.quantity} [{claim.unit}]"
     return _row(row["claim_id"], row["paper"], claim.location, quantity, row["setting"], row["printed"], answer)
 
 
@@ -181,7 +182,7 @@ def _neighbours(row: Mapping[str, Any], change: Mapping[str, Any], published: Pu
         and all(same(shared[key], value) for key, value in settings.items() if key in shared)
         for settings in found["settings"]
     ]
-    return found[keep].to_dict("records")
+    return records(found[np.array(keep, dtype=bool)])
 
 
 def _name(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -238,7 +239,7 @@ def _groups(comparison: Comparison, tables: Tables) -> list[tuple[str, dict[str,
     table = tables[comparison.table]
     _has(table, comparison.each, comparison.table)
     left = _chosen(table, comparison.left, comparison.table)
-    keys = left[comparison.each].drop_duplicates().to_dict("records")
+    keys = records(left[comparison.each].drop_duplicates())
     return [(", ".join(f"{key} {value}" for key, value in group.items()), group) for group in keys]
 
 
@@ -293,8 +294,8 @@ def difference(
     if left.unit is None:
         gap = one["above"].sum() / one["below"].sum() - two["above"].sum() / two["below"].sum()
         return Interval(float(gap), np.nan, np.nan, len(one))
-    both = one.join(two, how="outer", lsuffix="_left", rsuffix="_right").fillna(0.0)
-    return stats.ratio_difference(both["above_left"], both["below_left"], both["above_right"], both["below_right"])
+    one, two = tidy.paired(one, two)
+    return stats.ratio_difference(one["above"], one["below"], two["above"], two["below"])
 
 
 def _sums(selection: Selection, filters: Mapping[str, Any], tables: Tables) -> pd.DataFrame | None:

@@ -381,7 +381,7 @@ def figure(experiment: tyro.conf.Positional[str], *, table: Path, scale: experim
     """Draw one experiment's table as OUT.pdf and OUT.png."""
     from draftlab import figures, published, tidy
 
-    figures.save(experiment, tidy.read(table, experiment), scale, published.load(), out)
+    figures.draw(experiment, tidy.read(table, experiment), scale, published.load(), out)
 
 
 def table(experiment: tyro.conf.Positional[str], *, table: Path, scale: experiments.Scale, out: Path) -> None:

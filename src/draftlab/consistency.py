@@ -7,7 +7,7 @@ is a range; the printed value must meet it to one unit of its own last place (pa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -17,7 +17,8 @@ import pandas as pd
 
 from draftlab import theory
 from draftlab.errors import UserError
-from draftlab.published import Check, Published, Source, agrees
+from draftlab.published import Check, Published, Source
+from draftlab.tidy import records
 
 Value = float | str | tuple[float, ...]
 
@@ -117,9 +118,9 @@ def _run(name: str, check: Check, published: Published) -> list[tuple[str, Findi
     results = []
     series = rows["settings"].map(lambda settings: tuple(settings.get(key) for key in check.series or settings))
     for _, members in rows.groupby(series, sort=False):
-        fits = [_fits(check, row, published, {}) for row in members.to_dict("records")]
+        fits = [_fits(check, row, published, {}) for row in records(members)]
         instead = "" if all(ok for _, ok in fits) else _search(check, members, published)
-        for (recomputed, ok), row in zip(fits, members.to_dict("records"), strict=True):
+        for (recomputed, ok), row in zip(fits, records(members), strict=True):
             holds = ok if check.series is None else all(good for _, good in fits)
             verb = "gives" if holds else "would give"
             note = f"{check.says} {verb} {_short(recomputed)}{instead}"
@@ -136,7 +137,7 @@ def _search(check: Check, rows: pd.DataFrame, published: Published) -> str:
     names = list(check.search)
     for choice in itertools.product(*check.search.values()):
         values = dict(zip(names, choice, strict=True))
-        if values and all(_fits(check, row, published, values)[1] for row in rows.to_dict("records")):
+        if values and all(_fits(check, row, published, values)[1] for row in records(rows)):
             return "; every value of the row fits " + ", ".join(f"{key} = {value:g}" for key, value in values.items())
     return ""
 

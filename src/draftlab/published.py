@@ -142,7 +142,7 @@ class Published:
     def of(self, claim: str, **settings: Wanted) -> pd.DataFrame:
         """The printed numbers of one claim with these settings."""
         found = self.numbers[self.numbers["claim"] == claim]
-        return found[[agrees(row, settings) for row in found["settings"]]]
+        return found[np.array([agrees(row, settings) for row in found["settings"]], dtype=bool)]
 
     def curve(self, figure: str, series: str) -> pd.DataFrame:
         """The digitised points of one curve, in the order of ``x``."""
@@ -190,11 +190,14 @@ def load(folder: Path | None = None) -> Published:
 
 def _numbers(path: Path) -> pd.DataFrame:
     frame = _csv(path, dtype=str, keep_default_na=False)
-    frame["settings"] = [parse_setting(text) for text in frame["setting"]]
-    frame["claim_id"] = [_identity(claim, s) for claim, s in zip(frame["claim"], frame["settings"], strict=True)]
-    frame["printed"] = frame["value"]
-    frame["value"] = [_number(text) for text in frame["printed"]]
-    frame["error"] = [_number(text) for text in frame["error"]]
+    settings = [parse_setting(text) for text in frame["setting"]]
+    frame = frame.assign(
+        settings=pd.Series(settings, dtype=object),
+        claim_id=[_identity(claim, own) for claim, own in zip(frame["claim"], settings, strict=True)],
+        printed=frame["value"],
+        value=[_number(text) for text in frame["value"]],
+        error=[_number(text) for text in frame["error"]],
+    )
     if twice := frame["claim_id"][frame["claim_id"].duplicated()].tolist():
         raise UserError(f"{twice[0]} is there twice", file=path, remedy="tell the rows apart by their setting")
     return frame
@@ -222,7 +225,7 @@ def _number(text: str) -> float:
 
 def _csv(path: Path, **options: Any) -> pd.DataFrame:
     try:
-        return pd.read_csv(path, **options)
+        return pd.DataFrame(pd.read_csv(path, **options))
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="restore it from the repository") from None
     except (ValueError, UnicodeDecodeError) as error:
@@ -240,8 +243,3 @@ def _yaml(path: Path, kind: type[T]) -> T:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{key}: {first['msg']}", file=path, remedy="repair the entry") from None
-
-
-def is_number(value: float) -> bool:
-    """Whether the paper prints a number there."""
-    return bool(np.isfinite(value))

@@ -17,7 +17,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from draftlab import __version__, published, records, tables
+from draftlab import __version__, published, records, tables, tidy
 from draftlab.claims import COLUMNS, VERDICTS
 from draftlab.errors import UserError
 from draftlab.experiments import Experiment, load_experiment
@@ -84,7 +84,7 @@ def write(results: Path, scale: str, out: Path) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"visible": visible, "number": number, "pretty": pretty}
+    environment.filters |= {"visible": visible, "number": number, "pretty": pretty, "setting": setting}
     script = environment.loader.get_source(environment, "vendor/dataTables.min.js")[0] if environment.loader else ""
     page = environment.get_template("report.html.j2").render(
         scale=scale,
@@ -93,10 +93,10 @@ def write(results: Path, scale: str, out: Path) -> None:
         papers=PAPERS,
         sections=sections,
         headlines=[section for section in sections if section.id in HEADLINES],
-        ledger=ledger.to_dict("records"),
+        ledger=tidy.records(ledger),
         columns=COLUMNS,
         verdicts={verdict: int((ledger["verdict"] == verdict).sum()) for verdict in VERDICTS},
-        statements=[row for row in ledger.to_dict("records") if row["published"] == "in words"],
+        statements=[row for row in tidy.records(ledger) if row["published"] == "in words"],
         tokens=_tokens(results / "tokens.json"),
         library=Markup(script),  # the vendored script, not text of a run
     )
@@ -156,7 +156,7 @@ def _rows_by_table(ledger: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     read = {claim: {entry.rule.table} for claim, entry in known.claims.items() if entry.rule is not None}
     read |= {name: {part.table for part in said.holds} for name, said in known.statements.items()}
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in ledger.to_dict("records"):
+    for row in tidy.records(ledger):
         for table in read.get(row["claim_id"].split("/")[0], ()):
             found.setdefault(table, []).append(row)
     return found
@@ -203,18 +203,19 @@ def split_common(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], lis
 
 
 def visible(text: str) -> str:
-    """Control characters as pictures, so that no text of a request can steer a terminal or hide in the page."""
-    return "".join(_picture(char) for char in text)
+    """Control and format characters spelled out: no text of a request can steer a terminal, reorder or hide in the page."""
+    return "".join("⏎\n" if char == "\n" else _spelled(char) for char in text)
 
 
-def _picture(char: str) -> str:
-    if char == "\n":
-        return "⏎\n"
-    code = ord(char)
-    if code < 0x20 or code == 0x7F:
-        return chr(0x2400 + code) if code < 0x20 else "␡"
-    # Bidirectional and other format characters reorder or hide text; C1 controls are invisible.
-    return f"U+{code:04X}" if unicodedata.category(char) in {"Cf", "Cc", "Cs"} else char
+def _spelled(char: str) -> str:
+    hidden = unicodedata.category(char) in {"Cc", "Cf", "Cs"}
+    return f"\\u{ord(char):04x}" if hidden else char
+
+
+def setting(text: str) -> str:
+    """A printed setting for readers: words alone, numbers with what they are."""
+    parts = published.parse_setting(text).items()
+    return " · ".join(f"{key} {value}" if value[:1].isdigit() else value for key, value in parts)
 
 
 def number(text: str) -> str:

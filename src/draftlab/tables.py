@@ -82,9 +82,8 @@ def summary(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
     cells = stats.ratio_table(table, layout.above, below, keys, request="_unit")
     best = pd.Series(False, index=cells.index)
     if layout.best is not None and layout.columns:
-        groups = cells.groupby(list(layout.rows), sort=False).groups.values()
-        for index in groups:
-            if (winner := _winner(table, cells.loc[index], layout, below)) is not None:
+        for _, row in cells.groupby(list(layout.rows), sort=False):
+            if (winner := _winner(table, row, layout, below)) is not None:
                 best[winner] = True
     return cells.assign(best=best)
 
@@ -94,15 +93,15 @@ def _winner(table: pd.DataFrame, row: pd.DataFrame, layout: Layout, below: str) 
     if len(row) < 2:
         return None
     sign = 1 if layout.best == "largest" else -1
-    first = int((sign * row["estimate"]).idxmax())
+    first = row.index[int((sign * row["estimate"]).to_numpy().argmax())]
     sums = {index: _sums(table, row.loc[index], layout, below) for index in row.index}
     for other in row.index:
         if other != first:
-            both = sums[first].join(sums[other], how="outer", lsuffix="_left", rsuffix="_right").fillna(0.0)
-            gap = stats.ratio_difference(*(both[column] for column in both))
+            one, two = tidy.paired(sums[first], sums[other])
+            gap = stats.ratio_difference(one[layout.above], one[below], two[layout.above], two[below])
             if not (gap.low > 0 or gap.high < 0):
                 return None
-    return first
+    return int(first)
 
 
 def _sums(table: pd.DataFrame, cell: pd.Series, layout: Layout, below: str) -> pd.DataFrame:
@@ -156,9 +155,10 @@ def read_cells(path: Path) -> pd.DataFrame:
 
 def arrange(cells: pd.DataFrame, layout: Layout, bold: Callable[[str], str] = str) -> pd.DataFrame:
     """The cells as text in the layout's rows and columns; ``bold`` marks the best."""
+    numbers = cells[["estimate", "ci_low", "ci_high"]].to_numpy(float)
     texts = [
-        _text(cell.estimate, cell.ci_low, cell.ci_high, layout.digits, bold if cell.best else str)
-        for cell in cells.itertuples()
+        _text(estimate, low, high, layout.digits, bold if best else str)
+        for (estimate, low, high), best in zip(numbers.tolist(), cells["best"], strict=True)
     ]
     names = [", ".join(_named(key, cell[key]) for key in layout.columns) for _, cell in cells.iterrows()]
     if not layout.columns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -68,3 +69,14 @@ def in_window(rows: pd.DataFrame, start: float, end: float) -> pd.Series[bool]:
     place = rows["record"] / length
     inside = (place >= start) & (place < end)
     return inside | (rows["method"] == "offline") if "method" in rows else inside
+
+
+def paired(one: pd.DataFrame, two: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Both frames over the units of either, 0 where a unit is absent: what both have is drawn together."""
+    units = one.index.union(two.index, sort=False)
+    return one.reindex(units, fill_value=0.0), two.reindex(units, fill_value=0.0)
+
+
+def records(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """One dict per row."""
+    return [{str(key): value for key, value in row.items()} for row in rows.to_dict("records")]

@@ -45,7 +45,7 @@ rule claims:
         "../../envs/cpu.yaml"
     params:
         scale=RUN.scale,
-        code=code("published"),
+        code=code("claims"),
     shell:
         r"""
         draftlab claims --tables "$(dirname {output.claims:q})" --scale {params.scale:q} --out {output.claims:q} >{log:q} 2>&1

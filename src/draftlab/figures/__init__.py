@@ -20,8 +20,8 @@ from draftlab.figures import (
     osd_online,
     osd_speedup_theory,
 )
+from draftlab.figures.style import save
 from draftlab.published import Published
-from draftlab.records import atomic_path
 
 FIGURES: dict[str, Callable[[pd.DataFrame, str, Published], Figure]] = {
     "osd_offline": osd_offline.draw,
@@ -33,13 +33,10 @@ FIGURES: dict[str, Callable[[pd.DataFrame, str, Published], Figure]] = {
 }
 
 
-def save(experiment: str, table: pd.DataFrame, scale: str, published: Published, prefix: Path) -> None:
+def draw(experiment: str, table: pd.DataFrame, scale: str, published: Published, prefix: Path) -> None:
     """Write ``prefix.pdf`` and ``prefix.png``; the same table gives the same bytes."""
     if experiment not in FIGURES:
         raise UserError(
             f"no figure for {experiment!r}", remedy=f"add one to draftlab.figures; there are {', '.join(FIGURES)}"
         )
-    figure = FIGURES[experiment](table, scale, published)
-    for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {})):
-        with atomic_path(prefix.with_name(prefix.name + suffix)) as temporary:
-            figure.savefig(temporary, format=suffix[1:], metadata=metadata)
+    save(FIGURES[experiment](table, scale, published), prefix)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -15,6 +16,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
+
+from draftlab.records import atomic_path
 
 WIDE = 7.0  # inches: the text width of a two-column paper
 COLUMN = 3.4
@@ -174,3 +177,10 @@ def in_order(values: Sequence[Any], order: Mapping[str, Any] | Sequence[str]) ->
     return sorted(
         present, key=lambda value: (known.index(value) if value in known else len(known), present.index(value))
     )
+
+
+def save(figure: Figure, prefix: Path) -> None:
+    """Write ``prefix.pdf`` and ``prefix.png`` without the time of day, so that equal figures are equal files."""
+    for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {})):
+        with atomic_path(prefix.with_name(prefix.name + suffix)) as temporary:
+            figure.savefig(temporary, format=suffix[1:], metadata=metadata)

@@ -19,7 +19,7 @@ const table = new DataTable("#ledger", {
   layout: { topStart: null, topEnd: null, bottomStart: "pageLength", bottomEnd: "paging" },
   language: { lengthMenu: "_MENU_ rows a page" },
 });
-const columns = { paper: 0, location: 1, verdict: 8 };
+const columns = { paper: 0, location: 1, verdict: 5 };
 function filter() {
   table.search(field("text").value);
   for (const [name, column] of Object.entries(columns)) {

@@ -1,0 +1,204 @@
+"""Verdicts: every row has one, and a doctored table flips it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from draftlab import claims, published, tidy
+from draftlab.errors import UserError
+from tests.synthetic import TABLES
+
+
+@pytest.fixture(scope="module")
+def known():
+    return published.load()
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return {name: tidy.derive(name, make()) for name, make in TABLES.items()}
+
+
+def _only(known, *names):
+    """The same facts with the ledger restricted to a few claims, so that a test stays fast."""
+    import dataclasses
+
+    numbers = known.numbers
+    keep = numbers["claim"].isin(names)
+    statements = {name: said for name, said in known.statements.items() if name in names}
+    # The neighbours that a rule compares with must stay; only what is answered shrinks.
+    return dataclasses.replace(
+        known, numbers=numbers[keep | numbers["claim"].isin(_neighbours(known, names))], statements=statements
+    )
+
+
+def _neighbours(known, names):
+    rules = [known.claims[name].rule for name in names if name in known.claims]
+    inputs = {source.claim for check in known.checks.values() for source in check.inputs.values()}
+    return (
+        {change["claim"] for rule in rules if rule for change in rule.against if "claim" in change}
+        | inputs
+        | {check.claim for check in known.checks.values()}
+    )
+
+
+def _verdicts(known, tables, scale="laptop"):
+    rows = claims.ledger(known, tables, scale)
+    return rows.set_index("claim_id")
+
+
+@pytest.fixture(scope="module")
+def ledger(known, tables):
+    return claims.ledger(known, tables, "laptop")
+
+
+def test_nothing_is_dropped_and_every_row_has_a_verdict(known, ledger):
+    assert tuple(ledger.columns) == claims.COLUMNS
+    assert set(ledger["claim_id"]) == {*known.numbers["claim_id"], *known.statements}
+    assert len(ledger) == len(known.numbers) + len(known.statements)
+    assert set(ledger["verdict"]) <= set(claims.VERDICTS)
+    assert (ledger["paper"] == "OSD").sum() >= 363
+    assert set(ledger["verdict"]) == set(claims.VERDICTS), "the fixture should show every verdict"
+
+
+def test_a_run_without_tables_still_lists_everything(known):
+    rows = claims.ledger(known, {}, "laptop")
+    assert len(rows) == len(known.numbers) + len(known.statements)
+    assert set(rows["verdict"]) == {"not run at this scale", "inconsistent in print", "reproduced"}
+    answered = rows[rows["verdict"] == "reproduced"]
+    assert answered["note"].str.contains("recomputed").all()
+
+
+def test_direction_flips_with_the_table(known, tables):
+    row = "T1.alpha_offline/vicuna-7b/llama-160m/spider/teacher_fwd"
+    facts = _only(known, "T1.alpha_offline", "osd.alpha_rises")
+    good = _verdicts(facts, tables)
+    assert good.loc[row, "verdict"] == "same direction"
+    assert good.loc["osd.alpha_rises", "verdict"] == "same direction"
+    worse = TABLES["osd_offline"](gain=-0.15)
+    bad = _verdicts(facts, {"osd_offline": worse})
+    assert bad.loc[row, "verdict"] == "contradicts"
+    assert bad.loc["osd.alpha_rises", "verdict"] == "contradicts"
+
+
+def test_the_same_setting_can_reproduce(known, tables):
+    facts = _only(known, "T1.alpha_offline")
+    row = "T1.alpha_offline/vicuna-7b/llama-160m/spider/original"
+    table = tables["osd_offline"].copy()
+    rows = (table["dataset"] == "spider") & (table["sample_source"] == "none")
+    table.loc[rows, "overlap"] = 0.285 * table.loc[rows, "visited"]
+    assert _verdicts(facts, {"osd_offline": table}, "paper").loc[row, "verdict"] == "reproduced"
+    assert _verdicts(facts, {"osd_offline": table}, "laptop").loc[row, "verdict"] == "same direction"
+    table.loc[rows, "overlap"] = 0.35 * table.loc[rows, "visited"]
+    assert _verdicts(facts, {"osd_offline": table}, "paper").loc[row, "verdict"] == "same direction"
+
+
+def test_a_difference_within_noise_is_no_contradiction_beside_one_that_holds(known, tables):
+    facts = _only(known, "T1.alpha_offline")
+    row = "T1.alpha_offline/vicuna-7b/llama-160m/spider/ft"
+    table = tables["osd_offline"]
+    verdict = _verdicts(facts, {"osd_offline": table}).loc[row]
+    assert verdict["verdict"] == "same direction"
+    swapped = table.replace({"loss": {"forward_kl": "hard_label", "hard_label": "forward_kl"}})
+    verdict = _verdicts(facts, {"osd_offline": swapped}).loc[row]
+    assert verdict["verdict"] == "same direction"
+    assert "within noise" in verdict["note"]
+
+
+def test_what_the_paper_contradicts_itself_on_stays_inconsistent(known, tables):
+    rows = _verdicts(known, {"osd_latency_alpha": tables["osd_latency_alpha"]})
+    printed = rows[rows["verdict"] == "inconsistent in print"]
+    assert "T3.speedup_by_dataset/vicuna-7b/llama-160m/code_search_net/osd" in printed.index
+    assert rows.loc["osd.abstract_speedup", "verdict"] == "inconsistent in print"
+    assert rows.loc["osd.memory_falls", "verdict"] in {"reproduced", "inconsistent in print"}
+
+
+@pytest.mark.parametrize(
+    ("claim", "table", "doctor"),
+    [
+        (
+            "osd.online_overtakes_static",
+            "osd_online",
+            lambda t: t.replace({"method": {"online": "static_10", "static_10": "online"}}),
+        ),
+        (
+            "osd.online_learns",
+            "osd_online",
+            lambda t: t.assign(record=t.groupby(["dataset", "method"])["record"].transform("max") - t["record"]),
+        ),
+        (
+            "osd.speedup_grows_with_alpha",
+            "osd_latency_alpha",
+            lambda t: t.assign(alpha=1.4 - t["alpha"]).round({"alpha": 1}),
+        ),
+        ("osd.theory_bounds_measurement", "osd_latency_alpha", lambda t: t.assign(eq1_gap=-t["eq1_gap"])),
+        ("osd.longer_drafts_pay_at_high_alpha", "osd_speedup_theory", lambda t: t.assign(speedup=-t["speedup"])),
+        (
+            "mdss.optimum_dominates_region",
+            "mdss_region",
+            lambda t: t.replace({"scheme": {"optimal": "k_seq", "k_seq": "optimal"}}),
+        ),
+        (
+            "mdss.optimal_bounds_all",
+            "mdss_acceptance",
+            lambda t: t.replace({"scheme": {"optimal": "single", "single": "optimal"}}),
+        ),
+        (
+            "mdss.importance_beats_others",
+            "mdss_acceptance",
+            lambda t: t.replace({"scheme": {"importance_truncated": "specinfer", "specinfer": "importance_truncated"}}),
+        ),
+        ("mdss.more_drafts_accept_more", "mdss_acceptance", lambda t: t.replace({"num_drafts": {2: 4, 4: 2}})),
+    ],
+)
+def test_every_statement_can_fail(known, tables, claim, table, doctor):
+    facts = _only(known, claim)
+    good = _verdicts(facts, {table: tables[table]}).loc[claim]
+    bad = _verdicts(facts, {table: doctor(tables[table])}).loc[claim]
+    assert good["verdict"] in {"same direction", "reproduced"}
+    assert bad["verdict"] == "contradicts"
+
+
+def test_an_estimate_sums_before_it_divides_and_pairs_by_request(known):
+    rows = pd.DataFrame(
+        {
+            "dataset": "d",
+            "request": [0, 1, 0, 1],
+            "method": ["a", "a", "b", "b"],
+            "hits": [1, 9, 2, 10],
+            "tries": [10, 10, 10, 10],
+        }
+    )
+    rule = published.Selection(table="t", ratio=("hits", "tries"))
+    found = claims.estimate(rule, {"method": "a"}, {"t": rows})
+    assert found.estimate == pytest.approx(0.5)
+    assert found.n == 2
+    gap = claims.difference(rule, {"method": "b"}, rule, {"method": "a"}, {"t": rows})
+    assert gap.estimate == pytest.approx(0.1)
+    assert (gap.low, gap.high) == pytest.approx((0.1, 0.1)), "the same difference in every request leaves no width"
+
+
+def test_window_is_a_part_of_each_stream():
+    rows = pd.DataFrame({"dataset": ["a"] * 10 + ["b"] * 100, "record": [*range(10), *range(100)], "hits": 1})
+    assert tidy.in_window(rows, 0.8, 1.0).groupby(rows["dataset"]).sum().tolist() == [2, 20]
+
+
+def test_a_rule_that_names_no_column_is_refused():
+    rule = published.Selection(table="t", ratio=("hits", "tries"))
+    with pytest.raises(UserError, match="no column 'method'"):
+        claims.estimate(rule, {"method": "a"}, {"t": pd.DataFrame({"hits": [1], "tries": [2]})})
+
+
+def test_absent_tables_and_absent_rows_are_not_run(known):
+    rule = published.Selection(table="t", ratio=("hits", "tries"))
+    assert claims.estimate(rule, {}, {}) is None
+    empty = pd.DataFrame({"request": [0], "method": ["a"], "hits": [1], "tries": [2]})
+    assert claims.estimate(rule, {"method": "b"}, {"t": empty}) is None
+
+
+def test_numbers_survive_the_file(ledger, tmp_path):
+    path = tmp_path / "claims.csv"
+    ledger.to_csv(path, index=False)
+    back = pd.read_csv(path)
+    assert len(back) == len(ledger)
+    np.testing.assert_allclose(back["ours"], ledger["ours"])

@@ -1,0 +1,74 @@
+"""Every figure draws, says its scale, and has the same bytes twice."""
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from draftlab import figures, published, tidy
+from draftlab.errors import UserError
+from tests.synthetic import TABLES
+
+
+@pytest.fixture(scope="module")
+def known():
+    return published.load()
+
+
+def _table(name):
+    return tidy.derive(name, TABLES[name]())
+
+
+@pytest.mark.parametrize("name", list(figures.FIGURES))
+def test_draws_with_scale_and_without_overlap(known, name):
+    figure = figures.FIGURES[name](_table(name), "laptop", known)
+    assert isinstance(figure, Figure)
+    assert figure.get_supxlabel().startswith("scale: laptop")
+    drawn = [ax for ax in figure.axes if ax.has_data()]
+    assert drawn == figure.axes, "a panel is empty"
+    assert all(ax.get_xlabel() or ax.get_subplotspec().rowspan.stop < ax.get_gridspec().nrows for ax in figure.axes)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            boxes = [
+                label.get_window_extent(renderer)
+                for label in axis.get_ticklabels()
+                if label.get_text() and label.get_visible()
+            ]
+            collisions = [a for a, b in itertools.combinations(boxes, 2) if a.overlaps(b)]
+            assert not collisions, f"tick labels collide in {name}"
+
+
+@pytest.mark.parametrize("name", ["osd_offline", "mdss_acceptance"])
+def test_same_table_same_bytes(known, name, tmp_path):
+    for copy in ("one", "two"):
+        figures.draw(name, _table(name), "smoke", known, tmp_path / copy)
+    for suffix in (".pdf", ".png"):
+        first, second = ((tmp_path / f"{copy}{suffix}").read_bytes() for copy in ("one", "two"))
+        assert first == second
+        assert len(first) > 5000
+    assert b"CreationDate" not in (tmp_path / "one.pdf").read_bytes()
+
+
+def test_printed_values_are_drawn(known):
+    figure = figures.FIGURES["osd_offline"](_table("osd_offline"), "laptop", known)
+    diamonds = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_marker() == "D"]
+    assert diamonds == [0.28, 0.74, 0.76, 0.62, 0.70]
+
+
+def test_an_unknown_experiment_is_refused(known, tmp_path):
+    with pytest.raises(UserError, match="no figure for 'osd_nothing'"):
+        figures.draw("osd_nothing", _table("osd_offline"), "laptop", known, tmp_path / "x")
+
+
+def test_drawing_never_waits_for_torch():
+    code = (
+        "import sys, draftlab.figures, draftlab.tables, draftlab.claims, draftlab.report; print('torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

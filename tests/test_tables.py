@@ -1,0 +1,87 @@
+"""Printed tables: the numbers, the bold, the three formats."""
+
+import pandas as pd
+import pytest
+
+from draftlab import stats, tables, tidy
+from draftlab.errors import UserError
+from tests.synthetic import TABLES
+
+LAYOUT = tables.Layout(("dataset",), ("method",), "hits", "tries", "largest")
+
+
+def _rows(gap: float, requests: int = 40) -> pd.DataFrame:
+    rows = []
+    for method, more in (("old", 0.0), ("new", gap)):
+        for request in range(requests):
+            rows.append(
+                {
+                    "dataset": "a_b",
+                    "method": method,
+                    "request": request,
+                    "hits": 5 + request % 4 + 10 * more * (request % 3),
+                    "tries": 10,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def test_cells_are_ratios_of_sums_with_their_interval():
+    rows = _rows(0.3)
+    cells = tables.summary(rows, LAYOUT)
+    old = rows[rows["method"] == "old"]
+    expected = stats.ratio(old["hits"], old["tries"])
+    cell = cells[cells["method"] == "old"].iloc[0]
+    assert cell["estimate"] == pytest.approx(old["hits"].sum() / old["tries"].sum())
+    assert (cell["ci_low"], cell["ci_high"], cell["n"]) == (expected.low, expected.high, 40)
+
+
+@pytest.mark.parametrize(("gap", "bold"), [(0.3, ["new"]), (0.0, []), (-0.3, ["old"])])
+def test_bold_only_where_the_interval_carries_it(gap, bold):
+    cells = tables.summary(_rows(gap), LAYOUT)
+    assert cells.loc[cells["best"], "method"].tolist() == bold
+
+
+def test_smallest_can_be_best():
+    layout = tables.Layout(("dataset",), ("method",), "hits", "tries", "smallest")
+    cells = tables.summary(_rows(0.3), layout)
+    assert cells.loc[cells["best"], "method"].tolist() == ["old"]
+
+
+def test_requests_of_two_datasets_are_two_requests():
+    rows = pd.concat([_rows(0.3), _rows(0.3).assign(dataset="b")])
+    pooled = tables.summary(rows, tables.Layout(("method",), (), "hits", "tries"))
+    assert pooled["n"].tolist() == [80, 80]
+
+
+def test_three_formats(tmp_path):
+    rows = tidy.derive("osd_offline", TABLES["osd_offline"]())
+    tables.write("osd_offline", rows, "smoke", tmp_path / "t")
+    cells = tables.read_cells(tmp_path / "t.csv")
+    assert set(cells["sample_source"]) >= {"none", "teacher"}
+    markdown = (tmp_path / "t.md").read_text()
+    assert markdown.startswith("| dataset |")
+    assert "scale smoke, n = 60 requests per cell, 95 % bootstrap" in markdown
+    latex = (tmp_path / "t.tex").read_text()
+    assert r"\toprule" in latex
+    assert r"code\_search\_net" in latex
+    estimate = cells.iloc[0]
+    number = f"{estimate['estimate']:.3f} [{estimate['ci_low']:.3f}, {estimate['ci_high']:.3f}]"
+    assert number in markdown
+    assert number in latex
+
+
+@pytest.mark.parametrize("name", list(tables.LAYOUTS))
+def test_every_layout_fits_its_table(name, tmp_path):
+    tables.write(name, tidy.derive(name, TABLES[name]()), "smoke", tmp_path / name)
+    cells = tables.read_cells(tmp_path / f"{name}.csv")
+    assert cells["estimate"].notna().all()
+    page = tables.arrange(cells, tables.LAYOUTS[name])
+    assert (page != "").all(axis=None)
+
+
+def test_an_unknown_experiment_and_a_missing_column_are_refused(tmp_path):
+    with pytest.raises(UserError, match="no layout for 'x'"):
+        tables.write("x", _rows(0), "smoke", tmp_path / "x")
+    with pytest.raises(UserError, match="no column 'hits'"):
+        tables.summary(_rows(0).drop(columns="hits"), LAYOUT)
