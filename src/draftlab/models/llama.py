@@ -30,6 +30,12 @@ from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.weights import read_weights, write_model
 from draftlab.records import atomic_dir, read_json
 
+PACKED_PRODUCT = 1 << 20
+"""Rows times size of a weight from which oneDNN is the faster."""
+
+PACKED_BELOW = 1 << 22
+"""Size of the weights that are not worth a copy in oneDNN's layout."""
+
 
 @dataclass(frozen=True)
 class LlamaConfig:
@@ -201,23 +207,22 @@ class LlamaCache:
         shape = (config.num_hidden_layers, batch, capacity, kv, config.head_dim)
         self.store = torch.zeros(shape, dtype=model.embed.dtype, device=model.device)
         self.rotations = _rotations(config, model.device)
-        self.norm = _ScaledNorm(config)
+        self.norm, linear = _ScaledNorm(config), functools.partial(_Linear, pack=batch > 1)
         self.weights = [
             (
                 self.norm.scale(layer.input_norm),
-                layer.qkv,
-                layer.output.t(),
+                linear(layer.qkv),
+                linear(layer.output),
                 self.norm.scale(layer.mlp_norm),
-                layer.gate_up,
-                layer.down.t(),
+                linear(layer.gate_up),
+                linear(layer.down),
             )
             for layer in model.layers
         ]
-        self.last_norm = self.norm.scale(model.norm)
+        self.last_norm, self.project = self.norm.scale(model.norm), linear(model.vocab_weight)
 
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
-        hidden = self.norm(self.read(tokens), self.last_norm)
-        return F.linear(hidden, self.model.vocab_weight).view(*tokens.shape, -1)
+        return self.project(self.norm(self.read(tokens), self.last_norm)).view(*tokens.shape, -1)
 
     def read(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "rows width"]:
         """Append tokens without projecting on the vocabulary. A row may run past the context, where its logits mean nothing,
@@ -246,7 +251,7 @@ class LlamaCache:
         layers = zip(self.weights, written, window[:, :, :kv].unbind(), window[:, :, kv:].unbind(), strict=True)
         hidden = self.model.embed.index_select(0, tokens.reshape(-1))
         for (input_norm, qkv, output, mlp_norm, gate_up, down), place, keys, values in layers:
-            mixed = F.linear(norm(hidden, input_norm), qkv).view(batch, new, -1, dim)
+            mixed = qkv(norm(hidden, input_norm)).view(batch, new, -1, dim)
             _rotate_in_place(mixed[:, :, : heads + kv], rotations)
             if ragged:
                 place.index_copy_(0, slots, mixed[:, :, heads:].flatten(0, 1))
@@ -255,9 +260,9 @@ class LlamaCache:
             seen = F.scaled_dot_product_attention(
                 mixed[:, :, :heads].transpose(1, 2), keys, values, mask, is_causal=is_causal, enable_gqa=kv != heads
             )
-            hidden = torch.addmm(hidden, seen.transpose(1, 2).reshape(batch * new, -1), output)
-            gate, up = F.linear(norm(hidden, mlp_norm), gate_up).chunk(2, -1)
-            hidden = torch.addmm(hidden, F.silu(gate).mul_(up), down)
+            hidden = output.added_to(hidden, seen.transpose(1, 2).reshape(batch * new, -1))
+            gate, up = gate_up(norm(hidden, mlp_norm)).chunk(2, -1)
+            hidden = down.added_to(hidden, F.silu(gate).mul_(up))
         self.lengths = [length + new for length in self.lengths]
         return hidden
 
@@ -278,6 +283,36 @@ class LlamaCache:
                 self.store[:, to, start:end] = self.store[:, origin, start:end]
             self.store = self.store[:, : len(rows)]
         self.lengths = lengths
+
+
+class _Linear:
+    """x -> x W^T, where rows and weight are large enough by oneDNN, on a copy of the weight in its own layout.
+
+    torch hands float32 products to MKL, which leaves AVX-512 unused on AMD: at 48 rows and 192 x 1024, 174 us against 82. The copy is
+    made anew with each cache, so it is never out of date; weights so large that the copy would matter keep to MKL.
+    """
+
+    def __init__(self, weight: Float[Tensor, "out width"], *, pack: bool) -> None:
+        self.weight, self.transposed = weight, weight.t()
+        self.packed: Tensor | None = None
+        fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() < PACKED_BELOW
+        if pack and fits and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+        self.least = PACKED_PRODUCT / weight.numel()
+
+    def __call__(self, rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows out"]:
+        if self.packed is None or len(rows) < self.least:
+            return F.linear(rows, self.weight)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, None, "none", [], "")
+        return product
+
+    def added_to(
+        self, others: Float[Tensor, "rows out"], rows: Float[Tensor, "rows width"]
+    ) -> Float[Tensor, "rows out"]:
+        """others + rows W^T."""
+        if self.packed is None or len(rows) < self.least:
+            return torch.addmm(others, rows, self.transposed)
+        return self(rows).add_(others)
 
 
 class _ScaledNorm:
