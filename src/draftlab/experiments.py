@@ -379,9 +379,19 @@ class Run(Settings):
         return [name for name, experiment in self.experiments.items() if experiment.stage in stages]
 
     def cells(self, experiment: str) -> dict[str, Settings]:
-        """The cells of one experiment at this run's scale; with a file of your own prompts, on those alone."""
+        """The cells of one experiment at this run's scale; your own prompts or target replace those of the scale.
+
+        A target that you name is measured as it is: only the small one trained on the spot is inflated.
+        """
         own = self.settings.data.datasets if self.config.dataset else None
-        return self.experiments[experiment].cells(self.scale, experiment, own)
+        cells = self.experiments[experiment].cells(self.scale, experiment, own)
+        if self.config.target:
+            as_it_is = {"inflated_layers": 0, "inflated_ffn": 0}
+            return {
+                name: cell.model_copy(update={key: as_it_is[key] for key in as_it_is if key in type(cell).model_fields})
+                for name, cell in cells.items()
+            }
+        return cells
 
 
 def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
