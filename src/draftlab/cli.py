@@ -439,6 +439,42 @@ def verify_lossless(
         command.run_on_file(samples, budget)
 
 
+def bench_decode(
+    *,
+    target: Path,
+    draft: Path | None = None,
+    prompts: Path | None = None,
+    template: str = "vicuna_v1.1",
+    requests: int = 16,
+    draft_len: int = 5,
+    max_new_tokens: int = 64,
+    batch: int = 8,
+    repeats: int = 5,
+    out: Path | None = None,
+) -> None:
+    """Time the decoding loop and replay beside transformers, in turns, in CPU seconds on one thread.
+
+    Without --draft the target's layers but the last are the draft; without --prompts a few sentences are the prompts.
+    """
+    from draftlab import bench_decode
+    from draftlab.records import write_text
+
+    frame = bench_decode.bench(
+        target,
+        draft,
+        prompts,
+        template=template,
+        requests=requests,
+        draft_len=draft_len,
+        max_new_tokens=max_new_tokens,
+        batch=batch,
+        repeats=repeats,
+    )
+    print(bench_decode.table(frame))
+    if out is not None:
+        write_text(out, frame.to_csv(index=False, lineterminator="\n"))
+
+
 def bench_verify(
     *,
     vocab: tuple[int, ...] = (32_000, 128_000),
@@ -460,6 +496,7 @@ def bench_verify(
 
 VERBS: dict[str, Callable[..., None]] = {
     "verify-lossless": verify_lossless,
+    "bench decode": bench_decode,
     "bench verify": bench_verify,
     "gguf export": gguf_export,
     "gguf inflate": gguf_inflate,

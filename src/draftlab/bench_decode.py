@@ -1,0 +1,189 @@
+"""Speed of the decoding loop beside ``transformers``: contenders take turns in one process, on one thread, in CPU seconds.
+
+    draftlab bench decode --target FOLDER --draft FOLDER --prompts eval.jsonl
+    draftlab bench decode --target ../shared/models/stories260K/hf --template plain      # draft: all its layers but the last
+
+Every contender decodes the same prompts greedily to the same limits, with the same fixed draft length, and its text is compared with the
+plain greedy text. Tokens are counted the same way for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from draftlab.decode import generate, speculate
+from draftlab.errors import UserError
+from draftlab.latency.noise import compare
+from draftlab.models import check_same_tokenizer, hf, llama, load_tokenizer
+from draftlab.models.llama import Llama
+from draftlab.records import Prompt, read_jsonl
+from draftlab.replay import record, replay
+
+TEXTS = (
+    "Once upon a time, there was a little girl",
+    "How many apples are left in the box?",
+    "List the names of all singers who are older than 20.",
+    "Write a function that returns the largest number of a list.",
+    "The big dog saw a red ball",
+    "What is a savings account good for?",
+    "One day, Tom and his mother went to the park",
+    "Explain in one sentence why the sky is blue.",
+)
+
+Contender = Callable[[], list[list[int]]]
+
+
+def bench(
+    target: Path,
+    draft: Path | None = None,
+    prompts: Path | None = None,
+    *,
+    template: str = "vicuna_v1.1",
+    requests: int = 16,
+    draft_len: int = 5,
+    max_new_tokens: int = 64,
+    batch: int = 8,
+    repeats: int = 5,
+) -> pd.DataFrame:
+    """Time every contender ``repeats`` times, in turns; one row per contender.
+
+    Columns: ``contender, tokens, cpu_seconds`` (median), ``tokens_per_cpu_second, same_text`` (of ``requests``: the plain greedy text), and
+    ``speedup, low, high``: CPU seconds of assisted generation in transformers over the contender's, paired by turn, with the 99 %
+    interval. ``loop, again`` is ``loop`` once more; its ratio to ``loop`` is the noise (``noise, noise_low, noise_high``).
+    Replay gives the acceptance that the loop measures, from the recorded pass; its tokens are those it accounts for.
+    """
+    torch.set_num_threads(1)
+    if repeats < 2:
+        raise UserError(f"repeats is {repeats}", remedy="give 2 or more: noise needs a second look")
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = (target, draft or _all_but_the_last_layer(target, Path(scratch)))
+        tokenizer = load_tokenizer(target)
+        if draft is not None:
+            check_same_tokenizer(tokenizer, load_tokenizer(draft))
+        texts = [prompt.text for prompt in read_jsonl(prompts, Prompt)] if prompts else list(TEXTS)
+        inputs = [tokenizer.encode_prompt(text, template) for text in texts[:requests]]
+        contenders = _contenders(folders, inputs, tokenizer.eos_ids, draft_len, max_new_tokens, batch)
+        expected = contenders["plain"]()
+        seconds: dict[str, list[float]] = {name: [] for name in contenders}
+        same: dict[str, int] = {}
+        for turn in range(repeats + 1):
+            for name, run in contenders.items():
+                begun = time.process_time()
+                answers = run()
+                if turn:  # the first turn warms up
+                    seconds[name].append(time.process_time() - begun)
+                same[name] = sum(a == b for a, b in zip(answers, expected, strict=True))
+    return _rows(seconds, same, expected)
+
+
+def table(frame: pd.DataFrame) -> str:
+    """The figures for a person: one line per contender, and the noise of the loop against itself."""
+    lines = [f"{'contender':24}{'tokens/CPU s':>14}{'same text':>11}{'x assisted':>12}   99 % interval"]
+    for row in frame.to_dict("records"):
+        lines.append(
+            f"{row['contender']:24}{row['tokens_per_cpu_second']:14.0f}{row['same_text']:8}/{row['requests']:<2}"
+            f"{row['speedup']:12.2f}   {row['low']:.2f} to {row['high']:.2f}"
+        )
+        if row["contender"] == "loop, again":
+            lines[-1] += f"   (noise: {row['noise']:.3f} of loop, {row['noise_low']:.3f} to {row['noise_high']:.3f})"
+    return "\n".join(lines)
+
+
+def _rows(seconds: dict[str, list[float]], same: dict[str, int], expected: list[list[int]]) -> pd.DataFrame:
+    rows, tokens = [], sum(map(len, expected))
+    for name, times in seconds.items():
+        median = float(pd.Series(times).median())
+        against = compare(seconds["transformers assisted"], times)
+        row: dict[str, Any] = {"contender": name, "tokens": tokens, "cpu_seconds": median}
+        row |= {"tokens_per_cpu_second": tokens / median, "same_text": same[name], "requests": len(expected)}
+        row |= {"speedup": against.ratio, "low": against.low, "high": against.high}
+        if name == "loop, again":
+            noise = compare(seconds["loop"], times)
+            row |= {"noise": noise.ratio, "noise_low": noise.low, "noise_high": noise.high}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _contenders(
+    folders: Sequence[Path],
+    prompts: list[list[int]],
+    eos_ids: Sequence[int],
+    draft_len: int,
+    max_new_tokens: int,
+    batch: int,
+) -> dict[str, Contender]:
+    """Each decodes all prompts and returns the answers."""
+    target, draft = (llama.load(folder) for folder in folders)
+    hub_target, hub_draft = (hf.load(folder).network for folder in folders)
+    limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_ids": eos_ids}
+    target_pass = record(target, [(str(number), prompt) for number, prompt in enumerate(prompts)], **limits)
+
+    def plain(size: int) -> list[list[int]]:
+        return [answer for group in _groups(prompts, size) for answer in generate(target, group, **limits)]
+
+    def loop(size: int) -> list[list[int]]:
+        decoded = [speculate(target, draft, group, draft_len=draft_len, **limits) for group in _groups(prompts, size)]
+        return [trace.answer_ids for part in decoded for trace in part.traces]
+
+    def transformers(assistant: Any | None) -> list[list[int]]:
+        return [_hub_answer(hub_target, assistant, prompt, eos_ids, max_new_tokens) for prompt in prompts]
+
+    def replayed() -> list[list[int]]:
+        replay(draft, target_pass, draft_len)
+        return [answer.answer_ids for answer in target_pass.answers]
+
+    settings = hub_draft.generation_config
+    settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = draft_len, "constant"
+    settings.assistant_confidence_threshold = 0.0
+    return {
+        "transformers": lambda: transformers(None),
+        "transformers assisted": lambda: transformers(hub_draft),
+        "plain": lambda: plain(1),
+        "loop": lambda: loop(1),
+        "loop, again": lambda: loop(1),
+        f"plain, batch {batch}": lambda: plain(batch),
+        f"loop, batch {batch}": lambda: loop(batch),
+        "replay": replayed,
+    }
+
+
+def _hub_answer(
+    network: Any, assistant: Any | None, prompt: list[int], eos_ids: Sequence[int], max_new_tokens: int
+) -> list[int]:
+    """One greedy answer by ``transformers`` itself; it takes one request at a time when it is assisted."""
+    ids = torch.tensor([prompt])
+    found = network.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        assistant_model=assistant,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        eos_token_id=list(eos_ids),
+        pad_token_id=0,
+    )
+    answer: list[int] = found[0, len(prompt) :].tolist()
+    return answer
+
+
+def _groups(prompts: Sequence[list[int]], size: int) -> list[Sequence[list[int]]]:
+    return [prompts[start : start + size] for start in range(0, len(prompts), size)]
+
+
+def _all_but_the_last_layer(target: Path, scratch: Path) -> Path:
+    """A draft made of the target's own first layers; its folder."""
+    model = llama.load(target)
+    layers = model.config.num_hidden_layers - 1
+    if not layers:
+        raise UserError("a target of one layer has no first layers to draft with", file=target, remedy="give --draft")
+    shorter = Llama(dataclasses.replace(model.config, num_hidden_layers=layers))
+    shorter.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith(f"layers.{layers}.")})
+    shorter.save(scratch / "draft")
+    return scratch / "draft"
