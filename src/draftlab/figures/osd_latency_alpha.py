@@ -8,14 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftlab import theory
-from draftlab.figures.style import BLUE, GREY, RED, Look, footer, legend, panels, points, seeds
+from draftlab.figures.style import BLUE, GREY, INK, RED, Look, footer, legend, panels, points, seeds
 from draftlab.published import Published
 from draftlab.stats import ratio_table
 
 MEASURED, EQ1, REFINED = (
-    Look("measured", BLUE, "-", "o"),
+    Look("measured", BLUE, "", "o"),
     Look("Eq. 1", RED, "--", ""),
-    Look("Eq. 1 with the measured cost v of verifying a block", GREY, ":", ""),
+    Look("Eq. 1 with the measured cost v of verifying a block", INK, ":", ""),
 )
 PAIRS = {"vicuna-7b/llama-160m": "Vicuna-7B / LLaMA-160M", "vicuna-33b/tinyllama-1.1b": "Vicuna-33B / TinyLlama-1.1B"}
 ALPHAS = np.linspace(0.5, 0.9, 41)

@@ -28,7 +28,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         axes[1, column].set_xlabel("records")
     axes[0, 0].set(ylabel="alpha, ours", ylim=(0, 1))
     axes[1, 0].set_ylabel("alpha, printed")
-    legend(figure, list(axes.flat))
+    legend(figure, list(axes.flat), columns=5)
     footer(
         figure,
         scale,

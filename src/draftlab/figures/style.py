@@ -75,9 +75,9 @@ LOOKS: dict[str, Look] = {
     # methods of OSD
     "online": Look("online", BLUE, "-", "o"),
     "static": Look("untrained draft", GREY, ":", "x"),
-    "static_10": Look("static, distilled on 10 %", RED, "--", "s"),
-    "static_10_fair": Look("static 10 %, as many updates", ORANGE, "-.", "^"),
-    "offline": Look("offline, distilled on all", BLACK, (0, (1, 1)), "D"),  # type: ignore[arg-type]
+    "static_10": Look("static, first 10 %", RED, "--", "s"),
+    "static_10_fair": Look("static 10 %, same updates", ORANGE, "-.", "^"),
+    "offline": Look("offline, all data", BLACK, (0, (1, 1)), "D"),  # type: ignore[arg-type]
     # multi-draft schemes
     "optimal": Look("optimal", BLACK, "-", "o"),
     "importance": Look("importance sampling, full LP", SKY, (0, (4, 1)), "P"),  # type: ignore[arg-type]
@@ -141,12 +141,18 @@ def legend(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    figure.legend(list(found.values()), list(found), loc="outside upper center", ncols=min(columns, max(len(found), 1)))
+    figure.legend(
+        list(found.values()),
+        list(found),
+        loc="outside upper center",
+        ncols=min(columns, max(len(found), 1)),
+        columnspacing=1.4,
+    )
 
 
 def footer(figure: Figure, scale: str, *facts: str) -> None:
     """The line under the figure: scale, n, interval and whatever else a reader must know."""
-    figure.supxlabel(" · ".join([f"scale: {scale}", *facts]), fontsize=6, color=GREY)
+    figure.supxlabel(" · ".join([f"scale: {scale}", *filter(None, facts)]), fontsize=6, color=GREY)
 
 
 def points(ax: Axes, x: ArrayLike, rows: pd.DataFrame, style: Look, **options: Any) -> None:
@@ -167,7 +173,7 @@ def counted(values: pd.Series) -> str:
 def seeds(table: pd.DataFrame) -> str:
     """Which seeds a table holds, in words."""
     found = sorted(table["seed"].unique()) if "seed" in table else []
-    return f"seeds {', '.join(map(str, found))}" if len(found) > 1 else f"seed {found[0]}" if found else "no seed"
+    return f"seeds {', '.join(map(str, found))}" if len(found) > 1 else f"seed {found[0]}" if found else ""
 
 
 def in_order(values: Sequence[Any], order: Mapping[str, Any] | Sequence[str]) -> list[Any]:
