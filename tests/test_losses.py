@@ -22,9 +22,9 @@ def mixture_divergence(target: list[float], draft: list[float], beta: float) -> 
 
 
 DEFINITIONS: dict[str, Callable[[list[float], list[float]], float]] = {
-    "forward": kl,
-    "reverse": lambda target, draft: kl(draft, target),
-    "jsd": lambda target, draft: mixture_divergence(target, draft, 0.5),
+    "forward_kl": kl,
+    "reverse_kl": lambda target, draft: kl(draft, target),
+    "jsd_0.5": lambda target, draft: mixture_divergence(target, draft, 0.5),
     "jsd_0.1": lambda target, draft: mixture_divergence(target, draft, 0.1),
     "jsd_0.9": lambda target, draft: mixture_divergence(target, draft, 0.9),
     "tvd": lambda target, draft: 1 - sum(map(min, target, draft)),
@@ -55,7 +55,7 @@ def test_values_follow_the_definition(name: str) -> None:
 def test_zero_target_probability_is_safe(name: str) -> None:
     draft = logits(DRAFT).requires_grad_()
     loss = LOSSES[name](draft, logits(TARGET))
-    if name in ("reverse", "jeffreys_0.9"):
+    if name in ("reverse_kl", "jeffreys_0.9"):
         assert loss.item() == math.inf  # the definition: the draft gives mass where the target has none
         return
     torch.testing.assert_close(loss, torch.tensor([DEFINITIONS[name](TARGET, DRAFT)]), atol=1e-6, rtol=1e-5)
@@ -105,10 +105,10 @@ def test_half_precision_logits_lose_nothing_but_their_own_digits(name: str) -> N
 def test_one_hot_target_makes_forward_kl_the_cross_entropy() -> None:
     draft, tokens = torch.randn(4, 9), torch.tensor([3, 0, 8, 3])
     expected = torch.nn.functional.cross_entropy(draft, tokens, reduction="none")
-    for name in ("forward", "hard_label"):
+    for name in ("forward_kl", "hard_label"):
         torch.testing.assert_close(LOSSES[name](draft, one_hot_logits(tokens, 9)), expected)
 
 
 def test_jsd_is_bounded_between_disjoint_laws() -> None:
     left, right = one_hot_logits(torch.tensor([0]), 4), one_hot_logits(torch.tensor([1]), 4)
-    torch.testing.assert_close(LOSSES["jsd"](left, right), torch.tensor([math.log(2)]))
+    torch.testing.assert_close(LOSSES["jsd_0.5"](left, right), torch.tensor([math.log(2)]))
