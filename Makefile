@@ -31,6 +31,7 @@ publish: .venv/ready  ## copy a finished run's tables to paper_figures/ and redr
 
 check: .venv/ready  ## lint, format, types
 	python envs/render.py --check
+	draftlab readme --check
 	ruff check .
 	ruff format --check .
 	snakefmt --check Snakefile workflow

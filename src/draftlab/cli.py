@@ -494,7 +494,15 @@ def bench_verify(
         write_text(out, frame.to_csv(index=False))
 
 
+def readme(*, file: Path = Path("README.md"), check: bool = False) -> None:
+    """Render the results and the datasets of README.md from the committed tables; --check only compares."""
+    from draftlab import readme as module
+
+    module.update(file, check=check)
+
+
 VERBS: dict[str, Callable[..., None]] = {
+    "readme": readme,
     "verify-lossless": verify_lossless,
     "bench decode": bench_decode,
     "bench verify": bench_verify,

@@ -1,0 +1,92 @@
+"""The parts of README.md that are rendered from committed tables: a README never states a number by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from draftlab.datasets import table_markdown
+from draftlab.errors import UserError
+from draftlab.records import write_text
+
+CLAIMS = Path("paper_figures/laptop/data/claims.csv")
+
+PAIR = "vicuna-7b/llama-160m"
+DATASETS = {
+    "spider": "Spider",
+    "gsm8k": "GSM8K",
+    "code_search_net": "CodeSearchNet",
+    "finance_alpaca": "Finance-Alpaca",
+}
+
+
+def render(text: str, root: Path) -> str:
+    """``text`` with every ``<!-- begin:NAME -->`` ... ``<!-- end:NAME -->`` part made anew from the tables below ``root``."""
+    for name, part in PARTS.items():
+        begin, end = f"<!-- begin:{name} -->\n", f"<!-- end:{name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise UserError(
+                f"no part {name!r}", file="README.md", remedy=f"restore the lines {begin.strip()} and {end}"
+            )
+        body = part(root).strip("\n") + "\n"
+        text = re.sub(
+            re.escape(begin) + ".*?" + re.escape(end), lambda _, b=begin + body + end: b, text, flags=re.DOTALL
+        )
+    return text
+
+
+def update(readme: Path, *, check: bool) -> None:
+    """Rewrite the rendered parts of ``readme``; with ``check`` only refuse a README that is stale."""
+    old = readme.read_text(encoding="utf-8")
+    new = render(old, readme.parent)
+    if new == old:
+        return
+    if check:
+        raise UserError("its results differ from the committed tables", file=readme, remedy="run `draftlab readme`")
+    write_text(readme, new)
+
+
+def _results(root: Path) -> str:
+    claims = pd.read_csv(root / CLAIMS, dtype=str, keep_default_na=False).set_index("claim_id")
+    lines = [f"| alpha: printed / ours | {' | '.join(DATASETS.values())} |", "|---|" + "---|" * len(DATASETS)]
+    for what, claim in BY_DATASET.items():
+        cells = [_cell(claims, claim.format(dataset=dataset)) for dataset in DATASETS]
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    lines += ["", "| | printed / ours |", "|---|---|"]
+    lines += [f"| {what} | {_cell(claims, claim)} |" for what, claim in OTHERS.items()]
+    return "\n".join(lines)
+
+
+def _cell(claims: pd.DataFrame, claim: str) -> str:
+    if claim not in claims.index:
+        raise UserError(f"no claim {claim}", file=CLAIMS, remedy="run `make publish`")
+    row = claims.loc[claim]
+    if not row["ours"]:
+        return f"{float(row['published']):.3g} / not run"
+    interval = f" [{float(row['ci_low']):.2f}, {float(row['ci_high']):.2f}]" if row["ci_low"] else ""
+    return f"{float(row['published']):.3g} / **{float(row['ours']):.2f}**{interval}"
+
+
+BY_DATASET = {
+    "draft as it was (OSD Table 1)": f"T1.alpha_offline/{PAIR}/{{dataset}}/original",
+    "distilled offline on the target's answers (Table 1)": f"T1.alpha_offline/{PAIR}/{{dataset}}/teacher_fwd",
+    "static draft, end of the stream (Fig. 3)": f"F3.online_last20pct_mean/{PAIR}/{{dataset}}/static_10pct",
+    "online draft, end of the stream (Fig. 3)": f"F3.online_last20pct_mean/{PAIR}/{{dataset}}/osd",
+}
+OTHERS = {
+    "speed-up in llama.cpp at alpha = 0.8 (OSD Table 2)": f"T2.speedup_by_alpha/{PAIR}/alpha=0.8/measured",
+    **{
+        f"acceptance of two drafts, {label} (MDSS Table 2)": f"T2.acceptance/dolly/num_drafts=2/{scheme}"
+        for scheme, label in {
+            "optimal": "optimum",
+            "importance_truncated": "importance sampling",
+            "k_seq": "SpecTr",
+            "specinfer": "SpecInfer",
+        }.items()
+    },
+}
+
+PARTS: dict[str, Callable[[Path], str]] = {"results": _results, "datasets": lambda _: table_markdown()}
