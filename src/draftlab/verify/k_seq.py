@@ -7,6 +7,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
+from draftlab.verify.bound import argsort
 from draftlab.verify.single import accept_probs
 from draftlab.verify.token import Acceptance, Decision, Rows, TokenVerifier
 
@@ -23,15 +24,14 @@ def discount(
     root ``F(u) = beta / u - 1 + (1 - beta)^K`` is convex and falling, so Newton from its left end converges and stays feasible.
     """
     ratio = (draft_probs / target_probs).nan_to_num_(torch.inf, posinf=torch.inf)
-    knots, order = ratio.sort(-1)
+    order = argsort(ratio)
+    knots = pad(ratio.gather(-1, order), (1, 0))
     laws = torch.stack([draft_probs, target_probs]).gather(-1, order.expand(2, -1, -1))
-    knots, (below, covered) = pad(knots, (1, 0)), pad(laws.cumsum(-1), (1, 0))
+    below, covered = pad(laws.cumsum(-1), (1, 0))
     above = covered[:, -1:] - covered
     beta = (below + above * knots).clamp_max(1)
     feasible = beta + knots * torch.expm1(num_drafts * torch.log1p(-beta)) >= 0
-    last = (
-        feasible.sum(-1, keepdim=True) - 1
-    )  # the piece that holds the root starts at the last feasible knot; 0 is one
+    last = feasible.sum(-1, keepdim=True) - 1  # the root's piece starts at the last feasible knot; knot 0 is feasible
     pieces = torch.stack([below, above, knots], -1).gather(1, last[..., None].expand(-1, -1, 3))
     roots = [_root(inside, slope, start, num_drafts) for inside, slope, start in pieces[:, 0].tolist()]
     return 1 / torch.tensor(roots, dtype=torch.float64, device=knots.device)[:, None]

@@ -64,7 +64,7 @@ def _subset_tables(
     sides = np.stack([member[:, left] > member[:, right], member[:, left] < member[:, right]], -1).transpose(1, 0, 2)
     apart = np.array([[np.flatnonzero(side) for side in pair.T] for pair in sides], dtype=np.int64)
     outside = 1.0 - member[:, left] * member[:, right]
-    return member.astype(float), outside, (left, right), apart.reshape(len(left), 2, -1), sides.astype(float)
+    return member.astype(float), outside, (left, right), apart.reshape(len(left), 2, 2**size // 4), sides.astype(float)
 
 
 def split_highs(

@@ -1,0 +1,38 @@
+"""Random small laws for the tests of verifiers: diffuse, peaked, with zeros and ties, near point masses, over fourteen decades."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Generator, Tensor
+
+
+def random_law(vocab: int, generator: Generator) -> Tensor:
+    """One law of a family drawn at random."""
+    weights = torch.rand(vocab, dtype=torch.float64, generator=generator)
+    family = int(torch.randint(7, (1,), generator=generator))
+    if family == 1:
+        weights = -weights.log()
+    elif family == 2:  # zeros
+        weights = weights * (torch.rand(vocab, generator=generator) < 0.6)
+    elif family == 3:
+        weights = weights**30
+    elif family == 4:  # near a point mass
+        weights = weights * 1e-13
+        weights[int(torch.randint(vocab, (1,), generator=generator))] = 1.0
+    elif family == 5:  # ties and zeros
+        weights = (weights * 4).floor()
+    elif family == 6:  # fourteen decades
+        weights = 10 ** (-14 * weights)
+    if weights.sum() == 0:
+        weights[0] = 1.0
+    return weights / weights.sum()
+
+
+def random_pairs(count: int, seed: int, smallest: int = 2, largest: int = 6) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of target and draft law over the same small vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        vocab = int(torch.randint(smallest, largest + 1, (1,), generator=generator))
+        yield random_law(vocab, generator), random_law(vocab, generator)
