@@ -11,7 +11,7 @@ import functools
 import platform
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +59,13 @@ class LlamaCpp:
         self._context = _open_context(self._model, settings)
         self.context_length = lib.llama_n_ctx_seq(self._context)
         self._memory = lib.llama_get_memory(self._context)
-        self._room = lib.llama_n_batch(
-            self._context
-        )  # a short context lowers it, and llama.cpp aborts on a larger batch
+        # A short context lowers n_batch without a word, and llama.cpp aborts on more tokens than that.
+        self._room = lib.llama_n_batch(self._context)
         self._batch = lib.llama_batch_init(self._room, 0, settings.sequences)
         view = functools.partial(np.ctypeslib.as_array, shape=(self._room,))
         self._tokens, self._positions = view(self._batch.token), view(self._batch.pos)
         self._counts, self._wanted = view(self._batch.n_seq_id), view(self._batch.logits)
+        self._single = False
 
     def __enter__(self) -> LlamaCpp:
         return self
@@ -109,7 +109,7 @@ class LlamaCpp:
     def decode(
         self,
         tokens: Sequence[int],
-        positions: Iterable[int],
+        positions: Sequence[int],
         sequences: Sequence[Sequence[int]] | None = None,
         wanted: Sequence[bool] | None = None,
     ) -> Logits:
@@ -121,20 +121,15 @@ class LlamaCpp:
                 f"{count} tokens in one call, at most {self._room} fit",
                 remedy="verify fewer tokens or sequences at once",
             )
-        self._tokens[:count] = tokens
-        self._positions[:count] = list(positions)
-        last = int(self._positions[:count].max())
-        if last >= self.context_length:
+        if max(positions) >= self.context_length:
             raise UserError(
-                f"{last + 1} tokens do not fit the context of {self.context_length}",
+                f"{max(positions) + 1} tokens do not fit the context of {self.context_length}",
                 remedy="ask for fewer tokens, or set a larger context_length",
             )
+        self._tokens[:count] = tokens
+        self._positions[:count] = positions
         self._wanted[:count] = True if wanted is None else wanted
-        for index in range(count):
-            members = (0,) if sequences is None else sequences[index]
-            self._counts[index] = len(members)
-            for slot, member in enumerate(members):
-                self._batch.seq_id[index][slot] = member
+        self._assign(sequences)
         self._batch.n_tokens = count
         status = lib.llama_decode(self._context, self._batch)
         if status != 0:
@@ -143,8 +138,18 @@ class LlamaCpp:
                 file=self.path,
                 remedy="check the token ids, or set a larger context_length",
             )
-        rows = int(self._wanted[:count].sum())
+        rows = count if wanted is None else sum(wanted)
         return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape=(rows, self.vocab_size))
+
+    def _assign(self, sequences: Sequence[Sequence[int]] | None) -> None:
+        """Write the sequences of each token into the batch; sequence 0 for all is written once and left there."""
+        if sequences is None and self._single:
+            return
+        self._single = sequences is None
+        for index, members in enumerate(sequences or [(0,)] * self._room):
+            self._counts[index] = len(members)
+            for slot, member in enumerate(members):
+                self._batch.seq_id[index][slot] = member
 
     def fill(self, sequences: int, context: int) -> None:
         lib.llama_memory_clear(self._memory, False)
@@ -158,7 +163,7 @@ class LlamaCpp:
     def probe(self, tokens: int) -> None:
         sequences, context = self._filled
         positions = [*range(context, context + tokens)] * sequences
-        members = [(sequence,) for sequence in range(sequences) for _ in range(tokens)]
+        members = [(sequence,) for sequence in range(sequences) for _ in range(tokens)] if sequences > 1 else None
         self.decode([0] * len(positions), positions, members).argmax(axis=-1)
         lib.llama_memory_seq_rm(self._memory, -1, context, -1)
 
