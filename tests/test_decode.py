@@ -124,7 +124,7 @@ def test_replay_equals_live_decoding_block_by_block(expected: list[list[int]], d
 @pytest.mark.parametrize("verifier", ["single", "block"])
 def test_replay_of_sampled_texts_agrees_with_live_decoding(verifier: str) -> None:
     """Means over 3,000 texts each; the two sets of texts are independent, so the means differ by chance alone."""
-    sampling, prompt = Sampling(1.0, top_k=20), PROMPTS[0]
+    sampling, prompt = Sampling(0.8, top_k=20), PROMPTS[0]
     settings = {"max_new_tokens": 8, "eos_ids": [EOS], "sampling": sampling}
     requests = [(str(number), prompt) for number in range(3000)]
     generator = torch.Generator().manual_seed(1)
@@ -196,6 +196,26 @@ def test_sampled_output_has_the_targets_law(verifier: str) -> None:
             seen, expected = seen[:-1], expected[:-1]
         assert stats.chisquare(seen, np.array(expected) * sum(seen) / sum(expected)).pvalue > 1e-4
     assert runs / 3 < accepted < 6 * runs
+
+
+@pytest.mark.parametrize("verifier", ["rrs", "greedy"])
+def test_distinct_drafts_of_the_whole_vocabulary_never_miss(verifier: str) -> None:
+    """As many distinct drafts as tokens hold whatever the target wants: drawn any other way, some would repeat and miss."""
+    target = make(3, vocab=6)
+    traces = speculate(
+        target,
+        near(target, 0.2),
+        [[1, 3], [1, 3, 5]],
+        draft_len=1,
+        max_new_tokens=30,
+        eos_ids=[],
+        num_drafts=6,
+        verifier=verifier,
+        sampling=Sampling(1.0),
+        generator=torch.Generator().manual_seed(0),
+    ).traces
+    for trace in traces:
+        assert trace.accepted == trace.visited == [1] * 15
 
 
 def test_sampled_drafts_of_a_plain_generator_have_the_same_law() -> None:
