@@ -42,7 +42,7 @@ def small(folder: Path, layers: int, tokens: int) -> Path:
 def test_bad_input_is_refused(tmp_path: Path) -> None:
     target = small(tmp_path / "target", 1, 262)
     assert load(target).vocab_size == load_tokenizer(target).vocab_size
-    with pytest.raises(UserError, match="one layer has no first layers"):
+    with pytest.raises(UserError, match="no first layers to draft with"):
         bench(target)
     with pytest.raises(UserError, match="repeats is 1"):
         bench(target, repeats=1)

@@ -20,6 +20,9 @@ WIDTHS: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attent
 CONFIGS = {
     "opt": lambda: transformers.OPTConfig(**SIZES, **WIDTHS, ffn_dim=32, word_embed_proj_dim=16, pad_token_id=0),
     "qwen2": lambda: transformers.Qwen2Config(**SIZES, **WIDTHS, num_key_value_heads=1, intermediate_size=32),
+    "mistral": lambda: transformers.MistralConfig(  # attention over a window of 4
+        **SIZES, **WIDTHS, num_key_value_heads=1, intermediate_size=32, sliding_window=4
+    ),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=60, n_positions=64, n_embd=16, n_layer=2, n_head=2),
     "t5": lambda: transformers.T5Config(
         vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0, eos_token_id=1

@@ -201,9 +201,32 @@ def widen_config(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 98}))
 
 
+def thin_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config["intermediate_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def no_head(folder: Path) -> None:
+    """A config that does not say whether the embedding is tied: it is not."""
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (thin_config, r"config\.json: missing 1 required positional argument: 'intermediate_size'"),
+        (no_head, "no weight 'lm_head"),
+        (no_config, r"config\.json: not a model's config"),
         (break_weights, r"model\.safetensors: damaged weights"),
         (pickle_weights, r"only pickled weights \(pytorch_model.bin\)"),
         (drop_weight, r"no weight 'model\.layers\.1\.mlp\.up_proj\.weight'"),

@@ -22,7 +22,7 @@ import torch
 from draftlab.decode import generate, speculate
 from draftlab.errors import UserError
 from draftlab.latency.noise import compare
-from draftlab.models import check_same_tokenizer, hf, llama, load_tokenizer
+from draftlab.models import check_same_tokenizer, hf, load_model, load_tokenizer
 from draftlab.models.llama import Llama
 from draftlab.records import Prompt, read_jsonl
 from draftlab.replay import record, replay
@@ -121,8 +121,10 @@ def _contenders(
     batch: int,
 ) -> dict[str, Contender]:
     """Each decodes all prompts and returns the answers."""
-    target, draft = (llama.load(folder) for folder in folders)
+    target, draft = (load_model(folder) for folder in folders)
     hub_target, hub_draft = (hf.load(folder).network for folder in folders)
+    if hub_target.config.is_encoder_decoder:
+        raise UserError("an encoder-decoder", file=folders[0], remedy="this benchmark compares decoder-only models")
     limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_ids": eos_ids}
     target_pass = record(target, [(str(number), prompt) for number, prompt in enumerate(prompts)], **limits)
 
@@ -179,10 +181,12 @@ def _groups(prompts: Sequence[list[int]], size: int) -> list[Sequence[list[int]]
 
 def _all_but_the_last_layer(target: Path, scratch: Path) -> Path:
     """A draft made of the target's own first layers; its folder."""
-    model = llama.load(target)
+    model = load_model(target)
+    if not isinstance(model, Llama) or model.config.num_hidden_layers < 2:
+        raise UserError(
+            "not a Llama of two layers or more: no first layers to draft with", file=target, remedy="give --draft"
+        )
     layers = model.config.num_hidden_layers - 1
-    if not layers:
-        raise UserError("a target of one layer has no first layers to draft with", file=target, remedy="give --draft")
     shorter = Llama(dataclasses.replace(model.config, num_hidden_layers=layers))
     shorter.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith(f"layers.{layers}.")})
     shorter.save(scratch / "draft")

@@ -95,5 +95,7 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"no GPU for device {device!r}", remedy="use device cpu")
     config = read_json(Path(folder) / "config.json")
+    if not isinstance(config, dict):
+        raise UserError("not a model's config", file=Path(folder) / "config.json", remedy="fetch the model again")
     loader = llama.load if llama.can_read(config) else hf.load
     return loader(folder, getattr(torch, dtype), torch.device(device))

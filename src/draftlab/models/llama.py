@@ -415,12 +415,20 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     folder = Path(folder)
     fields = read_json(folder / "config.json")
     rope = fields.get("rope_parameters") or {}
-    fields = {
+    defaults = {  # of transformers, for what a config leaves out
+        "num_key_value_heads": fields.get("num_attention_heads"),
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
         "rope_theta": rope.get("rope_theta", 10000.0),
-        "num_key_value_heads": fields["num_attention_heads"],
-    } | fields
+        "tie_word_embeddings": False,
+    }
+    fields = defaults | fields
     names = {field.name for field in dataclasses.fields(LlamaConfig)}
-    config = LlamaConfig(**{name: value for name, value in fields.items() if name in names and value is not None})
+    try:
+        config = LlamaConfig(**{name: value for name, value in fields.items() if name in names and value is not None})
+    except TypeError as error:
+        what = str(error).removeprefix("LlamaConfig.__init__() ")
+        raise UserError(what, file=folder / "config.json", remedy="fetch or make the model again") from None
     model = Llama(config, torch.device("meta"))
     tensors = read_weights(folder, device or torch.device("cpu"))
     try:
