@@ -172,7 +172,121 @@ def mdss_acceptance(requests: int = 20) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def osd_latency_length(blocks: int = 5) -> pd.DataFrame:
+    rng = np.random.default_rng(5)
+    rows = []
+    for alpha, (begin, end), block in itertools.product(
+        (0.5, 0.7, 0.9), itertools.pairwise((0, 16, 128, 1024)), range(blocks)
+    ):
+        plain, rounds = 0.013 * (1 + end / 4000) * rng.normal(1, 0.02), 10
+        rows.append(
+            {
+                "alpha": alpha,
+                "draft_len": 5,
+                "begin": begin,
+                "end": end,
+                "block": block,
+                "plain_before_seconds": 4 * plain,
+                "plain_after_seconds": 4 * plain,
+                "plain_steps": 8,
+                "seconds": rounds * plain * 1.8,
+                "rounds": rounds,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _requests(contenders: dict[str, float], requests: int = 20) -> pd.DataFrame:
+    rng = np.random.default_rng(6)
+    rows = []
+    for dataset, request in itertools.product(DATASETS, range(requests)):
+        tokens = int(rng.integers(20, 60))
+        for contender, speedup in {"none": 1.0, **contenders, "none_again": 1.0}.items():
+            seconds = 0.01 * tokens / speedup * rng.normal(1, 0.02)
+            rows.append(
+                {
+                    "request": f"r{request}",
+                    "contender": contender,
+                    "tokens": tokens,
+                    "seconds": seconds,
+                    "blocks": tokens // 3,
+                    "drafted": tokens,
+                    "visited": tokens,
+                    "accepted": tokens // 2,
+                    "draft_seconds": seconds / 4,
+                    "verify_seconds": seconds / 2,
+                    "same_text": True,
+                    "dataset": dataset,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def osd_latency_dataset() -> pd.DataFrame:
+    return _requests({"draft": 0.9, "distilled": 1.5})
+
+
+def beyond_three_baselines() -> pd.DataFrame:
+    return _requests({"draft": 0.9, "distilled": 1.5, "distilled_adaptive": 1.6})
+
+
+def osd_update_cost(blocks: int = 5) -> pd.DataFrame:
+    rng = np.random.default_rng(7)
+    return pd.DataFrame(
+        {
+            "block": range(blocks),
+            "target_request_seconds": rng.normal(0.8, 0.02, blocks),
+            "update_seconds": rng.normal(0.05, 0.002, blocks),
+            "update_forward_seconds": 0.02,
+            "update_interval": 8,
+        }
+    )
+
+
+def beyond_context_batch(blocks: int = 3) -> pd.DataFrame:
+    rng = np.random.default_rng(8)
+    rows = []
+    for context, batch, verified, block in itertools.product((64, 512), (1, 8), (1, 2, 4, 6, 9), range(blocks)):
+        plain = 0.01 * batch * rng.normal(1, 0.02)
+        rows.append(
+            {
+                "context": context,
+                "batch": batch,
+                "block": block,
+                "verified": verified,
+                "plain_before_seconds": plain,
+                "verify_seconds": plain * (1 + 0.3 * (verified - 1)),
+                "draft_seconds": 0.1 * plain,
+                "plain_after_seconds": plain,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def beyond_interference() -> pd.DataFrame:
+    alone = osd_latency_alpha()
+    slower = alone.assign(seconds=alone["seconds"] * 1.1)
+    both = pd.concat(
+        [alone.assign(phase="alone", training_steps=0), slower.assign(phase="training", training_steps=3)],
+        ignore_index=True,
+    )
+    return both.assign(wall_seconds=0.5, idle_training_steps=4, idle_wall_seconds=0.5)
+
+
 TABLES = {
     make.__name__: make
-    for make in (osd_offline, osd_online, osd_speedup_theory, osd_latency_alpha, mdss_region, mdss_acceptance)
+    for make in (
+        osd_offline,
+        osd_online,
+        osd_speedup_theory,
+        osd_latency_alpha,
+        osd_latency_dataset,
+        osd_latency_length,
+        osd_update_cost,
+        mdss_region,
+        mdss_acceptance,
+        beyond_context_batch,
+        beyond_interference,
+        beyond_three_baselines,
+    )
 }

@@ -22,6 +22,10 @@ def _table(name):
     return tidy.derive(name, TABLES[name]())
 
 
+def _inside(page, box):
+    return page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
+
+
 @pytest.mark.parametrize("name", list(figures.FIGURES))
 def test_draws_with_scale_and_without_overlap(known, name):
     figure = figures.FIGURES[name](_table(name), "laptop", known)
@@ -33,6 +37,13 @@ def test_draws_with_scale_and_without_overlap(known, name):
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     renderer = canvas.get_renderer()
+    page = figure.bbox.padded(1)
+    words = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+    words += [text for ax in figure.axes for text in (ax.title, ax.xaxis.label, ax.yaxis.label)]
+    outside = [
+        text.get_text() for text in words if text.get_text() and not _inside(page, text.get_window_extent(renderer))
+    ]
+    assert not outside, f"text runs out of {name}"
     for ax in figure.axes:
         for axis in (ax.xaxis, ax.yaxis):
             boxes = [

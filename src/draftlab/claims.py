@@ -6,7 +6,7 @@ answers is ``not run at this scale``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -128,23 +128,14 @@ def _answer(row: Mapping[str, Any], rule: Rule, published: Published, tables: Ta
     if scale in rule.same_setting and abs(ours.estimate - row["value"]) <= rule.tolerance:
         return Answer(ours, "reproduced", f"within {rule.tolerance:g} of the printed value")
     agreeing, doubtful, opposite = [], [], []
-    for settings in rule.against:
-        for other in _neighbours(row, settings, published):
-            other_rule = published.claims[other["claim"]].rule
-            printed = row["value"] - other["value"]
-            if other_rule is None or abs(printed) <= rule.margin:
-                continue
-            against = _filters(other_rule, other["settings"])
-            gap = None if against is None else difference(rule, filters, other_rule, against, tables)
-            if gap is None:
-                continue
-            words = f"{_signed(gap)} against {_name(row, other)} (printed {printed:+.3g})"
-            if gap.estimate * printed > 0:
-                agreeing.append(words)
-            elif gap.low <= 0 <= gap.high:
-                doubtful.append(f"{words}, within noise")
-            else:
-                opposite.append(words)
+    for gap, printed, what in _gaps(row, rule, filters, ours, published, tables):
+        words = f"{_signed(gap)} against {what} (printed {printed:+.3g})"
+        if gap.estimate * printed > 0:
+            agreeing.append(words)
+        elif gap.low <= 0 <= gap.high:
+            doubtful.append(f"{words}, within noise")
+        else:
+            opposite.append(words)
     if opposite or (doubtful and not agreeing):
         return Answer(ours, "contradicts", "; ".join(filter(None, [*opposite, *doubtful, rule.explanation])))
     if agreeing:
@@ -152,6 +143,25 @@ def _answer(row: Mapping[str, Any], rule: Rule, published: Published, tables: Ta
     if scale in rule.same_setting:
         return Answer(ours, "contradicts", f"not within {rule.tolerance:g} of the printed value")
     return Answer(ours, "not run at this scale", "measured, but in another setting and with no neighbour to stand to")
+
+
+def _gaps(
+    row: Mapping[str, Any], rule: Rule, filters: Mapping[str, Any], ours: Interval, published: Published, tables: Tables
+) -> Iterator[tuple[Interval, float, str]]:
+    """Our difference to each printed neighbour (and to the rule's level), the printed difference, and what it is to."""
+    if rule.level is not None:
+        gap = Interval(ours.estimate - rule.level, ours.low - rule.level, ours.high - rule.level, ours.n)
+        yield gap, row["value"] - rule.level, f"{rule.level:g}"
+    for settings in rule.against:
+        for other in _neighbours(row, settings, published):
+            other_rule = published.claims[other["claim"]].rule
+            printed = row["value"] - other["value"]
+            if other_rule is None or abs(printed) <= rule.margin:
+                continue
+            against = _filters(other_rule, other["settings"])
+            gap_to = None if against is None else difference(rule, filters, other_rule, against, tables)
+            if gap_to is not None:
+                yield gap_to, printed, _name(row, other)
 
 
 def _filters(rule: Rule, settings: Mapping[str, str]) -> dict[str, Any] | None:
@@ -314,8 +324,10 @@ def _sums(selection: Selection, filters: Mapping[str, Any], tables: Tables) -> p
     if selection.unit is None:
         return pair
     _has(table, [selection.unit], selection.table)
-    units = [key for key in ("dataset", selection.unit) if key in rows]
-    return pair.groupby([rows[key] for key in units], sort=False).sum()
+    units = rows[selection.unit].astype(str)
+    if "dataset" in rows:  # the same request number of two datasets is two requests
+        units = rows["dataset"].astype(str) + "/" + units
+    return pair.groupby(units, sort=False).sum()
 
 
 def _chosen(table: pd.DataFrame, filters: Mapping[str, Any], name: str) -> pd.DataFrame:

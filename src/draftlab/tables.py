@@ -41,10 +41,16 @@ LAYOUTS: dict[str, Layout] = {
     "osd_online": Layout(("dataset",), ("method",), "overlap", "visited", "largest", window=(0.8, 1.0)),
     "osd_speedup_theory": Layout(("alpha",), ("draft_len", "cost_ratio"), "speedup", digits=2),
     "osd_latency_alpha": Layout(("alpha",), ("draft_len",), "plain", "speculative", digits=2),
+    "osd_latency_dataset": Layout(("dataset",), ("contender",), "plain_seconds", "seconds", digits=2),
+    "osd_latency_length": Layout(("length",), ("alpha",), "plain", "speculative", digits=2),
+    "osd_update_cost": Layout(("update_interval",), (), "interval_seconds", "update_seconds", digits=1),
     "mdss_region": Layout(("panel", "scheme"), (), "acceptance"),
     "mdss_acceptance": Layout(
         ("draft_temperature", "num_drafts"), ("scheme",), "acceptance_sum", "positions", "largest", digits=4
     ),
+    "beyond_context_batch": Layout(("context", "batch"), ("verified",), "verify_seconds", "plain_seconds", digits=2),
+    "beyond_interference": Layout(("alpha",), ("phase",), "speculative_ms", best="smallest", digits=2),
+    "beyond_three_baselines": Layout(("dataset",), ("contender",), "plain_seconds", "seconds", "largest", digits=2),
 }
 
 

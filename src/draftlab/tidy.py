@@ -24,7 +24,40 @@ def latency(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {"osd_latency_alpha": latency}
+def length(rows: pd.DataFrame) -> pd.DataFrame:
+    """Seconds to decode ``length`` tokens plainly and speculatively, per block."""
+    from draftlab.latency.length import summarise_length  # loads llama.cpp: only where it is needed
+
+    return summarise_length(rows)
+
+
+def requests(rows: pd.DataFrame) -> pd.DataFrame:
+    """Beside the seconds of each contender those of plain decoding of the same request."""
+    keys = [key for key in ("dataset", "request") if key in rows]
+    plain = rows[rows["contender"] == "none"].set_index(keys)["seconds"]
+    plain_seconds = plain.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy()
+    return rows.assign(plain_seconds=plain_seconds, milliseconds=1e3 * rows["seconds"])
+
+
+def update(rows: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of the target for all requests between two updates."""
+    return rows.assign(interval_seconds=rows["target_request_seconds"] * rows["update_interval"])
+
+
+def cost(rows: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of one plain step of the target around each probe."""
+    return rows.assign(plain_seconds=(rows["plain_before_seconds"] + rows["plain_after_seconds"]) / 2)
+
+
+DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "osd_latency_alpha": latency,
+    "osd_latency_length": length,
+    "osd_latency_dataset": requests,
+    "osd_update_cost": update,
+    "beyond_context_batch": cost,
+    "beyond_interference": latency,
+    "beyond_three_baselines": requests,
+}
 
 
 def read(path: Path, experiment: str | None = None) -> pd.DataFrame:

@@ -13,12 +13,18 @@ from matplotlib.figure import Figure
 
 from draftlab.errors import UserError
 from draftlab.figures import (
+    beyond_context_batch,
+    beyond_interference,
+    beyond_three_baselines,
     mdss_acceptance,
     mdss_region,
     osd_latency_alpha,
+    osd_latency_dataset,
+    osd_latency_length,
     osd_offline,
     osd_online,
     osd_speedup_theory,
+    osd_update_cost,
 )
 from draftlab.figures.style import save
 from draftlab.published import Published
@@ -28,8 +34,14 @@ FIGURES: dict[str, Callable[[pd.DataFrame, str, Published], Figure]] = {
     "osd_online": osd_online.draw,
     "osd_speedup_theory": osd_speedup_theory.draw,
     "osd_latency_alpha": osd_latency_alpha.draw,
+    "osd_latency_dataset": osd_latency_dataset.draw,
+    "osd_latency_length": osd_latency_length.draw,
+    "osd_update_cost": osd_update_cost.draw,
     "mdss_region": mdss_region.draw,
     "mdss_acceptance": mdss_acceptance.draw,
+    "beyond_context_batch": beyond_context_batch.draw,
+    "beyond_interference": beyond_interference.draw,
+    "beyond_three_baselines": beyond_three_baselines.draw,
 }
 
 

@@ -5,6 +5,7 @@ Colours are Okabe and Ito's, apart for the colour-blind; line styles and markers
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,9 @@ LOOKS: dict[str, Look] = {
     "static_10": Look("static, first 10 %", RED, "--", "s"),
     "static_10_fair": Look("static 10 %, same updates", ORANGE, "-.", "^"),
     "offline": Look("offline, all data", BLACK, (0, (1, 1)), "D"),  # type: ignore[arg-type]
+    # serving with and without a draft that trains beside it
+    "alone": Look("serving alone", BLUE, "-", "o"),
+    "training": Look("while the draft trains", RED, "--", "s"),
     # multi-draft schemes
     "optimal": Look("optimal", BLACK, "-", "o"),
     "importance": Look("importance sampling, full LP", SKY, (0, (4, 1)), "P"),  # type: ignore[arg-type]
@@ -151,8 +155,9 @@ def legend(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
 
 
 def footer(figure: Figure, scale: str, *facts: str) -> None:
-    """The line under the figure: scale, n, interval and whatever else a reader must know."""
-    figure.supxlabel(" · ".join([f"scale: {scale}", *filter(None, facts)]), fontsize=6, color=GREY)
+    """The lines under the figure: scale, n, interval and whatever else a reader must know."""
+    text = " · ".join([f"scale: {scale}", *filter(None, facts)])
+    figure.supxlabel(textwrap.fill(text, int(22 * figure.get_figwidth())), fontsize=6, color=GREY)
 
 
 def points(ax: Axes, x: ArrayLike, rows: pd.DataFrame, style: Look, **options: Any) -> None:
