@@ -108,22 +108,21 @@ def _drafted(models: _Models, drafting: Drafting, draft_len: int) -> Iterator[_D
 def check_sequence_sampler(
     sample: SequenceSampler, drafting: Drafting, num_drafts: int, draft_len: int = 2, budget: Budget = BUDGET
 ) -> Sampled:
-    """Draft sequences, verify them, let the target continue to ``draft_len + 1`` tokens, and test that stream of tokens."""
+    """Draft sequences, verify them, let the target continue to ``draft_len + 1`` tokens; each result is one outcome of their joint law."""
     models = _models(drafting, 3, draft_len, num_drafts, budget.seed)
     generator = torch.Generator().manual_seed(budget.seed)
     drafted = list(_drafted(models, drafting, draft_len))
     target, draft = (torch.stack(laws) for laws in zip(*[models.along(each.tokens) for each in drafted], strict=True))
     tokens = torch.stack([each.tokens for each in drafted])
     chances = torch.tensor([each.chance for each in drafted], dtype=torch.float64)
+    joint = models.continuation((), draft_len + 1)
+    places = torch.arange(joint.numel()).view(joint.shape)
 
     def stream() -> Iterator[tuple[Tensor, int]]:
         while True:
             rows = draw(chances, 256, generator)
             for emitted in sample(target[rows], draft[rows], tokens[rows], generator):
-                for i in range(draft_len + 1):
-                    law = models.target[emitted[:i]]
-                    if i == len(emitted):  # the target goes on: every sequence is tested to the same length
-                        emitted = (*emitted, int(draw(law, 1, generator)))
-                    yield law, emitted[i]
+                rest = models.continuation(emitted, draft_len + 1 - len(emitted)).flatten()
+                yield joint.flatten(), int(places[emitted].flatten()[draw(rest, 1, generator)])
 
     return check_samples(itertools.islice(stream(), budget.max_samples), budget)

@@ -1,0 +1,164 @@
+"""Verification of paths and of several sequences: exact laws of the emitted tokens, and samplers that follow them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from draftlab.conformance import check_sequence_law, check_verifier
+from draftlab.errors import UserError
+from draftlab.verify import PATH_VERIFIERS, VERIFIERS
+from draftlab.verify.block import block
+from draftlab.verify.path import single_path
+from draftlab.verify.sequence import walk, walk_law
+from draftlab.verify.single import single
+from draftlab.verify.specinfer import rrs
+from draftlab.verify.token import TokenVerifier
+
+TOKEN_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier)}
+
+
+def random_laws(*shape: int, seed: int) -> Tensor:
+    weights = torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) ** 2
+    return weights / weights.sum(-1, keepdim=True)
+
+
+SIZES = [(3, 2, 2), (2, 3, 2), (3, 1, 3), (2, 2, 3)]
+FITTING = [
+    (name, *size)
+    for name, verifier in TOKEN_VERIFIERS.items()
+    for size in SIZES
+    if size[2] <= size[0] or verifier.drafting in ("iid", "independent")  # distinct drafts need as many tokens
+]
+
+
+@pytest.mark.parametrize(("name", "vocab", "length", "drafts"), FITTING)
+def test_sequence_law_is_the_targets(name: str, vocab: int, length: int, drafts: int) -> None:
+    """Joint law of the first ``length + 1`` emitted tokens; the models depend on the context; different drafters where allowed."""
+    verifier = TOKEN_VERIFIERS[name]
+    found = check_sequence_law(partial(walk_law, verifier), verifier.drafting, vocab, length, drafts)
+    assert found.cases == vocab ** (length * drafts) or verifier.drafting in ("without_replacement", "greedy")
+    assert found.error <= 1e-12
+
+
+@pytest.mark.parametrize("name", PATH_VERIFIERS)
+def test_path_verifiers_are_lossless(name: str) -> None:
+    verdict = check_verifier(PATH_VERIFIERS[name])
+    assert verdict.exact["sequence law"].cases == 27
+    assert verdict.lossless
+
+
+def test_single_path_is_single_drafts_in_a_row() -> None:
+    target, draft = random_laws(4, 5, seed=1), random_laws(3, 5, seed=2)
+    tokens = torch.tensor([1, 4, 2])
+    found = single_path.law(target, draft, tokens)
+    stands = 1.0
+    for i, token in enumerate(tokens.tolist()):
+        law = single.law(target[i], draft[i : i + 1], tokens[i : i + 1])
+        elsewhere = law.clone()
+        elsewhere[token] = 0  # the residual never gives back a rejected draft, so its mass is that of acceptance
+        torch.testing.assert_close(found[i], stands * elsewhere)
+        stands *= float(law[token])
+    torch.testing.assert_close(found[3], stands * target[3])
+
+
+def test_block_verification_keeps_at_least_as_many_tokens() -> None:
+    gains = []
+    for seed in range(40):
+        target, draft = random_laws(4, 4, seed=seed), random_laws(3, 4, seed=100 + seed)
+        paths = torch.cartesian_prod(*[torch.arange(4)] * 3)
+        chance = draft[torch.arange(3), paths].prod(-1)
+        lengths = torch.arange(4, dtype=torch.float64)
+        kept = [
+            sum(
+                float(p * (v.law(target, draft, path).sum(-1) @ lengths)) for p, path in zip(chance, paths, strict=True)
+            )
+            for v in (single_path, block)
+        ]
+        gains.append(kept[1] - kept[0])
+    assert min(gains) >= -1e-12
+    assert max(gains) > 0.01
+
+
+@pytest.mark.parametrize("name", PATH_VERIFIERS)
+def test_path_sampler_follows_its_law(name: str) -> None:
+    verifier = PATH_VERIFIERS[name]
+    target, draft = random_laws(4, 4, seed=3), random_laws(3, 4, seed=4)
+    generator = torch.Generator().manual_seed(5)
+    for tokens in ([0, 1, 2], [3, 3, 1], [2, 0, 0]):
+        path = torch.tensor(tokens)
+        law = verifier.law(target, draft, path).flatten()
+        length, token = verifier.sample(
+            target.expand(40_000, -1, -1), draft.expand(40_000, -1, -1), path.expand(40_000, -1), generator
+        )
+        counts = torch.bincount(length * 4 + token, minlength=16)
+        assert int(counts[law == 0].sum()) == 0
+        assert chisquare(counts[law > 0], law[law > 0] / law.sum() * 40_000).pvalue > 1e-4
+
+
+def test_equal_laws_keep_the_whole_path() -> None:
+    target = random_laws(3, 4, seed=6)
+    tokens = torch.tensor([2, 1])
+    for verifier in PATH_VERIFIERS.values():
+        law = verifier.law(target, target[:2], tokens)
+        torch.testing.assert_close(law[2], target[2])
+        assert float(law[:2].sum()) == pytest.approx(0, abs=1e-15)
+
+
+def test_a_path_needs_a_bonus_law_and_at_least_one_token() -> None:
+    target = random_laws(3, 4, seed=7)
+    with pytest.raises(UserError, match="3 target laws for a path of 3 tokens"):
+        single_path.law(target, target, torch.tensor([0, 1, 2]))
+    with pytest.raises(UserError, match="1 target laws for a path of 0 tokens"):
+        block.law(target[:1], target[:0], torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(UserError, match=r"tokens\[1, 0\] is outside the vocabulary"):
+        block.law(target, target[:2], torch.tensor([0, 4]))
+
+
+@pytest.mark.parametrize("name", TOKEN_VERIFIERS)
+def test_walk_follows_its_law(name: str) -> None:
+    verifier = TOKEN_VERIFIERS[name]
+    count = 1000 if name == "importance" else 20_000
+    tokens = torch.tensor([[0, 1], [2, 0], [1, 1]])  # distinct first tokens: fits every way of drafting
+    if verifier.drafting in ("iid", "independent"):
+        tokens = torch.tensor([[0, 1], [0, 2], [1, 1]])
+    shared, draft_shared = random_laws(3, 3, seed=8), random_laws(1, 3, seed=9)
+    # Laws at a depth depend on the path so far: here on its first token.
+    target = torch.stack(
+        [
+            torch.stack([shared[0], random_laws(3, seed=20 + x), random_laws(3, seed=30 + x)])
+            for x in tokens[:, 0].tolist()
+        ]
+    )
+    draft = torch.stack([torch.stack([draft_shared[0], random_laws(3, seed=40 + x)]) for x in tokens[:, 0].tolist()])
+    law = walk_law(verifier, target, draft, tokens)
+    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+    found = walk(
+        verifier,
+        target.expand(count, -1, -1, -1),
+        draft.expand(count, -1, -1, -1),
+        tokens.expand(count, -1, -1),
+        torch.Generator().manual_seed(10),
+    )
+    emitted: dict[tuple[int, ...], int] = dict.fromkeys(law, 0)
+    for path, length, token in zip(found.path.tolist(), found.length.tolist(), found.token.tolist(), strict=True):
+        emitted[(*tokens[path, :length].tolist(), token)] += 1
+    counts = torch.tensor(list(emitted.values()))
+    expected = torch.tensor(list(law.values()), dtype=torch.float64)
+    assert chisquare(counts, expected / expected.sum() * count).pvalue > 1e-4
+
+
+def test_leaves_of_a_tree_share_their_drafts() -> None:
+    """Two leaves below one sibling bring one draft, not two: siblings are distinct without replacement."""
+    target, draft = random_laws(1, 3, 4, seed=11).expand(4, -1, -1), random_laws(1, 2, 4, seed=12).expand(4, -1, -1)
+    leaves = torch.tensor([[0, 1], [0, 2], [3, 1], [3, 0]])
+    law = walk_law(rrs, target, draft, leaves)
+    first = rrs.law(target[0, 0], draft[[0, 2], 0], torch.tensor([0, 3]))
+    marginal = torch.zeros(4, dtype=torch.float64)
+    for emitted, chance in law.items():
+        marginal[emitted[0]] += chance
+    torch.testing.assert_close(marginal, first)
