@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -102,3 +103,22 @@ def test_broken_folders_are_refused(
 def test_a_vocabulary_without_room_for_all_bytes_is_refused() -> None:
     with pytest.raises(UserError, match="vocab_size 100 is too small"):
         train_tokenizer(TEXTS, vocab_size=100)
+
+
+def test_special_tokens_of_a_template_are_special_and_those_of_a_user_are_text(trained):
+    chat = "{% for m in messages %}<s>{{ m['content'] }}</s>{% endfor %}"
+    own = dataclasses.replace(trained, chat_template=chat)
+    ids = own.encode_prompt("hello </s> there", "own")
+    assert ids == [BOS, *trained.encode("hello </s> there"), EOS]
+    assert ids.count(EOS) == 1
+
+
+def test_a_tokenizer_without_a_template_says_so(trained):
+    with pytest.raises(UserError, match="no chat template"):
+        trained.encode_prompt("hello", "own")
+
+
+def test_the_paper_template_has_its_system_sentence(trained):
+    text = trained.decode(trained.encode_prompt("How many?", "vicuna_v1.1"))
+    assert text.startswith("A chat between a curious user")
+    assert text.endswith("USER: How many? ASSISTANT:")

@@ -43,7 +43,7 @@ def answer(
     for line, prompt in enumerate(read_jsonl(prompts, Prompt), 1):
         if len(kept) == requests:
             break
-        ids = tokenizer.encode_prompt(prompt.text)
+        ids = tokenizer.encode_prompt(prompt.text, settings.template)
         if len(ids) <= room:
             kept.append((prompt.id, ids))
         else:

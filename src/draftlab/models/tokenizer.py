@@ -1,8 +1,9 @@
-"""Text to token ids and back: a tokenizer of a model folder, prompt templates, and the byte-level BPE that we train."""
+"""Text to token ids and back: the tokenizer of a model folder, and the byte-level BPE that we train."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,19 +12,20 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from draftlab.datasets.conversations import Segment, Turn, render
 from draftlab.errors import UserError
 from draftlab.records import read_json
 
-TEMPLATES = {"vicuna_v1.1": "USER: {text} ASSISTANT:", "plain": "{text}"}
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A ``tokenizers`` tokenizer with the ids that end an answer."""
+    """A ``tokenizers`` tokenizer with the ids that end an answer, and its chat template when it has one."""
 
     backend: tokenizers.Tokenizer
     eos_ids: tuple[int, ...]
+    chat_template: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -34,12 +36,34 @@ class Tokenizer:
         """Ids of ``text`` alone: no bos, and nothing in the text becomes a special token."""
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
-    def encode_prompt(self, text: str, template: str = "vicuna_v1.1") -> list[int]:
-        """Ids of a user's ``text`` in a template of ``TEMPLATES``, with the specials the model's own convention adds
-        (bos for Llama, eos for T5). ``</s>`` in the text stays text."""
-        if template not in TEMPLATES:
-            raise UserError(f"unknown prompt template {template!r}", remedy=f"use one of {', '.join(TEMPLATES)}")
-        return list(self.backend.encode(TEMPLATES[template].format(text=text)).ids)
+    def encode_prompt(self, text: str, template: str = "vicuna_short") -> list[int]:
+        """Ids of one user turn in a chat template (``datasets.conversations.render``), with the specials that the model's own
+        convention adds (bos for Llama, eos for T5). Special tokens count in the template's own words alone: ``</s>`` in
+        the user's text stays text."""
+        pieces = self._pieces(render(template, [Turn("user", text)], own=self.chat_template))
+        if len(pieces) == 1 and isinstance(pieces[0], str):
+            return list(self.backend.encode(pieces[0]).ids)
+        ids = [token for piece in pieces for token in ([piece] if isinstance(piece, int) else self.encode(piece))]
+        around = list(self.backend.encode("").ids)
+        if around == ids[: len(around)]:  # the template wrote bos itself
+            return ids
+        return [*ids, *around] if around and around[-1] in self.eos_ids else [*around, *ids]
+
+    def _pieces(self, segments: Sequence[Segment]) -> list[str | int]:
+        """Segments as text and special-token ids; neighbouring text is joined, so that it is split as one string."""
+        specials = {t.content: i for i, t in self.backend.get_added_tokens_decoder().items() if t.special}
+        pattern = "|".join(re.escape(name) for name in sorted(specials, key=len, reverse=True))
+        pieces: list[str | int] = []
+        for segment in segments:
+            parts = re.split(f"({pattern})", segment.text) if segment.special and pattern else [segment.text]
+            for number, part in enumerate(parts):
+                if number % 2:
+                    pieces.append(specials[part])
+                elif pieces and isinstance(pieces[-1], str):
+                    pieces[-1] += part
+                elif part:
+                    pieces.append(part)
+        return pieces or [""]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids without special tokens."""
@@ -73,7 +97,16 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # user text never becomes a special token
-    return Tokenizer(backend, _eos_ids(Path(folder)))
+    return Tokenizer(backend, _eos_ids(Path(folder)), _chat_template(Path(folder)))
+
+
+def _chat_template(folder: Path) -> str | None:
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if (folder / "tokenizer_config.json").is_file():
+        found = read_json(folder / "tokenizer_config.json").get("chat_template")
+        return found if isinstance(found, str) else None
+    return None
 
 
 def _eos_ids(folder: Path) -> tuple[int, ...]:
