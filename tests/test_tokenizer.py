@@ -38,7 +38,7 @@ def test_prompt_is_bos_and_the_template(trained: Tokenizer) -> None:
     ids = trained.encode_prompt("How many?")
     assert ids == [BOS, *trained.encode("USER: How many? ASSISTANT:")]
     assert trained.encode_prompt("How many?", "plain") == [BOS, *trained.encode("How many?")]
-    with pytest.raises(UserError, match="unknown prompt template 'alpaca'"):
+    with pytest.raises(UserError, match="unknown chat template 'alpaca'"):
         trained.encode_prompt("How many?", "alpaca")
 
 
