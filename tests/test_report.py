@@ -123,12 +123,6 @@ def test_what_is_missing_or_broken_is_named(page, tmp_path):
         report.write(tmp_path, "laptop", tmp_path / "report.html")
 
 
-def test_common_settings_are_said_once():
-    common, varied = report.split_common([{"cell": "a", "x": 1, "y": 2}, {"cell": "b", "x": 1, "y": 3}])
-    assert common == {"x": 1}
-    assert varied == [{"cell": "a", "y": 2}, {"cell": "b", "y": 3}]
-
-
 # --- in a browser ------------------------------------------------------------------------------------------------
 
 

@@ -224,11 +224,10 @@ def speedup_theory(settings: Flat[experiments.SpeedupTheory], *, out: Path) -> N
 
 def mdss_region(settings: Flat[experiments.Region], *, out: Path) -> None:
     """Acceptance over the toy simplex of MDSS Fig. 2, exactly."""
-    from draftlab import multidraft
+    from draftlab.multidraft import region
     from draftlab.records import write_cell
 
-    rows = multidraft.region(settings.num_drafts, settings.points)
-    write_cell(out, rows, {"settings": settings.model_dump()})
+    write_cell(out, region.region(settings.num_drafts, settings.points), {"settings": settings.model_dump()})
 
 
 def mdss_pairs(
@@ -236,28 +235,33 @@ def mdss_pairs(
     *,
     target: Path,
     draft: Path,
-    prompts: Path,
+    prompts: dict[str, Path],
     positions: int,
     seed: int = 0,
     out: Path,
 ) -> None:
-    """Sample the target's answers at temperature 1, and record target and draft logits at their positions."""
-    from draftlab import answers, multidraft
-    from draftlab.models import load_model
+    """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2) to OUT/DATASET.safetensors.
+
+    PROMPTS are a name and a file for each dataset. The synthetic family is written beside them.
+    """
+    from draftlab import answers
+    from draftlab.multidraft import pairs
     from draftlab.sampling import Sampling
 
-    found, _ = answers.answer(target, prompts, positions, settings, sampling=Sampling(1.0), seed=seed)
-    target_model, draft_model = (load_model(folder, settings.dtype, settings.device) for folder in (target, draft))
-    multidraft.record_pairs(target_model, draft_model, found.answers, positions, out)
+    target_model, draft_model, _ = pairs.load_models(target, draft, settings.dtype, settings.device)
+    for dataset, file in prompts.items():
+        found, _ = answers.answer(target, file, positions, settings, sampling=Sampling(1.0, top_k=5), seed=seed)
+        pairs.record(target_model, draft_model, found.answers, positions).save(out / f"{dataset}.safetensors")
+    pairs.synthetic(seed).save(out / "synthetic.safetensors")
 
 
 def mdss_acceptance(settings: Flat[experiments.Acceptance], *, pairs: Path, out: Path) -> None:
-    """Exact acceptance of multi-draft schemes on recorded probability pairs."""
-    from draftlab import multidraft
+    """Exact acceptance of multi-draft schemes on the recorded probability pairs in a folder."""
+    from draftlab.multidraft import acceptance
+    from draftlab.multidraft.pairs import load_all
     from draftlab.records import write_cell
 
-    rows = multidraft.acceptance(pairs, settings)
-    write_cell(out, rows.assign(dataset=settings.dataset), {"settings": settings.model_dump()})
+    write_cell(out, acceptance.acceptance(load_all(pairs, settings), settings), {"settings": settings.model_dump()})
 
 
 def collect(*, rows: tuple[Path, ...], out: Path) -> None:
@@ -409,6 +413,20 @@ def report(*, results: Path, scale: experiments.Scale, out: Path) -> None:
     report.write(results, scale, out)
 
 
+def provenance(figure: tyro.conf.Positional[Path]) -> None:
+    """Print the chain behind a figure: table, runs, models, answers, raw data."""
+    from draftlab import provenance
+
+    print(*provenance.trace(figure), sep="\n")
+
+
+def record_provenance(*, results: Path, out: Path) -> None:
+    """Write the chains behind all tables of a run, for publishing beside them."""
+    from draftlab import provenance
+
+    provenance.record(results, out)
+
+
 # --- verifiers ---------------------------------------------------------------------------------------------------
 
 
@@ -526,6 +544,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "table": table,
     "claims": claims,
     "report": report,
+    "provenance": provenance,
+    "record-provenance": record_provenance,
     "summary": summary,
     "data fetch": data_fetch,
     "data make": data_make,

@@ -21,6 +21,7 @@ from draftlab import __version__, published, records, tables, tidy
 from draftlab.claims import COLUMNS, VERDICTS
 from draftlab.errors import UserError
 from draftlab.experiments import Experiment, load_experiment
+from draftlab.provenance import flatten, split_common
 
 WORKFLOW = published.FOLDER.parent
 PAPERS = {
@@ -180,26 +181,6 @@ def _tokens(path: Path) -> TokenView | None:
         return TokenView(str(raw["dataset"]), str(raw["request"]), str(raw["prompt"]), before, after)
     except (KeyError, TypeError) as error:
         raise UserError(f"not a token view: {error!r}", file=path, remedy="delete it and run again") from None
-
-
-def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots."""
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        found |= flatten(item, f"{prefix}{key}.") if isinstance(item, Mapping) else {f"{prefix}{key}": item}
-    return found
-
-
-def split_common(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What all runs share, and of each what it does not share."""
-    if not runs:
-        return {}, []
-    keys = list(dict.fromkeys(key for run in runs for key in run))
-    shared = {key for key in keys if key != "cell" and all(run.get(key) == runs[0].get(key) for run in runs)}
-    return (
-        {key: runs[0].get(key) for key in keys if key in shared},
-        [{key: run.get(key) for key in keys if key not in shared} for run in runs],
-    )
 
 
 def visible(text: str) -> str:

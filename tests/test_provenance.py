@@ -1,0 +1,94 @@
+"""From a figure down to the raw data, for a run's own figures and for published ones."""
+
+import json
+import shutil
+
+import pytest
+
+from draftlab import provenance
+from draftlab.errors import UserError
+
+
+def _write(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = tmp_path / "results" / "laptop"
+    for dataset in ("spider", "gsm8k"):
+        _write(
+            run / "cells" / "osd_offline" / f"{dataset}.ft" / "run.json",
+            {"settings": {"dataset": dataset, "epochs": 2}, "machine": {"processor": "X", "commit": "abc"}},
+        )
+        _write(run / "answers" / f"{dataset}.train" / "pass.json", {"sampling": {"temperature": 0.0}, "forwards": 901})
+        _write(
+            run / "data" / dataset / "summary.json",
+            {"provenance": {"train": {"dataset": dataset, "source": "generator", "sha256": "f" * 64}}},
+        )
+    _write(run / "data" / "xsum" / "summary.json", {"provenance": {"train": {"dataset": "xsum", "source": "hub"}}})
+    _write(run / "cells" / "mdss_region" / "all" / "run.json", {"settings": {"points": 61}})
+    _write(run / "models" / "target" / "model.safetensors", "weights")
+    _write(run / "osd_offline.csv", "a,b\n1,2\n3,4\n")
+    _write(run / "mdss_region.csv", "a\n1\n")
+    for name in ("osd_offline", "mdss_region"):
+        _write(run / "figures" / f"{name}.pdf", f"picture of {name}")
+    return run
+
+
+def test_the_chain_reaches_the_raw_data_of_its_own_datasets(run):
+    text = "\n".join(provenance.trace(run / "figures" / "osd_offline.pdf"))
+    for words in (
+        "osd_offline.csv",
+        "2 rows",
+        "settings.epochs = 2",
+        "machine.commit = abc",
+        "run      gsm8k.ft",
+        "model    target",
+        "forwards = 901",
+        "raw data spider  source = generator  sha256 = ffffffffffffffff",
+    ):
+        assert words in text
+    assert "xsum" not in text
+    assert (
+        text.index("table ")
+        < text.index("run ")
+        < text.index("model ")
+        < text.index("answers ")
+        < text.index("raw data")
+    )
+
+
+def test_an_exact_table_has_no_models_behind_it(run):
+    text = "\n".join(provenance.trace(run / "figures" / "mdss_region.pdf"))
+    assert "points = 61" in text
+    assert "model " not in text
+    assert "raw data" not in text
+
+
+def test_a_published_figure_is_traced_without_its_run(run, tmp_path):
+    paper = tmp_path / "paper_figures" / "laptop"
+    provenance.record(run, paper / "data" / provenance.RECORD)
+    shutil.copy(run / "osd_offline.csv", paper / "data")
+    _write(paper / "osd_offline.pdf", "picture")
+    shutil.rmtree(run)
+    text = "\n".join(provenance.trace(paper / "osd_offline.pdf"))
+    assert "raw data gsm8k" in text
+    (paper / "data" / "osd_offline.csv").write_text("a,b\n1,2\n3,5\n")
+    with pytest.raises(UserError, match="not the one that was published"):
+        list(provenance.trace(paper / "osd_offline.pdf"))
+
+
+@pytest.mark.parametrize(("name", "message"), [("osd_nothing.pdf", "no such figure"), ("orphan.pdf", "no such table")])
+def test_what_is_missing_is_named(run, name, message):
+    _write(run / "figures" / "orphan.pdf", "picture")
+    with pytest.raises(UserError, match=message):
+        list(provenance.trace(run / "figures" / name))
+
+
+def test_common_settings_are_said_once():
+    common, varied = provenance.split_common([{"cell": "a", "x": 1, "y": 2}, {"cell": "b", "x": 1, "y": 3}])
+    assert common == {"x": 1}
+    assert varied == [{"cell": "a", "y": 2}, {"cell": "b", "y": 3}]
+    assert provenance.split_common([]) == ({}, [])
