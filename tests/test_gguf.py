@@ -30,7 +30,7 @@ TEXTS = [
     "naïve façade",
     "日本語 😀",
     "a\n\n\tb",
-    "it's 1,234.5!",
+    "it's 1,234.5!!  1,234.5 (12)",
     "USER: hi ASSISTANT:",
 ]
 
@@ -45,7 +45,7 @@ def byte_level(alphabet: bool = True) -> Tokenizer:
         special_tokens=["<pad>", "<s>", "</s>", "<unk>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if alphabet else [],
     )
-    tokenizer.train_from_iterator(["SELECT name FROM shops WHERE name = 'a b'; two shops"] * 3, trainer)
+    tokenizer.train_from_iterator(TEXTS * 3, trainer)
     return tokenizer
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy.stats import chisquare
 
 from draftlab.errors import UserError
@@ -108,6 +109,28 @@ def test_a_perfect_draft_is_always_accepted(files: dict[str, Path]) -> None:
         run = speculate(target, draft, PROMPT, 60, fixed(4))
         assert [block.accepted for block in run.blocks] == [4] * 12
         assert run.tokens == decode(target, PROMPT, 60).tokens
+
+
+@pytest.mark.parametrize("draft_len", [3, 5])
+def test_target_calls_equal_those_of_transformers(files: dict[str, Path], draft_len: int) -> None:
+    """``transformers`` assisted generation, an independent implementation: the same text from as many target calls."""
+    from transformers import LlamaForCausalLM
+
+    target, draft = (LlamaForCausalLM.from_pretrained(files[f"{name}_folder"]) for name in ("target", "draft"))
+    draft.generation_config.num_assistant_tokens = draft_len
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0
+    calls, forward = [], target.forward
+    target.forward = lambda *args, **kwargs: calls.append(1) or forward(*args, **kwargs)
+    prompt = torch.tensor([PROMPT])
+    theirs = target.generate(
+        prompt, assistant_model=draft, max_new_tokens=60, min_new_tokens=60, do_sample=False, eos_token_id=None,
+        attention_mask=torch.ones_like(prompt), pad_token_id=0,
+    )  # fmt: skip
+    with LlamaCpp(files["target"]) as big, LlamaCpp(files["draft"]) as small:
+        ours = speculate(big, small, PROMPT, 60, fixed(draft_len))
+    assert ours.tokens == theirs[0, len(PROMPT) :].tolist()
+    assert len(ours.blocks) == len(calls)
 
 
 def test_adaptive_draft_length_changes_blocks_but_not_text(files: dict[str, Path]) -> None:
