@@ -104,12 +104,11 @@ def test_a_target_that_you_name_is_not_inflated():
 
 
 def test_flags_round_trip_lists_and_leave_none_out():
-    settings = experiments.Acceptance(
-        dataset="a", schemes=["k_seq", "single"], num_drafts=[2, 4], draft_temperature=[1.0]
-    )
+    lists = {"schemes": ["k_seq", "single"], "num_drafts": [2, 4], "draft_temperature": [1.0]}
+    settings = experiments.Live(**lists, draft_len=4, requests=1, batch=1, max_new_tokens=1)
     words = experiments.flags(settings, pairs=Path("p q"))
     assert words[words.index("--num-drafts") :][:3] == ["--num-drafts", "2", "4"]
-    assert "--top-k" not in words
+    assert "--first-temperature" not in words
     assert words[-2:] == ["--pairs", "p q"]
 
 

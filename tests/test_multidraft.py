@@ -1,39 +1,78 @@
 """Exact acceptance on toy laws and on recorded pairs."""
 
+import itertools
+
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from draftlab import experiments, multidraft
+from draftlab import experiments
 from draftlab.errors import UserError
+from draftlab.multidraft import pairs as recorded
+from draftlab.multidraft.acceptance import acceptance, along_text, by_position, on_support
+from draftlab.multidraft.region import region
+from draftlab.multidraft.schemes import token_verifier
 from draftlab.records import Answer
+from draftlab.sampling import Sampling, to_probs
+from draftlab.verify.bound import optimum_by_subsets, optimum_without_replacement
+from draftlab.verify.joint import joint_law
+from draftlab.verify.specinfer import rrs
 from tests.test_distill import small_llama
 
-
-def test_region_has_the_printed_values():
-    rows = multidraft.region([2], points=61)
-    left = rows[(rows["panel"] == "left") & ((rows["q2"] - 1 / 3).abs() < 1e-12)].set_index("scheme")["acceptance"]
-    assert left["optimal"] == pytest.approx(1)
-    assert left["k_seq"] == pytest.approx(1)
-    table = rows.pivot_table(index=["panel", "q2"], columns="scheme", values="acceptance")
-    assert len(table) == 122
-    assert (table["optimal"] >= table["k_seq"] - 1e-9).all()
-    assert (table["k_seq"] >= table["specinfer"] - 1e-9).all()
-    assert (table["specinfer"] >= table["single"] - 1e-12).all()
-    assert ((table["optimal"] - table["importance"]).abs() < 1e-6).all()
+PRINTED_REGION = [  # panel, q2, optimal, K-SEQ, SpecInfer at K = 2 (reference/multidraft.md, end of section b)
+    ("left", 0.05, 0.938889, 0.847036, 0.811111),
+    ("left", 0.144444, 1, 0.910714, 0.874074),
+    ("left", 0.238889, 1, 0.966534, 0.937037),
+    ("left", 1 / 3, 1, 1, 1),
+    ("right", 0.05, 0.772222, 0.724849, 0.700000),
+    ("right", 0.172222, 0.894444, 0.815428, 0.781481),
+    ("right", 0.294444, 1, 0.899904, 0.862963),
+    ("right", 0.416667, 1, 0.962475, 0.944444),
+]
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    path = tmp_path_factory.mktemp("pairs") / "pairs.safetensors"
+def toy():
+    rows = region([2, 3, 4], points=1201)
+    return rows.pivot_table(index=["num_drafts", "panel", "q2"], columns="scheme", values="acceptance")
+
+
+@pytest.mark.parametrize(("panel", "q2", "optimal", "k_seq", "specinfer"), PRINTED_REGION)
+def test_region_has_the_known_values(toy, panel, q2, optimal, k_seq, specinfer):
+    line = toy.loc[(2, panel)]
+    for scheme, value in (("optimal", optimal), ("k_seq", k_seq), ("specinfer", specinfer)):
+        assert np.interp(q2, line.index, line[scheme]) == pytest.approx(value, abs=2e-5)
+
+
+def test_region_is_ordered_and_the_program_is_the_optimum_at_every_number_of_drafts(toy):
+    assert len(toy) == 3 * 2 * 1201
+    assert (toy["optimal"] >= toy["k_seq"] - 1e-9).all()
+    assert (toy["k_seq"] >= toy["specinfer"] - 1e-9).all()
+    assert (toy["specinfer"] >= toy["single"] - 1e-12).all()
+    assert ((toy["optimal"] - toy["importance"]).abs() < 1e-6).all()
+    more = toy["optimal"].unstack("num_drafts")
+    assert (more[3] >= more[2] - 1e-12).all()
+    assert (more[4] > more[2] + 0.05).any()
+
+
+def test_the_optimum_on_three_tokens_is_the_smallest_cut(toy):
+    for drafts, panel, q2 in itertools.islice(toy.index, 0, None, 97):
+        first = {"left": 1 / 3, "right": 1 / 6}[panel]
+        target = torch.tensor([first, q2, max(0.0, 1 - first - q2)], dtype=torch.float64)
+        joint = joint_law(torch.full((drafts, 3), 1 / 3, dtype=torch.float64), "iid")
+        assert toy.loc[(drafts, panel, q2), "optimal"] == pytest.approx(optimum_by_subsets(target, joint), abs=1e-12)
+
+
+@pytest.fixture(scope="module")
+def pairs():
     answers = [Answer(str(i), [1, 5 + i], [7, 9, 11, 2], True) for i in range(5)]
-    multidraft.record_pairs(small_llama(32, 0), small_llama(16, 1), answers, 18, path)
-    return path
+    return {"toy": recorded.record(small_llama(32, 0), small_llama(16, 1), answers, 18)}
 
 
 def settings(**changes):
     values = {
-        "dataset": "toy",
+        "datasets": ["toy"],
         "schemes": ["optimal", "importance_truncated", "k_seq", "specinfer", "single"],
         "num_drafts": [2, 4],
         "draft_temperature": [1.0, 2.0],
@@ -42,16 +81,28 @@ def settings(**changes):
     return experiments.Acceptance(**(values | changes))
 
 
-def test_recorded_pairs_stop_at_the_number_asked_for(pairs):
-    rows = multidraft.acceptance(pairs, settings())
-    one = rows[(rows["scheme"] == "single") & (rows["num_drafts"] == 2) & (rows["draft_temperature"] == 1.0)]
-    assert one["positions"].sum() == 18
-    assert list(one["positions"]) == [4, 4, 4, 4, 2]
+def test_recorded_pairs_stop_at_the_number_asked_for_and_are_read_as_written(pairs, tmp_path):
+    assert torch.bincount(pairs["toy"].request).tolist() == [4, 4, 4, 4, 2]
+    assert pairs["toy"].token.tolist() == [7, 9, 11, 2] * 4 + [7, 9]
+    pairs["toy"].save(tmp_path / "toy.safetensors")
+    recorded.synthetic(0, contexts=3, vocab=50).save(tmp_path / "synthetic.safetensors")
+    read = recorded.load_all(tmp_path, settings(synthetic=True, positions=5))
+    assert list(read) == ["toy", "synthetic"]
+    torch.testing.assert_close(read["toy"].draft_logits, pairs["toy"].draft_logits[:5], rtol=0, atol=0)
+    assert read["toy"].is_text
+    assert not read["synthetic"].is_text
+
+
+def test_a_file_that_holds_no_pairs_is_refused(tmp_path):
+    (tmp_path / "toy.safetensors").write_bytes(b"no")
+    with pytest.raises(UserError, match=r"toy\.safetensors: no recorded pairs"):
+        recorded.load_all(tmp_path, settings())
 
 
 def test_no_scheme_beats_the_optimum_and_single_does_not_see_more_drafts(pairs):
-    rows = multidraft.acceptance(pairs, settings())
+    rows = acceptance(pairs, settings())
     sums = rows.groupby(["draft_temperature", "num_drafts", "scheme"])["acceptance_sum"].sum().unstack()
+    assert len(sums.columns) == 5
     for scheme in sums.columns:
         assert (sums[scheme] <= sums["optimal"] + 1e-6).all()
     assert (sums["optimal"] > 0).all()
@@ -60,11 +111,65 @@ def test_no_scheme_beats_the_optimum_and_single_does_not_see_more_drafts(pairs):
 
 
 def test_the_draft_temperature_reaches_the_draft_alone(pairs):
-    cold = multidraft.acceptance(pairs, settings(schemes=["single"], draft_temperature=[1e-6]))
-    hot = multidraft.acceptance(pairs, settings(schemes=["single"], draft_temperature=[1e6]))
+    cold = acceptance(pairs, settings(schemes=["single"], draft_temperature=[1e-6]))
+    hot = acceptance(pairs, settings(schemes=["single"], draft_temperature=[1e6]))
     assert not torch.isclose(*(torch.tensor(t["acceptance_sum"].sum()) for t in (cold, hot)), atol=1e-3)
 
 
 def test_an_unknown_scheme_is_refused_with_those_that_exist(pairs):
     with pytest.raises(UserError, match=r"sequoia.*allowed: .*k_seq"):
-        multidraft.acceptance(pairs, settings(schemes=["sequoia"]))
+        acceptance(pairs, settings(schemes=["sequoia"]))
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3, 8])
+def test_without_replacement_the_enumeration_by_batches_is_that_of_the_verifier(drafts):
+    found = recorded.synthetic(1, contexts=12, vocab=40)
+    target = to_probs(found.target_logits, Sampling(1.0, 4))
+    draft = to_probs(found.draft_logits, Sampling(1.5, 5, 0.9))  # supports of several sizes
+    assert (draft > 0).sum(-1).unique().numel() > 1
+    exact = by_position(rrs, *on_support(target, draft), drafts)
+    for row, (q, p) in enumerate(zip(target, draft, strict=True)):
+        count = min(drafts, int((p > 0).sum()))
+        support = ((q > 0) | (p > 0)).nonzero()[:, 0]
+        known = rrs.acceptance(q[support], p[support].expand(count, -1))
+        assert exact.proc[row] == pytest.approx(float(known.proc), abs=1e-12)
+        assert exact.member[row] == pytest.approx(float(known.member), abs=1e-12)
+        assert exact.member[row] <= optimum_without_replacement(q[support], p[support], count) + 1e-9
+
+
+def test_too_many_tuples_are_refused():
+    found = recorded.synthetic(1, contexts=2, vocab=40)
+    laws = on_support(to_probs(found.target_logits, Sampling()), to_probs(found.draft_logits, Sampling()))
+    for name in ("rrs", "importance"):
+        with pytest.raises(UserError, match="no exact acceptance at 4 drafts on 40 tokens"):
+            by_position(token_verifier(name), *laws, 4)
+
+
+def test_block_verification_keeps_at_least_as_much_along_a_text_and_has_none_without_one(pairs):
+    both = pairs | {"synthetic": recorded.synthetic(0, contexts=3, vocab=200)}
+    rows = acceptance(both, settings(schemes=["block", "single"], num_drafts=[2], draft_temperature=[1.0], top_k=0))
+    assert set(rows.loc[rows["scheme"] == "block", "dataset"]) == {"toy"}
+    whole = along_text(pairs["toy"], settings(top_k=0), 1.0, "block")
+    token = along_text(pairs["toy"], settings(top_k=0), 1.0, "single")
+    assert whole["acceptance_sum"].sum() > token["acceptance_sum"].sum() > 0
+    # With paths of one token both are the same.
+    one = (along_text(pairs["toy"], settings(top_k=0, path_len=1), 1.0, name) for name in ("block", "single"))
+    pd.testing.assert_frame_equal(*one)
+
+
+def test_the_synthetic_family_has_the_regimes_of_the_reference():
+    """At equal temperature the small program loses to K-SEQ, on hotter drafts it wins (reference/multidraft.md, c.2)."""
+    found = recorded.synthetic(0)
+    means = {}
+    for temperature in (1.0, 1.6):
+        laws = on_support(
+            to_probs(found.target_logits, Sampling(1.0, None, 0.95)),
+            to_probs(found.draft_logits, Sampling(temperature, None, 0.95)),
+        )
+        for name in ("specinfer", "k_seq", "importance_truncated", "optimal"):
+            means[name, temperature] = float(by_position(token_verifier(name), *laws, 2).proc.mean())
+    assert means["importance_truncated", 1.0] < means["k_seq", 1.0] - 0.01
+    assert means["importance_truncated", 1.6] > means["k_seq", 1.6] + 0.01
+    for temperature in (1.0, 1.6):
+        assert means["optimal", temperature] >= means["importance_truncated", temperature]
+        assert means["k_seq", temperature] > means["specinfer", temperature]

@@ -19,10 +19,12 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from draftlab.datasets import registry
 from draftlab.errors import UserError
 
 Scale = Literal["smoke", "laptop", "shapes", "paper"]
 Dataset = str
+Template = Literal["vicuna_v1.1", "vicuna_short", "plain", "own"]
 SampleSource = Literal["none", "teacher", "student", "mix_token", "mix_request"]
 Loss = Literal["none", "hard_label", "forward_kl", "reverse_kl", "jsd_0.1", "jsd_0.5", "jsd_0.9", "tvd", "jeffreys_0.9"]
 LossPositions = Literal["rejected", "all", "block_end", "repository"]
@@ -73,18 +75,28 @@ class Answers(Settings):
     """How the target answers: the recorded pass that every variant shares."""
 
     max_new_tokens: int = Field(gt=0)
+    template: Template = "vicuna_short"
     batch: int = Field(gt=0, default=64)
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
 
 
+class Pair(Settings):
+    """Another pair of models: the datasets that it is measured on, which are also what small models of it learn."""
+
+    datasets: list[Dataset] = []
+    target: Recipe = Recipe()
+    draft: Recipe = Recipe()
+
+
 class ScaleSettings(Settings):
-    """One ``workflow/scales/<scale>.yaml``."""
+    """One ``workflow/scales/<scale>.yaml``; ``multidraft`` is the pair of the multi-draft experiments."""
 
     data: Data
     target: Recipe
     draft: Recipe
     answers: Answers
+    multidraft: Pair = Pair()
 
 
 # --- stages of experiments ---------------------------------------------------------------------------------------
@@ -220,17 +232,88 @@ class Region(Settings):
     points: int = Field(gt=1)
 
 
-class Acceptance(Settings):
-    """Acceptance of multi-draft schemes on recorded probability pairs (MDSS Table 2)."""
+class Cone(Settings):
+    """The polyhedral check of the best acceptance (MDSS App. D), and the linear program against the formula."""
 
-    dataset: Dataset
+    num_tokens: list[int]
+    num_drafts: list[int]
+    cases: int = Field(gt=0, description="random laws per size, on which both are computed")
+    seed: int = 0
+
+
+class VerifierCost(Settings):
+    """What a decision of each scheme costs (MDSS App. G)."""
+
+    vocabs: list[int]
+    num_drafts: list[int]
+    batch: int = Field(gt=0)
+    rounds: int = Field(gt=0)
+    seed: int = 0
+
+
+class OnPairs(Settings):
+    """What experiments on recorded probability pairs share; ``datasets`` empty: all of the pair's.
+
+    ``positions`` bounds how many of each dataset are used. ``top_k`` 0 keeps every token; ``synthetic`` adds the family of model-like laws.
+    """
+
+    datasets: list[Dataset] = []
+    synthetic: bool = False
+    positions: int = Field(gt=0, default=1_000_000)
+    top_k: int = Field(ge=0, default=0)
+    top_p: float = 1.0
+
+
+class Acceptance(OnPairs):
+    """Exact acceptance of multi-draft schemes (MDSS Table 2)."""
+
     schemes: list[str]
     num_drafts: list[int]
     draft_temperature: list[float]
     target_temperature: float = 1.0
-    top_k: int | None = None
+    path_len: int = Field(gt=0, default=4, description="tokens of a path, for schemes that verify one")
+
+
+class Regime(OnPairs):
+    """Acceptance over a grid of target and draft temperatures, by the target's entropy."""
+
+    num_drafts: int = Field(gt=1)
+    target_temperature: list[float]
+    draft_temperature: list[float]
+
+
+class Sinkhorn(OnPairs):
+    """Entropic optimal transport instead of the linear program: acceptance and cost against iterations."""
+
+    num_drafts: list[int]
+    draft_temperature: list[float]
+    iterations: list[int]
+    sharpness: list[float]
+    rounds: int = Field(gt=0)
+
+
+class Live(Settings):
+    """Live decoding with several drafted sequences; ``datasets`` empty: all of the pair's.
+
+    Every combination of the lists is a contender. A scheme ``NAME+block`` verifies by blocks once a single sequence is left.
+    ``first_temperature``: of the first draft, where the drafts differ. ``top_k`` 0 keeps every token.
+    """
+
+    datasets: list[Dataset] = []
+    schemes: list[str]
+    num_drafts: list[int]
+    draft_len: int = Field(gt=0)
+    draft_temperature: list[float]
+    first_temperature: float | None = None
+    target_temperature: list[float] = [1.0]
+    top_k: list[int] = [0]
     top_p: float = 1.0
-    lp_threshold: int = 5
+    lp_threshold: list[int] = [5]
+    requests: int = Field(gt=0)
+    batch: int = Field(gt=0)
+    max_new_tokens: int = Field(gt=0)
+    quality: bool = Field(False, description="also ROUGE-L and BLEU of each answer")
+    seed: int = 0
 
 
 STAGES: dict[str, type[Settings]] = {
@@ -246,7 +329,12 @@ STAGES: dict[str, type[Settings]] = {
     "latency_null": LatencyNull,
     "latency_interference": LatencyInterference,
     "region": Region,
+    "cone": Cone,
+    "verifier_cost": VerifierCost,
     "acceptance": Acceptance,
+    "regime": Regime,
+    "sinkhorn": Sinkhorn,
+    "live": Live,
 }
 
 
@@ -353,6 +441,7 @@ class RunConfig(Settings):
     dataset: str | None = Field(None, description="a file of prompts of your own")
     target: str | None = Field(None, description="hub id or folder of the target")
     draft: str | None = Field(None, description="hub id or folder of the draft")
+    template: Template | None = Field(None, description="chat template of the prompts; own is the tokenizer's")
     experiments: str = Field("reproduction", description="reproduction, all, or names separated by commas")
     name: str | None = Field(None, description="folder under results/")
 
@@ -381,17 +470,18 @@ class Run(Settings):
     def cells(self, experiment: str) -> dict[str, Settings]:
         """The cells of one experiment at this run's scale; your own prompts or target replace those of the scale.
 
-        A target that you name is measured as it is: only the small one trained on the spot is inflated.
+        A target that you name is measured as it is: only the small one trained on the spot is inflated. Empty ``datasets`` are
+        those of the multi-draft pair.
         """
         own = self.settings.data.datasets if self.config.dataset else None
-        cells = self.experiments[experiment].cells(self.scale, experiment, own)
-        if self.config.target:
-            as_it_is = {"inflated_layers": 0, "inflated_ffn": 0}
-            return {
-                name: cell.model_copy(update={key: as_it_is[key] for key in as_it_is if key in type(cell).model_fields})
-                for name, cell in cells.items()
-            }
-        return cells
+        replaced: dict[str, Any] = {"inflated_layers": 0, "inflated_ffn": 0} if self.config.target else {}
+        return {
+            name: cell.model_copy(
+                update={key: value for key, value in replaced.items() if key in type(cell).model_fields}
+                | ({"datasets": self.settings.multidraft.datasets} if getattr(cell, "datasets", None) == [] else {})
+            )
+            for name, cell in self.experiments[experiment].cells(self.scale, experiment, own).items()
+        }
 
 
 def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
@@ -400,16 +490,23 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     settings = _validated(
         ScaleSettings, _read_yaml(workflow / "scales" / f"{run.scale}.yaml"), f"workflow/scales/{run.scale}.yaml"
     )
-    data: dict[str, Any] = {}
     if run.raw:
-        data = {"source": "raw"}
+        held = _held(settings.multidraft.datasets, Path(run.raw))
+        settings = _with(settings, data={"source": "raw"}, multidraft={"datasets": held})
     if run.dataset:
-        data = {"source": "raw", "datasets": ["prompts"]}
-    settings = settings.model_copy(update={"data": settings.data.model_copy(update=data)})
+        settings = _with(
+            settings, data={"source": "raw", "datasets": ["prompts"]}, multidraft={"datasets": ["prompts"]}
+        )
     for role in ("target", "draft"):
         if model := getattr(run, role):
-            recipe = getattr(settings, role).model_copy(update={"model": model})
-            settings = settings.model_copy(update={role: recipe})
+            mine, its = (
+                {role: getattr(pair, role).model_copy(update={"model": model})}
+                for pair in (settings, settings.multidraft)
+            )
+            settings = _with(settings.model_copy(update=mine), multidraft=its)
+    if run.template:
+        answers = settings.answers.model_copy(update={"template": run.template})
+        settings = settings.model_copy(update={"answers": answers})
     every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
     wanted = _wanted(run.experiments, every)
     suffixes = [run.scale, *(key for key in ("raw", "dataset", "target", "draft") if getattr(run, key))]
@@ -419,6 +516,18 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
         settings=settings,
         experiments={name: every[name] for name in wanted if run.scale in every[name].scales},
     )
+
+
+def _with(settings: ScaleSettings, **changes: dict[str, Any]) -> ScaleSettings:
+    """The settings with these values in their parts."""
+    parts = {part: getattr(settings, part).model_copy(update=values) for part, values in changes.items()}
+    return settings.model_copy(update=parts)
+
+
+def _held(datasets: Sequence[str], folder: Path) -> list[str]:
+    """The datasets that have raw files in the folder; all of them if none has, and their absence is an error where they are read."""
+    patterns = {name: registry.find(name).raw_train.split() for name in datasets}
+    return [name for name in datasets if any(any(folder.glob(p)) for p in patterns[name])] or list(datasets)
 
 
 def _wanted(choice: str, every: Mapping[str, Experiment]) -> list[str]:

@@ -1,67 +1,109 @@
-"""Several drafted tokens: exact acceptance on toy laws and on recorded probability pairs. And closed forms.
+"""Several drafted tokens: exact on toy laws and on recorded probability pairs, live on models. And closed forms.
 
-Required: results/{run}/models/{target,draft}/, results/{run}/data/{dataset}/eval.jsonl
-Outputs: results/{run}/pairs/{dataset}.safetensors, results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}
+Required: results/{run}/data/{dataset}/{prompts,eval}.jsonl
+Steps: a pair of its own (tokenizer, target, draft that learnt the same requests) - pairs - acceptance; the pair - live.
+Outputs: results/{run}/multidraft/{tokenizer,target,draft}/, results/{run}/pairs/{dataset}.safetensors,
+results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}
 """
+
+PAIR = RUN.settings.multidraft
+PAIR_PROMPTS = [
+    f"results/{RUN.name}/data/{dataset}/prompts.jsonl" for dataset in PAIR.datasets
+]
+
+
+def held_out_prompts(datasets):
+    """Words of a command line: each dataset's name and its held-out prompts."""
+    return [
+        word
+        for dataset in datasets
+        for word in (dataset, f"results/{RUN.name}/data/{dataset}/eval.jsonl")
+    ]
+
+
+def stage_verb(wildcards):
+    """The verb of a stage: its name with a hyphen."""
+    return RUN.experiments[wildcards.experiment].stage.replace("_", "-")
+
+
+def multidraft_code(wildcards):
+    """Digest of the module that a stage is named after."""
+    return code(f"multidraft.{RUN.experiments[wildcards.experiment].stage}")
+
+
+use rule tokenizer as multidraft_tokenizer with:
+    input:
+        prompts=PAIR_PROMPTS,
+    output:
+        tokenizer="results/{run}/multidraft/tokenizer/tokenizer.json",
+    log:
+        "results/{run}/logs/multidraft/tokenizer.log",
+    params:
+        recipe=experiments.flags(PAIR.target),
+
+
+use rule target as multidraft_target with:
+    input:
+        prompts=PAIR_PROMPTS,
+        tokenizer="results/{run}/multidraft/tokenizer/tokenizer.json",
+    output:
+        model="results/{run}/multidraft/target/config.json",
+    log:
+        "results/{run}/logs/multidraft/target.log",
+    benchmark:
+        "results/{run}/benchmarks/multidraft/target.tsv"
+    params:
+        recipe=experiments.flags(PAIR.target),
+
+
+use rule multidraft_target as multidraft_draft with:
+    output:
+        model="results/{run}/multidraft/draft/config.json",
+    log:
+        "results/{run}/logs/multidraft/draft.log",
+    benchmark:
+        "results/{run}/benchmarks/multidraft/draft.tsv"
+    params:
+        recipe=experiments.flags(PAIR.draft),
 
 
 rule pairs:
     """Sample the target's answers, and record target and draft logits at each of their positions."""
     input:
-        prompts="results/{run}/data/{dataset}/eval.jsonl",
-        target="results/{run}/models/target/config.json",
-        draft="results/{run}/models/draft/config.json",
+        prompts=[f"results/{RUN.name}/data/{dataset}/eval.jsonl" for dataset in PAIR.datasets],
+        target="results/{run}/multidraft/target/config.json",
+        draft="results/{run}/multidraft/draft/config.json",
     output:
-        pairs="results/{run}/pairs/{dataset}.safetensors",
+        pairs=[f"results/{{run}}/pairs/{dataset}.safetensors" for dataset in PAIR.datasets],
+        synthetic="results/{run}/pairs/synthetic.safetensors",
     log:
-        "results/{run}/logs/pairs/{dataset}.log",
+        "results/{run}/logs/pairs.log",
     conda:
         "../../envs/cpu.yaml"
     params:
         settings=experiments.flags(RUN.settings.answers),
+        prompts=held_out_prompts(PAIR.datasets),
         positions=DATA.pairs,
         seed=DATA.seed,
         target=subpath(input.target, parent=True),
         draft=subpath(input.draft, parent=True),
-        code=code("multidraft", "answers"),
+        out=subpath(output.synthetic, parent=True),
+        code=code("multidraft.pairs", "answers"),
     shell:
         r"""
         draftlab mdss pairs {params.settings:q} \
-            --prompts {input.prompts:q} \
+            --prompts {params.prompts:q} \
             --positions {params.positions:q} \
             --seed {params.seed:q} \
             --target {params.target:q} \
             --draft {params.draft:q} \
-            --out {output.pairs:q} \
+            --out {params.out:q} \
             >{log:q} 2>&1
         """
 
 
-rule acceptance:
-    """Exact acceptance of every scheme on the recorded pairs of one dataset."""
-    input:
-        pairs=lambda wildcards: f"results/{wildcards.run}/pairs/{cell_setting('dataset')(wildcards)}.safetensors",
-    output:
-        rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
-        record="results/{run}/cells/{experiment}/{cell}/run.json",
-    log:
-        "results/{run}/logs/{experiment}/{cell}.log",
-    wildcard_constraints:
-        experiment=stage("acceptance"),
-    conda:
-        "../../envs/cpu.yaml"
-    params:
-        flags=cell_flags,
-        out=subpath(output.rows, parent=True),
-        code=code("multidraft"),
-    shell:
-        r"""
-        draftlab mdss acceptance {params.flags:q} --pairs {input.pairs:q} --out {params.out:q} >{log:q} 2>&1
-        """
-
-
-rule region:
-    """Acceptance over the toy simplex, exactly: no model, no data."""
+rule exact:
+    """Measure what needs neither a model nor data."""
     output:
         rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
         record="results/{run}/cells/{experiment}/{cell}/run.json",
@@ -72,12 +114,39 @@ rule region:
     conda:
         "../../envs/cpu.yaml"
     params:
+        verb=stage_verb,
         flags=cell_flags,
         out=subpath(output.rows, parent=True),
-        code=code("multidraft"),
+        code=multidraft_code,
     shell:
         r"""
-        draftlab mdss region {params.flags:q} --out {params.out:q} >{log:q} 2>&1
+        OMP_NUM_THREADS=1 draftlab mdss {params.verb:q} {params.flags:q} --out {params.out:q} >{log:q} 2>&1
+        """
+
+
+rule on_pairs:
+    """Measure schemes on the recorded pairs: no model runs."""
+    input:
+        pairs=rules.pairs.output.pairs,
+        synthetic=rules.pairs.output.synthetic,
+    output:
+        rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
+        record="results/{run}/cells/{experiment}/{cell}/run.json",
+    log:
+        "results/{run}/logs/{experiment}/{cell}.log",
+    wildcard_constraints:
+        experiment=stage("acceptance"),
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        verb=stage_verb,
+        flags=cell_flags,
+        pairs=subpath(input.synthetic, parent=True),
+        out=subpath(output.rows, parent=True),
+        code=multidraft_code,
+    shell:
+        r"""
+        draftlab mdss {params.verb:q} {params.flags:q} --pairs {params.pairs:q} --out {params.out:q} >{log:q} 2>&1
         """
 
 

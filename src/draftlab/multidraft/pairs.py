@@ -1,0 +1,105 @@
+"""Recorded pairs: the logits of target and draft at the positions of sampled answers, which acceptance experiments read instead of models."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int64
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from draftlab.errors import UserError
+from draftlab.experiments import OnPairs
+from draftlab.models import Dtype, LanguageModel, Tokenizer, check_same_tokenizer, load_model, load_tokenizer
+from draftlab.records import Answer, atomic_path
+
+CONTEXTS, VOCAB = 80, 5000  # of the synthetic family
+
+
+def load_models(target: Path, draft: Path, dtype: Dtype, device: str) -> tuple[LanguageModel, LanguageModel, Tokenizer]:
+    """Target, draft and the tokenizer that they share."""
+    tokenizer = load_tokenizer(target)
+    check_same_tokenizer(tokenizer, load_tokenizer(draft))
+    return load_model(target, dtype, device), load_model(draft, dtype, device), tokenizer
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Logits at ``positions`` places of a text; ``token`` is what the text goes on with there, ``request`` which text it is."""
+
+    target_logits: Float[Tensor, "positions vocab"]
+    draft_logits: Float[Tensor, "positions vocab"]
+    token: Int64[Tensor, " positions"]
+    request: Int64[Tensor, " positions"]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether positions follow one another in texts of the target; else each stands alone."""
+        return bool((self.request[1:] == self.request[:-1]).any())
+
+    def first(self, positions: int) -> Pairs:
+        """The first ``positions`` of them, or all."""
+        kept = (self.target_logits, self.draft_logits, self.token, self.request)
+        return Pairs(*(tensor[:positions] for tensor in kept))
+
+    def save(self, out: Path) -> None:
+        """Write one safetensors file, whole or not at all."""
+        tensors = {name: value.contiguous() for name, value in vars(self).items()}
+        with atomic_path(out) as temporary:
+            save_file(tensors, temporary)
+
+
+def load_pairs(path: Path) -> Pairs:
+    """Read what ``Pairs.save`` wrote; a file that is missing, damaged or of another kind is a ``UserError``."""
+    try:
+        return Pairs(**load_file(path))
+    except (SafetensorError, OSError, TypeError) as error:
+        raise UserError(f"no recorded pairs: {error}", file=path, remedy="record them again") from None
+
+
+def load_all(folder: Path, settings: OnPairs) -> dict[str, Pairs]:
+    """The pairs of every dataset of an experiment, in its order, as many positions as it uses."""
+    names = [*settings.datasets, *(["synthetic"] if settings.synthetic else [])]
+    return {name: load_pairs(folder / f"{name}.safetensors").first(settings.positions) for name in names}
+
+
+@torch.inference_mode()
+def record(
+    target: LanguageModel, draft: LanguageModel, answers: Sequence[Answer], positions: int, batch: int = 16
+) -> Pairs:
+    """Logits of target and draft at the first ``positions`` answer positions, in float32."""
+    kept: list[Answer] = []
+    count = 0
+    for answer in answers:
+        ids = answer.answer_ids[: positions - count]
+        count += len(ids)
+        if ids:
+            kept.append(Answer(answer.id, answer.prompt_ids, ids, answer.finished))
+    starts = range(0, len(kept), batch)
+    batches = [
+        ([a.prompt_ids for a in kept[i : i + batch]], [a.answer_ids for a in kept[i : i + batch]]) for i in starts
+    ]
+    logits = [torch.cat([model.answer_logits(*part).float().cpu() for part in batches]) for model in (target, draft)]
+    lengths = torch.tensor([len(answer.answer_ids) for answer in kept])
+    token = torch.tensor(list(itertools.chain.from_iterable(answer.answer_ids for answer in kept)))
+    return Pairs(logits[0], logits[1], token, torch.repeat_interleave(torch.arange(len(kept)), lengths))
+
+
+def synthetic(seed: int, contexts: int = CONTEXTS, vocab: int = VOCAB) -> Pairs:
+    """Laws like those of language models, without a model: noisy power laws of mixed steepness, the draft a noisier view of the target.
+
+    Each context is a text of its own. At top-p 0.95 and K = 2 the schemes stand to each other as in the family of
+    ``docs/theory.md``, section 5: which of them leads depends on how much hotter the draft is.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ranks = torch.arange(1, vocab + 1).log()
+    steepness = 1.2 + 1.3 * torch.rand(contexts, 1, generator=generator)
+    noise = torch.randn(2, contexts, vocab, generator=generator)
+    target = 0.7 * noise[0] - steepness * ranks
+    token = torch.multinomial(target.softmax(-1), 1, generator=generator)[:, 0]
+    return Pairs(target, target + 0.7 * noise[1], token, torch.arange(contexts))
