@@ -16,7 +16,7 @@ Drafting = Literal["iid", "independent", "without_replacement", "greedy"]
 ``without_replacement``: one law, each token once; ``greedy``: the K - 1 most probable tokens, then one draw from the rest."""
 
 FIRST_SORT = 1024
-"""Top-p sorts this many tokens first, four times as many when they do not hold enough mass, and so on."""
+"""Top-p sorts this many tokens first (a sixteenth of a small vocabulary), four times as many when they do not hold enough mass, and so on."""
 
 SUM_TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
 """How far probabilities of a dtype may be from a sum of 1: what a softmax at a vocabulary of 128k leaves, with a margin."""
@@ -62,7 +62,7 @@ def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float
 
 def _truncate(probs: Float64[Tensor, "*batch vocab"], top_k: int, top_p: float) -> Float64[Tensor, "*batch vocab"]:
     vocab = probs.shape[-1]
-    count = top_k if top_k < vocab else min(FIRST_SORT, vocab)
+    count = top_k if top_k < vocab else min(FIRST_SORT, -(-vocab // 16))
     while True:
         values, ids = probs.topk(count, -1)
         if top_k < vocab:
