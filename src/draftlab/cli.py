@@ -420,6 +420,13 @@ def provenance(figure: tyro.conf.Positional[Path]) -> None:
     print(*provenance.trace(figure), sep="\n")
 
 
+def tensorboard(*, results: Path, out: Path) -> None:
+    """Write the curves of a run as TensorBoard events (needs the package tensorboard)."""
+    from draftlab import tensorboard
+
+    print(f"{tensorboard.write(results, out)} points; look at them with: tensorboard --logdir {out}")
+
+
 def record_provenance(*, results: Path, out: Path) -> None:
     """Write the chains behind all tables of a run, for publishing beside them."""
     from draftlab import provenance
@@ -546,6 +553,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "report": report,
     "provenance": provenance,
     "record-provenance": record_provenance,
+    "tensorboard": tensorboard,
     "summary": summary,
     "data fetch": data_fetch,
     "data make": data_make,
