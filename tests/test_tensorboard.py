@@ -26,7 +26,7 @@ def test_events_can_be_read_back(tmp_path):
     )
     osd_online(records=20).to_csv(tmp_path / "osd_online.csv", index=False)
     count = tensorboard.write(tmp_path, tmp_path / "events")
-    events = accumulator.EventAccumulator(str(tmp_path / "events"))
+    events = accumulator.EventAccumulator(str(tmp_path / "events"), {"tensors": 0})
     events.Reload()
     tags = events.Tags()["tensors"]
     assert "osd_online/gsm8k/online/0" in tags
