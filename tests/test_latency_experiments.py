@@ -26,11 +26,12 @@ from draftlab.latency.backend import Settings
 from draftlab.latency.branches import latency_branches, verify_branches
 from draftlab.latency.cost import calibrate, cost_model, latency_cost, predictions
 from draftlab.latency.interference import latency_interference, summarise_interference, training
-from draftlab.latency.length import latency_length, measure_length, summarise_length
+from draftlab.latency.length import latency_length, measure_length
 from draftlab.latency.llama_cpp import LlamaCpp
 from draftlab.latency.noise import compare, false_wins, latency_null
 from draftlab.latency.requests import latency_requests, measure_requests, summarise_requests
 from draftlab.latency.self_check import write_toy
+from draftlab.latency.summary import summarise_length
 from draftlab.models.gguf import export
 from draftlab.records import Answer, write_jsonl
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from draftlab import theory
 from draftlab.errors import UserError
-from draftlab.latency.summary import block_ratios
+from draftlab.latency.summary import block_ratios, summarise_length
 
 
 def latency(rows: pd.DataFrame) -> pd.DataFrame:
@@ -26,8 +26,6 @@ def latency(rows: pd.DataFrame) -> pd.DataFrame:
 
 def length(rows: pd.DataFrame) -> pd.DataFrame:
     """Seconds to decode ``length`` tokens plainly and speculatively, per block."""
-    from draftlab.latency.length import summarise_length  # loads llama.cpp: only where it is needed
-
     return summarise_length(rows)
 
 

@@ -68,19 +68,3 @@ def measure_length(target: LatencyBackend, draft: LatencyBackend, settings: Late
                 if block >= 0:  # the first pass warms up
                     rows.append(row)
     return pd.DataFrame(rows)
-
-
-def summarise_length(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per (alpha, length, block): seconds to decode ``length`` tokens plainly and speculatively, and their ratio."""
-    expected = np.array([expected_block_length(a, k) for a, k in zip(rows["alpha"], rows["draft_len"], strict=True)])
-    width = rows["end"] - rows["begin"]
-    plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / rows["plain_steps"] * width
-    speculative = rows["seconds"] / rows["rounds"] / expected * width
-    found = rows.assign(plain=plain, speculative=speculative, length=rows["end"]).sort_values("end")
-    by = [found[key] for key in ("alpha", "block")]
-    found = found.assign(
-        plain=found["plain"].groupby(by).cumsum(), speculative=found["speculative"].groupby(by).cumsum()
-    )
-    return found.assign(speedup=found["plain"] / found["speculative"])[
-        ["alpha", "draft_len", "length", "block", "plain", "speculative", "speedup"]
-    ].reset_index(drop=True)

@@ -48,8 +48,7 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
 def block_ratios(rows: pd.DataFrame) -> pd.DataFrame:
     """``rows`` with seconds per step and the ratios of each block as columns."""
     plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / rows["plain_steps"]
-    expected = [expected_block_length(alpha, k) for alpha, k in zip(rows["alpha"], rows["draft_len"], strict=True)]
-    speculative = rows["seconds"] / rows["rounds"] / pd.Series(expected, index=rows.index)
+    speculative = rows["seconds"] / rows["rounds"] / _expected(rows)
     return rows.assign(
         plain=plain,
         speculative=speculative,
@@ -59,3 +58,25 @@ def block_ratios(rows: pd.DataFrame) -> pd.DataFrame:
         verify_ratio=rows["verify_probe_seconds"] / rows["verify_probes"] / plain,
         noise=(rows["plain_before_seconds"] / rows["plain_after_seconds"] - 1).abs(),
     )
+
+
+def summarise_length(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per (alpha, length, block): seconds to decode ``length`` tokens plainly and speculatively, and their ratio."""
+    expected = _expected(rows)
+    width = rows["end"] - rows["begin"]
+    plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / rows["plain_steps"] * width
+    speculative = rows["seconds"] / rows["rounds"] / expected * width
+    found = rows.assign(plain=plain, speculative=speculative, length=rows["end"]).sort_values("end")
+    by = [found[key] for key in ("alpha", "block")]
+    found = found.assign(
+        plain=found["plain"].groupby(by).cumsum(), speculative=found["speculative"].groupby(by).cumsum()
+    )
+    return found.assign(speedup=found["plain"] / found["speculative"])[
+        ["alpha", "draft_len", "length", "block", "plain", "speculative", "speedup"]
+    ].reset_index(drop=True)
+
+
+def _expected(rows: pd.DataFrame) -> pd.Series[float]:
+    """Expected tokens per block of each row."""
+    cells = zip(rows["alpha"], rows["draft_len"], strict=True)
+    return pd.Series([expected_block_length(alpha, draft_len) for alpha, draft_len in cells], index=rows.index)
