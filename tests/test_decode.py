@@ -330,6 +330,8 @@ def test_different_vocabularies_and_contexts_are_refused() -> None:
         speculate(TARGET, make(1, vocab=41), [[1, 2]], **GOOD)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="the context holds 16"):
         speculate(TARGET, make(1, context=16), [[1, 2]], **GOOD)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="no prompts"):
+        speculate(TARGET, DRAFT, [], **GOOD)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="request 0 has an empty prompt"):
         generate(TARGET, [[]], max_new_tokens=3, eos_ids=[EOS])
 

@@ -376,7 +376,9 @@ def _close_gaps(keep: Sequence[bool]) -> list[int]:
 
 
 def _check_requests(model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-    """``UserError`` unless every prompt and its whole answer fit the context."""
+    """``UserError`` unless there are prompts, and every prompt and its whole answer fit the context."""
+    if not prompts:
+        raise UserError("no prompts", remedy="give one or more")
     if max_new_tokens < 1:
         raise UserError(f"max_new_tokens is {max_new_tokens}", remedy="give 1 or more")
     check_lengths(prompts, [[0] * max_new_tokens] * len(prompts), model.context_len)
