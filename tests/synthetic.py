@@ -122,47 +122,50 @@ def osd_latency_alpha(blocks: int = 7) -> pd.DataFrame:
 
 def mdss_region(points: int = 31) -> pd.DataFrame:
     rows = []
-    for panel, first in (("left", 1 / 3), ("right", 1 / 6)):
+    for (panel, first), drafts in itertools.product((("left", 1 / 3), ("right", 1 / 6)), (2, 3, 4)):
         for q2 in np.linspace(0, 1 - first, points):
             q = np.array([first, q2, 1 - first - q2])
             single = np.minimum(q, 1 / 3).sum()
             order = np.sort(q)
-            optimal = min(1.0, 1 + min(order[:i].sum() - (i / 3) ** 2 for i in range(4)))
-            for scheme, value in (
-                ("optimal", optimal),
-                ("importance", optimal),
-                ("k_seq", (optimal + 2 * single) / 3),
-                ("specinfer", (optimal + 3 * single) / 4),
-                ("single", single),
-            ):
-                rows.append(
-                    {"panel": panel, "num_drafts": 2, "q2": q2, "scheme": scheme, "acceptance": value, "seed": 0}
-                )
+            optimal = min(1.0, 1 + min(order[:i].sum() - (i / 3) ** drafts for i in range(4)))
+            schemes = {
+                "optimal": optimal,
+                "importance": optimal,
+                "k_seq": (2 * optimal + single) / 3,
+                "specinfer": (optimal + single) / 2,
+                "single": single,
+            }
+            rows += [
+                {"panel": panel, "num_drafts": drafts, "q2": q2, "scheme": name, "acceptance": value}
+                for name, value in schemes.items()
+            ]
     return pd.DataFrame(rows)
 
 
 def mdss_acceptance(requests: int = 20) -> pd.DataFrame:
     rng = np.random.default_rng(4)
     rows = []
-    for dataset, request in itertools.product(DATASETS, range(requests)):
+    less = {
+        "optimal": 0,
+        "importance_truncated": 0.006,
+        "k_seq": 0.012,
+        "specinfer": 0.016,
+        "rrs": 0.002,
+        "block": 0.05,
+        "single": 0.08,
+    }
+    for dataset, request in itertools.product(("xsum", "dolly", "wmt16", "synthetic"), range(requests)):
         base, positions = rng.uniform(0.4, 0.7), int(rng.integers(10, 20))
         for temperature, drafts in itertools.product((1.0, 1.6), (2, 4, 8)):
             best = base + 0.03 * np.log2(drafts) - 0.1 * (temperature - 1)
-            for scheme, less in (
-                ("optimal", 0),
-                ("importance_truncated", 0.006),
-                ("k_seq", 0.012),
-                ("specinfer", 0.016),
-                ("single", 0.08),
-            ):
-                value = best - less * rng.uniform(0.8, 1.2)
+            for scheme, missing in less.items():
+                value = best - missing * rng.uniform(0.8, 1.2)
                 rows.append(
                     {
                         "dataset": dataset,
                         "draft_temperature": temperature,
                         "num_drafts": drafts,
                         "scheme": scheme,
-                        "seed": 0,
                         "request": request,
                         "acceptance_sum": value * positions,
                         "positions": positions,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -13,19 +15,26 @@ SCHEMES = ("optimal", "k_seq", "specinfer", "single")
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """One panel per family of targets; the full linear program coincides with the optimum, so it is left out."""
-    table = table[table["num_drafts"] == table["num_drafts"].min()]
-    figure, axes = panels(1, table["panel"].nunique(), height=2.0, sharey=True)
-    for ax, panel in zip(axes[0], in_order(table["panel"].tolist(), TARGETS), strict=True):
-        rows = table[table["panel"] == panel]
+    """A column per family of targets, a row per K; the full linear program coincides with the optimum, so it is left out."""
+    counts = sorted(table["num_drafts"].unique())
+    families = in_order(table["panel"].tolist(), TARGETS)
+    figure, axes = panels(len(counts), len(families), height=1.7, sharey=True, sharex="col")
+    for (row, drafts), (column, panel) in itertools.product(enumerate(counts), enumerate(families)):
+        ax = axes[row, column]
+        rows = table[(table["panel"] == panel) & (table["num_drafts"] == drafts)]
         for place, scheme in enumerate(in_order(rows["scheme"].tolist(), SCHEMES)):
             if scheme == "importance":
                 continue
             line = rows[rows["scheme"] == scheme].sort_values("q2")
             ax.plot(line["q2"], line["acceptance"], **look(scheme, place).options(marker=""))
-        ax.set(title=TARGETS.get(panel, panel), xlabel="q2")
-    axes[0, 0].set_ylabel("acceptance")
-    legend(figure, list(axes[0]))
-    drafts = int(table["num_drafts"].iloc[0])
-    footer(figure, scale, f"K = {drafts}, draft (1/3, 1/3, 1/3)", "exact: no sampling, so no n and no interval")
+        if row == 0:
+            ax.set_title(TARGETS.get(panel, panel))
+        if row == len(counts) - 1:
+            ax.set_xlabel("q2")
+        if column == 0:
+            ax.set_ylabel(f"acceptance, K = {drafts}")
+    legend(figure, list(axes.flat))
+    footer(
+        figure, scale, "draft (1/3, 1/3, 1/3)", "exact: no sampling, so no n and no interval", "the paper prints K = 2"
+    )
     return figure
