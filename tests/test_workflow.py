@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -21,7 +22,10 @@ COPIED = ("Snakefile", "workflow", "profiles", "envs", "src", "paper_figures")
 
 def snakemake(folder: Path, *words: str, check: bool = True) -> str:
     """Run Snakemake in a copy of the checkout, on that copy's own package; return what it printed."""
-    env = os.environ | {"PYTHONPATH": str(folder / "src"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env = os.environ | {
+        "PYTHONPATH": str(folder / "src"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     done = subprocess.run(
         ["snakemake", "--cores", "2", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=1500
     )
@@ -57,7 +61,14 @@ def test_every_table_figure_claim_and_the_report_exist(finished):
     results = finished / "results" / "smoke"
     assert (results / "report.html").stat().st_size > 10_000
     tables = {path.stem for path in results.glob("*.csv")}
-    assert {"osd_offline", "osd_online", "osd_latency_alpha", "osd_speedup_theory", "mdss_region", "mdss_acceptance"} <= tables
+    assert {
+        "osd_offline",
+        "osd_online",
+        "osd_latency_alpha",
+        "osd_speedup_theory",
+        "mdss_region",
+        "mdss_acceptance",
+    } <= tables
     for name in tables - {"claims"}:
         assert len(pd.read_csv(results / f"{name}.csv"))
         assert (results / "figures" / f"{name}.pdf").stat().st_size > 1000
@@ -96,9 +107,55 @@ def test_a_comment_reruns_nothing_and_a_loss_reruns_what_uses_it(finished):
     assert not {"target", "draft", "answer", "latency_alpha", "region", "clean"} & set(found)
 
 
-def test_paper_figures_never_train(checkout):
-    words = snakemake(checkout, "-n", "paper_figures", "--forceall")
-    assert set(jobs(words)) == {"paper_figure", "paper_figures"}
+def test_published_figures_are_redrawn_byte_for_byte_and_nothing_is_trained(checkout):
+    folder = checkout / "paper_figures" / "laptop"
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert {path.suffix for path in folder.iterdir()} >= {".pdf", ".png", ".md", ".tex"}
+    for name in before:
+        (folder / name).unlink()
+    assert set(jobs(snakemake(checkout, "-n", "paper_figures"))) == {"paper_figure", "paper_figures"}
+    snakemake(checkout, "paper_figures")
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_real_raw_records_run_through_the_same_rules(checkout, shared):
+    snakemake(checkout, "--config", "scale=smoke", f"raw={shared / 'data'}", "experiments=osd_offline")
+    results = checkout / "results" / "smoke-raw"
+    table = pd.read_csv(results / "osd_offline.csv")
+    assert set(table["dataset"]) == {"spider", "gsm8k", "code_search_net", "finance_alpaca"}
+    summary = json.loads((results / "data/gsm8k/summary.json").read_text())
+    assert summary["provenance"]["train"]["source"] == "raw"
+    assert "Natalia sold clips" in (results / "data/gsm8k/prompts.jsonl").read_text()
+
+
+def test_a_real_trained_model_runs_as_target(checkout, shared):
+    target = shared / "models/stories260K/hf"
+    snakemake(
+        checkout,
+        "--config",
+        "scale=smoke",
+        f"target={target}",
+        "experiments=osd_offline,osd_latency_alpha,mdss_acceptance",
+    )
+    results = checkout / "results" / "smoke-target"
+    assert (results / "models/target/tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
+    record = json.loads((results / "cells/osd_latency_alpha/all/run.json").read_text())
+    assert record["target"]["parameters"] == 260_032
+    assert len(pd.read_csv(results / "mdss_acceptance.csv"))
+
+
+def test_your_own_prompts_replace_the_datasets(checkout):
+    mine = checkout / "mine; touch hacked.jsonl"
+    lines = [json.dumps({"prompt": f"What is {i} plus {i + 1}?"}) for i in range(120)]
+    mine.write_text("\n".join([*lines, "{broken"]) + "\n")
+    model = checkout / "results/smoke/models/target"
+    snakemake(checkout, "--config", "scale=smoke", f"dataset={mine}", f"target={model}", "experiments=osd_offline")
+    assert not (checkout / "hacked.jsonl").exists()
+    results = checkout / "results" / "smoke-dataset-target"
+    assert set(pd.read_csv(results / "osd_offline.csv")["dataset"]) == {"prompts"}
+    rejected = (results / "data/prompts/rejected.jsonl").read_text()
+    assert rejected.count("\n") == 1
+    assert '"line": 121' in rejected
 
 
 @pytest.mark.parametrize(
