@@ -17,11 +17,12 @@ from draftlab.experiments import Acceptance, OnPairs
 from draftlab.multidraft.pairs import Pairs
 from draftlab.multidraft.schemes import token_verifier
 from draftlab.sampling import Sampling, restrict, to_probs
-from draftlab.verify import VERIFIERS
-from draftlab.verify.path import PathVerifier
 from draftlab.verify.specinfer import remaining_probs
 from draftlab.verify.token import Acceptance as Exact
 from draftlab.verify.token import TokenVerifier
+
+PATHS: dict[str, replay.SingleVerifier] = {"single_path": "single", "block": "block"}
+"""Verifiers of a path, on one footing: tokens accepted among the tokens visited, in blocks along a text."""
 
 MOST_TUPLES = 5040
 """Ordered tuples without replacement that are tried at a position (7 tokens drafted in every order)."""
@@ -32,8 +33,8 @@ def acceptance(pairs: Mapping[str, Pairs], settings: Acceptance) -> pd.DataFrame
     """Acceptance of each scheme on the pairs of each dataset, summed per request.
 
     Columns ``dataset, draft_temperature, num_drafts, scheme, request, acceptance_sum`` (accepted before the residual draw),
-    ``member_sum`` (the emitted token is among the drafts; empty where it has no closed form) and ``positions``. A path verifier counts
-    the accepted and the visited tokens of blocks along the recorded text, which the synthetic family has none of.
+    ``member_sum`` (the emitted token is among the drafts; empty where it has no closed form) and ``positions``. Verifiers of a path
+    count accepted and visited tokens of blocks along the recorded text, which the synthetic family has none of.
     """
     frames = []
     for (dataset, used), temperature in itertools.product(pairs.items(), settings.draft_temperature):
@@ -41,11 +42,10 @@ def acceptance(pairs: Mapping[str, Pairs], settings: Acceptance) -> pd.DataFrame
         draft = to_probs(used.draft_logits, filtered(settings, temperature))
         target, draft = on_support(target, draft)
         for name, drafts in itertools.product(settings.schemes, settings.num_drafts):
-            if isinstance(VERIFIERS.get(name), PathVerifier):
-                if used.is_text:
-                    rows = along_text(used, settings, temperature, name)
-                else:
+            if name in PATHS:
+                if not used.is_text:
                     continue
+                rows = along_text(used, settings, temperature, PATHS[name])
             else:
                 exact = by_position(token_verifier(name), target, draft, 1 if name == "single" else drafts)
                 rows = pd.DataFrame({"acceptance_sum": exact.proc, "member_sum": exact.member, "positions": 1})
@@ -117,8 +117,10 @@ def _too_many(verifier: TokenVerifier, num_drafts: int, support: int) -> UserErr
     )
 
 
-def along_text(pairs: Pairs, settings: Acceptance, draft_temperature: float, verifier: str) -> pd.DataFrame:
-    """Accepted and visited tokens of a path verifier, in blocks of ``path_len`` along each request's text, in expectation."""
+def along_text(
+    pairs: Pairs, settings: Acceptance, draft_temperature: float, verifier: replay.SingleVerifier
+) -> pd.DataFrame:
+    """Accepted and visited tokens of a verifier of one path, in blocks of ``path_len`` along each request's text, in expectation."""
     sampling = filtered(settings, settings.target_temperature)
     agree = replay.agreement(
         pairs.draft_logits,
@@ -128,6 +130,6 @@ def along_text(pairs: Pairs, settings: Acceptance, draft_temperature: float, ver
         sampling,
         filtered(settings, draft_temperature),
     )
-    walked = replay.walk(agree, settings.path_len, "block" if verifier == "block" else "single")
+    walked = replay.walk(agree, settings.path_len, verifier)
     counts = {"acceptance_sum": walked.accepted, "positions": walked.visited, "request": range(len(walked.accepted))}
     return pd.DataFrame(counts)
