@@ -14,6 +14,10 @@ from draftlab.errors import UserError
 
 min_version("9.0")
 
+
+report: "workflow/report/workflow.rst"
+
+
 try:
     RUN = experiments.load_run(config, Path(workflow.basedir) / "workflow")
 except UserError as error:

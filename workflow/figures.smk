@@ -10,7 +10,12 @@ rule figure:
         table="results/{run}/{experiment}.csv",
     output:
         pdf="results/{run}/figures/{experiment}.pdf",
-        png="results/{run}/figures/{experiment}.png",
+        png=report(
+            "results/{run}/figures/{experiment}.png",
+            caption="report/figure.rst",
+            category="Figures",
+            labels={"experiment": "{experiment}", "run": "{run}"},
+        ),
         md="results/{run}/figures/{experiment}.md",
         tex="results/{run}/figures/{experiment}.tex",
         csv="results/{run}/figures/{experiment}.csv",
@@ -23,10 +28,11 @@ rule figure:
         code=lambda wildcards: code(f"figures.{wildcards.experiment}", "tables"),
     shell:
         r"""
-        {{
-                                draftlab figure {wildcards.experiment:q} --table {input.table:q} --scale {params.scale:q} --out "$(dirname {output.pdf:q})/{wildcards.experiment}"
-                                draftlab table {wildcards.experiment:q} --table {input.table:q} --scale {params.scale:q} --out "$(dirname {output.md:q})/{wildcards.experiment}"
-                                }} >{log:q} 2>&1
+        draftlab figure {wildcards.experiment:q} --and-table \
+            --table {input.table:q} \
+            --scale {params.scale:q} \
+            --out "$(dirname {output.pdf:q})/{wildcards.experiment}" \
+            >{log:q} 2>&1
         """
 
 

@@ -381,11 +381,21 @@ def _write_measured(
 # --- figures, tables, claims, report -----------------------------------------------------------------------------
 
 
-def figure(experiment: tyro.conf.Positional[str], *, table: Path, scale: experiments.Scale, out: Path) -> None:
-    """Draw one experiment's table as OUT.pdf and OUT.png."""
-    from draftlab import figures, published, tidy
+def figure(
+    experiment: tyro.conf.Positional[str],
+    *,
+    table: Path,
+    scale: experiments.Scale,
+    out: Path,
+    and_table: bool = False,
+) -> None:
+    """Draw one experiment's table as OUT.pdf and OUT.png; --and-table also formats it, in the same process."""
+    from draftlab import figures, published, tables, tidy
 
-    figures.draw(experiment, tidy.read(table, experiment), scale, published.load(), out)
+    rows = tidy.read(table, experiment)
+    figures.draw(experiment, rows, scale, published.load(), out)
+    if and_table:
+        tables.write(experiment, rows, scale, out)
 
 
 def table(experiment: tyro.conf.Positional[str], *, table: Path, scale: experiments.Scale, out: Path) -> None:

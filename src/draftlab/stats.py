@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import bootstrap
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -47,6 +46,8 @@ def _interval(samples: tuple[NDArray[np.float64], ...], statistic, seed: int) ->
     estimate = float(statistic(*samples)) if n else float("nan")
     if n < 2 or not np.isfinite(estimate):
         return Interval(estimate, float("nan"), float("nan"), n)
+    from scipy.stats import bootstrap  # half a second to load: exact figures do without
+
     result = bootstrap(
         samples,
         statistic,

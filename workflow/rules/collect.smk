@@ -38,7 +38,12 @@ rule claims:
             for path in Path(workflow.basedir, "workflow/published").iterdir()
         ),
     output:
-        claims="results/{run}/claims.csv",
+        claims=report(
+            "results/{run}/claims.csv",
+            caption="../report/claims.rst",
+            category="Ledger",
+            labels={"run": "{run}"},
+        ),
     log:
         "results/{run}/logs/claims.log",
     conda:
@@ -59,7 +64,12 @@ rule report:
         figures=every(f"results/{RUN.name}/figures/{{experiment}}.png"),
         claims="results/{run}/claims.csv",
     output:
-        report="results/{run}/report.html",
+        report=report(
+            "results/{run}/report.html",
+            caption="../report/page.rst",
+            category="Page",
+            labels={"run": "{run}"},
+        ),
     log:
         "results/{run}/logs/report.log",
     conda:
