@@ -24,7 +24,7 @@ from draftlab.conformance import (
     check_verifier,
     command,
 )
-from draftlab.conformance.sequential import Gamblers, sampler_wealth
+from draftlab.conformance.sequential import Evidence, Gamblers, sampler_wealth
 from draftlab.conformance.tables import tables
 from draftlab.errors import UserError
 from draftlab.sampling import Drafting, draw
@@ -262,6 +262,9 @@ def test_mutants_of_sequences_are_caught_from_their_samples(
 def test_a_law_that_is_none_is_caught() -> None:
     assert check_law(lambda q, p, x: q * 2, "iid", 1).error == pytest.approx(1)
     assert check_law(lambda q, p, x: q * torch.nan, "iid", 1).error == math.inf
+    # It averages to the target, but gives negative probabilities.
+    tilted = check_law(lambda q, p, x: q + 5 * (torch.nn.functional.one_hot(x[0], 4) - p[0]), "iid", 1)
+    assert tilted.error > 0.1
     with pytest.raises(UserError, match="the law has shape"):
         check_law(lambda q, p, x: q[None], "iid", 1)
 
@@ -272,6 +275,23 @@ def test_the_projects_verifiers_pass(name: str) -> None:
     assert verdict.lossless
     assert max(found.error for found in verdict.exact.values()) < 2e-14
     assert all(found.samples >= 2000 for found in verdict.sampled.values())
+
+
+def test_a_bet_is_fair_at_any_law_after_any_history() -> None:
+    """The mean payoff under the law is 1, to rounding: that is what makes wealth a martingale."""
+    generator = torch.Generator().manual_seed(4)
+    laws = torch.rand(6, 5, dtype=torch.float64, generator=generator)
+    laws = laws / laws.sum(-1, keepdim=True)
+    history = torch.randint(40, (6, 5), generator=generator).double()
+    mean = torch.zeros(6, dtype=torch.float64)
+    payoffs = []
+    for outcome in range(5):
+        evidence = Evidence(history.clone(), history.flip(-1).clone(), torch.zeros(6, dtype=torch.float64))
+        evidence.update(laws[:, None], torch.full((6, 1), outcome))
+        payoffs.append(evidence.log_wealth.exp())
+        mean += laws[:, outcome] * payoffs[-1]
+    torch.testing.assert_close(mean, torch.ones_like(mean), rtol=0, atol=1e-12)
+    assert float(torch.stack(payoffs).std()) > 0.1
 
 
 def test_false_alarms_keep_to_their_rate() -> None:

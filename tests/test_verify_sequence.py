@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from draftlab.conformance import check_sequence_law, check_verifier
+from draftlab.conformance import Budget, check_sequence_law, check_verifier
 from draftlab.errors import UserError
 from draftlab.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.verify.block import block
@@ -47,7 +47,7 @@ def test_sequence_law_is_the_targets(name: str, vocab: int, length: int, drafts:
 
 @pytest.mark.parametrize("name", PATH_VERIFIERS)
 def test_path_verifiers_are_lossless(name: str) -> None:
-    verdict = check_verifier(PATH_VERIFIERS[name])
+    verdict = check_verifier(PATH_VERIFIERS[name], budget=Budget(max_samples=5000))
     assert verdict.exact["sequence law"].cases == 27
     assert verdict.lossless
 
@@ -68,7 +68,7 @@ def test_single_path_is_single_drafts_in_a_row() -> None:
 
 def test_block_verification_keeps_at_least_as_many_tokens() -> None:
     gains = []
-    for seed in range(40):
+    for seed in range(12):
         target, draft = random_laws(4, 4, seed=seed), random_laws(3, 4, seed=100 + seed)
         paths = torch.cartesian_prod(*[torch.arange(4)] * 3)
         chance = draft[torch.arange(3), paths].prod(-1)

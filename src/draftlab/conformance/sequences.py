@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from jaxtyping import Float64, Int64
@@ -118,11 +119,14 @@ def check_sequence_sampler(
     joint = models.continuation((), draft_len + 1)
     places = torch.arange(joint.numel()).view(joint.shape)
 
+    @cache
+    def rest(emitted: Context) -> Tensor:
+        return models.continuation(emitted, draft_len + 1 - len(emitted)).flatten()
+
     def stream() -> Iterator[tuple[Tensor, int]]:
         while True:
             rows = draw(chances, 256, generator)
             for emitted in sample(target[rows], draft[rows], tokens[rows], generator):
-                rest = models.continuation(emitted, draft_len + 1 - len(emitted)).flatten()
-                yield joint.flatten(), int(places[emitted].flatten()[draw(rest, 1, generator)])
+                yield joint.flatten(), int(places[emitted].flatten()[draw(rest(emitted), 1, generator)])
 
     return check_samples(itertools.islice(stream(), budget.max_samples), budget)

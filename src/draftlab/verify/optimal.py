@@ -79,7 +79,7 @@ def _key_law(
     matched = moved.flip(1)[:, :, None].minimum(upper).maximum(lower).diff(dim=-1).sum(1)
     # Where phi_i and phi_j nearly agree the quotient is rounding: a swap moves no more than the lighter token has, all of them no more
     # than the token has.
-    swapped = (matched / rise.clamp_min(TINY)).minimum(draft[:, None] / own).clamp_max(1)
+    swapped = (matched / rise.clamp_min(TINY)).minimum(draft[:, None] / own)
     total = swapped.sum(-1, keepdim=True)
     return (swapped / total.clamp_min(1)).scatter_add_(-1, rank[..., None], (1 - total).clamp_min(0))
 
