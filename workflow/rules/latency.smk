@@ -27,7 +27,7 @@ rule latency_alpha:
         exclusive=1,
     params:
         flags=cell_flags,
-        code=code("latency"),
+        code=code("latency.alpha"),
     shell:
         r"""
         OMP_NUM_THREADS=1 draftlab latency alpha {params.flags:q} \
