@@ -4,12 +4,14 @@ import itertools
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from draftlab import figures, published, tidy
 from draftlab.errors import UserError
+from draftlab.figures import forms
 from tests.synthetic import TABLES
 
 
@@ -72,9 +74,24 @@ def test_printed_values_are_drawn(known):
     assert diamonds == [0.28, 0.74, 0.76, 0.62, 0.70]
 
 
-def test_an_unknown_experiment_is_refused(known, tmp_path):
-    with pytest.raises(UserError, match="no figure for 'osd_nothing'"):
-        figures.draw("osd_nothing", _table("osd_offline"), "laptop", known, tmp_path / "x")
+def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path):
+    table = _table("osd_offline")
+    figure = forms.overview("osd_something_new", table, "smoke")
+    (ax,) = figure.axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "Spider",
+        "GSM8K",
+        "CodeSearchNet",
+        "Finance-Alpaca",
+    ]
+    assert ax.get_xlabel() == "overlap / visited"
+    figures.draw("osd_something_new", table, "smoke", known, tmp_path / "x")
+    assert (tmp_path / "x.pdf").stat().st_size > 5000
+
+
+def test_a_table_that_says_nothing_is_refused(known, tmp_path):
+    with pytest.raises(UserError, match="no layout for 'osd_nothing'"):
+        figures.draw("osd_nothing", pd.DataFrame({"a": [1, 2]}), "laptop", known, tmp_path / "x")
 
 
 def test_drawing_never_waits_for_torch():

@@ -3,9 +3,10 @@
 import json
 import shutil
 
+import pandas as pd
 import pytest
 
-from draftlab import provenance
+from draftlab import experiments, provenance, records
 from draftlab.errors import UserError
 
 
@@ -92,3 +93,11 @@ def test_common_settings_are_said_once():
     assert common == {"x": 1}
     assert varied == [{"cell": "a", "y": 2}, {"cell": "b", "y": 3}]
     assert provenance.split_common([]) == ({}, [])
+
+
+def test_a_cell_names_the_code_that_made_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "code_digest", lambda *modules: " ".join(modules))
+    records.write_cell(tmp_path, pd.DataFrame({"a": [1]}), {"settings": {}})
+    code = records.read_json(tmp_path / "run.json")["code"].split()
+    assert "draftlab.records" in code
+    assert "draftlab.cli" not in code

@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -152,7 +153,15 @@ def write_cell(folder: Path | str, rows: pd.DataFrame, run: Mapping[str, Any]) -
         raise UserError("no rows were measured", file=folder, remedy="give the cell at least one request")
     with atomic_path(folder / "rows.csv") as temporary:
         rows.to_csv(temporary, index=False, lineterminator="\n")
-    write_json(folder / "run.json", {"draftlab": __version__, **run, "machine": machine()})
+    write_json(folder / "run.json", {"draftlab": __version__, "code": _code(), **run, "machine": machine()})
+
+
+def _code() -> str:
+    """Digest of the draftlab modules that this process loaded: the code behind a cell."""
+    from draftlab.experiments import code_digest
+
+    loaded = (name for name in sys.modules if name.startswith("draftlab."))
+    return code_digest(*sorted(name for name in loaded if name not in ("draftlab.cli", "draftlab.__main__")))
 
 
 def machine() -> dict[str, Any]:

@@ -124,10 +124,10 @@ def _section(table: Path, results: Path, scale: str, claims: Sequence[Mapping[st
     prefix = results / "figures" / name
     figure = prefix.with_name(f"{name}.png")
     cells = prefix.with_name(f"{name}.csv")
-    layout = tables.LAYOUTS.get(name)
     page = pd.DataFrame()
     caption = ""
-    if cells.exists() and layout is not None:
+    if cells.exists():
+        layout = tables.layout_of(name, tidy.read(table))
         page = tables.arrange(tables.read_cells(cells), layout)
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
     runs = [

@@ -54,13 +54,37 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
+MEASURES = (
+    ("overlap", "visited"),
+    ("acceptance_sum", "positions"),
+    ("accepted", "visited"),
+    ("plain", "speculative"),
+    ("plain_seconds", "seconds"),
+    ("emitted", "blocks"),
+    ("tokens", "seconds"),
+    ("acceptance", None),
+    ("speedup", None),
+)
+"""What an experiment measures when it has no layout: the first pair (or column) that its table has."""
+MOST_VALUES = 12
+"""A column with more values is no axis."""
+
+
+def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
+    """The experiment's layout, or one read off its table: a known measure by every column of few values."""
+    if experiment in LAYOUTS:
+        return LAYOUTS[experiment]
+    found = next((pair for pair in MEASURES if {part for part in pair if part} <= set(table)), None)
+    counted = {part for pair in MEASURES for part in pair} | {"seed", tidy.unit(table)}
+    axes = [str(column) for column in table if column not in counted and 1 < table[column].nunique() <= MOST_VALUES]
+    if found is None or not axes:
+        raise UserError(f"no layout for {experiment!r}", remedy="add one to draftlab.tables.LAYOUTS")
+    return Layout(tuple(axes[:1]), tuple(axes[1:3]), *found)
+
+
 def write(experiment: str, table: pd.DataFrame, scale: str, prefix: Path) -> None:
     """Write ``prefix.md``, ``prefix.csv`` (one row per cell) and ``prefix.tex``."""
-    if experiment not in LAYOUTS:
-        raise UserError(
-            f"no layout for {experiment!r}", remedy=f"add one to draftlab.tables; there are {', '.join(LAYOUTS)}"
-        )
-    layout = LAYOUTS[experiment]
+    layout = layout_of(experiment, table)
     cells = summary(table, layout)
     facts = caption(experiment, cells, layout, tidy.unit(table), scale)
     write_text(prefix.with_name(prefix.name + ".csv"), cells.to_csv(index=False, lineterminator="\n"))

@@ -11,7 +11,6 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.errors import UserError
 from draftlab.figures import (
     beyond_context_batch,
     beyond_interference,
@@ -26,6 +25,7 @@ from draftlab.figures import (
     osd_speedup_theory,
     osd_update_cost,
 )
+from draftlab.figures.forms import overview
 from draftlab.figures.style import save
 from draftlab.published import Published
 
@@ -46,9 +46,6 @@ FIGURES: dict[str, Callable[[pd.DataFrame, str, Published], Figure]] = {
 
 
 def draw(experiment: str, table: pd.DataFrame, scale: str, published: Published, prefix: Path) -> None:
-    """Write ``prefix.pdf`` and ``prefix.png``; the same table gives the same bytes."""
-    if experiment not in FIGURES:
-        raise UserError(
-            f"no figure for {experiment!r}", remedy=f"add one to draftlab.figures; there are {', '.join(FIGURES)}"
-        )
-    save(FIGURES[experiment](table, scale, published), prefix)
+    """Write ``prefix.pdf`` and ``prefix.png``; the same table gives the same bytes. Without a figure of its own, an overview."""
+    designed = FIGURES.get(experiment)
+    save(designed(table, scale, published) if designed else overview(experiment, table, scale), prefix)

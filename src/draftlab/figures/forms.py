@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draftlab import stats, tidy
+from draftlab import stats, tables, tidy
 from draftlab.figures.style import (
     GREY,
     LOOKS,
@@ -183,3 +183,41 @@ def printed_curves(ax: Axes, published: Any, figure: str, looks: dict[str, str])
         ax.plot(curve["x"], curve["y"], **look(value, place).options(marker="", linewidth=1))
     ax.locator_params(axis="x", nbins=4)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
+
+
+def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
+    """The cells of an experiment's printed table as marks with intervals: what is drawn where no figure has been designed."""
+    layout = tables.layout_of(experiment, table)
+    cells = tables.summary(table, layout)
+    rows = list(dict.fromkeys(cells[list(layout.rows)].itertuples(index=False, name=None)))
+    series = list(dict.fromkeys(cells[list(layout.columns)].itertuples(index=False, name=None)))
+    figure, axes = panels(1, 1, width=5.0, height=0.5 + 0.25 * len(rows))
+    ax = axes[0, 0]
+    for number, own in enumerate(series):
+        words = ", ".join(map(name, own))
+        chosen = cells[[tuple(cell) == own for cell in cells[list(layout.columns)].itertuples(index=False, name=None)]]
+        places = [rows.index(tuple(cell)) for cell in chosen[list(layout.rows)].itertuples(index=False, name=None)]
+        error = np.nan_to_num(np.stack([chosen["estimate"] - chosen["ci_low"], chosen["ci_high"] - chosen["estimate"]]))
+        y = np.asarray(places) + 0.5 * ((number + 0.5) / len(series) - 0.5)
+        style = look(words, number)
+        ax.errorbar(
+            chosen["estimate"],
+            y,
+            xerr=np.clip(error, 0, None),
+            fmt=style.marker,
+            color=style.colour,
+            ms=3.5,
+            capsize=1.5,
+            label=words,
+        )
+    ax.set(
+        xlabel=layout.above if layout.below is None else f"{layout.above} / {layout.below}",
+        ylim=(len(rows) - 0.5, -0.5),
+    )
+    ax.set_yticks(range(len(rows)), [", ".join(map(name, row)) for row in rows])
+    if layout.columns:
+        legend(figure, [ax], columns=3)
+    unit = tidy.unit(table)
+    interval = f"{counted(cells['n'])} {unit}s per mark, bars: 95 % bootstrap" if unit else "exact: no n, no interval"
+    footer(figure, scale, interval, seeds(table))
+    return figure
