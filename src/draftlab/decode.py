@@ -101,39 +101,53 @@ class Decoded:
 @torch.inference_mode()
 def speculate(
     target: LanguageModel,
-    draft: LanguageModel,
+    draft: LanguageModel | Sequence[LanguageModel],
     prompts: Sequence[Sequence[int]],
     *,
     draft_len: int,
     max_new_tokens: int,
     eos_ids: Collection[int],
     num_drafts: int = 1,
-    verifier: str = "single",
+    verifier: str | TokenVerifier | PathVerifier = "single",
+    tail: PathVerifier | None = None,
     sampling: Sampling = GREEDY,
     draft_sampling: Sampling | Sequence[Sampling] | None = None,
     generator: Generator | None = None,
 ) -> Decoded:
-    """Speculative decoding of a batch of prompts with any verifier of ``VERIFIERS`` and ``num_drafts`` sequences per request.
+    """Speculative decoding of a batch of prompts with any verifier (or its name in ``VERIFIERS``) and ``num_drafts`` sequences per request.
 
-    The draft samples like the target unless ``draft_sampling`` says otherwise, for all sequences or for each. An answer ends with
-    its first end-of-text token or at exactly ``max_new_tokens``. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a
-    prompt without room, a verifier that does not fit the drafts, or sampling without a generator.
+    ``draft`` is one model, or one per sequence. It samples like the target unless ``draft_sampling`` says otherwise, for all
+    sequences or for each. ``tail`` verifies what is left of a sequence once it is the only one. An answer ends with its first
+    end-of-text token or at exactly ``max_new_tokens``. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt
+    without room, a verifier that does not fit the drafts, or sampling without a generator.
     """
-    policy = _policy(verifier, num_drafts, draft_len, sampling, draft_sampling or sampling, generator)
-    if target.vocab_size != draft.vocab_size:
-        raise UserError(
-            f"target and draft have different vocabularies ({target.vocab_size} and {draft.vocab_size} tokens)",
-            remedy="use two models that share a tokenizer",
-        )
-    for model in (target, draft):
+    drafts = list(draft) if isinstance(draft, Sequence) else [draft]
+    policy = _policy(
+        verifier, num_drafts, draft_len, sampling, draft_sampling or sampling, generator, tail, len(drafts)
+    )
+    for model in (target, *drafts):
+        if model.vocab_size != target.vocab_size:
+            raise UserError(
+                f"target and draft have different vocabularies ({target.vocab_size} and {model.vocab_size} tokens)",
+                remedy="use two models that share a tokenizer",
+            )
         _check_requests(model, prompts, max_new_tokens)
     traces = [BlockTrace() for _ in prompts]
-    reader, writer = (_Side(model, prompts, num_drafts, max_new_tokens + draft_len) for model in (target, draft))
+    room = max_new_tokens + draft_len
+    reader = _Side(target, prompts, num_drafts, room)
+    # A draft of several that did not write the sequence that stands reads up to a whole block of it at once.
+    share = num_drafts // len(drafts)
+    writers = [_Side(model, prompts, share, room if len(drafts) == 1 else room + draft_len) for model in drafts]
     rows = list(range(len(prompts)))  # the request of each group of num_drafts rows
     blocks, clock = 0, _Clock(target.device)
     while rows:
         left = [max_new_tokens - len(traces[request].answer_ids) for request in rows]
-        tokens, draft_probs = _propose(writer, min(draft_len, max(left)), policy)
+        proposed = [
+            _propose(writer, policy.of_draft(number, share), min(draft_len, max(left)), policy)
+            for number, writer in enumerate(writers)
+        ]
+        tokens = torch.cat([found[0] for found in proposed], 1)
+        draft_probs = torch.cat([law for _, law in proposed if law is not None], 1) if not policy.is_greedy else None
         clock.lap("draft")
         logits = reader.read(tokens)
         clock.lap("target")
@@ -141,12 +155,13 @@ def speculate(
         for place, request in enumerate(rows):
             _emit(traces[request], verdict, place, left[place], eos_ids)
         reader.settle(verdict)
-        writer.settle(verdict)
+        for number, writer in enumerate(writers):
+            writer.settle(verdict, None if len(writers) == 1 else tokens[:, number].tolist())
         going = [not t.finished and len(t.answer_ids) < max_new_tokens for t in (traces[request] for request in rows)]
         if not all(going):
             kept = _close_gaps(going)
             rows = [rows[place] for place in kept]
-            for side in (reader, writer) if rows else ():
+            for side in (reader, *writers) if rows else ():
                 side.take(kept)
         clock.lap("verify")
         blocks += 1
@@ -161,36 +176,48 @@ class _Policy:
     draft_samplings: list[Sampling]
     token_verifier: TokenVerifier | None
     path_verifier: PathVerifier
+    tail: PathVerifier | None
+    models: int
     generator: Generator | None
 
     @property
     def is_greedy(self) -> bool:
         return all(sampling.temperature == 0 for sampling in (self.sampling, *self.draft_samplings))
 
+    def of_draft(self, number: int, share: int) -> list[Sampling]:
+        """How the sequences of one draft model are sampled, when each writes ``share`` of them."""
+        return self.draft_samplings[number * share : (number + 1) * share]
+
 
 def _policy(
-    verifier: str,
+    verifier: str | TokenVerifier | PathVerifier,
     num_drafts: int,
     draft_len: int,
     sampling: Sampling,
     draft_sampling: Sampling | Sequence[Sampling],
     generator: Generator | None,
+    tail: PathVerifier | None,
+    models: int,
 ) -> _Policy:
     if draft_len < 1 or num_drafts < 1:
         name, value = ("draft_len", draft_len) if draft_len < 1 else ("num_drafts", num_drafts)
         raise UserError(f"{name} is {value}", remedy="give 1 or more")
-    if verifier not in VERIFIERS:
-        raise UserError(f"unknown verifier {verifier!r}", remedy=f"use one of {', '.join(VERIFIERS)}")
-    found = VERIFIERS[verifier]
-    token_verifier = found if isinstance(found, TokenVerifier) else None
+    if isinstance(verifier, str):
+        if verifier not in VERIFIERS:
+            raise UserError(f"unknown verifier {verifier!r}", remedy=f"use one of {', '.join(VERIFIERS)}")
+        verifier = VERIFIERS[verifier]
+    token_verifier = verifier if isinstance(verifier, TokenVerifier) else None
     if token_verifier is None and num_drafts > 1:
-        raise UserError(f"{verifier} verifies one sequence, not {num_drafts}", remedy="set num_drafts 1")
+        raise UserError(f"{verifier.name} verifies one sequence, not {num_drafts}", remedy="set num_drafts 1")
+    if models not in (1, num_drafts):
+        raise UserError(f"{models} draft models for {num_drafts} drafts", remedy="give one, or one per draft")
     laws = [draft_sampling] * num_drafts if isinstance(draft_sampling, Sampling) else list(draft_sampling)
     if len(laws) != num_drafts:
         raise UserError(f"{len(laws)} draft samplings for {num_drafts} drafts", remedy="give one, or one per draft")
-    if token_verifier and token_verifier.drafting != "independent" and len(set(laws)) > 1:
-        raise UserError(f"{verifier} needs drafts of one law", remedy="give one draft sampling, or use specinfer")
-    policy = _Policy(sampling, laws, token_verifier, PATH_VERIFIERS.get(verifier, PATH_VERIFIERS["single"]), generator)
+    if token_verifier and token_verifier.drafting != "independent" and (models > 1 or len(set(laws)) > 1):
+        raise UserError(f"{verifier.name} needs drafts of one law", remedy="give one draft sampling, or use specinfer")
+    path_verifier = PATH_VERIFIERS["single"] if isinstance(verifier, TokenVerifier) else verifier
+    policy = _Policy(sampling, laws, token_verifier, tail or path_verifier, tail, models, generator)
     if generator is None and not policy.is_greedy:
         raise UserError("sampling without a generator", remedy="pass a seeded torch.Generator")
     return policy
@@ -230,8 +257,11 @@ class _Side:
         last = torch.tensor(counts, device=self.device) - 1
         return logits[torch.arange(len(counts), device=self.device), last]
 
-    def settle(self, verdict: _Verdict) -> None:
-        """Keep what stands of the block in all rows of a request; what was not read of it, and the new token, is unread."""
+    def settle(self, verdict: _Verdict, own: Sequence[Sequence[int]] | None = None) -> None:
+        """Keep what stands of the block in all rows of a request; what was not read of it, and the new token, is unread.
+
+        ``own`` are the tokens that this side read of each request, where they may not be those that stand.
+        """
         if self.num_drafts > 1:
             winners = [
                 p * self.num_drafts + path for p, path in enumerate(verdict.path) for _ in range(self.num_drafts)
@@ -240,7 +270,8 @@ class _Side:
         known = [self.begin[place * self.num_drafts] + len(tokens) for place, tokens in enumerate(self.unread)]
         lengths = []
         for place, stands in enumerate(verdict.stands):
-            length = min(known[place] + stands, self.cache.lengths[place * self.num_drafts])
+            agreed = stands if own is None else _agreed(own[place], verdict.drafted[place][:stands])
+            length = min(known[place] + agreed, self.cache.lengths[place * self.num_drafts])
             unread = known[place] + stands - length
             self.unread[place] = [*verdict.drafted[place][stands - unread : stands], verdict.token[place]]
             lengths += [length] * self.num_drafts
@@ -252,25 +283,30 @@ class _Side:
         self.cache.take([place * self.num_drafts + draft for place in places for draft in range(self.num_drafts)])
 
 
+def _agreed(own: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens two sequences have in common before they part."""
+    return next((place for place, (a, b) in enumerate(zip(own, others, strict=False)) if a != b), len(others))
+
+
 def _propose(
-    writer: _Side, length: int, policy: _Policy
+    writer: _Side, samplings: Sequence[Sampling], length: int, policy: _Policy
 ) -> tuple[Int64[Tensor, "batch drafts length"], Float64[Tensor, "batch drafts length vocab"] | None]:
-    """Draft ``length`` tokens per sequence; with their laws, unless all is greedy."""
-    drafts = writer.num_drafts
+    """Draft ``length`` tokens per sequence of one model; with their laws, unless all is greedy."""
+    drafts, is_greedy = writer.num_drafts, policy.is_greedy
     logits = writer.catch_up()
     tokens: list[Tensor] = []
     laws: list[Tensor] = []
     for depth in range(length):
         if depth:
             logits = writer.cache.extend(tokens[-1].view(-1, 1))[:, 0]
-        if policy.is_greedy:
+        if is_greedy:
             tokens.append(logits.argmax(-1).view(-1, drafts))
             continue
         by_draft = logits.view(-1, drafts, logits.shape[-1])
-        if len(set(policy.draft_samplings)) == 1:
-            probs = to_probs(by_draft, policy.draft_samplings[0])
+        if len(set(samplings)) == 1:
+            probs = to_probs(by_draft, samplings[0])
         else:
-            probs = torch.stack([to_probs(by_draft[:, k], s) for k, s in enumerate(policy.draft_samplings)], 1)
+            probs = torch.stack([to_probs(by_draft[:, k], s) for k, s in enumerate(samplings)], 1)
         # Only the first tokens of a block share their past: there the verifier says how they are drawn together.
         drafting = policy.token_verifier.drafting if policy.token_verifier and depth == 0 else "independent"
         assert policy.generator is not None
@@ -298,30 +334,36 @@ def _judge(
     tokens: Int64[Tensor, "batch drafts length"],
     policy: _Policy,
 ) -> _Verdict:
-    if (
-        draft_probs is None
-    ):  # all greedy: the sequences of a request are equal, and a token stands if the target says the same
+    if draft_probs is None:  # all greedy: a token stands if the target says the same
+        path = [0] * len(tokens)
+        if (
+            policy.models > 1
+        ):  # the sequences of one model are equal, those of several are not: the longest agreement stands
+            standing = (tokens == logits[:, :, :-1].argmax(-1)).long().cumprod(-1).sum(-1)
+            path = standing.argmax(-1).tolist()
+            rows = torch.arange(len(tokens), device=tokens.device)
+            tokens, logits = tokens[rows, path][:, None], logits[rows, path][:, None]
         both = torch.cat([tokens[:, 0], logits[:, 0].argmax(-1)], -1).tolist()
         length = tokens.shape[-1]
         drafted, best = [row[:length] for row in both], [row[length:] for row in both]
         agrees = [[float(a == b) for a, b in zip(*pair, strict=False)] for pair in zip(drafted, best, strict=True)]
         stands = [flags.index(0.0) if 0.0 in flags else length for flags in agrees]
         token = [row[count] for row, count in zip(best, stands, strict=True)]
-        return _Verdict(drafted, [0] * len(both), stands, token, agrees, agrees)
+        return _Verdict(drafted, path, stands, token, agrees, agrees)
     assert policy.generator is not None
     target_probs = to_probs(logits, policy.sampling)
     if policy.token_verifier is None or tokens.shape[1] == 1:
         judged = (target_probs[:, 0], draft_probs[:, 0], tokens[:, 0])
         stands_, token_ = policy.path_verifier.sample(*judged, policy.generator, check=False)
-        path = torch.zeros_like(token_)
+        path_ = torch.zeros_like(token_)
     else:
-        walked = walk(policy.token_verifier, target_probs, draft_probs, tokens, policy.generator)
-        path, stands_, token_ = walked.path, walked.length, walked.token
-    rows = torch.arange(len(path), device=path.device)
-    chosen = tokens[rows, path]
-    shared = target_probs[rows, path, :-1].minimum(draft_probs[rows, path])
+        walked = walk(policy.token_verifier, target_probs, draft_probs, tokens, policy.generator, tail=policy.tail)
+        path_, stands_, token_ = walked.path, walked.length, walked.token
+    rows = torch.arange(len(path_), device=path_.device)
+    chosen = tokens[rows, path_]
+    shared = target_probs[rows, path_, :-1].minimum(draft_probs[rows, path_])
     repo = shared.gather(-1, chosen[..., None])[..., 0]
-    parts = (chosen, path, stands_, token_, shared.sum(-1), repo)
+    parts = (chosen, path_, stands_, token_, shared.sum(-1), repo)
     return _Verdict(*(part.tolist() for part in parts))
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Generator, Tensor
 
 from draftlab.sampling import draw
+from draftlab.verify.path import PathVerifier
 from draftlab.verify.token import TokenVerifier
 
 
@@ -38,18 +39,32 @@ def walk(
     draft_probs: Float64[Tensor, "batch drafts path vocab"],
     tokens: Int64[Tensor, "batch drafts path"],
     generator: Generator,
+    *,
+    tail: PathVerifier | None = None,
 ) -> Walk:
     """Verify K sequences, position after position: the token verifier sees the drafts of the sequences that still agree.
 
     Given the emitted prefix the survivors' next tokens are still independent, so each step, and the whole, is lossless (Miao et al.
     2024; Khisti et al. 2025, section 5). A sequence that stands to its end is followed by a token of the target. Sequences of a tree
-    whose siblings were drawn without replacement are its leaves' paths, siblings in the order they were drawn.
+    whose siblings were drawn without replacement are its leaves' paths, siblings in the order they were drawn. ``tail`` verifies what
+    is left of a sequence once it is the only one: the rest of it is still a draft of the emitted prefix.
     """
     batch, drafts, length = tokens.shape
     active = torch.ones(batch, drafts, dtype=torch.bool, device=tokens.device)
     stands = torch.zeros(batch, dtype=torch.int64, device=tokens.device)
     token = torch.full_like(stands, -1)
     for depth in range(length):
+        if tail is not None:
+            alone = ((active.sum(-1) == 1) & (token < 0)).nonzero()[:, 0]
+            if len(alone):
+                last = active[alone].double().argmax(-1)
+                judged = (
+                    target_probs[alone, last, depth:],
+                    draft_probs[alone, last, depth:],
+                    tokens[alone, last, depth:],
+                )
+                more, token[alone] = tail.sample(*judged, generator, check=False)
+                stands[alone] += more
         voters = _voters(verifier, active, tokens[..., depth]) & (token < 0)[:, None]
         counts = voters.sum(-1)
         for count in range(1, drafts + 1):
