@@ -286,9 +286,18 @@ def test_alpha_experiment_rows(files: dict[str, Path]) -> None:
     assert seconds.shape[1] == 7
     assert (seconds > 0).all(axis=None)
     assert run["target"]["inflated_from"] is not None
-    assert run["target"]["threads"] == 1
+    assert (run["target"]["threads"], run["target"]["weights"]) == (1, "f32")
     assert run["target"]["llama_version"]
     assert run["drafts"][0]["file"] == "draft.gguf"
+
+
+def test_a_large_target_is_not_inflated(files: dict[str, Path]) -> None:
+    settings = SETTINGS.model_copy(update={"inflated_layers": 2, "alpha": [0.5], "draft_len": [2]})
+    _, run = latency_alpha(settings, files["target_folder"], files["draft"])
+    _, plain = latency_alpha(SETTINGS, files["target"], files["draft"])
+    assert run["target"]["parameters"] == plain["target"]["parameters"]
+    with pytest.raises(UserError, match="cannot be inflated"):
+        latency_alpha(settings, files["target"], files["draft"])
 
 
 def test_noisy_cells_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:

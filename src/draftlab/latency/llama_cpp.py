@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import platform
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,9 +20,10 @@ from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
 from draftlab.latency.backend import Logits, Settings
-from draftlab.models.gguf import INFLATED_KEY, VOCABULARY_KEY
+from draftlab.models.gguf import INFLATED_KEY, QUANTIZATION, VOCABULARY_KEY
 
 BATCH = 512
+WEIGHTS = {str(int(file_type)): name for name, (_, file_type) in QUANTIZATION.items()}
 ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR, which the binding does not name
 ERRORS: deque[str] = deque(maxlen=4)  # llama.cpp reports through a log callback; the last errors explain a failed call
 
@@ -133,8 +133,10 @@ class LlamaCpp:
         self._batch.n_tokens = count
         status = lib.llama_decode(self._context, self._batch)
         if status != 0:
+            reason = " ".join(ERRORS) or "the cache is full"
+            ERRORS.clear()
             raise UserError(
-                f"llama_decode returned {status}: {' '.join(ERRORS) or 'the cache is full'}",
+                f"llama_decode returned {status}: {reason}",
                 file=self.path,
                 remedy="check the token ids, or set a larger context_length",
             )
@@ -191,7 +193,7 @@ class LlamaCpp:
             "file": self.path.name,
             "parameters": lib.llama_model_n_params(self._model),
             "bytes": lib.llama_model_size(self._model),
-            "weights": _metadata(self._model, "general.file_type"),
+            "weights": WEIGHTS.get(_metadata(self._model, "general.file_type") or ""),
             "inflated_from": _metadata(self._model, INFLATED_KEY),
             "device": "GPU" if self.settings.gpu_layers else "CPU",
             "threads": self.settings.threads,
@@ -205,7 +207,7 @@ class LlamaCpp:
 
 
 def describe_build() -> dict[str, Any]:
-    """Version, commit and CPU features of the installed llama.cpp, and the processor that runs it."""
+    """Version, commit and CPU features of the installed llama.cpp."""
     import llama_cpp
 
     commit = getattr(lib._lib, "ggml_commit", None)
@@ -218,17 +220,7 @@ def describe_build() -> dict[str, Any]:
         "llama_commit": commit().decode() if commit is not None else None,
         "build": lib.llama_print_system_info().decode().strip(),
         "gpu": bool(lib.llama_supports_gpu_offload()),
-        "processor": _processor(),
     }
-
-
-def _processor() -> str:
-    """The processor's model name; ``platform`` knows only its architecture on Linux."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _load(path: Path, settings: Settings) -> Any:

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from draftlab.errors import UserError
 from draftlab.experiments import Engine
 from draftlab.latency.backend import LatencyBackend, Settings, check_pair
 from draftlab.latency.inflate import inflate
 from draftlab.latency.llama_cpp import LlamaCpp
 from draftlab.latency.self_check import self_check
 from draftlab.models.gguf import export
+from draftlab.records import read_json
 
 
 @contextlib.contextmanager
@@ -26,14 +28,15 @@ def open_pair(
     shared: bool = False,
     wall_clock: bool = False,
 ) -> Iterator[list[LatencyBackend]]:
-    """Yield the target and the drafts, ready. llama.cpp takes a GGUF file as it is and exports a folder first; torch takes a
-    folder, or the name of an architecture of ``shapes.ARCHITECTURES`` with random weights."""
+    """Yield the target and the drafts, ready; a target smaller than ``settings`` ask for is inflated first.
+
+    llama.cpp takes a GGUF file as it is and exports a folder first; torch takes a folder, or the name of an architecture of
+    ``shapes.ARCHITECTURES`` with random weights.
+    """
     engine = Settings(context_length, settings.threads, settings.gpu_layers, sequences, shared, wall_clock)
     with tempfile.TemporaryDirectory(prefix="draftlab-") as scratch, contextlib.ExitStack() as stack:
-        if settings.inflated_layers:
-            ffn, inflated = settings.inflated_ffn or None, Path(scratch) / "inflated"
-            inflate(target, inflated, layers=settings.inflated_layers, ffn=ffn, seed=settings.seed)
-            target = inflated
+        if settings.inflated_layers or settings.inflated_ffn:
+            target = _inflated(target, Path(scratch) / "inflated", settings)
         models: list[LatencyBackend] = []
         for index, path in enumerate((target, *drafts)):
             model = _open(path, Path(scratch) / f"{index}-{path.name}.gguf", settings, engine)
@@ -42,6 +45,18 @@ def open_pair(
         for draft in models[1:]:
             check_pair(models[0], draft)
         yield models
+
+
+def _inflated(target: Path, out: Path, settings: Engine) -> Path:
+    """``target`` with at least the layers and the feed-forward width that ``settings`` ask for."""
+    if target.is_file():
+        raise UserError(
+            "a GGUF file cannot be inflated", file=target, remedy="give the model folder, or inflate nothing"
+        )
+    config = read_json(target / "config.json")
+    layers = max(settings.inflated_layers, config.get("num_hidden_layers", 0))
+    inflate(target, out, layers=layers, ffn=max(settings.inflated_ffn, config.get("intermediate_size", 0)))
+    return out
 
 
 def _open(path: Path, exported: Path, settings: Engine, engine: Settings) -> LatencyBackend:
