@@ -179,8 +179,10 @@ def test_an_estimate_sums_before_it_divides_and_pairs_by_request(known):
 
 
 def test_window_is_a_part_of_each_stream():
-    rows = pd.DataFrame({"dataset": ["a"] * 10 + ["b"] * 100, "record": [*range(10), *range(100)], "hits": 1})
-    assert tidy.in_window(rows, 0.8, 1.0).groupby(rows["dataset"]).sum().tolist() == [2, 20]
+    rows = pd.DataFrame({"dataset": ["a"] * 10 + ["b"] * 100, "record": [*range(10), *range(100)], "method": "online"})
+    for window, expected in (((0.8, 1.0), [2, 20]), ((0.0, 0.1), [1, 10]), ((0.4, 0.5), [1, 10])):
+        assert tidy.in_window(rows, *window).groupby(rows["dataset"]).sum().tolist() == expected
+    assert tidy.in_window(rows.assign(method="offline"), 0.8, 1.0).all(), "held-out requests are in no stream"
 
 
 def test_a_rule_that_names_no_column_is_refused():
