@@ -264,6 +264,27 @@ def mdss_acceptance(settings: Flat[experiments.Acceptance], *, pairs: Path, out:
     write_cell(out, acceptance.acceptance(load_all(pairs, settings), settings), {"settings": settings.model_dump()})
 
 
+def mdss_live(
+    settings: Flat[experiments.Live],
+    *,
+    target: Path,
+    draft: Path,
+    prompts: dict[str, Path],
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    device: Literal["cpu", "cuda"] = "cpu",
+    out: Path,
+) -> None:
+    """Decode held-out requests with several drafted sequences: block efficiency, token rate, where the time goes.
+
+    PROMPTS are a name and a file for each dataset.
+    """
+    from draftlab.multidraft import live, pairs
+    from draftlab.records import write_cell
+
+    models = pairs.load_models(target, draft, dtype, device)
+    write_cell(out, live.live(settings, *models, prompts), {"settings": settings.model_dump()})
+
+
 def collect(*, rows: tuple[Path, ...], out: Path) -> None:
     """Concatenate the rows of an experiment's cells into its tidy table."""
     import pandas as pd
@@ -577,6 +598,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "speedup-theory": speedup_theory,
     "mdss region": mdss_region,
     "mdss acceptance": mdss_acceptance,
+    "mdss live": mdss_live,
 }
 
 

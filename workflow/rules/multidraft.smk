@@ -150,6 +150,45 @@ rule on_pairs:
         """
 
 
+rule live:
+    """Decode with several drafted sequences: tokens per target call, tokens per second, where the time goes."""
+    input:
+        prompts=lambda wildcards: held_out_prompts(cell_setting("datasets")(wildcards))[1::2],
+        target="results/{run}/multidraft/target/config.json",
+        draft="results/{run}/multidraft/draft/config.json",
+    output:
+        rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
+        record="results/{run}/cells/{experiment}/{cell}/run.json",
+    log:
+        "results/{run}/logs/{experiment}/{cell}.log",
+    benchmark:
+        "results/{run}/benchmarks/{experiment}/{cell}.tsv"
+    wildcard_constraints:
+        experiment=stage("live"),
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        flags=cell_flags,
+        prompts=lambda wildcards: held_out_prompts(cell_setting("datasets")(wildcards)),
+        target=subpath(input.target, parent=True),
+        draft=subpath(input.draft, parent=True),
+        dtype=RUN.settings.answers.dtype,
+        device=RUN.settings.answers.device,
+        out=subpath(output.rows, parent=True),
+        code=code("multidraft.live"),
+    shell:
+        r"""
+        OMP_NUM_THREADS=1 draftlab mdss live {params.flags:q} \
+            --prompts {params.prompts:q} \
+            --target {params.target:q} \
+            --draft {params.draft:q} \
+            --dtype {params.dtype:q} \
+            --device {params.device:q} \
+            --out {params.out:q} \
+            >{log:q} 2>&1
+        """
+
+
 rule speedup_theory:
     """Tabulate the closed form of the speed-up."""
     output:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from draftlab.errors import UserError
-from draftlab.verify import VERIFIERS
+from draftlab.verify import PATH_VERIFIERS, VERIFIERS
+from draftlab.verify.path import PathVerifier
 from draftlab.verify.split import DIRECT_LIMIT
 from draftlab.verify.token import TokenVerifier
 from draftlab.verify.truncated import Truncation, truncated
@@ -18,3 +19,12 @@ def token_verifier(name: str, lp_threshold: int = 5) -> TokenVerifier:
         tokens = sorted(key for key, value in VERIFIERS.items() if isinstance(value, TokenVerifier))
         raise UserError(f"no token verifier named {name!r}", remedy=f"allowed: {', '.join(tokens)}")
     return verifier
+
+
+def tail_of(name: str) -> PathVerifier | None:
+    """What verifies the rest of a path once one sequence is left: nothing of its own, or ``block``."""
+    if not name:
+        return None
+    if name not in PATH_VERIFIERS:
+        raise UserError(f"no path verifier named {name!r}", remedy=f"allowed: {', '.join(PATH_VERIFIERS)}")
+    return PATH_VERIFIERS[name]
