@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-from draftlab.decode import GREEDY, BlockTrace, generate, speculate
+from draftlab.decode import GREEDY, generate, speculate
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, load_model
 from draftlab.models.llama import Llama, LlamaConfig
@@ -73,16 +73,15 @@ def expected() -> list[list[int]]:
 
 
 def test_plain_greedy_is_the_models_own(expected: list[list[int]]) -> None:
-    assert generate(TARGET, PROMPTS, max_new_tokens=20, eos_ids=[EOS]) == expected
+    for batch in (1, 4, None):
+        assert generate(TARGET, PROMPTS, max_new_tokens=20, eos_ids=[EOS], batch=batch) == expected
 
 
 @pytest.mark.parametrize("draft_len", [1, 2, 5, 30])
-@pytest.mark.parametrize("batch", [1, 9])
-def test_greedy_output_is_the_targets_own(expected: list[list[int]], draft_len: int, batch: int) -> None:
-    traces: list[BlockTrace] = []
-    for start in range(0, len(PROMPTS), batch):
-        prompts = PROMPTS[start : start + batch]
-        traces += speculate(TARGET, DRAFT, prompts, draft_len=draft_len, max_new_tokens=20, eos_ids=[EOS]).traces
+@pytest.mark.parametrize("batch", [1, 4, None])
+def test_greedy_output_is_the_targets_own(expected: list[list[int]], draft_len: int, batch: int | None) -> None:
+    settings = {"draft_len": draft_len, "max_new_tokens": 20, "eos_ids": [EOS]}
+    traces = speculate(TARGET, DRAFT, PROMPTS, batch=batch, **settings).traces  # type: ignore[arg-type]
     assert [trace.answer_ids for trace in traces] == expected
     assert sum(sum(trace.accepted) for trace in traces) > len(PROMPTS)
 
@@ -262,6 +261,9 @@ class Counting:
     def __getattr__(self, name: str) -> object:
         return getattr(self.model, name)
 
+    def decoder(self) -> Counting:
+        return self
+
     def prefill(self, prompts: list[list[int]], room: int) -> object:
         cache, following = self.model.prefill(prompts, room)
         extend = cache.extend
@@ -309,6 +311,7 @@ GOOD = {"draft_len": 3, "max_new_tokens": 20, "eos_ids": [EOS]}
         ({"draft_len": 0}, "draft_len is 0"),
         ({"num_drafts": 0}, "num_drafts is 0"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"batch": 0}, "batch is 0"),
         ({"max_new_tokens": 61}, "request 1 has 65 tokens, the context holds 64"),
         ({"verifier": "magic"}, "unknown verifier 'magic'"),
         ({"verifier": "block", "num_drafts": 2}, "block verifies one sequence, not 2"),

@@ -129,11 +129,11 @@ def _contenders(
     target_pass = record(target, [(str(number), prompt) for number, prompt in enumerate(prompts)], **limits)
 
     def plain(size: int) -> list[list[int]]:
-        return [answer for group in _groups(prompts, size) for answer in generate(target, group, **limits)]
+        return generate(target, prompts, batch=size, **limits)
 
     def loop(size: int) -> list[list[int]]:
-        decoded = [speculate(target, draft, group, draft_len=draft_len, **limits) for group in _groups(prompts, size)]
-        return [trace.answer_ids for part in decoded for trace in part.traces]
+        decoded = speculate(target, draft, prompts, draft_len=draft_len, batch=size, **limits)
+        return [trace.answer_ids for trace in decoded.traces]
 
     def transformers(assistant: Any | None) -> list[list[int]]:
         return [_hub_answer(hub_target, assistant, prompt, eos_ids, max_new_tokens) for prompt in prompts]
@@ -173,10 +173,6 @@ def _hub_answer(
     )
     answer: list[int] = found[0, len(prompt) :].tolist()
     return answer
-
-
-def _groups(prompts: Sequence[list[int]], size: int) -> list[Sequence[list[int]]]:
-    return [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
 
 def _all_but_the_last_layer(target: Path, scratch: Path) -> Path:

@@ -8,7 +8,7 @@ exactly; at temperature 0 it is the target's own greedy text. Caches are cropped
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Generator, Tensor
 
 from draftlab.errors import UserError
-from draftlab.models import LanguageModel
+from draftlab.models import Decoder, LanguageModel
 from draftlab.models.batching import check_lengths, pad_rows
 from draftlab.sampling import Sampling, draft_tokens, draw, to_probs
 from draftlab.verify import PATH_VERIFIERS, VERIFIERS
@@ -39,32 +39,34 @@ def generate(
     eos_ids: Collection[int],
     sampling: Sampling = GREEDY,
     generator: Generator | None = None,
+    batch: int | None = None,
     observe: Observer | None = None,
 ) -> list[list[int]]:
-    """Answers of ``model`` alone, one token per forward, as one batch; an answer ends with its first end-of-text token.
+    """Answers of ``model`` alone, one token per forward, ``batch`` prompts at a time (all, unless given).
 
-    Finished rows leave the batch at once. ``UserError`` for a prompt without room for ``max_new_tokens``.
+    An answer ends with its first end-of-text token, and its row leaves the batch. ``UserError`` for a prompt without room for
+    ``max_new_tokens``.
     """
-    _check_requests(model, prompts, max_new_tokens)
-    ends = frozenset(eos_ids)
+    _check_requests(model, prompts, max_new_tokens, batch)
+    ends, decoder = frozenset(eos_ids), model.decoder()
     answers: list[list[int]] = [[] for _ in prompts]
-    cache, tokens = model.prefill(prompts, room=max_new_tokens)
-    rows = list(range(len(prompts)))
-    for position in range(max_new_tokens):
-        logits = cache.extend(tokens[:, None])[:, 0]
-        tokens = _choose(logits, sampling, generator)
-        if observe is not None:
-            observe(rows, position, logits, tokens)
-        chosen = tokens.tolist()
-        for request, token in zip(rows, chosen, strict=True):
-            answers[request].append(token)
-        if not ends.isdisjoint(chosen):
-            kept = _close_gaps([token not in ends for token in chosen])
-            if not kept:
-                break
-            rows = [rows[place] for place in kept]
-            cache.take(kept)
-            tokens = tokens[torch.tensor(kept, device=tokens.device)]
+    for rows in _batches(len(prompts), batch):
+        cache, tokens = decoder.prefill([prompts[request] for request in rows], max_new_tokens)
+        for position in range(max_new_tokens):
+            logits = cache.extend(tokens[:, None])[:, 0]
+            tokens = _choose(logits, sampling, generator)
+            if observe is not None:
+                observe(rows, position, logits, tokens)
+            chosen = tokens.tolist()
+            for request, token in zip(rows, chosen, strict=True):
+                answers[request].append(token)
+            if not ends.isdisjoint(chosen):
+                kept = _close_gaps([token not in ends for token in chosen])
+                if not kept:
+                    break
+                rows = [rows[place] for place in kept]
+                cache.take(kept)
+                tokens = tokens[torch.tensor(kept, device=tokens.device)]
     return answers
 
 
@@ -89,7 +91,7 @@ class BlockTrace:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A batch, decoded: one trace per request, the number of blocks the batch took, and the seconds each part of the loop spent."""
+    """Prompts, decoded: one trace per request, the number of blocks (target forwards), and the seconds each part of the loop spent."""
 
     traces: list[BlockTrace]
     blocks: int
@@ -113,8 +115,10 @@ def speculate(
     sampling: Sampling = GREEDY,
     draft_sampling: Sampling | Sequence[Sampling] | None = None,
     generator: Generator | None = None,
+    batch: int | None = None,
 ) -> Decoded:
-    """Speculative decoding of a batch of prompts with any verifier (or its name in ``VERIFIERS``) and ``num_drafts`` sequences per request.
+    """Speculative decoding, ``batch`` prompts at a time (all, unless given), with any verifier (or its name in ``VERIFIERS``) and
+    ``num_drafts`` sequences per request.
 
     ``draft`` is one model, or one per sequence. It samples like the target unless ``draft_sampling`` says otherwise, for all
     sequences or for each. ``tail`` verifies what is left of a sequence once it is the only one. An answer ends with its first
@@ -131,40 +135,42 @@ def speculate(
                 f"target and draft have different vocabularies ({target.vocab_size} and {model.vocab_size} tokens)",
                 remedy="use two models that share a tokenizer",
             )
-        _check_requests(model, prompts, max_new_tokens)
+        _check_requests(model, prompts, max_new_tokens, batch)
     traces = [BlockTrace() for _ in prompts]
-    room = max_new_tokens + draft_len
-    reader = _Side(target, prompts, num_drafts, room)
-    # A draft of several that did not write the sequence that stands reads up to a whole block of it at once.
-    share = num_drafts // len(drafts)
-    writers = [_Side(model, prompts, share, room if len(drafts) == 1 else room + draft_len) for model in drafts]
-    rows = list(range(len(prompts)))  # the request of each group of num_drafts rows
+    decoder, *draft_decoders = (model.decoder() for model in (target, *drafts))
+    share, room = num_drafts // len(drafts), max_new_tokens + draft_len
     blocks, clock = 0, _Clock(target.device)
-    while rows:
-        left = [max_new_tokens - len(traces[request].answer_ids) for request in rows]
-        proposed = [
-            _propose(writer, policy.of_draft(number, share), min(draft_len, max(left)), policy)
-            for number, writer in enumerate(writers)
-        ]
-        tokens = torch.cat([found[0] for found in proposed], 1)
-        draft_probs = torch.cat([law for _, law in proposed if law is not None], 1) if not policy.is_greedy else None
-        clock.lap("draft")
-        logits = reader.read(tokens)
-        clock.lap("target")
-        verdict = _judge(logits, draft_probs, tokens, policy)
-        for place, request in enumerate(rows):
-            _emit(traces[request], verdict, place, left[place], eos_ids)
-        reader.settle(verdict)
-        for number, writer in enumerate(writers):
-            writer.settle(verdict, None if len(writers) == 1 else tokens[:, number].tolist())
-        going = [not t.finished and len(t.answer_ids) < max_new_tokens for t in (traces[request] for request in rows)]
-        if not all(going):
-            kept = _close_gaps(going)
-            rows = [rows[place] for place in kept]
-            for side in (reader, *writers) if rows else ():
-                side.take(kept)
-        clock.lap("verify")
-        blocks += 1
+    for rows in _batches(len(prompts), batch):  # the request of each group of num_drafts rows
+        texts = [prompts[request] for request in rows]
+        reader = _Side(decoder, texts, num_drafts, room)
+        # A draft of several that did not write the sequence that stands reads up to a whole block of it at once.
+        extra = draft_len if len(drafts) > 1 else 0
+        writers = [_Side(draft_decoder, texts, share, room + extra) for draft_decoder in draft_decoders]
+        while rows:
+            left = [max_new_tokens - len(traces[request].answer_ids) for request in rows]
+            proposed = [
+                _propose(writer, policy.of_draft(number, share), min(draft_len, max(left)), policy)
+                for number, writer in enumerate(writers)
+            ]
+            tokens = torch.cat([found[0] for found in proposed], 1)
+            laws = [law for _, law in proposed if law is not None]
+            clock.lap("draft")
+            logits = reader.read(tokens)
+            clock.lap("target")
+            verdict = _judge(logits, torch.cat(laws, 1) if laws else None, tokens, policy)
+            for place, request in enumerate(rows):
+                _emit(traces[request], verdict, place, left[place], eos_ids)
+            reader.settle(verdict)
+            for number, writer in enumerate(writers):
+                writer.settle(verdict, None if len(writers) == 1 else tokens[:, number].tolist())
+            going = [not t.finished and len(t.answer_ids) < max_new_tokens for t in map(traces.__getitem__, rows)]
+            if not all(going):
+                kept = _close_gaps(going)
+                rows = [rows[place] for place in kept]
+                for side in (reader, *writers) if rows else ():
+                    side.take(kept)
+            clock.lap("verify")
+            blocks += 1
     return Decoded(traces, blocks, clock.seconds["draft"], clock.seconds["target"], clock.seconds["verify"])
 
 
@@ -229,9 +235,9 @@ class _Side:
     Each request holds ``num_drafts`` rows, equal but for the block under way.
     """
 
-    def __init__(self, model: LanguageModel, prompts: Sequence[Sequence[int]], num_drafts: int, room: int) -> None:
-        self.num_drafts, self.device = num_drafts, model.device
-        self.cache, following = model.prefill(prompts, room)
+    def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]], num_drafts: int, room: int) -> None:
+        self.cache, following = decoder.prefill(prompts, room)
+        self.num_drafts, self.device = num_drafts, following.device
         if num_drafts > 1:
             self.cache.take([place for place in range(len(prompts)) for _ in range(num_drafts)])
         self.unread = [[token] for token in following.tolist()]
@@ -417,10 +423,19 @@ def _close_gaps(keep: Sequence[bool]) -> list[int]:
     return [place if keep[place] else next(movers) for place in range(count)]
 
 
-def _check_requests(model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+def _batches(count: int, size: int | None) -> Iterator[list[int]]:
+    """The numbers from 0 to ``count``, ``size`` at a time."""
+    size = size or count
+    return (list(range(start, min(start + size, count))) for start in range(0, count, size))
+
+
+def _check_requests(
+    model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch: int | None
+) -> None:
     """``UserError`` unless there are prompts, and every prompt and its whole answer fit the context."""
     if not prompts:
         raise UserError("no prompts", remedy="give one or more")
-    if max_new_tokens < 1:
-        raise UserError(f"max_new_tokens is {max_new_tokens}", remedy="give 1 or more")
+    for name, value in (("max_new_tokens", max_new_tokens), ("batch", 1 if batch is None else batch)):
+        if value < 1:
+            raise UserError(f"{name} is {value}", remedy="give 1 or more")
     check_lengths(prompts, [[0] * max_new_tokens] * len(prompts), model.context_len)

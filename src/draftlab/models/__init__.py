@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-__all__ = ["Cache", "Dtype", "LanguageModel", "Tokenizer", "check_same_tokenizer", "load_model", "load_tokenizer"]
+__all__ = [
+    "Cache",
+    "Decoder",
+    "Dtype",
+    "LanguageModel",
+    "Tokenizer",
+    "check_same_tokenizer",
+    "load_model",
+    "load_tokenizer",
+]
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -45,6 +54,14 @@ class Cache(Protocol):
 
     def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
         """Row ``i`` becomes a copy of row ``rows[i]``; the two are known to agree before token ``since[i]``."""
+        ...
+
+
+class Decoder(Protocol):
+    """A model ready to decode, with the weights that it had when it was made: make a new one after an update."""
+
+    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Int[Tensor, " batch"]]:
+        """A cache of the prompts with room for ``room`` tokens more, and the token that each row must be fed next."""
         ...
 
 
@@ -73,8 +90,12 @@ class LanguageModel(Protocol):
         """Logits that predict each answer token, request after request; ``where`` picks among those positions."""
         ...
 
+    def decoder(self) -> Decoder:
+        """The model ready to decode; worth keeping while the weights do not change."""
+        ...
+
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Int[Tensor, " batch"]]:
-        """A cache of the prompts with room for ``room`` tokens more, and the token that each row must be fed next."""
+        """``decoder().prefill(prompts, room)``, for one batch."""
         ...
 
     def save(self, folder: Path | str) -> None:

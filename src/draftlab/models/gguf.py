@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -34,6 +35,8 @@ QUANTIZATION = {
 # Copies and constants that some checkpoints store beside the weights.
 DERIVED = ("rotary_emb.inv_freq", "lm_head.weight", "coder.embed_tokens.weight")
 
+POOL = 1_000_003  # a prime: no two rows of a matrix begin at the same number
+
 # The two custom keys by which a file says where it comes from; llama.cpp passes over them.
 VOCABULARY_KEY = "draftlab.vocabulary_sha256"
 INFLATED_KEY = "draftlab.inflated_from"
@@ -46,10 +49,25 @@ def export(folder: Path | str, out: Path | str, weights: Weights = "f32", *, voc
     token ids, which is all that a latency measurement needs, but not text. Anything that llama.cpp could not run is a
     ``UserError``.
     """
-    folder = Path(folder)
+    config = read_json(Path(folder) / "config.json")
+    _export(config, Path(folder), out, weights, Checkpoint.open, vocabulary)
+
+
+def export_random(config: dict[str, Any], out: Path | str, weights: Weights = "f16", seed: int = 0) -> None:
+    """Write a model of the sizes in ``config`` with random weights, for timing: nothing but the file itself is ever whole."""
+    _export(config, Path(out), out, weights, lambda _, shapes: RandomTensors.draw(shapes, seed), False)
+
+
+def _export(
+    config: dict[str, Any],
+    folder: Path,
+    out: Path | str,
+    weights: Weights,
+    opened: Callable[[Path, dict[str, tuple[int, ...]]], Checkpoint | RandomTensors],
+    vocabulary: bool,
+) -> None:
     if weights not in get_args(Weights):
         raise UserError(f"no weight type {weights!r}", remedy=f"choose one of {', '.join(get_args(Weights))}")
-    config = read_json(folder / "config.json")
     shapes = expected_shapes(config, folder)
     quantization, file_type = QUANTIZATION[weights]
     block = gguf.GGML_QUANT_SIZES[quantization][0]
@@ -60,7 +78,7 @@ def export(folder: Path | str, out: Path | str, weights: Weights = "f32", *, voc
                 file=folder,
                 remedy="export f32 or f16, or use a model whose widths divide",
             )
-    tensors = Checkpoint.open(folder, shapes)
+    tensors = opened(folder, shapes)
     with atomic_path(out) as temporary:
         writer = gguf.GGUFWriter(temporary, "t5" if config["model_type"] == "t5" else "llama")
         writer.add_file_type(file_type)
@@ -228,6 +246,31 @@ class Checkpoint:
             yield key, tensor
 
 
+@dataclass(frozen=True)
+class RandomTensors:
+    """Weights that only look like a model's: one pool of normal numbers, repeated, begun elsewhere for each tensor."""
+
+    pool: Array
+    shapes: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def draw(cls, shapes: dict[str, tuple[int, ...]], seed: int) -> RandomTensors:
+        pool = np.random.default_rng(seed).standard_normal(POOL, dtype=np.float32)
+        return cls(pool * np.float32(0.02), shapes)
+
+    def read(self, key: str) -> Array:
+        """One tensor: ones for the vectors, which are norms."""
+        shape = self.shapes[key]
+        if len(shape) == 1:
+            return np.ones(shape, dtype=np.float32)
+        return np.resize(np.roll(self.pool, zlib.crc32(key.encode())), shape)
+
+    def items(self) -> Iterator[tuple[str, Array]]:
+        """Every tensor, in order."""
+        for key in self.shapes:
+            yield key, self.read(key)
+
+
 # ---- the file
 
 
@@ -265,7 +308,7 @@ def _t5_header(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def _write_tensors(
-    writer: gguf.GGUFWriter, config: dict[str, Any], tensors: Checkpoint, quantization: gguf.GGMLQuantizationType
+    writer: gguf.GGUFWriter, config: dict[str, Any], tensors: Checkpoint | RandomTensors, quantization: gguf.GGMLQuantizationType
 ) -> None:
     """Describe every tensor, then stream the values: memory stays at one tensor whatever the model's size."""
     arch = gguf.MODEL_ARCH.T5 if config["model_type"] == "t5" else gguf.MODEL_ARCH.LLAMA

@@ -69,6 +69,9 @@ class HubModel:
             logits: Tensor = self.network(**inputs, use_cache=False).logits[0]
         return logits[:, : self.vocab_size]
 
+    def decoder(self) -> HubModel:
+        return self
+
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[HubCache, Int[Tensor, " batch"]]:
         from transformers import DynamicCache, EncoderDecoderCache
         from transformers.modeling_outputs import BaseModelOutput

@@ -30,11 +30,11 @@ from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.weights import read_weights, write_model
 from draftlab.records import atomic_dir, read_json
 
-PACKED_PRODUCT = 1 << 20
-"""Rows times size of a weight from which oneDNN is the faster."""
+PACKED = (1 << 15, 1 << 22)
+"""Sizes between which a weight is copied into oneDNN's layout for decoding."""
 
-PACKED_BELOW = 1 << 22
-"""Size of the weights that are not worth a copy in oneDNN's layout."""
+PACKED_PRODUCT = 5 << 17
+"""Rows times size of a weight from which oneDNN is the faster."""
 
 
 @dataclass(frozen=True)
@@ -146,13 +146,11 @@ class Llama(nn.Module):
         positions = positions if where is None else positions[where.to(positions.device)]
         return self.forward(tokens.to(self.device), positions.to(self.device))
 
+    def decoder(self) -> LlamaDecoder:
+        return LlamaDecoder(self)
+
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LlamaCache, Int[Tensor, " batch"]]:
-        tokens, _ = pad_requests(prompts, [[]] * len(prompts), self.context_len)
-        cache = LlamaCache(self, len(prompts), max(map(len, prompts)) + max(room, STEP))
-        if tokens.shape[1]:
-            cache.read(tokens.to(self.device))
-        cache.crop([len(prompt) - 1 for prompt in prompts])
-        return cache, torch.tensor([prompt[-1] for prompt in prompts], device=self.device)
+        return self.decoder().prefill(prompts, room)
 
     def save(self, folder: Path | str) -> None:
         config = dataclasses.asdict(self.config) | {
@@ -192,6 +190,34 @@ class Llama(nn.Module):
         return tensors
 
 
+class LlamaDecoder:
+    """A Llama's weights laid out for decoding, as they are now; ``Decoder`` says what it is for."""
+
+    def __init__(self, model: Llama) -> None:
+        self.config, self.embed, self.rotations = model.config, model.embed, _rotations(model.config, model.device)
+        self.norm = _ScaledNorm(model.config)
+        self.layers = [
+            (
+                self.norm.scale(layer.input_norm),
+                _Linear(layer.qkv),
+                _Linear(layer.output),
+                self.norm.scale(layer.mlp_norm),
+                _Linear(layer.gate_up),
+                _Linear(layer.down),
+            )
+            for layer in model.layers
+        ]
+        self.last_norm, self.project = self.norm.scale(model.norm), _Linear(model.vocab_weight)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LlamaCache, Int[Tensor, " batch"]]:
+        tokens, _ = pad_requests(prompts, [[]] * len(prompts), self.config.max_position_embeddings)
+        cache = LlamaCache(self, len(prompts), max(map(len, prompts)) + max(room, STEP))
+        if tokens.shape[1]:
+            cache.read(tokens.to(self.embed.device))
+        cache.crop([len(prompt) - 1 for prompt in prompts])
+        return cache, torch.tensor([prompt[-1] for prompt in prompts], device=self.embed.device)
+
+
 class LlamaCache:
     """Keys and values of a batch in one preallocated tensor; a row is cropped by forgetting its length.
 
@@ -200,34 +226,21 @@ class LlamaCache:
     than its arithmetic, so ``read`` is written for few of them, in place: it takes 0.7 of the time of the plain form.
     """
 
-    def __init__(self, model: Llama, batch: int, capacity: int) -> None:
-        config = model.config
-        self.model, self.lengths = model, [0] * batch
+    def __init__(self, decoder: LlamaDecoder, batch: int, capacity: int) -> None:
+        config = decoder.config
+        self.decoder, self.lengths = decoder, [0] * batch
         kv = 2 * config.num_key_value_heads  # keys, then values
         shape = (config.num_hidden_layers, batch, capacity, kv, config.head_dim)
-        self.store = torch.zeros(shape, dtype=model.embed.dtype, device=model.device)
-        self.rotations = _rotations(config, model.device)
-        self.norm, linear = _ScaledNorm(config), functools.partial(_Linear, pack=batch > 1)
-        self.weights = [
-            (
-                self.norm.scale(layer.input_norm),
-                linear(layer.qkv),
-                linear(layer.output),
-                self.norm.scale(layer.mlp_norm),
-                linear(layer.gate_up),
-                linear(layer.down),
-            )
-            for layer in model.layers
-        ]
-        self.last_norm, self.project = self.norm.scale(model.norm), linear(model.vocab_weight)
+        self.store = torch.zeros(shape, dtype=decoder.embed.dtype, device=decoder.embed.device)
 
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
-        return self.project(self.norm(self.read(tokens), self.last_norm)).view(*tokens.shape, -1)
+        decoder, hidden = self.decoder, self.read(tokens)
+        return decoder.project(decoder.norm(hidden, decoder.last_norm)).view(*tokens.shape, -1)
 
     def read(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "rows width"]:
         """Append tokens without projecting on the vocabulary. A row may run past the context, where its logits mean nothing,
         beside rows that do not: the caller forgets those tokens."""
-        config, norm, (batch, new) = self.model.config, self.norm, tokens.shape
+        config, norm, (batch, new) = self.decoder.config, self.decoder.norm, tokens.shape
         heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         low, end = min(self.lengths), max(self.lengths) + new
         ragged = low + new != end
@@ -238,28 +251,29 @@ class LlamaCache:
                 at + torch.arange(0, batch * self.store.shape[2], self.store.shape[2], device=at.device)[:, None]
             ).flatten()
             written = self.store.flatten(1, 2).unbind()
-            rotations = self.rotations[at.clamp(max=len(self.rotations) - 1)][:, :, None]
+            rotations = self.decoder.rotations[at.clamp(max=config.max_position_embeddings - 1)][:, :, None]
             future = torch.arange(end, device=at.device) > at[:, None, :, None]
             mask = torch.zeros(future.shape, dtype=self.store.dtype, device=at.device).masked_fill_(future, -torch.inf)
         else:
             written = self.store[:, :, low:end].unbind()
-            rotations = self.rotations[low:end, None]
+            rotations = self.decoder.rotations[low:end, None]
             if new > 1 and low > 0:
                 mask = _causal_mask(new, self.store.dtype, self.store.device, end)
         is_causal = mask is None and new > 1
         window = self.store[:, :, :end].transpose(2, 3)
-        layers = zip(self.weights, written, window[:, :, :kv].unbind(), window[:, :, kv:].unbind(), strict=True)
-        hidden = self.model.embed.index_select(0, tokens.reshape(-1))
-        for (input_norm, qkv, output, mlp_norm, gate_up, down), place, keys, values in layers:
+        keys, values = window.split_with_sizes((kv, kv), 2)
+        layers = zip(self.decoder.layers, written, keys.unbind(), values.unbind(), strict=True)
+        hidden = self.decoder.embed.index_select(0, tokens.reshape(-1))
+        for (input_norm, qkv, output, mlp_norm, gate_up, down), place, key, value in layers:
             mixed = qkv(norm(hidden, input_norm)).view(batch, new, -1, dim)
             _rotate_in_place(mixed[:, :, : heads + kv], rotations)
+            query, remembered = mixed.split_with_sizes((heads, 2 * kv), 2)
             if ragged:
-                place.index_copy_(0, slots, mixed[:, :, heads:].flatten(0, 1))
+                place.index_copy_(0, slots, remembered.flatten(0, 1))
             else:
-                place.copy_(mixed[:, :, heads:])
-            seen = F.scaled_dot_product_attention(
-                mixed[:, :, :heads].transpose(1, 2), keys, values, mask, is_causal=is_causal, enable_gqa=kv != heads
-            )
+                place.copy_(remembered)
+            query = query.transpose(1, 2)
+            seen = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, enable_gqa=kv != heads)
             hidden = output.added_to(hidden, seen.transpose(1, 2).reshape(batch * new, -1))
             gate, up = gate_up(norm(hidden, mlp_norm)).chunk(2, -1)
             hidden = down.added_to(hidden, F.silu(gate).mul_(up))
@@ -288,20 +302,21 @@ class LlamaCache:
 class _Linear:
     """x -> x W^T, where rows and weight are large enough by oneDNN, on a copy of the weight in its own layout.
 
-    torch hands float32 products to MKL, which leaves AVX-512 unused on AMD: at 48 rows and 192 x 1024, 174 us against 82. The copy is
-    made anew with each cache, so it is never out of date; weights so large that the copy would matter keep to MKL.
+    torch hands float32 products to MKL, which leaves AVX-512 unused on AMD: 192 x 1024 takes 40 us against 20 at 6 rows, 174 us
+    against 82 at 48. Weights so large that the copy would matter keep to MKL.
     """
 
-    def __init__(self, weight: Float[Tensor, "out width"], *, pack: bool) -> None:
+    def __init__(self, weight: Float[Tensor, "out width"]) -> None:
         self.weight, self.transposed = weight, weight.t()
         self.packed: Tensor | None = None
-        fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() < PACKED_BELOW
-        if pack and fits and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        size = weight.numel()
+        fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and PACKED[0] < size < PACKED[1]
+        if fits and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
-        self.least = PACKED_PRODUCT / weight.numel()
+        self.least = PACKED_PRODUCT / size
 
     def __call__(self, rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows out"]:
-        if self.packed is None or len(rows) < self.least:
+        if self.packed is None or rows.shape[0] < self.least:
             return F.linear(rows, self.weight)
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, None, "none", [], "")
         return product
@@ -310,7 +325,7 @@ class _Linear:
         self, others: Float[Tensor, "rows out"], rows: Float[Tensor, "rows width"]
     ) -> Float[Tensor, "rows out"]:
         """others + rows W^T."""
-        if self.packed is None or len(rows) < self.least:
+        if self.packed is None or rows.shape[0] < self.least:
             return torch.addmm(others, rows, self.transposed)
         return self(rows).add_(others)
 
