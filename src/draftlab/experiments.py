@@ -453,6 +453,7 @@ class Run(Settings):
     config: RunConfig
     settings: ScaleSettings
     experiments: dict[str, Experiment]
+    known: dict[str, Experiment]
 
     @property
     def scale(self) -> Scale:
@@ -464,8 +465,8 @@ class Run(Settings):
         return self.config.dataset or self.config.raw
 
     def of_stage(self, *stages: str) -> list[str]:
-        """Names of this run's experiments of these stages, in order."""
-        return [name for name, experiment in self.experiments.items() if experiment.stage in stages]
+        """Names of the experiments of these stages that exist at this scale, asked for or not: one may need another's drafts."""
+        return [name for name, experiment in self.known.items() if experiment.stage in stages]
 
     def cells(self, experiment: str) -> dict[str, Settings]:
         """The cells of one experiment at this run's scale; your own prompts or target replace those of the scale.
@@ -480,7 +481,7 @@ class Run(Settings):
                 update={key: value for key, value in replaced.items() if key in type(cell).model_fields}
                 | ({"datasets": self.settings.multidraft.datasets} if getattr(cell, "datasets", None) == [] else {})
             )
-            for name, cell in self.experiments[experiment].cells(self.scale, experiment, own).items()
+            for name, cell in self.known[experiment].cells(self.scale, experiment, own).items()
         }
 
 
@@ -515,6 +516,7 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
         config=run,
         settings=settings,
         experiments={name: every[name] for name in wanted if run.scale in every[name].scales},
+        known={name: experiment for name, experiment in every.items() if run.scale in experiment.scales},
     )
 
 

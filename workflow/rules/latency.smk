@@ -1,12 +1,14 @@
-"""GGUF export, and latency measured in llama.cpp.
+"""Latency, measured in llama.cpp (GGUF files are exported on the way).
 
-Required: results/{run}/models/{target,draft}/config.json
+Required: results/{run}/models/{target,draft}/, and for osd_latency_dataset the drafts that osd_offline distilled
 Outputs: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}
+
+Measurements are of one thread, but they must have the machine to themselves: 64 threads are as many as there are.
 """
 
 
-rule latency_alpha:
-    """Measure ms/token at controlled acceptance, baseline and speculative interleaved."""
+rule latency:
+    """Measure one pair: controlled acceptance, answer lengths, cost model, cost of an update, interference."""
     input:
         target="results/{run}/models/target/config.json",
         draft="results/{run}/models/draft/config.json",
@@ -18,21 +20,73 @@ rule latency_alpha:
     benchmark:
         "results/{run}/benchmarks/{experiment}/{cell}.tsv"
     wildcard_constraints:
-        experiment=stage("latency_alpha"),
+        experiment=stage(
+            "latency_alpha",
+            "latency_length",
+            "latency_cost",
+            "latency_update",
+            "latency_interference",
+        ),
     conda:
         "../../envs/cpu.yaml"
-    # The measurement is of one thread, but it must have the machine to itself.
+    threads: 64
+    resources:
+        exclusive=1,
+    params:
+        verb=lambda wildcards: RUN.known[wildcards.experiment].stage.removeprefix(
+            "latency_"
+        ),
+        flags=cell_flags,
+        target=subpath(input.target, parent=True),
+        draft=subpath(input.draft, parent=True),
+        out=subpath(output.rows, parent=True),
+        code=lambda wildcards: code(
+            RUN.known[wildcards.experiment].stage.replace("latency_", "latency.")
+        ),
+    shell:
+        r"""
+        OMP_NUM_THREADS=1 draftlab latency {params.verb:q} {params.flags:q} \
+            --target {params.target:q} \
+            --draft {params.draft:q} \
+            --out {params.out:q} \
+            >{log:q} 2>&1
+        """
+
+
+rule latency_requests:
+    """Decode one dataset's requests without speculation, with the draft as it was, and with the distilled draft."""
+    input:
+        target="results/{run}/models/target/config.json",
+        before="results/{run}/models/draft/config.json",
+        distilled=lambda wildcards: f"results/{wildcards.run}/cells/osd_offline/{cell_setting('dataset')(wildcards)}.teacher_forward_kl/draft/config.json",
+        answers=answers_of_cell("eval"),
+    output:
+        rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
+        record="results/{run}/cells/{experiment}/{cell}/run.json",
+    log:
+        "results/{run}/logs/{experiment}/{cell}.log",
+    benchmark:
+        "results/{run}/benchmarks/{experiment}/{cell}.tsv"
+    wildcard_constraints:
+        experiment=stage("latency_requests"),
+    conda:
+        "../../envs/cpu.yaml"
     threads: 64
     resources:
         exclusive=1,
     params:
         flags=cell_flags,
-        code=code("latency.alpha"),
+        target=subpath(input.target, parent=True),
+        before=subpath(input.before, parent=True),
+        distilled=subpath(input.distilled, parent=True),
+        out=subpath(output.rows, parent=True),
+        code=code("latency.requests"),
     shell:
         r"""
-        OMP_NUM_THREADS=1 draftlab latency alpha {params.flags:q} \
-            --target "$(dirname {input.target:q})" \
-            --draft "$(dirname {input.draft:q})" \
-            --out "$(dirname {output.rows:q})" \
+        OMP_NUM_THREADS=1 draftlab latency requests {params.flags:q} \
+            --target {params.target:q} \
+            --drafts before {params.before:q} distilled {params.distilled:q} \
+            --answers {input.answers:q} \
+            --out {params.out:q} \
             >{log:q} 2>&1
         """
