@@ -30,6 +30,13 @@ def argsort(values: Float64[Tensor, "batch vocab"]) -> Int64[Tensor, "batch voca
     return values.argsort(-1)
 
 
+def ranks(order: Int64[Tensor, "batch vocab"]) -> Int64[Tensor, "batch vocab"]:
+    """The place of each token in a full order."""
+    return torch.empty_like(order).scatter_(
+        -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    )
+
+
 def ratio_order(
     target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch vocab"]
 ) -> Int64[Tensor, "batch vocab"]:

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftlab.verify.bound import optimum_iid, ratio_order
+from draftlab.verify.bound import optimum_iid, ranks, ratio_order
 from draftlab.verify.single import accept_probs
 from draftlab.verify.token import Acceptance, Decision, Rows, TokenVerifier
 
@@ -35,7 +35,7 @@ def _decide(
     win = _win(mass[:, 1:], mass[:, :-1], num_drafts)
     selected = (target + peak.diff(dim=-1)).clamp_min(0)
     gain = selected - draft * win
-    rank = (order[:, None] == tokens[..., None]).nonzero()[:, -1].view(tokens.shape)
+    rank = ranks(order).gather(-1, tokens)
     chosen = _largest_key(_key_law(draft, win, gain, rank))
     chance = accept_probs(target.gather(-1, rank), selected.gather(-1, rank))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftlab.errors import UserError
-from draftlab.verify.bound import argsort
+from draftlab.verify.bound import argsort, ranks
 from draftlab.verify.canonical import select_then_verify
 from draftlab.verify.split import SPLITS, Solver
 from draftlab.verify.token import Acceptance, Decision, TokenVerifier
@@ -66,14 +66,15 @@ def _stage(
         inside, wins = _head(truncation, laws[..., :size], rest[..., size])
         ranked = torch.cat([inside, (both[:, size:-1] - both[:, size + 1 :]).clamp_min(0)], -1)
         selected = torch.empty_like(target).scatter_(-1, order, ranked)
-        rank = torch.empty_like(order).scatter_(-1, order, _count(order))
+        rank = ranks(order)
     else:
         order = score.topk(size, -1).indices
         outside = torch.ones_like(target).scatter_(-1, order, 0.0)
         rest_law = (laws[:, 1:] * outside[:, None]).sum(-1)
         inside, wins = _head(truncation, laws.gather(-1, order[:, None].expand(-1, 3, -1)), rest_law)
         selected = (first * rest_law[:, 1:]).scatter_(-1, order, inside)
-        rank = torch.full_like(target, size, dtype=torch.int64).scatter_(-1, order, _count(order))
+        places = torch.arange(size, device=order.device).expand_as(order)
+        rank = torch.full_like(target, size, dtype=torch.int64).scatter_(-1, order, places)
     return _Stage(selected, rank, wins)
 
 
@@ -92,11 +93,6 @@ def _head(
     share = SPLITS[truncation.solver](target - base, mass)
     inside, wins = base + share.sum(-1), share / np.where(mass > 0, mass, 1.0)
     return torch.from_numpy(inside).to(laws.device), torch.from_numpy(wins).to(laws.device)
-
-
-def _count(order: Int64[Tensor, "batch tokens"]) -> Int64[Tensor, "batch tokens"]:
-    """0, 1, 2, ... along each row."""
-    return torch.arange(order.shape[-1], device=order.device).expand_as(order)
 
 
 def _keep(
