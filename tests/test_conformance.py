@@ -14,6 +14,7 @@ import torch
 from scipy.stats import binom
 from torch import Generator, Tensor
 
+from draftlab.cli import verify_lossless
 from draftlab.conformance import (
     Budget,
     check_law,
@@ -433,6 +434,14 @@ def test_command_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     path.write_text('{"target_probs": [1.0], "token": 0}\n{"token": 0}\n')
     with pytest.raises(UserError, match=r"samples.jsonl:2: not a sample: KeyError"):
         command.run_on_file(path, Budget())
+
+
+def test_the_verb_wants_one_thing_to_test(capsys: pytest.CaptureFixture[str]) -> None:
+    for given in ({}, {"verifier": "single", "samples": Path("samples.jsonl")}):
+        with pytest.raises(UserError, match="give either --verifier or --samples"):
+            verify_lossless(**given)  # type: ignore[arg-type]
+    verify_lossless(verifier="single", max_samples=200)
+    assert capsys.readouterr().out.endswith("single: lossless\n")
 
 
 @pytest.mark.parametrize("settings", [{"max_samples": 0}, {"false_alarm": 0.0}, {"false_alarm": 1.0}])
