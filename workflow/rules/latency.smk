@@ -1,17 +1,30 @@
 """Latency, measured in llama.cpp (GGUF files are exported on the way).
 
-Required: results/{run}/models/{target,draft}/, and for osd_latency_dataset the drafts that osd_offline distilled
+Required: results/{run}/models/{target,draft}/ (at shapes nothing: the models are built where they are measured), and for osd_latency_dataset the drafts that osd_offline distilled
 Outputs: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}
 
 Measurements are of one thread, but they must have the machine to themselves: 64 threads are as many as there are.
 """
 
 
+def made_models(wildcards):
+    """Input function: the models that rules make. At shapes there are none, a model is the name of an architecture."""
+    roles = () if RUN.scale == "shapes" else ("target", "draft")
+    return {
+        role: f"results/{wildcards.run}/models/{role}/config.json" for role in roles
+    }
+
+
+def measured_model(role):
+    """What a measurement opens: the folder of a made model, or at shapes the name as the scale gives it."""
+    named = getattr(RUN.settings, role).model
+    return named if RUN.scale == "shapes" else f"results/{RUN.name}/models/{role}"
+
+
 rule latency:
     """Measure one pair: controlled acceptance, answer lengths, cost model, cost of an update, interference."""
     input:
-        target="results/{run}/models/target/config.json",
-        draft="results/{run}/models/draft/config.json",
+        unpack(made_models),
     output:
         rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
         record="results/{run}/cells/{experiment}/{cell}/run.json",
@@ -37,8 +50,8 @@ rule latency:
             "latency_"
         ),
         flags=cell_flags,
-        target=subpath(input.target, parent=True),
-        draft=subpath(input.draft, parent=True),
+        target=measured_model("target"),
+        draft=measured_model("draft"),
         out=subpath(output.rows, parent=True),
         code=lambda wildcards: code(
             RUN.known[wildcards.experiment].stage.replace("latency_", "latency.")

@@ -223,14 +223,19 @@ def describe_build() -> dict[str, Any]:
     }
 
 
-def _load(path: Path, settings: Settings) -> Any:
-    if not path.is_file():
-        raise UserError("no such file", file=path, remedy="export the model first: draftlab gguf export")
-    if settings.gpu_layers and not lib.llama_supports_gpu_offload():
+def check_device(gpu_layers: int) -> None:
+    """Refuse layers on a GPU where llama.cpp has none."""
+    if gpu_layers and not lib.llama_supports_gpu_offload():
         raise UserError(
             "gpu_layers is set, but llama.cpp finds no GPU it can use",
             remedy="set gpu_layers to 0, or install a CUDA build on a machine with a GPU",
         )
+
+
+def _load(path: Path, settings: Settings) -> Any:
+    if not path.is_file():
+        raise UserError("no such file", file=path, remedy="export the model first: draftlab gguf export")
+    check_device(settings.gpu_layers)
     parameters = lib.llama_model_default_params()
     parameters.n_gpu_layers = settings.gpu_layers
     ERRORS.clear()

@@ -12,7 +12,7 @@ from draftlab.errors import UserError
 from draftlab.experiments import Engine
 from draftlab.latency.backend import LatencyBackend, Settings, check_pair
 from draftlab.latency.inflate import inflate
-from draftlab.latency.llama_cpp import LlamaCpp
+from draftlab.latency.llama_cpp import LlamaCpp, check_device
 from draftlab.latency.self_check import self_check
 from draftlab.models.gguf import export
 from draftlab.records import read_json
@@ -30,8 +30,8 @@ def open_pair(
 ) -> Iterator[list[LatencyBackend]]:
     """Yield the target and the drafts, ready; a target smaller than ``settings`` ask for is inflated first.
 
-    llama.cpp takes a GGUF file as it is and exports a folder first; torch takes a folder, or the name of an architecture of
-    ``shapes.ARCHITECTURES`` with random weights.
+    llama.cpp takes a GGUF file as it is and exports a folder first; torch takes a folder. Either takes the name of an
+    architecture of ``shapes.ARCHITECTURES`` and gives it random weights; the files lie in ``TMPDIR`` meanwhile.
     """
     engine = Settings(context_length, settings.threads, settings.gpu_layers, sequences, shared, wall_clock)
     with tempfile.TemporaryDirectory(prefix="draftlab-") as scratch, contextlib.ExitStack() as stack:
@@ -65,8 +65,14 @@ def _open(path: Path, exported: Path, settings: Engine, engine: Settings) -> Lat
 
         return open_torch(path, settings, engine)
     self_check()
+    check_device(settings.gpu_layers)  # before gigabytes are written
     if path.is_dir():
         export(path, exported, settings.weights, vocabulary=False)
+        path = exported
+    elif not path.exists():
+        from draftlab.latency.shapes import random_gguf
+
+        random_gguf(str(path), exported, settings.weights, settings.seed)
         path = exported
     return LlamaCpp(path, engine)
 

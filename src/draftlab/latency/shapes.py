@@ -5,7 +5,8 @@ Weights change no timing of a dense model. ``reduced`` divides widths and depths
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
+from draftlab.models.gguf import Weights, export_random
 from draftlab.models.hf import HubModel
 from draftlab.models.llama import Llama, LlamaConfig
 
@@ -61,13 +63,40 @@ def reduced(architecture: Architecture, by: int) -> Architecture:
     )
 
 
-def random_model(name: str, dtype: torch.dtype, device: torch.device, seed: int = 0) -> LanguageModel:
-    """The architecture ``name``, or ``name/8`` for a reduced one, with random weights of ``dtype`` on ``device``."""
+def find(name: str) -> Architecture:
+    """The architecture ``name``, or ``name/8`` for a reduced one."""
     base, _, by = name.partition("/")
     if base not in ARCHITECTURES or (by and not by.isdigit()):
         known = ", ".join(ARCHITECTURES)
         raise UserError(f"no folder and no architecture {name!r}", remedy=f"give a model folder, or one of {known}")
-    architecture = reduced(ARCHITECTURES[base], int(by)) if by else ARCHITECTURES[base]
+    return reduced(ARCHITECTURES[base], int(by)) if by else ARCHITECTURES[base]
+
+
+def llama_config(architecture: Architecture) -> LlamaConfig:
+    """The sizes as ``Llama`` wants them."""
+    return LlamaConfig(
+        vocab_size=architecture.vocab,
+        hidden_size=architecture.hidden,
+        intermediate_size=architecture.ffn,
+        num_hidden_layers=architecture.layers,
+        num_attention_heads=architecture.heads,
+        num_key_value_heads=architecture.kv_heads,
+        max_position_embeddings=architecture.context,
+        tie_word_embeddings=False,
+    )
+
+
+def random_gguf(name: str, out: Path, weights: Weights, seed: int = 0) -> None:
+    """Write the architecture ``name`` with random weights as a GGUF file, one tensor in memory at a time."""
+    architecture = find(name)
+    if architecture.kind != "llama":
+        raise UserError(f"{name} is not a decoder-only model", remedy="measure it with backend torch")
+    export_random({"model_type": "llama", **asdict(llama_config(architecture))}, out, weights, seed)
+
+
+def random_model(name: str, dtype: torch.dtype, device: torch.device, seed: int = 0) -> LanguageModel:
+    """The architecture ``name`` with random weights of ``dtype`` on ``device``."""
+    architecture = find(name)
     # Only the weights' final type and place ever take memory.
     network = nn.Module.to(on_meta(architecture), dtype=dtype).to_empty(device=device)
     generator = torch.Generator(device).manual_seed(seed)
@@ -80,19 +109,7 @@ def random_model(name: str, dtype: torch.dtype, device: torch.device, seed: int 
 def on_meta(architecture: Architecture) -> nn.Module:
     """The network without memory for its weights."""
     if architecture.kind == "llama":
-        return Llama(
-            LlamaConfig(
-                vocab_size=architecture.vocab,
-                hidden_size=architecture.hidden,
-                intermediate_size=architecture.ffn,
-                num_hidden_layers=architecture.layers,
-                num_attention_heads=architecture.heads,
-                num_key_value_heads=architecture.kv_heads,
-                max_position_embeddings=architecture.context,
-                tie_word_embeddings=False,
-            ),
-            torch.device("meta"),
-        )
+        return Llama(llama_config(architecture), torch.device("meta"))
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(

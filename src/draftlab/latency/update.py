@@ -32,6 +32,8 @@ def measure_update(target: TorchBackend, draft: TorchBackend, settings: LatencyU
     """One row per block: seconds of one request on the target, and of one update of the draft on ``update_interval`` of
     them: forward, backward and AdamW on all answer positions, cross-entropy against the target's token."""
     rng = np.random.default_rng(settings.seed)
+    for weight in draft.model.parameters():  # AdamW's epsilon is 0 in f16: a draft trains in f32, whatever it serves in
+        weight.data = weight.data.float()
     optimizer = torch.optim.AdamW(draft.model.parameters(), lr=1e-5)
     clock, rows = draft.clock(), []
     for block in range(-1, settings.blocks):

@@ -54,7 +54,7 @@ def export(folder: Path | str, out: Path | str, weights: Weights = "f32", *, voc
 
 
 def export_random(config: dict[str, Any], out: Path | str, weights: Weights = "f16", seed: int = 0) -> None:
-    """Write a model of the sizes in ``config`` with random weights, for timing: nothing but the file itself is ever whole."""
+    """Write a model of the sizes in ``config`` with random weights, for timing; one tensor is in memory at a time."""
     _export(config, Path(out), out, weights, lambda _, shapes: RandomTensors.draw(shapes, seed), False)
 
 
@@ -308,7 +308,10 @@ def _t5_header(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def _write_tensors(
-    writer: gguf.GGUFWriter, config: dict[str, Any], tensors: Checkpoint | RandomTensors, quantization: gguf.GGMLQuantizationType
+    writer: gguf.GGUFWriter,
+    config: dict[str, Any],
+    tensors: Checkpoint | RandomTensors,
+    quantization: gguf.GGMLQuantizationType,
 ) -> None:
     """Describe every tensor, then stream the values: memory stays at one tensor whatever the model's size."""
     arch = gguf.MODEL_ARCH.T5 if config["model_type"] == "t5" else gguf.MODEL_ARCH.LLAMA
