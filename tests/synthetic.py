@@ -276,6 +276,102 @@ def beyond_interference() -> pd.DataFrame:
     return both.assign(wall_seconds=0.5, idle_training_steps=4, idle_wall_seconds=0.5)
 
 
+def _live(grid: list[dict[str, object]], requests: int = 10, quality: bool = False) -> pd.DataFrame:
+    """Live decoding as ``multidraft.live`` records it; every scheme better than the one before."""
+    rng = np.random.default_rng(9)
+    gains = {"plain": 0.0, "single": 0.6, "specinfer": 0.8, "k_seq": 0.9, "importance_truncated": 1.1, "optimal": 1.2}
+    common = {
+        "num_drafts": 2,
+        "draft_temperature": 1.2,
+        "target_temperature": 1.0,
+        "top_k": 0,
+        "draft_len": 4,
+        "top_p": 0.95,
+        "seed": 0,
+    }
+    rows = []
+    for dataset, request, contender in itertools.product(("xsum", "dolly", "wmt16"), range(requests), grid):
+        row = common | contender
+        row.setdefault("first_temperature", row["draft_temperature"])
+        row.setdefault("lp_threshold", 5 if row["scheme"] == "importance_truncated" else 0)
+        if row["scheme"] == "single":
+            row["num_drafts"] = 1
+        blocks = int(rng.integers(8, 16))
+        more = gains[str(row["scheme"])] * (1 + 0.05 * row["num_drafts"] + 0.002 * min(row["top_k"], 40))
+        row |= {
+            "dataset": dataset,
+            "request": request,
+            "batch": 0,
+            "drafted": 4 * blocks,
+            "visited": 3 * blocks,
+            "accepted": blocks,
+            "emitted": round(blocks * (1 + more)),
+            "blocks": blocks,
+        }
+        row |= {"draft_seconds": 0.01 * blocks, "target_seconds": 0.03 * blocks, "select_seconds": 0.002 * blocks}
+        if quality:
+            row |= {"rouge_l": rng.uniform(0.15, 0.22), "bleu": rng.uniform(0.03, 0.05)}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+SCHEMES = ("single", "specinfer", "k_seq", "importance_truncated", "optimal")
+
+
+def mdss_drafts() -> pd.DataFrame:
+    return _live(
+        [{"scheme": s, "num_drafts": k} for s, k in itertools.product(SCHEMES, (2, 3, 6)) if s != "single" or k == 2]
+    )
+
+
+def mdss_draft_temperature() -> pd.DataFrame:
+    return _live([{"scheme": s, "draft_temperature": t} for s, t in itertools.product(SCHEMES, (1.0, 1.6, 2.4))])
+
+
+def mdss_three_drafts() -> pd.DataFrame:
+    return mdss_draft_temperature()
+
+
+def mdss_target_temperature() -> pd.DataFrame:
+    return _live([{"scheme": s, "target_temperature": t} for s, t in itertools.product(SCHEMES, (0.2, 0.6, 1.0))])
+
+
+def mdss_mixed_temperature() -> pd.DataFrame:
+    mixed = [
+        {"scheme": s, "draft_temperature": t, "first_temperature": 1.2}
+        for s, t in itertools.product(("specinfer", "importance_truncated"), (1.2, 1.6, 2.4))
+    ]
+    return _live([{"scheme": "single", "first_temperature": 1.2}, *mixed])
+
+
+def mdss_topk() -> pd.DataFrame:
+    return _live(
+        [
+            {"scheme": s, "num_drafts": k, "top_k": top}
+            for s, k, top in itertools.product(SCHEMES, (2, 3), (5, 10))
+            if s != "single" or k == 2
+        ]
+    )
+
+
+def mdss_truncation() -> pd.DataFrame:
+    sizes = [
+        {"scheme": "importance_truncated", "top_k": top, "lp_threshold": size}
+        for top, size in itertools.product((10, 40), (5, 15))
+    ]
+    return _live([*({"scheme": "single", "top_k": top} for top in (10, 40)), *sizes])
+
+
+def mdss_quality() -> pd.DataFrame:
+    same = [{"scheme": s, "draft_temperature": t} for s, t in itertools.product(SCHEMES[:4], (1.2, 1.6, 2.4))]
+    mixed = [
+        {"scheme": s, "draft_temperature": t, "first_temperature": 1.2}
+        for s, t in itertools.product(("specinfer", "importance_truncated"), (1.6, 2.4))
+    ]
+    plain = {"scheme": "plain", "num_drafts": 0, "draft_temperature": 0.0}
+    return _live([plain, *same, *mixed], quality=True)
+
+
 TABLES = {
     make.__name__: make
     for make in (
@@ -288,6 +384,14 @@ TABLES = {
         osd_update_cost,
         mdss_region,
         mdss_acceptance,
+        mdss_draft_temperature,
+        mdss_drafts,
+        mdss_mixed_temperature,
+        mdss_quality,
+        mdss_target_temperature,
+        mdss_three_drafts,
+        mdss_topk,
+        mdss_truncation,
         beyond_context_batch,
         beyond_interference,
         beyond_three_baselines,

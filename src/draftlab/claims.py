@@ -6,9 +6,8 @@ answers is ``not run at this scale``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,9 +129,10 @@ def _answer(row: Mapping[str, Any], rule: Rule, published: Published, tables: Ta
     agreeing, doubtful, opposite = [], [], []
     for gap, printed, what in _gaps(row, rule, filters, ours, published, tables):
         words = f"{_signed(gap)} against {what} (printed {printed:+.3g})"
-        if gap.estimate * printed > 0:
+        as_small = rule.alike and abs(printed) <= rule.margin
+        if abs(gap.estimate) <= rule.margin if as_small else gap.estimate * printed > 0:
             agreeing.append(words)
-        elif gap.low <= 0 <= gap.high:
+        elif (abs(gap.estimate) - rule.margin <= gap.high - gap.estimate) if as_small else gap.low <= 0 <= gap.high:
             doubtful.append(f"{words}, within noise")
         else:
             opposite.append(words)
@@ -156,7 +156,7 @@ def _gaps(
         for other in _neighbours(row, settings, published):
             other_rule = published.claims[other["claim"]].rule
             printed = row["value"] - other["value"]
-            if other_rule is None or abs(printed) <= rule.margin:
+            if other_rule is None or (abs(printed) <= rule.margin and not rule.alike):
                 continue
             against = _filters(other_rule, other["settings"])
             gap_to = None if against is None else difference(rule, filters, other_rule, against, tables)
@@ -338,13 +338,15 @@ def _chosen(table: pd.DataFrame, filters: Mapping[str, Any], name: str) -> pd.Da
             keep &= tidy.in_window(table, *wanted)
             continue
         _has(table, [key], name)
-        matches: Callable[[Any], bool] = partial(_one_of, wanted=wanted if isinstance(wanted, list) else [wanted])
-        keep &= table[key].map({value: matches(value) for value in table[key].unique()}).astype(bool)
+        keep &= _one_of(table[key], wanted if isinstance(wanted, list) else [wanted])
     return table[keep]
 
 
-def _one_of(value: Any, wanted: Sequence[Any]) -> bool:
-    return any(same(value, other) for other in wanted)
+def _one_of(column: pd.Series, wanted: Sequence[Any]) -> pd.Series[bool]:
+    """Where a column has one of these values; numbers are compared as numbers."""
+    if pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column):
+        return column.astype(str).isin([str(value) for value in wanted])
+    return column.isin(pd.to_numeric(pd.Series(wanted), errors="coerce").dropna())
 
 
 def _has(table: pd.DataFrame, columns: Sequence[str], name: str) -> None:

@@ -51,13 +51,15 @@ class Rule(Selection):
 
     ``where``: printed setting -> filter of the table's columns (``same``: a column of that name with that value; a value not
     listed was not run). ``against``: settings of the printed numbers that this one must stand to as printed, differences up to
-    ``margin`` aside; ``level`` is a constant that it must be above or below as printed. ``tolerance`` decides ``reproduced``, at the scales of ``same_setting``.
+    ``margin`` aside; ``level`` is a constant that it must be above or below as printed;
+    with ``alike`` a printed difference up to ``margin`` must be as small in ours. ``tolerance`` decides ``reproduced``, at the scales of ``same_setting``.
     """
 
     where: dict[str, Literal["same"] | dict[Scalar, dict[str, Any]]]
     against: list[dict[str, Scalar]] = []
     level: float | None = None
     margin: float = 0.02
+    alike: bool = False
     tolerance: float
     same_setting: list[Scale] = ["paper"]
     explanation: str = ""

@@ -48,6 +48,14 @@ LAYOUTS: dict[str, Layout] = {
     "mdss_acceptance": Layout(
         ("draft_temperature", "num_drafts"), ("scheme",), "acceptance_sum", "positions", "largest", digits=4
     ),
+    "mdss_draft_temperature": Layout(("draft_temperature",), ("scheme",), "emitted", "blocks", "largest"),
+    "mdss_drafts": Layout(("num_drafts",), ("scheme",), "emitted", "blocks", "largest"),
+    "mdss_mixed_temperature": Layout(("draft_temperature",), ("scheme",), "emitted", "blocks", "largest"),
+    "mdss_quality": Layout(("dataset", "first_temperature", "draft_temperature"), ("scheme",), "rouge_l"),
+    "mdss_target_temperature": Layout(("target_temperature",), ("scheme",), "emitted", "blocks", "largest"),
+    "mdss_three_drafts": Layout(("draft_temperature",), ("scheme",), "emitted", "blocks", "largest"),
+    "mdss_topk": Layout(("top_k", "num_drafts"), ("scheme",), "emitted", "blocks", "largest"),
+    "mdss_truncation": Layout(("top_k",), ("scheme", "lp_threshold"), "emitted", "blocks", "largest"),
     "beyond_context_batch": Layout(("context", "batch"), ("verified",), "verify_seconds", "plain_seconds", digits=2),
     "beyond_interference": Layout(("alpha",), ("phase",), "speculative_ms", best="smallest", digits=2),
     "beyond_three_baselines": Layout(("dataset",), ("contender",), "plain_seconds", "seconds", "largest", digits=2),
@@ -197,7 +205,7 @@ def arrange(cells: pd.DataFrame, layout: Layout, bold: Callable[[str], str] = st
     page = flat.pivot(index=list(layout.rows), columns="_name", values="_text")
     order = flat[list(layout.rows)].drop_duplicates()
     page = page.reindex(index=pd.MultiIndex.from_frame(order) if len(layout.rows) > 1 else order.iloc[:, 0].tolist())
-    page = page[list(dict.fromkeys(names))].fillna("")
+    page = page[list(dict.fromkeys(names))].fillna("–")
     page.index.names = list(layout.rows)
     page.columns.name = None
     return page.reset_index()

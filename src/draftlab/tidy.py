@@ -47,11 +47,25 @@ def cost(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(plain_seconds=(rows["plain_before_seconds"] + rows["plain_after_seconds"]) / 2)
 
 
+def live(rows: pd.DataFrame) -> pd.DataFrame:
+    """All seconds of a request, and whether its drafts were of one temperature."""
+    seconds = rows["draft_seconds"] + rows["target_seconds"] + rows["select_seconds"]
+    return rows.assign(seconds=seconds, identical=rows["first_temperature"] == rows["draft_temperature"])
+
+
 DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "osd_latency_alpha": latency,
     "osd_latency_length": length,
     "osd_latency_dataset": requests,
     "osd_update_cost": update,
+    "mdss_draft_temperature": live,
+    "mdss_drafts": live,
+    "mdss_mixed_temperature": live,
+    "mdss_quality": live,
+    "mdss_target_temperature": live,
+    "mdss_three_drafts": live,
+    "mdss_topk": live,
+    "mdss_truncation": live,
     "beyond_context_batch": cost,
     "beyond_interference": latency,
     "beyond_three_baselines": requests,

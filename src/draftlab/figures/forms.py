@@ -79,12 +79,67 @@ def curve_figure(
 
 
 def curves(ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequence[str] = ()) -> None:
-    """One line per value of ``series``, looks by name where the name is known."""
+    """One line per value of ``series``, looks by name where the name is known; a value with a single ``x`` is a level."""
     values = in_order(rows[series].tolist(), order) if series else [None]
+    several = rows[x].nunique() > 1
     for place, value in enumerate(values):
         line = (rows if value is None else rows[rows[series] == value]).sort_values(x)
         style = look("ours" if value is None else value, place)
-        points(ax, line[x], line, style)
+        if several and len(line) == 1:
+            level = line.iloc[0]
+            ax.axhline(level["estimate"], **style.options(marker=""))
+            if np.isfinite(level["ci_low"]):
+                ax.axhspan(level["ci_low"], level["ci_high"], color=style.colour, alpha=0.15, linewidth=0)
+        else:
+            points(ax, line[x], line, style)
+
+
+def live_figure(
+    table: pd.DataFrame,
+    scale: str,
+    *,
+    x: str,
+    xlabel: str,
+    series: str = "scheme",
+    panel: str | None = None,
+    marks: Marks | None = None,
+    facts: Sequence[str] = (),
+) -> Figure:
+    """Live decoding: above tokens per target call, below tokens per second, pooled over the datasets.
+
+    ``marks(ax, panel value)`` adds printed block efficiencies to the upper row.
+    """
+    shown = in_order(table[panel].tolist(), []) if panel else [None]
+    table = table.assign(_unit=tidy.clusters(table))
+    keys = [key for key in (panel, series, x) if key is not None]
+    figure, axes = panels(2, len(shown), height=1.6, sharex="col", sharey="row", width=7.0 if panel else 3.8)
+    n = pd.Series(dtype=int)
+    for row, (above, below) in enumerate((("emitted", "blocks"), ("emitted", "seconds"))):
+        found = stats.ratio_table(table, above, below, keys, request="_unit")
+        n = found["n"]
+        for ax, value in zip(axes[row], shown, strict=True):
+            curves(ax, found if panel is None else found[found[panel] == value], x, series, list(LOOKS))
+            if row == 0:
+                ax.set_title("" if value is None else name(value))
+                if marks is not None:
+                    marks(ax, value)
+            else:
+                ax.set_xlabel(xlabel)
+            if pd.api.types.is_integer_dtype(table[x]):
+                ax.set_xticks(sorted(found.groupby(x).size().loc[lambda sizes: sizes > 1].index))
+    axes[0, 0].set_ylabel("tokens per target call")
+    axes[1, 0].set_ylabel("tokens per second")
+    legend(figure, list(axes.flat), columns=4 if panel else 2)
+    datasets = table["dataset"].nunique()
+    footer(
+        figure,
+        scale,
+        f"{counted(n)} requests of {datasets} datasets per point",
+        "bars: 95 % bootstrap",
+        seeds(table),
+        *facts,
+    )
+    return figure
 
 
 def stream_figure(
@@ -221,3 +276,10 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     interval = f"{counted(cells['n'])} {unit}s per mark, bars: 95 % bootstrap" if unit else "exact: no n, no interval"
     footer(figure, scale, interval, seeds(table))
     return figure
+
+
+def printed_points(ax: Axes, rows: pd.DataFrame, x: str, series: str) -> None:
+    """Printed numbers as hollow marks in the looks of their series."""
+    for settings, value in zip(rows["settings"], rows["value"], strict=True):
+        style = look(settings[series], 0)
+        ax.plot(float(settings[x]), value, style.marker, mfc="none", mec=style.colour, ms=4)

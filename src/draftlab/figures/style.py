@@ -88,6 +88,7 @@ LOOKS: dict[str, Look] = {
     "importance_truncated": Look("importance sampling, s = 5", BLUE, "--", "s"),
     "k_seq": Look("K-SEQ (SpecTr)", GREEN, "-.", "^"),
     "specinfer": Look("SpecInfer", RED, ":", "v"),
+    "plain": Look("no draft", INK, (0, (1, 1)), ""),  # type: ignore[arg-type]
     "single": Look("single draft", GREY, (0, (1, 2)), "x"),  # type: ignore[arg-type]
     "rrs": Look("without replacement (RRS)", ORANGE, (0, (3, 1, 1, 1)), "D"),  # type: ignore[arg-type]
     "greedy": Look("greedy drafts", PINK, (0, (5, 2)), "*"),  # type: ignore[arg-type]
