@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from draftlab.errors import UserError
 from draftlab.models import load_model
-from draftlab.models.llama import PACKED_PRODUCT, Llama, LlamaConfig
+from draftlab.models.llama import PACKED, PACKED_PRODUCT, Llama, LlamaConfig
 
 SMALL = LlamaConfig(
     vocab_size=97,
@@ -138,10 +138,12 @@ def test_cache_equals_the_whole_sequence(model: Llama) -> None:
 @torch.inference_mode()
 def test_a_wide_model_in_a_large_batch_gives_the_same_logits() -> None:
     """Products large enough for the packed weights."""
-    config = dataclasses.replace(SMALL, vocab_size=600, hidden_size=128, intermediate_size=256)
+    config = dataclasses.replace(SMALL, vocab_size=600, hidden_size=128, intermediate_size=512)
     wide = Llama(config).initialise(torch.Generator().manual_seed(0))
     tokens = torch.randint(3, 600, (9, 12), generator=torch.Generator().manual_seed(1))
-    assert tokens[:, 8:].numel() * wide.layers[0].gate_up.numel() > PACKED_PRODUCT
+    for weight in (wide.layers[0].gate_up, wide.layers[0].down):
+        assert tokens[:, 8:].numel() * weight.numel() > PACKED_PRODUCT
+        assert PACKED[0] < weight.numel() < PACKED[1]
     cache, _ = wide.prefill([row[: 9 - number % 3].tolist() for number, row in enumerate(tokens)], room=16)
     starts = cache.lengths
     logits = cache.extend(torch.stack([row[at : at + 4] for row, at in zip(tokens, starts, strict=True)]))
