@@ -56,7 +56,7 @@ def osd_offline(requests: int = 60, gain: float = 0.45) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def osd_online(records: int = 400, held_out: int = 60, gain: float = 0.45) -> pd.DataFrame:
+def osd_online(records: int = 200, held_out: int = 60, gain: float = 0.45) -> pd.DataFrame:
     rng = np.random.default_rng(2)
     frames = []
     for dataset in DATASETS:
@@ -120,7 +120,7 @@ def osd_latency_alpha(blocks: int = 7) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def mdss_region(points: int = 31) -> pd.DataFrame:
+def mdss_region(points: int = 13) -> pd.DataFrame:
     rows = []
     for (panel, first), drafts in itertools.product((("left", 1 / 3), ("right", 1 / 6)), (2, 3, 4)):
         for q2 in np.linspace(0, 1 - first, points):
@@ -142,7 +142,7 @@ def mdss_region(points: int = 31) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def mdss_acceptance(requests: int = 20) -> pd.DataFrame:
+def mdss_acceptance(requests: int = 8) -> pd.DataFrame:
     rng = np.random.default_rng(4)
     rows = []
     less = {

@@ -1,5 +1,7 @@
 """Verdicts: every row has one, and a doctored table flips it."""
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,26 +22,12 @@ def tables():
 
 
 def _only(known, *names):
-    """The same facts with the ledger restricted to a few claims, so that a test stays fast."""
-    import dataclasses
-
-    numbers = known.numbers
-    keep = numbers["claim"].isin(names)
-    statements = {name: said for name, said in known.statements.items() if name in names}
-    # The neighbours that a rule compares with must stay; only what is answered shrinks.
-    return dataclasses.replace(
-        known, numbers=numbers[keep | numbers["claim"].isin(_neighbours(known, names))], statements=statements
-    )
-
-
-def _neighbours(known, names):
+    """The same facts with the ledger restricted to a few claims (and the claims that they are compared with), without checks."""
     rules = [known.claims[name].rule for name in names if name in known.claims]
-    inputs = {source.claim for check in known.checks.values() for source in check.inputs.values()}
-    return (
-        {change["claim"] for rule in rules if rule for change in rule.against if "claim" in change}
-        | inputs
-        | {check.claim for check in known.checks.values()}
-    )
+    others = {change["claim"] for rule in rules if rule for change in rule.against if "claim" in change}
+    numbers = known.numbers[known.numbers["claim"].isin({*names, *others})]
+    statements = {name: said for name, said in known.statements.items() if name in names}
+    return dataclasses.replace(known, numbers=numbers, statements=statements, checks={})
 
 
 def _verdicts(known, tables, scale="laptop"):
@@ -72,7 +60,7 @@ def test_a_run_without_tables_still_lists_everything(known):
 def test_direction_flips_with_the_table(known, tables):
     row = "T1.alpha_offline/vicuna-7b/llama-160m/spider/teacher_fwd"
     facts = _only(known, "T1.alpha_offline", "osd.alpha_rises")
-    good = _verdicts(facts, tables)
+    good = _verdicts(facts, {"osd_offline": tables["osd_offline"]})
     assert good.loc[row, "verdict"] == "same direction"
     assert good.loc["osd.alpha_rises", "verdict"] == "same direction"
     worse = TABLES["osd_offline"](gain=-0.15)
@@ -170,10 +158,10 @@ def test_an_estimate_sums_before_it_divides_and_pairs_by_request(known):
         }
     )
     rule = published.Selection(table="t", ratio=("hits", "tries"))
-    found = claims.estimate(rule, {"method": "a"}, {"t": rows})
+    found = claims.estimate(rule, {"method": "a"}, claims.Tables({"t": rows}))
     assert found.estimate == pytest.approx(0.5)
     assert found.n == 2
-    gap = claims.difference(rule, {"method": "b"}, rule, {"method": "a"}, {"t": rows})
+    gap = claims.difference(rule, {"method": "b"}, rule, {"method": "a"}, claims.Tables({"t": rows}))
     assert gap.estimate == pytest.approx(0.1)
     assert (gap.low, gap.high) == pytest.approx((0.1, 0.1)), "the same difference in every request leaves no width"
 
@@ -188,14 +176,14 @@ def test_window_is_a_part_of_each_stream():
 def test_a_rule_that_names_no_column_is_refused():
     rule = published.Selection(table="t", ratio=("hits", "tries"))
     with pytest.raises(UserError, match="no column 'method'"):
-        claims.estimate(rule, {"method": "a"}, {"t": pd.DataFrame({"hits": [1], "tries": [2]})})
+        claims.estimate(rule, {"method": "a"}, claims.Tables({"t": pd.DataFrame({"hits": [1], "tries": [2]})}))
 
 
 def test_absent_tables_and_absent_rows_are_not_run(known):
     rule = published.Selection(table="t", ratio=("hits", "tries"))
-    assert claims.estimate(rule, {}, {}) is None
+    assert claims.estimate(rule, {}, claims.Tables({})) is None
     empty = pd.DataFrame({"request": [0], "method": ["a"], "hits": [1], "tries": [2]})
-    assert claims.estimate(rule, {"method": "b"}, {"t": empty}) is None
+    assert claims.estimate(rule, {"method": "b"}, claims.Tables({"t": empty})) is None
 
 
 def test_numbers_survive_the_file(ledger, tmp_path):

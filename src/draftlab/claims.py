@@ -7,7 +7,7 @@ answers is ``not run at this scale``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +43,22 @@ COLUMNS = (
     "verdict",
     "note",
 )
-Tables = Mapping[str, pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a run, and what rules have read of them so far: many rules read the same rows."""
+
+    frames: Mapping[str, pd.DataFrame]
+    read: dict[str, pd.DataFrame | None] = field(default_factory=dict)
+
+    def sums(self, selection: Selection, filters: Mapping[str, Any]) -> pd.DataFrame | None:
+        """Numerator ``above`` and denominator ``below`` of every unit; None without such rows."""
+        measured = (selection.table, selection.ratio, selection.mean, selection.largest, selection.unit)
+        key = repr((measured, sorted(filters.items(), key=str)))
+        if key not in self.read:
+            self.read[key] = _sums(selection, filters, self.frames)
+        return self.read[key]
 
 
 @dataclass(frozen=True)
@@ -66,8 +81,9 @@ def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
     return {path.stem: tidy.read(path) for path in paths}
 
 
-def ledger(published: Published, tables: Tables, scale: Scale) -> pd.DataFrame:
-    """One row per printed number and per statement, in the columns of ``claims.csv``."""
+def ledger(published: Published, frames: Mapping[str, pd.DataFrame], scale: Scale) -> pd.DataFrame:
+    """One row per printed number and per statement, in the columns of ``claims.csv``; ``frames`` are the run's tables by name."""
+    tables = Tables(frames)
     checked = findings(published)
     rows = [_number_row(row, published, tables, scale, checked) for row in records(published.numbers)]
     rows += [_statement_row(name, said, tables, scale, checked) for name, said in published.statements.items()]
@@ -244,9 +260,9 @@ def _judge(said: Statement, tables: Tables, scale: Scale) -> Answer:
 def _groups(comparison: Comparison, tables: Tables) -> list[tuple[str, dict[str, Any]]]:
     if not comparison.each:
         return [("", {})]
-    if comparison.table not in tables:
+    if comparison.table not in tables.frames:
         return []
-    table = tables[comparison.table]
+    table = tables.frames[comparison.table]
     _has(table, comparison.each, comparison.table)
     left = _chosen(table, comparison.left, comparison.table)
     keys = records(left[comparison.each].drop_duplicates())
@@ -284,7 +300,7 @@ def _clearance(comparison: Comparison, gap: Interval) -> float:
 
 def estimate(selection: Selection, filters: Mapping[str, Any], tables: Tables) -> Interval | None:
     """The measured value of the rows that ``filters`` name; None without such rows."""
-    sums = _sums(selection, filters, tables)
+    sums = tables.sums(selection, filters)
     if sums is None:
         return None
     if selection.largest is not None:
@@ -298,7 +314,7 @@ def difference(
     left: Selection, left_filters: Mapping[str, Any], right: Selection, right_filters: Mapping[str, Any], tables: Tables
 ) -> Interval | None:
     """Left minus right, both drawn by the same bootstrap: units that both have are paired, the others count once."""
-    one, two = _sums(left, left_filters, tables), _sums(right, right_filters, tables)
+    one, two = tables.sums(left, left_filters), tables.sums(right, right_filters)
     if one is None or two is None:
         return None
     if left.unit is None:
@@ -308,7 +324,7 @@ def difference(
     return stats.ratio_difference(one["above"], one["below"], two["above"], two["below"])
 
 
-def _sums(selection: Selection, filters: Mapping[str, Any], tables: Tables) -> pd.DataFrame | None:
+def _sums(selection: Selection, filters: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     """Numerator ``above`` and denominator ``below`` of every unit (a request of a dataset, its seeds together)."""
     table = tables.get(selection.table)
     if table is None:
