@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -50,6 +52,17 @@ def test_the_plan_measures_on_a_gpu_and_downloads_nothing(run: Run) -> None:
             assert isinstance(cell, Engine)
             assert (cell.gpu_layers, cell.device) in [(-1, "cpu"), (0, "cuda")]
             assert cell.weights == "f16"
+
+
+@pytest.mark.workflow
+def test_the_dag_holds_no_data_and_no_training(tmp_path: Path) -> None:
+    words = ["--directory", str(tmp_path), "--config", "scale=shapes", "experiments=all"]
+    command = [sys.executable, "-m", "snakemake", "-n", "--snakefile", str(ROOT / "Snakefile"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    jobs = dict(re.findall(r"^(\w+) +(\d+)$", done.stdout + done.stderr, re.MULTILINE))
+    assert set(jobs) == {"latency", "speedup_theory", "collect", "claims", "figure", "report", "all", "total"}
+    assert int(jobs["latency"]) == len(MEASURED)
 
 
 @pytest.mark.parametrize("experiment", MEASURED)
