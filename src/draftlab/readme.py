@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,10 +30,8 @@ def render(text: str, root: Path) -> str:
             raise UserError(
                 f"no part {name!r}", file="README.md", remedy=f"restore the lines {begin.strip()} and {end}"
             )
-        body = part(root).strip("\n") + "\n"
-        text = re.sub(
-            re.escape(begin) + ".*?" + re.escape(end), lambda _, b=begin + body + end: b, text, flags=re.DOTALL
-        )
+        before, rest = text.split(begin)
+        text = before + begin + part(root).strip("\n") + "\n" + end + rest.split(end)[1]
     return text
 
 
@@ -63,7 +60,7 @@ def _results(root: Path) -> str:
 def _cell(claims: pd.DataFrame, claim: str) -> str:
     if claim not in claims.index:
         raise UserError(f"no claim {claim}", file=CLAIMS, remedy="run `make publish`")
-    row = claims.loc[claim]
+    row = {name: str(claims.at[claim, name]) for name in ("published", "ours", "ci_low", "ci_high")}
     if not row["ours"]:
         return f"{float(row['published']):.3g} / not run"
     interval = f" [{float(row['ci_low']):.2f}, {float(row['ci_high']):.2f}]" if row["ci_low"] else ""

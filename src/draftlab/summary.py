@@ -57,7 +57,7 @@ def _latency(table: pd.DataFrame) -> Iterator[str]:
     cells = summarise(table)
     cells = cells[(cells["alpha"] - 0.8).abs() < 1e-9]
     if len(cells):
-        best = cells.loc[cells["speedup"].idxmax()]
+        best = cells.nlargest(1, "speedup").iloc[0]
         yield (
             f"Latency  {best['speedup']:.2f}x measured in llama.cpp at alpha = 0.8 and draft_len {best['draft_len']:.0f}; "
             f"Eq. 1 says {best['eq1']:.2f}x, with the measured cost of verification {best['calibrated']:.2f}x"
