@@ -230,6 +230,22 @@ def mdss_region(settings: Flat[experiments.Region], *, out: Path) -> None:
     write_cell(out, region.region(settings.num_drafts, settings.points), {"settings": settings.model_dump()})
 
 
+def mdss_cone(settings: Flat[experiments.Cone], *, out: Path) -> None:
+    """Check the best acceptance by double description and by linear programs (MDSS App. D)."""
+    from draftlab.multidraft import cone
+    from draftlab.records import write_cell
+
+    write_cell(out, cone.cone(settings), {"settings": settings.model_dump()})
+
+
+def mdss_verifier_cost(settings: Flat[experiments.VerifierCost], *, out: Path) -> None:
+    """Measure what a decision of each scheme costs (MDSS App. G)."""
+    from draftlab.multidraft import verifier_cost
+    from draftlab.records import write_cell
+
+    write_cell(out, verifier_cost.verifier_cost(settings), {"settings": settings.model_dump()})
+
+
 def mdss_pairs(
     settings: Flat[experiments.Answers],
     *,
@@ -599,6 +615,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "mdss region": mdss_region,
     "mdss acceptance": mdss_acceptance,
     "mdss live": mdss_live,
+    "mdss cone": mdss_cone,
+    "mdss verifier-cost": mdss_verifier_cost,
 }
 
 

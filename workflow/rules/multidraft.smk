@@ -70,11 +70,16 @@ use rule multidraft_target as multidraft_draft with:
 rule pairs:
     """Sample the target's answers, and record target and draft logits at each of their positions."""
     input:
-        prompts=[f"results/{RUN.name}/data/{dataset}/eval.jsonl" for dataset in PAIR.datasets],
+        prompts=[
+            f"results/{RUN.name}/data/{dataset}/eval.jsonl"
+            for dataset in PAIR.datasets
+        ],
         target="results/{run}/multidraft/target/config.json",
         draft="results/{run}/multidraft/draft/config.json",
     output:
-        pairs=[f"results/{{run}}/pairs/{dataset}.safetensors" for dataset in PAIR.datasets],
+        pairs=[
+            f"results/{{run}}/pairs/{dataset}.safetensors" for dataset in PAIR.datasets
+        ],
         synthetic="results/{run}/pairs/synthetic.safetensors",
     log:
         "results/{run}/logs/pairs.log",
@@ -110,7 +115,7 @@ rule exact:
     log:
         "results/{run}/logs/{experiment}/{cell}.log",
     wildcard_constraints:
-        experiment=stage("region"),
+        experiment=stage("region", "cone", "verifier_cost"),
     conda:
         "../../envs/cpu.yaml"
     params:
@@ -153,7 +158,9 @@ rule on_pairs:
 rule live:
     """Decode with several drafted sequences: tokens per target call, tokens per second, where the time goes."""
     input:
-        prompts=lambda wildcards: held_out_prompts(cell_setting("datasets")(wildcards))[1::2],
+        prompts=lambda wildcards: held_out_prompts(
+            cell_setting("datasets")(wildcards)
+        )[1::2],
         target="results/{run}/multidraft/target/config.json",
         draft="results/{run}/multidraft/draft/config.json",
     output:

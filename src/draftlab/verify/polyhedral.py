@@ -12,13 +12,18 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Cone:
-    """Facets of the cone of (target, set masses) pairs with acceptance 1: those of the two expected kinds, and any other."""
+    """Facets of the cone of (target, set masses) pairs with acceptance 1: those of the two expected kinds, and any other.
+
+    ``facets`` are their rows, ``row @ (target, set masses) >= 0``, up to the equality of both sums; ``sets`` the sets of drafts.
+    """
 
     dimension: int
     rays: int
     nonnegative: int
     subsets: int
     other: int
+    sets: list[set[int]]
+    facets: list[tuple[float, ...]]
 
 
 def acceptance_cone(num_tokens: int, num_drafts: int) -> Cone:
@@ -49,6 +54,8 @@ def acceptance_cone(num_tokens: int, num_drafts: int) -> Cone:
         nonnegative=sum(kind in nonnegative for kind in kinds),
         subsets=sum(kind in subsets for kind in kinds),
         other=sum(kind not in nonnegative | subsets for kind in kinds),
+        sets=sets,
+        facets=kinds,
     )
 
 
