@@ -226,11 +226,11 @@ def _requests(contenders: dict[str, float], requests: int = 20) -> pd.DataFrame:
 
 
 def osd_latency_dataset() -> pd.DataFrame:
-    return _requests({"draft": 0.9, "distilled": 1.5})
+    return _requests({"before": 0.9, "distilled": 1.5})
 
 
 def beyond_three_baselines() -> pd.DataFrame:
-    return _requests({"draft": 0.9, "distilled": 1.5, "distilled_adaptive": 1.6})
+    return _requests({"before": 0.9, "distilled": 1.5, "distilled_adaptive": 1.6})
 
 
 def osd_update_cost(blocks: int = 5) -> pd.DataFrame:

@@ -239,22 +239,22 @@ def _statement_row(
 
 
 def _judge(said: Statement, tables: Tables, scale: Scale) -> Answer:
-    """Every comparison must hold in every group; ``ours`` is the one that holds least."""
-    held: list[tuple[float, str, Interval]] = []
+    """No comparison may fail in any group beyond noise, and one must hold; ``ours`` is the one that holds least."""
+    seen: list[tuple[float, float, str, Interval]] = []
     for comparison in said.holds:
         for group, filters in _groups(comparison, tables):
             if (gap := _gap(comparison, filters, tables)) is not None:
-                held.append((_clearance(comparison, gap), group, gap))
-    if not held:
+                seen.append((*_clearance(comparison, gap), group, gap))
+    if not seen:
         return NOT_RUN
-    worst = min(held, key=lambda entry: entry[0])
-    clear, group, gap = worst
-    where = f"least at {group}: " if group else ""
-    count = f"{sum(entry[0] >= 0 for entry in held)} of {len(held)} comparisons hold; {where}{_signed(gap)}"
-    if clear < 0:
-        return Answer(gap, "contradicts", "; ".join(filter(None, [count, said.explanation])))
-    noise = "; within noise" if gap.low <= 0 <= gap.high and clear <= gap.estimate else ""
-    return Answer(gap, "reproduced" if scale in said.same_setting else "same direction", count + noise)
+    held = sum(clear >= 0 for clear, _, _, _ in seen)
+    undecided = sum(clear < 0 <= at_best for clear, at_best, _, _ in seen)
+    _, _, group, gap = min(seen, key=lambda entry: (entry[1] >= 0, entry[0]))
+    count = f"{held} of {len(seen)} comparisons hold" + (f", {undecided} are within noise" if undecided else "")
+    least = f"least{f' at {group}' if group else ''}: {_signed(gap)}"
+    if held + undecided < len(seen) or not held:
+        return Answer(gap, "contradicts", "; ".join(filter(None, [count, least, said.explanation])))
+    return Answer(gap, "reproduced" if scale in said.same_setting else "same direction", f"{count}; {least}")
 
 
 def _groups(comparison: Comparison, tables: Tables) -> list[tuple[str, dict[str, Any]]]:
@@ -280,19 +280,26 @@ def _gap(comparison: Comparison, group: Mapping[str, Any], tables: Tables) -> In
     return Interval(found.estimate - level, found.low - level, found.high - level, found.n)
 
 
-def _clearance(comparison: Comparison, gap: Interval) -> float:
-    """How far the difference is on the expected side; negative where the expectation is missed."""
+def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:
+    """How far the difference is on the expected side, as estimated and at best within its interval; negative: missed."""
+    low, high = (gap.low, gap.high) if np.isfinite(gap.low) else (gap.estimate, gap.estimate)
+    margin, least = comparison.margin, 0.0 if low <= 0 <= high else min(abs(low), abs(high))
     match comparison.expect:
         case "greater":
-            return gap.estimate if gap.estimate > 0 else min(gap.estimate, -1e-12)
+            return _strictly(gap.estimate), _strictly(high)
         case "less":
-            return -gap.estimate if gap.estimate < 0 else min(-gap.estimate, -1e-12)
+            return _strictly(-gap.estimate), _strictly(-low)
         case "not_less":
-            return gap.estimate + comparison.margin
+            return gap.estimate + margin, high + margin
         case "not_greater":
-            return comparison.margin - gap.estimate
+            return margin - gap.estimate, margin - low
         case "similar":
-            return comparison.margin - abs(gap.estimate)
+            return margin - abs(gap.estimate), margin - least
+
+
+def _strictly(difference: float) -> float:
+    """A difference of 0 is not on the expected side."""
+    return difference if difference > 0 else min(difference, -1e-12)
 
 
 # --- measuring our tables ----------------------------------------------------------------------------------------

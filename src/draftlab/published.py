@@ -78,7 +78,8 @@ class Claim(Entry):
 class Comparison(Selection):
     """``left`` and ``right`` filter the table; ``each`` repeats the comparison for every value of those columns.
 
-    ``expect`` is met when the interval of left - right says so; ``similar`` allows ``margin`` either way.
+    ``expect`` speaks of left - right; ``not_less``, ``not_greater`` and ``similar`` allow ``margin``. What misses by less than its
+    interval is undecided.
     """
 
     each: list[str] = []

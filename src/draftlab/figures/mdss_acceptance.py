@@ -21,7 +21,8 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     table["shortfall_sum"] = _shortfall(table)
     keys = ["draft_temperature", "num_drafts", "scheme"]
     accepted = ratio_table(table, "acceptance_sum", "positions", keys, request="unit")
-    missing = ratio_table(table, "shortfall_sum", "positions", keys, request="unit")
+    comparable = table[table["scheme"] != "block"]  # it accepts along paths: another conditional
+    missing = ratio_table(comparable, "shortfall_sum", "positions", keys, request="unit")
     temperatures = sorted(accepted["draft_temperature"].unique())
     printed = published.of("T2.acceptance")
     printed = pd.DataFrame(printed["settings"].tolist()).assign(

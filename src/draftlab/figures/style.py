@@ -82,6 +82,11 @@ LOOKS: dict[str, Look] = {
     # serving with and without a draft that trains beside it
     "alone": Look("serving alone", BLUE, "-", "o"),
     "training": Look("while the draft trains", RED, "--", "s"),
+    # drafts served by one engine
+    "before": Look("draft as it was", RED, "--", "s"),
+    "before_adaptive": Look("draft as it was, adaptive length", ORANGE, "-.", "^"),
+    "distilled": Look("distilled draft", BLUE, "-", "o"),
+    "distilled_adaptive": Look("distilled draft, adaptive length", SKY, ":", "D"),
     # multi-draft schemes
     "optimal": Look("optimal", BLACK, "-", "o"),
     "importance": Look("importance sampling, full LP", SKY, (0, (4, 1)), "P"),  # type: ignore[arg-type]
