@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from draftlab import theory
+from tests import planned
 
 DATASETS = ("spider", "gsm8k", "code_search_net", "finance_alpaca")
 BEFORE = dict(zip(DATASETS, (0.23, 0.25, 0.30, 0.40), strict=True))
@@ -396,4 +397,4 @@ TABLES = {
         beyond_interference,
         beyond_three_baselines,
     )
-}
+} | planned.TABLES

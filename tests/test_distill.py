@@ -1,135 +1,294 @@
-"""Distillation on a toy pair: what is learnt, which positions the online loss sees, and that nothing depends on chance."""
+"""Distillation on a toy pair: what is learnt and from whose tokens, resume, and that one pass of the target serves all."""
+
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from numpy.testing import assert_array_equal
 
-from draftlab import distill, experiments
+from draftlab import experiments, training
+from draftlab.distill import jobs, learning, sources
 from draftlab.errors import UserError
-from draftlab.models.llama import Llama, LlamaConfig
-from draftlab.models.tokenizer import train_tokenizer
-from draftlab.replay import Agreement, load_pass, record, walk
-
-VOCAB = 320
-
-
-def small_llama(hidden, seed):
-    # Untied: with one table for reading and writing, random models repeat their last token and agree before any training.
-    config = LlamaConfig(VOCAB, hidden, 2 * hidden, 1, 2, 2, 64, tie_word_embeddings=False)
-    return Llama(config).initialise(torch.Generator().manual_seed(seed))
+from draftlab.models import load_model
+from draftlab.records import read_json
+from draftlab.replay import load_pass
+from tests.conftest import ROOT
+from tests.pair import folders_of, make_results
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """A target with sharp, prompt-dependent answers; a draft that knows nothing; recorded passes of 48 and 16 requests."""
-    folder = tmp_path_factory.mktemp("pair")
-    target, draft = small_llama(32, 0), small_llama(16, 1)
-    with torch.no_grad():
-        for weight in target.parameters():
-            weight.mul_(6.0 if weight.ndim == 2 else 1.0)
-    generator = torch.Generator().manual_seed(2)
-    prompts = [(str(i), torch.randint(4, 40, (6,), generator=generator).tolist()) for i in range(64)]
-    passes = [record(target, part, max_new_tokens=12, eos_ids={2}) for part in (prompts[:48], prompts[48:])]
-    draft.save(folder / "draft")
-    tokenizer = train_tokenizer(["some text"] * 4, VOCAB)
-    tokenizer.save(folder / "draft")
-    for name, found in zip(("train", "held_out"), passes, strict=True):
-        found.save(folder / name)
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    make_results(folder)
     return folder
 
 
-def offline_settings(**changes):
-    values = {
-        "dataset": "toy",
-        "sample_source": "teacher",
-        "loss": "forward_kl",
-        "epochs": 8,
-        "batch": 8,
-        "learning_rate": 1e-2,
-    }
+def settings(**changes):
+    values = {"dataset": "toy", "epochs": 8, "batch": 8, "learning_rate": 1e-2, "draft_len": 3}
     return experiments.Offline(**(values | changes))
+
+
+def run(results, out, **changes):
+    return jobs.offline(settings(**changes), folders_of(results, out))
 
 
 def alpha(rows):
     return rows["overlap"].sum() / rows["visited"].sum()
 
 
-def run_offline(pair, out, **changes):
-    passes = (load_pass(pair / name) for name in ("train", "held_out"))
-    return distill.offline(offline_settings(**changes), *passes, pair / "draft", out)
+def scene(results, target=True):
+    draft = load_model(results / "models/draft")
+    return sources.Scene(
+        draft,
+        load_model(results / "models/target") if target else None,
+        load_pass(results / "answers/toy.train"),
+        12,
+        {2},
+    )
 
 
-def test_distillation_raises_alpha_on_requests_it_has_seen(pair, tmp_path):
-    train = load_pass(pair / "train")
-    before, _ = distill.offline(offline_settings(sample_source="none", loss="none"), train, train, pair / "draft", tmp_path / "a")
-    after, facts = distill.offline(offline_settings(), train, train, pair / "draft", tmp_path / "b")
-    assert alpha(after) > alpha(before) + 0.1
-    assert facts == {"updates": 48, "positions": 8 * sum(train.lengths)}
+def weights(model):
+    return torch.cat([value.detach().flatten() for _, value in model.named_parameters()])
 
 
-def test_the_original_draft_is_saved_unchanged(pair, tmp_path):
-    run_offline(pair, tmp_path, sample_source="none", loss="none")
-    assert (tmp_path / "draft/model.safetensors").read_bytes() == (pair / "draft/model.safetensors").read_bytes()
+# --- offline -----------------------------------------------------------------------------------------------------
+
+
+def test_distillation_raises_alpha_on_held_out_requests(results, tmp_path):
+    before, _ = run(results, tmp_path / "a", sample_source="none", loss="none")
+    after, facts = run(results, tmp_path / "b", epochs=30)
+    assert alpha(after) > alpha(before) + 0.05
+    train = load_pass(results / "answers/toy.train")
+    assert facts["runs"][0]["updates"] == 180
+    assert facts["runs"][0]["positions"] == 30 * sum(train.lengths)
+
+
+def test_the_original_draft_is_saved_unchanged(results, tmp_path):
+    run(results, tmp_path, sample_source="none", loss="none")
+    original = results / "models/draft/model.safetensors"
+    assert (tmp_path / "draft/model.safetensors").read_bytes() == original.read_bytes()
     assert (tmp_path / "draft/tokenizer.json").exists()
 
 
-def test_the_same_seed_gives_the_same_table_and_another_seed_another(pair, tmp_path):
-    first, _ = run_offline(pair, tmp_path / "a")
-    again, _ = run_offline(pair, tmp_path / "b")
-    other, _ = run_offline(pair, tmp_path / "c", seeds=[1])
-    pd.testing.assert_frame_equal(first, again)
-    weights = [(tmp_path / name / "draft/model.safetensors").read_bytes() for name in "abc"]
-    assert weights[0] == weights[1] != weights[2]
-    assert set(other["seed"]) == {1}
+def test_variants_are_columns_and_the_wanted_draft_is_saved(results, tmp_path):
+    inner = {"method": {"ft": {"loss": "hard_label"}, "kl": {}}, "seed": [0, 1]}
+    table, facts = run(results, tmp_path / "a", epochs=1, inner=inner, save="kl", labels={"dataset": "toy"})
+    assert table.groupby(["method", "seed", "loss"]).ngroups == 4
+    assert set(table["dataset"]) == {"toy"}
+    assert [run["method"] for run in facts["runs"]] == ["ft", "ft", "kl", "kl"]
+    alone, _ = run(results, tmp_path / "b", epochs=1)
+    counted = ["request", "accepted", "visited"]
+    chosen = table[(table["method"] == "kl") & (table["seed"] == 0)][counted].reset_index(drop=True)
+    pd.testing.assert_frame_equal(chosen, alone[counted])
+    saved = [(tmp_path / name / "draft/model.safetensors").read_bytes() for name in "ab"]
+    assert saved[0] == saved[1]
 
 
-def online_settings(**changes):
-    values = {"dataset": "toy", "methods": ["online"], "batch": 8, "learning_rate": 1e-2, "update_interval": 8}
-    return experiments.Online(**(values | changes))
+def test_one_pass_of_the_target_serves_every_variant(results, tmp_path):
+    inner = {"loss": ["forward_kl", "tvd"], "seed": [0, 1]}
+    _, facts = run(results, tmp_path, epochs=1, inner=inner)
+    recorded = sum(sum(load_pass(results / f"answers/toy.{split}").lengths) for split in ("train", "eval"))
+    assert facts["target_tokens"] == {"recorded": recorded, "live": 0}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_alpha_of_a_request_is_measured_before_the_update_that_uses_it(pair):
-    stream, held_out = load_pass(pair / "train"), load_pass(pair / "held_out")
-    rows, _ = distill.online(online_settings(methods=["online", "static"]), stream, held_out, pair / "draft")
-    counts = rows.drop(columns=["method"]).groupby(rows["method"])
-    online, static = counts.get_group("online"), counts.get_group("static")
-    assert_array_equal(online["accepted"][:8], static["accepted"][:8])  # before the first update
-    assert list(online["record"]) == list(range(48))
+@pytest.mark.parametrize("source", sorted(sources.LIVE))
+def test_the_target_reads_again_only_what_a_draft_wrote(results, tmp_path, source):
+    _, facts = run(results, tmp_path, epochs=1, sample_source=source, sample_batch=16)
+    assert 0 < facts["target_tokens"]["live"] <= 48 * 12
+    assert facts["runs"][0]["updates"] == 6
 
 
-def test_online_learns_on_a_stream_that_repeats(pair):
-    stream = load_pass(pair / "train")
-    draft = distill.load_model(pair / "draft")
-    for seed in range(6):
-        rows, seen = distill.serve(draft, stream, online_settings(), seed=seed)
-    static, _ = distill.online(online_settings(methods=["static"]), stream, stream, pair / "draft")
-    assert seen > 0
-    assert alpha(rows) > alpha(static) + 0.1
+def test_probes_measure_while_training(results, tmp_path):
+    plain, _ = run(results, tmp_path / "a", epochs=2)
+    table, _ = run(results, tmp_path / "b", epochs=2, probes=2)
+    assert sorted(table["epoch"].unique()) == [0, 0.5, 1, 1.5, 2]
+    assert len(table) == 5 * 16
+    last = table[table["epoch"] == 2].reset_index(drop=True)
+    pd.testing.assert_frame_equal(last, plain, check_dtype=False)
 
 
-def test_an_interval_longer_than_the_stream_is_refused(pair):
-    stream = load_pass(pair / "train")
-    with pytest.raises(UserError, match="update_interval is 49, the stream has 48"):
-        distill.online(online_settings(update_interval=49), stream, stream, pair / "draft")
+def test_several_draft_lengths_are_measured_on_one_draft(results, tmp_path):
+    table, facts = run(results, tmp_path, epochs=1, draft_lens=[1, 8])
+    blocks = table.groupby("draft_len")["blocks"].sum()
+    assert list(blocks.index) == [1, 3, 8]
+    assert blocks[1] >= blocks[3] >= blocks[8]
+    assert len(facts["runs"]) == 1
 
 
-def learn(flags, lengths, which, draft_len=2):
-    values = np.asarray(flags, float)
-    live = Agreement(lengths, values, values, values)
-    return distill.positions_to_learn(live, walk(live, draft_len), which).tolist()
+def test_live_decoding_counts_what_replay_counts(results, tmp_path):
+    table, _ = run(results, tmp_path, epochs=4, live=True)
+    counted = ["accepted", "visited", "overlap", "blocks", "emitted"]
+    replayed, live = (table[table["measured"] == name].set_index("request")[counted] for name in ("replay", "live"))
+    pd.testing.assert_frame_equal(replayed, live)
+    assert replayed["accepted"].sum() > 0
 
 
-def test_positions_that_the_online_loss_sees():
-    # Two requests of 6 and 2 positions; blocks of two drafted tokens and one of the target's:
-    # request 0: accept, accept, bonus | reject | accept, (last, accepted or not) ; request 1: reject | reject
-    flags, lengths = [1, 1, 0, 0, 1, 1, 0, 0], [6, 2]
-    assert learn(flags, lengths, "all") == list(range(8))
-    assert learn(flags, lengths, "rejected") == [3, 6, 7]  # position 2 is the bonus: nothing was drafted there
-    assert learn(flags, lengths, "block_end") == [2, 3, 5, 6, 7]
-    assert learn(flags, lengths, "repository") == [3, 4, 7]  # one later; past the end of an answer there is nothing
+# --- sources -----------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_without_rejections_teaches_nothing():
-    assert learn([1, 1, 1], [3], "rejected") == []
+def test_laws_of_samples_are_the_targets(results):
+    found = scene(results)
+    for name, source in sources.SOURCES.items():
+        samples = source(found, [3, 0, 7], torch.Generator().manual_seed(1))
+        assert samples.prompts == [found.recorded.answers[request].prompt_ids for request in (3, 0, 7)], name
+        with torch.no_grad():
+            expected = found.target.answer_logits(samples.prompts, samples.answers).log_softmax(-1)
+        torch.testing.assert_close(samples.target_logits.log_softmax(-1), expected, atol=3e-3, rtol=3e-3)
+
+
+def test_who_writes(results):
+    found = scene(results)
+    generator = torch.Generator().manual_seed(0)
+    requests = list(range(24))
+    recorded = [found.recorded.answers[request].answer_ids for request in requests]
+    assert sources.teacher(found, requests, generator).answers == recorded
+    student = sources.student(found, requests, generator)
+    logits = found.draft.answer_logits(student.prompts, student.answers)
+    torch.testing.assert_close(logits.argmax(-1), student.tokens)  # its own most probable tokens
+    mixed = sources.mix_request(found, requests, generator)
+    by_target = [answer == own for answer, own in zip(mixed.answers, recorded, strict=True)]
+    by_draft = [answer == own for answer, own in zip(mixed.answers, student.answers, strict=True)]
+    assert all(a or b for a, b in zip(by_target, by_draft, strict=True))
+    assert 4 <= sum(by_target) <= 20
+    assert mixed.scored == sum(len(a) for a, own in zip(mixed.answers, by_target, strict=True) if not own)
+
+
+def test_mixed_tokens_come_from_both(results):
+    found = scene(results)
+    samples = sources.mix_token(found, list(range(48)), torch.Generator().manual_seed(0))
+    drafted = found.draft.answer_logits(samples.prompts, samples.answers).argmax(-1)
+    from_target, from_draft = (best == samples.tokens for best in (samples.target_logits.argmax(-1), drafted))
+    assert bool((from_target | from_draft).all())
+    undecided = from_target & from_draft
+    share = (from_target & ~undecided).sum() / (~undecided).sum()
+    assert 0.4 < share < 0.6
+
+
+# --- updates -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 8])
+def test_micro_batches_change_nothing(results, micro_batch):
+    whole, parts = scene(results), scene(results)
+    learning.train(whole, range(48), 4, settings())
+    effort = learning.train(parts, range(48), 4, settings(micro_batch=micro_batch))
+    torch.testing.assert_close(weights(whole.draft), weights(parts.draft), atol=1e-5, rtol=1e-4)
+    assert effort.positions == sum(
+        whole.recorded.lengths[r] for step in learning.orders(range(48), 8, 4, 0) for r in step
+    )
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("source", ["teacher", "student"])
+@pytest.mark.parametrize("killed_at", [3, 9])
+def test_a_killed_run_ends_with_the_same_weights(results, tmp_path, monkeypatch, source, killed_at):
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    chosen = settings(sample_batch=32)
+    options = {"sample_batch": 32, "checkpoint": tmp_path / "c.safetensors"}
+    straight = scene(results)
+    learning.train(straight, range(48), 12, chosen, source, sample_batch=32)
+
+    def kill(step):
+        if step == killed_at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        learning.train(scene(results), range(48), 12, chosen, source, **options, watch=kill)
+    assert (tmp_path / "c.safetensors").exists() == (source == "teacher" or killed_at > 4)
+    steps = []
+    resumed = scene(results)
+    learning.train(resumed, range(48), 12, chosen, source, **options, watch=steps.append)
+    assert steps[0] == (killed_at if source == "teacher" else killed_at // 4 * 4)
+    assert torch.equal(weights(straight.draft), weights(resumed.draft))
+
+
+def test_probes_survive_a_killed_run(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    straight, _ = run(results, tmp_path / "a", epochs=2, probes=3)
+    real, calls = jobs.distil, []
+
+    def dies(*args, **kwargs):
+        measure = sys.modules["draftlab.distill.offline"].measure
+
+        def limited(*given):
+            calls.append(1)
+            if len(calls) == 4:
+                raise Killed
+            return measure(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("draftlab.distill.offline.measure", limited)
+            return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "distil", dies)
+        with pytest.raises(Killed):
+            run(results, tmp_path / "b", epochs=2, probes=3)
+    resumed, _ = run(results, tmp_path / "b", epochs=2, probes=3)
+    pd.testing.assert_frame_equal(straight, resumed)
+
+
+def test_a_checkpoint_of_another_architecture_is_left_aside(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    path = tmp_path / "c.safetensors"
+    small, other = (load_model(results / "models" / name) for name in ("draft", "giant"))
+    training.save_checkpoint(path, "same", other, training.adamw(other), 5)
+    before = weights(small).clone()
+    assert training.load_checkpoint(path, "same", small, training.adamw(small)) == 0
+    assert torch.equal(before, weights(small))
+
+
+def test_a_loss_that_is_no_number_ends_the_run_in_one_line(results, tmp_path):
+    with pytest.raises(UserError, match=r"the loss is (nan|inf).*lower learning_rate"):
+        run(results, tmp_path, learning_rate=1e30, clip=0.0, epochs=3)
+
+
+def test_a_draft_larger_than_the_target_is_refused(results, tmp_path):
+    with pytest.raises(UserError, match=r"the draft has [\d,]+ parameters, the target [\d,]+"):
+        run(results, tmp_path, draft="giant")
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does(results, tmp_path):
+    words = experiments.flags(settings(epochs=1, labels={}))
+    paths = ["--answers", results / "answers", "--models", results / "models", "--max-new-tokens", 12]
+    launchers = {
+        "one": [],
+        "two": ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"],
+    }
+    for name, launcher in launchers.items():
+        command = [sys.executable, *launcher, "-m", "draftlab", "offline", *words, *paths, "--out", tmp_path / name]
+        done = subprocess.run(
+            list(map(str, command)), env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (weights(load_model(tmp_path / name / "draft")) for name in launchers)
+    start = weights(load_model(results / "models/draft"))
+    torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-3)
+    assert float((one - start).abs().max()) > 0.01
+    assert [read_json(tmp_path / name / "run.json")["processes"] for name in launchers] == [1, 2]
+    counted = [pd.read_csv(tmp_path / name / "rows.csv")["visited"].sum() for name in launchers]
+    assert np.isclose(*counted, rtol=0.05)
+
+
+# --- tokens ------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_are_counted_as_decoding_counts_them(results, tmp_path):
+    job = experiments.Tokens(dataset="toy", epochs=30, batch=8, learning_rate=1e-2, draft_len=3)
+    table, _ = jobs.tokens(job, folders_of(results, tmp_path))
+    rows, _ = run(results, tmp_path, epochs=30)
+    sums = table.groupby("method")[["proposed", "accepted", "generated"]].sum()
+    distilled = sums.loc["distilled"]
+    assert (distilled["proposed"], distilled["accepted"]) == (rows["visited"].sum(), rows["accepted"].sum())
+    assert distilled["generated"] == sum(load_pass(results / "answers/toy.eval").lengths)
+    assert (table["accepted"] <= table[["proposed", "generated"]].min(axis=1)).all()
+    assert sums.loc["distilled", "accepted"] > sums.loc["original", "accepted"]
+    assert table["text"].notna().all()

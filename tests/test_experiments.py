@@ -33,6 +33,32 @@ def test_cells_are_the_product_of_the_axes(tmp_path):
     assert cells["gsm8k.ft"].loss == "hard_label"
 
 
+def test_inner_axes_are_variants_of_one_job(tmp_path):
+    inner = {"method": {"kl": {}, "slow": {"learning_rate": 0.01}}, "seed": [0, 1]}
+    path = write(tmp_path, fixed={"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": inner})
+    cell = experiments.load_experiment(path).cells("smoke", "x")["gsm8k.ft"]
+    found = experiments.variants(cell)
+    assert [labels for labels, _ in found] == [
+        {"dataset": "gsm8k", "method": name, "seed": seed} for name in ("kl", "slow") for seed in (0, 1)
+    ]
+    assert [(s.learning_rate, s.seed) for _, s in found] == [(0.1, 0), (0.1, 1), (0.01, 0), (0.01, 1)]
+    wrong = {"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": {"loss": ["kl"]}}
+    with pytest.raises(UserError, match=r"loss.*'forward_kl'.*not 'kl'"):
+        experiments.load_experiment(write(tmp_path, fixed=wrong))
+
+
+def test_an_experiment_without_its_dataset_is_left_out_or_refused(tmp_path):
+    (tmp_path / "spider").mkdir()
+    (tmp_path / "spider" / "train_spider.json").write_text("[]")
+    for config in ({"raw": str(tmp_path)}, {"dataset": "mine.jsonl"}):
+        with pytest.raises(UserError, match=r"needs dataset arena; this run has"):
+            experiments.load_run(config | {"experiments": "osd_arena_classes"}, WORKFLOW)
+        run = experiments.load_run(config | {"experiments": "all"}, WORKFLOW)
+        assert "osd_offline" in run.experiments
+        assert "osd_arena_classes" not in run.experiments
+    assert "osd_arena_classes" in experiments.load_run({"experiments": "all"}, WORKFLOW).experiments
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -90,8 +116,10 @@ def test_other_data_or_models_get_a_folder_of_their_own():
 def test_your_own_prompts_replace_the_datasets():
     run = experiments.load_run({"dataset": "mine.jsonl"}, WORKFLOW)
     cells = run.cells("osd_offline")
-    assert {settings.dataset for settings in cells.values()} == {"prompts"}
-    assert len(cells) >= 3
+    assert list(cells) == ["prompts"]
+    found = experiments.variants(cells["prompts"])
+    assert len(found) >= 3
+    assert {settings.dataset for _, settings in found} == {"prompts"}
 
 
 def test_a_target_that_you_name_is_not_inflated():
@@ -142,6 +170,6 @@ def test_a_loss_reaches_distillation_and_not_pretraining():
                 queue += experiments._module(name)[1]
         return "draftlab.losses" in seen
 
-    assert reads_losses("draftlab.distill")
+    assert reads_losses("draftlab.distill.jobs")
     assert not reads_losses("draftlab.pretrain")
     assert not reads_losses("draftlab.answers")

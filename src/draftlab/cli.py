@@ -21,6 +21,8 @@ from draftlab.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from draftlab.datasets import classify
+
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.arg(name="")]
 """The settings of a stage, each a flag of its own."""
@@ -93,25 +95,25 @@ def data_check(
         raise UserError("no prompt in it", file=file, remedy="see the reasons above")
 
 
-def data_stream(stream: Flat[streams.Stream], *, prompts: tuple[Path, ...], out: Path) -> None:
-    """Write requests in the order in which they arrive."""
-    from draftlab.records import Prompt, read_jsonl, write_jsonl
-
-    print(
-        f"{write_jsonl(out, streams.arrange((p for file in prompts for p in read_jsonl(file, Prompt)), stream))} requests"
-    )
-
-
-def data_shares(
-    *, prompts: Path, group_by: Literal["dataset", "language", "topic"], slices: int = 10, out: Path
+def data_stream(
+    stream: Flat[streams.Stream], *, prompts: tuple[Path, ...], answered: tuple[Path, ...] = (), out: Path
 ) -> None:
+    """Write requests in the order in which they arrive; with --answered only those that these files of answers know."""
+    from draftlab.records import Answer, Prompt, read_jsonl, write_jsonl
+
+    known = {answer.id for file in answered for answer in read_jsonl(file, Answer)}
+    requests = (p for file in prompts for p in read_jsonl(file, Prompt) if not answered or p.id in known)
+    print(f"{write_jsonl(out, streams.arrange(requests, stream))} requests")
+
+
+def data_shares(settings: Flat[experiments.Shares], *, prompts: Path, out: Path) -> None:
     """Count the requests of each class in equal slices of time (OSD, Figs. 2 and 10)."""
     import pandas as pd
 
     from draftlab.records import Prompt, read_jsonl, write_cell
 
-    rows = streams.shares_over_time(read_jsonl(prompts, Prompt), group_by, slices)
-    write_cell(out, pd.DataFrame(rows), {"settings": {"group_by": group_by, "slices": slices}})
+    rows = streams.shares_over_time(read_jsonl(prompts, Prompt), settings.group_by, settings.slices)
+    write_cell(out, pd.DataFrame(rows).assign(group_by=settings.group_by), {"settings": settings.model_dump()})
 
 
 def data_classify(
@@ -129,18 +131,26 @@ def data_classify(
     from draftlab.datasets import classify
     from draftlab.records import Prompt, read_jsonl, write_json, write_jsonl
 
-    if method == "langid":
-        classifier: classify.Classifier = classify.languages
-    elif method == "hub":
-        classifier = classify.hub_classifier(revision, device)
-    elif train is None:
-        raise UserError("naive Bayes learns from labelled requests", remedy="name them with --train")
-    else:
-        classifier = classify.naive_bayes(read_jsonl(train, Prompt), label)
+    classifier = _classifier(method, label, train, revision, device)
     marked, found = classify.classify(list(read_jsonl(prompts, Prompt)), classifier, label)
     write_jsonl(out, marked)
     write_json(report, {"method": method, "accuracy": found.accuracy, **dataclasses.asdict(found)})
     print(f"{label}: {found.correct} of {found.labelled} as labelled")
+
+
+def _classifier(
+    method: str, label: classify.Label, train: Path | None, revision: str, device: str
+) -> classify.Classifier:
+    from draftlab.datasets import classify
+    from draftlab.records import Prompt, read_jsonl
+
+    if method == "langid":
+        return classify.languages
+    if method == "hub":
+        return classify.hub_classifier(revision, device)
+    if train is None:
+        raise UserError("naive Bayes learns from labelled requests", remedy="name them with --train")
+    return classify.naive_bayes(read_jsonl(train, Prompt), label)
 
 
 # --- models ------------------------------------------------------------------------------------------------------
@@ -170,11 +180,20 @@ def pretrain_draft(recipe: Flat[experiments.Recipe], *, tokenizer: Path, out: Pa
 # --- answers and distillation ------------------------------------------------------------------------------------
 
 
-def answer(settings: Flat[experiments.Answers], *, target: Path, prompts: Path, requests: int, out: Path) -> None:
-    """Record the target's greedy answers and its law at every position: the one pass that all variants share."""
+def answer(
+    settings: Flat[experiments.Answers],
+    *,
+    target: Path,
+    prompts: Path,
+    requests: int,
+    temperature: float = 0.0,
+    out: Path,
+) -> None:
+    """Record the target's answers and its law at every position: the one pass that all variants share."""
     from draftlab import answers
+    from draftlab.sampling import Sampling
 
-    found, rejected = answers.answer(target, prompts, requests, settings)
+    found, rejected = answers.answer(target, prompts, requests, settings, sampling=Sampling(temperature))
     answers.save(found, rejected, out)
     tokens, open_ended = sum(found.lengths), sum(not record.finished for record in found.answers)
     print(
@@ -183,25 +202,66 @@ def answer(settings: Flat[experiments.Answers], *, target: Path, prompts: Path, 
     )
 
 
-def offline(settings: Flat[experiments.Offline], *, train: Path, held_out: Path, draft: Path, out: Path) -> None:
-    """Distil a draft on recorded answers, then measure it on the held-out requests."""
-    from draftlab import distill
+def offline(
+    settings: Flat[experiments.Offline], *, answers: Path, models: Path, max_new_tokens: int, out: Path
+) -> None:
+    """Distil drafts on recorded answers or on text of their own, then measure them on the held-out requests."""
+    from draftlab.distill import jobs
+
+    _write_job(out, settings, jobs.offline(settings, jobs.Folders(answers, models, out, max_new_tokens)))
+
+
+def online(
+    settings: Flat[experiments.Online],
+    *,
+    answers: Path,
+    models: Path,
+    max_new_tokens: int,
+    streams: Path | None = None,
+    out: Path,
+) -> None:
+    """Serve the stream with drafts that learn from it, and with drafts that stay as they are."""
+    from draftlab.distill import jobs
+
+    _write_job(out, settings, jobs.online(settings, jobs.Folders(answers, models, out, max_new_tokens, streams)))
+
+
+def tokens(settings: Flat[experiments.Tokens], *, answers: Path, models: Path, max_new_tokens: int, out: Path) -> None:
+    """Count by token what a draft proposes, has accepted and lacks, before and after distillation (OSD, Fig. 7)."""
+    from draftlab.distill import jobs
+
+    _write_job(out, settings, jobs.tokens(settings, jobs.Folders(answers, models, out, max_new_tokens)))
+
+
+def route(
+    *,
+    stream: Path,
+    train: Path,
+    method: Literal["langid", "naive_bayes", "hub"],
+    revision: str = "main",
+    device: str = "cpu",
+    out: Path,
+    report: Path,
+) -> None:
+    """Let a classifier name the class of each request of a stream as it arrives, and tell how often it is right."""
+    from draftlab import routing
+    from draftlab.records import Prompt, read_jsonl, write_json, write_jsonl
+
+    classifier = _classifier(method, "group", train, revision, device)
+    marked, facts = routing.routed(list(read_jsonl(stream, Prompt)), classifier)
+    write_jsonl(out, marked)
+    write_json(report, {"method": method, **facts})
+    print(f"{facts['correct']} of {facts['requests']} requests go to their class")
+
+
+def _write_job(out: Path, job: experiments.Job, found: tuple[pd.DataFrame, dict[str, object]]) -> None:
+    """Write a job's table and record, from the first process if there are several."""
+    from draftlab.distill import parallel
     from draftlab.records import write_cell
-    from draftlab.replay import load_pass
 
-    rows, facts = distill.offline(settings, load_pass(train), load_pass(held_out), draft, out)
-    axes = {"dataset": settings.dataset, "sample_source": settings.sample_source, "loss": settings.loss}
-    write_cell(out, rows.assign(**axes), {"settings": settings.model_dump(), **facts})
-
-
-def online(settings: Flat[experiments.Online], *, train: Path, held_out: Path, draft: Path, out: Path) -> None:
-    """Serve the stream with a draft that learns from it, or with one that stays as it is."""
-    from draftlab import distill
-    from draftlab.records import write_cell
-    from draftlab.replay import load_pass
-
-    rows, facts = distill.online(settings, load_pass(train), load_pass(held_out), draft)
-    write_cell(out, rows.assign(dataset=settings.dataset), {"settings": settings.model_dump(), "runs": facts})
+    rows, facts = found
+    if parallel.is_first():
+        write_cell(out, rows, {"settings": experiments.plain(job), **facts})
 
 
 # --- theory and multi-draft --------------------------------------------------------------------------------------
@@ -593,6 +653,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "collect": collect,
     "offline": offline,
     "online": online,
+    "tokens": tokens,
+    "route": route,
     "mdss pairs": mdss_pairs,
     "figure": figure,
     "table": table,

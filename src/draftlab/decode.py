@@ -28,6 +28,8 @@ GREEDY = Sampling(temperature=0.0)
 
 Observer = Callable[[list[int], int, Float[Tensor, "batch vocab"], Int64[Tensor, " batch"]], None]
 """Called with the request of each row, the answer position, the logits there and the tokens chosen from them."""
+BlockObserver = Callable[[int, Float[Tensor, "emitted vocab"]], None]
+"""Called with a request and the target's logits at the tokens that a block emitted to it."""
 
 
 @torch.inference_mode()
@@ -115,6 +117,7 @@ def speculate(
     sampling: Sampling = GREEDY,
     draft_sampling: Sampling | Sequence[Sampling] | None = None,
     generator: Generator | None = None,
+    observe: BlockObserver | None = None,
     batch: int | None = None,
 ) -> Decoded:
     """Speculative decoding, ``batch`` prompts at a time (all, unless given), with any verifier (or its name in ``VERIFIERS``) and
@@ -160,6 +163,8 @@ def speculate(
             verdict = _judge(logits, torch.cat(laws, 1) if laws else None, tokens, policy)
             for place, request in enumerate(rows):
                 _emit(traces[request], verdict, place, left[place], eos_ids)
+                if observe is not None:
+                    observe(request, logits[place, verdict.path[place], : traces[request].emitted[-1]])
             reader.settle(verdict)
             for number, writer in enumerate(writers):
                 writer.settle(verdict, None if len(writers) == 1 else tokens[:, number].tolist())

@@ -7,6 +7,7 @@ is refused before any job starts. The Snakefile imports this module, so it must 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 import importlib.util
 import itertools
@@ -14,12 +15,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from draftlab.datasets import registry
+from draftlab.datasets import registry, streams
 from draftlab.errors import UserError
 
 Scale = Literal["smoke", "laptop", "shapes", "paper"]
@@ -44,11 +45,20 @@ class Data(Settings):
 
     source: Literal["generator", "raw", "hub"]
     datasets: list[str]
+    extra: list[str] = Field([], description="further datasets; a raw folder may lack them")
     raw_rows: int = Field(gt=0, description="raw rows fetched of the training split")
     train: int = Field(gt=0, description="requests of the stream and of offline distillation")
+    train_of: dict[str, int] = Field({}, description="other numbers of them, by dataset")
     eval: int = Field(gt=0, description="held-out requests")
     pairs: int = Field(gt=0, description="positions whose target and draft distributions are recorded, per dataset")
     seed: int = 0
+    label: dict[Literal["language", "topic"], Literal["langid", "hub"]] = Field(
+        {}, description="how classes are found that the rows do not carry"
+    )
+    router: dict[streams.GroupBy, Literal["langid", "naive_bayes", "hub"]] = Field(
+        {"dataset": "naive_bayes", "language": "langid", "topic": "naive_bayes"},
+        description="how a request's class is named as it arrives",
+    )
     on_bad_row: Literal["keep", "stop"] = "keep"
     profile: Literal["clean", "osd_repo_2024"] = "clean"
 
@@ -81,6 +91,14 @@ class Answers(Settings):
     device: Literal["cpu", "cuda"] = "cpu"
 
 
+class Compute(Settings):
+    """Where drafts are trained: device, bfloat16 products over float32 weights, processes (``accelerate launch``)."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    autocast: bool = False
+    processes: int = Field(default=1, gt=0)
+
+
 class Pair(Settings):
     """Another pair of models: the datasets that it is measured on, which are also what small models of it learn."""
 
@@ -90,44 +108,158 @@ class Pair(Settings):
 
 
 class ScaleSettings(Settings):
-    """One ``workflow/scales/<scale>.yaml``; ``multidraft`` is the pair of the multi-draft experiments."""
+    """One ``workflow/scales/<scale>.yaml``; ``drafts`` are further ones beside ``draft``, ``multidraft`` the pair of the multi-draft
+    experiments."""
 
     data: Data
     target: Recipe
     draft: Recipe
+    drafts: dict[str, Recipe] = {}
     answers: Answers
+    compute: Compute = Compute()
     multidraft: Pair = Pair()
 
 
 # --- stages of experiments ---------------------------------------------------------------------------------------
 
 
-class Training(Settings):
-    """Settings that offline and online distillation share."""
+def _as_word(value: Any) -> Any:
+    return value if isinstance(value, str) else json.dumps(value)
 
-    dataset: Dataset
-    seeds: list[int] = [0]
+
+Nested = Annotated[str, BeforeValidator(_as_word)]
+"""A mapping of a YAML file as one word of a command line (JSON)."""
+
+
+class Job(Settings):
+    """A stage that runs several variants in one process.
+
+    ``inner`` holds axes like those of an experiment, looped inside the job; ``labels`` is filled in: the cell's place on the outer
+    axes. Both become columns of the table.
+    """
+
+    labels: Nested = "{}"
+    inner: Nested = "{}"
+
+
+class Training(Job):
+    """Settings that offline and online distillation share.
+
+    ``batch``: requests per update of a draft trained on recorded answers; ``micro_batch`` (0: all) of them in one forward, the
+    gradients added up. ``temperature`` is that of target and draft when they decode; the loss is always at temperature 1.
+    """
+
+    dataset: Dataset = ""
+    draft: str = Field("draft", description="folder below models/")
+    seed: int = 0
+    temperature: float = Field(0.0, ge=0)
     learning_rate: float = Field(gt=0)
     batch: int = Field(gt=0)
-    draft_len: int = Field(gt=0, default=5)
+    micro_batch: int = Field(0, ge=0)
+    draft_len: int = Field(5, gt=0)
     loss: Loss = "forward_kl"
     schedule: Literal["cosine", "constant"] = "cosine"
-    clip: float = 1.0
+    clip: float = Field(1.0, ge=0)
+    device: Literal["cpu", "cuda"] = Field("cpu", description="the scale sets it (``compute``)")
+    autocast: bool = Field(False, description="bfloat16 products over float32 weights; the scale sets it")
+
+    @property
+    def datasets(self) -> list[Dataset]:
+        """The datasets whose recorded answers a job reads."""
+        return [self.dataset]
 
 
 class Offline(Training):
-    """Distil a draft on recorded answers, then measure it on the held-out requests."""
+    """Distil a draft on answers, then measure it on the held-out requests.
 
-    sample_source: SampleSource
+    ``requests`` (0: all) bounds what it learns from. ``sample_batch`` requests are answered at once when the draft takes part: the
+    draft that answered is then up to ``sample_batch / batch`` updates old. ``probes`` measures inside each epoch; ``live`` decodes
+    the held-out requests as well, target and draft together, and counts. ``save`` names the ``method`` whose draft is kept (none: the
+    first one).
+    """
+
+    sample_source: SampleSource = "teacher"
     epochs: int = Field(ge=0)
+    requests: int = Field(0, ge=0)
+    sample_batch: int = Field(64, gt=0)
+    probes: int = Field(0, ge=0, description="measurements per epoch while training")
+    draft_lens: list[int] = Field([], description="further draft lengths to measure")
+    live: bool = False
+    save: str = ""
 
 
 class Online(Training):
-    """Serve the stream in order; alpha of a request is measured before the update that uses it (OSD, Algorithm 1)."""
+    """Serve the stream in order; alpha of a request is measured before the update that uses it (OSD, Algorithm 1).
 
-    methods: list[Literal["online", "static", "static_10", "static_10_fair", "offline"]]
-    loss_positions: LossPositions = "rejected"
+    Without ``stream`` the requests of ``dataset`` come in their order, else as that stream says (``streams.Stream``), each group's next
+    ``aside`` requests kept apart. Before serving the draft is distilled on the first ``warm_share`` of each group of the stream or of
+    what was kept apart (``warm_on``), ``warm_epochs`` times, or with as many updates as serving makes (``warm_fair``). While it serves
+    it ``learns`` from every ``update_interval`` requests and ``replay`` older ones out of the last ``buffer`` (0: all); an update reaches the
+    server ``lag`` requests later. ``drafts``: one for all, or one per true class, or per class that the router names.
+    """
+
+    stream: Nested = ""
+    of: list[Dataset] = Field([], description="the datasets of the stream")
+    aside: int = Field(0, ge=0)
+    learns: bool = True
     update_interval: int = Field(gt=0)
+    loss_positions: LossPositions = "rejected"
+    lag: int = Field(0, ge=0)
+    replay: int = Field(0, ge=0)
+    buffer: int = Field(0, ge=0)
+    warm_on: Literal["nothing", "stream", "aside"] = "nothing"
+    warm_share: float = Field(1.0, gt=0, le=1)
+    warm_epochs: int = Field(1, gt=0)
+    warm_fair: bool = False
+    drafts: Literal["shared", "by_group", "by_route"] = "shared"
+    route_errors: float = Field(0.0, ge=0, le=1, description="share of requests sent to a wrong draft on purpose")
+    measured_on: Literal["stream", "held_out"] = "stream"
+    probes: int = Field(0, ge=0, description="measurements on the held-out requests along the stream")
+    bin: int = Field(1, gt=0, description="requests summed in one row of the table")
+    live: bool = Field(False, description="decode with the target instead of replaying its recorded answers")
+
+    @property
+    def datasets(self) -> list[Dataset]:
+        return self.of or [self.dataset]
+
+    @model_validator(mode="after")
+    def _check(self) -> Online:
+        if bool(self.stream) == bool(self.dataset) or bool(self.stream) != bool(self.of):
+            raise ValueError("give a dataset, or a stream and the datasets that it is made of")
+        if self.warm_on == "aside" and not (self.stream and self.aside):
+            raise ValueError("warm_on aside needs a stream and requests kept aside: set aside")
+        if self.probes and self.drafts != "shared":
+            raise ValueError("probes measure one draft: drafts must be shared")
+        if self.stream:
+            _ = self.arrangement
+        return self
+
+    @property
+    def arrangement(self) -> streams.Stream:
+        """The stream, checked."""
+        known = {field.name for field in dataclasses.fields(streams.Stream)}
+        if unknown := sorted(set(json.loads(self.stream)) - known):
+            raise ValueError(f"unknown key {unknown[0]!r} of the stream; allowed: {', '.join(sorted(known))}")
+        try:
+            return TypeAdapter(streams.Stream).validate_json(self.stream)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"stream.{first['loc'][0] if first['loc'] else ''}: {first['msg']}") from None
+
+
+class Tokens(Training):
+    """Which tokens a draft proposes, has accepted and lacks, before and after offline distillation (OSD, Fig. 7 and Table 6)."""
+
+    epochs: int = Field(gt=0)
+    temperature: float = Field(0.0, ge=0, le=0)
+
+
+class Shares(Settings):
+    """Share of each class of requests in equal slices of time (OSD, Figs. 2 and 10)."""
+
+    dataset: Dataset
+    group_by: streams.GroupBy
+    slices: int = Field(gt=0)
 
 
 class SpeedupTheory(Settings):
@@ -319,6 +451,8 @@ class Live(Settings):
 STAGES: dict[str, type[Settings]] = {
     "offline": Offline,
     "online": Online,
+    "tokens": Tokens,
+    "shares": Shares,
     "speedup_theory": SpeedupTheory,
     "latency_alpha": LatencyAlpha,
     "latency_length": LatencyLength,
@@ -338,6 +472,27 @@ STAGES: dict[str, type[Settings]] = {
 }
 
 
+Axis = list[Any] | dict[str, dict[str, Any]]
+"""Values of a setting; or names, each of which stands for several settings."""
+
+
+def combinations(axes: Mapping[str, Axis]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Every choice of one value on each axis: the values (or names) by axis, and the settings that they stand for."""
+    options = [
+        [({axis: name}, fields) for name, fields in values.items()]
+        if isinstance(values, Mapping)
+        else [({axis: value}, {axis: value}) for value in values]
+        for axis, values in axes.items()
+    ]
+    for choice in itertools.product(*options):
+        labels: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
+        for label, fields in choice:
+            labels |= label
+            settings |= fields
+        yield labels, settings
+
+
 class Size(Settings):
     """What one scale changes of an experiment: values of axes, and fixed settings."""
 
@@ -353,7 +508,7 @@ class Experiment(Settings):
     paper: Literal["osd", "mdss", "beyond"]
     artefact: str
     stage: str
-    axes: dict[str, list[Any] | dict[str, dict[str, Any]]] = {}
+    axes: dict[str, Axis] = {}
     fixed: dict[str, Any] = {}
     scales: dict[Scale, Size]
 
@@ -369,23 +524,28 @@ class Experiment(Settings):
         axes = {key: size.axes.get(key, values) for key, values in self.axes.items()}
         if datasets is not None and "dataset" in axes:
             axes["dataset"] = list(datasets)
-        options = [
-            [(str(label), fields) for label, fields in values.items()]
-            if isinstance(values, Mapping)
-            else [(str(value), {axis: value}) for value in values]
-            for axis, values in axes.items()
-        ]
+        stage = STAGES[self.stage]
         found: dict[str, Settings] = {}
-        for choice in itertools.product(*options):
-            settings = dict(self.fixed) | size.fixed
-            for _, fields in choice:
-                settings |= fields
-            cell = ".".join(label for label, _ in choice) or "all"
-            found[cell] = _validated(STAGES[self.stage], settings, f"{name} at scale {scale}")
+        for labels, fields in combinations(axes):
+            settings = self.fixed | size.fixed | fields
+            if issubclass(stage, Job):
+                settings["labels"] = labels
+            cell = ".".join(map(str, labels.values())) or "all"
+            found[cell] = _validated(stage, settings, f"{name} at scale {scale}")
         return found
 
 
 S = TypeVar("S", bound=BaseModel)
+J = TypeVar("J", bound=Job)
+
+
+def variants(job: J) -> list[tuple[dict[str, Any], J]]:
+    """The runs inside one job: the columns that tell them apart, and the settings of each."""
+    base = job.model_dump(exclude={"inner"})
+    return [
+        (json.loads(job.labels) | labels, _validated(type(job), base | fields, "inner"))
+        for labels, fields in combinations(json.loads(job.inner))
+    ]
 
 
 def _validated(kind: type[S], values: Any, where: str) -> S:
@@ -426,7 +586,9 @@ def load_experiment(path: Path) -> Experiment:
             f"unknown stage {experiment.stage!r}", file=path, remedy=f"allowed: {', '.join(sorted(STAGES))}"
         )
     for scale in experiment.scales:
-        experiment.cells(scale, str(path))
+        for cell in experiment.cells(scale, str(path)).values():
+            if isinstance(cell, Job):
+                variants(cell)
     return experiment
 
 
@@ -464,6 +626,16 @@ class Run(Settings):
         """Where raw files are read from: a folder of real datasets, or a file of your own prompts."""
         return self.config.dataset or self.config.raw
 
+    @property
+    def datasets(self) -> list[str]:
+        """Every dataset that this run may use."""
+        return self.settings.data.datasets + self.settings.data.extra
+
+    @property
+    def drafts(self) -> dict[str, Recipe]:
+        """Every draft by the name of its folder."""
+        return {"draft": self.settings.draft} | self.settings.drafts
+
     def of_stage(self, *stages: str) -> list[str]:
         """Names of the experiments of these stages that exist at this scale, asked for or not: one may need another's drafts."""
         return [name for name, experiment in self.known.items() if experiment.stage in stages]
@@ -475,7 +647,8 @@ class Run(Settings):
         those of the multi-draft pair.
         """
         own = self.settings.data.datasets if self.config.dataset else None
-        replaced: dict[str, Any] = {"inflated_layers": 0, "inflated_ffn": 0} if self.config.target else {}
+        compute = self.settings.compute.model_dump(exclude={"processes"})
+        replaced = compute | ({"inflated_layers": 0, "inflated_ffn": 0} if self.config.target else {})
         return {
             name: cell.model_copy(
                 update={key: value for key, value in replaced.items() if key in type(cell).model_fields}
@@ -493,11 +666,11 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     )
     if run.raw:
         held = _held(settings.multidraft.datasets, Path(run.raw))
-        settings = _with(settings, data={"source": "raw"}, multidraft={"datasets": held})
+        extra = [name for name in settings.data.extra if _is_held(name, Path(run.raw))]
+        settings = _with(settings, data={"source": "raw", "extra": extra}, multidraft={"datasets": held})
     if run.dataset:
-        settings = _with(
-            settings, data={"source": "raw", "datasets": ["prompts"]}, multidraft={"datasets": ["prompts"]}
-        )
+        own = {"source": "raw", "datasets": ["prompts"], "extra": []}
+        settings = _with(settings, data=own, multidraft={"datasets": ["prompts"]})
     for role in ("target", "draft"):
         if model := getattr(run, role):
             mine, its = (
@@ -509,7 +682,7 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
         answers = settings.answers.model_copy(update={"template": run.template})
         settings = settings.model_copy(update={"answers": answers})
     every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
-    wanted = _wanted(run.experiments, every)
+    wanted = _wanted(run, every, settings.data.datasets + settings.data.extra)
     suffixes = [run.scale, *(key for key in ("raw", "dataset", "target", "draft") if getattr(run, key))]
     return Run(
         name=run.name or "-".join(suffixes),
@@ -528,44 +701,105 @@ def _with(settings: ScaleSettings, **changes: dict[str, Any]) -> ScaleSettings:
 
 def _held(datasets: Sequence[str], folder: Path) -> list[str]:
     """The datasets that have raw files in the folder; all of them if none has, and their absence is an error where they are read."""
-    patterns = {name: registry.find(name).raw_train.split() for name in datasets}
-    return [name for name in datasets if any(any(folder.glob(p)) for p in patterns[name])] or list(datasets)
+    return [name for name in datasets if _is_held(name, folder)] or list(datasets)
 
 
-def _wanted(choice: str, every: Mapping[str, Experiment]) -> list[str]:
-    if choice == "all":
-        return list(every)
-    if choice == "reproduction":
-        return [name for name, experiment in every.items() if experiment.paper != "beyond"]
-    names = [name.strip() for name in choice.split(",")]
+def _is_held(dataset: str, folder: Path) -> bool:
+    return any(any(folder.glob(pattern)) for pattern in registry.find(dataset).raw_train.split())
+
+
+def _wanted(run: RunConfig, every: Mapping[str, Experiment], datasets: Sequence[str]) -> list[str]:
+    """The experiments of the run: of a group, those whose datasets are there; a name that cannot run is an error."""
+    lacking = {
+        name: sorted(_needed(experiment, run) - set(datasets))
+        for name, experiment in every.items()
+        if run.scale in experiment.scales
+    }
+    if run.experiments in ("all", "reproduction"):
+        chosen = [name for name in every if run.experiments == "all" or every[name].paper != "beyond"]
+        return [name for name in chosen if not lacking.get(name)]
+    names = [name.strip() for name in run.experiments.split(",")]
     for name in names:
         if name not in every:
             raise UserError(
                 f"no experiment named {name!r}", file="--config experiments", remedy=f"allowed: {', '.join(every)}"
             )
+        if lacking.get(name):
+            what = f"{name} needs dataset {', '.join(lacking[name])}; this run has {', '.join(datasets)}"
+            raise UserError(what, file="--config experiments", remedy="add its raw files, or leave the experiment out")
     return names
+
+
+def _needed(experiment: Experiment, run: RunConfig) -> set[str]:
+    """The datasets that an experiment's cells name; those of an axis ``dataset`` give way to a file of one's own."""
+    if run.dataset and "dataset" in experiment.axes:
+        return set()
+    cells = experiment.cells(run.scale, "").values()
+    named = (cell.datasets if isinstance(cell, Training) else [getattr(cell, "dataset", "")] for cell in cells)
+    return {dataset for datasets in named for dataset in datasets if dataset}
+
+
+def plain(job: Job) -> dict[str, Any]:
+    """The settings of a job for its record, nested ones opened."""
+    found = job.model_dump()
+    return found | {key: json.loads(found[key]) for key in ("labels", "inner", "stream") if found.get(key)}
+
+
+# --- names of files ----------------------------------------------------------------------------------------------
+
+
+def pass_name(dataset: Dataset, split: str, temperature: float = 0.0) -> str:
+    """The folder of a recorded pass below ``answers/``: one per dataset, split and temperature."""
+    return f"{dataset}.{split}" + (f".t{temperature:g}" if temperature else "")
 
 
 # --- command lines -----------------------------------------------------------------------------------------------
 
 
 def flags(settings: Settings, **paths: Any) -> list[str]:
-    """``--name value`` words of every setting; a list becomes several words, ``None`` is left out."""
-    words: list[str] = []
-    for key, value in itertools.chain(settings.model_dump().items(), paths.items()):
+    """``--name value`` words of every setting of a stage."""
+    return words({**settings.model_dump(), **paths})
+
+
+def words(values: Mapping[str, Any]) -> list[str]:
+    """``--name value`` words of plain values; a list becomes several words, ``None`` and empty text are left out."""
+    found: list[str] = []
+    for key, value in values.items():
         name = f"--{key.replace('_', '-')}"
-        if value is None:
+        if value is None or value == "":
             continue
         if isinstance(value, bool):
-            words.append(name if value else f"--no-{key.replace('_', '-')}")
+            found.append(name if value else f"--no-{key.replace('_', '-')}")
         elif isinstance(value, (list, tuple)):
-            words += [
+            found += [
                 name,
                 *(str(item) for entry in value for item in (entry if isinstance(entry, (list, tuple)) else [entry])),
             ]
         else:
-            words += [name, str(value)]
-    return words
+            found += [name, str(value)]
+    return found
+
+
+def stream_parts(job: Online) -> list[str]:
+    """The files that a job with a stream of its own reads: the order of requests, what is aside, what is held out."""
+    found = [variant for _, variant in variants(job)]
+    parts = {
+        "stream": any(variant.drafts != "by_route" for variant in found),
+        "routed": any(variant.drafts == "by_route" for variant in found),
+        "aside": any(variant.warm_on == "aside" for variant in found),
+        "held_out": True,
+    }
+    return [part for part, is_read in parts.items() if is_read and job.stream]
+
+
+def stream_flags(job: Online, part: str) -> list[str]:
+    """The words of ``draftlab data stream`` for one part: the stream itself, the rows after it, or the held-out requests by group."""
+    stream = job.arrangement
+    if part != "stream":
+        kind: streams.Kind = "shuffled" if part == "aside" else "concatenated"
+        skip, count = (stream.skip + stream.per_group, job.aside) if part == "aside" else (0, 0)
+        stream = dataclasses.replace(stream, kind=kind, skip=skip, per_group=count, knots=(), weights=(), gates=())
+    return words(dataclasses.asdict(stream))
 
 
 # --- what a stage's code is --------------------------------------------------------------------------------------

@@ -56,16 +56,20 @@ class TargetPass:
     ids: Int32[Tensor, "positions kept"] | None
     forwards: int
 
-    @property
+    @functools.cached_property
     def lengths(self) -> list[int]:
         """Number of answer positions of each request."""
         return [len(answer.answer_ids) for answer in self.answers]
 
+    @functools.cached_property
+    def ends(self) -> Int64[np.ndarray, " requests"]:
+        """Position after the last one of each request."""
+        return np.cumsum(self.lengths)
+
     def target_logits(self, requests: Sequence[int]) -> Float[Tensor, "positions vocab"]:
         """Log-probabilities at the answer positions of ``requests``, one after the other; what was not kept shares the
         remaining mass evenly (then sums of minima are off by at most that mass)."""
-        ends = np.cumsum(self.lengths)
-        rows = torch.cat([torch.arange(ends[r] - self.lengths[r], ends[r]) for r in requests])
+        rows = torch.cat([torch.arange(self.ends[r] - self.lengths[r], self.ends[r]) for r in requests])
         kept = self.log_probs[rows].float()
         if self.ids is None:
             return kept
@@ -117,7 +121,7 @@ def record(
     Prompts of like length share a batch. Above ``WHOLE_VOCAB`` tokens, the ``keep`` most probable tokens are kept.
     """
     order = sorted(range(len(requests)), key=lambda number: len(requests[number][1]))
-    kept = target.vocab_size if target.vocab_size <= WHOLE_VOCAB else min(keep, target.vocab_size)
+    kept = kept_tokens(target.vocab_size, keep)
     temperature = sampling.temperature or 1.0
     found: dict[int, tuple[list[int], Tensor, Tensor]] = {}
     forwards = 0
@@ -159,14 +163,25 @@ def _keep_law(
     tokens: Int64[Tensor, " rows"],
 ) -> None:
     """Write the law of one decoding step into the record of its batch."""
+    laws[rows, position], ids[rows, position] = compact_law(logits, tokens, temperature, laws.shape[-1])
+
+
+def kept_tokens(vocab_size: int, keep: int = 64) -> int:
+    """How many tokens of a law are recorded: all of a small vocabulary, else the ``keep`` most probable."""
+    return vocab_size if vocab_size <= WHOLE_VOCAB else min(keep, vocab_size)
+
+
+def compact_law(
+    logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, " rows"], temperature: float, kept: int
+) -> tuple[Float16[Tensor, "rows kept"], Int32[Tensor, "rows kept_ids"]]:
+    """Log-probabilities of the ``kept`` most probable tokens and their ids (none when all are kept); the emitted one is among them."""
     log_probs = (logits.float() / temperature).log_softmax(-1)
-    if ids.shape[-1]:
-        top = log_probs.topk(ids.shape[-1]).indices
-        emitted = tokens[:, None]
-        top[:, -1:] = torch.where((top == emitted).any(-1, keepdim=True), top[:, -1:], emitted)
-        ids[rows, position] = top.cpu().int()
-        log_probs = log_probs.gather(-1, top)
-    laws[rows, position] = log_probs.cpu().half()
+    if kept == log_probs.shape[-1]:
+        return log_probs.half().cpu(), torch.empty(len(log_probs), 0, dtype=torch.int32)
+    top = log_probs.topk(kept).indices
+    emitted = tokens[:, None]
+    top[:, -1:] = torch.where((top == emitted).any(-1, keepdim=True), top[:, -1:], emitted)
+    return log_probs.gather(-1, top).half().cpu(), top.cpu().int()
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class Layout:
 LAYOUTS: dict[str, Layout] = {
     "osd_offline": Layout(("dataset",), ("sample_source", "loss"), "overlap", "visited", "largest"),
     "osd_online": Layout(("dataset",), ("method",), "overlap", "visited", "largest", window=(0.8, 1.0)),
+    "osd_arena_classes": Layout(("group_by", "group"), (), "count", "total", digits=2),
     "osd_speedup_theory": Layout(("alpha",), ("draft_len", "cost_ratio"), "speedup", digits=2),
     "osd_latency_alpha": Layout(("alpha",), ("draft_len",), "plain", "speculative", digits=2),
     "osd_latency_dataset": Layout(("dataset",), ("contender",), "plain_seconds", "seconds", digits=2),

@@ -60,7 +60,17 @@ def adamw(
     return torch.optim.AdamW(model.parameters(), lr=0.0, betas=betas, weight_decay=weight_decay, fused=True)
 
 
-def update(optimizer: torch.optim.Optimizer, losses: Iterable[Tensor], learning_rate: float, clip: float) -> float:
+Reduce = Callable[[Iterable[nn.Parameter]], None]
+"""Adds up the gradients of several processes."""
+
+
+def update(
+    optimizer: torch.optim.Optimizer,
+    losses: Iterable[Tensor],
+    learning_rate: float,
+    clip: float,
+    reduce: Reduce | None = None,
+) -> float:
     """One optimizer step on the sum of ``losses`` (micro-batches, each already weighted); return the sum.
 
     Gradients are clipped to norm ``clip``; 0 leaves them as they are. A loss that is not finite is a ``UserError``.
@@ -75,8 +85,11 @@ def update(optimizer: torch.optim.Optimizer, losses: Iterable[Tensor], learning_
             )
         loss.backward()  # type: ignore[no-untyped-call]
         total += value
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if reduce is not None:
+        reduce(parameters)
     if clip:
-        nn.utils.clip_grad_norm_((p for group in optimizer.param_groups for p in group["params"]), clip)
+        nn.utils.clip_grad_norm_(parameters, clip)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
@@ -92,18 +105,22 @@ def fit(
     clip: float = 1.0,
     label: str = "training",
     checkpoint: Path | None = None,
+    checkpoint_every: int = 1,
     identity: str = "",
+    reduce: Reduce | None = None,
 ) -> list[float]:
     """Run ``schedule.steps`` updates on ``losses(step)``; return the loss of each step that ran in this process.
 
-    With a ``checkpoint`` file the state is kept twice a minute; a file of another ``identity`` (settings, code) is ignored.
+    With a ``checkpoint`` file the state is kept twice a minute, after a multiple of ``checkpoint_every`` steps; a file of another
+    ``identity`` (settings, code) or of another architecture is ignored.
     """
     start = load_checkpoint(checkpoint, identity, model, optimizer) if checkpoint else 0
     history = []
     saved = time.monotonic()
     for step in progress(range(start, schedule.steps), label, total=schedule.steps, initial=start):
-        history.append(update(optimizer, losses(step), schedule.at(step), clip))
-        if checkpoint and time.monotonic() - saved > CHECKPOINT_SECONDS:
+        history.append(update(optimizer, losses(step), schedule.at(step), clip, reduce))
+        due = checkpoint and (step + 1) % checkpoint_every == 0 and time.monotonic() - saved > CHECKPOINT_SECONDS
+        if checkpoint and due:
             save_checkpoint(checkpoint, identity, model, optimizer, step + 1)
             saved = time.monotonic()
     if checkpoint:
@@ -142,6 +159,11 @@ def load_checkpoint(path: Path, identity: str, model: Trainable, optimizer: torc
                 return 0
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (FileNotFoundError, SafetensorError):
+        return 0
+    if any(
+        tensors.get(f"model.{name}", value.new_empty(0)).shape != value.shape
+        for name, value in model.named_parameters()
+    ):
         return 0
     with torch.no_grad():
         for name, value in model.named_parameters():

@@ -8,6 +8,68 @@ Outputs: results/{run}/data/{dataset}/{prompts,eval,rejected}.jsonl, summary.jso
 DATA = RUN.settings.data
 
 
+rule label:
+    """Find the language or the topic of requests whose rows do not say it."""
+    input:
+        prompts="results/{run}/data/{dataset}/{split_file}.jsonl",
+    output:
+        prompts="results/{run}/data/{dataset}/{label}/{split_file}.jsonl",
+        report="results/{run}/data/{dataset}/{label}/{split_file}.json",
+    log:
+        "results/{run}/logs/label/{dataset}.{label}.{split_file}.log",
+    wildcard_constraints:
+        label="language|topic",
+        split_file="prompts|eval",
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        method=lambda wildcards: DATA.label[wildcards.label],
+        device=RUN.settings.answers.device,
+        code=code("datasets.classify"),
+    shell:
+        r"""
+        draftlab data classify \
+            --prompts {input.prompts:q} \
+            --label {wildcards.label:q} \
+            --method {params.method:q} \
+            --device {params.device:q} \
+            --out {output.prompts:q} \
+            --report {output.report:q} \
+            >{log:q} 2>&1
+        """
+
+
+rule shares:
+    """Count the requests of each class in equal slices of time."""
+    input:
+        prompts=lambda wildcards: "results/{run}/data/{dataset}/{label}prompts.jsonl".format(
+            run=wildcards.run,
+            dataset=cell_setting("dataset")(wildcards),
+            label=(
+                f"{cell_setting('group_by')(wildcards)}/"
+                if cell_setting("group_by")(wildcards) in DATA.label
+                else ""
+            ),
+        ),
+    output:
+        rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
+        record="results/{run}/cells/{experiment}/{cell}/run.json",
+    log:
+        "results/{run}/logs/{experiment}/{cell}.log",
+    wildcard_constraints:
+        experiment=stage("shares"),
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        flags=cell_flags,
+        out=subpath(output.rows, parent=True),
+        code=code("datasets.streams"),
+    shell:
+        r"""
+        draftlab data shares {params.flags:q} --prompts {input.prompts:q} --out {params.out:q} >{log:q} 2>&1
+        """
+
+
 rule fetch:
     """Write the raw rows of one split, and where they come from."""
     output:

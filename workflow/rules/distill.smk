@@ -1,16 +1,130 @@
 """Distillation of drafts, offline and online, and what it does to acceptance.
 
-Required: results/{run}/answers/{dataset}.{train,eval}/, results/{run}/models/draft/
-Outputs: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}; offline also draft/, the distilled model
+Required: results/{run}/answers/{dataset}.{train,eval}/, results/{run}/models/{target,draft}/, results/{run}/data/{dataset}/
+Steps: stream, route (the order of requests, where an experiment mixes datasets or classes) - offline, online, tokens.
+Outputs: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}; offline also draft/, the first variant's model
 """
+
+LAUNCH = (
+    "draftlab"
+    if RUN.settings.compute.processes == 1
+    else f"accelerate launch --num_processes {RUN.settings.compute.processes} -m draftlab"
+)
+
+
+def job(wildcards):
+    """The settings of the cell that the wildcards name."""
+    return RUN.cells(wildcards.experiment)[wildcards.cell]
+
+
+def passes_of_job(wildcards):
+    """Input function: every recorded pass that a variant of this cell reads."""
+    return sorted(
+        {
+            f"results/{wildcards.run}/answers/{experiments.pass_name(dataset, split, variant.temperature)}/answers.jsonl"
+            for _, variant in experiments.variants(job(wildcards))
+            for dataset in variant.datasets
+            for split in ("train", "eval")
+        }
+    )
+
+
+def models_of_job(wildcards):
+    """Input function: the drafts of this cell's variants, and the target."""
+    drafts = {variant.draft for _, variant in experiments.variants(job(wildcards))}
+    return [
+        f"results/{wildcards.run}/models/{model}/config.json"
+        for model in ["target", *sorted(drafts)]
+    ]
+
+
+def streams_of_job(wildcards):
+    """Input function: the files that say in which order the requests of this cell arrive; none for a dataset's own order."""
+    folder = f"results/{wildcards.run}/streams/{wildcards.experiment}/{wildcards.cell}"
+    return [
+        f"{folder}/{part}.jsonl" for part in experiments.stream_parts(job(wildcards))
+    ]
+
+
+def prompts_of_stream(wildcards):
+    """Input function: the requests that a part of a stream is made of, with their classes."""
+    name = "eval" if wildcards.part == "held_out" else "prompts"
+    label = job(wildcards).arrangement.group_by
+    folder = f"{label}/" if label in DATA.label else ""
+    return [
+        f"results/{wildcards.run}/data/{dataset}/{folder}{name}.jsonl"
+        for dataset in job(wildcards).datasets
+    ]
+
+
+def answers_of_stream(wildcards):
+    """Input function: the recorded answers to them; a request without one has no place in a stream."""
+    split = "eval" if wildcards.part == "held_out" else "train"
+    return [
+        f"results/{wildcards.run}/answers/{dataset}.{split}/answers.jsonl"
+        for dataset in job(wildcards).datasets
+    ]
+
+
+rule stream:
+    """Write requests in the order in which they arrive: the stream, what is kept aside of it, or the held-out ones."""
+    input:
+        prompts=prompts_of_stream,
+        answered=answers_of_stream,
+    output:
+        stream="results/{run}/streams/{experiment}/{cell}/{part}.jsonl",
+    log:
+        "results/{run}/logs/streams/{experiment}/{cell}.{part}.log",
+    wildcard_constraints:
+        experiment=stage("online"),
+        part="stream|aside|held_out",
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        flags=lambda wildcards: experiments.stream_flags(job(wildcards), wildcards.part),
+        code=code("datasets.streams"),
+    shell:
+        r"""
+        draftlab data stream {params.flags:q} \
+            --prompts {input.prompts:q} \
+            --answered {input.answered:q} \
+            --out {output.stream:q} \
+            >{log:q} 2>&1
+        """
+
+
+rule route:
+    """Let a classifier that learnt from the held-out requests name the class of each request of a stream."""
+    input:
+        stream="results/{run}/streams/{experiment}/{cell}/stream.jsonl",
+        train="results/{run}/streams/{experiment}/{cell}/held_out.jsonl",
+    output:
+        stream="results/{run}/streams/{experiment}/{cell}/routed.jsonl",
+        report="results/{run}/streams/{experiment}/{cell}/routing.json",
+    log:
+        "results/{run}/logs/streams/{experiment}/{cell}.routed.log",
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        method=lambda wildcards: DATA.router[job(wildcards).arrangement.group_by],
+        code=code("routing"),
+    shell:
+        r"""
+        draftlab route \
+            --stream {input.stream:q} \
+            --train {input.train:q} \
+            --method {params.method:q} \
+            --out {output.stream:q} \
+            --report {output.report:q} \
+            >{log:q} 2>&1
+        """
 
 
 rule offline:
-    """Distil a draft on recorded answers, then measure it on the held-out requests."""
+    """Distil drafts on recorded answers or on text of their own, then measure them on the held-out requests."""
     input:
-        train=answers_of_cell("train"),
-        held_out=answers_of_cell("eval"),
-        draft="results/{run}/models/draft/config.json",
+        answers=passes_of_job,
+        models=models_of_job,
     output:
         rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
         record="results/{run}/cells/{experiment}/{cell}/run.json",
@@ -24,29 +138,29 @@ rule offline:
     conda:
         "../../envs/cpu.yaml"
     params:
+        launch=LAUNCH,
         flags=cell_flags,
-        train=subpath(input.train, parent=True),
-        held_out=subpath(input.held_out, parent=True),
-        draft=subpath(input.draft, parent=True),
+        results=f"results/{RUN.name}",
+        max_new_tokens=RUN.settings.answers.max_new_tokens,
         out=subpath(output.rows, parent=True),
-        code=code("distill"),
+        code=code("distill.jobs"),
     shell:
         r"""
-        draftlab offline {params.flags:q} \
-            --train {params.train:q} \
-            --held-out {params.held_out:q} \
-            --draft {params.draft:q} \
+        {params.launch} offline {params.flags:q} \
+            --answers {params.results:q}/answers \
+            --models {params.results:q}/models \
+            --max-new-tokens {params.max_new_tokens:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
         """
 
 
 rule online:
-    """Serve the stream with a draft that learns from it, or with one that stays as it is."""
+    """Serve the stream with drafts that learn from it, and with drafts that stay as they are."""
     input:
-        train=answers_of_cell("train"),
-        held_out=answers_of_cell("eval"),
-        draft="results/{run}/models/draft/config.json",
+        answers=passes_of_job,
+        models=models_of_job,
+        streams=streams_of_job,
     output:
         rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
         record="results/{run}/cells/{experiment}/{cell}/run.json",
@@ -60,17 +174,51 @@ rule online:
         "../../envs/cpu.yaml"
     params:
         flags=cell_flags,
-        train=subpath(input.train, parent=True),
-        held_out=subpath(input.held_out, parent=True),
-        draft=subpath(input.draft, parent=True),
+        results=f"results/{RUN.name}",
+        streams=lambda wildcards, input: (
+            ["--streams", str(Path(input.streams[0]).parent)] if input.streams else []
+        ),
+        max_new_tokens=RUN.settings.answers.max_new_tokens,
         out=subpath(output.rows, parent=True),
-        code=code("distill"),
+        code=code("distill.jobs"),
     shell:
         r"""
         draftlab online {params.flags:q} \
-            --train {params.train:q} \
-            --held-out {params.held_out:q} \
-            --draft {params.draft:q} \
+            --answers {params.results:q}/answers \
+            --models {params.results:q}/models \
+            --max-new-tokens {params.max_new_tokens:q} \
+            {params.streams:q} \
+            --out {params.out:q} \
+            >{log:q} 2>&1
+        """
+
+
+rule tokens:
+    """Count by token what a draft proposes, has accepted and lacks, before and after distillation."""
+    input:
+        answers=passes_of_job,
+        models=models_of_job,
+    output:
+        rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
+        record="results/{run}/cells/{experiment}/{cell}/run.json",
+    log:
+        "results/{run}/logs/{experiment}/{cell}.log",
+    wildcard_constraints:
+        experiment=stage("tokens"),
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        flags=cell_flags,
+        results=f"results/{RUN.name}",
+        max_new_tokens=RUN.settings.answers.max_new_tokens,
+        out=subpath(output.rows, parent=True),
+        code=code("distill.jobs"),
+    shell:
+        r"""
+        draftlab tokens {params.flags:q} \
+            --answers {params.results:q}/answers \
+            --models {params.results:q}/models \
+            --max-new-tokens {params.max_new_tokens:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
         """

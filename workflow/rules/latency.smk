@@ -71,7 +71,7 @@ rule latency_requests:
     input:
         target="results/{run}/models/target/config.json",
         before="results/{run}/models/draft/config.json",
-        distilled=lambda wildcards: f"results/{wildcards.run}/cells/osd_offline/{cell_setting('dataset')(wildcards)}.teacher_forward_kl/draft/config.json",
+        distilled=lambda wildcards: f"results/{wildcards.run}/cells/osd_offline/{cell_setting('dataset')(wildcards)}/draft/config.json",
         answers=answers_of_cell("eval"),
     output:
         rows="results/{run}/cells/{experiment}/{cell}/rows.csv",

@@ -6,7 +6,7 @@ Outputs: results/{run}/models/{tokenizer,target,draft}/, results/{run}/answers/{
 """
 
 PROMPTS = [
-    f"results/{RUN.name}/data/{dataset}/prompts.jsonl" for dataset in DATA.datasets
+    f"results/{RUN.name}/data/{dataset}/prompts.jsonl" for dataset in RUN.datasets
 ]
 
 
@@ -59,19 +59,21 @@ rule target:
 
 
 rule draft:
-    """Train the draft on public text, or fetch the one that the run names."""
+    """Train a draft on public text, or fetch the one that the run names."""
     input:
         tokenizer="results/{run}/models/tokenizer/tokenizer.json",
     output:
-        model="results/{run}/models/draft/config.json",
+        model="results/{run}/models/{draft}/config.json",
     log:
-        "results/{run}/logs/models/draft.log",
+        "results/{run}/logs/models/{draft}.log",
     benchmark:
-        "results/{run}/benchmarks/models/draft.tsv"
+        "results/{run}/benchmarks/models/{draft}.tsv"
+    wildcard_constraints:
+        draft="|".join(RUN.drafts),
     conda:
         "../../envs/cpu.yaml"
     params:
-        recipe=experiments.flags(RUN.settings.draft),
+        recipe=lambda wildcards: experiments.flags(RUN.drafts[wildcards.draft]),
         tokenizer=subpath(input.tokenizer, parent=True),
         out=subpath(output.model, parent=True),
         code=code("pretrain"),
@@ -82,21 +84,28 @@ rule draft:
 
 
 rule answer:
-    """Record the target's greedy answers and its distributions: the only pass of the target that distillation needs."""
+    """Record the target's answers and its distributions: one pass for each dataset, split and temperature, shared by all."""
     input:
         prompts=split_prompts,
         target="results/{run}/models/target/config.json",
     output:
-        answers="results/{run}/answers/{dataset}.{split}/answers.jsonl",
+        answers="results/{run}/answers/{dataset}.{split}{heat}/answers.jsonl",
     log:
-        "results/{run}/logs/answers/{dataset}.{split}.log",
+        "results/{run}/logs/answers/{dataset}.{split}{heat}.log",
     benchmark:
-        "results/{run}/benchmarks/answers/{dataset}.{split}.tsv"
+        "results/{run}/benchmarks/answers/{dataset}.{split}{heat}.tsv"
+    wildcard_constraints:
+        heat=r"(\.t[0-9.]+)?",
     conda:
         "../../envs/cpu.yaml"
     params:
         settings=experiments.flags(RUN.settings.answers),
-        requests=lambda wildcards: getattr(DATA, wildcards.split),
+        requests=lambda wildcards: (
+            DATA.eval
+            if wildcards.split == "eval"
+            else DATA.train_of.get(wildcards.dataset, DATA.train)
+        ),
+        temperature=lambda wildcards: wildcards.heat.removeprefix(".t") or "0",
         target=subpath(input.target, parent=True),
         out=subpath(output.answers, parent=True),
         code=code("answers"),
@@ -105,6 +114,7 @@ rule answer:
         draftlab answer {params.settings:q} \
             --prompts {input.prompts:q} \
             --requests {params.requests:q} \
+            --temperature {params.temperature:q} \
             --target {params.target:q} \
             --out {params.out:q} \
             >{log:q} 2>&1

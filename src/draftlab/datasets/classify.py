@@ -11,7 +11,7 @@ from draftlab.errors import UserError
 from draftlab.records import Prompt
 
 Method = Literal["langid", "naive_bayes", "hub"]
-Label = Literal["language", "topic"]
+Label = Literal["language", "topic", "group"]
 Classifier = Callable[[Sequence[str]], list[str]]
 
 HUB_MODEL = "alimazhar-110/website_classification"

@@ -29,7 +29,8 @@ class Stream:
     ``two_mix``: shuffled, and only the group that ``gates`` names trains the draft (Fig. 9). ``recurring``: blocks of
     ``period`` rows in turn. ``iid``: each row from a group drawn with ``weights``. ``by_time``: as the requests arrived.
 
-    ``groups`` picks and orders the groups (none: all, in order of appearance); ``per_group`` bounds the rows of each.
+    ``groups`` picks and orders the groups (none: all, in order of appearance); ``per_group`` bounds the rows of each, after
+    ``skip`` rows that are left out.
     ``knots`` and ``weights`` are shares in the order of the groups, the knots one after the other; no knots: each group
     alone in turn; no weights: the groups' sizes. ``gates`` are (rows so far, group): up to there only this group updates.
     """
@@ -38,6 +39,7 @@ class Stream:
     group_by: GroupBy = "dataset"
     groups: tuple[str, ...] = ()
     per_group: int = 0
+    skip: int = 0
     period: int = 100
     knots: tuple[float, ...] = ()
     weights: tuple[float, ...] = ()
@@ -87,7 +89,10 @@ def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt
             remedy=f"use one of {', '.join(found)}" if found else "classify the requests first: draftlab data classify",
         )
     names = stream.groups or tuple(found)
-    return {name: found[name][: stream.per_group or None] for name in names}
+    chosen = {name: found[name][stream.skip :][: stream.per_group or None] for name in names}
+    if short := [f"{name} ({len(found[name])})" for name in names if not chosen[name]]:
+        raise UserError(f"no request left of {', '.join(short)} after {stream.skip}", remedy="lower skip, or add requests")
+    return chosen
 
 
 def _recurring(groups: Mapping[str, Sequence[Prompt]], period: int) -> Iterator[tuple[int, str]]:

@@ -25,6 +25,7 @@ from draftlab.figures import (
     mdss_three_drafts,
     mdss_topk,
     mdss_truncation,
+    osd_arena_classes,
     osd_latency_alpha,
     osd_latency_dataset,
     osd_latency_length,
@@ -40,6 +41,7 @@ from draftlab.published import Published
 FIGURES: dict[str, Callable[[pd.DataFrame, str, Published], Figure]] = {
     "osd_offline": osd_offline.draw,
     "osd_online": osd_online.draw,
+    "osd_arena_classes": osd_arena_classes.draw,
     "osd_speedup_theory": osd_speedup_theory.draw,
     "osd_latency_alpha": osd_latency_alpha.draw,
     "osd_latency_dataset": osd_latency_dataset.draw,

@@ -1,0 +1,305 @@
+"""What a cell of the workflow runs: every variant of its settings, one after the other, in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import pandas as pd
+from safetensors import safe_open
+
+from draftlab import experiments, routing
+from draftlab.distill import parallel
+from draftlab.distill.learning import Effort, train
+from draftlab.distill.live import live_server
+from draftlab.distill.offline import counts, distil
+from draftlab.distill.online import Server, check_interval, replay_server, serve
+from draftlab.distill.sources import LIVE, Scene
+from draftlab.distill.tokens import token_counts
+from draftlab.distill.traffic import Traffic, along, whole
+from draftlab.errors import UserError
+from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
+from draftlab.models.weights import weight_files
+from draftlab.replay import TargetPass, agree_along, load_pass, walk
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a job finds recorded answers, models and (``streams``) the order of requests; ``out`` is its own."""
+
+    answers: Path
+    models: Path
+    out: Path
+    max_new_tokens: int
+    streams: Path | None = None
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The one that target and drafts share."""
+        return load_tokenizer(self.models / "target")
+
+    @functools.cached_property
+    def kept(self) -> dict[object, object]:
+        """Everything that ``once`` made."""
+        return {}
+
+    def recorded(self, dataset: str, split: str, temperature: float) -> TargetPass:
+        """The target's recorded answers to one split of a dataset."""
+        name = experiments.pass_name(dataset, split, temperature)
+        return self.once(name, lambda: load_pass(self.answers / name))
+
+    def target(self, device: str) -> LanguageModel:
+        """The target itself, for what no record can answer."""
+        return self.once(("target", device), lambda: load_model(self.models / "target", device=device))
+
+    def draft(self, settings: experiments.Training) -> LanguageModel:
+        """A fresh copy of a draft; ``UserError`` for one larger than the target."""
+        folder = self.models / settings.draft
+        sizes = [self.once(path, functools.partial(parameter_count, path)) for path in (folder, self.models / "target")]
+        if sizes[0] > sizes[1]:
+            raise UserError(
+                f"the draft has {sizes[0]:,} parameters, the target {sizes[1]:,}",
+                file=folder,
+                remedy="use a draft smaller than the target: a larger one makes decoding slower",
+            )
+        return load_model(folder, device=settings.device)
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What ``make`` makes, made once for all variants."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        return cast(T, self.kept[key])
+
+
+def parameter_count(folder: Path) -> int:
+    """Weights of a model folder, counted without reading them."""
+    total = 0
+    for path in weight_files(folder):
+        with safe_open(path, "pt") as file:
+            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return total
+
+
+# --- offline -----------------------------------------------------------------------------------------------------
+
+
+def offline(job: experiments.Offline, folders: Folders) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Distil and measure every variant. Rows: the axes, ``sample_source, loss, epoch, draft_len, request`` and counts.
+
+    The draft of the first variant, or of the first one called ``settings.save``, goes to ``out/draft``.
+    """
+    frames, runs, saved = [], [], False
+    for number, (labels, settings) in enumerate(experiments.variants(job)):
+        begin = time.process_time()
+        train_pass, held_out = (
+            folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval")
+        )
+        needs_target = settings.sample_source in LIVE or settings.live
+        target = folders.target(settings.device) if needs_target else None
+        draft = folders.draft(settings)
+        scene = Scene(draft, target, train_pass, folders.max_new_tokens, folders.tokenizer.eos_ids)
+        rows, effort = distil(scene, held_out, settings, checkpoint=folders.out / f".{number}.checkpoint.safetensors")
+        is_wanted = labels.get("method") == settings.save if settings.save else True
+        if is_wanted and not saved and parallel.is_first():
+            saved = True
+            save_draft(draft, folders.models / settings.draft, folders.out / "draft")
+        fixed = {"sample_source": settings.sample_source, "loss": settings.loss, "seed": settings.seed}
+        frames.append(rows.assign(**(fixed | labels)))
+        runs.append(_facts(fixed | labels, effort, begin))
+    return _table(frames), _record(folders, runs)
+
+
+def save_draft(draft: LanguageModel, original: Path, out: Path) -> None:
+    """Write a distilled draft with the tokenizer of the draft that it came from."""
+    draft.save(out)
+    load_tokenizer(original).save(out)
+
+
+def tokens(job: experiments.Tokens, folders: Folders) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Count by token before (``method`` original) and after (distilled). Rows: the axes, ``seed, text`` and those of ``token_counts``."""
+    frames, runs = [], []
+    for labels, settings in experiments.variants(job):
+        begin = time.process_time()
+        train_pass, held_out = (folders.recorded(settings.dataset, split, 0.0) for split in ("train", "eval"))
+        draft = folders.draft(settings)
+        before = token_counts(draft, held_out, settings.draft_len).assign(method="original")
+        requests = range(len(train_pass.answers))
+        steps = settings.epochs * math.ceil(len(requests) / settings.batch)
+        effort = train(Scene(draft, None, train_pass, folders.max_new_tokens, ()), requests, steps, settings)
+        after = token_counts(draft, held_out, settings.draft_len).assign(method="distilled")
+        fixed = {"seed": settings.seed}
+        frames.append(pd.concat([before, after], ignore_index=True).assign(**(fixed | labels)))
+        runs.append(_facts(fixed | labels, effort, begin))
+    table = _table(frames)
+    texts = {token: folders.tokenizer.decode([token]) for token in table["token"].unique()}
+    return table.assign(text=table["token"].map(texts)), _record(folders, runs)
+
+
+# --- online ------------------------------------------------------------------------------------------------------
+
+
+def online(job: experiments.Online, folders: Folders) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Serve the stream once with every variant. Rows: the axes, ``seed, record`` and counts; ``group`` in a stream of several classes.
+
+    ``record`` is the place in the stream. Measurements on held-out requests (``measured_on``: ``held_out``) say in ``after`` how many
+    requests had been served.
+    """
+    frames, runs = [], []
+    for labels, settings in experiments.variants(job):
+        begin = time.process_time()
+        rows, effort = _serve_variant(settings, folders)
+        fixed = {"seed": settings.seed}
+        frames.append(rows.assign(**(fixed | labels)))
+        runs.append(_facts(fixed | labels, effort, begin))
+    return _table(frames), _record(folders, runs)
+
+
+def _traffic(settings: experiments.Online, folders: Folders, part: str) -> Traffic:
+    """The stream, what was kept ``aside`` of it, or the ``held_out`` requests."""
+    split = "eval" if part == "held_out" else "train"
+    seed = 0 if part == "held_out" else settings.seed
+    path = (
+        folders.streams or Path()
+    ) / f"{'routed' if part == 'stream' and settings.drafts == 'by_route' else part}.jsonl"
+
+    def load() -> Traffic:
+        passes = [folders.recorded(dataset, split, settings.temperature) for dataset in settings.datasets]
+        traffic = along(path, passes) if settings.stream else whole(passes[0], settings.dataset)
+        return traffic.reordered(seed)
+
+    return folders.once((path, split, settings.temperature, settings.dataset, seed), load)
+
+
+def _serve_variant(settings: experiments.Online, folders: Folders) -> tuple[pd.DataFrame, Effort]:
+    stream = _traffic(settings, folders, "stream")
+    check_interval(stream, settings)
+    classes = stream.group
+    if settings.drafts == "by_route":
+        classes = routing.misroute(stream.route, settings.route_errors, np.random.default_rng(settings.seed))
+    parts = {"": list(range(len(stream)))} if settings.drafts == "shared" else routing.by_route(classes)
+    frames, effort = [], Effort()
+    for name, places in parts.items():
+        own = stream if name == "" else stream.take(places)
+        rows, spent = _serve_own(settings, folders, own, name)
+        is_stream = rows["measured_on"] == "stream"
+        rows.loc[is_stream, "record"] = np.array(places)[rows.loc[is_stream, "record"]]
+        frames.append(rows)
+        effort += spent
+    rows = pd.concat(frames, ignore_index=True).sort_values(["measured_on", "record"], kind="stable")
+    if not settings.probes:
+        rows = rows.drop(columns=["measured_on", "after"])
+    if not settings.stream:
+        rows = rows.drop(columns=["group", "segment"])
+    return _binned(rows, settings.bin), effort
+
+
+def _serve_own(settings: experiments.Online, folders: Folders, own: Traffic, name: str) -> tuple[pd.DataFrame, Effort]:
+    """Prepare one draft, and let it serve the requests that are its own."""
+    draft = folders.draft(settings)
+    pool = (
+        own
+        if settings.warm_on == "stream"
+        else _traffic(settings, folders, "aside")
+        if settings.warm_on == "aside"
+        else None
+    )
+    effort, known = Effort(), set()
+    if pool is not None:
+        known = set(_first(pool, settings.warm_share, name if settings.warm_on == "aside" else ""))
+        steps = settings.warm_epochs * math.ceil(len(known) / settings.batch)
+        if settings.warm_fair:
+            steps = int(own.trains.sum()) // settings.update_interval
+        scene = Scene(draft, None, pool.answers, folders.max_new_tokens, ())
+        effort = train(scene, sorted(known), steps, settings)
+    held_out = _traffic(settings, folders, "held_out")
+    if name:
+        held_out = held_out.take([place for place, group in enumerate(held_out.group) if group == name])
+    if settings.measured_on == "held_out":
+        return _measured(draft, held_out, settings).assign(measured_on="held_out", after=len(own)), effort
+    # A draft is never measured on requests that it was distilled on.
+    left = [place for place in range(len(own)) if settings.warm_on != "stream" or place not in known]
+    served = own if len(left) == len(own) else own.take(left)
+    probes: list[pd.DataFrame] = []
+    due = [math.ceil(len(served) * (part + 1) / settings.probes) for part in range(settings.probes)]
+
+    def watch(count: int) -> None:
+        while due and count >= due[0]:
+            probes.append(_measured(draft, held_out, settings).assign(measured_on="held_out", after=due.pop(0)))
+
+    if settings.learns:
+        server: Server = replay_server
+        if settings.live:
+            server = live_server(folders.target(settings.device), folders.max_new_tokens, folders.tokenizer.eos_ids)
+        rows, spent = serve(draft, served, settings, server=server, watch=watch)
+        rows = rows.rename(columns={"request": "record"}).assign(group=served.group, segment=served.segment)
+        effort += spent
+    else:
+        rows = _measured(draft, served, settings)
+        watch(len(served))
+    rows["record"] = np.array(left, dtype=int)[rows["record"]]
+    return pd.concat([rows.assign(measured_on="stream", after=0), *probes], ignore_index=True), effort
+
+
+def _first(pool: Traffic, share: float, name: str) -> list[int]:
+    """The first ``share`` of each group's requests; of the group ``name`` alone if it is given."""
+    sizes, taken = Counter(pool.group), Counter[str]()
+    chosen = []
+    for place, group in enumerate(pool.group):
+        if name in ("", group) and taken[group] < math.ceil(share * sizes[group]):
+            taken[group] += 1
+            chosen.append(place)
+    if not chosen:
+        raise UserError(f"no request of class {name!r} was kept aside", remedy="set aside requests of each class")
+    return chosen
+
+
+def _measured(draft: LanguageModel, traffic: Traffic, settings: experiments.Online) -> pd.DataFrame:
+    """Acceptance of a draft that does not change, along all of ``traffic``."""
+    rows = counts(walk(agree_along(draft, traffic.answers), settings.draft_len))
+    return rows.rename(columns={"request": "record"}).assign(group=traffic.group, segment=traffic.segment)
+
+
+def _binned(rows: pd.DataFrame, size: int) -> pd.DataFrame:
+    """Sums over ``size`` neighbouring requests of one class and segment; ``record`` is the first place of the bin."""
+    if size == 1:
+        return rows
+    keys = [key for key in ("measured_on", "after", "group", "segment") if key in rows]
+    first = rows["record"] // size * size
+    return rows.assign(record=first).groupby([*keys, "record"], sort=False).sum().reset_index()
+
+
+# --- shared ------------------------------------------------------------------------------------------------------
+
+
+def _table(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """One table; counts that are whole numbers are written as such."""
+    table = pd.concat(frames, ignore_index=True)
+    for name in table.select_dtypes("float"):
+        if name != "epoch" and (table[name] % 1 == 0).all():
+            table[name] = table[name].astype(int)
+    return table
+
+
+def _facts(labels: dict[str, Any], effort: Effort, begin: float) -> dict[str, Any]:
+    return {**labels, **dataclasses.asdict(effort), "cpu_seconds": round(time.process_time() - begin, 3)}
+
+
+def _record(folders: Folders, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a job took: its runs, the tokens that the target answered once for all of them, and those that it read again because
+    a draft wrote them."""
+    passes = [kept for kept in folders.kept.values() if isinstance(kept, TargetPass)]
+    tokens = {
+        "recorded": sum(sum(kept.lengths) for kept in passes),
+        "live": sum(run["target_tokens"] for run in runs),
+    }
+    return {"runs": runs, "target_tokens": tokens, "processes": parallel.PROCESSES}

@@ -1,0 +1,117 @@
+"""Updates of a draft on answers: the same loop for every sample source and loss."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from draftlab import experiments, training
+from draftlab.distill import parallel
+from draftlab.distill.sources import LIVE, SOURCES, Samples, Scene
+from draftlab.losses import LOSSES, one_hot_logits
+from draftlab.models import LanguageModel
+
+WARMUP_SHARE = 0.03  # of the steps (OSD's scripts)
+
+
+@dataclass
+class Effort:
+    """What training took: updates, answer positions that the loss saw, tokens that the target read for it."""
+
+    updates: int = 0
+    positions: int = 0
+    target_tokens: int = 0
+
+    def __add__(self, other: Effort) -> Effort:
+        parts = (self.updates + other.updates, self.positions + other.positions)
+        return Effort(*parts, self.target_tokens + other.target_tokens)
+
+
+def train(
+    scene: Scene,
+    requests: Sequence[int],
+    steps: int,
+    settings: experiments.Training,
+    source: str = "teacher",
+    *,
+    sample_batch: int = 1,
+    checkpoint: Path | None = None,
+    watch: Callable[[int], None] = lambda step: None,
+) -> Effort:
+    """Run ``steps`` updates of ``scene.draft``, each on ``settings.batch`` of ``requests`` in a seeded order.
+
+    The loss of a step is the mean over all answer positions of its requests, whatever the micro-batches and processes. Where the
+    draft writes, ``sample_batch`` requests are answered at once. ``watch(step)`` is called before each step. A killed run goes on
+    from ``checkpoint`` and ends with the same weights.
+    """
+    order = list(orders(requests, settings.batch, steps, settings.seed))
+    ahead = max(1, sample_batch // settings.batch) if source in LIVE else 1
+    effort = Effort(updates=steps)
+    drawn: dict[int, Samples] = {}
+
+    def losses(step: int) -> Iterator[Tensor]:
+        watch(step)
+        if step % ahead == 0:
+            parts = [parallel.my_share(part) for part in order[step : step + ahead]]
+            generator = torch.Generator(scene.draft.device).manual_seed(settings.seed * 1_000_003 + step)
+            samples = SOURCES[source](scene, list(itertools.chain(*parts)), generator)
+            effort.target_tokens += samples.scored
+            drawn.update(enumerate(samples.cut([len(part) for part in parts]), step))
+        yield from _terms(scene.draft, drawn.pop(step), settings, source, effort)
+
+    training.fit(
+        scene.draft,
+        losses,
+        training.Schedule(settings.learning_rate, steps, warmup=int(WARMUP_SHARE * steps), shape=settings.schedule),
+        optimizer=training.adamw(scene.draft),
+        clip=settings.clip,
+        label=f"{settings.dataset} {source} {settings.loss}",
+        checkpoint=checkpoint,
+        checkpoint_every=ahead,
+        identity=f"{settings!r} {len(scene.recorded.answers)} {experiments.code_digest(__name__)}",
+        reduce=parallel.add_up,
+    )
+    return effort
+
+
+def _terms(
+    draft: LanguageModel, samples: Samples, settings: experiments.Training, source: str, effort: Effort
+) -> Iterator[Tensor]:
+    """The loss of one step by micro-batches: each is its sum over positions, divided by all positions of the step."""
+    count = parallel.total(len(samples.target_logits))
+    effort.positions += count
+    size, requests = settings.micro_batch or len(samples.answers), len(samples.answers)
+    for part in samples.cut([min(size, requests - start) for start in range(0, requests, size)]) if requests else ():
+        logits = answer_logits(draft, part.prompts, part.answers, settings.autocast)
+        target_logits = part.target_logits.to(draft.device)
+        if settings.loss == "hard_label" and source == "teacher":  # the tokens as written, sampled or not
+            target_logits = one_hot_logits(part.tokens.to(draft.device), logits.shape[-1])
+        yield LOSSES[settings.loss](logits, target_logits).sum() / count
+
+
+def answer_logits(
+    draft: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    autocast: bool,
+    where: Tensor | None = None,
+) -> Float[Tensor, "positions vocab"]:
+    """The draft's logits at the answer positions (or those of ``where``) with gradient, in bfloat16 products if ``autocast``."""
+    with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
+        return draft.answer_logits(prompts, answers, where).float()
+
+
+def orders(requests: Sequence[int], batch: int, steps: int, seed: int) -> Iterator[list[int]]:
+    """``steps`` batches: a fresh permutation per epoch, the last batch of an epoch as short as it is."""
+    generator = torch.Generator().manual_seed(seed)
+    while steps > 0:
+        order = [requests[index] for index in torch.randperm(len(requests), generator=generator).tolist()]
+        batches = [order[start : start + batch] for start in range(0, len(order), batch)]
+        yield from batches[:steps]
+        steps -= len(batches)

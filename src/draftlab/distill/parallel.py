@@ -1,0 +1,53 @@
+"""Several processes as one (``accelerate launch draftlab ...``): each takes its share of a batch, and gradients are added up.
+
+With one process, the usual case, nothing here does anything, and ``accelerate`` is not imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))  # set by the launcher
+
+
+@functools.cache
+def _state() -> Any:
+    from accelerate import PartialState
+
+    return PartialState()
+
+
+def is_first() -> bool:
+    """Whether this process writes files."""
+    return PROCESSES == 1 or bool(_state().is_main_process)
+
+
+def my_share(requests: Sequence[int]) -> Sequence[int]:
+    """The requests of a batch that this process works on; none when there are more processes than requests."""
+    return requests if PROCESSES == 1 else requests[_state().process_index :: PROCESSES]
+
+
+def total(count: int) -> int:
+    """The sum of a number over the processes."""
+    if PROCESSES == 1:
+        return count
+    from accelerate.utils import reduce
+
+    return int(reduce(torch.tensor(count, device=_state().device), "sum"))
+
+
+def add_up(parameters: Iterable[nn.Parameter]) -> None:
+    """Replace every gradient by its sum over the processes."""
+    if PROCESSES == 1:
+        return
+    from accelerate.utils import reduce
+
+    for parameter in parameters:
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        parameter.grad = reduce(gradient, "sum")

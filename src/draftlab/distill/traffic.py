@@ -1,0 +1,108 @@
+"""Requests in the order in which they arrive, with what the target answered to each, and which class they belong to."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+
+from draftlab.errors import UserError
+from draftlab.records import Prompt, read_jsonl
+from draftlab.replay import TargetPass
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Recorded requests in order.
+
+    ``group``: the class of each; ``route``: the class that a router named; ``segment``: the block of the stream that it stands in;
+    ``trains``: whether a draft may learn from it.
+    """
+
+    answers: TargetPass
+    group: list[str]
+    route: list[str]
+    segment: Int[np.ndarray, " requests"]
+    trains: Bool[np.ndarray, " requests"]
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def take(self, places: Sequence[int]) -> Traffic:
+        """The requests at ``places``, in this order."""
+        groups, routes = ([names[place] for place in places] for names in (self.group, self.route))
+        segments, trains = (values[list(places)] for values in (self.segment, self.trains))
+        return Traffic(join([self.answers], [(0, p) for p in places]), groups, routes, segments, trains)
+
+    def reordered(self, seed: int) -> Traffic:
+        """The same sequence of classes with each class's requests in another order; seed 0 leaves them as they are.
+
+        At temperature 0 an online run has no other chance in it: this is what its seeds repeat.
+        """
+        if seed == 0:
+            return self
+        rng = np.random.default_rng(seed)
+        places = np.arange(len(self))
+        for name in dict.fromkeys(self.group):
+            own = np.flatnonzero([group == name for group in self.group])
+            places[own] = rng.permutation(own)
+        return dataclasses.replace(self.take(places.tolist()), segment=self.segment, trains=self.trains)
+
+
+def whole(answers: TargetPass, group: str) -> Traffic:
+    """All recorded requests of one dataset, in their order; every one may train."""
+    count = len(answers.answers)
+    return Traffic(answers, [group] * count, [group] * count, np.zeros(count, int), np.ones(count, bool))
+
+
+def along(stream: Path, passes: Sequence[TargetPass]) -> Traffic:
+    """The requests of a stream file (``datasets.streams``) with their answers out of ``passes``.
+
+    ``UserError`` for a request that no pass answers.
+    """
+    known = {
+        answer.id: (number, place)
+        for number, recorded in enumerate(passes)
+        for place, answer in enumerate(recorded.answers)
+    }
+    prompts = list(read_jsonl(stream, Prompt))
+    for line, prompt in enumerate(prompts, 1):
+        if prompt.id not in known:
+            what = f"no recorded answer to request {prompt.id}"
+            raise UserError(what, file=stream, line=line, remedy="record the answers of its dataset first")
+    groups = [str(prompt.meta["group"]) for prompt in prompts]
+    routes = [str(prompt.meta.get("route", group)) for prompt, group in zip(prompts, groups, strict=True)]
+    segments = np.array([int(prompt.meta["segment"]) for prompt in prompts])
+    trains = np.array([bool(prompt.meta["update"]) for prompt in prompts])
+    return Traffic(join(passes, [known[prompt.id] for prompt in prompts]), groups, routes, segments, trains)
+
+
+def join(passes: Sequence[TargetPass], places: Sequence[tuple[int, int]]) -> TargetPass:
+    """One pass out of several: the requests at ``places`` (number of the pass, number of the request in it), in this order.
+
+    ``UserError`` when the passes were recorded with different sampling or vocabularies.
+    """
+    first = passes[0]
+    if len({(found.sampling, found.vocab_size, found.log_probs.shape[1]) for found in passes}) > 1:
+        raise UserError("passes of different targets or temperatures", remedy="record them again with one target")
+    begins = [[0, *itertools.accumulate(found.lengths)] for found in passes]
+    rows = [slice(begins[number][place], begins[number][place + 1]) for number, place in places]
+
+    def gathered(name: str) -> torch.Tensor:
+        tensors = [getattr(found, name) for found in passes]
+        parts = [tensors[number][cut] for (number, _), cut in zip(places, rows, strict=True)]
+        return torch.cat(parts) if parts else tensors[0][:0]
+
+    return dataclasses.replace(
+        first,
+        answers=[passes[number].answers[place] for number, place in places],
+        log_probs=gathered("log_probs"),
+        ids=None if first.ids is None else gathered("ids"),
+        forwards=sum(found.forwards for found in passes),
+    )

@@ -1,0 +1,50 @@
+"""A toy pair of models with recorded answers, laid out as a run's results: what the tests of distillation share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from draftlab.distill.jobs import Folders
+from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.tokenizer import train_tokenizer
+from draftlab.replay import record
+from draftlab.sampling import Sampling
+
+VOCAB, ROOM = 320, 12
+
+
+def small_llama(hidden: int, seed: int) -> Llama:
+    # Untied: with one table for reading and writing, random models repeat their last token and agree before any training.
+    config = LlamaConfig(VOCAB, hidden, 2 * hidden, 1, 2, 2, 64, tie_word_embeddings=False)
+    return Llama(config).initialise(torch.Generator().manual_seed(seed))
+
+
+def make_results(folder: Path) -> None:
+    """A target with sharp, prompt-dependent answers, drafts that know nothing, and passes of datasets ``toy`` and ``other``."""
+    target = small_llama(32, 0)
+    with torch.no_grad():
+        for weight in target.parameters():
+            weight.mul_(6.0 if weight.ndim == 2 else 1.0)
+    tokenizer = train_tokenizer(["some text"] * 4, VOCAB)
+    for name, model in {"target": target, "draft": small_llama(16, 1), "giant": small_llama(64, 2)}.items():
+        model.save(folder / "models" / name)
+        tokenizer.save(folder / "models" / name)
+    for dataset, seed in (("toy", 2), ("other", 3)):
+        generator = torch.Generator().manual_seed(seed)
+        low = 4 if dataset == "toy" else 100
+        prompts = [
+            (f"{dataset}/{i}", torch.randint(low, low + 36, (6,), generator=generator).tolist()) for i in range(64)
+        ]
+        for split, part in (("train", prompts[:48]), ("eval", prompts[48:])):
+            record(target, part, max_new_tokens=ROOM, eos_ids={2}).save(folder / "answers" / f"{dataset}.{split}")
+            warm = record(
+                target, part, max_new_tokens=ROOM, eos_ids={2}, sampling=Sampling(1.0),
+                generator=torch.Generator().manual_seed(0),
+            )  # fmt: skip
+            warm.save(folder / "answers" / f"{dataset}.{split}.t1")
+
+
+def folders_of(results: Path, out: Path, streams: Path | None = None) -> Folders:
+    return Folders(results / "answers", results / "models", out, ROOM, streams)
