@@ -8,17 +8,21 @@ import pytest
 import torch
 
 from draftlab import experiments
+from draftlab.conformance import check_law
 from draftlab.errors import UserError
 from draftlab.multidraft import pairs as recorded
 from draftlab.multidraft.acceptance import acceptance, along_text, by_position, on_support
+from draftlab.multidraft.cone import cone, largest_difference
+from draftlab.multidraft.regime import SCHEMES, regime
 from draftlab.multidraft.region import region
 from draftlab.multidraft.schemes import token_verifier
+from draftlab.multidraft.sinkhorn import sinkhorn, sinkhorn_verifier
 from draftlab.records import Answer
 from draftlab.sampling import Sampling, to_probs
 from draftlab.verify.bound import optimum_by_subsets, optimum_without_replacement
 from draftlab.verify.joint import joint_law
 from draftlab.verify.specinfer import rrs
-from tests.test_distill import small_llama
+from tests.pair import small_llama
 
 PRINTED_REGION = [  # panel, q2, optimal, K-SEQ, SpecInfer at K = 2 (reference/multidraft.md, end of section b)
     ("left", 0.05, 0.938889, 0.847036, 0.811111),
@@ -34,7 +38,7 @@ PRINTED_REGION = [  # panel, q2, optimal, K-SEQ, SpecInfer at K = 2 (reference/m
 
 @pytest.fixture(scope="module")
 def toy():
-    rows = region([2, 3, 4], points=1201)
+    rows = region([2, 3, 4], points=241)
     return rows.pivot_table(index=["num_drafts", "panel", "q2"], columns="scheme", values="acceptance")
 
 
@@ -46,7 +50,7 @@ def test_region_has_the_known_values(toy, panel, q2, optimal, k_seq, specinfer):
 
 
 def test_region_is_ordered_and_the_program_is_the_optimum_at_every_number_of_drafts(toy):
-    assert len(toy) == 3 * 2 * 1201
+    assert len(toy) == 3 * 2 * 241
     assert (toy["optimal"] >= toy["k_seq"] - 1e-9).all()
     assert (toy["k_seq"] >= toy["specinfer"] - 1e-9).all()
     assert (toy["specinfer"] >= toy["single"] - 1e-12).all()
@@ -57,7 +61,7 @@ def test_region_is_ordered_and_the_program_is_the_optimum_at_every_number_of_dra
 
 
 def test_the_optimum_on_three_tokens_is_the_smallest_cut(toy):
-    for drafts, panel, q2 in itertools.islice(toy.index, 0, None, 97):
+    for drafts, panel, q2 in itertools.islice(toy.index, 0, None, 19):
         first = {"left": 1 / 3, "right": 1 / 6}[panel]
         target = torch.tensor([first, q2, max(0.0, 1 - first - q2)], dtype=torch.float64)
         joint = joint_law(torch.full((drafts, 3), 1 / 3, dtype=torch.float64), "iid")
@@ -173,3 +177,57 @@ def test_the_synthetic_family_has_the_regimes_of_the_reference():
     for temperature in (1.0, 1.6):
         assert means["optimal", temperature] >= means["importance_truncated", temperature]
         assert means["k_seq", temperature] > means["specinfer", temperature]
+
+
+def test_the_cone_has_no_facets_but_the_expected_ones_and_the_formula_is_the_program():
+    rows = cone(experiments.Cone(num_tokens=[2, 3, 4], num_drafts=[2, 3], cases=6))
+    assert (rows["other"] == 0).all()
+    assert (rows["subsets"] == rows["expected_subsets"]).all()
+    assert rows["largest_difference"].max() < 1e-6
+    three = rows[(rows["num_tokens"] == 3) & (rows["num_drafts"] == 3)].iloc[0]
+    assert (three["dimension"], three["rays"], three["nonnegative"], three["subsets"]) == (10, 12, 7, 6)
+    lines = three["inequalities"].split("; ")
+    assert len(lines) == 13
+    assert {"m123 >= 0", "q1 >= m1", "q1 + q2 >= m1 + m2 + m12"} <= set(lines)
+
+
+def test_the_difference_sees_a_wrong_formula(monkeypatch):
+    monkeypatch.setattr("draftlab.multidraft.cone.optimum_iid", lambda q, p, k: q.minimum(p).sum(-1))
+    assert largest_difference(3, 2, 6, 0) > 0.01
+
+
+def test_regime_sums_to_the_acceptance_of_all_positions_and_the_hybrid_takes_the_better(pairs):
+    both = pairs | {"synthetic": recorded.synthetic(0, contexts=20, vocab=60)}
+    plan = experiments.Regime(num_drafts=2, target_temperature=[0.7, 1.0], draft_temperature=[1.0, 1.6], top_p=0.95)
+    rows = regime(both, plan)
+    assert rows["entropy_class"].nunique() > 2
+    whole = rows.groupby(["dataset", "target_temperature", "draft_temperature"])[["positions", *SCHEMES]].sum()
+    assert set(whole["positions"]) == {18, 20}
+    direct = acceptance(both, settings(schemes=["hybrid", "k_seq"], num_drafts=[2], top_k=0, top_p=0.95))
+    direct = direct[direct["draft_temperature"] == 1.0].groupby(["dataset", "scheme"])["acceptance_sum"].sum()
+    for dataset, scheme in direct.index:
+        assert whole.loc[(dataset, 1.0, 1.0), scheme] == pytest.approx(direct[dataset, scheme], abs=1e-9)
+    assert (whole["hybrid"] >= whole[["importance_truncated", "k_seq"]].max(axis=1) - 1e-9).all()
+    assert (whole["hybrid"] <= whole["optimal"] + 1e-6).all()
+
+
+@pytest.mark.parametrize("drafting", ["iid", "independent"])
+@pytest.mark.parametrize(("iterations", "drafts"), [(0, 2), (3, 2), (3, 3), (40, 2)])
+def test_sinkhorn_is_lossless_after_any_number_of_iterations(iterations, drafts, drafting):
+    found = check_law(sinkhorn_verifier(iterations, 8.0).law, drafting, drafts)
+    assert found.cases > 100
+    assert found.lossless, found
+
+
+def test_sinkhorn_comes_to_the_optimum_with_iterations_and_sharpness():
+    both = {"synthetic": recorded.synthetic(2, contexts=30, vocab=60)}
+    plan = experiments.Sinkhorn(
+        num_drafts=[2], draft_temperature=[1.3], iterations=[0, 3, 200], sharpness=[2.0, 12.0], rounds=1, top_k=5
+    )
+    rows = sinkhorn(both, plan)
+    sums = rows.groupby(["scheme", "sharpness", "iterations"])["acceptance_sum"].sum() / 30
+    steps = [sums["sinkhorn", 12.0, count] for count in (0, 3, 200)]
+    assert steps == sorted(steps)
+    assert sums["optimal", 0.0, 0] - 1e-4 < steps[-1] <= sums["optimal", 0.0, 0] + 1e-9
+    assert sums["sinkhorn", 2.0, 200] < steps[-1] - 1e-4
+    assert (rows["seconds"] > 0).all()

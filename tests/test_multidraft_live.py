@@ -3,10 +3,15 @@
 import pytest
 import torch
 
+from draftlab import experiments
 from draftlab.conformance import check_samples, check_sequence_sampler
 from draftlab.conformance.sequential import Budget
 from draftlab.decode import speculate
 from draftlab.errors import UserError
+from draftlab.models.tokenizer import train_tokenizer
+from draftlab.multidraft.live import contenders, live
+from draftlab.multidraft.quality import Score
+from draftlab.records import Prompt, write_jsonl
 from draftlab.sampling import Sampling, to_probs
 from draftlab.verify import VERIFIERS
 from draftlab.verify.block import block
@@ -126,3 +131,61 @@ def test_drafts_that_do_not_fit_are_refused(change, message):
     options = {"draft_len": 2, "max_new_tokens": 4, "eos_ids": [], "verifier": "specinfer"} | change
     with pytest.raises(UserError, match=message):
         speculate(TARGET, options.pop("draft"), PROMPTS[:2], sampling=SAMPLING, generator=torch.Generator(), **options)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """A live experiment on a toy pair: its rows."""
+    folder = tmp_path_factory.mktemp("live")
+    tokenizer = train_tokenizer([f"word {i} of the text" for i in range(200)], 300)
+    target = make(1, vocab=tokenizer.vocab_size)
+    prompts = [Prompt(str(i), "toy", "eval", f"word {i}", f"text {i}") for i in range(5)]
+    write_jsonl(folder / "eval.jsonl", [*prompts, Prompt("long", "toy", "eval", "word " * 90)])
+    settings = experiments.Live(
+        schemes=["plain", "single", "k_seq", "importance_truncated", "k_seq+block"], num_drafts=[2, 3], draft_len=2,
+        draft_temperature=[1.0, 1.5], lp_threshold=[2, 5], requests=6, batch=2, max_new_tokens=8, quality=True,
+    )  # fmt: skip
+    return settings, live(settings, target, near(target, 0.1), tokenizer, {"toy": folder / "eval.jsonl"})
+
+
+def test_every_contender_is_there_once_and_answers_every_request_that_fits(tables):
+    settings, rows = tables
+    every = contenders(settings)
+    assert len(every) == 1 + 2 + 2 * 2 * 2 + 2 * 2 * 2 == len(set(every))
+    counts = rows.groupby(["scheme", "num_drafts", "draft_temperature", "lp_threshold"])["request"].agg(list)
+    assert len(counts) == len(every)
+    assert all(sorted(found) == [0, 1, 2, 3, 4] for found in counts)
+
+
+def test_rows_hold_counts_and_times_that_agree(tables):
+    _, rows = tables
+    assert (rows["emitted"] <= 8).all()
+    assert (rows["blocks"] <= rows["emitted"]).all()
+    drafted = rows[rows["scheme"] != "plain"]
+    assert (drafted["accepted"] <= drafted["visited"]).all()
+    assert (drafted[["draft_seconds", "target_seconds", "select_seconds"]] > 0).all(axis=None)
+    plain = rows[rows["scheme"] == "plain"]
+    assert (plain["blocks"] == plain["emitted"]).all()
+    assert (plain[["draft_seconds", "select_seconds"]] == 0).all(axis=None)
+    assert drafted["emitted"].sum() / drafted["blocks"].sum() > 1.05
+    assert rows[["rouge_l", "bleu"]].notna().all(axis=None)
+
+
+def test_one_temperature_can_be_the_first_drafts_alone():
+    settings = experiments.Live(
+        schemes=["single", "specinfer"], num_drafts=[3], draft_len=2, draft_temperature=[1.6, 2.0], first_temperature=1.2,
+        requests=1, batch=1, max_new_tokens=4,
+    )  # fmt: skip
+    alone, *several = contenders(settings)
+    assert alone.draft_temperatures == [1.2]
+    assert [c.draft_temperatures for c in several] == [[1.2, 1.6, 1.6], [1.2, 2.0, 2.0]]
+
+
+def test_scores_of_answers():
+    same = Score.of("the cat sat on the mat today", "the cat sat on the mat today")
+    assert (same.rouge_l, same.bleu) == (pytest.approx(1), pytest.approx(1))
+    # 3 of 4 words in order on both sides; no 3-gram in common, so BLEU is small.
+    other = Score.of("the cat sat down", "a cat sat down")
+    assert other.rouge_l == pytest.approx(0.75)
+    assert 0.4 < other.bleu < 0.8
+    assert Score.of("x", None) == Score(None, None)

@@ -340,6 +340,24 @@ def mdss_acceptance(settings: Flat[experiments.Acceptance], *, pairs: Path, out:
     write_cell(out, acceptance.acceptance(load_all(pairs, settings), settings), {"settings": settings.model_dump()})
 
 
+def mdss_regime(settings: Flat[experiments.Regime], *, pairs: Path, out: Path) -> None:
+    """Map which scheme accepts most over target and draft temperatures and the target's entropy."""
+    from draftlab.multidraft import regime
+    from draftlab.multidraft.pairs import load_all
+    from draftlab.records import write_cell
+
+    write_cell(out, regime.regime(load_all(pairs, settings), settings), {"settings": settings.model_dump()})
+
+
+def mdss_sinkhorn(settings: Flat[experiments.Sinkhorn], *, pairs: Path, out: Path) -> None:
+    """Compare entropic optimal transport with the linear program, the optimum and the other schemes."""
+    from draftlab.multidraft import sinkhorn
+    from draftlab.multidraft.pairs import load_all
+    from draftlab.records import write_cell
+
+    write_cell(out, sinkhorn.sinkhorn(load_all(pairs, settings), settings), {"settings": settings.model_dump()})
+
+
 def mdss_live(
     settings: Flat[experiments.Live],
     *,
@@ -677,6 +695,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "mdss region": mdss_region,
     "mdss acceptance": mdss_acceptance,
     "mdss live": mdss_live,
+    "mdss regime": mdss_regime,
+    "mdss sinkhorn": mdss_sinkhorn,
     "mdss cone": mdss_cone,
     "mdss verifier-cost": mdss_verifier_cost,
 }

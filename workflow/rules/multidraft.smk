@@ -140,7 +140,7 @@ rule on_pairs:
     log:
         "results/{run}/logs/{experiment}/{cell}.log",
     wildcard_constraints:
-        experiment=stage("acceptance"),
+        experiment=stage("acceptance", "regime", "sinkhorn"),
     conda:
         "../../envs/cpu.yaml"
     params:
@@ -151,7 +151,7 @@ rule on_pairs:
         code=multidraft_code,
     shell:
         r"""
-        draftlab mdss {params.verb:q} {params.flags:q} --pairs {params.pairs:q} --out {params.out:q} >{log:q} 2>&1
+        OMP_NUM_THREADS=1 draftlab mdss {params.verb:q} {params.flags:q} --pairs {params.pairs:q} --out {params.out:q} >{log:q} 2>&1
         """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from draftlab.verify.block import block
 from draftlab.verify.greedy import greedy
+from draftlab.verify.hybrid import hybrid
 from draftlab.verify.importance import importance
 from draftlab.verify.k_seq import k_seq
 from draftlab.verify.optimal import optimal
@@ -20,6 +21,7 @@ VERIFIERS: dict[str, TokenVerifier | PathVerifier] = {
     "rrs": rrs,
     "importance": importance,
     "importance_truncated": importance_truncated,
+    "hybrid": hybrid,
     "optimal": optimal,
     "greedy": greedy,
     "block": block,
