@@ -277,6 +277,56 @@ def beyond_interference() -> pd.DataFrame:
     return both.assign(wall_seconds=0.5, idle_training_steps=4, idle_wall_seconds=0.5)
 
 
+def mdss_cone() -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {
+                "num_tokens": n,
+                "num_drafts": k,
+                "dimension": 2 * n,
+                "rays": 2 * n,
+                "nonnegative": n,
+                "subsets": 2**n - 2,
+                "expected_subsets": 2**n - 2,
+                "other": 0,
+                "cases": 3,
+                "largest_difference": 3e-8,
+                "inequalities": "",
+            }
+            for n, k in itertools.product((2, 3, 4), (2, 3))
+        ]
+    )
+
+
+def mdss_cost() -> pd.DataFrame:
+    costs = {
+        "restrict": 2.0,
+        "optimum value": 0.05,
+        "single": 0.02,
+        "k_seq": 0.1,
+        "optimal": 0.12,
+        "importance_truncated s=5": 0.3,
+        "importance_truncated s=5, highs": 1.4,
+    }
+    filters = ("top-p .95, sharp", "top-p .95, peaked", "no truncation")
+    return pd.DataFrame(
+        [
+            {
+                "vocab": v,
+                "filter": f,
+                "support": 100,
+                "num_drafts": k,
+                "batch": b,
+                "scheme": s,
+                "ms": ms * k * v / 32000,
+                "ms_p90": 1.4 * ms * k * v / 32000,
+            }
+            for v, f, k, b, (s, ms) in itertools.product((32000, 128000), filters, (2, 4), (1, 16), costs.items())
+            if not (s == "restrict" and f == "no truncation")
+        ]
+    )
+
+
 def _live(grid: list[dict[str, object]], requests: int = 10, quality: bool = False) -> pd.DataFrame:
     """Live decoding as ``multidraft.live`` records it; every scheme better than the one before."""
     rng = np.random.default_rng(9)
@@ -385,6 +435,8 @@ TABLES = {
         osd_update_cost,
         mdss_region,
         mdss_acceptance,
+        mdss_cone,
+        mdss_cost,
         mdss_draft_temperature,
         mdss_drafts,
         mdss_mixed_temperature,

@@ -137,6 +137,21 @@ def test_what_the_paper_contradicts_itself_on_stays_inconsistent(known, tables):
             lambda t: t.replace({"scheme": {"importance_truncated": "specinfer", "specinfer": "importance_truncated"}}),
         ),
         ("mdss.more_drafts_accept_more", "mdss_acceptance", lambda t: t.replace({"num_drafts": {2: 4, 4: 2}})),
+        ("mdss.cone", "mdss_cone", lambda t: t.assign(other=1)),
+        ("mdss.conjecture", "mdss_cone", lambda t: t.assign(largest_difference=1e-3)),
+        ("mdss.lp_is_the_cost", "mdss_cost", lambda t: t.assign(ms=1 / t["ms"])),
+        (
+            "mdss.gain_at_every_draft_temperature",
+            "mdss_draft_temperature",
+            lambda t: t.assign(emitted=t["blocks"] ** 2 / t["emitted"]),
+        ),
+        (
+            "mdss.quality_unchanged",
+            "mdss_quality",
+            lambda t: t.assign(rouge_l=t["rouge_l"] * (1 + (t["scheme"] == "k_seq"))),
+        ),
+        ("osd.update_is_cheap", "osd_update_cost", lambda t: t.assign(update_seconds=t["interval_seconds"])),
+        ("osd.length_helps", "osd_latency_length", lambda t: t.assign(plain=t["plain"] / t["length"])),
     ],
 )
 def test_every_statement_can_fail(known, tables, claim, table, doctor):

@@ -49,6 +49,8 @@ LAYOUTS: dict[str, Layout] = {
     "mdss_acceptance": Layout(
         ("draft_temperature", "num_drafts"), ("scheme",), "acceptance_sum", "positions", "largest", digits=4
     ),
+    "mdss_cone": Layout(("num_tokens", "num_drafts"), (), "subsets", "expected_subsets"),
+    "mdss_cost": Layout(("filter", "vocab", "num_drafts", "batch"), ("scheme",), "ms"),
     "mdss_draft_temperature": Layout(("draft_temperature",), ("scheme",), "emitted", "blocks", "largest"),
     "mdss_drafts": Layout(("num_drafts",), ("scheme",), "emitted", "blocks", "largest"),
     "mdss_mixed_temperature": Layout(("draft_temperature",), ("scheme",), "emitted", "blocks", "largest"),

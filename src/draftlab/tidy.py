@@ -53,11 +53,17 @@ def live(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(seconds=seconds, identical=rows["first_temperature"] == rows["draft_temperature"])
 
 
+def cone(rows: pd.DataFrame) -> pd.DataFrame:
+    """How many of the facets that Theorem 2 names were not found."""
+    return rows.assign(missing_subsets=rows["expected_subsets"] - rows["subsets"])
+
+
 DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "osd_latency_alpha": latency,
     "osd_latency_length": length,
     "osd_latency_dataset": requests,
     "osd_update_cost": update,
+    "mdss_cone": cone,
     "mdss_draft_temperature": live,
     "mdss_drafts": live,
     "mdss_mixed_temperature": live,
