@@ -42,3 +42,71 @@ def answers_of_cell(split):
 def every(pattern):
     """One path for each experiment of this run."""
     return [pattern.format(experiment=name) for name in RUN.experiments]
+
+
+def job(wildcards):
+    """The settings of the cell that the wildcards name."""
+    return RUN.cells(wildcards.experiment)[wildcards.cell]
+
+
+def passes_of_job(wildcards):
+    """Input function: every recorded pass that a variant of this cell reads."""
+    return sorted(
+        {
+            f"results/{wildcards.run}/answers/{experiments.pass_name(dataset, split, variant.temperature)}/answers.jsonl"
+            for _, variant in experiments.variants(job(wildcards))
+            for dataset in variant.datasets
+            for split in ("train", "eval")
+        }
+    )
+
+
+def models_of_job(wildcards):
+    """Input function: the drafts of this cell's variants, and the target."""
+    drafts = {variant.draft for _, variant in experiments.variants(job(wildcards))}
+    return [
+        f"results/{wildcards.run}/models/{model}/config.json"
+        for model in ["target", *sorted(drafts)]
+    ]
+
+
+def streams_of_job(wildcards):
+    """Input function: the files that say in which order the requests of this cell arrive; none for a dataset's own order."""
+    folder = f"results/{wildcards.run}/streams/{wildcards.experiment}/{wildcards.cell}"
+    return [
+        f"{folder}/{part}.jsonl" for part in experiments.stream_parts(job(wildcards))
+    ]
+
+
+def prompts_of_stream(wildcards):
+    """Input function: the requests that a part of a stream is made of, with their classes."""
+    name = "eval" if wildcards.part == "held_out" else "prompts"
+    label = job(wildcards).arrangement.group_by
+    folder = f"{label}/" if label in DATA.label else ""
+    return [
+        f"results/{wildcards.run}/data/{dataset}/{folder}{name}.jsonl"
+        for dataset in job(wildcards).datasets
+    ]
+
+
+def answers_of_stream(wildcards):
+    """Input function: the recorded answers to them; a request without one has no place in a stream."""
+    split = "eval" if wildcards.part == "held_out" else "train"
+    return [
+        f"results/{wildcards.run}/answers/{dataset}.{split}/answers.jsonl"
+        for dataset in job(wildcards).datasets
+    ]
+
+
+def made_models(wildcards):
+    """Input function: the models that rules make. At shapes there are none, a model is the name of an architecture."""
+    roles = () if RUN.scale == "shapes" else ("target", "draft")
+    return {
+        role: f"results/{wildcards.run}/models/{role}/config.json" for role in roles
+    }
+
+
+def measured_model(role):
+    """What a measurement opens: the folder of a made model, or at shapes the name as the scale gives it."""
+    named = getattr(RUN.settings, role).model
+    return named if RUN.scale == "shapes" else f"results/{RUN.name}/models/{role}"

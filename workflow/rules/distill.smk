@@ -12,60 +12,6 @@ LAUNCH = (
 )
 
 
-def job(wildcards):
-    """The settings of the cell that the wildcards name."""
-    return RUN.cells(wildcards.experiment)[wildcards.cell]
-
-
-def passes_of_job(wildcards):
-    """Input function: every recorded pass that a variant of this cell reads."""
-    return sorted(
-        {
-            f"results/{wildcards.run}/answers/{experiments.pass_name(dataset, split, variant.temperature)}/answers.jsonl"
-            for _, variant in experiments.variants(job(wildcards))
-            for dataset in variant.datasets
-            for split in ("train", "eval")
-        }
-    )
-
-
-def models_of_job(wildcards):
-    """Input function: the drafts of this cell's variants, and the target."""
-    drafts = {variant.draft for _, variant in experiments.variants(job(wildcards))}
-    return [
-        f"results/{wildcards.run}/models/{model}/config.json"
-        for model in ["target", *sorted(drafts)]
-    ]
-
-
-def streams_of_job(wildcards):
-    """Input function: the files that say in which order the requests of this cell arrive; none for a dataset's own order."""
-    folder = f"results/{wildcards.run}/streams/{wildcards.experiment}/{wildcards.cell}"
-    return [
-        f"{folder}/{part}.jsonl" for part in experiments.stream_parts(job(wildcards))
-    ]
-
-
-def prompts_of_stream(wildcards):
-    """Input function: the requests that a part of a stream is made of, with their classes."""
-    name = "eval" if wildcards.part == "held_out" else "prompts"
-    label = job(wildcards).arrangement.group_by
-    folder = f"{label}/" if label in DATA.label else ""
-    return [
-        f"results/{wildcards.run}/data/{dataset}/{folder}{name}.jsonl"
-        for dataset in job(wildcards).datasets
-    ]
-
-
-def answers_of_stream(wildcards):
-    """Input function: the recorded answers to them; a request without one has no place in a stream."""
-    split = "eval" if wildcards.part == "held_out" else "train"
-    return [
-        f"results/{wildcards.run}/answers/{dataset}.{split}/answers.jsonl"
-        for dataset in job(wildcards).datasets
-    ]
-
-
 rule stream:
     """Write requests in the order in which they arrive: the stream, what is kept aside of it, or the held-out ones."""
     input:

@@ -7,20 +7,6 @@ Measurements are of one thread, but they must have the machine to themselves: 64
 """
 
 
-def made_models(wildcards):
-    """Input function: the models that rules make. At shapes there are none, a model is the name of an architecture."""
-    roles = () if RUN.scale == "shapes" else ("target", "draft")
-    return {
-        role: f"results/{wildcards.run}/models/{role}/config.json" for role in roles
-    }
-
-
-def measured_model(role):
-    """What a measurement opens: the folder of a made model, or at shapes the name as the scale gives it."""
-    named = getattr(RUN.settings, role).model
-    return named if RUN.scale == "shapes" else f"results/{RUN.name}/models/{role}"
-
-
 rule latency:
     """Measure one pair: controlled acceptance, answer lengths, cost model, cost of an update, interference."""
     input:
