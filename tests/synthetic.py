@@ -423,6 +423,94 @@ def mdss_quality() -> pd.DataFrame:
     return _live([plain, *same, *mixed], quality=True)
 
 
+def osd_arena_classes() -> pd.DataFrame:
+    rows = []
+    for group_by, groups in (("language", ("Chinese", "Spanish")), ("topic", ("games", "education", "computer"))):
+        for index, (place, group) in itertools.product(range(5), enumerate(groups)):
+            rows.append(
+                {
+                    "group_by": group_by,
+                    "slice": index,
+                    "group": group,
+                    "count": 10 * (place + 1),
+                    "total": 10 * sum(range(1, len(groups) + 1)),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def beyond_hybrid() -> pd.DataFrame:
+    rows = mdss_acceptance()
+    rows = rows[rows["num_drafts"] < 8]
+    hybrid = rows[rows["scheme"] == "importance_truncated"].assign(scheme="hybrid")
+    return pd.concat([rows[~rows["scheme"].isin(["rrs", "block"])], hybrid], ignore_index=True)
+
+
+def beyond_regime() -> pd.DataFrame:
+    rng = np.random.default_rng(10)
+    rows = []
+    for target, draft, request in itertools.product((0.4, 1.0), (0.7, 1.2, 2.0), range(15)):
+        positions = int(rng.integers(5, 15))
+        gain = 0.05 * (draft - target) + rng.normal(0, 0.02)
+        share = {
+            "optimal": 0.8,
+            "hybrid": 0.78,
+            "importance_truncated": 0.7 + gain,
+            "k_seq": 0.72,
+            "specinfer": 0.7,
+            "single": 0.6,
+        }
+        rows.append(
+            {
+                "dataset": "xsum",
+                "num_drafts": 2,
+                "target_temperature": target,
+                "draft_temperature": draft,
+                "entropy_class": request % 3,
+                "request": request,
+                "positions": positions,
+            }
+            | {scheme: value * positions for scheme, value in share.items()}
+        )
+    return pd.DataFrame(rows)
+
+
+def beyond_sinkhorn() -> pd.DataFrame:
+    rows = []
+    contenders = [
+        ("optimal", 0, 0.0),
+        ("importance_truncated", 0, 0.0),
+        *(("sinkhorn", count, sharp) for sharp, count in itertools.product((3.0, 10.0), (0, 3, 30))),
+    ]
+    for drafts, request, (scheme, count, sharp) in itertools.product((2, 3), range(12), contenders):
+        value = 0.8 if scheme != "sinkhorn" else 0.78 - 0.1 / (1 + count) / sharp - 0.002 * (request % 3)
+        rows.append(
+            {
+                "dataset": "xsum",
+                "draft_temperature": 1.2,
+                "num_drafts": drafts,
+                "scheme": scheme,
+                "iterations": count,
+                "sharpness": sharp,
+                "request": request,
+                "acceptance_sum": 10 * value,
+                "positions": 10,
+                "seconds": 0.001,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def beyond_block_multidraft() -> pd.DataFrame:
+    shapes = [("single", 1), ("importance_truncated", 2), ("k_seq", 2), ("importance_truncated", 4), ("k_seq", 4)]
+    return _live(
+        [
+            {"scheme": s, "num_drafts": k, "draft_len": 8 // k, "draft_temperature": t}
+            for (s, k), t in itertools.product(shapes, (1.0, 1.6))
+        ]
+    )
+
+
 TABLES = {
     make.__name__: make
     for make in (
@@ -445,8 +533,13 @@ TABLES = {
         mdss_three_drafts,
         mdss_topk,
         mdss_truncation,
+        osd_arena_classes,
+        beyond_block_multidraft,
         beyond_context_batch,
+        beyond_hybrid,
         beyond_interference,
+        beyond_regime,
+        beyond_sinkhorn,
         beyond_three_baselines,
     )
 } | planned.TABLES

@@ -72,6 +72,7 @@ DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "mdss_three_drafts": live,
     "mdss_topk": live,
     "mdss_truncation": live,
+    "beyond_block_multidraft": live,
     "beyond_context_batch": cost,
     "beyond_interference": latency,
     "beyond_three_baselines": requests,

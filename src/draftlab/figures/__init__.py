@@ -12,8 +12,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from draftlab.figures import (
+    beyond_block_multidraft,
     beyond_context_batch,
+    beyond_hybrid,
     beyond_interference,
+    beyond_regime,
+    beyond_sinkhorn,
     beyond_three_baselines,
     mdss_acceptance,
     mdss_cone,
@@ -61,6 +65,10 @@ FIGURES: dict[str, Callable[[pd.DataFrame, str, Published], Figure]] = {
     "mdss_three_drafts": mdss_three_drafts.draw,
     "mdss_topk": mdss_topk.draw,
     "mdss_truncation": mdss_truncation.draw,
+    "beyond_block_multidraft": beyond_block_multidraft.draw,
+    "beyond_hybrid": beyond_hybrid.draw,
+    "beyond_regime": beyond_regime.draw,
+    "beyond_sinkhorn": beyond_sinkhorn.draw,
     "beyond_context_batch": beyond_context_batch.draw,
     "beyond_interference": beyond_interference.draw,
     "beyond_three_baselines": beyond_three_baselines.draw,

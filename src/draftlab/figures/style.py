@@ -75,6 +75,7 @@ BLACK, BLUE, RED, GREEN, ORANGE, SKY, PINK = "#000000", "#0072B2", "#D55E00", "#
 LOOKS: dict[str, Look] = {
     # methods of OSD
     "online": Look("online", BLUE, "-", "o"),
+    "online_warm": Look("online, first 10 % beforehand", SKY, (0, (4, 1)), "P"),  # type: ignore[arg-type]
     "static": Look("untrained draft", GREY, ":", "x"),
     "static_10": Look("static, first 10 %", RED, "--", "s"),
     "static_10_fair": Look("static 10 %, same updates", ORANGE, "-.", "^"),
@@ -91,6 +92,7 @@ LOOKS: dict[str, Look] = {
     "optimal": Look("optimal", BLACK, "-", "o"),
     "importance": Look("importance sampling, full LP", SKY, (0, (4, 1)), "P"),  # type: ignore[arg-type]
     "importance_truncated": Look("importance sampling, s = 5", BLUE, "--", "s"),
+    "hybrid": Look("better of the two beforehand", PINK, "-", "p"),
     "k_seq": Look("K-SEQ (SpecTr)", GREEN, "-.", "^"),
     "specinfer": Look("SpecInfer", RED, ":", "v"),
     "plain": Look("no draft", INK, (0, (1, 1)), ""),  # type: ignore[arg-type]
