@@ -379,6 +379,18 @@ def mdss_live(
     write_cell(out, live.live(settings, *models, prompts), {"settings": settings.model_dump()})
 
 
+def mdss_online(
+    settings: Flat[experiments.OnlineMultidraft], *, target: Path, draft: Path, answers: Path, out: Path
+) -> None:
+    """Compare specialists of several topics as non-identical drafts with routing and with copies of one shared draft."""
+    from draftlab.multidraft import online_multidraft
+    from draftlab.records import write_cell
+
+    passes = {topic: {split: answers / f"{topic}.{split}" for split in ("train", "eval")} for topic in settings.topics}
+    rows = online_multidraft.online_multidraft(settings, target, draft, passes)
+    write_cell(out, rows, {"settings": settings.model_dump()})
+
+
 def collect(*, rows: tuple[Path, ...], out: Path) -> None:
     """Concatenate the rows of an experiment's cells into its tidy table."""
     import pandas as pd
@@ -695,6 +707,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "mdss region": mdss_region,
     "mdss acceptance": mdss_acceptance,
     "mdss live": mdss_live,
+    "mdss online": mdss_online,
     "mdss regime": mdss_regime,
     "mdss sinkhorn": mdss_sinkhorn,
     "mdss cone": mdss_cone,

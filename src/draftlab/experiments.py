@@ -448,6 +448,24 @@ class Live(Settings):
     seed: int = 0
 
 
+class OnlineMultidraft(Settings):
+    """Specialists of several topics, learnt online, as non-identical drafts; against routing and copies of one shared draft."""
+
+    topics: list[Dataset] = Field(min_length=2)
+    schemes: list[str] = ["importance_truncated", "specinfer"]
+    stream: int = Field(gt=0, description="requests of each topic that drafts learn from")
+    requests: int = Field(gt=0, description="held-out requests of each topic that are decoded")
+    update_interval: int = Field(gt=0)
+    learning_rate: float = Field(gt=0)
+    loss: Loss = "forward_kl"
+    loss_positions: LossPositions = "all"
+    draft_len: int = Field(gt=0)
+    max_new_tokens: int = Field(gt=0)
+    temperature: float = Field(1.0, gt=0)
+    device: Literal["cpu", "cuda"] = "cpu"
+    seeds: list[int]
+
+
 STAGES: dict[str, type[Settings]] = {
     "offline": Offline,
     "online": Online,
@@ -469,6 +487,7 @@ STAGES: dict[str, type[Settings]] = {
     "regime": Regime,
     "sinkhorn": Sinkhorn,
     "live": Live,
+    "online_multidraft": OnlineMultidraft,
 }
 
 

@@ -196,6 +196,45 @@ rule live:
         """
 
 
+rule online_multidraft:
+    """Let drafts learn one topic each, and decode with all of them at once; against routing and one shared draft."""
+    input:
+        answers=lambda wildcards: [
+            f"results/{wildcards.run}/answers/{topic}.{split}/answers.jsonl"
+            for topic in cell_setting("topics")(wildcards)
+            for split in ("train", "eval")
+        ],
+        target="results/{run}/models/target/config.json",
+        draft="results/{run}/models/draft/config.json",
+    output:
+        rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
+        record="results/{run}/cells/{experiment}/{cell}/run.json",
+    log:
+        "results/{run}/logs/{experiment}/{cell}.log",
+    benchmark:
+        "results/{run}/benchmarks/{experiment}/{cell}.tsv"
+    wildcard_constraints:
+        experiment=stage("online_multidraft"),
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        flags=cell_flags,
+        answers=f"results/{RUN.name}/answers",
+        target=subpath(input.target, parent=True),
+        draft=subpath(input.draft, parent=True),
+        out=subpath(output.rows, parent=True),
+        code=code("multidraft.online_multidraft"),
+    shell:
+        r"""
+        draftlab mdss online {params.flags:q} \
+            --target {params.target:q} \
+            --draft {params.draft:q} \
+            --answers {params.answers:q} \
+            --out {params.out:q} \
+            >{log:q} 2>&1
+        """
+
+
 rule speedup_theory:
     """Tabulate the closed form of the speed-up."""
     output:
