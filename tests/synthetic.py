@@ -423,22 +423,6 @@ def mdss_quality() -> pd.DataFrame:
     return _live([plain, *same, *mixed], quality=True)
 
 
-def osd_arena_classes() -> pd.DataFrame:
-    rows = []
-    for group_by, groups in (("language", ("Chinese", "Spanish")), ("topic", ("games", "education", "computer"))):
-        for index, (place, group) in itertools.product(range(5), enumerate(groups)):
-            rows.append(
-                {
-                    "group_by": group_by,
-                    "slice": index,
-                    "group": group,
-                    "count": 10 * (place + 1),
-                    "total": 10 * sum(range(1, len(groups) + 1)),
-                }
-            )
-    return pd.DataFrame(rows)
-
-
 def beyond_hybrid() -> pd.DataFrame:
     rows = mdss_acceptance()
     rows = rows[rows["num_drafts"] < 8]
@@ -533,7 +517,6 @@ TABLES = {
         mdss_three_drafts,
         mdss_topk,
         mdss_truncation,
-        osd_arena_classes,
         beyond_block_multidraft,
         beyond_context_batch,
         beyond_hybrid,

@@ -31,7 +31,9 @@ def answer_loss(folder):
 
 
 def test_the_target_learns_the_answers(made, tmp_path):
-    pretrain.make_target([made / "prompts.jsonl"], made / "tokenizer", RECIPE.model_copy(update={"steps": 1}), tmp_path / "raw")
+    pretrain.make_target(
+        [made / "prompts.jsonl"], made / "tokenizer", RECIPE.model_copy(update={"steps": 1}), tmp_path / "raw"
+    )
     assert answer_loss(made / "target") < answer_loss(tmp_path / "raw") - 1
 
 
@@ -43,7 +45,9 @@ def test_the_same_seed_makes_the_same_target(made, tmp_path):
 def test_the_draft_shares_the_tokenizer_and_never_sees_a_prompt(made, tmp_path, monkeypatch):
     texts = []
     original = pretrain.generators.public_documents
-    monkeypatch.setattr(pretrain.generators, "public_documents", lambda n, seed: texts.extend(original(n, seed)) or texts)
+    monkeypatch.setattr(
+        pretrain.generators, "public_documents", lambda n, seed: texts.extend(original(n, seed)) or texts
+    )
     pretrain.make_draft(made / "tokenizer", RECIPE, tmp_path / "draft")
     assert len(texts) == 100
     assert not any("USER:" in text for text in texts)

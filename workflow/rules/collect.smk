@@ -100,8 +100,8 @@ rule publish:
     shell:
         r"""
         {{
-        mkdir -p {params.folder:q}
-        cp {input.tables:q} {input.claims:q} {params.folder:q}
-        draftlab record-provenance --results "$(dirname {output.done:q})" --out {params.folder:q}/provenance.json
-        }} >{log:q} 2>&1
+                        mkdir -p {params.folder:q}
+                        cp {input.tables:q} {input.claims:q} {params.folder:q}
+                        draftlab record-provenance --results "$(dirname {output.done:q})" --out {params.folder:q}/provenance.json
+                        }} >{log:q} 2>&1
         """

@@ -110,3 +110,22 @@ def measured_model(role):
     """What a measurement opens: the folder of a made model, or at shapes the name as the scale gives it."""
     named = getattr(RUN.settings, role).model
     return named if RUN.scale == "shapes" else f"results/{RUN.name}/models/{role}"
+
+
+def held_out_prompts(datasets):
+    """Words of a command line: each dataset's name and its held-out prompts."""
+    return [
+        word
+        for dataset in datasets
+        for word in (dataset, f"results/{RUN.name}/data/{dataset}/eval.jsonl")
+    ]
+
+
+def stage_verb(wildcards):
+    """The verb of a stage: its name with a hyphen."""
+    return RUN.experiments[wildcards.experiment].stage.replace("_", "-")
+
+
+def multidraft_code(wildcards):
+    """Digest of the module that a stage is named after."""
+    return code(f"multidraft.{RUN.experiments[wildcards.experiment].stage}")

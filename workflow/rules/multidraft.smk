@@ -12,25 +12,6 @@ PAIR_PROMPTS = [
 ]
 
 
-def held_out_prompts(datasets):
-    """Words of a command line: each dataset's name and its held-out prompts."""
-    return [
-        word
-        for dataset in datasets
-        for word in (dataset, f"results/{RUN.name}/data/{dataset}/eval.jsonl")
-    ]
-
-
-def stage_verb(wildcards):
-    """The verb of a stage: its name with a hyphen."""
-    return RUN.experiments[wildcards.experiment].stage.replace("_", "-")
-
-
-def multidraft_code(wildcards):
-    """Digest of the module that a stage is named after."""
-    return code(f"multidraft.{RUN.experiments[wildcards.experiment].stage}")
-
-
 use rule tokenizer as multidraft_tokenizer with:
     input:
         prompts=PAIR_PROMPTS,

@@ -91,7 +91,9 @@ def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt
     names = stream.groups or tuple(found)
     chosen = {name: found[name][stream.skip :][: stream.per_group or None] for name in names}
     if short := [f"{name} ({len(found[name])})" for name in names if not chosen[name]]:
-        raise UserError(f"no request left of {', '.join(short)} after {stream.skip}", remedy="lower skip, or add requests")
+        raise UserError(
+            f"no request left of {', '.join(short)} after {stream.skip}", remedy="lower skip, or add requests"
+        )
     return chosen
 
 

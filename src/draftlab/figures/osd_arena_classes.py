@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.figures.style import GREY, SEQUENCE, footer, name, panels
+from draftlab.figures.style import SEQUENCE, footer, name, panels
 from draftlab.published import Published
 
 HATCHES = ("", "///", "...", "\\\\\\", "xxx", "ooo", "++")
@@ -14,9 +14,10 @@ PRINTED = {"language": "F2.language_share", "topic": "F2.topic_share"}
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """One panel per way to class requests: a stacked bar per slice, then all slices together, then the printed shares."""
+    """One panel per way to class requests: a stacked bar per slice, then all slices together; printed shares below."""
     shown = list(dict.fromkeys(table["group_by"]))
-    figure, axes = panels(1, len(shown), height=2.4, sharey=True)
+    figure, axes = panels(1, len(shown), height=2.2, sharey=True)
+    facts: list[str] = []
     for ax, label in zip(axes[0], shown, strict=True):
         rows = table[table["group_by"] == label]
         counts = rows.pivot_table(index="slice", columns="group", values="count", aggfunc="sum", fill_value=0)
@@ -40,15 +41,18 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         ax.set(title=label, xlabel="slice of time", ylim=(0, 1))
         ax.set_xticks([0, len(shares) - 1, len(shares) + 1], ["first", "last", "all"])
         ax.grid(axis="x", visible=False)
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=2)
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
         if len(printed):
             words = [
-                f"{name(next(iter(s.values())))} {v:.0%}"
-                for s, v in zip(printed["settings"], printed["value"], strict=True)
+                f"{name(s['variant'])} {v:.0%}" for s, v in zip(printed["settings"], printed["value"], strict=True)
             ]
-            ax.text(
-                0.5, -0.95, "printed: " + ", ".join(words), transform=ax.transAxes, ha="center", fontsize=6, color=GREY
-            )
+            facts.append(f"printed {label}s: " + ", ".join(words))
     axes[0, 0].set_ylabel("share of requests")
-    footer(figure, scale, f"{int(table.groupby('group_by')['count'].sum().max())} requests", "counts, so no interval")
+    footer(
+        figure,
+        scale,
+        f"{int(table.groupby('group_by')['count'].sum().max())} requests",
+        "counts, so no interval",
+        *facts,
+    )
     return figure
