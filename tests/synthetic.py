@@ -495,6 +495,33 @@ def beyond_block_multidraft() -> pd.DataFrame:
     )
 
 
+def beyond_online_multidraft(requests: int = 8) -> pd.DataFrame:
+    rng = np.random.default_rng(12)
+    one, several = ("shared, one", "routed, one"), ("original", "shared", "routed", "specialists")
+    ways = [*((d, False, "importance_truncated") for d in one)]
+    ways += [(d, True, s) for d, s in itertools.product(several, ("importance_truncated", "specinfer"))]
+    rows = []
+    for (mixture, topics), seed in itertools.product({"two": DATASETS[:2], "four": DATASETS}.items(), (0, 1)):
+        for topic, request, (drafts, many, scheme) in itertools.product(topics, range(requests), ways):
+            blocks = int(rng.integers(6, 14))
+            rows.append(
+                {
+                    "mixture": mixture,
+                    "seed": seed,
+                    "dataset": topic,
+                    "request": request,
+                    "drafts": drafts,
+                    "num_drafts": len(topics) if many else 1,
+                    "scheme": scheme,
+                    "accepted": blocks,
+                    "visited": 2 * blocks,
+                    "emitted": 2 * blocks + many * 3,
+                    "blocks": blocks,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
 TABLES = {
     make.__name__: make
     for make in (
@@ -521,6 +548,7 @@ TABLES = {
         beyond_context_batch,
         beyond_hybrid,
         beyond_interference,
+        beyond_online_multidraft,
         beyond_regime,
         beyond_sinkhorn,
         beyond_three_baselines,

@@ -18,7 +18,14 @@ def folders(tmp_path_factory):
 
 
 def run(folders, **changes):
-    values = {"topics": TOPICS, "stream": 32, "requests": 8, "update_interval": 2, "learning_rate": 1e-2}
+    values = {
+        "mixture": "both",
+        "topics": TOPICS,
+        "stream": 32,
+        "requests": 8,
+        "update_interval": 2,
+        "learning_rate": 1e-2,
+    }
     plan = experiments.OnlineMultidraft(**(values | {"draft_len": 3, "max_new_tokens": 10, "seeds": [0]} | changes))
     answers, models = folders / "answers", folders / "models"
     passes = {topic: {split: answers / f"{topic}.{split}" for split in ("train", "eval")} for topic in TOPICS}
@@ -27,7 +34,7 @@ def run(folders, **changes):
 
 def test_every_arrangement_is_measured_on_every_request_of_every_topic(folders):
     rows = run(folders)
-    counts = rows.groupby(["topic", "drafts", "num_drafts", "scheme"]).size()
+    counts = rows.groupby(["dataset", "drafts", "num_drafts", "scheme"]).size()
     assert set(counts) == {8}
     # Four arrangements of two sequences by two schemes, two of one sequence by one.
     assert len(counts) == len(TOPICS) * (4 * 2 + 2)

@@ -388,7 +388,7 @@ def mdss_online(
 
     passes = {topic: {split: answers / f"{topic}.{split}" for split in ("train", "eval")} for topic in settings.topics}
     rows = online_multidraft.online_multidraft(settings, target, draft, passes)
-    write_cell(out, rows, {"settings": settings.model_dump()})
+    write_cell(out, rows.assign(mixture=settings.mixture), {"settings": settings.model_dump()})
 
 
 def collect(*, rows: tuple[Path, ...], out: Path) -> None:

@@ -451,6 +451,7 @@ class Live(Settings):
 class OnlineMultidraft(Settings):
     """Specialists of several topics, learnt online, as non-identical drafts; against routing and copies of one shared draft."""
 
+    mixture: str = Field(description="what the table calls this set of topics")
     topics: list[Dataset] = Field(min_length=2)
     schemes: list[str] = ["importance_truncated", "specinfer"]
     stream: int = Field(gt=0, description="requests of each topic that drafts learn from")

@@ -61,6 +61,7 @@ LAYOUTS: dict[str, Layout] = {
     "mdss_truncation": Layout(("top_k",), ("scheme", "lp_threshold"), "emitted", "blocks", "largest"),
     "beyond_block_multidraft": Layout(("draft_temperature",), ("scheme", "num_drafts"), "emitted", "blocks", "largest"),
     "beyond_hybrid": Layout(("num_drafts", "draft_temperature"), ("scheme",), "acceptance_sum", "positions"),
+    "beyond_online_multidraft": Layout(("mixture", "drafts"), ("scheme",), "emitted", "blocks"),
     "beyond_regime": Layout(("target_temperature", "draft_temperature"), (), "importance_truncated", "positions"),
     "beyond_sinkhorn": Layout(("num_drafts", "iterations"), ("scheme", "sharpness"), "acceptance_sum", "positions"),
     "beyond_context_batch": Layout(("context", "batch"), ("verified",), "verify_seconds", "plain_seconds", digits=2),

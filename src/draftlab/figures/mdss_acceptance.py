@@ -10,19 +10,19 @@ from draftlab.figures.style import counted, footer, in_order, legend, look, name
 from draftlab.published import Published
 from draftlab.stats import ratio_table
 
-SCHEMES = ("optimal", "importance_truncated", "k_seq", "specinfer", "rrs", "block", "single")
+SCHEMES = ("optimal", "importance_truncated", "k_seq", "specinfer", "rrs", "single")
+PATHS = ("single_path", "block")  # accepted among visited tokens of a path: another quantity, in the table only
 SYNTHETIC = "synthetic"
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """Above the acceptance, below what is missing to the optimum (log axis); ours by draft temperature, then the printed datasets."""
-    table = table[table["dataset"] != SYNTHETIC]
+    table = table[(table["dataset"] != SYNTHETIC) & ~table["scheme"].isin(PATHS)]
     table = table.assign(unit=table["dataset"].astype(str) + "/" + table["request"].astype(str))
     table["shortfall_sum"] = _shortfall(table)
     keys = ["draft_temperature", "num_drafts", "scheme"]
     accepted = ratio_table(table, "acceptance_sum", "positions", keys, request="unit")
-    comparable = table[table["scheme"] != "block"]  # it accepts along paths: another conditional
-    missing = ratio_table(comparable, "shortfall_sum", "positions", keys, request="unit")
+    missing = ratio_table(table, "shortfall_sum", "positions", keys, request="unit")
     temperatures = sorted(accepted["draft_temperature"].unique())
     printed = published.of("T2.acceptance")
     printed = pd.DataFrame(printed["settings"].tolist()).assign(

@@ -29,7 +29,7 @@ def online_multidraft(
 ) -> pd.DataFrame:
     """Let drafts learn along an i.i.d. mixture of the topics, then decode held-out requests with each arrangement of them.
 
-    ``answers``: topic -> split -> folder of a recorded pass. Rows: ``seed, topic, request, drafts`` (original, shared, routed,
+    ``answers``: topic -> split -> folder of a recorded pass. Rows: ``seed, dataset`` (the topic), ``request, drafts`` (original, shared, routed,
     specialists), ``num_drafts, scheme, accepted, visited, emitted, blocks`` (target calls).
     """
     target, tokenizer = load_model(target_folder, device=settings.device), load_tokenizer(target_folder)
@@ -51,7 +51,9 @@ def online_multidraft(
             requests = passes["eval"][number].answers[: settings.requests]
             for (drafts, models), scheme in itertools.product(arranged.items(), settings.schemes):
                 rows = _decoded(target, models, requests, scheme, tokenizer.eos_ids, settings, seed)
-                frames.append(rows.assign(seed=seed, topic=topic, drafts=drafts, num_drafts=len(models), scheme=scheme))
+                frames.append(
+                    rows.assign(seed=seed, dataset=topic, drafts=drafts, num_drafts=len(models), scheme=scheme)
+                )
     # With one sequence every scheme is single-draft verification: once is enough.
     found = pd.concat(frames, ignore_index=True)
     return found[(found["num_drafts"] > 1) | (found["scheme"] == settings.schemes[0])].reset_index(drop=True)
