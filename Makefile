@@ -20,6 +20,9 @@ smoke: .venv/ready  ## the whole pipeline at its smallest sizes
 	draftlab summary
 
 test: .venv/ready  ## the fast tests and one end-to-end run at scale=smoke
+	pytest -n 2 --dist loadgroup -m "not slow"
+
+test-slow: .venv/ready  ## every test, the slow ones too
 	pytest -n 2 --dist loadgroup
 
 figures: .venv/ready  ## redraw the published figures and tables from the committed data; trains nothing
