@@ -82,15 +82,16 @@ def test_a_second_run_has_nothing_to_do(finished):
 
 
 def test_one_value_of_one_experiment_reruns_only_its_cells(finished):
-    path = finished / "workflow/experiments/osd_offline.yaml"
+    path = finished / "workflow/experiments/osd_online.yaml"
     text = path.read_text()
     try:
-        path.write_text(text.replace("ft: {sample_source", "ft: {schedule: constant, sample_source"))
+        assert "update_interval: 8" in text
+        path.write_text(text.replace("update_interval: 8", "update_interval: 4"))
         found = jobs(snakemake(finished, "-n", "--config", "scale=smoke"))
     finally:
         path.write_text(text)
-    assert found["offline"] == 4
-    assert set(found) <= {"offline", "collect", "figure", "claims", "report", "all"}
+    assert found["online"] == 4
+    assert set(found) <= {"online", "collect", "figure", "claims", "report", "all"}
 
 
 def test_a_comment_reruns_nothing_and_a_loss_reruns_what_uses_it(finished):
@@ -104,7 +105,7 @@ def test_a_comment_reruns_nothing_and_a_loss_reruns_what_uses_it(finished):
     finally:
         path.write_text(text)
     assert {"offline", "online"} <= set(found)
-    assert not {"target", "draft", "answer", "latency_alpha", "region", "clean"} & set(found)
+    assert not {"target", "draft", "answer", "exact", "clean", "pairs"} & set(found)
 
 
 def test_published_figures_are_redrawn_byte_for_byte_and_nothing_is_trained(checkout):
