@@ -99,9 +99,8 @@ rule publish:
         folder=f"paper_figures/{RUN.name}/data",
     shell:
         r"""
-        {{
-                        mkdir -p {params.folder:q}
-                        cp {input.tables:q} {input.claims:q} {params.folder:q}
-                        draftlab record-provenance --results "$(dirname {output.done:q})" --out {params.folder:q}/provenance.json
-                        }} >{log:q} 2>&1
+        exec >{log:q} 2>&1
+        mkdir -p {params.folder:q}
+        cp {input.tables:q} {input.claims:q} {params.folder:q}
+        draftlab record-provenance --results "$(dirname {output.done:q})" --out {params.folder:q}/provenance.json
         """
