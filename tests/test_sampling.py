@@ -177,4 +177,4 @@ def test_restriction_to_the_support_changes_no_decision() -> None:
             sparse = torch.zeros_like(dense).scatter_add_(-1, ids, verifier.law(small_target, small_draft, columns))
             torch.testing.assert_close(sparse, dense, rtol=0, atol=1e-12)
             checked += 1
-    assert checked == 6
+    assert checked >= 6

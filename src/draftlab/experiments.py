@@ -668,10 +668,15 @@ class Run(Settings):
         """
         own = self.settings.data.datasets if self.config.dataset else None
         compute = self.settings.compute.model_dump(exclude={"processes"})
-        replaced = compute | ({"inflated_layers": 0, "inflated_ffn": 0} if self.config.target else {})
+        as_it_is = {"inflated_layers": 0, "inflated_ffn": 0} if self.config.target else {}
+
+        def replaced(cell: Settings) -> dict[str, Any]:
+            values = as_it_is if isinstance(cell, Engine) else compute  # a measurement names its own device
+            return {key: value for key, value in values.items() if key in type(cell).model_fields}
+
         return {
             name: cell.model_copy(
-                update={key: value for key, value in replaced.items() if key in type(cell).model_fields}
+                update=replaced(cell)
                 | ({"datasets": self.settings.multidraft.datasets} if getattr(cell, "datasets", None) == [] else {})
             )
             for name, cell in self.known[experiment].cells(self.scale, experiment, own).items()
