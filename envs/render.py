@@ -1,40 +1,102 @@
-"""Write envs/cpu.yaml and envs/gpu.yaml from constraints.txt, the one list of pinned versions; --check only compares."""
+"""Write the conda files and the container definitions from constraints.txt, the one list of pinned versions; --check only compares."""
 
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 HEADER = "# Written by envs/render.py from constraints.txt: edit that, then run it again.\n"
+PYTHON = "3.11"
+IMAGE = f"python:{PYTHON}-slim-bookworm"
+# The default build of llama.cpp crashes on CPUs with AMX under gcc 12: see setup.sh.
+LLAMA_FLAGS = "-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF"
+SYSTEM = (
+    "apt-get update && apt-get install -y --no-install-recommends build-essential git && rm -rf /var/lib/apt/lists/*"
+)
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src", "workflow")
 
 
-def render(name: str) -> str:
+def pins() -> list[str]:
+    """The pinned packages in alphabetical order."""
+    lines = (HERE / "constraints.txt").read_text().splitlines()
+    return sorted((line for line in lines if line and not line.startswith("#")), key=str.lower)
+
+
+def conda(name: str, *more: str) -> str:
     """One conda environment: Python from conda, everything else with pip at the pinned versions."""
-    pins = [line for line in (HERE / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
-    pins.append("llama-cpp-python==0.3.36")
     lines = [
         f"{HEADER}name: draftlab-{name}",
         "channels:",
         "  - conda-forge",
         "  - nodefaults",
         "dependencies:",
-        "  - python=3.11",
+        f"  - python={PYTHON}",
         "  - pip",
         "  - cxx-compiler",
-        *(["  - cuda-toolkit"] if name == "gpu" else []),
+        *(f"  - {package}" for package in more),
         "  - pip:",
-        *(f"      - {pin}" for pin in sorted(pins, key=str.lower)),
+        *(f"      - {pin}" for pin in pins()),
     ]
     return "\n".join(lines) + "\n"
 
 
+def install() -> str:
+    """The command that installs every pinned package in a container."""
+    return " \\\n        ".join([f'CMAKE_ARGS="{LLAMA_FLAGS}" pip install --no-cache-dir', *pins()])
+
+
+def containerfile() -> str:
+    """For docker and podman: ``podman build -t draftlab -f envs/Containerfile .``"""
+    copied = "\n".join(f"COPY {name} /opt/draftlab/{name}" for name in SOURCES)
+    return f"""{HEADER}FROM {IMAGE}
+RUN {SYSTEM}
+RUN {install()}
+{copied}
+RUN pip install --no-cache-dir --no-deps -e /opt/draftlab
+"""
+
+
+def apptainer() -> str:
+    """For ``--sdm apptainer``: ``apptainer build envs/draftlab.sif envs/apptainer.def``"""
+    copied = "\n".join(f"    {name} /opt/draftlab/{name}" for name in SOURCES)
+    return f"""{HEADER}Bootstrap: docker
+From: {IMAGE}
+
+%files
+{copied}
+
+%post
+    {SYSTEM}
+    {install()}
+    pip install --no-cache-dir --no-deps -e /opt/draftlab
+
+%runscript
+    exec draftlab "$@"
+"""
+
+
+POST_DEPLOY = f"""{HEADER}# Snakemake runs this in a conda environment that it has just made: the pins are there, the package is not. It comes from the checkout
+# that the workflow runs in, or from the one that DRAFTLAB_SOURCE names.
+pip install --no-deps -e "${{DRAFTLAB_SOURCE:-.}}"
+"""
+
+FILES = {
+    "cpu.yaml": lambda: conda("cpu"),
+    "gpu.yaml": lambda: conda("gpu", "cuda-toolkit"),
+    "cpu.post-deploy.sh": lambda: POST_DEPLOY,
+    "gpu.post-deploy.sh": lambda: POST_DEPLOY,
+    "Containerfile": containerfile,
+    "apptainer.def": apptainer,
+}
+
+
 def main() -> None:
     stale = []
-    for name in ("cpu", "gpu"):
-        path, text = HERE / f"{name}.yaml", render(name)
-        if "--check" in sys.argv:
-            stale += [path.name] if not path.exists() or path.read_text() != text else []
-        else:
-            path.write_text(text)
+    for name, render in FILES.items():
+        path = HERE / name
+        if "--check" not in sys.argv:
+            path.write_text(render())
+        elif not path.exists() or path.read_text() != render():
+            stale.append(name)
     if stale:
         sys.exit(f"envs: {', '.join(stale)} differ from constraints.txt (run: python envs/render.py)")
 

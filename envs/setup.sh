@@ -40,21 +40,23 @@ pip() {
 step "making .venv with $("$python" --version)"
 "$python" -m venv .venv >>"$log" 2>&1 || fail "cannot make .venv (details: $log)"
 step "installing pinned packages (a minute or two)"
-pip install -c envs/constraints.txt "torch==2.13.0" ${PIP_ARGS:-}
+pip install -c envs/constraints.txt torch ${PIP_ARGS:-}
 # The default build crashes on CPUs with AMX under gcc 12; this one has AVX2, and AVX-512 where the CPU has it: without it
 # verifying several tokens costs almost as much as decoding them, and speculation hardly pays.
 flags="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF"
 if grep -q avx512bw /proc/cpuinfo 2>/dev/null; then flags="$flags -DGGML_AVX512=ON"; fi
 flags="$flags ${LLAMA_CMAKE_ARGS:-}"
 key=$(printf '%s' "$flags" | cksum | cut -d' ' -f1)
+llama=$(grep '^llama-cpp-python==' envs/constraints.txt)
+wheel=llama_cpp_python-${llama#*==}-*.whl
 wheels=${XDG_CACHE_HOME:-$HOME/.cache}/draftlab/wheels-$key
-if ! ls "$wheels"/llama_cpp_python-0.3.36-*.whl >/dev/null 2>&1; then
+if ! ls "$wheels"/$wheel >/dev/null 2>&1; then
     step "compiling llama.cpp (3 minutes on 2 cores, once: the wheel is kept in $wheels)"
     mkdir -p "$wheels"
     # Without --no-cache-dir pip hands out a wheel that it built earlier, whatever the flags were.
-    CMAKE_ARGS=$flags CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) pip wheel --no-cache-dir --no-deps -w "$wheels" "llama-cpp-python==0.3.36"
+    CMAKE_ARGS=$flags CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) pip wheel --no-cache-dir --no-deps -w "$wheels" "$llama"
 fi
-pip install -c envs/constraints.txt "$wheels"/llama_cpp_python-0.3.36-*.whl
+pip install -c envs/constraints.txt "$wheels"/$wheel
 pip install -c envs/constraints.txt -e ".[dev]" ${PIP_ARGS:-}
 touch .venv/ready
 step "installed"
