@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from draftlab.datasets.readers import RawRow, printable, read_rows
+from draftlab.datasets.readers import RawRow, excerpt, read_rows
 from draftlab.errors import UserError
 
 GOOD = {"question": "How many?", "answer": "Two."}
@@ -139,7 +139,7 @@ def test_missing_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_nothing_that_is_printed_can_move_the_cursor() -> None:
-    shown = printable("a\x1b[2Jb\r\n\x00\x7f\x9b\u202e\u2028\ud800 é")
+    shown = excerpt("a\x1b[2Jb\r\n\x00\x7f\x9b\u202e\u2028\ud800 é")
     assert shown.isprintable()
     assert shown.endswith(" é")
-    assert len(printable("x" * 10_000)) < 300
+    assert len(excerpt("x" * 10_000)) < 300

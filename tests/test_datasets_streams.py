@@ -99,6 +99,25 @@ def test_by_time_and_by_language() -> None:
     assert groups(found) == ["Spanish"] * 5
 
 
+def test_by_length_drifts_inside_one_dataset() -> None:
+    prompts = [Prompt(f"a/{i}", "a", "train", "x" * (1 + i * 7 % 64)) for i in range(64)]
+    sharp = arrange(prompts, Stream("concatenated", group_by="length"))
+    lengths = np.array([len(p.text) for p in sharp]).reshape(8, 8)
+    assert (lengths.max(1)[:-1] < lengths.min(1)[1:]).all()
+    assert groups(sharp)[::8] == [f"length {i}" for i in range(1, 9)]
+    smooth = np.array([len(p.text) for p in arrange(prompts, Stream("linear", group_by="length"))])
+    assert smooth[:16].mean() < smooth[-16:].mean() / 2
+
+
+def test_rows_skipped_are_those_before_what_is_kept() -> None:
+    first = arrange(requests(a=5, b=5), Stream("concatenated", per_group=2))
+    rest = arrange(requests(a=5, b=5), Stream("shuffled", skip=2, per_group=3))
+    assert len(first) + len(rest) == 10
+    assert not {p.id for p in first} & {p.id for p in rest}
+    with pytest.raises(UserError, match=r"no request left of b \(5\) after 5"):
+        arrange(requests(a=9, b=5), Stream("shuffled", skip=5))
+
+
 def test_rows_without_a_label_stay_out() -> None:
     found = arrange([*labelled(4), *requests(gsm8k=3)], Stream("shuffled", group_by="language"))
     assert len(found) == 4

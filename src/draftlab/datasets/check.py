@@ -11,7 +11,7 @@ from typing import Any
 
 from draftlab.datasets import classify, cleaners, companions, registry
 from draftlab.datasets.cleaners import CLEANERS
-from draftlab.datasets.readers import printable, read_rows
+from draftlab.datasets.readers import excerpt, read_rows
 from draftlab.datasets.splits import digest
 from draftlab.errors import UserError
 from draftlab.records import Prompt, Rejection
@@ -204,7 +204,7 @@ def table(report: Report) -> str:
         (f"  {count} x", f"{reason}; {report.first_rejected[reason]}") for reason, count in report.rejected.items()
     ]
     width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name:<{width}}  {printable(str(value))}" for name, value in lines)
+    return "\n".join(f"{name:<{width}}  {excerpt(str(value))}" for name, value in lines)
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from draftlab.datasets.conversations import first_request
 from draftlab.datasets.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
-from draftlab.datasets.readers import RawRow, printable
+from draftlab.datasets.readers import RawRow, excerpt
 from draftlab.records import Prompt, Rejection
 
 # --- the four datasets of OSD ------------------------------------------------------------------------------------
@@ -246,6 +246,6 @@ def clean(
                 raise BadRow(f"the prompt is longer than {max_chars} characters")
         except BadRow as reason:
             row = raw.row if isinstance(raw.row, str) else json.dumps(raw.row, default=repr)
-            yield Rejection(raw.file, raw.line, printable(str(reason)), printable(row))
+            yield Rejection(raw.file, raw.line, excerpt(str(reason)), excerpt(row))
             continue
         yield Prompt(f"{dataset}/{split}/{index:05d}", dataset, split, said.text, said.reference, said.meta)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from draftlab.errors import UserError
+from draftlab.errors import UserError, printable
 
 EXCERPT = 200
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
@@ -33,10 +33,9 @@ class RawRow:
     problem: str | None = None
 
 
-def printable(text: str) -> str:
-    """``text`` for a terminal or a log: control characters and lone surrogates escaped, cut to an excerpt."""
-    short = text if len(text) <= EXCERPT else text[:EXCERPT] + "…"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in short)
+def excerpt(text: str) -> str:
+    """``text`` for a terminal or a log, cut to an excerpt."""
+    return printable(text if len(text) <= EXCERPT else text[:EXCERPT] + "…")
 
 
 def well_formed(text: str) -> bool:
@@ -91,20 +90,20 @@ def _json_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[Raw
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         except UnicodeDecodeError as error:
-            yield RawRow(name, number, printable(repr(line)), f"not UTF-8 at byte {error.start}")
+            yield RawRow(name, number, excerpt(repr(line)), f"not UTF-8 at byte {error.start}")
             continue
         if not text:
             continue
         try:
             value, end, problem = decoder.value(text, 0)
         except ValueError as error:
-            yield RawRow(name, number, printable(text), f"broken JSON: {getattr(error, 'msg', error)}")
+            yield RawRow(name, number, excerpt(text), f"broken JSON: {getattr(error, 'msg', error)}")
             continue
         if end < len(text):
             problem = "more than one JSON value in a line"
         elif not isinstance(value, dict):
             problem = f"a JSON {type(value).__name__}, not an object"
-        yield RawRow(name, number, printable(text) if problem else value, problem)
+        yield RawRow(name, number, excerpt(text) if problem else value, problem)
 
 
 def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
@@ -119,11 +118,11 @@ def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
             value, end, problem = decoder.value(text, at)
         except ValueError as error:
             what = f"broken JSON: {getattr(error, 'msg', error)}; the rest of the file is unread"
-            yield RawRow(name, line, printable(text[at : at + EXCERPT]), what)
+            yield RawRow(name, line, excerpt(text[at : at + EXCERPT]), what)
             return
         if not problem and not isinstance(value, dict):
             problem = f"a JSON {type(value).__name__}, not an object"
-        yield RawRow(name, line, printable(text[at:end]) if problem else value, problem)
+        yield RawRow(name, line, excerpt(text[at:end]) if problem else value, problem)
         at = _after_space(text, end)
         if at < len(text) and text[at] == ",":
             at += 1
@@ -161,10 +160,10 @@ def _table(file: IO[bytes], name: str, separator: str, columns: Sequence[str]) -
         if reader.line_num == 1 and [cell.strip().lower() for cell in cells] == header:
             continue
         if len(cells) != len(header):
-            text = printable(separator.join(cells))
+            text = excerpt(separator.join(cells))
             yield RawRow(name, reader.line_num, text, f"{len(cells)} columns, not {len(header)}")
         elif not all(map(well_formed, cells)):
-            yield RawRow(name, reader.line_num, printable(separator.join(cells)), "not UTF-8")
+            yield RawRow(name, reader.line_num, excerpt(separator.join(cells)), "not UTF-8")
         else:
             yield RawRow(name, reader.line_num, dict(zip(header, cells, strict=True)))
 
@@ -174,7 +173,7 @@ def _text(file: IO[bytes], name: str) -> Iterator[RawRow]:
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
         except UnicodeDecodeError as error:
-            yield RawRow(name, number, printable(repr(line)), f"not UTF-8 at byte {error.start}")
+            yield RawRow(name, number, excerpt(repr(line)), f"not UTF-8 at byte {error.start}")
             continue
         if text.strip():
             yield RawRow(name, number, {"text": text})
@@ -192,7 +191,7 @@ def _parquet(path: Path, name: str) -> Iterator[RawRow]:
                     number += 1
                     yield RawRow(name, number, row)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        yield RawRow(name, number + 1, "", f"broken Parquet: {printable(str(error))}; the rest of the file is unread")
+        yield RawRow(name, number + 1, "", f"broken Parquet: {excerpt(str(error))}; the rest of the file is unread")
 
 
 def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns: Sequence[str]) -> Iterator[RawRow]:

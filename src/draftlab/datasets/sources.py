@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from draftlab import records
+from draftlab import hub, records
 from draftlab.datasets import companions, generators, registry
 from draftlab.datasets.readers import RawRow
 from draftlab.datasets.registry import Dataset
@@ -178,35 +178,29 @@ def sha256(path: Path) -> str:
 
 def _load_from_hub(dataset: Dataset, split: str) -> Iterator[dict[str, Any]]:
     import datasets
-    from datasets.exceptions import DatasetNotFoundError
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
-    page = f"https://huggingface.co/datasets/{dataset.hub_id}"
     option, _, value = dataset.config.rpartition("=")  # data_dir=... or data_files=..., or the configuration's name
-    try:
-        yield from datasets.load_dataset(
-            dataset.hub_id, split=split, revision=dataset.revision, **{option or "name": value or None}
+
+    def load(again: bool) -> datasets.Dataset:
+        return datasets.load_dataset(
+            dataset.hub_id,
+            split=split,
+            revision=dataset.revision,
+            download_mode=datasets.DownloadMode.FORCE_REDOWNLOAD if again else None,
+            **{option or "name": value or None},
         )
-    except (GatedRepoError, DatasetNotFoundError, HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
-        access = f"; it is gated: ask for access at {page}, then log in once with: hf auth login"
-        raise UserError(
-            f"cannot read {dataset.hub_id} from the hub or its local cache: {_without_token(error)}",
-            remedy=f"connect to the network, or use another source{access if dataset.gated == 'yes' else ''}",
-        ) from None
+
+    yield from hub.ask("dataset", dataset.hub_id, load, otherwise="use another source")
 
 
 def _commit(dataset: Dataset) -> str:
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     if COMMIT.fullmatch(dataset.revision):
         return dataset.revision
     try:
         found = huggingface_hub.HfApi().dataset_info(dataset.hub_id, revision=dataset.revision).sha
-    except (HfHubHTTPError, OSError):
+    except (HTTPError, OSError):
         found = None
     return found or dataset.revision
-
-
-def _without_token(error: Exception) -> str:
-    return re.sub(r"hf_\w+", "hf_…", str(error).split("\n", 1)[0])

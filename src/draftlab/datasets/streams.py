@@ -17,7 +17,8 @@ from draftlab.errors import UserError
 from draftlab.records import Prompt
 
 Kind = Literal["concatenated", "linear", "shuffled", "two_mix", "recurring", "iid", "by_time"]
-GroupBy = Literal["dataset", "language", "topic"]
+GroupBy = Literal["dataset", "language", "topic", "length"]
+LENGTHS = 8
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Stream:
     ``two_mix``: shuffled, and only the group that ``gates`` names trains the draft (Fig. 9). ``recurring``: blocks of
     ``period`` rows in turn. ``iid``: each row from a group drawn with ``weights``. ``by_time``: as the requests arrived.
 
+    ``group_by`` ``length`` makes eighths of the requests from the shortest text to the longest: drift inside one task.
     ``groups`` picks and orders the groups (none: all, in order of appearance); ``per_group`` bounds the rows of each, after
     ``skip`` rows that are left out.
     ``knots`` and ``weights`` are shares in the order of the groups, the knots one after the other; no knots: each group
@@ -77,11 +79,7 @@ def arrange(prompts: Iterable[Prompt], stream: Stream) -> list[Prompt]:
 
 
 def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt]]:
-    found: dict[str, list[Prompt]] = {}
-    for prompt in prompts:
-        name = _group(prompt, stream.group_by)
-        if name is not None:
-            found.setdefault(name, []).append(prompt)
+    found = _by_length(list(prompts)) if stream.group_by == "length" else _by_class(prompts, stream.group_by)
     missing = [name for name in stream.groups if name not in found]
     if missing or not found:
         raise UserError(
@@ -95,6 +93,26 @@ def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt
             f"no request left of {', '.join(short)} after {stream.skip}", remedy="lower skip, or add requests"
         )
     return chosen
+
+
+def _by_class(prompts: Iterable[Prompt], group_by: GroupBy) -> dict[str, list[Prompt]]:
+    found: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        name = _group(prompt, group_by)
+        if name is not None:
+            found.setdefault(name, []).append(prompt)
+    return found
+
+
+def _by_length(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
+    """Eighths of the requests, from the shortest texts to the longest, each in order of arrival."""
+    ranked = sorted(range(len(prompts)), key=lambda place: len(prompts[place].text))
+    eighth = {place: rank * LENGTHS // len(prompts) for rank, place in enumerate(ranked)}
+    names = [f"length {number + 1}" for number in sorted(set(eighth.values()))]
+    found: dict[str, list[Prompt]] = {name: [] for name in names}
+    for place, prompt in enumerate(prompts):
+        found[f"length {eighth[place] + 1}"].append(prompt)
+    return found
 
 
 def _recurring(groups: Mapping[str, Sequence[Prompt]], period: int) -> Iterator[tuple[int, str]]:

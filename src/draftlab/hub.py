@@ -1,0 +1,111 @@
+"""The Hugging Face hub: asked again after a passing fault, what it sent is checked, any other fault is one line without a token."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from draftlab.errors import UserError
+
+T = TypeVar("T")
+Kind = Literal["model", "dataset"]
+
+WAITS = (1.0, 5.0, 30.0)
+"""Seconds before each further attempt; within each the hub's library resumes what was cut and waits as it is told to."""
+
+PASSING = (408, 425, 429, 500, 502, 503, 504)
+"""Statuses that say: later."""
+
+
+class Damaged(OSError):
+    """A file in the hub's cache does not have the digest that is its name."""
+
+
+def ask(kind: Kind, name: str, request: Callable[[bool], T], *, otherwise: str) -> T:
+    """The answer to ``request`` about the repository ``name``, else a ``UserError``; ``otherwise``: what to do without the hub.
+
+    ``request`` is told whether to fetch files anew: it is when their bytes turned out not to be those that the hub announced.
+    """
+    again = False
+    for wait in (*WAITS, None):
+        try:
+            try:
+                return request(again)
+            finally:
+                _check_files(kind, name)
+        except Exception as error:  # those of the hub's libraries, of their HTTP client, of Python: they share no base
+            if wait is None or not _passes(error):
+                raise _explained(kind, name, error, otherwise) from None
+            again = isinstance(error, Damaged)
+            time.sleep(wait)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _check_files(kind: Kind, name: str) -> None:
+    """Compare large files in the cache with their digests: over HTTP the hub's library compares sizes only."""
+    from huggingface_hub import constants
+
+    blobs = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "blobs"
+    for blob in sorted(blobs.glob("?" * 64)):
+        with blob.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != blob.name:
+                raise Damaged(f"{blob} is not what the hub announced")
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    cause = error.__cause__ or error.__context__
+    return [error, *(_causes(cause) if cause else [])]
+
+
+def _passes(error: Exception) -> bool:
+    """Whether another attempt may succeed: the hub is busy or down, the connection failed, or a file came damaged."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
+
+    causes = _causes(error)
+    if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
+        return False
+    return any(
+        cause.response.status_code in PASSING
+        if isinstance(cause, HfHubHTTPError)
+        else isinstance(cause, (HTTPError, Damaged))
+        for cause in causes
+    )
+
+
+def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserError:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, HTTPError, RepositoryNotFoundError  # type: ignore[attr-defined]
+
+    causes = _causes(error)
+    absent: tuple[type[Exception], ...] = (RepositoryNotFoundError,)
+    if kind == "dataset":
+        from datasets.exceptions import DatasetNotFoundError
+
+        absent += (DatasetNotFoundError,)
+    refusal = next((cause for cause in causes if isinstance(cause, absent)), None)
+    if refusal is None:
+        # What the hub or the network said, where a library hides it behind what it tried next.
+        reason = _public(next((cause for cause in causes if isinstance(cause, HTTPError)), error))
+        remedy = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the network"
+    elif isinstance(refusal, GatedRepoError) or "is a gated dataset" in str(refusal):
+        reason = "it is gated"
+        page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
+        remedy = f"ask for access at {page}, then log in once with: hf auth login"
+    else:
+        reason = "it does not exist or is private"
+        remedy = "check its name and revision, log in with: hf auth login"
+    return UserError(
+        f"cannot read {kind} {name} from the hub or its local cache: {reason}", remedy=f"{remedy}, or {otherwise}"
+    )
+
+
+def _public(error: BaseException) -> str:
+    """The first line of a message, without whatever token it repeats."""
+    from huggingface_hub import get_token
+
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return re.sub(r"hf_\w+", "hf_…", line.replace(get_token() or "\0", "…"))
