@@ -18,6 +18,8 @@ from torch import Generator, Tensor
 from draftlab.errors import UserError
 from draftlab.models import Decoder, LanguageModel
 from draftlab.models.batching import check_lengths, pad_rows
+from draftlab.models.llama import LlamaCache
+from draftlab.models.medusa import Medusa
 from draftlab.sampling import Sampling, draft_tokens, draw, to_probs
 from draftlab.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.verify.path import PathVerifier
@@ -125,13 +127,12 @@ def speculate(
 
     ``draft`` is one model, or one per sequence. It samples like the target unless ``draft_sampling`` says otherwise, for all
     sequences or for each. ``tail`` verifies what is left of a sequence once it is the only one. An answer ends with its first
-    end-of-text token or at exactly ``max_new_tokens``. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt
+    end-of-text token or at exactly ``max_new_tokens``. A ``Medusa`` as the draft guesses a tree: ``draft_len`` and ``num_drafts`` are its
+    depth and its leaves, and siblings are distinct, as ``rrs`` and ``greedy`` expect them. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt
     without room, a verifier that does not fit the drafts, or sampling without a generator.
     """
     drafts = list(draft) if isinstance(draft, Sequence) else [draft]
-    policy = _policy(
-        verifier, num_drafts, draft_len, sampling, draft_sampling or sampling, generator, tail, len(drafts)
-    )
+    policy = _policy(verifier, num_drafts, draft_len, sampling, draft_sampling or sampling, generator, tail, drafts)
     for model in (target, *drafts):
         if model.vocab_size != target.vocab_size:
             raise UserError(
@@ -140,21 +141,25 @@ def speculate(
             )
         _check_requests(model, prompts, max_new_tokens, batch)
     traces = [BlockTrace() for _ in prompts]
-    decoder, *draft_decoders = (model.decoder() for model in (target, *drafts))
+    heads = drafts[0] if isinstance(drafts[0], Medusa) else None  # they read the target's states
+    decoder, *draft_decoders = (model.decoder() for model in (target, *([] if heads else drafts)))
     share, room = num_drafts // len(drafts), max_new_tokens + draft_len
     blocks, clock = 0, _Clock(target.device)
     for rows in _batches(len(prompts), batch):  # the request of each group of num_drafts rows
         texts = [prompts[request] for request in rows]
-        reader = _Side(decoder, texts, num_drafts, room)
+        reader = _TreeSide(heads, decoder, texts, room) if heads else _Side(decoder, texts, num_drafts, room)
         # A draft of several that did not write the sequence that stands reads up to a whole block of it at once.
         extra = draft_len if len(drafts) > 1 else 0
         writers = [_Side(draft_decoder, texts, share, room + extra) for draft_decoder in draft_decoders]
         while rows:
             left = [max_new_tokens - len(traces[request].answer_ids) for request in rows]
-            proposed = [
-                _propose(writer, policy.of_draft(number, share), min(draft_len, max(left)), policy)
-                for number, writer in enumerate(writers)
-            ]
+            if isinstance(reader, _TreeSide):
+                proposed = [reader.propose(policy)]
+            else:
+                proposed = [
+                    _propose(writer, policy.of_draft(number, share), min(draft_len, max(left)), policy)
+                    for number, writer in enumerate(writers)
+                ]
             tokens = torch.cat([found[0] for found in proposed], 1)
             laws = [law for _, law in proposed if law is not None]
             clock.lap("draft")
@@ -188,7 +193,6 @@ class _Policy:
     token_verifier: TokenVerifier | None
     path_verifier: PathVerifier
     tail: PathVerifier | None
-    models: int
     generator: Generator | None
 
     @property
@@ -208,7 +212,7 @@ def _policy(
     draft_sampling: Sampling | Sequence[Sampling],
     generator: Generator | None,
     tail: PathVerifier | None,
-    models: int,
+    drafts: Sequence[LanguageModel],
 ) -> _Policy:
     if draft_len < 1 or num_drafts < 1:
         name, value = ("draft_len", draft_len) if draft_len < 1 else ("num_drafts", num_drafts)
@@ -220,6 +224,7 @@ def _policy(
     token_verifier = verifier if isinstance(verifier, TokenVerifier) else None
     if token_verifier is None and num_drafts > 1:
         raise UserError(f"{verifier.name} verifies one sequence, not {num_drafts}", remedy="set num_drafts 1")
+    models = len(drafts)
     if models not in (1, num_drafts):
         raise UserError(f"{models} draft models for {num_drafts} drafts", remedy="give one, or one per draft")
     laws = [draft_sampling] * num_drafts if isinstance(draft_sampling, Sampling) else list(draft_sampling)
@@ -228,10 +233,22 @@ def _policy(
     if token_verifier and token_verifier.drafting != "independent" and (models > 1 or len(set(laws)) > 1):
         raise UserError(f"{verifier.name} needs drafts of one law", remedy="give one draft sampling, or use specinfer")
     path_verifier = PATH_VERIFIERS["single"] if isinstance(verifier, TokenVerifier) else verifier
-    policy = _Policy(sampling, laws, token_verifier, tail or path_verifier, tail, models, generator)
+    policy = _Policy(sampling, laws, token_verifier, tail or path_verifier, tail, generator)
+    if isinstance(drafts[0], Medusa):
+        _check_tree(drafts[0], num_drafts, draft_len, policy)
     if generator is None and not policy.is_greedy:
         raise UserError("sampling without a generator", remedy="pass a seeded torch.Generator")
     return policy
+
+
+def _check_tree(heads: Medusa, num_drafts: int, draft_len: int, policy: _Policy) -> None:
+    tree, verifier = heads.tree, policy.token_verifier
+    if (num_drafts, draft_len) != (tree.leaves, tree.depth):
+        what = f"num_drafts is {num_drafts} and draft_len {draft_len}, the tree has {tree.leaves} leaves of depth {tree.depth}"
+        raise UserError(what, remedy="give the tree's")
+    is_distinct = verifier is not None and verifier.drafting in ("without_replacement", "greedy")
+    if tree.leaves > 1 and not policy.is_greedy and not is_distinct:
+        raise UserError("siblings of a tree are distinct, this verifier expects others", remedy="use rrs or greedy")
 
 
 class _Side:
@@ -294,6 +311,61 @@ class _Side:
         self.cache.take([place * self.num_drafts + draft for place in places for draft in range(self.num_drafts)])
 
 
+class _TreeSide:
+    """The target with Medusa heads, both models of the loop in one: it guesses a tree from its last state, and reads it in one pass."""
+
+    def __init__(self, heads: Medusa, decoder: Decoder, prompts: Sequence[Sequence[int]], room: int) -> None:
+        if min(map(len, prompts)) < 2:
+            raise UserError("a prompt of one token", remedy="Medusa heads need 2 or more")
+        self.heads, self.tree = heads, heads.tree
+        cache, self.unread = decoder.prefill(prompts, room + len(heads.tree.depths))
+        assert isinstance(cache, LlamaCache)
+        self.cache = cache
+        self.cache.crop([len(prompt) - 2 for prompt in prompts])
+        self.state = self.cache.states(torch.tensor([prompt[-2:-1] for prompt in prompts], device=self.unread.device))
+
+    def propose(
+        self, policy: _Policy
+    ) -> tuple[Int64[Tensor, "batch leaves depth"], Float64[Tensor, "batch leaves depth vocab"] | None]:
+        """The guesses of each head at the last state: its most probable tokens, or as the verifier wants them drawn."""
+        logits, siblings = self.heads.guess(self.state), self.tree.siblings.to(self.state.device)
+        laws = None if policy.is_greedy else to_probs(logits, policy.draft_samplings[0])
+        columns = []
+        for depth, width in enumerate(self.tree.widths):
+            if laws is None:
+                guesses = logits[:, depth].topk(width).indices
+            else:
+                assert policy.generator is not None
+                drafting = policy.token_verifier.drafting if policy.token_verifier and width > 1 else "independent"
+                guesses = draft_tokens(laws[:, depth, None].expand(-1, width, -1), drafting, policy.generator)
+            columns.append(guesses[:, siblings[:, depth]])
+        tokens = torch.stack(columns, -1)
+        return tokens, None if laws is None else laws[:, None].expand(-1, tokens.shape[1], -1, -1)
+
+    def read(self, tokens: Int64[Tensor, "batch leaves depth"]) -> Float[Tensor, "batch leaves depth+1 vocab"]:
+        """Read the unread token and the tree under it; the logits along each leaf's sequence."""
+        self.begin = self.cache.lengths
+        nodes = torch.cat([self.unread[:, None], tokens.flatten(1)[:, self.tree.places.to(tokens.device)]], -1)
+        states = self.cache.states(nodes, self.tree)
+        self.states = states.view(*nodes.shape, -1)
+        return self.cache.decoder.project(states).view(*nodes.shape, -1)[:, self.tree.paths.to(nodes.device)]
+
+    def settle(self, verdict: _Verdict) -> None:
+        """Keep what stands of the block; its last state is what the heads guess from next."""
+        device = self.states.device
+        nodes = self.tree.paths.to(device)[torch.tensor(verdict.path, device=device)]
+        self.cache.gather(self.begin, nodes)
+        self.cache.crop([begin + 1 + stands for begin, stands in zip(self.begin, verdict.stands, strict=True)])
+        rows = torch.arange(len(nodes), device=device)
+        self.state = self.states[rows, nodes[rows, torch.tensor(verdict.stands, device=device)]]
+        self.unread = torch.tensor(verdict.token, device=device)
+
+    def take(self, places: Sequence[int]) -> None:
+        """Keep the requests at ``places``, in this order."""
+        self.cache.take(places)
+        self.state, self.unread = self.state[list(places)], self.unread[list(places)]
+
+
 def _agreed(own: Sequence[int], others: Sequence[int]) -> int:
     """How many tokens two sequences have in common before they part."""
     return next((place for place, (a, b) in enumerate(zip(own, others, strict=False)) if a != b), len(others))
@@ -347,9 +419,7 @@ def _judge(
 ) -> _Verdict:
     if draft_probs is None:  # all greedy: a token stands if the target says the same
         path = [0] * len(tokens)
-        if (
-            policy.models > 1
-        ):  # the sequences of one model are equal, those of several are not: the longest agreement stands
+        if tokens.shape[1] > 1:  # of several models, or of a tree: the longest agreement stands
             standing = (tokens == logits[:, :, :-1].argmax(-1)).long().cumprod(-1).sum(-1)
             path = standing.argmax(-1).tolist()
             rows = torch.arange(len(tokens), device=tokens.device)
@@ -363,12 +433,13 @@ def _judge(
         return _Verdict(drafted, path, stands, token, agrees, agrees)
     assert policy.generator is not None
     target_probs = to_probs(logits, policy.sampling)
-    if policy.token_verifier is None or tokens.shape[1] == 1:
+    verifier = policy.token_verifier
+    if verifier is None or (tokens.shape[1] == 1 and verifier.is_lossless):
         judged = (target_probs[:, 0], draft_probs[:, 0], tokens[:, 0])
         stands_, token_ = policy.path_verifier.sample(*judged, policy.generator, check=False)
         path_ = torch.zeros_like(token_)
     else:
-        walked = walk(policy.token_verifier, target_probs, draft_probs, tokens, policy.generator, tail=policy.tail)
+        walked = walk(verifier, target_probs, draft_probs, tokens, policy.generator, tail=policy.tail)
         path_, stands_, token_ = walked.path, walked.length, walked.token
     rows = torch.arange(len(path_), device=path_.device)
     chosen = tokens[rows, path_]

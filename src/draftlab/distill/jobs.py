@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from draftlab.distill.tokens import token_counts
 from draftlab.distill.traffic import Traffic, along, whole
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
-from draftlab.models.weights import weight_files
+from draftlab.models.files import weight_files
 from draftlab.replay import TargetPass, agree_along, load_pass, walk
 
 T = TypeVar("T")
@@ -62,10 +63,14 @@ class Folders:
         """The target itself, for what no record can answer."""
         return self.once(("target", device), lambda: load_model(self.models / "target", device=device))
 
+    def parameters(self, model: str) -> int:
+        """Weights of a model."""
+        return self.once(("parameters", model), lambda: parameter_count(self.models / model))
+
     def draft(self, settings: experiments.Training) -> LanguageModel:
         """A fresh copy of a draft; ``UserError`` for one larger than the target."""
         folder = self.models / settings.draft
-        sizes = [self.once(path, functools.partial(parameter_count, path)) for path in (folder, self.models / "target")]
+        sizes = [self.parameters(model) for model in (settings.draft, "target")]
         if sizes[0] > sizes[1]:
             raise UserError(
                 f"the draft has {sizes[0]:,} parameters, the target {sizes[1]:,}",
@@ -94,7 +99,8 @@ def parameter_count(folder: Path) -> int:
 
 
 def offline(job: experiments.Offline, folders: Folders) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Distil and measure every variant. Rows: the axes, ``sample_source, loss, epoch, draft_len, request`` and counts.
+    """Distil and measure every variant. Rows: the axes, ``sample_source, loss, epoch, draft_len, request`` and counts; ``parameters`` of the
+    draft and ``tokens`` that it read while it learnt (6 parameters tokens: the FLOPs of its training).
 
     The draft of the first variant, or of the first one called ``settings.save``, goes to ``out/draft``.
     """
@@ -113,7 +119,8 @@ def offline(job: experiments.Offline, folders: Folders) -> tuple[pd.DataFrame, d
         if is_wanted and not saved and parallel.is_first():
             saved = True
             save_draft(draft, folders.models / settings.draft, folders.out / "draft")
-        fixed = {"sample_source": settings.sample_source, "loss": settings.loss, "seed": settings.seed}
+        fixed: dict[str, Any] = {"sample_source": settings.sample_source, "loss": settings.loss, "seed": settings.seed}
+        fixed |= {"parameters": folders.parameters(settings.draft), "tokens": effort.tokens}
         frames.append(rows.assign(**(fixed | labels)))
         runs.append(_facts(fixed | labels, effort, begin))
     return _table(frames), _record(folders, runs)
@@ -152,15 +159,17 @@ def online(job: experiments.Online, folders: Folders) -> tuple[pd.DataFrame, dic
     """Serve the stream once with every variant. Rows: the axes, ``seed, record`` and counts; ``group`` in a stream of several classes.
 
     ``record`` is the place in the stream. Measurements on held-out requests (``measured_on``: ``held_out``) say in ``after`` how many
-    requests had been served.
+    requests had been served. ``misrouted``: whether the draft of another class served the request, where classes have their own.
     """
     frames, runs = [], []
     for labels, settings in experiments.variants(job):
         begin = time.process_time()
         rows, effort = _serve_variant(settings, folders)
-        fixed = {"seed": settings.seed}
-        frames.append(rows.assign(**(fixed | labels)))
+        fixed: dict[str, Any] = {"seed": settings.seed}
         runs.append(_facts(fixed | labels, effort, begin))
+        if settings.timed:
+            fixed |= {"cpu_seconds": runs[-1]["cpu_seconds"], "peak_mb": _peak_mb()}
+        frames.append(rows.assign(**(fixed | labels)))
     return _table(frames), _record(folders, runs)
 
 
@@ -193,6 +202,8 @@ def _serve_variant(settings: experiments.Online, folders: Folders) -> tuple[pd.D
         rows, spent = _serve_own(settings, folders, own, name)
         is_stream = rows["measured_on"] == "stream"
         rows.loc[is_stream, "record"] = np.array(places)[rows.loc[is_stream, "record"]]
+        if name:
+            rows["misrouted"] = (rows["group"] != name).astype(int)
         frames.append(rows)
         effort += spent
     rows = pd.concat(frames, ignore_index=True).sort_values(["measured_on", "record"], kind="stable")
@@ -215,17 +226,20 @@ def _serve_own(settings: experiments.Online, folders: Folders, own: Traffic, nam
     )
     effort, known = Effort(), set()
     if pool is not None:
-        known = set(_first(pool, settings.warm_share, name if settings.warm_on == "aside" else ""))
+        if settings.warm_on == "stream":
+            known = set(range(math.ceil(settings.warm_share * len(pool))))
+        else:
+            known = set(_first(pool, settings.warm_share, name))
         steps = settings.warm_epochs * math.ceil(len(known) / settings.batch)
         if settings.warm_fair:
             steps = int(own.trains.sum()) // settings.update_interval
         scene = Scene(draft, None, pool.answers, folders.max_new_tokens, ())
         effort = train(scene, sorted(known), steps, settings)
-    held_out = _traffic(settings, folders, "held_out")
-    if name:
-        held_out = held_out.take([place for place, group in enumerate(held_out.group) if group == name])
     if settings.measured_on == "held_out":
-        return _measured(draft, held_out, settings).assign(measured_on="held_out", after=len(own)), effort
+        held_out = _traffic(settings, folders, "held_out")
+        places = [place for place, group in enumerate(held_out.group) if name in ("", group)]
+        rows = _measured(draft, held_out.take(places), settings).assign(measured_on="held_out", after=len(own))
+        return rows.assign(record=places), effort
     # A draft is never measured on requests that it was distilled on.
     left = [place for place in range(len(own)) if settings.warm_on != "stream" or place not in known]
     served = own if len(left) == len(own) else own.take(left)
@@ -234,7 +248,8 @@ def _serve_own(settings: experiments.Online, folders: Folders, own: Traffic, nam
 
     def watch(count: int) -> None:
         while due and count >= due[0]:
-            probes.append(_measured(draft, held_out, settings).assign(measured_on="held_out", after=due.pop(0)))
+            rows = _measured(draft, _traffic(settings, folders, "held_out"), settings)
+            probes.append(rows.assign(measured_on="held_out", after=due.pop(0)))
 
     if settings.learns:
         server: Server = replay_server
@@ -270,12 +285,12 @@ def _measured(draft: LanguageModel, traffic: Traffic, settings: experiments.Onli
 
 
 def _binned(rows: pd.DataFrame, size: int) -> pd.DataFrame:
-    """Sums over ``size`` neighbouring requests of one class and segment; ``record`` is the first place of the bin."""
+    """Sums over ``size`` neighbouring ``requests`` of one class and segment; ``record`` is the first place of the bin."""
     if size == 1:
         return rows
     keys = [key for key in ("measured_on", "after", "group", "segment") if key in rows]
     first = rows["record"] // size * size
-    return rows.assign(record=first).groupby([*keys, "record"], sort=False).sum().reset_index()
+    return rows.assign(record=first, requests=1).groupby([*keys, "record"], sort=False).sum().reset_index()
 
 
 # --- shared ------------------------------------------------------------------------------------------------------
@@ -292,6 +307,12 @@ def _table(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 def _facts(labels: dict[str, Any], effort: Effort, begin: float) -> dict[str, Any]:
     return {**labels, **dataclasses.asdict(effort), "cpu_seconds": round(time.process_time() - begin, 3)}
+
+
+def _peak_mb() -> float:
+    """The most memory that this process has held, in MB."""
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(kilobytes / 1024, 1)
 
 
 def _record(folders: Folders, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

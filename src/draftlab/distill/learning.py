@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,15 +23,16 @@ WARMUP_SHARE = 0.03  # of the steps (OSD's scripts)
 
 @dataclass
 class Effort:
-    """What training took: updates, answer positions that the loss saw, tokens that the target read for it."""
+    """What training took: updates, answer positions that the loss saw, tokens that the draft and that the target read for it."""
 
     updates: int = 0
     positions: int = 0
+    tokens: int = 0
     target_tokens: int = 0
 
     def __add__(self, other: Effort) -> Effort:
-        parts = (self.updates + other.updates, self.positions + other.positions)
-        return Effort(*parts, self.target_tokens + other.target_tokens)
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Effort(*(mine + its for mine, its in pairs))
 
 
 def train(
@@ -75,6 +77,7 @@ def train(
         checkpoint=checkpoint,
         checkpoint_every=ahead,
         identity=f"{settings!r} {len(scene.recorded.answers)} {experiments.code_digest(__name__)}",
+        notes=vars(effort),
         reduce=parallel.add_up,
     )
     return effort
@@ -86,6 +89,7 @@ def _terms(
     """The loss of one step by micro-batches: each is its sum over positions, divided by all positions of the step."""
     count = parallel.total(len(samples.target_logits))
     effort.positions += count
+    effort.tokens += parallel.total(sum(map(len, samples.prompts)) + len(samples.target_logits))
     size, requests = settings.micro_batch or len(samples.answers), len(samples.answers)
     for part in samples.cut([min(size, requests - start) for start in range(0, requests, size)]) if requests else ():
         logits = answer_logits(draft, part.prompts, part.answers, settings.autocast)

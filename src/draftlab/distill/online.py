@@ -26,7 +26,7 @@ from draftlab.distill.traffic import Traffic
 from draftlab.errors import UserError
 from draftlab.losses import LOSSES
 from draftlab.models import LanguageModel
-from draftlab.replay import TargetPass, agree_along, walk
+from draftlab.replay import TargetPass, agree_along, at_its_depth, walk
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,12 @@ class Lesson:
     answers: TargetPass
     request: int
     where: Int[np.ndarray, " chosen"]
+
+    @property
+    def length(self) -> int:
+        """Tokens that a draft reads to learn from it."""
+        record = self.answers.answers[self.request]
+        return len(record.prompt_ids) + len(record.answer_ids)
 
     @property
     def target_logits(self) -> Float[Tensor, "chosen vocab"]:
@@ -59,7 +65,7 @@ def replay_server(
     if traffic.answers.sampling.temperature:  # at temperature 0 the flags are 0 or 1 already
         agree = agree.realise(rng)
         walked = walk(agree, settings.draft_len)
-    rejected = (walked.reached > 0.5) & (agree.ratio < 0.5)
+    rejected = (walked.reached > 0.5) & (at_its_depth(agree.ratio, walked.starts > 0.5) < 0.5)
     chosen = positions_to_learn(agree.lengths, walked.starts > 0.5, rejected, settings.loss_positions)
     cuts = np.split(chosen, np.cumsum(agree.lengths)[:-1])
     return rows, [Lesson(traffic.answers, r, np.flatnonzero(cut)) for r, cut in zip(requests, cuts, strict=True)]
@@ -109,13 +115,15 @@ def serve(
     for number in training.progress(range(len(plan)), f"{settings.dataset or 'stream'} online", total=len(plan)):
         stretch = plan[number]
         requests = range(stretch.start, stretch.end)
-        rows, lessons = server(draft, traffic, requests, settings, rng)
+        rows, served = server(draft, traffic, requests, settings, rng)
         frames.append(rows.assign(request=list(requests)))
-        fresh += [lesson for request, lesson in zip(requests, lessons, strict=True) if traffic.trains[request]]
+        fresh += [lesson for request, lesson in zip(requests, served, strict=True) if traffic.trains[request]]
         if stretch.updates:
             older = rng.choice(len(past), min(settings.replay, len(past)), replace=False) if past else np.arange(0)
-            seen = learn(learner, optimizer, [*fresh, *(past[int(place)] for place in older)], settings)
+            lessons = [*fresh, *(past[int(place)] for place in older)]
+            seen = learn(learner, optimizer, lessons, settings)
             effort.positions += seen
+            effort.tokens += sum(lesson.length for lesson in lessons)
             effort.updates += seen > 0
             if settings.replay:
                 past.extend(fresh)

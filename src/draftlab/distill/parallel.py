@@ -20,7 +20,7 @@ PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))  # set by the launcher
 def _state() -> Any:
     from accelerate import PartialState
 
-    return PartialState()
+    return PartialState(cpu=not torch.cuda.is_available())
 
 
 def is_first() -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from draftlab.errors import UserError
 from draftlab.models.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
-from draftlab.records import read_json
+from draftlab.records import read_object
 
 if TYPE_CHECKING:
     import torch
@@ -115,8 +115,6 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"no GPU for device {device!r}", remedy="use device cpu")
-    config = read_json(Path(folder) / "config.json")
-    if not isinstance(config, dict):
-        raise UserError("not a model's config", file=Path(folder) / "config.json", remedy="fetch the model again")
+    config = read_object(Path(folder) / "config.json")
     loader = llama.load if llama.can_read(config) else hf.load
     return loader(folder, getattr(torch, dtype), torch.device(device))

@@ -20,7 +20,8 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer, pre_tokenizers
 
 from draftlab.errors import UserError
-from draftlab.records import atomic_path, read_json
+from draftlab.models.files import weight_files
+from draftlab.records import atomic_path, read_object
 
 Weights = Literal["f32", "f16", "q8_0", "q4_0"]
 Array = Float[np.ndarray, "..."]
@@ -49,7 +50,7 @@ def export(folder: Path | str, out: Path | str, weights: Weights = "f32", *, voc
     token ids, which is all that a latency measurement needs, but not text. Anything that llama.cpp could not run is a
     ``UserError``.
     """
-    config = read_json(Path(folder) / "config.json")
+    config = read_object(Path(folder) / "config.json")
     _export(config, Path(folder), out, weights, Checkpoint.open, vocabulary)
 
 
@@ -198,18 +199,12 @@ class Checkpoint:
     @classmethod
     def open(cls, folder: Path, shapes: dict[str, tuple[int, ...]]) -> Checkpoint:
         """Check that every tensor of ``shapes`` is there and has its shape, without reading the values."""
-        index = folder / "model.safetensors.index.json"
-        names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
         files, found = {}, {}
-        for path in (folder / name for name in names):
+        for path in weight_files(folder):
             try:
                 with safe_open(path, "np") as shard:
                     for key in shard.keys():  # noqa: SIM118 (not a dict)
                         files[key], found[key] = path, tuple(shard.get_slice(key).get_shape())
-            except FileNotFoundError:
-                raise UserError(
-                    "no such file", file=path, remedy="point at a folder with safetensors weights"
-                ) from None
             except SafetensorError as error:
                 raise UserError(f"not whole: {error}", file=path, remedy="copy or train the model again") from None
         for key, shape in shapes.items():

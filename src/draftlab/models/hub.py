@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from draftlab.errors import UserError
+from draftlab.hub import ask
 from draftlab.records import atomic_dir
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -55,18 +56,8 @@ def _resolve(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise UserError("no such folder, and not a hub id", file=name, remedy="give a folder, or owner/name of the hub")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
-    except GatedRepoError:
-        raise UserError(
-            f"access to {name} is restricted", remedy="ask for it on the model's page, then log in with `hf auth login`"
-        ) from None
-    except RepositoryNotFoundError:
-        raise UserError(f"the hub has no model {name}", remedy="check the name, or log in if it is private") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"{name} could not be fetched: {reason}", remedy="check the network, or give a local folder"
-        ) from None
+    def download(again: bool) -> str:
+        return snapshot_download(name, revision=revision, allow_patterns=list(patterns), force_download=again)
+
+    return Path(ask("model", name, download, otherwise="give a local folder"))

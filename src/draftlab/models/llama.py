@@ -22,11 +22,12 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
 from draftlab.errors import UserError
 from draftlab.models.batching import STEP, pad_requests
+from draftlab.models.tree import Tree
 from draftlab.models.weights import read_weights, write_model
 from draftlab.records import atomic_dir, read_json
 
@@ -127,6 +128,12 @@ class Llama(nn.Module):
 
         Rows are padded on the right; attention is causal, so padding changes no logits before it.
         """
+        return F.linear(self.states(tokens, positions), self.vocab_weight)
+
+    def states(
+        self, tokens: Int[Tensor, "batch len"], positions: Int[Tensor, " chosen"] | None = None
+    ) -> Float[Tensor, "*chosen width"]:
+        """What is projected on the vocabulary: the last layer's output, normed."""
         config = self.config
         rotations = _rotations(config, self.device)[: tokens.shape[1], None]
         hidden = F.embedding(tokens, self.embed)
@@ -134,7 +141,7 @@ class Llama(nn.Module):
             hidden = _block(hidden, layer, rotations, config)
         if positions is not None:
             hidden = hidden.flatten(0, 1)[positions]
-        return F.linear(F.rms_norm(hidden, self.norm.shape, self.norm, config.rms_norm_eps), self.vocab_weight)
+        return F.rms_norm(hidden, self.norm.shape, self.norm, config.rms_norm_eps)
 
     def answer_logits(
         self,
@@ -234,16 +241,19 @@ class LlamaCache:
         self.store = torch.zeros(shape, dtype=decoder.embed.dtype, device=decoder.embed.device)
 
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
-        decoder, hidden = self.decoder, self.read(tokens)
-        return decoder.project(decoder.norm(hidden, decoder.last_norm)).view(*tokens.shape, -1)
+        return self.decoder.project(self.states(tokens)).view(*tokens.shape, -1)
 
-    def read(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "rows width"]:
+    def states(self, tokens: Int[Tensor, "batch new"], tree: Tree | None = None) -> Float[Tensor, "rows width"]:
+        """Append tokens, or the nodes of a ``tree``; what is projected on the vocabulary after each."""
+        return self.decoder.norm(self.read(tokens, tree), self.decoder.last_norm)
+
+    def read(self, tokens: Int[Tensor, "batch new"], tree: Tree | None = None) -> Float[Tensor, "rows width"]:
         """Append tokens without projecting on the vocabulary. A row may run past the context, where its logits mean nothing,
-        beside rows that do not: the caller forgets those tokens."""
+        beside rows that do not: the caller forgets those tokens. A node of a ``tree`` sees those above it alone."""
         config, norm, (batch, new) = self.decoder.config, self.decoder.norm, tokens.shape
         heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         low, end = min(self.lengths), max(self.lengths) + new
-        ragged = low + new != end
+        ragged = low + new != end or tree is not None
         mask: Tensor | None = None
         if ragged:
             at = torch.tensor(self.lengths, device=tokens.device)[:, None] + torch.arange(new, device=tokens.device)
@@ -251,8 +261,10 @@ class LlamaCache:
                 at + torch.arange(0, batch * self.store.shape[2], self.store.shape[2], device=at.device)[:, None]
             ).flatten()
             written = self.store.flatten(1, 2).unbind()
-            rotations = self.decoder.rotations[at.clamp(max=config.max_position_embeddings - 1)][:, :, None]
             future = torch.arange(end, device=at.device) > at[:, None, :, None]
+            if tree is not None:
+                future, at = _hidden_by(tree, at[:, :1], end), at[:, :1] + tree.depths.to(at.device)
+            rotations = self.decoder.rotations[at.clamp(max=config.max_position_embeddings - 1)][:, :, None]
             mask = torch.zeros(future.shape, dtype=self.store.dtype, device=at.device).masked_fill_(future, -torch.inf)
         else:
             written = self.store[:, :, low:end].unbind()
@@ -282,6 +294,13 @@ class LlamaCache:
 
     def crop(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
+
+    def gather(self, begin: Sequence[int], nodes: Int[Tensor, "batch kept"]) -> None:
+        """Move tokens ``begin[b] + nodes[b]`` of each row to ``begin[b]``, one after the other."""
+        rows = torch.arange(len(nodes), device=nodes.device)[:, None]
+        first = torch.tensor(begin, device=nodes.device)[:, None]
+        to = first + torch.arange(nodes.shape[1], device=nodes.device)
+        self.store[:, rows, to] = self.store[:, rows, first + nodes]
 
     def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
         lengths = [self.lengths[row] for row in rows]
@@ -389,6 +408,16 @@ def _rotations(config: LlamaConfig, device: torch.device) -> Complex[Tensor, "co
         torch.arange(config.max_position_embeddings, dtype=torch.float64), config.rope_theta**-exponents
     )
     return torch.polar(torch.ones_like(angles), angles).to(device, torch.complex64)
+
+
+def _hidden_by(tree: Tree, begin: Int[Tensor, "batch 1"], end: int) -> Bool[Tensor, "batch 1 nodes end"]:
+    """Which of the first ``end`` tokens of a row the nodes of a tree that starts at ``begin`` may not see."""
+    nodes = len(tree.depths)
+    # Column 0 stands for what was read before the tree, the last one for what lies beyond it.
+    hides = F.pad(~tree.sees.to(begin.device), (1, 1))
+    hides[:, -1] = True
+    offset = (torch.arange(end, device=begin.device) - begin).clamp(-1, nodes) + 1
+    return hides[:, offset].transpose(0, 1)[:, None]
 
 
 def _causal_mask(new: int, dtype: torch.dtype, device: torch.device, end: int) -> Float[Tensor, "new end"]:

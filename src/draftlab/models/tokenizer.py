@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from draftlab.datasets.conversations import Segment, Turn, render
 from draftlab.errors import UserError
-from draftlab.records import read_json
+from draftlab.records import read_object
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 
@@ -104,7 +104,7 @@ def _chat_template(folder: Path) -> str | None:
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     if (folder / "tokenizer_config.json").is_file():
-        found = read_json(folder / "tokenizer_config.json").get("chat_template")
+        found = read_object(folder / "tokenizer_config.json").get("chat_template")
         return found if isinstance(found, str) else None
     return None
 
@@ -112,7 +112,7 @@ def _chat_template(folder: Path) -> str | None:
 def _eos_ids(folder: Path) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
-            found = read_json(folder / name).get("eos_token_id")
+            found = read_object(folder / name).get("eos_token_id")
             if found is not None:
                 return tuple(found) if isinstance(found, list) else (int(found),)
     raise UserError("no eos_token_id", file=folder / "config.json", remedy="add it: answers must be able to end")

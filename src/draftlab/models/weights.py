@@ -13,24 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftlab.errors import UserError
-from draftlab.records import read_json
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder; ``UserError`` when there are none, or only pickled weights."""
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.is_file():
-        files = sorted({folder / name for name in read_json(index).get("weight_map", {}).values()})
-    else:
-        files = [single] if single.is_file() else []
-    missing = [file for file in files if not file.is_file()]
-    if missing:
-        raise UserError("a part of the weights is missing", file=missing[0], remedy="fetch the whole model folder")
-    if not files:
-        pickled = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
-        what = f"only pickled weights ({pickled[0].name}), which can run code" if pickled else "no model.safetensors"
-        raise UserError(what, file=folder, remedy="use a model folder with safetensors")
-    return files
+from draftlab.models.files import weight_files
 
 
 def read_weights(folder: Path, device: torch.device) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ def ratio_order(
     target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch vocab"]
 ) -> Int64[Tensor, "batch vocab"]:
     """Tokens by ``q/p`` ascending, those the draft cannot produce last."""
-    return argsort((target_probs / draft_probs).nan_to_num_(torch.inf, posinf=torch.inf))
+    return argsort(target_probs / draft_probs)  # x / 0 is infinite, 0 / 0 NaN, and both sort last
 
 
 def optimum_iid(

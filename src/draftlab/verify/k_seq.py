@@ -23,17 +23,16 @@ def discount(
     With ``u = 1 / rho`` sorted token ratios ``p/q`` cut [1/K, 1] into pieces on which ``beta = a + b u``. On the piece that holds the
     root ``F(u) = beta / u - 1 + (1 - beta)^K`` is convex and falling, so Newton from its left end converges and stays feasible.
     """
-    ratio = (draft_probs / target_probs).nan_to_num_(torch.inf, posinf=torch.inf)
+    ratio = draft_probs / target_probs
     order = argsort(ratio)
-    knots = pad(ratio.gather(-1, order), (1, 0))
-    laws = torch.stack([draft_probs, target_probs]).gather(-1, order.expand(2, -1, -1))
-    below, covered = pad(laws.cumsum(-1), (1, 0))
+    knots, draft, target = (pad(table.gather(-1, order), (1, 0)) for table in (ratio, draft_probs, target_probs))
+    below, covered = draft.cumsum(-1), target.cumsum(-1)
     above = covered[:, -1:] - covered
-    beta = (below + above * knots).clamp_max(1)
-    feasible = beta + knots * torch.expm1(num_drafts * torch.log1p(-beta)) >= 0
+    beta = below.addcmul(above, knots).clamp_max_(1)
+    feasible = _rejections(beta, num_drafts).mul_(knots) <= 1  # never at a knot of x / 0 or 0 / 0
     last = feasible.sum(-1, keepdim=True) - 1  # the root's piece starts at the last feasible knot; knot 0 is feasible
-    pieces = torch.stack([below, above, knots], -1).gather(1, last[..., None].expand(-1, -1, 3))
-    roots = [_root(inside, slope, start, num_drafts) for inside, slope, start in pieces[:, 0].tolist()]
+    pieces = torch.cat([table.gather(-1, last) for table in (below, above, knots)], -1)
+    roots = [_root(inside, slope, start, num_drafts) for inside, slope, start in pieces.tolist()]
     return 1 / torch.tensor(roots, dtype=torch.float64, device=knots.device)[:, None]
 
 
@@ -50,9 +49,13 @@ def _root(inside: float, slope: float, start: float, num_drafts: int) -> float:
     return inverse
 
 
-def _rejections(beta: Float64[Tensor, "batch 1"], num_drafts: int) -> Float64[Tensor, "batch 1"]:
+def _rejections(beta: Float64[Tensor, "batch num"], num_drafts: int) -> Float64[Tensor, "batch num"]:
     """``(1 - (1 - beta)^K) / beta`` as the sum ``1 + (1 - beta) + ...``, which needs no division at ``beta = 0``."""
-    return sum(((1 - beta) ** k for k in range(num_drafts)), torch.zeros_like(beta))
+    missed = 1 - beta
+    total = torch.ones_like(beta)
+    for _ in range(num_drafts - 1):
+        total.mul_(missed).add_(1)
+    return total
 
 
 def _decide(

@@ -12,11 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftlab.verify.bound import optimum_iid, ranks, ratio_order
-from draftlab.verify.single import accept_probs
+from draftlab.verify.single import SMALLEST, accept_probs
 from draftlab.verify.token import Acceptance, Decision, Rows, TokenVerifier
-
-TINY = 1e-300
-"""Keeps 0 / 0 at 0."""
 
 
 def _decide(
@@ -26,17 +23,17 @@ def _decide(
 ) -> Decision:
     num_drafts = tokens.shape[1]
     order = ratio_order(target_probs, draft_probs[:, 0])
-    laws = torch.stack([target_probs, draft_probs[:, 0]]).gather(-1, order.expand(2, -1, -1))
-    target, draft = laws
-    wanted, mass = pad(laws.cumsum(-1), (1, 0))
-    excess = mass**num_drafts - wanted
-    # Running maximum from the left up to the overall maximum, from the right after it: the smaller of the two.
-    peak = excess.cummax(-1).values.minimum(excess.flip(-1).cummax(-1).values.flip(-1))
-    win = _win(mass[:, 1:], mass[:, :-1], num_drafts)
-    selected = (target + peak.diff(dim=-1)).clamp_min(0)
-    gain = selected - draft * win
+    target, draft = target_probs.gather(-1, order), draft_probs[:, 0].gather(-1, order)
+    mass = draft.cumsum(-1)
+    excess = mass**num_drafts - target.cumsum(-1)
+    # Running maximum from the left (from 0) up to the overall maximum, from the right after it: the smaller of the two.
+    peak = excess.cummax(-1).values.clamp_min_(0).minimum(excess.flip(-1).cummax(-1).values.flip(-1))
+    selected = target + peak
+    selected[:, 1:].sub_(peak[:, :-1])
+    selected.clamp_min_(0)
+    win = _win(mass, mass - draft, num_drafts)
     rank = ranks(order).gather(-1, tokens)
-    chosen = _largest_key(_key_law(draft, win, gain, rank))
+    chosen = _largest_key(_key_law(draft, win, selected.addcmul(draft, win, value=-1), rank))
     chance = accept_probs(target.gather(-1, rank), selected.gather(-1, rank))
 
     def residual(rows: Rows) -> Float64[Tensor, "rows vocab"]:
@@ -70,18 +67,20 @@ def _key_law(
     A token that wants more (``gain > 0``) swaps key mass ``x_ij / (phi_j - phi_i)`` with one that has excess; the ``x_ij`` match the
     cumulative wants with the cumulative excesses, first come first served. All keys together stay uniform on [0, 1].
     """
-    moved = pad(torch.stack([gain, -gain], 1).clamp_min(0).cumsum(-1), (1, 0))
-    own = draft.gather(-1, rank)[..., None]
-    rise = (win[:, None] - win.gather(-1, rank)[..., None]).abs() * own
-    # Length that the token's interval on one cumulative scale shares with every token's interval on the other scale.
-    both = rank[:, None].expand(-1, 2, -1)
-    lower, upper = moved.gather(-1, both)[..., None], moved.gather(-1, both + 1)[..., None]
-    matched = moved.flip(1)[:, :, None].minimum(upper).maximum(lower).diff(dim=-1).sum(1)
+    wants, excesses = pad(torch.stack([gain, -gain], 1).clamp_min_(0).cumsum(-1), (1, 0)).unbind(1)
+    change, own, phi, wanted, exceeded = (
+        table.gather(-1, rank)[..., None] for table in (gain, draft, win, wants, excesses)
+    )
+    # Length that the token's interval on its own cumulative scale shares with every token's interval on the other scale.
+    more = change > 0
+    lower = torch.where(more, wanted, exceeded)
+    others = torch.where(more, excesses[:, None], wants[:, None])
+    matched = others.clamp(lower, lower + change.abs()).diff(dim=-1)
     # Where phi_i and phi_j nearly agree the quotient is rounding: a swap moves no more than the lighter token has, all of them no more
     # than the token has.
-    swapped = (matched / rise.clamp_min(TINY)).minimum(draft[:, None] / own)
+    swapped = matched.div_((win[:, None] - phi).abs_().clamp_min_(SMALLEST)).minimum(draft[:, None]).div_(own)
     total = swapped.sum(-1, keepdim=True)
-    return (swapped / total.clamp_min(1)).scatter_add_(-1, rank[..., None], (1 - total).clamp_min(0))
+    return swapped.div_(total.clamp_min(1)).scatter_add_(-1, rank[..., None], (1 - total).clamp_min_(0))
 
 
 def _largest_key(key_law: Float64[Tensor, "batch drafts vocab"]) -> Float64[Tensor, "batch drafts"]:
@@ -91,7 +90,7 @@ def _largest_key(key_law: Float64[Tensor, "batch drafts vocab"]) -> Float64[Tens
     """
     num_drafts = key_law.shape[1]
     below = key_law.cumsum(-1) - key_law
-    chosen = torch.zeros_like(key_law[:, :-1, 0])
+    chosen = key_law.new_zeros(len(key_law), num_drafts - 1)
     for node, weight in _gauss_legendre((num_drafts + 1) // 2):
         smaller = torch.add(below, key_law, alpha=node).unbind(1)
         for k in range(num_drafts - 1):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
 from draftlab.verify.token import Acceptance, Decision, TokenVerifier
 
+SMALLEST = torch.finfo(torch.float64).tiny
+"""Divides a 0 in place of a 0."""
+
 
 def accept_probs(
     target_at: Float64[Tensor, "*batch"], draft_at: Float64[Tensor, "*batch"]
 ) -> Float64[Tensor, "*batch"]:
     """``min(1, q(x) / p(x))`` at drafted tokens (Leviathan et al. 2023, Alg. 1); 0 where the draft probability is 0."""
-    return target_at.minimum(draft_at) / draft_at.where(draft_at > 0, 1.0)
+    return target_at.minimum(draft_at) / draft_at.clamp_min(SMALLEST)
 
 
 def reject_residual(

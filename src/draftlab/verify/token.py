@@ -44,12 +44,13 @@ ClosedForm = Callable[[Float64[Tensor, "batch vocab"], Float64[Tensor, "batch dr
 
 @dataclass(frozen=True)
 class TokenVerifier:
-    """A lossless way to choose among K drafted tokens of one position, for drafts made the ``drafting`` way."""
+    """A way to choose among K drafted tokens of one position, for drafts made the ``drafting`` way; lossless unless it says that it is not."""
 
     name: str
     drafting: Drafting
     decide: Decide
     closed_form: ClosedForm | None = None
+    is_lossless: bool = True
 
     def law(
         self,

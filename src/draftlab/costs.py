@@ -1,0 +1,148 @@
+"""Bytes and operations of serving with a draft that is updated: OSD's tables recomputed, and with the terms that they leave out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from draftlab import experiments, theory
+from draftlab.errors import UserError
+from draftlab.records import read_json
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A pair and its block lengths before and after; ``train_gb``: the draft's weights in float32."""
+
+    name: str
+    target: theory.Moved
+    draft: theory.Moved
+    train_gb: float
+    before: float
+    after: float
+
+
+def memory_traffic(settings: experiments.MemoryTraffic, target: Path, draft: Path, online: Path) -> pd.DataFrame:
+    """One row per ``inputs`` (printed, unrounded, ours), ``terms`` (printed, all), ``batch, update_interval`` and ``system`` (original, vsd, osd):
+    GB by term, their sum ``gb``, ``original_gb`` and ``vsd_gb`` beside it, and the ``break_even`` block length above which osd moves less than vsd.
+    """
+    size = theory.Moved(settings.target_gb, settings.target_cache_gb)
+    small = theory.Moved(settings.draft_gb, settings.draft_cache_gb)
+    unrounded = [theory.expected_block_length(alpha, settings.draft_len) for alpha in settings.alphas]
+    own, own_small = (moved(read_json(folder / "config.json")) for folder in (target, draft))
+    every = [
+        Inputs("printed", size, small, 2 * settings.draft_gb, *settings.rounded),
+        Inputs("unrounded", size, small, 2 * settings.draft_gb, unrounded[0], unrounded[1]),
+        Inputs("ours", own, own_small, own_small.weights, *_measured(online, settings.dataset)),
+    ]
+    rows = [row for inputs in every for row in (*_printed(inputs, settings), *_all_terms(inputs, settings))]
+    return pd.DataFrame(rows)
+
+
+def _printed(inputs: Inputs, settings: experiments.MemoryTraffic) -> Iterator[dict[str, Any]]:
+    """Table 5: ``L M``; ``(L/a1) M + L m``; ``(L/a2) M + L m + m L / I``."""
+    for interval in settings.update_interval:
+        drafts = {"original": 0.0, "vsd": settings.tokens * inputs.draft.weights}
+        updates = inputs.draft.weights * settings.tokens / interval
+        systems = {
+            name: {
+                "target_gb": settings.tokens / length * inputs.target.weights,
+                "draft_gb": drafts.get(name, drafts["vsd"]),
+                "cache_gb": 0.0,
+                "update_gb": updates * (name == "osd"),
+            }
+            for name, length in _block_lengths(inputs).items()
+        }
+        yield from _rows(systems, inputs, settings.tokens * inputs.target.weights, "printed", 1, interval)
+
+
+def _all_terms(inputs: Inputs, settings: experiments.MemoryTraffic) -> Iterator[dict[str, Any]]:
+    for batch, interval in itertools.product(settings.batch, settings.update_interval):
+        systems = {
+            name: theory.traffic_terms(
+                inputs.target,
+                inputs.draft,
+                tokens=settings.tokens,
+                context=settings.context,
+                draft_len=0 if name == "original" else settings.draft_len,
+                block_length=length,
+                batch=batch,
+                updates_per_request=(name == "osd") / interval,
+                train_gb=inputs.train_gb,
+            )
+            for name, length in _block_lengths(inputs).items()
+        }
+        per_block = (sum(systems["vsd"].values())) * inputs.before
+        yield from _rows(systems, inputs, per_block, "all", batch, interval)
+
+
+def _block_lengths(inputs: Inputs) -> dict[str, float]:
+    return {"original": 1.0, "vsd": inputs.before, "osd": inputs.after}
+
+
+def _rows(
+    systems: Mapping[str, Mapping[str, float]], inputs: Inputs, per_block: float, terms: str, batch: int, interval: int
+) -> Iterator[dict[str, Any]]:
+    totals = {name: sum(parts.values()) for name, parts in systems.items()}
+    online_fixed, fixed = (totals[name] - per_block / _block_lengths(inputs)[name] for name in ("osd", "vsd"))
+    needed = theory.break_even_block_length(per_block, fixed, online_fixed, inputs.before)
+    for name, parts in systems.items():
+        axes = {"inputs": inputs.name, "terms": terms, "batch": batch, "update_interval": interval, "system": name}
+        beside = {"gb": totals[name], "original_gb": totals["original"], "vsd_gb": totals["vsd"]}
+        yield axes | {"block_length": _block_lengths(inputs)[name], **parts, **beside, "break_even": needed}
+
+
+def moved(config: Mapping[str, Any]) -> theory.Moved:
+    """Weights and cache entry of a Llama from its config, in float32."""
+    try:
+        width, layers, heads = (config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+        kv = 2 * config.get("num_key_value_heads", heads) * (width // heads)
+        layer = 2 * width * width + width * kv + 3 * width * config["intermediate_size"]
+        tables = config["vocab_size"] * width * (1 if config.get("tie_word_embeddings") else 2)
+    except KeyError as error:
+        raise UserError(f"no {error} in a model's config", remedy="traffic is computed for Llamas") from None
+    return theory.Moved(4e-9 * (layers * layer + tables), 4e-9 * layers * kv)
+
+
+def _measured(online: Path, dataset: str) -> tuple[float, float]:
+    """Block lengths at the end of the stream: of the draft as it was, and of the online one."""
+    rows = pd.read_csv(online)
+    rows = rows[(rows["dataset"] == dataset) & (rows["record"] >= 0.8 * (rows["record"].max() + 1))]
+    sums = rows.groupby("method")[["emitted", "blocks"]].sum()
+    lengths = sums["emitted"] / sums["blocks"]
+    return float(lengths["static"]), float(lengths["online"])
+
+
+def utilisation(settings: experiments.Utilisation) -> pd.DataFrame:
+    """OSD, App. A.4. ``part`` load: FLOP/s of the trace times ``load``, of the target alone (``serving``) and with drafting and training
+    (``online``), over the hardware's. ``part`` ratio: target over draft FLOPs of each pair, at the printed and the recomputed block length."""
+    seconds = 86_400 * settings.days
+    length = theory.expected_block_length(settings.alpha, settings.draft_len)
+    # Per emitted token: (k + 1) / a verified tokens; k / a drafted ones, and a forward and a backward pass over what was served.
+    verified = (settings.draft_len + 1) / length * settings.flops_per_token
+    online = verified + (settings.draft_len / length + 3) * settings.draft_flops_per_token
+    rows: list[dict[str, Any]] = []
+    for load in np.geomspace(1, settings.most, 13):
+        for system, per_token in {"serving": settings.flops_per_token, "online": online}.items():
+            asked = load * settings.requests * settings.tokens_per_request * per_token / seconds
+            rows.append(
+                {
+                    "part": "load",
+                    "system": system,
+                    "load": load,
+                    "requests_per_second": load * settings.requests / seconds,
+                }
+                | {"flops_per_second": asked, "hardware_flops": settings.hardware_flops}
+            )
+    for pair, target, draft, printed, alpha in settings.pairs:
+        recomputed = theory.expected_block_length(alpha, settings.draft_len)
+        for source, length in {"printed": printed, "recomputed": recomputed}.items():
+            ratio = theory.update_flops_ratio(settings.draft_len, length, target, draft)
+            rows.append({"part": "ratio", "pair": pair, "source": source, "block_length": length, "ratio": ratio})
+    return pd.DataFrame(rows)

@@ -1,0 +1,32 @@
+"""Which files of a model folder hold its weights: safetensors, in one file or several, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftlab.errors import UserError
+from draftlab.records import read_object
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder; ``UserError`` when there are none, or only pickled weights."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    files = _parts(index) if index.is_file() else [single] if single.is_file() else []
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise UserError("a part of the weights is missing", file=missing[0], remedy="fetch the whole model folder")
+    if not files:
+        pickled = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
+        what = f"only pickled weights ({pickled[0].name}), which can run code" if pickled else "no model.safetensors"
+        raise UserError(what, file=folder, remedy="use a model folder with safetensors")
+    return files
+
+
+def _parts(index: Path) -> list[Path]:
+    """The files that an index of weights names: they lie beside it, whatever the index says."""
+    names = read_object(index).get("weight_map")
+    if not isinstance(names, dict) or not all(
+        isinstance(name, str) and Path(name).name == name for name in names.values()
+    ):
+        raise UserError("not an index of weights beside it", file=index, remedy="fetch the whole model folder again")
+    return sorted({index.with_name(name) for name in names.values()})

@@ -1,0 +1,111 @@
+"""Medusa-1: heads on a frozen target that guess the tokens after the next one (Cai et al. 2024).
+
+The target is the draft: what its last layer says of a token predicts the next one by the target's own projection, and the d-th token
+after that by head d. A learner of drafts (``distill``) sees a model with one prediction of each position per head.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from draftlab.errors import UserError
+from draftlab.models import LanguageModel
+from draftlab.models.batching import pad_requests
+from draftlab.models.llama import Llama, LlamaCache, LlamaDecoder
+from draftlab.models.tree import Tree
+from draftlab.records import atomic_dir
+
+
+class Medusa(nn.Module):
+    """Head d: ``logits = V_d (x + SiLU(W_d x + b_d))``, x the target's normed state; W and b start at 0, V at the target's projection.
+
+    Only the heads are parameters: the target is shared and stays as it is. ``tree`` says how many guesses of each head a block tries.
+    """
+
+    def __init__(self, model: LanguageModel, tree: Tree) -> None:
+        super().__init__()
+        target = _llama(model)
+        heads, (vocab, width) = tree.depth, target.vocab_weight.shape
+        self.shared, self.tree = (target,), tree  # in a tuple: no part of this module
+        with torch.device(target.device):
+            self.mix = nn.Parameter(torch.zeros(heads, width, width))
+            self.bias = nn.Parameter(torch.zeros(heads, 1, width))
+            self.project = nn.Parameter(target.vocab_weight.detach().float().expand(heads, vocab, width).clone())
+
+    @property
+    def target(self) -> Llama:
+        return self.shared[0]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.vocab_size
+
+    @property
+    def context_len(self) -> int:
+        return self.target.context_len
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+    def on(self, target: LanguageModel) -> Medusa:
+        """The same heads on another target, which must have the same states."""
+        other = copy.copy(self)
+        other.shared = (_llama(target),)
+        return other
+
+    def forward(self, states: Float[Tensor, "heads rows width"]) -> Float[Tensor, "heads rows vocab"]:
+        """Logits of each head from the states that it reads."""
+        mixed = torch.baddbmm(self.bias, states, self.mix.transpose(1, 2))
+        logits: Tensor = torch.bmm(states + F.silu(mixed), self.project.transpose(1, 2))
+        return logits
+
+    def guess(self, states: Float[Tensor, "rows width"]) -> Float[Tensor, "rows heads vocab"]:
+        """Logits of each head at the same states: head d speaks of the d-th token after the next one."""
+        return self.forward(states.float().expand(len(self.mix), *states.shape)).transpose(0, 1)
+
+    def answer_logits(
+        self,
+        prompts: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        where: Int[Tensor, " chosen"] | None = None,
+    ) -> Float[Tensor, "heads positions vocab"]:
+        """What each head says of each answer token: head d from the state d tokens earlier than the target's own projection."""
+        heads = len(self.mix)
+        if (short := min(map(len, prompts), default=heads + 1)) <= heads:
+            raise UserError(
+                f"a prompt has {short} tokens, {heads} heads look further back", remedy="use longer prompts"
+            )
+        tokens, positions = pad_requests(prompts, answers, self.context_len)
+        positions = positions if where is None else positions[where.to(positions.device)]
+        back = positions - torch.arange(1, heads + 1)[:, None]
+        with torch.no_grad():
+            states = self.target.states(tokens.to(self.device), back.flatten().to(self.device)).float()
+        return self.forward(states.view(heads, len(positions), -1))
+
+    def decoder(self) -> LlamaDecoder:
+        return self.target.decoder()
+
+    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LlamaCache, Int[Tensor, " batch"]]:
+        return self.target.prefill(prompts, room)
+
+    def save(self, folder: Path | str) -> None:
+        """Write the heads alone."""
+        with atomic_dir(folder) as temporary:
+            save_file(
+                {name: weight.detach() for name, weight in self.named_parameters()}, temporary / "heads.safetensors"
+            )
+
+
+def _llama(target: LanguageModel) -> Llama:
+    if not isinstance(target, Llama):
+        raise UserError("Medusa heads read the states of a Llama", remedy="name one with --config target=")
+    return target

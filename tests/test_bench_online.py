@@ -1,0 +1,34 @@
+"""The benchmark of online distillation: the contenders serve and learn alike, refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftlab.bench_online import bench, table
+from draftlab.errors import UserError
+from tests.pair import ROOM, make_results
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    make_results(folder)
+    return folder
+
+
+def test_contenders_serve_and_learn_alike(results):
+    frame = bench(results, "toy", requests=24, learning_rate=1e-2, draft_len=3, max_new_tokens=ROOM, repeats=2)
+    rows = frame.set_index("contender")
+    assert list(rows.index) == ["repository", "live", "replay"]
+    assert rows.loc["live", "alpha_accepted"] == rows.loc["replay", "alpha_accepted"] > 0
+    assert rows.loc["repository", "alpha_accepted"] == pytest.approx(rows.loc["replay", "alpha_accepted"], abs=0.05)
+    assert rows.loc["repository", "speedup"] == pytest.approx(1)
+    assert rows.loc["replay", "low"] > 1
+    assert len(table(frame).splitlines()) == 4
+
+
+def test_bad_input_is_refused(results):
+    with pytest.raises(UserError, match="repeats is 1"):
+        bench(results, "toy", repeats=1)
+    with pytest.raises(UserError, match="update_interval is 80"):
+        bench(results, "toy", update_interval=80)
