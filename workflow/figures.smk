@@ -1,7 +1,9 @@
-"""The figure and table rule, used twice: on a run's own tables, and on the published ones.
+"""Figures and printed tables: of a run's own tables one by one as they come, of the published ones together.
 
 Published tables lie in paper_figures/{run}/data/, where no rule writes: `snakemake paper_figures` can never train.
 """
+
+DRAWN = ("pdf", "png", "md", "tex", "csv")
 
 
 rule figure:
@@ -23,40 +25,65 @@ rule figure:
         "results/{run}/logs/figure/{experiment}.log",
     conda:
         "../envs/cpu.yaml"
+    threads: needs("figure").threads
+    resources:
+        **resources_of("figure"),
     params:
         scale=RUN.scale,
-        code=lambda wildcards: code(f"figures.{wildcards.experiment}", "tables"),
+        answer=lambda wildcards: str(RUN.known[wildcards.experiment].answer),
+        code=lambda wildcards: code(
+            f"figures.{wildcards.experiment}", "figures.forms", "conclusions"
+        ),
+    message:
+        "Draw {wildcards.experiment}"
     shell:
         r"""
-        draftlab figure {wildcards.experiment:q} --and-table \
+        draftlab figure {wildcards.experiment:q} \
             --table {input.table:q} \
             --scale {params.scale:q} \
-            --out "$(dirname {output.pdf:q})/{wildcards.experiment}" \
+            --out "$(dirname {output.pdf:q})"/{wildcards.experiment:q} \
             >{log:q} 2>&1
         """
 
 
-use rule figure as paper_figure with:
-    input:
-        table="paper_figures/{run}/data/{experiment}.csv",
-    output:
-        pdf="paper_figures/{run}/{experiment}.pdf",
-        png="paper_figures/{run}/{experiment}.png",
-        md="paper_figures/{run}/{experiment}.md",
-        tex="paper_figures/{run}/{experiment}.tex",
-        csv="paper_figures/{run}/{experiment}.csv",
-    log:
-        "results/{run}/logs/paper_figure/{experiment}.log",
-
-
 PUBLISHED = sorted(
     path.stem
-    for path in Path(workflow.basedir, "paper_figures", RUN.name, "data").glob("*.csv")
+    for path in Path("paper_figures", RUN.name, "data").glob("*.csv")
     if path.stem != "claims"
 )
 
 
 rule paper_figures:
-    """Every published figure and table, from the committed data alone."""
+    """Every published figure and table, from the committed data alone; what has not changed is left as it is."""
     input:
-        [f"paper_figures/{RUN.name}/{name}.pdf" for name in PUBLISHED],
+        tables=[f"paper_figures/{RUN.name}/data/{name}.csv" for name in PUBLISHED],
+    output:
+        drawn=update(f"results/{RUN.name}/paper_figures.json"),
+        files=[
+            update(f"paper_figures/{RUN.name}/{name}.{suffix}")
+            for name in PUBLISHED
+            for suffix in DRAWN
+        ],
+    log:
+        f"results/{RUN.name}/logs/paper_figures.log",
+    localrule: True
+    conda:
+        "../envs/cpu.yaml"
+    threads: 8
+    params:
+        folder=lambda wildcards: f"paper_figures/{RUN.name}",
+        scale=RUN.scale,
+        answers=lambda wildcards: [
+            str(RUN.known[name].answer) for name in PUBLISHED if name in RUN.known
+        ],
+        code=[code(f"figures.{name}", "figures.batch") for name in PUBLISHED],
+    shell:
+        r"""
+        draftlab figures \
+            --data {params.folder:q}/data \
+            --scale {params.scale:q} \
+            --out {params.folder:q} \
+            --drawn {output.drawn:q} \
+            --processes {threads} \
+            >{log:q} 2>&1
+        """

@@ -20,9 +20,14 @@ rule collect:
         experiment="|".join(RUN.experiments),
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("collect").threads
+    resources:
+        **resources_of("collect"),
     params:
         cells=lambda wildcards: list(RUN.cells(wildcards.experiment)),
         code=code("records"),
+    message:
+        "Join the cells of {wildcards.experiment}"
     shell:
         r"""
         draftlab collect --rows {input.rows:q} --out {output.table:q} >{log:q} 2>&1
@@ -34,8 +39,7 @@ rule claims:
     input:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
         published=sorted(
-            str(path)
-            for path in Path(workflow.basedir, "workflow/published").iterdir()
+            str(path) for path in (experiments.WORKFLOW / "published").iterdir()
         ),
     output:
         claims=report(
@@ -48,9 +52,14 @@ rule claims:
         "results/{run}/logs/claims.log",
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("claims").threads
+    resources:
+        **resources_of("claims"),
     params:
         scale=RUN.scale,
         code=code("claims"),
+    message:
+        "Put every published number beside ours"
     shell:
         r"""
         draftlab claims --tables "$(dirname {output.claims:q})" --scale {params.scale:q} --out {output.claims:q} >{log:q} 2>&1
@@ -63,6 +72,11 @@ rule report:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
         figures=every(f"results/{RUN.name}/figures/{{experiment}}.png"),
         claims="results/{run}/claims.csv",
+        tokens=(
+            f"results/{RUN.name}/tokens.json"
+            if "osd_offline" in RUN.experiments
+            else []
+        ),
     output:
         report=report(
             "results/{run}/report.html",
@@ -74,9 +88,14 @@ rule report:
         "results/{run}/logs/report.log",
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("report").threads
+    resources:
+        **resources_of("report"),
     params:
         scale=RUN.scale,
         code=code("report"),
+    message:
+        "Write the report"
     shell:
         r"""
         draftlab report --results "$(dirname {output.report:q})" --scale {params.scale:q} --out {output.report:q} >{log:q} 2>&1

@@ -4,6 +4,21 @@ Required: RUN (experiments.Run). No rules.
 """
 
 
+def needs(rule):
+    """What a rule asks for at this scale (``needs`` of workflow/scales/*.yaml)."""
+    return RUN.settings.needs.get(rule, experiments.Needs())
+
+
+def resources_of(rule):
+    """Keywords of ``resources``; a second attempt asks for twice the memory and time, whose lack may have ended the first."""
+    asked = needs(rule)
+    return {
+        "mem_mb": lambda wildcards, attempt: asked.mem_mb * attempt,
+        "runtime": lambda wildcards, attempt: asked.runtime * attempt,
+        "gpu": asked.gpu,
+    }
+
+
 def stage(*names):
     """Wildcard constraint: the experiments of these stages."""
     return "|".join(RUN.of_stage(*names)) or "no_experiment_of_this_stage"
@@ -49,11 +64,21 @@ def job(wildcards):
     return RUN.cells(wildcards.experiment)[wildcards.cell]
 
 
+def home(wildcards):
+    """Where the models and the recorded answers of a cell's pair lie."""
+    return RUN.home(job(wildcards).pair)
+
+
+def max_new_tokens(wildcards):
+    """How long the answers of a cell's target may be."""
+    return RUN.answers(job(wildcards).pair).max_new_tokens
+
+
 def passes_of_job(wildcards):
     """Input function: every recorded pass that a variant of this cell reads."""
     return sorted(
         {
-            f"results/{wildcards.run}/answers/{experiments.pass_name(dataset, split, variant.temperature)}/answers.jsonl"
+            f"{home(wildcards)}/answers/{experiments.pass_name(dataset, split, variant.temperature)}/answers.jsonl"
             for _, variant in experiments.variants(job(wildcards))
             for dataset in variant.datasets
             for split in ("train", "eval")
@@ -63,9 +88,13 @@ def passes_of_job(wildcards):
 
 def models_of_job(wildcards):
     """Input function: the drafts of this cell's variants, and the target."""
-    drafts = {variant.draft for _, variant in experiments.variants(job(wildcards))}
+    drafts = {
+        name
+        for _, variant in experiments.variants(job(wildcards))
+        for name in (variant.draft, getattr(variant, "larger", variant.draft))
+    }
     return [
-        f"results/{wildcards.run}/models/{model}/config.json"
+        f"{home(wildcards)}/models/{model}/config.json"
         for model in ["target", *sorted(drafts)]
     ]
 
@@ -93,14 +122,35 @@ def answers_of_stream(wildcards):
     """Input function: the recorded answers to them; a request without one has no place in a stream."""
     split = "eval" if wildcards.part == "held_out" else "train"
     return [
-        f"results/{wildcards.run}/answers/{dataset}.{split}/answers.jsonl"
+        f"{home(wildcards)}/answers/{dataset}.{split}/answers.jsonl"
         for dataset in job(wildcards).datasets
     ]
 
 
+def shown_cell():
+    """The cell of osd_offline whose distilled draft the token view shows, and its settings: the first."""
+    return next(iter(RUN.cells("osd_offline").items()))
+
+
+def shown_drafts(wildcards):
+    """Input function: that draft as it was and distilled, and the recorded answers to the held-out requests."""
+    cell, settings = shown_cell()
+    results = f"results/{wildcards.run}"
+    return {
+        "before": f"{results}/models/{settings.draft}/config.json",
+        "after": f"{results}/cells/osd_offline/{cell}/draft/config.json",
+        "answers": f"{results}/answers/{settings.dataset}.eval/answers.jsonl",
+    }
+
+
+def drafts_role(wildcards):
+    """Which draft a measurement opens: the one that its cell names, if it does."""
+    return getattr(job(wildcards), "draft_model", "draft")
+
+
 def made_models(wildcards):
     """Input function: the models that rules make. At shapes there are none, a model is the name of an architecture."""
-    roles = () if RUN.scale == "shapes" else ("target", "draft")
+    roles = () if RUN.scale == "shapes" else ("target", drafts_role(wildcards))
     return {
         role: f"results/{wildcards.run}/models/{role}/config.json" for role in roles
     }
@@ -108,7 +158,7 @@ def made_models(wildcards):
 
 def measured_model(role):
     """What a measurement opens: the folder of a made model, or at shapes the name as the scale gives it."""
-    named = getattr(RUN.settings, role).model
+    named = {"target": RUN.settings.target, **RUN.drafts}[role].model
     return named if RUN.scale == "shapes" else f"results/{RUN.name}/models/{role}"
 
 

@@ -22,10 +22,15 @@ rule label:
         split_file="prompts|eval",
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("label").threads
+    resources:
+        **resources_of("label"),
     params:
         method=lambda wildcards: DATA.label[wildcards.label],
         device=RUN.settings.answers.device,
         code=code("datasets.classify"),
+    message:
+        "Find the classes ({wildcards.label}) of {wildcards.dataset}"
     shell:
         r"""
         draftlab data classify \
@@ -60,10 +65,15 @@ rule shares:
         experiment=stage("shares"),
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("shares").threads
+    resources:
+        **resources_of("shares"),
     params:
         flags=cell_flags,
         out=subpath(output.rows, parent=True),
         code=code("datasets.streams"),
+    message:
+        "Count classes over time: {wildcards.experiment} {wildcards.cell}"
     shell:
         r"""
         draftlab data shares {params.flags:q} --prompts {input.prompts:q} --out {params.out:q} >{log:q} 2>&1
@@ -86,6 +96,8 @@ rule fetch:
         rows=DATA.raw_rows,
         seed=DATA.seed,
         code=code("datasets.sources"),
+    message:
+        "Get {wildcards.split} rows of {wildcards.dataset}"
     shell:
         r"""
         draftlab data fetch \
@@ -114,6 +126,9 @@ rule clean:
         "results/{run}/logs/clean/{dataset}.log",
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("clean").threads
+    resources:
+        **resources_of("clean"),
     params:
         raw=subpath(input.train, parent=True),
         eval=DATA.eval,
@@ -122,6 +137,8 @@ rule clean:
         on_bad_row=DATA.on_bad_row,
         out=subpath(output.prompts, parent=True),
         code=code("datasets.splits"),
+    message:
+        "Clean {wildcards.dataset}"
     shell:
         r"""
         draftlab data make \

@@ -1,8 +1,9 @@
 """Distillation of drafts, offline and online, and what it does to acceptance.
 
 Required: results/{run}/answers/{dataset}.{train,eval}/, results/{run}/models/{target,draft}/, results/{run}/data/{dataset}/
-Steps: stream, route (the order of requests, where an experiment mixes datasets or classes) - offline, online, tokens.
-Outputs: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}; offline also draft/, the first variant's model
+Steps: stream, route (the order of requests, where an experiment mixes datasets or classes) - offline, online, tokens - token_view.
+Outputs: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}; offline also draft/, the first variant's model;
+results/{run}/tokens.json
 """
 
 LAUNCH = (
@@ -26,9 +27,14 @@ rule stream:
         part="stream|aside|held_out",
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("stream").threads
+    resources:
+        **resources_of("stream"),
     params:
         flags=lambda wildcards: experiments.stream_flags(job(wildcards), wildcards.part),
         code=code("datasets.streams"),
+    message:
+        "Order requests: {wildcards.experiment} {wildcards.cell} ({wildcards.part})"
     shell:
         r"""
         draftlab data stream {params.flags:q} \
@@ -51,9 +57,14 @@ rule route:
         "results/{run}/logs/streams/{experiment}/{cell}.routed.log",
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("route").threads
+    resources:
+        **resources_of("route"),
     params:
         method=lambda wildcards: DATA.router[job(wildcards).arrangement.group_by],
         code=code("routing"),
+    message:
+        "Route requests: {wildcards.experiment} {wildcards.cell}"
     shell:
         r"""
         draftlab route \
@@ -83,18 +94,23 @@ rule offline:
         experiment=stage("offline"),
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("offline").threads
+    resources:
+        **resources_of("offline"),
     params:
         launch=LAUNCH,
         flags=cell_flags,
-        results=f"results/{RUN.name}",
-        max_new_tokens=RUN.settings.answers.max_new_tokens,
+        home=home,
+        max_new_tokens=max_new_tokens,
         out=subpath(output.rows, parent=True),
         code=code("distill.jobs"),
+    message:
+        "Distil offline: {wildcards.experiment} {wildcards.cell}"
     shell:
         r"""
         {params.launch} offline {params.flags:q} \
-            --answers {params.results:q}/answers \
-            --models {params.results:q}/models \
+            --answers {params.home:q}/answers \
+            --models {params.home:q}/models \
             --max-new-tokens {params.max_new_tokens:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
@@ -118,20 +134,25 @@ rule online:
         experiment=stage("online"),
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("online").threads
+    resources:
+        **resources_of("online"),
     params:
         flags=cell_flags,
-        results=f"results/{RUN.name}",
+        home=home,
         streams=lambda wildcards, input: (
             ["--streams", str(Path(input.streams[0]).parent)] if input.streams else []
         ),
-        max_new_tokens=RUN.settings.answers.max_new_tokens,
+        max_new_tokens=max_new_tokens,
         out=subpath(output.rows, parent=True),
         code=code("distill.jobs"),
+    message:
+        "Serve and learn: {wildcards.experiment} {wildcards.cell}"
     shell:
         r"""
         draftlab online {params.flags:q} \
-            --answers {params.results:q}/answers \
-            --models {params.results:q}/models \
+            --answers {params.home:q}/answers \
+            --models {params.home:q}/models \
             --max-new-tokens {params.max_new_tokens:q} \
             {params.streams:q} \
             --out {params.out:q} \
@@ -153,17 +174,99 @@ rule tokens:
         experiment=stage("tokens"),
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("tokens").threads
+    resources:
+        **resources_of("tokens"),
     params:
         flags=cell_flags,
-        results=f"results/{RUN.name}",
-        max_new_tokens=RUN.settings.answers.max_new_tokens,
+        home=home,
+        max_new_tokens=max_new_tokens,
         out=subpath(output.rows, parent=True),
         code=code("distill.jobs"),
+    message:
+        "Count tokens: {wildcards.experiment} {wildcards.cell}"
     shell:
         r"""
         draftlab tokens {params.flags:q} \
-            --answers {params.results:q}/answers \
-            --models {params.results:q}/models \
+            --answers {params.home:q}/answers \
+            --models {params.home:q}/models \
+            --max-new-tokens {params.max_new_tokens:q} \
+            --out {params.out:q} \
+            >{log:q} 2>&1
+        """
+
+
+rule token_view:
+    """Show one request's accepted and rejected tokens with the draft as it was and with the one distilled offline."""
+    input:
+        unpack(shown_drafts),
+    output:
+        view="results/{run}/tokens.json",
+    log:
+        "results/{run}/logs/token_view.log",
+    conda:
+        "../../envs/cpu.yaml"
+    threads: needs("token_view").threads
+    resources:
+        **resources_of("token_view"),
+    params:
+        before=subpath(input.before, parent=True),
+        after=subpath(input.after, parent=True),
+        answers=subpath(input.answers, parent=True),
+        dataset=lambda wildcards: shown_cell()[1].dataset,
+        draft_len=lambda wildcards: shown_cell()[1].draft_len,
+        code=code("distill.tokens"),
+    message:
+        "Show one request's tokens"
+    shell:
+        r"""
+        draftlab token-view \
+            --before {params.before:q} \
+            --after {params.after:q} \
+            --answers {params.answers:q} \
+            --dataset {params.dataset:q} \
+            --draft-len {params.draft_len:q} \
+            --out {output.view:q} \
+            >{log:q} 2>&1
+        """
+
+
+rule medusa:
+    """Learn and measure in turns: heads on the target against a draft; or what updates cost against what they save."""
+    input:
+        answers=passes_of_job,
+        models=models_of_job,
+    output:
+        rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
+        record="results/{run}/cells/{experiment}/{cell}/run.json",
+    log:
+        "results/{run}/logs/{experiment}/{cell}.log",
+    benchmark:
+        "results/{run}/benchmarks/{experiment}/{cell}.tsv"
+    wildcard_constraints:
+        experiment=stage("medusa", "break_even"),
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 64
+    resources:
+        **resources_of("medusa"),
+        exclusive=1,
+    params:
+        flags=cell_flags,
+        home=home,
+        max_new_tokens=max_new_tokens,
+        out=subpath(output.rows, parent=True),
+        verb=stage_verb,
+        code=lambda wildcards: code(
+            f"distill.{RUN.experiments[wildcards.experiment].stage}"
+        ),
+    message:
+        "Learn and measure: {wildcards.experiment} {wildcards.cell}"
+    shell:
+        r"""
+        OMP_NUM_THREADS=1 draftlab {params.verb:q} {params.flags:q} \
+            --answers {params.home:q}/answers \
+            --models {params.home:q}/models \
             --max-new-tokens {params.max_new_tokens:q} \
             --out {params.out:q} \
             >{log:q} 2>&1

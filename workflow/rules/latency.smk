@@ -30,6 +30,7 @@ rule latency:
         "../../envs/cpu.yaml"
     threads: 64
     resources:
+        **resources_of("latency"),
         exclusive=1,
     params:
         verb=lambda wildcards: RUN.known[wildcards.experiment].stage.removeprefix(
@@ -37,11 +38,13 @@ rule latency:
         ),
         flags=cell_flags,
         target=measured_model("target"),
-        draft=measured_model("draft"),
+        draft=lambda wildcards: measured_model(drafts_role(wildcards)),
         out=subpath(output.rows, parent=True),
         code=lambda wildcards: code(
             RUN.known[wildcards.experiment].stage.replace("latency_", "latency.")
         ),
+    message:
+        "Measure: {wildcards.experiment} {wildcards.cell}"
     shell:
         r"""
         OMP_NUM_THREADS=1 draftlab latency {params.verb:q} {params.flags:q} \
@@ -72,6 +75,7 @@ rule latency_requests:
         "../../envs/cpu.yaml"
     threads: 64
     resources:
+        **resources_of("latency_requests"),
         exclusive=1,
     params:
         flags=cell_flags,
@@ -80,6 +84,8 @@ rule latency_requests:
         distilled=subpath(input.distilled, parent=True),
         out=subpath(output.rows, parent=True),
         code=code("latency.requests"),
+    message:
+        "Measure: {wildcards.experiment} {wildcards.cell}"
     shell:
         r"""
         OMP_NUM_THREADS=1 draftlab latency requests {params.flags:q} \

@@ -20,10 +20,15 @@ rule tokenizer:
         "results/{run}/logs/models/tokenizer.log",
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("tokenizer").threads
+    resources:
+        **resources_of("tokenizer"),
     params:
         recipe=experiments.flags(RUN.settings.target),
         out=subpath(output.tokenizer, parent=True),
         code=code("models.tokenizer", "models.hub", "datasets.generators"),
+    message:
+        "Make the tokenizer"
     shell:
         r"""
         draftlab pretrain tokenizer {params.recipe:q} --prompts {input.prompts:q} --out {params.out:q} >{log:q} 2>&1
@@ -43,11 +48,16 @@ rule target:
         "results/{run}/benchmarks/models/target.tsv"
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("target").threads
+    resources:
+        **resources_of("target"),
     params:
         recipe=experiments.flags(RUN.settings.target),
         tokenizer=subpath(input.tokenizer, parent=True),
         out=subpath(output.model, parent=True),
         code=code("pretrain"),
+    message:
+        "Make the target"
     shell:
         r"""
         draftlab pretrain target {params.recipe:q} \
@@ -72,11 +82,16 @@ rule draft:
         draft="|".join(RUN.drafts),
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("draft").threads
+    resources:
+        **resources_of("draft"),
     params:
         recipe=lambda wildcards: experiments.flags(RUN.drafts[wildcards.draft]),
         tokenizer=subpath(input.tokenizer, parent=True),
         out=subpath(output.model, parent=True),
         code=code("pretrain"),
+    message:
+        "Make {wildcards.draft}"
     shell:
         r"""
         draftlab pretrain draft {params.recipe:q} --tokenizer {params.tokenizer:q} --out {params.out:q} >{log:q} 2>&1
@@ -98,6 +113,9 @@ rule answer:
         heat=r"(\.t[0-9.]+)?",
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("answer").threads
+    resources:
+        **resources_of("answer"),
     params:
         settings=experiments.flags(RUN.settings.answers),
         requests=lambda wildcards: (
@@ -109,6 +127,8 @@ rule answer:
         target=subpath(input.target, parent=True),
         out=subpath(output.answers, parent=True),
         code=code("answers"),
+    message:
+        "Record the target's answers: {wildcards.dataset} {wildcards.split}"
     shell:
         r"""
         draftlab answer {params.settings:q} \

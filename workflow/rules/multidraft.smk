@@ -1,4 +1,4 @@
-"""Several drafted tokens: exact on toy laws and on recorded probability pairs, live on models. And closed forms.
+"""Several drafted tokens: exact on toy laws and on recorded probability pairs, live on models.
 
 Required: results/{run}/data/{dataset}/{prompts,eval}.jsonl
 Steps: a pair of its own (tokenizer, target, draft that learnt the same requests) - pairs - acceptance; the pair - live.
@@ -21,6 +21,8 @@ use rule tokenizer as multidraft_tokenizer with:
         "results/{run}/logs/multidraft/tokenizer.log",
     params:
         recipe=experiments.flags(PAIR.target),
+    message:
+        "Make the tokenizer of the multi-draft experiments"
 
 
 use rule target as multidraft_target with:
@@ -33,8 +35,12 @@ use rule target as multidraft_target with:
         "results/{run}/logs/multidraft/target.log",
     benchmark:
         "results/{run}/benchmarks/multidraft/target.tsv"
+    resources:
+        **resources_of("multidraft_target"),
     params:
         recipe=experiments.flags(PAIR.target),
+    message:
+        "Make the target of the multi-draft experiments"
 
 
 use rule multidraft_target as multidraft_draft with:
@@ -46,6 +52,8 @@ use rule multidraft_target as multidraft_draft with:
         "results/{run}/benchmarks/multidraft/draft.tsv"
     params:
         recipe=experiments.flags(PAIR.draft),
+    message:
+        "Make the draft of the multi-draft experiments"
 
 
 rule pairs:
@@ -64,8 +72,13 @@ rule pairs:
         synthetic="results/{run}/pairs/synthetic.safetensors",
     log:
         "results/{run}/logs/pairs.log",
+    benchmark:
+        "results/{run}/benchmarks/multidraft/pairs.tsv"
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("pairs").threads
+    resources:
+        **resources_of("pairs"),
     params:
         settings=experiments.flags(RUN.settings.answers),
         prompts=held_out_prompts(PAIR.datasets),
@@ -75,6 +88,8 @@ rule pairs:
         draft=subpath(input.draft, parent=True),
         out=subpath(output.synthetic, parent=True),
         code=code("multidraft.pairs", "answers"),
+    message:
+        "Record target and draft logits of the multi-draft experiments"
     shell:
         r"""
         draftlab mdss pairs {params.settings:q} \
@@ -95,15 +110,22 @@ rule exact:
         record="results/{run}/cells/{experiment}/{cell}/run.json",
     log:
         "results/{run}/logs/{experiment}/{cell}.log",
+    benchmark:
+        "results/{run}/benchmarks/{experiment}/{cell}.tsv"
     wildcard_constraints:
         experiment=stage("region", "cone", "verifier_cost"),
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("exact").threads
+    resources:
+        **resources_of("exact"),
     params:
         verb=stage_verb,
         flags=cell_flags,
         out=subpath(output.rows, parent=True),
         code=multidraft_code,
+    message:
+        "Compute: {wildcards.experiment} {wildcards.cell}"
     shell:
         r"""
         OMP_NUM_THREADS=1 draftlab mdss {params.verb:q} {params.flags:q} --out {params.out:q} >{log:q} 2>&1
@@ -120,16 +142,23 @@ rule on_pairs:
         record="results/{run}/cells/{experiment}/{cell}/run.json",
     log:
         "results/{run}/logs/{experiment}/{cell}.log",
+    benchmark:
+        "results/{run}/benchmarks/{experiment}/{cell}.tsv"
     wildcard_constraints:
         experiment=stage("acceptance", "regime", "sinkhorn"),
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("on_pairs").threads
+    resources:
+        **resources_of("on_pairs"),
     params:
         verb=stage_verb,
         flags=cell_flags,
         pairs=subpath(input.synthetic, parent=True),
         out=subpath(output.rows, parent=True),
         code=multidraft_code,
+    message:
+        "Verify on recorded pairs: {wildcards.experiment} {wildcards.cell}"
     shell:
         r"""
         OMP_NUM_THREADS=1 draftlab mdss {params.verb:q} {params.flags:q} --pairs {params.pairs:q} --out {params.out:q} >{log:q} 2>&1
@@ -155,6 +184,9 @@ rule live:
         experiment=stage("live"),
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("live").threads
+    resources:
+        **resources_of("live"),
     params:
         flags=cell_flags,
         prompts=lambda wildcards: held_out_prompts(cell_setting("datasets")(wildcards)),
@@ -164,6 +196,8 @@ rule live:
         device=RUN.settings.answers.device,
         out=subpath(output.rows, parent=True),
         code=code("multidraft.live"),
+    message:
+        "Decode with several drafts: {wildcards.experiment} {wildcards.cell}"
     shell:
         r"""
         OMP_NUM_THREADS=1 draftlab mdss live {params.flags:q} \
@@ -198,6 +232,9 @@ rule online_multidraft:
         experiment=stage("online_multidraft"),
     conda:
         "../../envs/cpu.yaml"
+    threads: needs("online_multidraft").threads
+    resources:
+        **resources_of("online_multidraft"),
     params:
         flags=cell_flags,
         answers=f"results/{RUN.name}/answers",
@@ -205,6 +242,8 @@ rule online_multidraft:
         draft=subpath(input.draft, parent=True),
         out=subpath(output.rows, parent=True),
         code=code("multidraft.online_multidraft"),
+    message:
+        "Learn topics, decode with all drafts: {wildcards.experiment} {wildcards.cell}"
     shell:
         r"""
         draftlab mdss online {params.flags:q} \
@@ -213,25 +252,4 @@ rule online_multidraft:
             --answers {params.answers:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
-        """
-
-
-rule speedup_theory:
-    """Tabulate the closed form of the speed-up."""
-    output:
-        rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
-        record="results/{run}/cells/{experiment}/{cell}/run.json",
-    log:
-        "results/{run}/logs/{experiment}/{cell}.log",
-    wildcard_constraints:
-        experiment=stage("speedup_theory"),
-    conda:
-        "../../envs/cpu.yaml"
-    params:
-        flags=cell_flags,
-        out=subpath(output.rows, parent=True),
-        code=code("theory"),
-    shell:
-        r"""
-        draftlab speedup-theory {params.flags:q} --out {params.out:q} >{log:q} 2>&1
         """

@@ -5,24 +5,30 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.figures.forms import curve_figure
-from draftlab.figures.style import LOOKS
+from draftlab import stats, tidy
+from draftlab.figures.forms import curves
+from draftlab.figures.style import LOOKS, counted, footer, legend, panels
 from draftlab.published import Published
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """A panel per K and kind of pair (recorded from models, synthetic laws), a line per scheme."""
-    kinds = table["dataset"].eq("synthetic").map({True: "laws", False: "models"})
+    """A column per K and kind of pair (recorded from models, synthetic laws): the acceptance, and what is missing to the optimum."""
+    kinds = table["dataset"].eq("synthetic").map({True: "synthetic laws", False: "models"})
     panel = [f"{kind}, K = {drafts}" for kind, drafts in zip(kinds, table["num_drafts"], strict=True)]
-    return curve_figure(
-        table.assign(panel=panel),
-        scale,
-        x="draft_temperature",
-        above="acceptance_sum",
-        below="positions",
-        series="scheme",
-        panel="panel",
-        order=list(LOOKS),
-        xlabel="draft temperature",
-        ylabel="acceptance",
-    )
+    table = table.assign(panel=panel, _unit=tidy.clusters(table))
+    shown = list(dict.fromkeys(panel))
+    figure, axes = panels(2, len(shown), height=1.6, sharex=True, sharey="row")
+    for row, above in enumerate(("acceptance_sum", "shortfall_sum")):
+        found = stats.ratio_table(table, above, "positions", ["panel", "scheme", "draft_temperature"], request="_unit")
+        found = found[found["estimate"] > 1e-6]  # the optimum lacks nothing, which has no place on a log axis
+        for ax, value in zip(axes[row], shown, strict=True):
+            curves(ax, found[found["panel"] == value], "draft_temperature", "scheme", list(LOOKS), 0.02)
+    for upper, lower, value in zip(*axes, shown, strict=True):
+        upper.set_title(value)
+        lower.set(xlabel="draft temperature", yscale="log")
+    axes[0, 0].set_ylabel("acceptance")
+    axes[1, 0].set_ylabel("missing to the optimum")
+    legend(figure, list(axes.flat))
+    n = table.groupby("panel")["_unit"].nunique()
+    footer(figure, scale, f"{counted(n)} requests per point", "bars: 95 % bootstrap")
+    return figure

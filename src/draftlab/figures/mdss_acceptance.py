@@ -19,7 +19,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """Above the acceptance, below what is missing to the optimum (log axis); ours by draft temperature, then the printed datasets."""
     table = table[(table["dataset"] != SYNTHETIC) & ~table["scheme"].isin(PATHS)]
     table = table.assign(unit=table["dataset"].astype(str) + "/" + table["request"].astype(str))
-    table["shortfall_sum"] = _shortfall(table)
     keys = ["draft_temperature", "num_drafts", "scheme"]
     accepted = ratio_table(table, "acceptance_sum", "positions", keys, request="unit")
     missing = ratio_table(table, "shortfall_sum", "positions", keys, request="unit")
@@ -57,14 +56,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         "top-k 5; at or above the optimum there is no mark below",
     )
     return figure
-
-
-def _shortfall(table: pd.DataFrame) -> pd.Series:
-    """What each row lacks to the optimal scheme on the same request, temperature and K."""
-    keys = [key for key in ("unit", "seed", "draft_temperature", "num_drafts") if key in table]
-    best = table[table["scheme"] == "optimal"].set_index(keys)["acceptance_sum"]
-    own = pd.MultiIndex.from_frame(table[keys])
-    return pd.Series(best.reindex(own).to_numpy(), index=table.index) - table["acceptance_sum"]
 
 
 def _lines(ax: Axes, rows: pd.DataFrame) -> None:

@@ -6,8 +6,17 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.figures.style import SEQUENCE, footer, legend, panels
+from draftlab.figures.style import SEQUENCE, footer, legend, name, panels
 from draftlab.published import Published
+
+WORDS = {
+    "restrict": "cutting tables to the support",
+    "optimum value": "the optimum's value alone",
+    "single (again)": "single draft again (noise)",
+    "importance_truncated s=5": "importance sampling, s = 5",
+    "importance_truncated s=5, first": "… without a full sort",
+    "importance_truncated s=5, highs": "… its program by HiGHS",
+}
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
@@ -27,7 +36,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
                 rows["ms"], y, xerr=error, fmt=style.marker, color=style.colour, ms=3, elinewidth=0.8, label=label
             )
         ax.set(title=kept, xlabel="ms per decision", xscale="log", ylim=(len(schemes) - 0.5, -0.5))
-        ax.set_yticks(range(len(schemes)), schemes)
+        ax.set_yticks(range(len(schemes)), [WORDS.get(scheme, name(scheme)) for scheme in schemes])
     legend(figure, list(axes[0]))
     footer(figure, scale, "one thread, batch of 1, contenders interleaved", "mark: median, bar: to the 90th percentile")
     return figure

@@ -13,7 +13,6 @@ from draftlab.published import Published
 from draftlab.stats import ratio_table
 
 METRICS = {"rouge_l": ("xsum", "ROUGE-L, XSum"), "bleu": ("wmt16", "BLEU, WMT16")}
-SIDES = ("importance_truncated", "k_seq", "specinfer", "single")  # side by side: their intervals overlap
 PRINTED = {
     ("rouge_l", True): ("v1T5.rouge_l", "draft_temperature"),
     ("bleu", True): ("v1T6.bleu", "draft_temperature"),
@@ -34,9 +33,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         n = found["n"]
         claim, x = PRINTED[metric, identical]
         rated = found[found["scheme"] != "plain"]
-        side = rated["scheme"].map({scheme: 0.03 * (place - 1.5) for place, scheme in enumerate(SIDES)})
-        rated = rated.assign(draft_temperature=rated["draft_temperature"] + side.fillna(0.0))
-        curves(ax, rated, "draft_temperature", "scheme", list(LOOKS))
+        curves(ax, rated, "draft_temperature", "scheme", list(LOOKS), 0.03)
         for plain in found.loc[found["scheme"] == "plain", "estimate"]:
             ax.axhline(plain, **LOOKS["plain"].options(marker=""))
         printed = published.of(claim)

@@ -19,8 +19,14 @@ PRINTED = {  # sample source, loss -> the variant of the printed table
 }
 
 
-def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """One panel per dataset, one row per variant: ours with its interval, the printed Vicuna-7B value as a diamond."""
+def draw(
+    table: pd.DataFrame,
+    scale: str,
+    published: Published,
+    pair: str = PAIR,
+    printed_name: str = "Vicuna-7B / LLaMA-160M",
+) -> Figure:
+    """One panel per dataset, one row per variant: ours with its interval, the printed value of ``pair`` as a diamond."""
     table = table.fillna({"sample_source": "none", "loss": "none"})
     found = ratio_table(table, "overlap", "visited", ["dataset", "sample_source", "loss"])
     datasets = in_order(found["dataset"].tolist(), ["spider", "gsm8k", "code_search_net", "finance_alpaca"])
@@ -29,7 +35,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     for ax, dataset in zip(axes[0], datasets, strict=True):
         rows = found[found["dataset"] == dataset].set_index(["sample_source", "loss"])
         for place, variant in enumerate(variants):
-            printed = published.of("T1.alpha_offline", pair=PAIR, dataset=dataset, variant=PRINTED.get(variant, ""))
+            printed = published.of("T1.alpha_offline", pair=pair, dataset=dataset, variant=PRINTED.get(variant, ""))
             ax.plot(
                 printed["value"],
                 [place] * len(printed),
@@ -38,7 +44,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
                 mec=BLACK,
                 mew=0.9,
                 ms=5,
-                label="printed, Vicuna-7B / LLaMA-160M",
+                label=f"printed, {printed_name}",
             )
             if variant in rows.index:
                 row = rows.loc[variant]

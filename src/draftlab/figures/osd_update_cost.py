@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draftlab.figures.style import BLUE, COLUMN, RED, footer, legend, panels, seeds
+from draftlab.figures.style import BLUE, COLUMN, RED, footer, legend, name, panels, seeds
 from draftlab.published import Published
 from draftlab.stats import ratio
 
@@ -16,44 +17,33 @@ PAIRS = {
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """One row per pair, seconds on a log axis; the number between the two marks is how many times the update fits."""
-    rows = []
-    one = pd.Series(1.0, index=table.index)
-    update, served = ratio(table["update_seconds"], one), ratio(table["interval_seconds"], one)
-    rows.append(("ours", update, served))
-    figure, axes = panels(1, 1, width=COLUMN + 0.6, height=1.3)
+    """One row per draft and per printed pair, seconds on a log axis; the number between the two marks is how many times the update fits."""
+    drafts = list(dict.fromkeys(table["draft"]))
+    figure, axes = panels(1, 1, width=COLUMN + 0.6, height=0.9 + 0.2 * len(drafts))
     ax = axes[0, 0]
-    for found, colour, marker, label in (
-        (update, RED, "s", "one update of the draft"),
-        (served, BLUE, "o", "target, requests of one interval"),
-    ):
-        error = [[found.estimate - found.low], [found.high - found.estimate]]
-        ax.errorbar(found.estimate, 0, xerr=error, fmt=marker, color=colour, capsize=2, label=label)
-    ax.annotate(
-        f"{served.estimate / update.estimate:.0f}x",
-        ((served.estimate * update.estimate) ** 0.5, 0),
-        ha="center",
-        va="bottom",
-        xytext=(0, 2),
-        textcoords="offset points",
-    )
-    for place, pair in enumerate(PAIRS, start=1):
+    for place, draft in enumerate(drafts):
+        rows = table[table["draft"] == draft]
+        one = pd.Series(1.0, index=rows.index)
+        update, served = ratio(rows["update_seconds"], one), ratio(rows["interval_seconds"], one)
+        for found, colour, marker, label in (
+            (update, RED, "s", "one update of the draft"),
+            (served, BLUE, "o", "target, requests of one interval"),
+        ):
+            error = [[found.estimate - found.low], [found.high - found.estimate]]
+            ax.errorbar(found.estimate, place, xerr=error, fmt=marker, color=colour, capsize=2, label=label)
+        _times(ax, update.estimate, served.estimate, place)
+    for place, pair in enumerate(PAIRS, start=len(drafts)):
         short, long = (
             float(published.of(claim, pair=pair)["value"].iloc[0])
             for claim in ("T9.draft_update_time", "T9.target_time_8req")
         )
         ax.plot(short, place, "s", mfc="none", mec=RED)
         ax.plot(long, place, "o", mfc="none", mec=BLUE)
-        ax.annotate(
-            f"{long / short:.0f}x",
-            ((short * long) ** 0.5, place),
-            ha="center",
-            va="bottom",
-            xytext=(0, 2),
-            textcoords="offset points",
-        )
-    ax.set(xscale="log", xlabel="seconds", ylim=(len(PAIRS) + 0.5, -0.6))
-    ax.set_yticks(range(len(PAIRS) + 1), ["ours", *PAIRS.values()])
+        _times(ax, short, long, place)
+    ax.set(xscale="log", xlabel="seconds", ylim=(len(PAIRS) + len(drafts) - 0.5, -0.6))
+    ax.set_yticks(
+        range(len(PAIRS) + len(drafts)), [*(f"ours, {name(draft)} draft" for draft in drafts), *PAIRS.values()]
+    )
     legend(figure, [ax], columns=1)
     footer(
         figure,
@@ -63,3 +53,9 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         "bars: 95 % bootstrap",
     )
     return figure
+
+
+def _times(ax: Axes, short: float, long: float, place: int) -> None:
+    """How many times the update fits, between the two marks."""
+    middle = (short * long) ** 0.5, place
+    ax.annotate(f"{long / short:.0f}x", middle, ha="center", va="bottom", xytext=(0, 2), textcoords="offset points")

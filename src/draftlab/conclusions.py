@@ -1,0 +1,109 @@
+"""The answer to an experiment's question: one sentence with the interval that carries it, whichever way it falls, from its table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from draftlab import claims, tables, tidy
+from draftlab.experiments import Answer, load_experiment
+from draftlab.figures.style import name
+from draftlab.published import FOLDER, Selection
+from draftlab.stats import Interval
+
+EXPERIMENTS = FOLDER.parent / "experiments"
+
+
+def answer_of(experiment: str, folder: Path = EXPERIMENTS) -> Answer | None:
+    """How an experiment answers its question, as its YAML file says."""
+    path = folder / f"{experiment}.yaml"
+    return load_experiment(path).answer if path.exists() else None
+
+
+def sentence(experiment: str, table: pd.DataFrame, answer: Answer | None) -> str:
+    """The answer in words; empty where the experiment has none, or where the table lacks the rows that it speaks of."""
+    if answer is None:
+        return ""
+    layout = tables.layout_of(experiment, table)
+    above, below = answer.measure or (layout.above, layout.below)
+    ratio = None if below is None else (above, below)
+    what = Selection(table=experiment, ratio=ratio, mean=None if ratio else above, unit=tidy.unit(table))
+    source = claims.Tables({experiment: table})
+    found = (_best if answer.best else _gap)(what, answer, {}, source)
+    if found is None:
+        return ""
+    parts = []
+    groups = _values(table, answer.each, answer.left, experiment) if answer.each else []
+    for group in groups:
+        own = (_best if answer.best else _gap)(what, answer, group, source)
+        if own is not None:
+            shown = own["best"] if answer.best else _text(own["interval"], layout.digits, signed=True)
+            parts.append(f"{_words(group, named=False)} {shown}")
+    numbers = {key: _text(found[key], layout.digits) for key in ("left", "right")}
+    gap = _text(found["interval"], layout.digits, signed=True)
+    text: str = getattr(answer, _side(found["interval"]))
+    said = text.format(**(found | numbers), gap=gap, n=f"{found['interval'].n:,}")
+    by = " and ".join(answer.each).replace("_", " ")
+    return said + (f"; by {by}: {', '.join(parts)}" if len(parts) > 1 else "") + "."
+
+
+def _gap(what: Selection, answer: Answer, group: Mapping[str, Any], source: claims.Tables) -> dict[str, Any] | None:
+    """Both sides and their difference over the same requests; None without rows."""
+    left = {**answer.left, **group}
+    one = claims.estimate(what, left, source)
+    if one is None:
+        return None
+    if not isinstance(answer.right, dict):
+        level = answer.right
+        gap = Interval(one.estimate - level, one.low - level, one.high - level, one.n)
+        return {"left": one, "right": Interval(level, np.nan, np.nan, 0), "interval": gap}
+    right = {**answer.right, **group}
+    two, gap_to = claims.estimate(what, right, source), claims.difference(what, left, what, right, source)
+    return None if two is None or gap_to is None else {"left": one, "right": two, "interval": gap_to}
+
+
+def _best(what: Selection, answer: Answer, group: Mapping[str, Any], source: claims.Tables) -> dict[str, Any] | None:
+    """The best setting, the next one, and their difference."""
+    left = {**answer.left, **group}
+    table = source.frames[what.table]
+    options = [{**left, **values} for values in _values(table, answer.best, left, what.table)]
+    found = [(claims.estimate(what, option, source), option) for option in options]
+    ranked = sorted(((one, option) for one, option in found if one), key=lambda entry: -entry[0].estimate)
+    if len(ranked) < 2:
+        return None
+    (one, first), (two, second) = ranked[:2]
+    gap = claims.difference(what, first, what, second, source)
+    names = {
+        key: _words({axis: option[axis] for axis in answer.best if axis not in group})
+        for key, option in (("best", first), ("second", second))
+    }
+    return {"left": one, "right": two, "interval": gap, **names}
+
+
+def _values(table: pd.DataFrame, keys: list[str], filters: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The combinations of values of some columns, among the rows that the filters leave."""
+    return tidy.records(claims.chosen(table, filters, name)[keys].drop_duplicates())
+
+
+def _side(gap: Interval) -> str:
+    """An interval that holds 0 decides nothing; without one the estimate does."""
+    low, high = (gap.low, gap.high) if np.isfinite(gap.low) else (gap.estimate, gap.estimate)
+    return "more" if low > 0 else "less" if high < 0 else "level"
+
+
+def _text(value: Interval, digits: int, *, signed: bool = False) -> str:
+    sign = "+" if signed else ""
+    interval = f" [{value.low:{sign}.{digits}f}, {value.high:{sign}.{digits}f}]" if np.isfinite(value.low) else ""
+    return f"{value.estimate:{sign}.{digits}f}{interval if signed else ''}"
+
+
+def _words(values: Mapping[str, Any], *, named: bool = True) -> str:
+    """Settings as a reader writes them: a number needs its name unless that was said before."""
+    return ", ".join(
+        name(value) if isinstance(value, str) else f"{key.replace('_', ' ')} {value:g}" if named else f"{value:g}"
+        for key, value in values.items()
+    )

@@ -1,0 +1,290 @@
+"""A run's plan: the experiments' YAML files, their cells, and which of them a run makes.
+
+A file that asks for anything unknown is refused before any job starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, PrivateAttr
+
+from draftlab.datasets import registry
+from draftlab.errors import UserError
+from draftlab.experiments.grids import Axis, combinations, validated, variants
+from draftlab.experiments.scales import Answers, Dataset, Recipe, Scale, ScaleSettings, Settings, Template
+from draftlab.experiments.stages import STAGES, Engine, Job, Live, OnPairs, Training
+
+WORKFLOW = Path(__file__).parents[3] / "workflow"
+
+
+class Answer(Settings):
+    """How an experiment answers its question in one sentence, from its table.
+
+    The rows of ``left`` less those of ``right`` (or a constant), over the same requests, or the best of ``best``'s settings less the next
+    one: an interval above 0 says ``more``, one below it ``less``, any other ``level``. The texts may name ``{gap}``, ``{left}``,
+    ``{right}``, ``{n}``, ``{best}`` and ``{second}``. ``each`` repeats the difference for every value of these columns; ``measure`` is
+    summed numerator and denominator, by default those of the printed table.
+    """
+
+    left: dict[str, Any] = {}
+    right: dict[str, Any] | float = 0.0
+    best: list[str] = []
+    each: list[str] = []
+    measure: tuple[str, str | None] | None = None
+    more: str
+    less: str = ""
+    level: str
+
+
+class Size(Settings):
+    """What one scale changes of an experiment: values of axes, and fixed settings."""
+
+    axes: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
+
+
+class Experiment(Settings):
+    """One YAML file: one table and one figure of a paper, or one question beyond it."""
+
+    title: str
+    question: str
+    paper: Literal["osd", "mdss", "beyond"]
+    artefact: str
+    answer: Answer | None = None
+    stage: str
+    axes: dict[str, Axis] = {}
+    fixed: dict[str, Any] = {}
+    scales: dict[Scale, Size]
+
+    def cells(self, scale: Scale, name: str, datasets: Sequence[str] | None = None) -> dict[str, Settings]:
+        """Cell name -> its stage's settings, one for each combination of the axes.
+
+        An axis is a list of values, or a mapping from a name to the several settings that the name stands for.
+        ``datasets`` replaces the values of an axis ``dataset``.
+        """
+        size = self.scales[scale]
+        if unknown := set(size.axes) - set(self.axes):
+            raise UserError(f"{name}: no axis named {sorted(unknown)}", remedy=f"the axes are {sorted(self.axes)}")
+        axes = {key: size.axes.get(key, values) for key, values in self.axes.items()}
+        if datasets is not None and "dataset" in axes:
+            axes["dataset"] = list(datasets)
+        stage = STAGES[self.stage]
+        found: dict[str, Settings] = {}
+        for labels, fields in combinations(axes):
+            settings = self.fixed | size.fixed | fields
+            if issubclass(stage, Job):
+                settings["labels"] = labels
+            cell = ".".join(map(str, labels.values())) or "all"
+            found[cell] = validated(stage, settings, f"{name} at scale {scale}")
+        return found
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError("no such file", file=path, remedy="restore it from the repository") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise UserError(
+            f"not YAML: {getattr(error, 'problem', error)}",
+            file=path,
+            line=mark.line + 1 if mark else None,
+            remedy="repair the file",
+        ) from None
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Read and check one experiment; every cell of every scale is built, so a bad value is found at once."""
+    experiment = validated(Experiment, _read_yaml(path), str(path))
+    if experiment.stage not in STAGES:
+        raise UserError(
+            f"unknown stage {experiment.stage!r}", file=path, remedy=f"allowed: {', '.join(sorted(STAGES))}"
+        )
+    for scale in experiment.scales:
+        for cell in experiment.cells(scale, str(path)).values():
+            if isinstance(cell, Job) and len({getattr(own, "pair", "") for _, own in variants(cell)}) > 1:
+                raise UserError("pair differs inside a cell", file=path, remedy="make it an axis: a job has one pair")
+    return experiment
+
+
+class RunConfig(Settings):
+    """What ``snakemake --config key=value`` may say."""
+
+    scale: Scale = "laptop"
+    raw: str | None = Field(None, description="folder of raw files of the real datasets")
+    dataset: str | None = Field(None, description="a file of prompts of your own")
+    target: str | None = Field(None, description="hub id or folder of the target")
+    draft: str | None = Field(None, description="hub id or folder of the draft")
+    template: Template | None = Field(None, description="chat template of the prompts; own is the tokenizer's")
+    experiments: str = Field("reproduction", description="reproduction, all, or names separated by commas")
+    name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
+
+
+class Run(Settings):
+    """Everything that the Snakefile needs to know about one run."""
+
+    name: str
+    config: RunConfig
+    settings: ScaleSettings
+    experiments: dict[str, Experiment]
+    known: dict[str, Experiment]
+    _cells: dict[str, dict[str, Settings]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def scale(self) -> Scale:
+        return self.config.scale
+
+    @property
+    def raw_folder(self) -> str | None:
+        """Where raw files are read from: a folder of real datasets, or a file of your own prompts."""
+        return self.config.dataset or self.config.raw
+
+    @property
+    def datasets(self) -> list[str]:
+        """Every dataset that this run may use."""
+        return self.settings.data.datasets + self.settings.data.extra
+
+    @property
+    def drafts(self) -> dict[str, Recipe]:
+        """Every draft by the name of its folder."""
+        return {"draft": self.settings.draft} | self.settings.drafts
+
+    def home(self, pair: str) -> str:
+        """Where the models and answers of a pair lie."""
+        return f"results/{self.name}/{pair}".rstrip("/")
+
+    def answers(self, pair: str) -> Answers:
+        """How the target of a pair answers."""
+        return (self.settings.t5.answers if pair == "t5" else None) or self.settings.answers
+
+    def of_stage(self, *stages: str) -> list[str]:
+        """Names of the experiments of these stages that exist at this scale, asked for or not: one may need another's drafts."""
+        return [name for name, experiment in self.known.items() if experiment.stage in stages]
+
+    def cells(self, experiment: str) -> dict[str, Settings]:
+        """The cells of one experiment at this run's scale, made once: every job asks; your own prompts or target replace the scale's.
+
+        A target that you name is measured as it is: only the small one trained on the spot is inflated. Multi-draft ``datasets`` are
+        those of the pair that the cell names, or all of them.
+        """
+        if experiment not in self._cells:
+            self._cells[experiment] = self._planned(experiment)
+        return self._cells[experiment]
+
+    def _planned(self, experiment: str) -> dict[str, Settings]:
+        own = self.settings.data.datasets if self.config.dataset else None
+        compute = self.settings.compute.model_dump(exclude={"processes"})
+        as_it_is = {"inflated_layers": 0, "inflated_ffn": 0} if self.config.target else {}
+        pair = self.settings.multidraft.datasets
+
+        def replaced(cell: Settings) -> dict[str, Any]:
+            if isinstance(cell, OnPairs | Live):
+                return {"datasets": [name for name in cell.datasets if name in pair] or pair}
+            values = as_it_is if isinstance(cell, Engine) else compute | as_it_is  # a measurement names its own device
+            return {key: value for key, value in values.items() if key in type(cell).model_fields}
+
+        return {
+            name: cell.model_copy(update=replaced(cell))
+            for name, cell in self.known[experiment].cells(self.scale, experiment, own).items()
+        }
+
+
+def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
+    """Read the plan of a run from ``--config`` values and the ``workflow`` folder."""
+    run = validated(RunConfig, dict(config), "--config")
+    settings = validated(
+        ScaleSettings, _read_yaml(workflow / "scales" / f"{run.scale}.yaml"), f"workflow/scales/{run.scale}.yaml"
+    )
+    if run.raw:
+        held, of_t5 = (_held(pair.datasets, Path(run.raw)) for pair in (settings.multidraft, settings.t5))
+        extra = [name for name in settings.data.extra if _is_held(name, Path(run.raw))]
+        data = {"source": "raw", "extra": extra}
+        settings = _with(settings, data=data, multidraft={"datasets": held}, t5={"datasets": of_t5})
+    if run.dataset:
+        own = {"source": "raw", "datasets": ["prompts"], "extra": []}
+        only: dict[str, Any] = {"datasets": ["prompts"]}
+        settings = _with(settings, data=own, multidraft=only, t5=only)
+    for role in ("target", "draft"):
+        if model := getattr(run, role):
+            mine, its = (
+                {role: getattr(pair, role).model_copy(update={"model": model})}
+                for pair in (settings, settings.multidraft)
+            )
+            settings = _with(settings.model_copy(update=mine), multidraft=its)
+    if run.template:
+        answers = settings.answers.model_copy(update={"template": run.template})
+        settings = settings.model_copy(update={"answers": answers})
+    every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
+    wanted = _wanted(run, every, settings.data.datasets + settings.data.extra + settings.t5.datasets)
+    suffixes = [run.scale, *(key for key in ("raw", "dataset", "target", "draft") if getattr(run, key))]
+    return Run(
+        name=run.name or "-".join(suffixes),
+        config=run,
+        settings=settings,
+        experiments={name: every[name] for name in wanted if run.scale in every[name].scales},
+        known={name: experiment for name, experiment in every.items() if run.scale in experiment.scales},
+    )
+
+
+def _with(settings: ScaleSettings, **changes: dict[str, Any]) -> ScaleSettings:
+    """The settings with these values in their parts."""
+    parts = {part: getattr(settings, part).model_copy(update=values) for part, values in changes.items()}
+    return settings.model_copy(update=parts)
+
+
+def _held(datasets: Sequence[str], folder: Path) -> list[str]:
+    """The datasets that have raw files in the folder; all of them if none has, and their absence is an error where they are read."""
+    return [name for name in datasets if _is_held(name, folder)] or list(datasets)
+
+
+def _is_held(dataset: str, folder: Path) -> bool:
+    return any(any(folder.glob(pattern)) for pattern in registry.find(dataset).raw_train.split())
+
+
+def _wanted(run: RunConfig, every: Mapping[str, Experiment], datasets: Sequence[str]) -> list[str]:
+    """The experiments of the run: of a group, those whose datasets are there; a name that cannot run is an error."""
+    lacking = {
+        name: sorted(_needed(experiment, run) - set(datasets))
+        for name, experiment in every.items()
+        if run.scale in experiment.scales
+    }
+    if run.experiments in ("all", "reproduction"):
+        chosen = [name for name in every if run.experiments == "all" or every[name].paper != "beyond"]
+        own_models = bool(run.target or run.draft)  # then nobody asks about the T5 models of the scale
+        return [n for n in chosen if not (lacking.get(n) or (own_models and _is_of_pair(every[n], run.scale)))]
+    names = [name.strip() for name in run.experiments.split(",")]
+    for name in names:
+        if name not in every:
+            raise UserError(
+                f"no experiment named {name!r}", file="--config experiments", remedy=f"allowed: {', '.join(every)}"
+            )
+        if lacking.get(name):
+            what = f"{name} needs dataset {', '.join(lacking[name])}; this run has {', '.join(datasets)}"
+            raise UserError(what, file="--config experiments", remedy="add its raw files, or leave the experiment out")
+    return names
+
+
+def _is_of_pair(experiment: Experiment, scale: Scale) -> bool:
+    """Whether all cells are of other models than the scale's own."""
+    if scale not in experiment.scales:
+        return False
+    return all(isinstance(cell, Training) and cell.pair for cell in experiment.cells(scale, "").values())
+
+
+def _needed(experiment: Experiment, run: RunConfig) -> set[str]:
+    """The datasets that an experiment's cells name; those of an axis ``dataset`` give way to a file of one's own."""
+    if run.dataset and "dataset" in experiment.axes:
+        return set()
+    cells = experiment.cells(run.scale, "").values()
+    named = (cell.datasets if isinstance(cell, Training) else [getattr(cell, "dataset", "")] for cell in cells)
+    return {dataset for datasets in named for dataset in datasets if dataset}
+
+
+def pass_name(dataset: Dataset, split: str, temperature: float = 0.0) -> str:
+    """The folder of a recorded pass below ``answers/``: one per dataset, split and temperature."""
+    return f"{dataset}.{split}" + (f".t{temperature:g}" if temperature else "")
