@@ -3,6 +3,7 @@
 What a run is made of stands in workflow/scales/*.yaml and workflow/experiments/*.yaml; the rules are the same at every scale.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -18,8 +19,13 @@ min_version("9.0")
 report: "workflow/report/workflow.rst"
 
 
+# Used with `--sdm apptainer` alone: apptainer build envs/draftlab.sif envs/apptainer.def
+# As seen from here, because Snakemake refuses white space, and a checkout may lie below some.
+container: os.path.relpath(experiments.WORKFLOW.parent / "envs" / "draftlab.sif")
+
+
 try:
-    RUN = experiments.load_run(config, Path(workflow.basedir) / "workflow")
+    RUN = experiments.load_run(config, experiments.WORKFLOW)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
@@ -36,9 +42,11 @@ wildcard_constraints:
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/models.smk"
+include: "workflow/rules/t5.smk"
 include: "workflow/rules/distill.smk"
 include: "workflow/rules/latency.smk"
 include: "workflow/rules/multidraft.smk"
+include: "workflow/rules/costs.smk"
 include: "workflow/rules/collect.smk"
 include: "workflow/figures.smk"
 

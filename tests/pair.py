@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from draftlab.distill.jobs import Folders
+from draftlab.models import LanguageModel
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.replay import record
@@ -21,14 +23,14 @@ def small_llama(hidden: int, seed: int) -> Llama:
     return Llama(config).initialise(torch.Generator().manual_seed(seed))
 
 
-def make_results(folder: Path) -> None:
+def make_results(folder: Path, small: Callable[[int, int], LanguageModel] = small_llama) -> None:
     """A target with sharp, prompt-dependent answers, drafts that know nothing, and passes of datasets ``toy`` and ``other``."""
-    target = small_llama(32, 0)
+    target = small(32, 0)
     with torch.no_grad():
         for weight in target.parameters():
             weight.mul_(6.0 if weight.ndim == 2 else 1.0)
-    tokenizer = train_tokenizer(["some text"] * 4, VOCAB)
-    for name, model in {"target": target, "draft": small_llama(16, 1), "giant": small_llama(64, 2)}.items():
+    tokenizer = train_tokenizer([f"some text {i * i}" for i in range(400)], VOCAB)
+    for name, model in {"target": target, "draft": small(16, 1), "giant": small(64, 2)}.items():
         model.save(folder / "models" / name)
         tokenizer.save(folder / "models" / name)
     for dataset, seed in (("toy", 2), ("other", 3)):

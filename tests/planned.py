@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ REQUESTS, RECORDS = 20, 120
 CLASSES = {
     "dataset": (),
     "language": ("English", "Spanish", "Chinese"),
+    "length": ("length 1", "length 2", "length 3"),
     "topic": ("Games", "Education", "Business_Corporate"),
 }
 
@@ -40,15 +42,18 @@ def offline(rng: np.random.Generator, settings: experiments.Offline) -> pd.DataF
                 rows = counts(rng, alpha, length).assign(request=range(REQUESTS), epoch=epoch, draft_len=length)
                 frames.append(rows.assign(measured=measured) if settings.live else rows)
     fixed = {"sample_source": settings.sample_source, "loss": settings.loss, "seed": settings.seed}
-    return pd.concat(frames).assign(**fixed)
+    size = {"draft_small": 50_000, "draft_large": 320_000}.get(settings.draft, 115_000)
+    return pd.concat(frames).assign(**fixed, parameters=size, tokens=70 * (settings.requests or 1200) * settings.epochs)
 
 
 def online(rng: np.random.Generator, settings: experiments.Online) -> pd.DataFrame:
     if settings.measured_on == "held_out":
-        rows = counts(rng, np.full(REQUESTS, 0.7)).assign(record=range(REQUESTS))
-        return rows.assign(seed=settings.seed)
+        rows = counts(rng, np.full(REQUESTS, 0.7)).assign(record=range(REQUESTS), seed=settings.seed)
+        return rows.assign(group=np.resize(settings.of, REQUESTS), segment=0) if settings.stream else rows
     alpha = np.linspace(0.3, 0.7 if settings.learns else 0.3, RECORDS)
     rows = counts(rng, alpha).assign(record=range(RECORDS), seed=settings.seed)
+    if settings.timed:
+        rows = rows.assign(cpu_seconds=2.5, peak_mb=400.0)
     if not settings.stream:
         return rows
     stream = settings.arrangement
@@ -98,14 +103,14 @@ MAKERS = {"offline": offline, "online": online, "tokens": tokens, "shares": shar
 
 
 def table(name: str) -> pd.DataFrame:
-    """The table of one experiment at scale ``smoke``."""
+    """The table of one experiment at scale ``smoke``, as it is read back from its file."""
     experiment = experiments.load_experiment(FOLDER / f"{name}.yaml")
     rng = np.random.default_rng(0)
     frames = []
     for cell in experiment.cells("smoke", name).values():
         runs = experiments.variants(cell) if isinstance(cell, experiments.Job) else [({}, cell)]
         frames += [MAKERS[experiment.stage](rng, settings).assign(**labels) for labels, settings in runs]
-    return pd.concat(frames, ignore_index=True)
+    return pd.read_csv(io.StringIO(pd.concat(frames).to_csv(index=False)))
 
 
 def _planned() -> dict[str, functools.partial[pd.DataFrame]]:

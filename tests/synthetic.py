@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from draftlab import theory
+from draftlab import costs, experiments, theory
+from draftlab.records import write_json
 from tests import planned
 
 DATASETS = ("spider", "gsm8k", "code_search_net", "finance_alpaca")
@@ -137,7 +141,14 @@ def mdss_region(points: int = 13) -> pd.DataFrame:
                 "single": single,
             }
             rows += [
-                {"panel": panel, "num_drafts": drafts, "q2": q2, "scheme": name, "acceptance": value}
+                {
+                    "panel": panel,
+                    "num_drafts": drafts,
+                    "q2": q2,
+                    "scheme": name,
+                    "acceptance": value,
+                    "law_error": 1e-16,
+                }
                 for name, value in schemes.items()
             ]
     return pd.DataFrame(rows)
@@ -236,15 +247,98 @@ def beyond_three_baselines() -> pd.DataFrame:
 
 def osd_update_cost(blocks: int = 5) -> pd.DataFrame:
     rng = np.random.default_rng(7)
-    return pd.DataFrame(
-        {
-            "block": range(blocks),
-            "target_request_seconds": rng.normal(0.8, 0.02, blocks),
-            "update_seconds": rng.normal(0.05, 0.002, blocks),
-            "update_forward_seconds": 0.02,
-            "update_interval": 8,
-        }
-    )
+    frames = [
+        pd.DataFrame(
+            {
+                "block": range(blocks),
+                "target_request_seconds": rng.normal(0.8, 0.02, blocks),
+                "update_seconds": rng.normal(seconds, 0.04 * seconds, blocks),
+                "update_forward_seconds": 0.3 * seconds,
+                "update_backward_seconds": 0.6 * seconds,
+                "update_interval": 8,
+                "draft": draft,
+            }
+        )
+        for draft, seconds in (("draft", 0.05), ("draft_large", 0.12))
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def osd_medusa(blocks: int = 6) -> pd.DataFrame:
+    rng = np.random.default_rng(8)
+    ways = [("plain", "single", 0.0, 1.0), ("draft", "single", 0.0, 1.3), ("draft_osd", "single", 0.0, 2.0)]
+    ways += [("medusa", "single", 0.0, 1.2), ("medusa_osd", "single", 0.0, 1.8), ("plain", "single", 1.0, 1.0)]
+    ways += [("draft_osd", "single", 1.0, 1.6), ("medusa_osd", "rrs", 1.0, 1.4), ("medusa_osd", "typical", 1.0, 1.7)]
+    rows = []
+    for dataset, (contender, verifier, temperature, length), block in itertools.product(
+        ("spider", "arena"), ways, range(blocks)
+    ):
+        tokens = 100 + int(rng.integers(20))
+        is_heads = contender.startswith("medusa")
+        counted = {"accepted": tokens - round(tokens / length), "visited": tokens, "overlap": 40, "overlap_repo": 40}
+        rows.append(
+            {
+                "dataset": dataset,
+                "contender": contender,
+                "verifier": verifier,
+                "temperature": temperature,
+                "block": block,
+            }
+            | counted
+            | {"blocks": round(tokens / length), "emitted": tokens, "requests": 5, "same_text": 5 - int(temperature)}
+            | {
+                "is_lossless": int(verifier != "typical"),
+                "seconds": tokens / length * 1.2,
+                "plain_seconds": float(tokens),
+            }
+            | {"parameters": 700_000 if is_heads else 115_000, "epoch_seconds": 9.0 if is_heads else 3.0, "seed": 0}
+        )
+    return pd.DataFrame(rows)
+
+
+def _cell(name: str) -> Any:
+    return next(iter(experiments.load_experiment(planned.FOLDER / f"{name}.yaml").cells("laptop", name).values()))
+
+
+def osd_memory_traffic() -> pd.DataFrame:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, width in (("target", 192), ("draft", 64)):
+            sizes = {
+                "hidden_size": width,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "intermediate_size": 2 * width,
+            }
+            write_json(Path(folder) / name / "config.json", sizes | {"vocab_size": 1024, "tie_word_embeddings": True})
+        served = osd_online()
+        served = pd.concat([served, served[served["method"] == "static_10"].assign(method="static")])
+        served.to_csv(Path(folder) / "osd_online.csv", index=False)
+        paths = (Path(folder) / name for name in ("target", "draft", "osd_online.csv"))
+        return costs.memory_traffic(_cell("osd_memory_traffic"), *paths)
+
+
+def osd_utilisation() -> pd.DataFrame:
+    return costs.utilisation(_cell("osd_utilisation"))
+
+
+def beyond_break_even(records: int = 40) -> pd.DataFrame:
+    rng = np.random.default_rng(9)
+    frames = []
+    runs = [("static", 0, 1.0, 0.0), ("larger", 0, 0.8, 0.05)]
+    runs += [("online", interval, 0.6 + 0.002 * interval, 0.4 / interval) for interval in (1, 8, 64)]
+    for contender, interval, cost, update in runs:
+        static = rng.normal(1, 0.05, records)
+        frames.append(
+            pd.DataFrame(
+                {
+                    "record": range(records), "emitted": 20, "blocks": (20 * cost * static).round(),
+                    "serve_seconds": cost * static, "serve_gb": cost * static, "update_seconds": update,
+                    "update_gb": update / 10, "static_seconds": static, "static_gb": static,
+                    "contender": contender, "update_interval": interval, "seed": 0,
+                }
+            )
+        )  # fmt: skip
+    return pd.concat(frames, ignore_index=True)
 
 
 def beyond_context_batch(blocks: int = 3) -> pd.DataFrame:
@@ -330,7 +424,15 @@ def mdss_cost() -> pd.DataFrame:
 def _live(grid: list[dict[str, object]], requests: int = 10, quality: bool = False) -> pd.DataFrame:
     """Live decoding as ``multidraft.live`` records it; every scheme better than the one before."""
     rng = np.random.default_rng(9)
-    gains = {"plain": 0.0, "single": 0.6, "specinfer": 0.8, "k_seq": 0.9, "importance_truncated": 1.1, "optimal": 1.2}
+    gains = {
+        "plain": 0.0,
+        "single": 0.6,
+        "block": 0.7,
+        "specinfer": 0.8,
+        "k_seq": 0.9,
+        "importance_truncated": 1.1,
+        "optimal": 1.2,
+    }
     common = {
         "num_drafts": 2,
         "draft_temperature": 1.2,
@@ -479,14 +581,21 @@ def beyond_sinkhorn() -> pd.DataFrame:
                 "request": request,
                 "acceptance_sum": 10 * value,
                 "positions": 10,
-                "seconds": 0.001,
+                "seconds": 0.001 * (1 + count) if scheme == "sinkhorn" else 0.0001,
             }
         )
     return pd.DataFrame(rows)
 
 
 def beyond_block_multidraft() -> pd.DataFrame:
-    shapes = [("single", 1), ("importance_truncated", 2), ("k_seq", 2), ("importance_truncated", 4), ("k_seq", 4)]
+    shapes = [
+        ("single", 1),
+        ("block", 1),
+        ("importance_truncated", 2),
+        ("k_seq", 2),
+        ("importance_truncated", 4),
+        ("k_seq", 4),
+    ]
     return _live(
         [
             {"scheme": s, "num_drafts": k, "draft_len": 8 // k, "draft_temperature": t}
@@ -532,6 +641,10 @@ TABLES = {
         osd_latency_dataset,
         osd_latency_length,
         osd_update_cost,
+        osd_medusa,
+        osd_memory_traffic,
+        osd_utilisation,
+        beyond_break_even,
         mdss_region,
         mdss_acceptance,
         mdss_cone,

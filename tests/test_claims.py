@@ -69,6 +69,20 @@ def test_direction_flips_with_the_table(known, tables):
     assert bad.loc["osd.alpha_rises", "verdict"] == "contradicts"
 
 
+def test_the_t5_half_of_a_claim_is_answered_by_the_t5_tables(known, tables):
+    """The lines of Figure 3 are T5's own, not Table 1's; no table of the Llama pair says anything about T5."""
+    names = ["T1.alpha_offline", "F3.offline_line", "F3.online_late_approx"]
+    t5 = {"osd_offline_t5": TABLES["osd_offline"](), "osd_online_t5": TABLES["osd_online"]()}
+    answered = _verdicts(_only(known, *names), t5)
+    of_t5 = answered.index.str.contains("flan-t5-xl")
+    assert of_t5.sum() == 20 + 4 + 8
+    assert set(answered.loc[of_t5, "verdict"]) <= {"same direction", "contradicts"}
+    assert set(answered.loc[~of_t5, "verdict"]) == {"not run at this scale"}
+    assert answered.loc["F3.offline_line/flan-t5-xl/t5-small/spider", "published"] == "0.74"
+    other = _verdicts(_only(known, *names), {name.removesuffix("_t5"): table for name, table in t5.items()})
+    assert set(other.loc[of_t5, "verdict"]) == {"not run at this scale"}
+
+
 def test_the_same_setting_can_reproduce(known, tables):
     facts = _only(known, "T1.alpha_offline")
     row = "T1.alpha_offline/vicuna-7b/llama-160m/spider/original"
@@ -93,12 +107,48 @@ def test_a_difference_within_noise_is_no_contradiction_beside_one_that_holds(kno
     assert "within noise" in verdict["note"]
 
 
+def test_percentages_are_of_the_rows_that_the_rule_names(known, tables):
+    facts = _only(known, "v1T4.percent_of_importance", "v1T2.token_rate")
+    topk, rates = tables["mdss_topk"], tables["mdss_truncation"]
+    found = _verdicts(facts, {"mdss_topk": topk, "mdss_truncation": rates})
+    sums = topk[(topk["top_k"] == 5) & (topk["num_drafts"] == 2) & (topk["dataset"] == "dolly")]
+    sums = sums.groupby("scheme")[["emitted", "blocks"]].sum()
+    efficiency = sums["emitted"] / sums["blocks"]
+    share = found.loc["v1T4.percent_of_importance/dolly/top_k=5/num_drafts=2/k_seq", "ours"]
+    assert share == pytest.approx(100 * efficiency["k_seq"] / efficiency["importance_truncated"], rel=1e-5)
+    kept = (
+        rates[(rates["top_k"] == 40) & rates["lp_threshold"].isin([0, 5])]
+        .groupby("scheme")[["emitted", "seconds"]]
+        .sum()
+    )
+    speed = kept["emitted"] / kept["seconds"]
+    over = found.loc["v1T2.token_rate/alphabet=40", "ours"]
+    assert over == pytest.approx(100 * speed["importance_truncated"] / speed["single"] - 100, rel=1e-4)
+    slow = {"mdss_truncation": rates.assign(seconds=rates["seconds"].where(rates["scheme"] == "single", 1e3))}
+    assert _verdicts(facts, slow).loc["v1T2.token_rate/alphabet=40", "verdict"] == "contradicts"
+
+
 def test_what_the_paper_contradicts_itself_on_stays_inconsistent(known, tables):
     rows = _verdicts(known, {"osd_latency_alpha": tables["osd_latency_alpha"]})
     printed = rows[rows["verdict"] == "inconsistent in print"]
     assert "T3.speedup_by_dataset/vicuna-7b/llama-160m/code_search_net/osd" in printed.index
     assert rows.loc["osd.abstract_speedup", "verdict"] == "inconsistent in print"
     assert rows.loc["osd.memory_falls", "verdict"] in {"reproduced", "inconsistent in print"}
+
+
+def _swapped(column, one, two, draft=None):
+    """A table with two values of a column exchanged, of one draft only if it is named."""
+
+    def doctor(table):
+        chosen = table["draft"] == draft if draft else pd.Series(True, index=table.index)
+        return table.assign(**{column: table[column].where(~chosen, table[column].replace({one: two, two: one}))})
+
+    return doctor
+
+
+def _backwards(table):
+    """Every stream from its end to its beginning."""
+    return table.assign(record=table["record"].max() - table["record"])
 
 
 @pytest.mark.parametrize(
@@ -137,6 +187,7 @@ def test_what_the_paper_contradicts_itself_on_stays_inconsistent(known, tables):
             lambda t: t.replace({"scheme": {"importance_truncated": "specinfer", "specinfer": "importance_truncated"}}),
         ),
         ("mdss.more_drafts_accept_more", "mdss_acceptance", lambda t: t.replace({"num_drafts": {2: 4, 4: 2}})),
+        ("mdss.lossless", "mdss_region", lambda t: t.assign(law_error=t["law_error"].where(t["q2"] > 0, 1e-3))),
         ("mdss.cone", "mdss_cone", lambda t: t.assign(other=1)),
         ("mdss.conjecture", "mdss_cone", lambda t: t.assign(largest_difference=1e-3)),
         ("mdss.lp_is_the_cost", "mdss_cost", lambda t: t.assign(ms=1 / t["ms"])),
@@ -150,6 +201,26 @@ def test_what_the_paper_contradicts_itself_on_stays_inconsistent(known, tables):
             "mdss_quality",
             lambda t: t.assign(rouge_l=t["rouge_l"] * (1 + (t["scheme"] == "k_seq"))),
         ),
+        ("osd.recovers_after_shift", "osd_shift_sharp", _swapped("method", "online", "static_30")),
+        ("osd.gradual_shift_without_drop", "osd_shift_smooth", _backwards),
+        ("osd.mixed_streams_keep_both", "osd_two_mix", _backwards),
+        ("osd.classes_improve", "osd_arena_topic", _backwards),
+        (
+            "osd.separate_beats_single",
+            "osd_routing",
+            lambda t: t.assign(overlap=t["overlap"] * (t["method"] == "shared")),
+        ),
+        ("osd.common_tokens_improve", "osd_token_recall", _swapped("method", "original", "distilled")),
+        ("osd.first_epoch_does_most", "osd_epochs", _swapped("epoch", 1, 0)),
+        ("osd.small_draft_beats_large", "osd_draft_size", _swapped("method", "original", "distilled")),
+        (
+            "osd.draft_size_matters_little",
+            "osd_draft_size_t5",
+            _swapped("method", "original", "distilled", "draft_large"),
+        ),
+        ("osd.medusa_improves", "osd_medusa", lambda t: t.assign(emitted=t["blocks"])),
+        ("osd.cheaper_than_medusa", "osd_medusa", lambda t: t.assign(epoch_minutes=1 / t["epoch_minutes"])),
+        ("osd.idle_compute", "osd_utilisation", lambda t: t.assign(flops_per_second=1e3 * t["flops_per_second"])),
         ("osd.update_is_cheap", "osd_update_cost", lambda t: t.assign(update_seconds=t["interval_seconds"])),
         ("osd.length_helps", "osd_latency_length", lambda t: t.assign(plain=t["plain"] / t["length"])),
     ],
@@ -230,3 +301,45 @@ def test_numbers_survive_the_file(ledger, tmp_path):
     back = pd.read_csv(path)
     assert len(back) == len(ledger)
     np.testing.assert_allclose(back["ours"], ledger["ours"])
+
+
+@pytest.mark.parametrize(
+    ("claim", "row", "table", "doctor"),
+    [
+        (
+            "F4.shift_alpha_at_record",
+            "spider/record=4000/online",
+            "osd_shift_sharp",
+            _swapped("method", "online", "static_30"),
+        ),
+        ("F5.language_last20pct_mean", "chinese/osd", "osd_arena_language", _backwards),
+        (
+            "F7.top100_mean_recall",
+            "spider/teacher_fwd",
+            "osd_token_recall",
+            _swapped("method", "original", "distilled"),
+        ),
+        (
+            "PKL.accepted_over_generated",
+            "spider/distilled",
+            "osd_token_recall",
+            _swapped("method", "original", "distilled"),
+        ),
+        ("F9.mix_last20pct_mean", "gsm8k/online", "osd_two_mix", _backwards),
+        ("F11.shift_alpha", "record=4000/smooth", "osd_shift_smooth", _backwards),
+        ("R.alpha_by_epoch", "vicuna-7b/llama-160m/spider/epoch=2", "osd_epochs", _swapped("epoch", 2, 0)),
+        ("R.big_draft_vanilla", "spider/llama-160m+osd", "osd_draft_size", _swapped("method", "original", "distilled")),
+        ("T4.extra_params", "medusa-7b", "osd_medusa", _swapped("contender", "medusa", "draft_osd")),
+        ("T4.medusa_speedup", "spider/medusa-7b+osd", "osd_medusa", _swapped("contender", "medusa", "medusa_osd")),
+        ("R.medusa_cost", "osd/train_time_1epoch_1xA100", "osd_medusa", _swapped("contender", "medusa", "draft")),
+        ("PKL.offline_step_curve", "spider/step=30", "osd_epochs", _swapped("epoch", 0.5, 0)),
+    ],
+)
+def test_every_printed_number_can_be_contradicted(known, tables, claim, row, table, doctor):
+    facts = _only(known, claim)
+    name = f"{claim}/{row}"
+    assert _verdicts(facts, {table: tables[table]}).loc[name, "verdict"] == "same direction"
+    bad = _verdicts(facts, {table: doctor(tables[table])}).loc[name]
+    assert bad["verdict"] == "contradicts"
+    rule = known.claims[claim].rule
+    assert rule.explanation.strip() in bad["note"]

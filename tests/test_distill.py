@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from draftlab import experiments, training
-from draftlab.distill import jobs, learning, sources
+from draftlab.distill import jobs, learning, sources, tokens
 from draftlab.errors import UserError
-from draftlab.models import load_model
+from draftlab.models import load_model, load_tokenizer
 from draftlab.records import read_json
-from draftlab.replay import load_pass
+from draftlab.replay import load_pass, replay
 from tests.conftest import ROOT
 from tests.pair import folders_of, make_results
 
@@ -193,7 +193,7 @@ def test_a_killed_run_ends_with_the_same_weights(results, tmp_path, monkeypatch,
     chosen = settings(sample_batch=32)
     options = {"sample_batch": 32, "checkpoint": tmp_path / "c.safetensors"}
     straight = scene(results)
-    learning.train(straight, range(48), 12, chosen, source, sample_batch=32)
+    effort = learning.train(straight, range(48), 12, chosen, source, sample_batch=32)
 
     def kill(step):
         if step == killed_at:
@@ -204,7 +204,7 @@ def test_a_killed_run_ends_with_the_same_weights(results, tmp_path, monkeypatch,
     assert (tmp_path / "c.safetensors").exists() == (source == "teacher" or killed_at > 4)
     steps = []
     resumed = scene(results)
-    learning.train(resumed, range(48), 12, chosen, source, **options, watch=steps.append)
+    assert learning.train(resumed, range(48), 12, chosen, source, **options, watch=steps.append) == effort
     assert steps[0] == (killed_at if source == "teacher" else killed_at // 4 * 4)
     assert torch.equal(weights(straight.draft), weights(resumed.draft))
 
@@ -239,9 +239,9 @@ def test_a_checkpoint_of_another_architecture_is_left_aside(results, tmp_path, m
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     path = tmp_path / "c.safetensors"
     small, other = (load_model(results / "models" / name) for name in ("draft", "giant"))
-    training.save_checkpoint(path, "same", other, training.adamw(other), 5)
+    training.save_checkpoint(path, "same", other, training.adamw(other), 5, {})
     before = weights(small).clone()
-    assert training.load_checkpoint(path, "same", small, training.adamw(small)) == 0
+    assert training.load_checkpoint(path, "same", small, training.adamw(small), {}) == 0
     assert torch.equal(before, weights(small))
 
 
@@ -261,7 +261,12 @@ def test_two_processes_learn_what_one_does(results, tmp_path):
     paths = ["--answers", results / "answers", "--models", results / "models", "--max-new-tokens", 12]
     launchers = {
         "one": [],
-        "two": ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"],
+        "two": [
+            "-m",
+            "torch.distributed.run",
+            "--nproc_per_node",
+            "2",
+        ],  # accelerate itself launches several only on GPUs
     }
     for name, launcher in launchers.items():
         command = [sys.executable, *launcher, "-m", "draftlab", "offline", *words, *paths, "--out", tmp_path / name]
@@ -292,3 +297,24 @@ def test_tokens_are_counted_as_decoding_counts_them(results, tmp_path):
     assert (table["accepted"] <= table[["proposed", "generated"]].min(axis=1)).all()
     assert sums.loc["distilled", "accepted"] > sums.loc["original", "accepted"]
     assert table["text"].notna().all()
+
+
+def test_the_token_view_spells_the_answer_and_counts_as_replay_does(results, tmp_path):
+    run(results, tmp_path, epochs=30)
+    answers = load_pass(results / "answers/toy.eval")
+    tokenizer = load_tokenizer(results / "models/target")
+    drafts = load_model(results / "models/draft"), load_model(tmp_path / "draft")
+    view = tokens.token_view(*drafts, answers, tokenizer, 3)
+    record = next(answer for answer in answers.answers if answer.id == view["request"])
+    gains = []
+    for side, draft in zip(("before", "after"), drafts, strict=True):
+        shown = [token["token"] for token in view[side] if token["kind"] != "rejected"]
+        assert "".join(shown) == tokenizer.decode(record.answer_ids)
+        counted = replay(draft, answers, 3)
+        place = answers.answers.index(record)
+        kinds = [token["kind"] for token in view[side]]
+        assert kinds.count("accepted") == counted.accepted[place]
+        assert kinds.count("accepted") + kinds.count("rejected") == counted.visited[place]
+        gains.append(counted.accepted)
+    gain = gains[1] - gains[0]
+    assert gain[place] == np.sort(gain)[len(gain) // 2] > 0, "the typical request, and it gains"

@@ -1,5 +1,7 @@
 """Plans of runs: what is refused, which cells exist, and what an edit of code or values changes."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import yaml
 
 from draftlab import experiments
 from draftlab.errors import UserError
+from draftlab.experiments import digests
 
 WORKFLOW = Path(__file__).resolve().parents[1] / "workflow"
 
@@ -122,6 +125,14 @@ def test_your_own_prompts_replace_the_datasets():
     assert {settings.dataset for _, settings in found} == {"prompts"}
 
 
+def test_multidraft_cells_keep_those_of_their_datasets_that_the_pair_has():
+    def datasets(config):
+        return experiments.load_run(config, WORKFLOW).cells("mdss_quality")["identical"].datasets
+
+    assert datasets({}) == ["xsum", "wmt16"]
+    assert datasets({"dataset": "mine.jsonl"}) == ["prompts"]
+
+
 def test_a_target_that_you_name_is_not_inflated():
     def layers(config):
         cells = experiments.load_run(config, WORKFLOW).cells("osd_latency_alpha")
@@ -142,22 +153,40 @@ def test_flags_round_trip_lists_and_leave_none_out():
 
 def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
     package = tmp_path / "draftlab_probe"
-    monkeypatch.setattr(experiments, "_source", lambda module: package / f"{module.removeprefix('draftlab.')}.py")
-    monkeypatch.setattr(
-        experiments, "_exists", lambda module: (package / f"{module.removeprefix('draftlab.')}.py").exists()
-    )
+
+    def source(module):
+        path = package / f"{module.removeprefix('draftlab.')}.py"
+        return path if path.exists() else None
+
+    monkeypatch.setattr(digests, "_source", source)
     package.mkdir()
 
     def digest(loss, trainer="from draftlab import loss\n"):
         (package / "loss.py").write_text(loss, encoding="utf-8")
         (package / "trainer.py").write_text(trainer, encoding="utf-8")
-        experiments._module.cache_clear()
+        digests._module.cache_clear()
         experiments.code_digest.cache_clear()
         return experiments.code_digest("draftlab.trainer")
 
     before = digest("def f(x):\n    '''Doc.'''\n    return x + 1\n")
     assert digest("# a comment\ndef f(x):\n    '''Another doc.'''\n    return x + 1  # more\n") == before
     assert digest("def f(x):\n    return x + 2\n") != before
+
+
+def test_planning_a_run_imports_neither_torch_nor_transformers():
+    program = f"""
+import sys
+from pathlib import Path
+from draftlab import experiments
+from draftlab.experiments import digests
+run = experiments.load_run({{"scale": "paper", "experiments": "all"}}, Path({str(WORKFLOW)!r}))
+assert all(run.cells(name) for name in run.experiments)
+for module in ("draftlab.pretrain", "draftlab.distill.jobs", "draftlab.models.tokenizer"):
+    experiments.code_digest(module)
+print(*{{"torch", "transformers", "numpy"}} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_a_loss_reaches_distillation_and_not_pretraining():
@@ -167,9 +196,35 @@ def test_a_loss_reaches_distillation_and_not_pretraining():
             name = queue.pop()
             if name not in seen:
                 seen.add(name)
-                queue += experiments._module(name)[1]
+                queue += digests._module(name)[1]
         return "draftlab.losses" in seen
 
     assert reads_losses("draftlab.distill.jobs")
     assert not reads_losses("draftlab.pretrain")
     assert not reads_losses("draftlab.answers")
+
+
+def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
+    run = experiments.load_run({"scale": "paper"}, WORKFLOW)
+    names = {"osd_offline_t5", "osd_online_t5", "osd_summaries_t5", "osd_draft_size_t5"}
+    assert names <= set(run.experiments)
+    for name in names:
+        assert {cell.pair for cell in run.cells(name).values()} == {"t5"}
+    assert (run.home(""), run.home("t5")) == ("results/paper", "results/paper/t5")
+    assert (run.answers("").template, run.answers("t5").template) == ("vicuna_v1.1", "plain")
+    t5 = run.settings.t5
+    assert t5.target.model == "google/flan-t5-xl"
+    assert [t5.draft.model, *(recipe.model for recipe in t5.drafts.values())] == [
+        f"google/t5-efficient-{size}" for size in ("small", "base", "large")
+    ]
+    laptop = experiments.load_run({}, WORKFLOW)
+    assert laptop.answers("t5") == laptop.answers("")
+    assert {recipe.family for recipe in (laptop.settings.t5.target, *laptop.settings.t5.drafts.values())} == {"t5"}
+    mine = experiments.load_run({"target": "some/model"}, WORKFLOW)
+    assert not names & set(mine.experiments), "nobody asked about the scale's T5 models"
+    assert names & set(
+        experiments.load_run({"target": "some/model", "experiments": "osd_online_t5"}, WORKFLOW).experiments
+    )
+    fixed = {"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": {"pair": ["", "t5"]}}
+    with pytest.raises(UserError, match="pair differs inside a cell"):
+        experiments.load_experiment(write(tmp_path, fixed=fixed))

@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 
 from draftlab import figures, published, tidy
 from draftlab.errors import UserError
-from draftlab.figures import forms
+from draftlab.figures import batch, forms
 from tests.synthetic import TABLES
 
 
@@ -84,7 +85,7 @@ def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path):
         "CodeSearchNet",
         "Finance-Alpaca",
     ]
-    assert ax.get_xlabel() == "overlap / visited"
+    assert ax.get_xlabel() == "alpha"
     figures.draw("osd_something_new", table, "smoke", known, tmp_path / "x")
     assert (tmp_path / "x.pdf").stat().st_size > 5000
 
@@ -100,3 +101,33 @@ def test_drawing_never_waits_for_torch():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_path):
+    data, out, drawn = tmp_path / "data", tmp_path / "out", tmp_path / "drawn.json"
+    data.mkdir()
+    names = ["mdss_cone", "osd_speedup_theory"]
+    for name in names:
+        TABLES[name]().to_csv(data / f"{name}.csv", index=False)
+    (data / "claims.csv").write_text("not a table of an experiment")
+    assert batch.draw_all(data, out, "laptop", drawn, 2) == names
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert set(before) == {f"{name}{suffix}" for name in names for suffix in batch.SUFFIXES}
+    assert batch.draw_all(data, out, "laptop", drawn, 2) == []
+    (out / "mdss_cone.tex").unlink()
+    assert batch.draw_all(data, out, "laptop", drawn, 1) == ["mdss_cone"]
+    rows = TABLES["osd_speedup_theory"]()
+    rows[rows["alpha"] > 0.15].to_csv(data / "osd_speedup_theory.csv", index=False)
+    assert batch.draw_all(data, out, "laptop", drawn, 1) == ["osd_speedup_theory"]
+    assert (out / "mdss_cone.tex").read_bytes() == before["mdss_cone.tex"]
+    assert (out / "osd_speedup_theory.pdf").read_bytes() != before["osd_speedup_theory.pdf"]
+    rows.drop(columns="draft_len").to_csv(data / "osd_speedup_theory.csv", index=False)
+    with pytest.raises(UserError, match=r"osd_speedup_theory.csv: no column 'draft_len'"):
+        batch.draw_all(data, out, "laptop", drawn, 2)
+
+
+@pytest.mark.parametrize("name", list(figures.FIGURES))
+def test_no_figure_depends_on_all_figures(name):
+    """Else an edit of one would redraw it too."""
+    source = (Path(figures.__file__).parent / f"{name}.py").read_text()
+    assert "from draftlab.figures import" not in source

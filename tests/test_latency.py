@@ -16,6 +16,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from draftlab import agreement
 from draftlab.errors import UserError
 from draftlab.experiments import LatencyAlpha
 from draftlab.latency import loop, self_check
@@ -36,6 +37,7 @@ class Bigram:
     """A backend whose next token depends on the last one alone, so that the law of a text can be written down."""
 
     vocabulary = None
+    decoder_start: int | None = None
 
     def __init__(self, table: np.ndarray, context_length: int = 512) -> None:
         self.table, self.vocab_size, self.context_length = table, len(table), context_length
@@ -315,6 +317,11 @@ def test_noisy_cells_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None
     assert calls == [4, 2, 2]
     assert rows.groupby("alpha")["attempt"].unique().map(list).to_dict() == {0.5: [0], 0.8: [2]}
     assert len(rows) == 12
+    monkeypatch.setattr(alpha, "summarise", lambda rows: noisy(rows).assign(quiet=True))
+    at_once = measure_alpha(bigram(16, 0), bigram(16, 1), SETTINGS)
+    work = [column for column in rows if not agreement.is_measured("osd_latency_alpha", column)]
+    assert set(work) >= {"tokens", "disagreements"}
+    assert at_once[work].equals(rows[work])
 
 
 def test_summary_of_known_times() -> None:

@@ -228,7 +228,7 @@ def no_config(folder: Path) -> None:
     [
         (thin_config, r"config\.json: missing 1 required positional argument: 'intermediate_size'"),
         (no_head, "no weight 'lm_head"),
-        (no_config, r"config\.json: not a model's config"),
+        (no_config, r"config\.json: not a JSON object"),
         (break_weights, r"model\.safetensors: damaged weights"),
         (pickle_weights, r"only pickled weights \(pytorch_model.bin\)"),
         (drop_weight, r"no weight 'model\.layers\.1\.mlp\.up_proj\.weight'"),

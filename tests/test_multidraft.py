@@ -1,5 +1,6 @@
 """Exact acceptance on toy laws and on recorded pairs."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,21 +8,25 @@ import pandas as pd
 import pytest
 import torch
 
-from draftlab import experiments
+from draftlab import experiments, stats
 from draftlab.conformance import check_law
+from draftlab.decode import generate
 from draftlab.errors import UserError
+from draftlab.models import load_model
+from draftlab.models.llama import Llama
 from draftlab.multidraft import pairs as recorded
 from draftlab.multidraft.acceptance import acceptance, along_text, by_position, on_support
 from draftlab.multidraft.cone import cone, largest_difference
 from draftlab.multidraft.regime import SCHEMES, regime
-from draftlab.multidraft.region import region
+from draftlab.multidraft.region import law_error, region
 from draftlab.multidraft.schemes import token_verifier
 from draftlab.multidraft.sinkhorn import sinkhorn, sinkhorn_verifier
 from draftlab.records import Answer
 from draftlab.sampling import Sampling, to_probs
 from draftlab.verify.bound import optimum_by_subsets, optimum_without_replacement
 from draftlab.verify.joint import joint_law
-from draftlab.verify.specinfer import rrs
+from draftlab.verify.specinfer import rrs, specinfer
+from draftlab.verify.token import TokenVerifier
 from tests.pair import small_llama
 
 PRINTED_REGION = [  # panel, q2, optimal, K-SEQ, SpecInfer at K = 2 (reference/multidraft.md, end of section b)
@@ -37,9 +42,13 @@ PRINTED_REGION = [  # panel, q2, optimal, K-SEQ, SpecInfer at K = 2 (reference/m
 
 
 @pytest.fixture(scope="module")
-def toy():
-    rows = region([2, 3, 4], points=241)
-    return rows.pivot_table(index=["num_drafts", "panel", "q2"], columns="scheme", values="acceptance")
+def points():
+    return region([2, 3, 4], points=241)
+
+
+@pytest.fixture(scope="module")
+def toy(points):
+    return points.pivot_table(index=["num_drafts", "panel", "q2"], columns="scheme", values="acceptance")
 
 
 @pytest.mark.parametrize(("panel", "q2", "optimal", "k_seq", "specinfer"), PRINTED_REGION)
@@ -58,6 +67,19 @@ def test_region_is_ordered_and_the_program_is_the_optimum_at_every_number_of_dra
     more = toy["optimal"].unstack("num_drafts")
     assert (more[3] >= more[2] - 1e-12).all()
     assert (more[4] > more[2] + 0.05).any()
+
+
+def test_every_scheme_is_lossless_over_the_region_and_one_that_trusts_another_draft_is_not(points):
+    assert points.groupby(["scheme", "num_drafts"])["law_error"].max().lt(1e-12).sum() == 15
+    target = torch.tensor([[0.2, 0.3, 0.5]], dtype=torch.float64)
+
+    def trusting(target_probs, draft_probs, tokens):
+        return specinfer.decide(target_probs, draft_probs.flip(-1), tokens)
+
+    mutant = TokenVerifier("trusting", "independent", trusting)
+    draft = torch.tensor([[[0.6, 0.3, 0.1]] * 2], dtype=torch.float64)
+    assert law_error(mutant, target, draft).item() > 0.1
+    assert law_error(specinfer, target, draft).item() < 1e-12
 
 
 def test_the_optimum_on_three_tokens_is_the_smallest_cut(toy):
@@ -147,6 +169,31 @@ def test_too_many_tuples_are_refused():
     for name in ("rrs", "importance"):
         with pytest.raises(UserError, match="no exact acceptance at 4 drafts on 40 tokens"):
             by_position(token_verifier(name), *laws, 4)
+
+
+def test_a_real_model_with_its_first_layers_as_draft_has_the_published_order_at_top_k_5(shared):
+    target = load_model(shared / "models/stories260K/hf")
+    assert isinstance(target, Llama)
+    layers = target.config.num_hidden_layers - 1
+    draft = Llama(dataclasses.replace(target.config, num_hidden_layers=layers))
+    kept = {name: value for name, value in target.state_dict().items() if not name.startswith(f"layers.{layers}")}
+    draft.load_state_dict(kept)
+    sampling, generator = Sampling(1.0, top_k=5), torch.Generator().manual_seed(0)
+    texts = generate(target, [[1]] * 24, max_new_tokens=40, eos_ids=[1, 2], sampling=sampling, generator=generator)
+    answers = [Answer(str(i), [1], ids, True) for i, ids in enumerate(texts)]
+    found = {"stories": recorded.record(target, draft, answers, 1000)}
+    schemes = ["optimal", "importance_truncated", "k_seq", "specinfer"]
+    rows = acceptance(
+        found, settings(datasets=["stories"], schemes=schemes, num_drafts=[2, 4, 8], draft_temperature=[1.6], top_k=5)
+    )
+    assert rows["positions"].sum() > 6000
+    for drafts, of_size in rows.groupby("num_drafts"):
+        sums = of_size.pivot(index="request", columns="scheme", values="acceptance_sum")
+        share = sums.sum() / of_size.loc[of_size["scheme"] == "optimal", "positions"].sum()
+        assert 0.3 < share["specinfer"] < share["optimal"] < 1
+        for better, worse in itertools.pairwise(schemes):
+            ahead = stats.ratio(sums[better] - sums[worse], np.ones(len(sums)))
+            assert ahead.low > 0 or (better == "optimal" and ahead.estimate >= -1e-9), (drafts, better, worse, ahead)
 
 
 def test_block_verification_keeps_at_least_as_much_along_a_text_and_has_none_without_one(pairs):

@@ -253,6 +253,8 @@ def test_separate_drafts_learn_from_their_own_requests(results, tmp_path, stream
     assert_array_equal(own.loc[:15, COUNTS], shared.loc[:15, COUNTS])  # toy comes first: the other draft is still fresh
     assert not own.loc[16:, COUNTS].equals(shared.loc[16:, COUNTS])
     assert not routed[COUNTS].equals(own[COUNTS])
+    assert not own["misrouted"].any()
+    assert list(routed["misrouted"]) == [int(place % 4 == 0) for place in range(16)] * 2
     alone = traffic.along(
         streams / "stream.jsonl", [load_pass(results / f"answers/{d}.train") for d in ("toy", "other")]
     )
@@ -266,6 +268,16 @@ def test_static_drafts_are_distilled_on_requests_kept_aside(results, tmp_path, s
     assert [run["updates"] for run in facts["runs"]] == [2 * 2, 2 * 8]
     assert facts["runs"][0]["positions"] < facts["runs"][1]["positions"] / 3
     assert len(table) == 64
+
+
+def test_separate_drafts_are_measured_on_the_held_out_requests_of_their_class(results, tmp_path, streams):
+    inner = {"drafts": ["shared", "by_group"]}
+    table, facts = mixed(results, tmp_path, streams, learns=False, warm_on="aside", measured_on="held_out", inner=inner)
+    shared, own = (table[table["drafts"] == name].reset_index(drop=True) for name in inner["drafts"])
+    assert list(own["record"]) == list(shared["record"]) == list(range(32))
+    assert_array_equal(own["group"], shared["group"])
+    assert not own[COUNTS].equals(shared[COUNTS])
+    assert [run["updates"] for run in facts["runs"]] == [8, 8]
 
 
 def test_a_draft_is_not_measured_on_what_it_was_distilled_on(results, tmp_path):
@@ -295,6 +307,7 @@ def test_bins_sum_requests(results, tmp_path):
     whole, _ = run(results, tmp_path)
     binned, _ = run(results, tmp_path, bin=16)
     assert list(binned["record"]) == [0, 16, 32]
+    assert list(binned["requests"]) == [16, 16, 16]
     assert_array_equal(binned[COUNTS].sum(), whole[COUNTS].sum())
 
 

@@ -1,5 +1,6 @@
 """The page: complete, self-contained, harmless, and working in a real browser."""
 
+import itertools
 import json
 import re
 import shutil
@@ -44,12 +45,10 @@ def _run(folder: Path) -> Path:
                     }
                 )
             )
-    tokens = [{"token": text, "accepted": bool(i % 2)} for i, text in enumerate(HOSTILE)]
-    (folder / "tokens.json").write_text(
-        json.dumps(
-            {"dataset": "spider", "request": "r1", "prompt": "".join(HOSTILE), "before": tokens, "after": tokens[1:]}
-        )
-    )
+    kinds = itertools.cycle(("accepted", "rejected", "target"))
+    tokens = [{"token": text, "kind": kind} for text, kind in zip(HOSTILE, kinds, strict=False)]
+    view = {"dataset": "spider", "request": "r1", "prompt": "".join(HOSTILE), "draft_len": 5}
+    (folder / "tokens.json").write_text(json.dumps(view | {"before": tokens, "after": tokens[1:]}))
     claims.ledger(known, claims.read_tables(folder), "laptop").to_csv(folder / "claims.csv", index=False)
     return folder
 
@@ -78,8 +77,10 @@ def test_everything_is_in_the_page(text):
         "same direction",
         "inconsistent in print",
         "One request, token by token",
+        "3 tokens: 2 drafted and accepted, 1 by the target; 2 rejected",
     ):
         assert word in text
+    assert '<p class="answer">Yes: over the last fifth of the stream alpha is' in text
     rows = len(published.load().numbers) + len(published.load().statements)
     assert text.count('<td class="note">') >= rows
 
@@ -112,7 +113,7 @@ def test_a_run_without_extras_still_has_a_page(page, tmp_path):
 
 
 def test_what_is_missing_or_broken_is_named(page, tmp_path):
-    with pytest.raises(UserError, match="no ledger"):
+    with pytest.raises(UserError, match=r"claims.csv: no such file"):
         report.write(tmp_path, "laptop", tmp_path / "report.html")
     shutil.copy(page.parent / "claims.csv", tmp_path)
     with pytest.raises(UserError, match="no tables"):
@@ -208,6 +209,16 @@ def test_counts_lead_to_their_rows(browser):
     _press(browser, '[data-verdict="contradicts"]')
     assert browser.find_element("id", "filter-count").text.startswith(f"{expected} of")
     _press(browser, "#filters button[type=reset]")
+
+
+def test_a_link_leads_where_it_says_though_figures_load_late(browser):
+    """Every figure's place is known before it is there."""
+    unsized = [img for img in browser.find_elements("tag name", "img") if not img.get_attribute("height")]
+    assert browser.find_elements("tag name", "img")
+    assert not unsized
+    browser.execute_script("document.getElementById('tokens').scrollIntoView({behavior: 'instant'})")
+    browser.execute_async_script("setTimeout(arguments[0], 400)")
+    assert abs(browser.execute_script("return document.getElementById('tokens').getBoundingClientRect().top")) < 120
 
 
 def test_keyboard_reaches_the_content_and_sorts(browser):

@@ -61,15 +61,18 @@ def test_a_checkpoint_of_other_settings_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     path = tmp_path / "c.safetensors"
     model = a_model()
-    training.save_checkpoint(path, "other", model, training.adamw(model), 30)
+    training.save_checkpoint(path, "other", model, training.adamw(model), 30, {})
     assert len(run(a_model(), 40, path, identity="mine")) == 40
 
 
-def test_a_truncated_checkpoint_is_ignored(tmp_path):
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:100], lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda _: b""]
+)
+def test_a_damaged_checkpoint_is_ignored(tmp_path, damage):
     path = tmp_path / "c.safetensors"
     model = a_model()
-    training.save_checkpoint(path, "x", model, training.adamw(model), 30)
-    path.write_bytes(path.read_bytes()[:100])
+    training.save_checkpoint(path, "x", model, training.adamw(model), 30, {})
+    path.write_bytes(damage(path.read_bytes()))
     assert len(run(a_model(), 5, path)) == 5
 
 

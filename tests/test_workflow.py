@@ -20,14 +20,23 @@ pytestmark = [pytest.mark.workflow, pytest.mark.xdist_group("workflow")]
 COPIED = ("Snakefile", "workflow", "profiles", "envs", "src", "paper_figures")
 
 
-def snakemake(folder: Path, *words: str, check: bool = True) -> str:
-    """Run Snakemake in a copy of the checkout, on that copy's own package; return what it printed."""
-    env = os.environ | {
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of a run in a copy of the checkout, on that copy's own package."""
+    return os.environ | {
         "PYTHONPATH": str(folder / "src"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
+
+
+def snakemake(folder: Path, *words: str, check: bool = True, cores: int = 2) -> str:
+    """Run Snakemake in a copy of the checkout; return what it printed."""
     done = subprocess.run(
-        ["snakemake", "--cores", "2", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=1500
+        ["snakemake", "--cores", str(cores), *words],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=1500,
     )
     output = done.stdout + done.stderr
     assert not check or done.returncode == 0, output[-6000:]
@@ -39,16 +48,20 @@ def jobs(output: str) -> dict[str, int]:
     return {rule: int(count) for rule, count in re.findall(r"^(\w+) +(\d+)$", output, re.MULTILINE) if rule != "total"}
 
 
-@pytest.fixture(scope="session")
-def checkout(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("checkout") / "a folder with spaces"
-    folder.mkdir()
+def copy_checkout(folder: Path) -> Path:
+    """A copy of the checkout to run in, without results."""
+    folder.mkdir(parents=True)
     for name in COPIED:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         elif (ROOT / name).exists():
             shutil.copyfile(ROOT / name, folder / name)
     return folder
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory) -> Path:
+    return copy_checkout(tmp_path_factory.mktemp("checkout") / "a folder with spaces")
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +88,16 @@ def test_every_table_figure_claim_and_the_report_exist(finished):
     claims = pd.read_csv(results / "claims.csv")
     assert len(claims) > 363
     assert claims["verdict"].notna().all()
+
+
+def test_snakemakes_own_report_has_captions(finished):
+    page = finished / "snakemake.html"
+    snakemake(finished, "--report", str(page), "--config", "scale=smoke")
+    text = page.read_text(encoding="utf-8")
+    for words in ("Two papers about speculative decoding", "The ledger of run", "One page that explains run"):
+        assert words in text
+    drawn = list((finished / "results/smoke/figures").glob("*.png"))
+    assert text.count("What is drawn, n and the interval stand under") == len(drawn) > 10
 
 
 def test_a_second_run_has_nothing_to_do(finished):
@@ -114,9 +137,28 @@ def test_published_figures_are_redrawn_byte_for_byte_and_nothing_is_trained(chec
     assert {path.suffix for path in folder.iterdir()} >= {".pdf", ".png", ".md", ".tex"}
     for name in before:
         (folder / name).unlink()
-    assert set(jobs(snakemake(checkout, "-n", "paper_figures"))) == {"paper_figure", "paper_figures"}
+    assert set(jobs(snakemake(checkout, "-n", "paper_figures"))) == {"paper_figures"}
     snakemake(checkout, "paper_figures")
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert "Nothing to be done" in snakemake(checkout, "paper_figures")
+
+
+def test_an_edit_of_one_figure_redraws_one_figure_and_so_does_a_new_table(checkout):
+    snakemake(checkout, "paper_figures")
+    log = checkout / "results/laptop/logs/paper_figures.log"
+    for path, more in (
+        ("src/draftlab/figures/osd_offline.py", "\nEXTRA = 1\n"),
+        ("paper_figures/laptop/data/osd_offline.csv", ""),
+    ):
+        text = (checkout / path).read_text()
+        try:
+            (checkout / path).write_text(text + more if more else text.rsplit("\n", 2)[0] + "\n")
+            snakemake(checkout, "paper_figures")
+            assert log.read_text() == "drawn: osd_offline\n"
+            assert "Nothing to be done" in snakemake(checkout, "paper_figures")
+        finally:
+            (checkout / path).write_text(text)
+    snakemake(checkout, "paper_figures")
 
 
 def test_real_raw_records_run_through_the_same_rules(checkout, shared):

@@ -204,18 +204,19 @@ def _neighbours(row: Mapping[str, Any], change: Mapping[str, Any], published: Pu
     shared = {key: value for key, value in row["settings"].items() if key not in change}
     found = published.of(claim, **change)
     keep = [
-        settings != row["settings"]
+        claim_id != row["claim_id"]
         and all(same(shared[key], value) for key, value in settings.items() if key in shared)
-        for settings in found["settings"]
+        for claim_id, settings in zip(found["claim_id"], found["settings"], strict=True)
     ]
     return records(found[np.array(keep, dtype=bool)])
 
 
 def _name(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     own, its = row["settings"], other["settings"]
-    return ", ".join(
+    parts = [
         value if not value[0].isdigit() else f"{key} {value}" for key, value in its.items() if own.get(key) != value
-    )
+    ]
+    return ", ".join(parts) or str(other["claim"])
 
 
 def _signed(gap: Interval) -> str:
@@ -264,7 +265,7 @@ def _groups(comparison: Comparison, tables: Tables) -> list[tuple[str, dict[str,
         return []
     table = tables.frames[comparison.table]
     _has(table, comparison.each, comparison.table)
-    left = _chosen(table, comparison.left, comparison.table)
+    left = chosen(table, comparison.left, comparison.table)
     keys = records(left[comparison.each].drop_duplicates())
     return [(", ".join(f"{key} {value}" for key, value in group.items()), group) for group in keys]
 
@@ -314,7 +315,18 @@ def estimate(selection: Selection, filters: Mapping[str, Any], tables: Tables) -
         return Interval(float(sums["above"].max()), np.nan, np.nan, len(sums))
     if selection.unit is None:
         return Interval(float(sums["above"].sum() / sums["below"].sum()), np.nan, np.nan, len(sums))
+    if base := selection.percent_of or selection.percent_over:
+        return _percent(selection, sums, tables.sums(selection, {**filters, **base}))
     return stats.ratio(sums["above"], sums["below"])
+
+
+def _percent(selection: Selection, sums: pd.DataFrame, base: pd.DataFrame | None) -> Interval | None:
+    if base is None:
+        return None
+    one, two = tidy.paired(sums, base)
+    found = stats.percent_of((one["above"], one["below"]), (two["above"], two["below"]))
+    less = 100 if selection.percent_over else 0
+    return Interval(found.estimate - less, found.low - less, found.high - less, found.n)
 
 
 def difference(
@@ -333,32 +345,34 @@ def difference(
 
 def _sums(selection: Selection, filters: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     """Numerator ``above`` and denominator ``below`` of every unit (a request of a dataset, its seeds together)."""
-    table = tables.get(selection.table)
+    name = filters.get("table", selection.table)
+    table = tables.get(name)
     if table is None:
         return None
-    rows = _chosen(table, filters, selection.table)
+    rows = chosen(table, filters, name)
     if rows.empty:
         return None
     above, below = selection.ratio or (selection.mean or selection.largest, None)
     if above is None:
-        raise UserError(f"a rule for {selection.table} measures nothing", remedy="give it a ratio, a mean or a largest")
-    _has(table, [above] + ([below] if below else []), selection.table)
+        raise UserError(f"a rule for {name} measures nothing", remedy="give it a ratio, a mean or a largest")
+    _has(table, [above] + ([below] if below else []), name)
     pair = pd.DataFrame({"above": rows[above].astype(float), "below": rows[below].astype(float) if below else 1.0})
     if selection.unit is None:
         return pair
-    _has(table, [selection.unit], selection.table)
+    _has(table, [selection.unit], name)
     units = rows[selection.unit].astype(str)
     if "dataset" in rows:  # the same request number of two datasets is two requests
         units = rows["dataset"].astype(str) + "/" + units
     return pair.groupby(units, sort=False).sum()
 
 
-def _chosen(table: pd.DataFrame, filters: Mapping[str, Any], name: str) -> pd.DataFrame:
+def chosen(table: pd.DataFrame, filters: Mapping[str, Any], name: str) -> pd.DataFrame:
     """The rows with these values; ``window`` keeps a part of the stream, as fractions of its length."""
     keep = pd.Series(True, index=table.index)
     for key, wanted in filters.items():
         if key == "window":
             keep &= tidy.in_window(table, *wanted)
+        if key in ("window", "table"):
             continue
         _has(table, [key], name)
         keep &= _one_of(table[key], wanted if isinstance(wanted, list) else [wanted])

@@ -16,7 +16,7 @@ import tyro
 
 from draftlab import experiments
 from draftlab.datasets import streams
-from draftlab.errors import UserError
+from draftlab.errors import UserError, printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -233,6 +233,34 @@ def tokens(settings: Flat[experiments.Tokens], *, answers: Path, models: Path, m
     _write_job(out, settings, jobs.tokens(settings, jobs.Folders(answers, models, out, max_new_tokens)))
 
 
+def token_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_len: int, out: Path) -> None:
+    """Write one request's accepted and rejected tokens with two drafts, those of the folders BEFORE and AFTER, for the report."""
+    from draftlab.distill import tokens
+    from draftlab.models import load_model, load_tokenizer
+    from draftlab.records import write_json
+    from draftlab.replay import load_pass
+
+    drafts = load_model(before), load_model(after)
+    found = tokens.token_view(*drafts, load_pass(answers), load_tokenizer(after), draft_len)
+    write_json(out, {"dataset": dataset, **found})
+
+
+def medusa(settings: Flat[experiments.Medusa], *, answers: Path, models: Path, max_new_tokens: int, out: Path) -> None:
+    """Compare Medusa heads on the target with a draft, before and after each learnt from what it served (OSD, Table 4)."""
+    from draftlab.distill import jobs, medusa
+
+    _write_job(out, settings, medusa.medusa(settings, jobs.Folders(answers, models, out, max_new_tokens)))
+
+
+def break_even(
+    settings: Flat[experiments.BreakEven], *, answers: Path, models: Path, max_new_tokens: int, out: Path
+) -> None:
+    """Compare what updates cost with what they save, by update interval and against a larger static draft."""
+    from draftlab.distill import break_even, jobs
+
+    _write_job(out, settings, break_even.break_even(settings, jobs.Folders(answers, models, out, max_new_tokens)))
+
+
 def route(
     *,
     stream: Path,
@@ -280,6 +308,24 @@ def speedup_theory(settings: Flat[experiments.SpeedupTheory], *, out: Path) -> N
         for alpha in settings.alphas
     ]
     write_cell(out, pd.DataFrame(rows), {"settings": settings.model_dump()})
+
+
+def memory_traffic(
+    settings: Flat[experiments.MemoryTraffic], *, target: Path, draft: Path, online: Path, out: Path
+) -> None:
+    """Tabulate the bytes that a request moves (OSD, Table 5); ONLINE is the table of osd_online."""
+    from draftlab import costs
+    from draftlab.records import write_cell
+
+    write_cell(out, costs.memory_traffic(settings, target, draft, online), {"settings": settings.model_dump()})
+
+
+def utilisation(settings: Flat[experiments.Utilisation], *, out: Path) -> None:
+    """Tabulate the load of a request trace against hardware (OSD, App. A.4)."""
+    from draftlab import costs
+    from draftlab.records import write_cell
+
+    write_cell(out, costs.utilisation(settings), {"settings": settings.model_dump()})
 
 
 def mdss_region(settings: Flat[experiments.Region], *, out: Path) -> None:
@@ -395,9 +441,9 @@ def collect(*, rows: tuple[Path, ...], out: Path) -> None:
     """Concatenate the rows of an experiment's cells into its tidy table."""
     import pandas as pd
 
-    from draftlab.records import atomic_path
+    from draftlab.records import atomic_path, read_table
 
-    table = pd.concat([pd.read_csv(path) for path in rows], ignore_index=True)
+    table = pd.concat([read_table(path) for path in rows], ignore_index=True)
     with atomic_path(out) as temporary:
         table.to_csv(temporary, index=False, lineterminator="\n")
 
@@ -508,28 +554,19 @@ def _write_measured(
 # --- figures, tables, claims, report -----------------------------------------------------------------------------
 
 
-def figure(
-    experiment: tyro.conf.Positional[str],
-    *,
-    table: Path,
-    scale: experiments.Scale,
-    out: Path,
-    and_table: bool = False,
-) -> None:
-    """Draw one experiment's table as OUT.pdf and OUT.png; --and-table also formats it, in the same process."""
-    from draftlab import figures, published, tables, tidy
+def figure(experiment: tyro.conf.Positional[str], *, table: Path, scale: experiments.Scale, out: Path) -> None:
+    """Draw one experiment's table as OUT.pdf and OUT.png, and format it as OUT.md, OUT.csv and OUT.tex."""
+    from draftlab.figures import batch
 
-    rows = tidy.read(table, experiment)
-    figures.draw(experiment, rows, scale, published.load(), out)
-    if and_table:
-        tables.write(experiment, rows, scale, out)
+    batch.draw(experiment, table, scale, out)
 
 
-def table(experiment: tyro.conf.Positional[str], *, table: Path, scale: experiments.Scale, out: Path) -> None:
-    """Format one experiment's table as OUT.md, OUT.csv and OUT.tex."""
-    from draftlab import tables, tidy
+def figures(*, data: Path, scale: experiments.Scale, out: Path, drawn: Path, processes: int = 1) -> None:
+    """Do the same for every table of a folder that changed, or whose figure's code did, since DRAWN was written."""
+    from draftlab.figures import batch
 
-    tables.write(experiment, tidy.read(table, experiment), scale, out)
+    for name in batch.draw_all(data, out, scale, drawn, processes):
+        print(f"drawn: {name}")
 
 
 def claims(*, tables: Path, scale: experiments.Scale, out: Path) -> None:
@@ -548,6 +585,15 @@ def report(*, results: Path, scale: experiments.Scale, out: Path) -> None:
     from draftlab import report
 
     report.write(results, scale, out)
+
+
+def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) -> None:
+    """Whether the tables of two runs are the same text but for measured times; if not, which columns differ, and by how much."""
+    from draftlab import agreement
+
+    if found := agreement.differences(one, two):
+        sys.exit("\n".join(map(str, found)))
+    print("the tables are the same but for measured times")
 
 
 def provenance(figure: tyro.conf.Positional[Path]) -> None:
@@ -637,6 +683,28 @@ def bench_decode(
         write_text(out, frame.to_csv(index=False, lineterminator="\n"))
 
 
+def bench_online(
+    *,
+    results: Path,
+    dataset: str = "spider",
+    draft: str = "draft",
+    requests: int = 48,
+    update_interval: int = 8,
+    repeats: int = 3,
+    out: Path | None = None,
+) -> None:
+    """Time online distillation, live and by replay, beside the loop of OSD's repository, in turns, in CPU seconds on one thread."""
+    from draftlab import bench_online
+    from draftlab.records import write_text
+
+    frame = bench_online.bench(
+        results, dataset, draft, requests=requests, update_interval=update_interval, repeats=repeats
+    )
+    print(bench_online.table(frame))
+    if out is not None:
+        write_text(out, frame.to_csv(index=False, lineterminator="\n"))
+
+
 def bench_verify(
     *,
     vocab: tuple[int, ...] = (32_000, 128_000),
@@ -667,6 +735,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "readme": readme,
     "verify-lossless": verify_lossless,
     "bench decode": bench_decode,
+    "bench online": bench_online,
     "bench verify": bench_verify,
     "gguf export": gguf_export,
     "gguf inflate": gguf_inflate,
@@ -684,12 +753,18 @@ VERBS: dict[str, Callable[..., None]] = {
     "offline": offline,
     "online": online,
     "tokens": tokens,
+    "medusa": medusa,
+    "break-even": break_even,
+    "memory-traffic": memory_traffic,
+    "utilisation": utilisation,
+    "token-view": token_view,
     "route": route,
     "mdss pairs": mdss_pairs,
     "figure": figure,
-    "table": table,
+    "figures": figures,
     "claims": claims,
     "report": report,
+    "compare": compare,
     "provenance": provenance,
     "record-provenance": record_provenance,
     "tensorboard": tensorboard,
@@ -729,9 +804,8 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         # A full disk, a folder that cannot be written: the system's own words name the file and the reason.
-        sys.exit(
-            f"draftlab: error: {error.strerror or error}: {error.filename} (free space or fix permissions, run again)"
-        )
+        what = printable(f"{error.strerror or error}: {error.filename}")
+        sys.exit(f"draftlab: error: {what} (free space or fix permissions, run again)")
     except KeyboardInterrupt:
         sys.exit("draftlab: interrupted; finished files are whole, run again to resume")
 

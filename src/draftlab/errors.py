@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+
+
+def printable(text: str) -> str:
+    """``text`` on one line for a terminal or a log: control and format characters and lone surrogates escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 class UserError(Exception):
@@ -14,4 +20,8 @@ class UserError(Exception):
     def __init__(self, what: str, *, remedy: str, file: Path | str | None = None, line: int | None = None) -> None:
         self.what, self.remedy, self.file, self.line = what, remedy, file, line
         where = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
-        super().__init__(f"{where}{what} ({remedy})")
+        super().__init__(printable(f"{where}{what} ({remedy})"))
+
+    def __reduce__(self) -> tuple[functools.partial[UserError], tuple[()]]:
+        """From another process it comes as it was raised there."""
+        return functools.partial(UserError, self.what, remedy=self.remedy, file=self.file, line=self.line), ()

@@ -55,7 +55,8 @@ def hard_label(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
 
     For answers that were sampled, give ``one_hot_logits(answer_ids, vocab)`` as the target's.
     """
-    return -draft_logits.float().log_softmax(-1).gather(-1, target_logits.argmax(-1, keepdim=True))[..., 0]
+    best = target_logits.argmax(-1, keepdim=True).expand(*draft_logits.shape[:-1], 1)
+    return -draft_logits.float().log_softmax(-1).gather(-1, best)[..., 0]
 
 
 def jeffreys(draft_logits: Logits, target_logits: Logits, beta: float = 0.9) -> Float[Tensor, "*positions"]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from draftlab import experiments, training
 from draftlab.datasets import generators
 from draftlab.errors import UserError
-from draftlab.models import Tokenizer, check_same_tokenizer, hub, load_tokenizer
+from draftlab.models import LanguageModel, Tokenizer, check_same_tokenizer, hf, hub, load_tokenizer
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.records import Prompt, atomic_dir, read_jsonl, write_json
@@ -51,7 +51,7 @@ def make_tokenizer(prompts: Sequence[Path], target: experiments.Recipe, out: Pat
 
 
 def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: experiments.Recipe, out: Path) -> None:
-    """Write the target: the model that the recipe names, or a Llama trained on the reference answers."""
+    """Write the target: the model that the recipe names, or a small one trained on the reference answers."""
     if recipe.model:
         hub.copy_model(recipe.model, recipe.revision, out)
         return
@@ -72,7 +72,7 @@ def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: experiments.Re
 
 
 def make_draft(tokenizer: Path, recipe: experiments.Recipe, out: Path) -> None:
-    """Write the draft: the model that the recipe names, or a small Llama trained on unpaired public text."""
+    """Write the draft: the model that the recipe names, or a small one trained on unpaired public text."""
     words = load_tokenizer(tokenizer)
     if recipe.model:
         hub.copy_model(recipe.model, recipe.revision, out)
@@ -91,16 +91,7 @@ def _train(
     kept = [example for example in examples if len(example.prompt) + len(example.answer) <= recipe.context]
     if not kept:
         raise UserError(f"every document is longer than context {recipe.context}", remedy="raise context of this scale")
-    config = LlamaConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.ffn,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.heads,
-        max_position_embeddings=recipe.context,
-    )
-    model = Llama(config).initialise(torch.Generator().manual_seed(recipe.seed))
+    model = _untrained(recipe, tokenizer.vocab_size)
     order = list(_batches(kept, recipe.batch, recipe.steps, recipe.seed))
 
     def losses(step: int) -> Iterator[Tensor]:
@@ -122,6 +113,22 @@ def _train(
     with atomic_dir(out) as folder:
         model.save(folder)
         tokenizer.save(folder)
+
+
+def _untrained(recipe: experiments.Recipe, vocab_size: int) -> LanguageModel:
+    generator = torch.Generator().manual_seed(recipe.seed)
+    if recipe.family == "t5":
+        return hf.new_t5(vocab_size, recipe.hidden, recipe.ffn, recipe.layers, recipe.heads, generator)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.ffn,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.heads,
+        max_position_embeddings=recipe.context,
+    )
+    return Llama(config).initialise(generator)
 
 
 def _batches(examples: Sequence[Example], size: int, count: int, seed: int) -> Iterator[list[Example]]:

@@ -15,7 +15,7 @@ from draftlab.errors import UserError
 from draftlab.experiments import load_experiment
 
 RECORD = "provenance.json"
-WITHOUT_MODELS = ("speedup_theory", "region", "cone")
+WITHOUT_MODELS = ("speedup_theory", "utilisation", "region", "cone")
 
 
 def trace(figure: Path) -> Iterator[str]:
@@ -48,13 +48,16 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
     }
     common, varied = split_common([{"cell": cell} | flatten(record) for cell, record in cells.items()])
     datasets = sorted({str(name) for record in cells.values() for name in _datasets(record)})
+    homes = sorted({run / record.get("settings", {}).get("pair", "") for record in cells.values()}) or [run]
     return {
         "table": {"sha256": _digest(table), "rows": sum(1 for _ in table.open(encoding="utf-8")) - 1},
         "common": common,
         "cells": varied,
-        "models": _models(run, experiment),
+        "models": _models(run, homes, experiment),
         "answers": {
-            path.parent.name: records.read_json(path) for path in _below(run, "answers", datasets, "pass.json")
+            _name(run, path): records.read_json(path)
+            for home in homes
+            for path in _below(home, "answers", datasets, "pass.json")
         },
         "data": {
             path.parent.name: records.read_json(path)["provenance"]
@@ -113,11 +116,18 @@ def _datasets(run: Mapping[str, Any]) -> list[Any]:
     return [name for name in (settings.get("dataset"), *settings.get("of", [])) if name]
 
 
-def _models(run: Path, experiment: str) -> dict[str, str]:
+def _models(run: Path, homes: Sequence[Path], experiment: str) -> dict[str, str]:
     path = published.FOLDER.parent / "experiments" / f"{experiment}.yaml"
     if path.exists() and load_experiment(path).stage in WITHOUT_MODELS:
         return {}
-    return {path.parent.name: _digest(path) for path in sorted((run / "models").glob("*/model.safetensors"))}
+    found = [path for home in homes for path in sorted((home / "models").glob("*/model.safetensors"))]
+    return {_name(run, path): _digest(path) for path in found}
+
+
+def _name(run: Path, path: Path) -> str:
+    """The folder of a model or of recorded answers; those of another pair than the run's own carry its name."""
+    pair, _, _ = path.parent.parent.relative_to(run).as_posix().rpartition("/")
+    return f"{pair} {path.parent.name}".lstrip()
 
 
 def _below(run: Path, folder: str, datasets: Sequence[str], file: str) -> list[Path]:

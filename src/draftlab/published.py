@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from draftlab.errors import UserError
+from draftlab.records import read_table
 
 FOLDER = Path(__file__).parents[2] / "workflow" / "published"
 PAPERS = {"osd": "OSD", "mdss": "MDSS", "related": "related"}
@@ -36,7 +37,8 @@ class Entry(BaseModel):
 class Selection(Entry):
     """What of a table is measured: ``ratio`` (summed numerator over summed denominator), ``mean`` or ``largest`` of a column.
 
-    ``unit`` names the column whose values the bootstrap draws; without it the table is exact and has no interval.
+    ``unit`` names the column whose values the bootstrap draws; without it the table is exact and has no interval. ``percent_of`` filters
+    other rows, of whose ratio the measure is a percentage (``percent_over``: what it has more, in percent).
     """
 
     table: str
@@ -44,13 +46,15 @@ class Selection(Entry):
     mean: str | None = None
     largest: str | None = None
     unit: str | None = "request"
+    percent_of: dict[str, Any] = {}
+    percent_over: dict[str, Any] = {}
 
 
 class Rule(Selection):
     """How our table answers a printed number.
 
     ``where``: printed setting -> filter of the table's columns (``same``: a column of that name with that value; a value not
-    listed was not run). ``against``: settings of the printed numbers that this one must stand to as printed, differences up to
+    listed was not run; a filter ``table`` names another table than the rule's). ``against``: settings of the printed numbers that this one must stand to as printed, differences up to
     ``margin`` aside; ``level`` is a constant that it must be above or below as printed;
     with ``alike`` a printed difference up to ``margin`` must be as small in ours. ``tolerance`` decides ``reproduced``, at the scales of ``same_setting``.
     """
@@ -63,6 +67,13 @@ class Rule(Selection):
     tolerance: float
     same_setting: list[Scale] = ["paper"]
     explanation: str = ""
+
+    def table_of(self, settings: Mapping[str, str]) -> str:
+        """The table that answers a printed number with these settings."""
+        filters = (
+            known[settings[key]] for key, known in self.where.items() if known != "same" and settings.get(key) in known
+        )
+        return next((str(own["table"]) for own in filters if "table" in own), self.table)
 
 
 class Claim(Entry):
@@ -185,7 +196,7 @@ def load(folder: Path | None = None) -> Published:
         numbers.append(frame.assign(paper=paper))
     return Published(
         numbers=pd.concat(numbers, ignore_index=True),
-        curves=_csv(folder / "curves.csv"),
+        curves=read_table(folder / "curves.csv"),
         claims=claims,
         statements=_yaml(folder / "statements.yaml", dict[str, Statement]),
         checks=_yaml(folder / "consistency.yaml", dict[str, Check]),
@@ -193,7 +204,7 @@ def load(folder: Path | None = None) -> Published:
 
 
 def _numbers(path: Path) -> pd.DataFrame:
-    frame = _csv(path, dtype=str, keep_default_na=False)
+    frame = read_table(path, dtype=str, keep_default_na=False)
     settings = [parse_setting(text) for text in frame["setting"]]
     frame = frame.assign(
         settings=pd.Series(settings, dtype=object),
@@ -225,15 +236,6 @@ def _number(text: str) -> float:
         return float(above) / float(below) if below else float(above)
     except ValueError:
         return float("nan")
-
-
-def _csv(path: Path, **options: Any) -> pd.DataFrame:
-    try:
-        return pd.DataFrame(pd.read_csv(path, **options))
-    except FileNotFoundError:
-        raise UserError("no such file", file=path, remedy="restore it from the repository") from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise UserError(f"not a table: {error}", file=path, remedy="restore it from the repository") from None
 
 
 def _yaml(path: Path, kind: type[T]) -> T:

@@ -1,4 +1,4 @@
-"""The parts of README.md that are rendered from committed tables: a README never states a number by hand."""
+"""The parts of README.md that are rendered from committed tables and files: a README never states a number by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pandas as pd
 
 from draftlab.datasets import table_markdown
 from draftlab.errors import UserError
-from draftlab.records import write_text
+from draftlab.experiments import load_experiment
+from draftlab.records import read_table, write_text
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
 
@@ -47,7 +48,7 @@ def update(readme: Path, *, check: bool) -> None:
 
 
 def _results(root: Path) -> str:
-    claims = pd.read_csv(root / CLAIMS, dtype=str, keep_default_na=False).set_index("claim_id")
+    claims = read_table(root / CLAIMS, dtype=str, keep_default_na=False).set_index("claim_id")
     lines = [f"| alpha: printed / ours | {' | '.join(DATASETS.values())} |", "|---|" + "---|" * len(DATASETS)]
     for what, claim in BY_DATASET.items():
         cells = [_cell(claims, claim.format(dataset=dataset)) for dataset in DATASETS]
@@ -65,6 +66,14 @@ def _cell(claims: pd.DataFrame, claim: str) -> str:
         return f"{float(row['published']):.3g} / not run"
     interval = f" [{float(row['ci_low']):.2f}, {float(row['ci_high']):.2f}]" if row["ci_low"] else ""
     return f"{float(row['published']):.3g} / **{float(row['ours']):.2f}**{interval}"
+
+
+def _experiments(root: Path) -> str:
+    lines = ["| experiment | shows | question |", "|---|---|---|"]
+    every = [(path.stem, load_experiment(path)) for path in sorted((root / "workflow/experiments").glob("*.yaml"))]
+    for paper in ("osd", "mdss", "beyond"):
+        lines += [f"| `{name}` | {it.artefact} | {it.question} |" for name, it in every if it.paper == paper]
+    return "\n".join(lines)
 
 
 BY_DATASET = {
@@ -86,4 +95,8 @@ OTHERS = {
     },
 }
 
-PARTS: dict[str, Callable[[Path], str]] = {"results": _results, "datasets": lambda _: table_markdown()}
+PARTS: dict[str, Callable[[Path], str]] = {
+    "results": _results,
+    "experiments": _experiments,
+    "datasets": lambda _: table_markdown(),
+}

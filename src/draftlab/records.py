@@ -62,6 +62,16 @@ class Answer:
 
 
 @contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """A full disk is noticed while bytes are written, by which time the system has forgotten the file's name."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextlib.contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
     """Yield a temporary file path beside ``path``; on success it replaces ``path``, on failure it is removed."""
     final = Path(path)
@@ -71,7 +81,8 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     temporary = Path(name)
     temporary.chmod(0o644)
     try:
-        yield temporary
+        with _named(final):
+            yield temporary
         temporary.replace(final)
     finally:
         temporary.unlink(missing_ok=True)
@@ -85,7 +96,8 @@ def atomic_dir(path: Path | str) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
     temporary.chmod(0o755)
     try:
-        yield temporary
+        with _named(final):
+            yield temporary
         if final.exists():
             shutil.rmtree(final)
         temporary.replace(final)
@@ -116,6 +128,27 @@ def read_json(path: Path | str) -> Any:
         raise UserError(f"not UTF-8: {error.reason}", file=path, remedy="convert the file to UTF-8") from None
 
 
+def read_object(path: Path | str) -> dict[str, Any]:
+    """Read one JSON object; anything else is a ``UserError``."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise UserError("not a JSON object", file=path, remedy="fetch the file again, or run the step that makes it")
+    return found
+
+
+def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
+    """Read a CSV file as ``pandas.read_csv`` does with ``options``; a missing, empty or broken file is a ``UserError``."""
+    import pandas as pd
+
+    remedy = "run the step that makes it, or restore it from the repository"
+    try:
+        return pd.DataFrame(pd.read_csv(path, **options))
+    except FileNotFoundError:
+        raise UserError("no such file", file=path, remedy=remedy) from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise UserError(f"not a table: {error}", file=path, remedy=remedy) from None
+
+
 def write_jsonl(path: Path | str, records: Iterable[Any]) -> int:
     """Write dataclasses (or dicts) one per line; return how many."""
     count = 0
@@ -144,6 +177,8 @@ def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
                     ) from None
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="check the path, or run the step that makes it") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8: {error.reason}", file=path, remedy="delete the file and run again") from None
 
 
 def write_cell(folder: Path | str, rows: pd.DataFrame, run: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Float64, Int, Int32, Int64
+from jaxtyping import Bool, Float, Float16, Float64, Int, Int32, Int64
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Generator, Tensor
@@ -31,7 +31,9 @@ from torch import Generator, Tensor
 from draftlab.decode import GREEDY, generate
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
-from draftlab.records import Answer, atomic_dir, read_json, read_jsonl, write_json, write_jsonl
+from draftlab.models.medusa import Medusa
+from draftlab.models.tree import Tree
+from draftlab.records import Answer, atomic_dir, read_jsonl, read_object, write_json, write_jsonl
 from draftlab.sampling import Sampling, to_probs
 
 WHOLE_VOCAB = 4096
@@ -90,7 +92,7 @@ class TargetPass:
 def load_pass(folder: Path | str) -> TargetPass:
     """Read what ``TargetPass.save`` wrote; ``UserError`` when a file is missing, damaged or of another pass."""
     folder = Path(folder)
-    settings, answers = read_json(folder / "pass.json"), list(read_jsonl(folder / "answers.jsonl", Answer))
+    settings, answers = read_object(folder / "pass.json"), list(read_jsonl(folder / "answers.jsonl", Answer))
     try:
         tensors = load_file(folder / "law.safetensors")
     except (SafetensorError, OSError) as error:
@@ -189,13 +191,14 @@ class Agreement:
     """How draft and target agree at each answer position of some requests, one request after the other.
 
     ``ratio`` = draft(y) / target(y) at the emitted token y; ``overlap`` = sum_x min(target, draft); ``repo`` = sum_x draft min(target, draft),
-    the expectation of what OSD's repository adds per drafted token (``alpha_repo``).
+    the expectation of what OSD's repository adds per drafted token (``alpha_repo``). Heads on the target guess a position from further
+    back the deeper it lies in its block: theirs have a second axis, the depth.
     """
 
     lengths: list[int]
-    ratio: Float64[np.ndarray, " positions"]
-    overlap: Float64[np.ndarray, " positions"]
-    repo: Float64[np.ndarray, " positions"]
+    ratio: Float64[np.ndarray, positions * depths]
+    overlap: Float64[np.ndarray, positions * depths]
+    repo: Float64[np.ndarray, positions * depths]
 
     def realise(self, rng: np.random.Generator) -> Agreement:
         """Draw the accept flag of every position: ``walk`` then gives one run of live decoding instead of the expectation."""
@@ -229,6 +232,20 @@ def agreement(
     return Agreement(list(lengths), *(part.cpu().numpy() for part in parts))
 
 
+@torch.no_grad()
+def tree_agreement(
+    head_logits: Float[Tensor, "heads positions vocab"],
+    tokens: Int[Tensor, " positions"],
+    lengths: Sequence[int],
+    tree: Tree,
+) -> Agreement:
+    """Whether each emitted token is among a tree's guesses, at every depth that it may have in a block; greedy guesses alone."""
+    at = head_logits.gather(-1, tokens.expand(len(head_logits), -1)[..., None])
+    rank = (head_logits > at).sum(-1)
+    flags = (rank < torch.tensor(tree.widths, device=rank.device)[:, None]).T.double().cpu().numpy()
+    return Agreement(list(lengths), flags, flags, flags)
+
+
 @dataclass(frozen=True)
 class Walk:
     """The blocks of every request, as expected counts given its text; whole numbers at temperature 0.
@@ -256,6 +273,10 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
     """
     if draft_len < 1:
         raise UserError(f"draft_len is {draft_len}", remedy="draft at least 1 token")
+    if agree.ratio.ndim > 1 and draft_len > agree.ratio.shape[1]:
+        raise UserError(
+            f"draft_len is {draft_len}, there are {agree.ratio.shape[1]} heads", remedy="give at most as many"
+        )
     lengths = np.asarray(agree.lengths, dtype=np.int64)
     request = np.repeat(np.arange(len(lengths)), lengths)
     ends = np.cumsum(lengths)
@@ -264,10 +285,13 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
     stops = stands - np.pad(stands[:, 1:], ((0, 0), (0, 1)))
     starts = _starts(stops, lengths)
     weighted = starts[:, None] * stands
-    reached = np.zeros(len(request))
+    reached, overlap, repo = np.zeros((3, len(request)))
     for offset in range(draft_len):
         inside = np.flatnonzero(left > offset)
-        reached[inside + offset] += weighted[inside, offset]
+        visits = weighted[inside, offset]
+        reached[inside + offset] += visits
+        overlap[inside] += visits * _ahead(agree.overlap, offset)[inside]
+        repo[inside] += visits * _ahead(agree.repo, offset)[inside]
 
     def per_request(values: Float64[np.ndarray, " positions"]) -> Float64[np.ndarray, " requests"]:
         return np.bincount(request, values, minlength=len(lengths))
@@ -275,8 +299,8 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
     return Walk(
         accepted=per_request(weighted[:, 1:].sum(1)),
         visited=per_request(reached),
-        overlap=per_request(reached * agree.overlap),
-        repo=per_request(reached * agree.repo),
+        overlap=per_request(overlap),
+        repo=per_request(repo),
         blocks=per_request(starts),
         emitted=lengths,
         histogram=np.stack([per_request(column) for column in (starts[:, None] * stops).T], axis=1),
@@ -285,8 +309,26 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
     )
 
 
+def _ahead(values: Float64[np.ndarray, positions * depths], offset: int) -> Float64[np.ndarray, " positions"]:
+    """What stands ``offset`` positions later, at that depth where values have one; 0 beyond the end."""
+    column = values[:, offset] if values.ndim > 1 else values
+    return np.pad(column, (0, offset))[offset:]
+
+
+def at_its_depth(
+    values: Float64[np.ndarray, positions * depths], starts: Bool[np.ndarray, " positions"]
+) -> Float64[np.ndarray, " positions"]:
+    """The value of each position at the depth that it has in a block, where blocks begin at ``starts``."""
+    if values.ndim == 1:
+        return values
+    place = np.arange(len(values))
+    depth = place - np.maximum.accumulate(np.where(starts, place, 0))
+    found: Float64[np.ndarray, " positions"] = values[place, depth.clip(max=values.shape[1] - 1)]
+    return found
+
+
 def _stands(
-    ratio: Float64[np.ndarray, " positions"],
+    ratio: Float64[np.ndarray, positions * depths],
     left: Int64[np.ndarray, " positions"],
     draft_len: int,
     verifier: SingleVerifier,
@@ -295,9 +337,8 @@ def _stands(
     stands = np.zeros((len(ratio), draft_len + 1))
     stands[:, 0] = 1.0
     path = np.ones(len(ratio))
-    padded = np.pad(ratio, (0, draft_len))
     for i in range(draft_len):
-        here = padded[i : i + len(ratio)]
+        here = _ahead(ratio, i)
         if verifier == "single":
             path = path * np.minimum(here, 1.0)
             stands[:, i + 1] = path
@@ -341,6 +382,8 @@ def agree_along(
             f"the draft has {draft.vocab_size} tokens, the recorded target {target_pass.vocab_size}",
             remedy="use two models that share a tokenizer",
         )
+    if isinstance(draft, Medusa) and target_pass.sampling.temperature:
+        raise UserError("sampled answers of a target with heads", remedy="replay greedy answers, or decode")
     answers = [target_pass.answers[number] for number in chosen]
     order = sorted(
         range(len(chosen)), key=lambda place: len(answers[place].prompt_ids) + len(answers[place].answer_ids)
@@ -354,7 +397,10 @@ def agree_along(
         greedy = target_pass.sampling.temperature == 0
         law = logits if greedy else target_pass.target_logits([chosen[p] for p in batch]).to(logits.device)
         lengths = [len(answers[p].answer_ids) for p in batch]
-        found = agreement(logits, law, tokens, lengths, target_pass.sampling, draft_sampling)
+        if isinstance(draft, Medusa):
+            found = tree_agreement(logits, tokens, lengths, draft.tree)
+        else:
+            found = agreement(logits, law, tokens, lengths, target_pass.sampling, draft_sampling)
         cuts = np.cumsum(lengths)[:-1]
         pieces = zip(*(np.split(part, cuts) for part in (found.ratio, found.overlap, found.repo)), strict=True)
         parts |= dict(zip(batch, pieces, strict=True))

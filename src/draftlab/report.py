@@ -17,7 +17,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from draftlab import __version__, published, records, tables, tidy
+from draftlab import __version__, conclusions, published, records, tables, tidy
 from draftlab.claims import COLUMNS, VERDICTS
 from draftlab.errors import UserError
 from draftlab.experiments import Experiment, load_experiment
@@ -29,15 +29,17 @@ PAPERS = {
     "mdss": "Multi-Draft Speculative Sampling",
     "beyond": "Beyond the papers",
 }
+ON_PAGE = 0.62
+"""Pixels of the page for one of a figure."""
 HEADLINES = ("osd_online", "mdss_acceptance")
 
 
 @dataclass(frozen=True)
 class Token:
-    """One drafted token of the token view."""
+    """One token of the token view: drafted and ``accepted``, drafted and ``rejected``, or written by the ``target``."""
 
     token: str
-    accepted: bool
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class TokenView:
     dataset: str
     request: str
     prompt: str
+    draft_len: int
     before: Sequence[Token]
     after: Sequence[Token]
 
@@ -59,8 +62,10 @@ class Section:
     paper: str
     title: str
     question: str
+    answer: str
     artefact: str
     figure: str
+    size: tuple[int, int]
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str
@@ -73,7 +78,7 @@ class Section:
 
 def write(results: Path, scale: str, out: Path) -> None:
     """Write the page of the run in ``results``; experiments without a table are left out."""
-    ledger = _ledger(results / "claims.csv")
+    ledger = records.read_table(results / "claims.csv", dtype=str, keep_default_na=False)
     by_table = _rows_by_table(ledger)
     sections = [_section(path, results, scale, by_table.get(path.stem, [])) for path in _tables(results)]
     order = list(PAPERS)
@@ -111,13 +116,6 @@ def _tables(results: Path) -> list[Path]:
     return found
 
 
-def _ledger(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_csv(path, dtype=str, keep_default_na=False)
-    except FileNotFoundError:
-        raise UserError("no ledger", file=path, remedy="run `draftlab claims` first") from None
-
-
 def _section(table: Path, results: Path, scale: str, claims: Sequence[Mapping[str, Any]]) -> Section:
     name = table.stem
     about = _about(name)
@@ -125,9 +123,11 @@ def _section(table: Path, results: Path, scale: str, claims: Sequence[Mapping[st
     figure = prefix.with_name(f"{name}.png")
     cells = prefix.with_name(f"{name}.csv")
     page = pd.DataFrame()
-    caption = ""
+    caption = answer = ""
     if cells.exists():
-        layout = tables.layout_of(name, tidy.read(table))
+        rows = tidy.read(table)
+        layout = tables.layout_of(name, rows)
+        answer = conclusions.sentence(name, rows, about.answer if about else None)
         page = tables.arrange(tables.read_cells(cells), layout)
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
     runs = [
@@ -139,8 +139,10 @@ def _section(table: Path, results: Path, scale: str, claims: Sequence[Mapping[st
         paper=about.paper if about else "beyond",
         title=about.title if about else name,
         question=about.question if about else "",
+        answer=answer,
         artefact=about.artefact if about else "",
         figure=_data_uri(figure) if figure.exists() else "",
+        size=_size(figure) if figure.exists() else (0, 0),
         columns=list(page.columns),
         rows=page.to_numpy().tolist(),
         caption=caption,
@@ -154,11 +156,12 @@ def _section(table: Path, results: Path, scale: str, claims: Sequence[Mapping[st
 def _rows_by_table(ledger: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     """Table -> the ledger rows whose rule reads it."""
     known = published.load()
-    read = {claim: {entry.rule.table} for claim, entry in known.claims.items() if entry.rule is not None}
-    read |= {name: {part.table for part in said.holds} for name, said in known.statements.items()}
     found: dict[str, list[dict[str, Any]]] = {}
     for row in tidy.records(ledger):
-        for table in read.get(row["claim_id"].split("/")[0], ()):
+        name = row["claim_id"].split("/")[0]
+        rule = known.claims[name].rule if name in known.claims else None
+        said = {part.table for part in known.statements[name].holds} if name in known.statements else set()
+        for table in {rule.table_of(published.parse_setting(row["setting"]))} if rule else said:
             found.setdefault(table, []).append(row)
     return found
 
@@ -172,13 +175,20 @@ def _data_uri(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
 
 
+def _size(path: Path) -> tuple[int, int]:
+    """Width and height on the page: given beforehand, nothing moves when a figure arrives."""
+    head = path.read_bytes()[16:24]  # of a PNG: width and height
+    return tuple(round(ON_PAGE * int.from_bytes(part)) for part in (head[:4], head[4:]))  # type: ignore[return-value]
+
+
 def _tokens(path: Path) -> TokenView | None:
     if not path.exists():
         return None
     raw = records.read_json(path)
     try:
-        before, after = ([Token(str(t["token"]), bool(t["accepted"])) for t in raw[key]] for key in ("before", "after"))
-        return TokenView(str(raw["dataset"]), str(raw["request"]), str(raw["prompt"]), before, after)
+        before, after = ([Token(str(t["token"]), str(t["kind"])) for t in raw[key]] for key in ("before", "after"))
+        facts = str(raw["dataset"]), str(raw["request"]), str(raw["prompt"]), int(raw["draft_len"])
+        return TokenView(*facts, before, after)
     except (KeyError, TypeError) as error:
         raise UserError(f"not a token view: {error!r}", file=path, remedy="delete it and run again") from None
 

@@ -5,8 +5,10 @@ Tokens of one request are not independent, so whole requests are drawn again, ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,45 +28,36 @@ class Interval:
     n: int
 
 
-def _ratio(numerator: NDArray[np.float64], denominator: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+def _interval(units: Sequence[ArrayLike], statistic: Callable[[Any], Any], seed: int) -> Interval:
+    """``statistic`` of the units' sums, with the percentile interval of the sums of units drawn again."""
+    samples = np.array([np.asarray(values, float) for values in units])
+    n = samples.shape[1]
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(numerator.sum(axis) / denominator.sum(axis))
+        estimate = float(statistic(samples.sum(1)))
+        if n < 2 or not np.isfinite(estimate):
+            return Interval(estimate, float("nan"), float("nan"), n)
+        found = statistic(np.concatenate([_draws(n, part, seed) @ samples.T for part in range(_parts(n))]).T)
+    low, high = np.nanquantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(estimate, float(low), float(high), n)
 
 
-def _difference(
-    n1: NDArray[np.float64],
-    d1: NDArray[np.float64],
-    n0: NDArray[np.float64],
-    d0: NDArray[np.float64],
-    axis: int = -1,
-) -> NDArray[np.float64]:
-    return _ratio(n1, d1, axis) - _ratio(n0, d0, axis)
+def _parts(n: int) -> int:
+    """In how many parts the resamples of ``n`` units are drawn, so that none takes more than about 32 MB."""
+    return min(RESAMPLES, -(-RESAMPLES * n // 4_000_000))
 
 
-def _interval(samples: tuple[NDArray[np.float64], ...], statistic, seed: int) -> Interval:  # type: ignore[no-untyped-def]
-    n = len(samples[0])
-    estimate = float(statistic(*samples)) if n else float("nan")
-    if n < 2 or not np.isfinite(estimate):
-        return Interval(estimate, float("nan"), float("nan"), n)
-    from scipy.stats import bootstrap  # half a second to load: exact figures do without
-
-    result = bootstrap(
-        samples,
-        statistic,
-        paired=True,
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        batch=max(1, 2_000_000 // n),
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    return Interval(estimate, float(result.confidence_interval.low), float(result.confidence_interval.high), n)
+@functools.lru_cache(maxsize=4)
+def _draws(n: int, part: int, seed: int) -> NDArray[np.float64]:
+    """How often each of ``n`` units is drawn, a row per resample: the same for every ratio over as many units."""
+    rng = np.random.default_rng([seed, part])
+    count = len(range(part, RESAMPLES, _parts(n)))
+    drawn = rng.integers(0, n, (count, n)) + n * np.arange(count)[:, None]
+    return np.bincount(drawn.ravel(), minlength=count * n).reshape(count, n).astype(float)
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike, *, seed: int = 0) -> Interval:
     """``sum(numerator) / sum(denominator)``, one entry per request; NaN without a positive denominator."""
-    return _interval((np.asarray(numerator, float), np.asarray(denominator, float)), _ratio, seed)
+    return _interval((numerator, denominator), lambda sums: sums[0] / sums[1], seed)
 
 
 def ratio_difference(
@@ -77,7 +70,12 @@ def ratio_difference(
 ) -> Interval:
     """Difference of two ratios over the same requests (paired): an interval without 0 is a difference at 95 %."""
     samples = (numerator, denominator, baseline_numerator, baseline_denominator)
-    return _interval(tuple(np.asarray(x, float) for x in samples), _difference, seed)
+    return _interval(samples, lambda sums: sums[0] / sums[1] - sums[2] / sums[3], seed)
+
+
+def percent_of(one: tuple[ArrayLike, ArrayLike], other: tuple[ArrayLike, ArrayLike], *, seed: int = 0) -> Interval:
+    """The ratio of ``one`` (numerator, denominator) in percent of that of ``other``, over the same requests (paired)."""
+    return _interval((*one, *other), lambda sums: 100 * (sums[0] / sums[1]) / (sums[2] / sums[3]), seed)
 
 
 def ratio_table(

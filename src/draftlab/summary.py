@@ -10,6 +10,7 @@ import pandas as pd
 from draftlab import stats
 from draftlab.errors import UserError
 from draftlab.latency.summary import summarise
+from draftlab.records import read_table
 
 
 def newest_run(results: Path) -> Path:
@@ -25,7 +26,7 @@ def lines(run: Path) -> Iterator[str]:
     for name, headline in HEADLINES.items():
         table = run / f"{name}.csv"
         if table.exists():
-            yield from headline(pd.read_csv(table))
+            yield from headline(read_table(table))
     yield f"Report   {run / 'report.html'}"
     yield f"Tables   {run}/*.csv, with every published number beside ours in {run / 'claims.csv'}"
     yield f"Figures  {run / 'figures'}/"

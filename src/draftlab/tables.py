@@ -16,7 +16,7 @@ import pandas as pd
 
 from draftlab import stats, tidy
 from draftlab.errors import UserError
-from draftlab.records import write_text
+from draftlab.records import read_table, write_text
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Layout:
     """Which columns of a table become rows and columns of the printed one, and what a cell holds.
 
     A cell is ``sum(above) / sum(below)``, or the mean of ``above`` when there is no ``below``; ``best`` says which end is good;
-    ``window`` keeps a part of each stream.
+    ``window`` keeps a part of each stream, ``where`` rows with this value of a column.
     """
 
     rows: tuple[str, ...]
@@ -34,17 +34,40 @@ class Layout:
     best: Literal["largest", "smallest"] | None = None
     digits: int = 3
     window: tuple[float, float] | None = None
+    where: tuple[str, str] | None = None
 
 
+LATE = (0.8, 1.0)
+ON_STREAM = ("measured_on", "stream")
 LAYOUTS: dict[str, Layout] = {
     "osd_offline": Layout(("dataset",), ("sample_source", "loss"), "overlap", "visited", "largest"),
     "osd_online": Layout(("dataset",), ("method",), "overlap", "visited", "largest", window=(0.8, 1.0)),
+    "osd_offline_t5": Layout(("dataset",), ("sample_source", "loss"), "overlap", "visited", "largest"),
+    "osd_online_t5": Layout(("dataset",), ("method",), "overlap", "visited", "largest", window=(0.8, 1.0)),
+    "osd_summaries_t5": Layout(("dataset",), ("sample_source", "loss"), "overlap", "visited", "largest"),
+    "osd_draft_size_t5": Layout(("dataset",), ("draft", "method"), "overlap", "visited", "largest"),
+    "osd_epochs": Layout(("dataset",), ("epoch",), "overlap", "visited"),
+    "osd_shift_sharp": Layout(("group",), ("method",), "overlap", "visited", "largest", where=ON_STREAM),
+    "osd_shift_smooth": Layout(("shift",), ("method",), "overlap", "visited", "largest", window=(0.5, 1.0)),
+    "osd_two_mix": Layout(("group",), ("method",), "overlap", "visited", "largest"),
+    "osd_shift_mixed": Layout(("group",), ("method",), "overlap", "visited", "largest", window=LATE, where=ON_STREAM),
+    "osd_arena_language": Layout(("group",), ("method",), "overlap", "visited", "largest", window=LATE),
+    "osd_arena_topic": Layout(("group",), ("method",), "overlap", "visited", "largest", window=LATE),
+    "osd_routing": Layout(("traffic", "group"), ("method",), "overlap", "visited", "largest"),
+    "osd_token_recall": Layout(("dataset", "statistic"), ("method",), "accepted", "over", "largest"),
+    "osd_draft_size": Layout(("dataset",), ("draft", "method"), "overlap", "visited", "largest"),
     "osd_arena_classes": Layout(("group_by", "group"), (), "count", "total", digits=2),
     "osd_speedup_theory": Layout(("alpha",), ("draft_len", "cost_ratio"), "speedup", digits=2),
     "osd_latency_alpha": Layout(("alpha",), ("draft_len",), "plain", "speculative", digits=2),
     "osd_latency_dataset": Layout(("dataset",), ("contender",), "plain_seconds", "seconds", digits=2),
     "osd_latency_length": Layout(("length",), ("alpha",), "plain", "speculative", digits=2),
-    "osd_update_cost": Layout(("update_interval",), (), "interval_seconds", "update_seconds", digits=1),
+    "osd_medusa": Layout(("temperature", "contender", "verifier"), ("dataset",), "plain_seconds", "seconds", digits=2),
+    "osd_memory_traffic": Layout(
+        ("inputs", "terms", "batch", "update_interval"), ("system",), "gb", "original_gb", digits=4
+    ),
+    "osd_utilisation": Layout(("requests_per_second",), ("system",), "flops_per_second", "hardware_flops", digits=4),
+    "beyond_break_even": Layout(("contender", "update_interval"), (), "static_seconds", "cost_seconds", digits=2),
+    "osd_update_cost": Layout(("draft", "update_interval"), (), "interval_seconds", "update_seconds", digits=1),
     "mdss_region": Layout(("panel", "scheme"), (), "acceptance"),
     "mdss_acceptance": Layout(
         ("draft_temperature", "num_drafts"), ("scheme",), "acceptance_sum", "positions", "largest", digits=4
@@ -54,7 +77,7 @@ LAYOUTS: dict[str, Layout] = {
     "mdss_draft_temperature": Layout(("draft_temperature",), ("scheme",), "emitted", "blocks", "largest"),
     "mdss_drafts": Layout(("num_drafts",), ("scheme",), "emitted", "blocks", "largest"),
     "mdss_mixed_temperature": Layout(("draft_temperature",), ("scheme",), "emitted", "blocks", "largest"),
-    "mdss_quality": Layout(("dataset", "first_temperature", "draft_temperature"), ("scheme",), "rouge_l"),
+    "mdss_quality": Layout(("metric", "first_temperature", "draft_temperature"), ("scheme",), "score"),
     "mdss_target_temperature": Layout(("target_temperature",), ("scheme",), "emitted", "blocks", "largest"),
     "mdss_three_drafts": Layout(("draft_temperature",), ("scheme",), "emitted", "blocks", "largest"),
     "mdss_topk": Layout(("top_k", "num_drafts"), ("scheme",), "emitted", "blocks", "largest"),
@@ -62,10 +85,32 @@ LAYOUTS: dict[str, Layout] = {
     "beyond_block_multidraft": Layout(("draft_temperature",), ("scheme", "num_drafts"), "emitted", "blocks", "largest"),
     "beyond_hybrid": Layout(("num_drafts", "draft_temperature"), ("scheme",), "acceptance_sum", "positions"),
     "beyond_online_multidraft": Layout(("mixture", "drafts"), ("scheme",), "emitted", "blocks"),
-    "beyond_regime": Layout(("target_temperature", "draft_temperature"), (), "importance_truncated", "positions"),
-    "beyond_sinkhorn": Layout(("num_drafts", "iterations"), ("scheme", "sharpness"), "acceptance_sum", "positions"),
+    "beyond_regime": Layout(("target_temperature",), ("draft_temperature",), "over_k_seq", "positions", digits=4),
+    "beyond_sinkhorn": Layout(
+        ("num_drafts", "iterations"), ("scheme", "sharpness"), "acceptance_sum", "positions", digits=4
+    ),
     "beyond_context_batch": Layout(("context", "batch"), ("verified",), "verify_seconds", "plain_seconds", digits=2),
     "beyond_interference": Layout(("alpha",), ("phase",), "speculative_ms", best="smallest", digits=2),
+    "beyond_draft_length": Layout(("dataset", "method"), ("draft_len",), "emitted", "cost", "largest", digits=2),
+    "beyond_temperature": Layout(("method", "temperature"), ("measured",), "accepted", "visited"),
+    "beyond_temperature_online": Layout(("temperature",), ("method",), "overlap", "visited", "largest", window=LATE),
+    "beyond_update_interval": Layout(
+        ("sweep", "update_interval"), ("setting",), "overlap", "visited", "largest", window=LATE
+    ),
+    "beyond_loss_positions": Layout(("dataset",), ("loss_positions",), "overlap", "visited", "largest", window=LATE),
+    "beyond_divergences": Layout(("source",), ("loss",), "overlap", "visited", "largest"),
+    "beyond_switching": Layout(("period",), ("method",), "overlap", "visited", "largest"),
+    "beyond_forgetting": Layout(
+        ("group", "after"), ("method",), "overlap", "visited", "largest", where=("measured_on", "held_out")
+    ),
+    "beyond_within_task_drift": Layout(
+        ("dataset_order",), ("method",), "overlap", "visited", "largest", window=(0.5, 1.0)
+    ),
+    "beyond_compute_matched": Layout(("dataset", "draft"), ("requests",), "overlap", "visited"),
+    "beyond_routing_errors": Layout(("method",), (), "overlap", "visited"),
+    "beyond_specialised": Layout(("group", "draft"), ("method",), "overlap", "visited", "largest"),
+    "beyond_stream_length": Layout(("length",), ("requests",), "request_ms", digits=2),
+    "beyond_update_lag": Layout(("dataset",), ("lag",), "overlap", "visited"),
     "beyond_three_baselines": Layout(("dataset",), ("contender",), "plain_seconds", "seconds", "largest", digits=2),
 }
 
@@ -98,13 +143,14 @@ def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
     return Layout(tuple(axes[:1]), tuple(axes[1:3]), *found)
 
 
-def write(experiment: str, table: pd.DataFrame, scale: str, prefix: Path) -> None:
-    """Write ``prefix.md``, ``prefix.csv`` (one row per cell) and ``prefix.tex``."""
+def write(experiment: str, table: pd.DataFrame, scale: str, prefix: Path, answer: str = "") -> None:
+    """Write ``prefix.md`` (the ``answer`` first), ``prefix.csv`` (one row per cell) and ``prefix.tex``."""
     layout = layout_of(experiment, table)
     cells = summary(table, layout)
     facts = caption(experiment, cells, layout, tidy.unit(table), scale)
     write_text(prefix.with_name(prefix.name + ".csv"), cells.to_csv(index=False, lineterminator="\n"))
-    write_text(prefix.with_name(prefix.name + ".md"), markdown(cells, layout) + f"\n\n{facts}\n")
+    parts = filter(None, (answer, markdown(cells, layout), facts))
+    write_text(prefix.with_name(prefix.name + ".md"), "\n\n".join(parts) + "\n")
     write_text(prefix.with_name(prefix.name + ".tex"), f"% {facts}\n" + latex(cells, layout))
 
 
@@ -114,8 +160,7 @@ def summary(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
     missing = [key for key in (*keys, layout.above, layout.below) if key is not None and key not in table]
     if missing:
         raise UserError(f"the table has no column {missing[0]!r}", remedy="run the experiment again")
-    table = table[tidy.in_window(table, *layout.window)] if layout.window else table
-    table = table.assign(_one=1.0)
+    table = kept(table, layout).assign(_one=1.0)
     below = layout.below or "_one"
     if tidy.unit(table) is None:
         cells = table.groupby(keys, sort=False)[[layout.above, below]].sum().reset_index()
@@ -132,6 +177,13 @@ def summary(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
             if (winner := _winner(table, row, layout, below)) is not None:
                 best[winner] = True
     return cells.assign(best=best)
+
+
+def kept(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
+    """The rows that a layout speaks of."""
+    if layout.window:
+        table = table[tidy.in_window(table, *layout.window)]
+    return table[table[layout.where[0]] == layout.where[1]] if layout.where else table
 
 
 def _winner(table: pd.DataFrame, row: pd.DataFrame, layout: Layout, below: str) -> int | None:
@@ -161,6 +213,8 @@ def caption(experiment: str, cells: pd.DataFrame, layout: Layout, unit: str | No
     parts = [f"{experiment}, scale {scale}", f"n = {n} {unit or 'row'}s per cell"]
     if layout.window:
         parts.append(f"from {layout.window[0]:.0%} to {layout.window[1]:.0%} of the stream")
+    if layout.where:
+        parts.append(": ".join(layout.where))
     parts.append("exact, so no interval" if unit is None else f"95 % bootstrap interval over {unit}s")
     if cells["best"].any():
         parts.append("bold: best of its row, by differences whose intervals leave out 0")
@@ -191,12 +245,7 @@ def _escape(text: str) -> str:
 
 def read_cells(path: Path) -> pd.DataFrame:
     """The cells that ``write`` wrote."""
-    try:
-        return pd.read_csv(
-            path, keep_default_na=False, na_values={key: [""] for key in ("estimate", "ci_low", "ci_high")}
-        )
-    except (ValueError, UnicodeDecodeError) as error:
-        raise UserError(f"not a table: {error}", file=path, remedy="delete it and run again") from None
+    return read_table(path, keep_default_na=False, na_values={key: [""] for key in ("estimate", "ci_low", "ci_high")})
 
 
 def arrange(cells: pd.DataFrame, layout: Layout, bold: Callable[[str], str] = str) -> pd.DataFrame:

@@ -76,6 +76,54 @@ def memory_traffic(
     )
 
 
+@dataclass(frozen=True)
+class Moved:
+    """What one model's weights, or one token of its cache, weigh, in GB."""
+
+    weights: float
+    cache: float
+
+
+UPDATE_COPIES = 10
+"""How often an update of AdamW in float32 moves the weights' bytes: they are read forward, backward and once more, and written; gradients
+are written and read; each of the two moments is read and written. Activations come on top."""
+
+
+def traffic_terms(
+    target: Moved,
+    draft: Moved,
+    *,
+    tokens: int,
+    context: float,
+    draft_len: int,
+    block_length: float,
+    batch: int = 1,
+    updates_per_request: float = 0.0,
+    train_gb: float = 0.0,
+) -> dict[str, float]:
+    """GB moved for one request with the terms that OSD's Table 5 leaves out; ``draft_len`` 0 and ``block_length`` 1 is plain decoding.
+
+    ``tokens / block_length`` calls of the target, each after ``draft_len`` (k) steps of the draft, which Table 5 counts as one per emitted
+    token; ``batch`` requests share a load of weights; both caches are read at ``context`` tokens, and k + 1 entries verified and written;
+    an update moves ``UPDATE_COPIES`` times ``train_gb`` (the draft's weights in float32).
+    """
+    if min(tokens, block_length, batch) <= 0:
+        raise UserError("traffic_terms needs positive numbers", remedy="check tokens, block length and batch")
+    calls = tokens / block_length
+    return {
+        "target_gb": calls * target.weights / batch,
+        "draft_gb": calls * draft_len * draft.weights / batch,
+        "cache_gb": calls * (target.cache * (context + draft_len + 1) + draft_len * draft.cache * (context + 1)),
+        "update_gb": updates_per_request * UPDATE_COPIES * train_gb,
+    }
+
+
+def break_even_block_length(per_block: float, fixed: float, online_fixed: float, block_length: float) -> float:
+    """The block length from which updates pay: ``per_block / a + online_fixed = per_block / block_length + fixed``, solved for a; inf: none."""
+    left = per_block / block_length + fixed - online_fixed
+    return per_block / left if left > 0 else float("inf")
+
+
 def update_flops_ratio(draft_len: int, block_length: float, target_flops: float, draft_flops: float) -> float:
     """Target over draft work with updates, ``(k+1) F_p / ((k + 3a) F_q)`` (OSD, App. A.4); FLOPs per token of each model."""
     return (draft_len + 1) * target_flops / ((draft_len + 3 * block_length) * draft_flops)

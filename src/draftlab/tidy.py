@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from draftlab import theory
 from draftlab.errors import UserError
 from draftlab.latency.summary import block_ratios, summarise_length
+from draftlab.records import read_table
 
 
 def latency(rows: pd.DataFrame) -> pd.DataFrame:
@@ -53,41 +55,129 @@ def live(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(seconds=seconds, identical=rows["first_temperature"] == rows["draft_temperature"])
 
 
+def acceptance(rows: pd.DataFrame) -> pd.DataFrame:
+    """What each row lacks to the optimal scheme on the same request, temperature and number of drafts."""
+    keys = ["dataset", "request", "draft_temperature", "num_drafts"]
+    best = rows[rows["scheme"] == "optimal"].set_index(keys)["acceptance_sum"]
+    return rows.assign(
+        shortfall_sum=best.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy() - rows["acceptance_sum"]
+    )
+
+
+ENTROPIES = ("under 0.1 nats", "0.1 to 0.5", "0.5 to 1", "1 to 2", "over 2 nats")
+"""The classes of target entropy, in words."""
+
+
+def regime(rows: pd.DataFrame) -> pd.DataFrame:
+    """What importance sampling accepts more than K-SEQ, and the target's entropy in words."""
+    words = rows["entropy_class"].map(dict(enumerate(ENTROPIES)))
+    rows = rows.sort_values("entropy_class", kind="stable")
+    return rows.assign(over_k_seq=rows["importance_truncated"] - rows["k_seq"], entropy=words)
+
+
+def region(rows: pd.DataFrame) -> pd.DataFrame:
+    """Whether nothing is ever rejected at a target."""
+    return rows.assign(certain=(rows["acceptance"] > 1 - 1e-9).astype(float), one=1.0)
+
+
+def quality(rows: pd.DataFrame) -> pd.DataFrame:
+    """The score of each answer by the metric of its task: BLEU of translations, else ROUGE-L."""
+    translated = rows["dataset"] == "wmt16"
+    metric = translated.map({True: "BLEU", False: "ROUGE-L"})
+    return live(rows).assign(metric=metric, score=rows["bleu"].where(translated, rows["rouge_l"]))
+
+
+def break_even(rows: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of a request with its share of the training."""
+    return rows.assign(cost_seconds=rows["serve_seconds"] + rows["update_seconds"])
+
+
+def medusa(rows: pd.DataFrame) -> pd.DataFrame:
+    """Sizes and times in the units of the papers, and requests that read as plainly decoded."""
+    return rows.assign(parameters_billion=rows["parameters"] / 1e9, epoch_minutes=rows["epoch_seconds"] / 60)
+
+
 def cone(rows: pd.DataFrame) -> pd.DataFrame:
     """How many of the facets that Theorem 2 names were not found."""
     return rows.assign(missing_subsets=rows["expected_subsets"] - rows["subsets"])
+
+
+def recall(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rank of each token by how often the target writes it, per dataset, from 1; and each row once per ``statistic``, whose
+    denominator is ``over``: precision over what was proposed, recall over what was written."""
+    written = rows[rows["method"] == "original"].groupby(["dataset", "token"])["generated"].sum()
+    rank = written.groupby(level="dataset").rank(method="first", ascending=False)
+    found = rank.reindex(pd.MultiIndex.from_frame(rows[["dataset", "token"]])).fillna(np.inf).to_numpy()
+    common = found <= 100
+    rows = rows.assign(rank=found, common=common, common_generated=rows["generated"].where(common, 0))
+    statistics = {"precision": "proposed", "recall": "generated"}
+    return pd.concat(
+        [rows.assign(statistic=name, over=rows[key]) for name, key in statistics.items()], ignore_index=True
+    )
+
+
+def draft_length(rows: pd.DataFrame, cost_ratio: float = 0.1) -> pd.DataFrame:
+    """Time of a request in target steps, with draft steps of ``cost_ratio`` (Eq. 1's denominator, OSD)."""
+    return rows.assign(cost=rows["blocks"] * (rows["draft_len"] * cost_ratio + 1))
+
+
+def compute(rows: pd.DataFrame) -> pd.DataFrame:
+    """FLOPs of training: forward and backward take 6 per parameter and token."""
+    return rows.assign(training_flops=6.0 * rows["parameters"] * rows["tokens"])
+
+
+def update_interval(rows: pd.DataFrame) -> pd.DataFrame:
+    """What each of the two sweeps varies beside the interval, in words."""
+    rate, replay = (
+        words + rows[key].map("{:g}".format)
+        for words, key in (("learning rate ", "learning_rate"), ("replay ", "replay"))
+    )
+    return rows.assign(setting=rate.where(rows["sweep"] == "learning_rate", replay))
+
+
+def stream_length(rows: pd.DataFrame) -> pd.DataFrame:
+    """Requests of each stream, and CPU milliseconds for each of them."""
+    requests = rows.groupby("length")["record"].transform("max") + 1
+    return rows.assign(requests=requests, request_ms=1e3 * rows["cpu_seconds"] / requests)
 
 
 DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "osd_latency_alpha": latency,
     "osd_latency_length": length,
     "osd_latency_dataset": requests,
+    "osd_medusa": medusa,
     "osd_update_cost": update,
+    "mdss_acceptance": acceptance,
     "mdss_cone": cone,
     "mdss_draft_temperature": live,
     "mdss_drafts": live,
     "mdss_mixed_temperature": live,
-    "mdss_quality": live,
+    "mdss_quality": quality,
+    "mdss_region": region,
     "mdss_target_temperature": live,
     "mdss_three_drafts": live,
     "mdss_topk": live,
     "mdss_truncation": live,
     "beyond_block_multidraft": live,
+    "beyond_break_even": break_even,
+    "beyond_hybrid": acceptance,
+    "beyond_regime": regime,
+    "beyond_sinkhorn": acceptance,
     "beyond_context_batch": cost,
     "beyond_interference": latency,
     "beyond_three_baselines": requests,
+    "beyond_draft_length": draft_length,
+    "beyond_compute_matched": compute,
+    "beyond_stream_length": stream_length,
+    "beyond_update_interval": update_interval,
+    "osd_token_recall": recall,
 }
 
 
 def read(path: Path, experiment: str | None = None) -> pd.DataFrame:
     """Read ``<experiment>.csv`` and add its derived columns; a file that is no table is a ``UserError``."""
     experiment = path.stem if experiment is None else experiment
-    try:
-        rows = pd.read_csv(path)
-    except FileNotFoundError:
-        raise UserError("no such table", file=path, remedy="run the experiment first") from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise UserError(f"not a table: {error}", file=path, remedy="delete it and run the experiment again") from None
+    rows = read_table(path)
     try:
         return derive(experiment, rows)
     except KeyError as error:
@@ -115,9 +205,14 @@ def clusters(rows: pd.DataFrame) -> pd.Series:
 
 
 def in_window(rows: pd.DataFrame, start: float, end: float) -> pd.Series[bool]:
-    """Which rows lie in this part of their stream, as fractions of its length; held-out requests (``offline``) always do."""
-    streams = [rows[key] for key in ("dataset", "method") if key in rows]
-    length = rows["record"].groupby(streams).transform("max") + 1 if streams else rows["record"].max() + 1
+    """Which rows lie in this part of their stream, as fractions of its length; held-out requests (``offline``) always do.
+
+    Every column of words names a stream, but those that tell its requests apart.
+    """
+    words = [key for key in rows if pd.api.types.is_string_dtype(rows[key]) and key not in ("group", "text")]
+    length = (
+        rows["record"].groupby([rows[key] for key in words]).transform("max") + 1 if words else rows["record"].max() + 1
+    )
     place = rows["record"] / length
     inside = (place >= start) & (place < end)
     return inside | (rows["method"] == "offline") if "method" in rows else inside

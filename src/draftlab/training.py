@@ -5,11 +5,12 @@ A step is a pure function of its number, so a killed run resumes from its last c
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -107,21 +108,24 @@ def fit(
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
     identity: str = "",
+    notes: dict[str, int] | None = None,
     reduce: Reduce | None = None,
 ) -> list[float]:
     """Run ``schedule.steps`` updates on ``losses(step)``; return the loss of each step that ran in this process.
 
     With a ``checkpoint`` file the state is kept twice a minute, after a multiple of ``checkpoint_every`` steps; a file of another
-    ``identity`` (settings, code) or of another architecture is ignored.
+    ``identity`` (settings, code) or of another architecture is ignored. ``notes`` are counts that ``losses`` keeps: a resumed run goes on
+    from those of the checkpoint.
     """
-    start = load_checkpoint(checkpoint, identity, model, optimizer) if checkpoint else 0
+    notes = {} if notes is None else notes
+    start = load_checkpoint(checkpoint, identity, model, optimizer, notes) if checkpoint else 0
     history = []
     saved = time.monotonic()
     for step in progress(range(start, schedule.steps), label, total=schedule.steps, initial=start):
         history.append(update(optimizer, losses(step), schedule.at(step), clip, reduce))
         due = checkpoint and (step + 1) % checkpoint_every == 0 and time.monotonic() - saved > CHECKPOINT_SECONDS
         if checkpoint and due:
-            save_checkpoint(checkpoint, identity, model, optimizer, step + 1)
+            save_checkpoint(checkpoint, identity, model, optimizer, step + 1, notes)
             saved = time.monotonic()
     if checkpoint:
         checkpoint.unlink(missing_ok=True)
@@ -141,16 +145,29 @@ def progress(items: Iterable[int], label: str, *, total: int, initial: int = 0) 
             print(f"{label}: {done} of {total}, {said - start:.0f} s", file=sys.stderr, flush=True)
 
 
-def save_checkpoint(path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, step: int) -> None:
+def save_checkpoint(
+    path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, step: int, notes: dict[str, int]
+) -> None:
     """Write weights and optimizer moments after ``step`` updates as one safetensors file."""
     tensors = {f"model.{name}": value.contiguous() for name, value in model.named_parameters()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value.contiguous() for name, value in state.items()}
+    metadata = {"identity": identity, "step": json.dumps(step), "notes": json.dumps(notes), "digest": _digest(tensors)}
     with atomic_path(path) as temporary:
-        save_file(tensors, temporary, metadata={"identity": identity, "step": json.dumps(step)})
+        save_file(tensors, temporary, metadata=metadata)
 
 
-def load_checkpoint(path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer) -> int:
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of the values: the format has none, and a flipped bit would go on training unseen."""
+    whole = hashlib.sha256()
+    for name in sorted(tensors):
+        whole.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()
+
+
+def load_checkpoint(
+    path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, notes: dict[str, int]
+) -> int:
     """Restore a checkpoint of this ``identity`` and return its step; 0 when there is none that can be used."""
     try:
         with safe_open(path, "pt") as file:
@@ -160,7 +177,7 @@ def load_checkpoint(path: Path, identity: str, model: Trainable, optimizer: torc
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (FileNotFoundError, SafetensorError):
         return 0
-    if any(
+    if metadata.get("digest") != _digest(tensors) or any(
         tensors.get(f"model.{name}", value.new_empty(0)).shape != value.shape
         for name, value in model.named_parameters()
     ):
@@ -174,4 +191,5 @@ def load_checkpoint(path: Path, identity: str, model: Trainable, optimizer: torc
             _, index, key = name.split(".", 2)
             state.setdefault(int(index), {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    notes.update(json.loads(metadata["notes"]))
     return int(json.loads(metadata["step"]))

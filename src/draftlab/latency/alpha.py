@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Int
 
 from draftlab.experiments import LatencyAlpha
 from draftlab.latency.backend import LatencyBackend
@@ -44,10 +45,16 @@ def measure_alpha(target: LatencyBackend, draft: LatencyBackend, settings: Laten
     prompt = rng.integers(0, target.vocab_size, PROMPT).tolist()
     text = record(target, prompt, settings.rounds * (longest + 1) + longest)
     cells = [(alpha, draft_len) for draft_len in settings.draft_len for alpha in settings.alpha]
+    # One plan for every attempt: what is done does not depend on how long it took.
+    plans = {
+        cell: schedule(*cell, settings.blocks * settings.rounds, rng).reshape(settings.blocks, -1) for cell in cells
+    }
     measured: dict[tuple[float, int], pd.DataFrame] = {}
     measure_block(target, draft, text, [longest] * settings.rounds, longest)  # warm-up
     for attempt in range(ATTEMPTS):
-        rows = pd.DataFrame(_cells(target, draft, text, cells, settings, rng)).assign(attempt=attempt)
+        rows = pd.DataFrame(_cells(target, draft, text, {cell: plans[cell] for cell in cells}, rng)).assign(
+            attempt=attempt
+        )
         loud = summarise(rows).query("not quiet")
         measured |= {cell: rows[(rows["alpha"] == cell[0]) & (rows["draft_len"] == cell[1])] for cell in cells}
         cells = list(zip(loud["alpha"].tolist(), loud["draft_len"].tolist(), strict=True))
@@ -60,14 +67,12 @@ def _cells(
     target: LatencyBackend,
     draft: LatencyBackend,
     text: list[int],
-    cells: list[tuple[float, int]],
-    settings: LatencyAlpha,
+    plans: dict[tuple[float, int], Int[np.ndarray, "blocks rounds"]],
     rng: np.random.Generator,
 ) -> Iterator[dict[str, Any]]:
-    plans = {
-        cell: schedule(*cell, settings.blocks * settings.rounds, rng).reshape(settings.blocks, -1) for cell in cells
-    }
-    for block in range(settings.blocks):
+    """Blocks of every cell of ``plans``, the cells in a new order each time."""
+    cells = list(plans)
+    for block in range(len(plans[cells[0]])):
         for index in rng.permutation(len(cells)):
             alpha, draft_len = cells[index]
             plan = plans[alpha, draft_len][block].tolist()

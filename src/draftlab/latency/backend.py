@@ -14,19 +14,20 @@ from draftlab.errors import UserError
 
 Logits = Float32[np.ndarray, "tokens vocab"]
 
+SOURCE = [0] * 64
+"""What an encoder reads where only the decoder is measured."""
+
 
 @dataclass(frozen=True)
 class Settings:
     """How an engine runs: ``threads`` CPU threads, ``gpu_layers`` layers on a GPU (-1 for all), a cache for
-    ``context_length`` tokens in each of ``sequences`` sequences, or one for all of them together when ``shared``;
-    ``wall_clock`` measures elapsed time where one CPU thread's own time would do."""
+    ``context_length`` tokens in each of ``sequences`` sequences, or one for all of them together when ``shared``."""
 
     context_length: int = 1024
     threads: int = 1
     gpu_layers: int = 0
     sequences: int = 1
     shared: bool = False
-    wall_clock: bool = False
 
     def __post_init__(self) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -41,13 +42,22 @@ class Settings:
 
 
 class LatencyBackend(Protocol):
-    """One model and its cache on one engine; ``tokens`` are those in the cache, in order."""
+    """One model and its cache on one engine; ``tokens`` are those in the cache, in order.
 
+    Of an encoder-decoder that is the decoder's cache, and ``decoder_start`` the token that every answer of it begins with (None:
+    decoder-only). Until ``encode`` it has read ``SOURCE``.
+    """
+
+    decoder_start: int | None
     vocab_size: int
     context_length: int
     vocabulary: str | None
     special_tokens: dict[str, int]
     tokens: list[int]
+
+    def encode(self, prompt: Sequence[int]) -> None:
+        """Let the encoder read ``prompt``, and empty the decoder's cache."""
+        ...
 
     def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
         """Append ``tokens`` to the cache; logits after the last of them."""
@@ -85,8 +95,11 @@ class LatencyBackend(Protocol):
 
 
 def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:
-    """Refuse two models that do not read token ids alike."""
+    """Refuse two models that do not read token ids alike, or of which one alone has an encoder."""
     remedy = "use a draft that was trained with the target's tokenizer"
+    if target.decoder_start != draft.decoder_start:
+        kinds = ["decoder-only" if m.decoder_start is None else "an encoder-decoder" for m in (target, draft)]
+        raise UserError(f"the target is {kinds[0]}, the draft {kinds[1]}", remedy="use two models of one kind")
     if target.vocab_size != draft.vocab_size:
         raise UserError(f"the target has {target.vocab_size} tokens, the draft {draft.vocab_size}", remedy=remedy)
     for name in target.special_tokens.keys() & draft.special_tokens.keys():

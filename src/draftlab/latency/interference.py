@@ -2,6 +2,9 @@
 
 The paper updates the draft beside the server and measures neither's effect on the other. Here a second process runs the
 draft's own updates; it is stopped and continued around the same speculative blocks, so that both phases see one machine.
+
+Seconds are CPU time of the serving thread, which has a core to itself: what training costs it through caches, memory and a
+sibling hardware thread is in them, what third processes take is not.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ def latency_interference(
         raise UserError("the draft is no folder", file=draft, remedy="give the draft's folder: it is to be trained")
     longest = max(settings.draft_len)
     context = PROMPT + settings.rounds * (longest + 1) + 2 * longest
-    opened = open_pair(target, draft, settings=settings, context_length=context, wall_clock=True)
+    opened = open_pair(target, draft, settings=settings, context_length=context)
     with opened as (big, small), _own_core() as spare:
         with training(draft, settings.update_batch, settings.update_tokens, spare) as trainer:
             rows = measure_interference(big, small, trainer, settings)

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
-from draftlab.latency.backend import Logits, Settings
+from draftlab.latency.backend import SOURCE, Logits, Settings
 from draftlab.models.gguf import INFLATED_KEY, QUANTIZATION, VOCABULARY_KEY
 
 BATCH = 512
@@ -66,6 +66,10 @@ class LlamaCpp:
         self._tokens, self._positions = view(self._batch.token), view(self._batch.pos)
         self._counts, self._wanted = view(self._batch.n_seq_id), view(self._batch.logits)
         self._single = False
+        self.decoder_start: int | None = None
+        if lib.llama_model_has_encoder(self._model):
+            self.decoder_start = lib.llama_model_decoder_start_token(self._model)
+            self.encode(SOURCE)
 
     def __enter__(self) -> LlamaCpp:
         return self
@@ -80,6 +84,14 @@ class LlamaCpp:
             lib.llama_free(self._context)
             lib.llama_model_free(self._model)
             self._context = None
+
+    def encode(self, prompt: Sequence[int]) -> None:
+        if self.decoder_start is None:
+            raise UserError("a decoder-only model has no encoder", file=self.path, remedy="prefill the prompt")
+        lib.llama_memory_clear(self._memory, False)
+        self.tokens = []
+        every = range(self.settings.sequences)  # branches and batches answer the same prompt
+        self._run(lib.llama_encode, prompt, range(len(prompt)), [every] * len(prompt), None)
 
     def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
         for start in range(0, len(tokens), self._room):
@@ -115,33 +127,44 @@ class LlamaCpp:
     ) -> Logits:
         """Run one batch: token ``i`` at ``positions[i]`` of every sequence in ``sequences[i]`` (sequence 0 when None);
         logits after each token (of those ``wanted``). The caller keeps ``self.tokens``."""
-        count = len(tokens)
-        if count > self._room:
-            raise UserError(
-                f"{count} tokens in one call, at most {self._room} fit",
-                remedy="verify fewer tokens or sequences at once",
-            )
         if max(positions) >= self.context_length:
             raise UserError(
                 f"{max(positions) + 1} tokens do not fit the context of {self.context_length}",
                 remedy="ask for fewer tokens, or set a larger context_length",
+            )
+        self._run(lib.llama_decode, tokens, positions, sequences, wanted)
+        rows = len(tokens) if wanted is None else sum(wanted)
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape=(rows, self.vocab_size))
+
+    def _run(
+        self,
+        call: Callable[..., int],
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[Sequence[int]] | None,
+        wanted: Sequence[bool] | None,
+    ) -> None:
+        """Fill the batch and let ``llama_decode`` or ``llama_encode`` run it."""
+        count = len(tokens)
+        if count > self._room:
+            raise UserError(
+                f"{count} tokens in one call, at most {self._room} fit",
+                remedy="verify fewer tokens or sequences at once, or shorten the prompt of an encoder",
             )
         self._tokens[:count] = tokens
         self._positions[:count] = positions
         self._wanted[:count] = True if wanted is None else wanted
         self._assign(sequences)
         self._batch.n_tokens = count
-        status = lib.llama_decode(self._context, self._batch)
+        status = call(self._context, self._batch)
         if status != 0:
             reason = " ".join(ERRORS) or "the cache is full"
             ERRORS.clear()
             raise UserError(
-                f"llama_decode returned {status}: {reason}",
+                f"{call.__name__} returned {status}: {reason}",
                 file=self.path,
                 remedy="check the token ids, or set a larger context_length",
             )
-        rows = count if wanted is None else sum(wanted)
-        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape=(rows, self.vocab_size))
 
     def _assign(self, sequences: Sequence[Sequence[int]] | None) -> None:
         """Write the sequences of each token into the batch; sequence 0 for all is written once and left there."""
@@ -184,7 +207,7 @@ class LlamaCpp:
 
     def clock(self) -> Callable[[], float]:
         # One thread runs on the calling thread, so its CPU time is free of other processes; more threads need wall time.
-        alone = self.settings.threads == 1 and self.settings.gpu_layers == 0 and not self.settings.wall_clock
+        alone = self.settings.threads == 1 and self.settings.gpu_layers == 0
         return time.thread_time if alone else time.perf_counter
 
     def describe(self) -> dict[str, Any]:
@@ -243,13 +266,17 @@ def _load(path: Path, settings: Settings) -> Any:
     if not model:
         reason = ERRORS[0] if ERRORS else "llama.cpp gives no reason"
         raise UserError(f"llama.cpp cannot load it: {reason}", file=path, remedy="export the model again")
-    if lib.llama_model_has_encoder(model) or not lib.llama_model_has_decoder(model):
+    if not lib.llama_model_has_decoder(model):
         lib.llama_model_free(model)
-        raise UserError("it is not a decoder-only model", file=path, remedy="measure latency with a Llama-family model")
+        raise UserError("it is an encoder alone", file=path, remedy="use a model that writes text: Llama or T5")
     return model
 
 
 def _open_context(model: Any, settings: Settings) -> Any:
+    if lib.llama_model_has_encoder(model) and settings.sequences > 1 and not settings.shared:
+        lib.llama_model_free(model)
+        what = f"llama.cpp aborts on an encoder-decoder with a cache for each of {settings.sequences} sequences"
+        raise UserError(what, remedy="measure one sequence at a time, or let them share one cache")
     parameters = lib.llama_context_default_params()
     parameters.n_ctx = settings.context_length * (1 if settings.shared else settings.sequences)
     parameters.n_batch = parameters.n_ubatch = BATCH

@@ -85,6 +85,18 @@ def resume(backend: LatencyBackend, tokens: Sequence[int]) -> None:
         backend.prefill(tokens[common:])
 
 
+def begin(backend: LatencyBackend, prompt: Sequence[int]) -> list[int]:
+    """Make the cache ready to answer ``prompt``; the text that the answer is appended to, all but its last token cached.
+
+    Of an encoder-decoder that text is the start token alone: its encoder has read the prompt.
+    """
+    if backend.decoder_start is None:
+        resume(backend, prompt[:-1])
+        return list(prompt)
+    backend.encode(prompt)
+    return [backend.decoder_start]
+
+
 def decode(
     target: LatencyBackend,
     prompt: Sequence[int],
@@ -96,14 +108,13 @@ def decode(
     """Plain decoding: one target call per token. Seconds exclude the prompt."""
     clock = target.clock()
     _check_request(prompt, max_new_tokens, target)
-    resume(target, prompt[:-1])
-    text = list(prompt)
-    started = clock()
+    text = begin(target, prompt)
+    first, started = len(text), clock()
     for _ in range(max_new_tokens):
         text.append(_next(target, text[-1:], sampling))
         if text[-1] in eos:
             break
-    return Generation(text[len(prompt) :], clock() - started)
+    return Generation(text[first:], clock() - started)
 
 
 def speculate(
@@ -124,10 +135,9 @@ def speculate(
     check_pair(target, draft)
     clock = target.clock()
     _check_request(prompt, max_new_tokens, target, draft)
-    resume(target, prompt[:-1])
-    resume(draft, prompt[:-1])
-    text, end, blocks = list(prompt), len(prompt) + max_new_tokens, list[Block]()
-    started = clock()
+    begin(draft, prompt)
+    text, blocks = begin(target, prompt), list[Block]()
+    first, end, started = len(text), len(text) + max_new_tokens, clock()
     while len(text) < end:
         begun = clock()
         room = min(target.context_length, draft.context_length) - len(text)
@@ -144,7 +154,7 @@ def speculate(
     seconds = clock() - started
     target.trim(min(len(target.tokens), end - 1))
     draft.trim(min(len(draft.tokens), end - 1))
-    return Generation(text[len(prompt) : end], seconds, blocks)
+    return Generation(text[first:end], seconds, blocks)
 
 
 def propose(
@@ -194,8 +204,9 @@ def _check_request(prompt: Sequence[int], max_new_tokens: int, *backends: Latenc
     if not prompt:
         raise UserError("the prompt is empty", remedy="give at least one token, such as the start token")
     context = min(backend.context_length for backend in backends)
-    if len(prompt) + max_new_tokens > context:
+    before = len(prompt) if backends[0].decoder_start is None else 1
+    if before + max_new_tokens > context:
         raise UserError(
-            f"{len(prompt)} prompt tokens and {max_new_tokens} new ones do not fit the context of {context}",
+            f"{before} prompt tokens and {max_new_tokens} new ones do not fit the context of {context}",
             remedy="ask for fewer tokens, or set a larger context_length",
         )

@@ -26,17 +26,16 @@ def open_pair(
     context_length: int,
     sequences: int = 1,
     shared: bool = False,
-    wall_clock: bool = False,
 ) -> Iterator[list[LatencyBackend]]:
     """Yield the target and the drafts, ready; a target smaller than ``settings`` ask for is inflated first.
 
     llama.cpp takes a GGUF file as it is and exports a folder first; torch takes a folder. Either takes the name of an
     architecture of ``shapes.ARCHITECTURES`` and gives it random weights; the files lie in ``TMPDIR`` meanwhile.
     """
-    engine = Settings(context_length, settings.threads, settings.gpu_layers, sequences, shared, wall_clock)
+    engine = Settings(context_length, settings.threads, settings.gpu_layers, sequences, shared)
     with tempfile.TemporaryDirectory(prefix="draftlab-") as scratch, contextlib.ExitStack() as stack:
         if settings.inflated_layers or settings.inflated_ffn:
-            target = _inflated(target, Path(scratch) / "inflated", settings)
+            target = inflated(target, Path(scratch) / "inflated", settings.inflated_layers, settings.inflated_ffn)
         models: list[LatencyBackend] = []
         for index, path in enumerate((target, *drafts)):
             model = _open(path, Path(scratch) / f"{index}-{path.name}.gguf", settings, engine)
@@ -47,15 +46,15 @@ def open_pair(
         yield models
 
 
-def _inflated(target: Path, out: Path, settings: Engine) -> Path:
-    """``target`` with at least the layers and the feed-forward width that ``settings`` ask for."""
+def inflated(target: Path, out: Path, least_layers: int, least_ffn: int) -> Path:
+    """``target`` with at least these layers and this feed-forward width."""
     if target.is_file():
         raise UserError(
             "a GGUF file cannot be inflated", file=target, remedy="give the model folder, or inflate nothing"
         )
     config = read_json(target / "config.json")
-    layers = max(settings.inflated_layers, config.get("num_hidden_layers", 0))
-    inflate(target, out, layers=layers, ffn=max(settings.inflated_ffn, config.get("intermediate_size", 0)))
+    layers = max(least_layers, config.get("num_hidden_layers", 0))
+    inflate(target, out, layers=layers, ffn=max(least_ffn, config.get("intermediate_size", 0)))
     return out
 
 

@@ -13,12 +13,11 @@ from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
 from draftlab.experiments import Engine
-from draftlab.latency.backend import Logits, Settings
+from draftlab.latency.backend import SOURCE, Logits, Settings
 from draftlab.latency.shapes import random_model
 from draftlab.models import Cache, LanguageModel, load_model, load_tokenizer
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16}
-SOURCE = [0] * 64  # what an encoder reads; only the decoder is measured
 
 
 class TorchBackend:
@@ -30,13 +29,16 @@ class TorchBackend:
         self.name, self.model, self.settings, self.special_tokens = name, model, settings, special_tokens
         self.vocab_size = model.vocab_size
         self.context_length = min(settings.context_length, model.context_len)
-        self.tokens: list[int] = []
-        self._cache, self._filled = self._empty(), (0, 0)
+        self.decoder_start: int | None = None
+        if getattr(model, "is_encoder_decoder", False):
+            self.decoder_start = int(model.prefill([SOURCE], 0)[1])
+        self.encode([0] if self.decoder_start is None else SOURCE)
+        self._filled = (0, 0)
 
-    def _empty(self) -> Cache:
-        encoder_decoder = getattr(self.model, "is_encoder_decoder", False)
+    def encode(self, prompt: Sequence[int]) -> None:
+        self.tokens: list[int] = []
         with torch.inference_mode():
-            return self.model.prefill([SOURCE if encoder_decoder else [0]], self.context_length)[0]
+            self._cache: Cache = self.model.prefill([prompt], self.context_length)[0]
 
     def _run(self, cache: Cache, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
         with torch.inference_mode():
@@ -80,7 +82,7 @@ class TorchBackend:
         self._batch.crop([context] * sequences)
 
     def clock(self) -> Callable[[], float]:
-        alone = self.model.device.type == "cpu" and self.settings.threads == 1 and not self.settings.wall_clock
+        alone = self.model.device.type == "cpu" and self.settings.threads == 1
         return time.thread_time if alone else time.perf_counter
 
     def describe(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def latency_update(settings: LatencyUpdate, target: Path, draft: Path) -> tuple[
 
 def measure_update(target: TorchBackend, draft: TorchBackend, settings: LatencyUpdate) -> pd.DataFrame:
     """One row per block: seconds of one request on the target, and of one update of the draft on ``update_interval`` of
-    them: forward, backward and AdamW on all answer positions, cross-entropy against the target's token."""
+    them: forward, backward and AdamW on all answer positions, cross-entropy against the target's token; ``draft`` names it."""
     rng = np.random.default_rng(settings.seed)
     for weight in draft.model.parameters():  # AdamW's epsilon is 0 in f16: a draft trains in f32, whatever it serves in
         weight.data = weight.data.float()
@@ -51,14 +51,20 @@ def measure_update(target: TorchBackend, draft: TorchBackend, settings: LatencyU
         forwarded = clock()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        first = next(draft.model.parameters())
+        assert first.grad is not None
+        first.grad.flatten()[0].item()
+        returned = clock()
         optimizer.step()
-        next(draft.model.parameters()).flatten()[0].item()
+        first.flatten()[0].item()
         row = {
             "block": block,
             "target_request_seconds": answered.seconds,
             "update_seconds": clock() - started,
             "update_forward_seconds": forwarded - started,
+            "update_backward_seconds": returned - forwarded,
             "update_interval": settings.update_interval,
+            "draft": settings.draft_model,
         }
         if block >= 0:  # the first pass warms up
             rows.append(row)

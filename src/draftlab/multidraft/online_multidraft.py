@@ -50,13 +50,13 @@ def online_multidraft(
             arranged = _arrangements(original, shared, specialists, number)
             requests = passes["eval"][number].answers[: settings.requests]
             for (drafts, models), scheme in itertools.product(arranged.items(), settings.schemes):
+                if len(models) == 1 and scheme != settings.schemes[0]:
+                    continue  # with one sequence every scheme is single-draft verification
                 rows = _decoded(target, models, requests, scheme, tokenizer.eos_ids, settings, seed)
                 frames.append(
                     rows.assign(seed=seed, dataset=topic, drafts=drafts, num_drafts=len(models), scheme=scheme)
                 )
-    # With one sequence every scheme is single-draft verification: once is enough.
-    found = pd.concat(frames, ignore_index=True)
-    return found[(found["num_drafts"] > 1) | (found["scheme"] == settings.schemes[0])].reset_index(drop=True)
+    return pd.concat(frames, ignore_index=True)
 
 
 def _mixture(passes: Sequence[TargetPass], settings: OnlineMultidraft, seed: int) -> Traffic:
