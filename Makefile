@@ -5,7 +5,7 @@ export PATH
 export OMP_NUM_THREADS ?= 1
 CONFIG ?=
 
-.PHONY: reproduce reproduce-all smoke test test-slow figures publish check format clean
+.PHONY: reproduce reproduce-all smoke test test-slow test-faults test-slurm figures publish check format clean
 
 reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
 	snakemake --cores all $(if $(CONFIG),--config $(CONFIG))
@@ -20,10 +20,16 @@ smoke: .venv/ready  ## the whole pipeline at its smallest sizes
 	draftlab summary
 
 test: .venv/ready  ## the fast tests and one end-to-end run at scale=smoke
-	pytest -n 2 --dist loadgroup -m "not slow"
+	pytest -n 2 --dist loadgroup -m "not slow and not faults and not slurm"
 
-test-slow: .venv/ready  ## every test, the slow ones too
-	pytest -n 2 --dist loadgroup
+test-slow: .venv/ready  ## the slow tests too
+	pytest -n 2 --dist loadgroup -m "not faults and not slurm"
+
+test-faults: .venv/ready  ## kill a run at 30 random moments and compare its tables with an undisturbed run's
+	pytest -s -m faults
+
+test-slurm: .venv/ready  ## start a Slurm of one node on this machine and run through profiles/slurm (SLURM_INSTALL=1: apt installs it)
+	pytest -s -m slurm
 
 figures: .venv/ready  ## redraw the published figures and tables from the committed data; trains nothing
 	snakemake --cores all paper_figures
