@@ -55,3 +55,4 @@ rule all:
     default_target: True
     input:
         f"results/{RUN.name}/report.html",
+        f"results/{RUN.name}/tensorboard" if RUN.config.tracker else [],

@@ -1,7 +1,7 @@
 """Cells -> one tidy table per experiment -> tables, claims, report.
 
 Required: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}
-Outputs: results/{run}/{experiment}.csv, results/{run}/claims.csv, results/{run}/report.html
+Outputs: results/{run}/{experiment}.csv, results/{run}/claims.csv, results/{run}/report.html; results/{run}/tensorboard if asked for
 """
 
 
@@ -99,6 +99,29 @@ rule report:
     shell:
         r"""
         draftlab report --results "$(dirname {output.report:q})" --scale {params.scale:q} --out {output.report:q} >{log:q} 2>&1
+        """
+
+
+rule tracker:
+    """With `--config tracker=tensorboard`: the curves along every stream as events too."""
+    input:
+        tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
+    output:
+        events=directory("results/{run}/tensorboard"),
+    log:
+        "results/{run}/logs/tracker.log",
+    conda:
+        "../../envs/cpu.yaml"
+    threads: needs("report").threads
+    resources:
+        **resources_of("report"),
+    params:
+        code=code("tensorboard"),
+    message:
+        "Write the curves as TensorBoard events"
+    shell:
+        r"""
+        draftlab tensorboard --results "$(dirname {output.events:q})" --out {output.events:q} >{log:q} 2>&1
         """
 
 

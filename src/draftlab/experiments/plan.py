@@ -123,6 +123,7 @@ class RunConfig(Settings):
     template: Template | None = Field(None, description="chat template of the prompts; own is the tokenizer's")
     experiments: str = Field("reproduction", description="reproduction, all, or names separated by commas")
     name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
+    tracker: Literal["tensorboard"] | None = Field(None, description="where the curves go too")
 
 
 class Run(Settings):
