@@ -100,6 +100,14 @@ def test_snakemakes_own_report_has_captions(finished):
     assert text.count("What is drawn, n and the interval stand under") == len(drawn) > 10
 
 
+def test_curves_go_to_tensorboard_when_asked(finished):
+    config = ("--config", "scale=smoke", "tracker=tensorboard")
+    assert jobs(snakemake(finished, "-n", *config)) == {"tracker": 1, "all": 1}
+    snakemake(finished, *config)
+    (events,) = (finished / "results/smoke/tensorboard").iterdir()
+    assert b"osd_online/spider/online/0" in events.read_bytes()
+
+
 def test_a_second_run_has_nothing_to_do(finished):
     assert "Nothing to be done" in snakemake(finished, "--config", "scale=smoke")
 

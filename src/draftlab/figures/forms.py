@@ -425,7 +425,7 @@ def heat(
             color="white" if abs(cell["estimate"]) > 0.7 * span else INK,
         )
     ax.imshow(shown, cmap="PuOr", vmin=-span, vmax=span, aspect="auto", alpha=0.7)
-    ax.set_xticks(range(len(across)), [textwrap.fill(name(value), 12) for value in across])
+    ax.set_xticks(range(len(across)), [textwrap.fill(name(value), 12, break_long_words=False) for value in across])
     ax.set_yticks(range(len(down)), [name(value) for value in down])
     ax.grid(False)
 

@@ -160,6 +160,7 @@ NAMES: dict[str, str] = {
     "cnn_dailymail": "CNN/DailyMail",
     "xsum": "XSum",
     "typical": "typical acceptance, not lossless",
+    "arena": "Arena",
     "dolly": "Dolly",
     "wmt16": "WMT16",
 }
