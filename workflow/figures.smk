@@ -79,7 +79,8 @@ rule paper_figures:
         code=[code(f"figures.{name}", "figures.batch") for name in PUBLISHED],
     shell:
         r"""
-        draftlab figures \
+        # Snakemake hands every process {threads} threads of BLAS; together they would wait for each other.
+        OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 draftlab figures \
             --data {params.folder:q}/data \
             --scale {params.scale:q} \
             --out {params.folder:q} \

@@ -148,7 +148,9 @@ def write(experiment: str, table: pd.DataFrame, scale: str, prefix: Path, answer
     layout = layout_of(experiment, table)
     cells = summary(table, layout)
     facts = caption(experiment, cells, layout, tidy.unit(table), scale)
-    write_text(prefix.with_name(prefix.name + ".csv"), cells.to_csv(index=False, lineterminator="\n"))
+    write_text(
+        prefix.with_name(prefix.name + ".csv"), cells.to_csv(index=False, lineterminator="\n", float_format="%.6g")
+    )
     parts = filter(None, (answer, markdown(cells, layout), facts))
     write_text(prefix.with_name(prefix.name + ".md"), "\n\n".join(parts) + "\n")
     write_text(prefix.with_name(prefix.name + ".tex"), f"% {facts}\n" + latex(cells, layout))
