@@ -45,7 +45,7 @@ def test_every_dependency_is_pinned():
     ]
     pinned = {re.sub(r"[-_.]+", "-", pin.split("==")[0].lower()) for pin in PINS}
     names = {re.match(r"[\w.-]+", requirement)[0].replace("_", "-").lower() for requirement in wanted}
-    assert names <= pinned
+    assert names - {"draftlab"} <= pinned  # an extra names another one as draftlab[...]
 
 
 def test_llama_cpp_is_built_alike_everywhere():

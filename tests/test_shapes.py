@@ -84,7 +84,7 @@ def test_a_measurement_and_its_figure_at_reduced_width(
     assert (rows.filter(like="seconds") > 0).all(axis=None)
     out = tmp_path / experiment
     draftlab(
-        monkeypatch, "figure", experiment, "--and-table", "--scale", "shapes", "--out", str(out),
+        monkeypatch, "figure", experiment, "--scale", "shapes", "--out", str(out),
         "--table", str(tmp_path / "cell" / "rows.csv"),
     )  # fmt: skip
     assert out.with_suffix(".png").stat().st_size > 5000

@@ -112,9 +112,9 @@ rule tracker:
         "results/{run}/logs/tracker.log",
     conda:
         "../../envs/cpu.yaml"
-    threads: needs("report").threads
+    threads: needs("tracker").threads
     resources:
-        **resources_of("report"),
+        **resources_of("tracker"),
     params:
         code=code("tensorboard"),
     message:

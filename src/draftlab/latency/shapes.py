@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -98,7 +98,9 @@ def random_model(name: str, dtype: torch.dtype, device: torch.device, seed: int 
     """The architecture ``name`` with random weights of ``dtype`` on ``device``."""
     architecture = find(name)
     # Only the weights' final type and place ever take memory.
-    network = nn.Module.to(on_meta(architecture), dtype=dtype).to_empty(device=device)
+    network: Any = nn.Module.to(on_meta(architecture), dtype=dtype).to_empty(device=device)
+    if not isinstance(network, Llama):
+        network.tie_weights()  # T5's three tables of embeddings are one, which a move from "meta" parts
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for weight in network.parameters():
