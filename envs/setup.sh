@@ -53,8 +53,8 @@ wheels=${XDG_CACHE_HOME:-$HOME/.cache}/draftlab/wheels-$key
 if ! ls "$wheels"/$wheel >/dev/null 2>&1; then
     step "compiling llama.cpp (3 minutes on 2 cores, once: the wheel is kept in $wheels)"
     mkdir -p "$wheels"
-    # Without --no-cache-dir pip hands out a wheel that it built earlier, whatever the flags were.
-    CMAKE_ARGS=$flags CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) pip wheel --no-cache-dir --no-deps -w "$wheels" "$llama"
+    # Not nproc, which goes by OMP_NUM_THREADS. Without --no-cache-dir pip hands out a wheel that it built earlier, whatever the flags were.
+    CMAKE_ARGS=$flags CMAKE_BUILD_PARALLEL_LEVEL=$(getconf _NPROCESSORS_ONLN) pip wheel --no-cache-dir --no-deps -w "$wheels" "$llama"
 fi
 pip install -c envs/constraints.txt "$wheels"/$wheel
 pip install -c envs/constraints.txt -e ".[dev]" ${PIP_ARGS:-}
