@@ -126,6 +126,13 @@ def kill(run: Run, job: psutil.Process, victim: str) -> None:
     run.process.wait(timeout=300)
 
 
+def spared(kills: list[tuple[str, str, str]]) -> set[str]:
+    """The verbs of phases in which too few kills fell so far."""
+    counts = Counter(verb for verb, _, _ in kills)
+    few = [verbs for verbs in PHASES.values() if sum(counts[verb] for verb in verbs) < min(3, KILLS // 8)]
+    return {verb for verbs in few for verb in verbs}
+
+
 SMALL = ("--config", "scale=smoke", "experiments=mdss_region")
 
 
@@ -254,7 +261,7 @@ def test_tables_are_those_of_an_undisturbed_run_after_kills_at_random_moments(tm
     rng = np.random.default_rng(int(os.environ.get("DRAFTLAB_SEED", "0")))
     kills: list[tuple[str, str, str]] = []
     passes = 0
-    while len(kills) < KILLS:
+    while len(kills) < KILLS or spared(kills):
         folder = copy_checkout(tmp_path / f"killed{passes}")
         passes += 1
         finished = False
@@ -264,6 +271,8 @@ def test_tables_are_those_of_an_undisturbed_run_after_kills_at_random_moments(tm
             until_writing, victim = bool(rng.random() < 0.4), str(rng.choice(["job", "snakemake", "all"]))
             met = None
             for _ in range(skipped + 1):
+                met = run.next_job(seen)
+            while met is not None and len(kills) >= KILLS and met[1] not in spared(kills):
                 met = run.next_job(seen)
             if met is None:
                 assert run.process.wait() == 0, (folder / "killed.log").read_text()[-4000:]
@@ -283,6 +292,4 @@ def test_tables_are_those_of_an_undisturbed_run_after_kills_at_random_moments(tm
         assert differing_figures(expected, found) == []
     counts = Counter(verb for verb, _, _ in kills)
     print(f"{len(kills)} kills in {passes} passes: {dict(counts)}")
-    for phase, verbs in PHASES.items():
-        assert sum(counts[verb] for verb in verbs) >= min(3, KILLS // 8), phase
     assert sum(how == "writing" for _, how, _ in kills) >= KILLS // 8

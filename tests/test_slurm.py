@@ -127,7 +127,8 @@ def test_tables_are_those_of_a_local_run_though_jobs_fail_and_the_controller_res
     state = subprocess.run(
         ["squeue", "-h", "-t", "all", "-o", "%T"], env=os.environ | cluster, capture_output=True, text=True
     )
-    assert state.stdout.split().count("COMPLETED") >= 20
+    ended = state.stdout.split()
+    assert ended.count("COMPLETED") == len(ended) - 2 >= 10  # submissions, most of them groups of jobs
     one, two = (folder / "results/smoke" for folder in (local, remote))
     assert agreement.differences(one, two) == []
     assert differing_figures(one, two) == []
