@@ -116,6 +116,19 @@ def test_other_data_or_models_get_a_folder_of_their_own():
     assert len(names) == 5
 
 
+@pytest.mark.parametrize("scale", ["smoke", "laptop"])
+def test_with_your_own_prompts_no_experiment_asks_for_another_dataset(scale):
+    run = experiments.load_run({"dataset": "mine.jsonl", "scale": scale, "experiments": "all"}, WORKFLOW)
+    read = set()
+    for name in run.experiments:
+        for cell in run.cells(name).values():
+            read |= set(getattr(cell, "datasets", [])) | {getattr(cell, "dataset", "prompts")}
+    assert read - {""} == {"prompts"}
+    assert {"osd_offline", "osd_online", "osd_latency_dataset"} <= set(run.experiments)
+    with pytest.raises(UserError, match="osd_medusa needs dataset .*; this run has prompts "):
+        experiments.load_run({"dataset": "mine.jsonl", "scale": scale, "experiments": "osd_medusa"}, WORKFLOW)
+
+
 def test_your_own_prompts_replace_the_datasets():
     run = experiments.load_run({"dataset": "mine.jsonl"}, WORKFLOW)
     cells = run.cells("osd_offline")

@@ -265,7 +265,7 @@ def _wanted(run: RunConfig, every: Mapping[str, Experiment], datasets: Sequence[
                 f"no experiment named {name!r}", file="--config experiments", remedy=f"allowed: {', '.join(every)}"
             )
         if lacking.get(name):
-            what = f"{name} needs dataset {', '.join(lacking[name])}; this run has {', '.join(datasets)}"
+            what = f"{name} needs dataset {', '.join(lacking[name])}; this run has {', '.join(sorted(set(datasets)))}"
             raise UserError(what, file="--config experiments", remedy="add its raw files, or leave the experiment out")
     return names
 
@@ -278,10 +278,8 @@ def _is_of_pair(experiment: Experiment, scale: Scale) -> bool:
 
 
 def _needed(experiment: Experiment, run: RunConfig) -> set[str]:
-    """The datasets that an experiment's cells name; those of an axis ``dataset`` give way to a file of one's own."""
-    if run.dataset and "dataset" in experiment.axes:
-        return set()
-    cells = experiment.cells(run.scale, "").values()
+    """The datasets that an experiment's cells name; a file of one's own takes the place of those of an axis ``dataset``."""
+    cells = experiment.cells(run.scale, "", ["prompts"] if run.dataset else None).values()
     named = (cell.datasets if isinstance(cell, Training) else [getattr(cell, "dataset", "")] for cell in cells)
     return {dataset for datasets in named for dataset in datasets if dataset}
 
