@@ -256,8 +256,8 @@ def _wanted(run: RunConfig, every: Mapping[str, Experiment], datasets: Sequence[
     }
     if run.experiments in ("all", "reproduction"):
         chosen = [name for name in every if run.experiments == "all" or every[name].paper != "beyond"]
-        own_models = bool(run.target or run.draft)  # then nobody asks about the T5 models of the scale
-        return [n for n in chosen if not (lacking.get(n) or (own_models and _is_of_pair(every[n], run.scale)))]
+        own_models = bool(run.target or run.draft)  # then nobody asks about further models of the scale
+        return [n for n in chosen if not (lacking.get(n) or (own_models and _has_other_models(every[n], run.scale)))]
     names = [name.strip() for name in run.experiments.split(",")]
     for name in names:
         if name not in every:
@@ -270,11 +270,13 @@ def _wanted(run: RunConfig, every: Mapping[str, Experiment], datasets: Sequence[
     return names
 
 
-def _is_of_pair(experiment: Experiment, scale: Scale) -> bool:
-    """Whether all cells are of other models than the scale's own."""
+def _has_other_models(experiment: Experiment, scale: Scale) -> bool:
+    """Whether it trains models of the scale besides its target and its ``draft``: another pair, or drafts of other sizes."""
     if scale not in experiment.scales:
         return False
-    return all(isinstance(cell, Training) and cell.pair for cell in experiment.cells(scale, "").values())
+    jobs = [cell for cell in experiment.cells(scale, "").values() if isinstance(cell, Training)]
+    models = {(own.pair, own.draft, getattr(own, "larger", "draft")) for job in jobs for _, own in variants(job)}
+    return not models <= {("", "draft", "draft")}
 
 
 def _needed(experiment: Experiment, run: RunConfig) -> set[str]:
