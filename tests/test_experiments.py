@@ -125,7 +125,7 @@ def test_with_your_own_prompts_no_experiment_asks_for_another_dataset(scale):
             read |= set(getattr(cell, "datasets", [])) | {getattr(cell, "dataset", "prompts")}
     assert read - {""} == {"prompts"}
     assert {"osd_offline", "osd_online", "osd_latency_dataset"} <= set(run.experiments)
-    with pytest.raises(UserError, match="osd_medusa needs dataset .*; this run has prompts "):
+    with pytest.raises(UserError, match=r"osd_medusa needs dataset .*; this run has prompts "):
         experiments.load_run({"dataset": "mine.jsonl", "scale": scale, "experiments": "osd_medusa"}, WORKFLOW)
 
 

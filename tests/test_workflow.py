@@ -200,10 +200,12 @@ def test_your_own_prompts_replace_the_datasets(checkout):
     lines = [json.dumps({"prompt": f"What is {i} plus {i + 1}?"}) for i in range(120)]
     mine.write_text("\n".join([*lines, "{broken"]) + "\n")
     model = checkout / "results/smoke/models/target"
-    snakemake(checkout, "--config", "scale=smoke", f"dataset={mine}", f"target={model}", "experiments=osd_offline")
+    wanted = "experiments=osd_offline,mdss_acceptance"
+    snakemake(checkout, "--config", "scale=smoke", f"dataset={mine}", f"target={model}", wanted)
     assert not (checkout / "hacked.jsonl").exists()
     results = checkout / "results" / "smoke-dataset-target"
-    assert set(pd.read_csv(results / "osd_offline.csv")["dataset"]) == {"prompts"}
+    for table in ("osd_offline", "mdss_acceptance"):
+        assert set(pd.read_csv(results / f"{table}.csv")["dataset"]) - {"synthetic"} == {"prompts"}
     rejected = (results / "data/prompts/rejected.jsonl").read_text()
     assert rejected.count("\n") == 1
     assert '"line": 121' in rejected
