@@ -125,6 +125,7 @@ def test_with_your_own_prompts_no_experiment_asks_for_another_dataset(scale):
             read |= set(getattr(cell, "datasets", [])) | {getattr(cell, "dataset", "prompts")}
     assert read - {""} == {"prompts"}
     assert {"osd_offline", "osd_online", "osd_latency_dataset"} <= set(run.experiments)
+    assert "mdss_quality" not in run.experiments  # it compares with reference texts
     with pytest.raises(UserError, match=r"osd_medusa needs dataset .*; this run has prompts "):
         experiments.load_run({"dataset": "mine.jsonl", "scale": scale, "experiments": "osd_medusa"}, WORKFLOW)
 

@@ -221,7 +221,8 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
         answers = settings.answers.model_copy(update={"template": run.template})
         settings = settings.model_copy(update={"answers": answers})
     every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
-    wanted = _wanted(run, every, settings.data.datasets + settings.data.extra + settings.t5.datasets)
+    held = [*settings.data.datasets, *settings.data.extra, *settings.t5.datasets, *settings.multidraft.datasets]
+    wanted = _wanted(run, every, held)
     suffixes = [run.scale, *(key for key in ("raw", "dataset", "target", "draft") if getattr(run, key))]
     return Run(
         name=run.name or "-".join(suffixes),
@@ -280,9 +281,14 @@ def _has_other_models(experiment: Experiment, scale: Scale) -> bool:
 
 
 def _needed(experiment: Experiment, run: RunConfig) -> set[str]:
-    """The datasets that an experiment's cells name; a file of one's own takes the place of those of an axis ``dataset``."""
+    """The datasets that an experiment's cells cannot do without; a file of one's own takes the place of those of an axis ``dataset``."""
     cells = experiment.cells(run.scale, "", ["prompts"] if run.dataset else None).values()
-    named = (cell.datasets if isinstance(cell, Training) else [getattr(cell, "dataset", "")] for cell in cells)
+    named = (
+        cell.datasets
+        if isinstance(cell, Training) or (isinstance(cell, Live) and cell.quality)  # which has references
+        else [getattr(cell, "dataset", "")]
+        for cell in cells
+    )
     return {dataset for datasets in named for dataset in datasets if dataset}
 
 
