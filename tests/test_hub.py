@@ -79,7 +79,7 @@ def client(hub: FakeHub, kind: str, folder: Path, faults: list[str], **environme
         env=os.environ | variables | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr

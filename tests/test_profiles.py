@@ -107,7 +107,7 @@ def test_the_kubernetes_profile_hands_jobs_with_their_needs_to_kubectl(tmp_path,
         env=env | {"PATH": f"{stand_in.parent}:{env['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (folder / "results/smoke/mdss_region.csv").exists()
