@@ -54,6 +54,16 @@ def test_the_draft_shares_the_tokenizer_and_never_sees_a_prompt(made, tmp_path, 
     assert (tmp_path / "draft/tokenizer.json").read_bytes() == (made / "tokenizer/tokenizer.json").read_bytes()
 
 
+def test_a_draft_learns_reference_answers_where_prompts_have_some(made, tmp_path):
+    """As a target of the same recipe would; prompts without any leave it to public text."""
+    pretrain.make_draft(made / "tokenizer", RECIPE, tmp_path / "answers", [made / "prompts.jsonl"])
+    assert answer_loss(tmp_path / "answers") == answer_loss(made / "target")
+    write_jsonl(tmp_path / "p.jsonl", [Prompt("0", "toy", "train", "hello")])
+    for name, prompts in {"none": [], "bare": [tmp_path / "p.jsonl"]}.items():
+        pretrain.make_draft(made / "tokenizer", RECIPE, tmp_path / name, prompts)
+    assert answer_loss(tmp_path / "bare") == answer_loss(tmp_path / "none") > answer_loss(tmp_path / "answers")
+
+
 def test_a_model_that_exists_is_taken_as_it_is(made, tmp_path):
     recipe = RECIPE.model_copy(update={"model": str(made / "target")})
     pretrain.make_draft(made / "tokenizer", recipe, tmp_path / "draft")

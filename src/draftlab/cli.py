@@ -170,11 +170,13 @@ def pretrain_target(recipe: Flat[experiments.Recipe], *, prompts: tuple[Path, ..
     pretrain.make_target(prompts, tokenizer, recipe, out)
 
 
-def pretrain_draft(recipe: Flat[experiments.Recipe], *, tokenizer: Path, out: Path) -> None:
-    """Make the draft: train it on public text, or fetch the one that --model names."""
+def pretrain_draft(
+    recipe: Flat[experiments.Recipe], *, tokenizer: Path, out: Path, prompts: tuple[Path, ...] = ()
+) -> None:
+    """Make the draft: train it on reference answers, on public text where there are none, or fetch the one that --model names."""
     from draftlab import pretrain
 
-    pretrain.make_draft(tokenizer, recipe, out)
+    pretrain.make_draft(tokenizer, recipe, out, prompts)
 
 
 # --- answers and distillation ------------------------------------------------------------------------------------

@@ -56,12 +56,7 @@ def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: experiments.Re
         hub.copy_model(recipe.model, recipe.revision, out)
         return
     words = load_tokenizer(tokenizer)
-    examples = [
-        Example(words.encode_prompt(record.text), [*words.encode(f" {record.reference}"), words.eos_ids[0]])
-        for path in prompts
-        for record in read_jsonl(path, Prompt)
-        if record.reference
-    ]
+    examples = _answered(prompts, words)
     if not examples:
         raise UserError(
             "no prompt has a reference answer",
@@ -71,18 +66,29 @@ def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: experiments.Re
     _train(examples, words, recipe, out, "target")
 
 
-def make_draft(tokenizer: Path, recipe: experiments.Recipe, out: Path) -> None:
-    """Write the draft: the model that the recipe names, or a small one trained on unpaired public text."""
+def make_draft(tokenizer: Path, recipe: experiments.Recipe, out: Path, prompts: Sequence[Path] = ()) -> None:
+    """Write the draft: the model that the recipe names, or a small one trained on the reference answers of ``prompts``, and without any
+    on unpaired public text."""
     words = load_tokenizer(tokenizer)
     if recipe.model:
         hub.copy_model(recipe.model, recipe.revision, out)
         check_same_tokenizer(words, load_tokenizer(out))
         return
-    documents = generators.public_documents(recipe.documents, recipe.seed)
-    examples = [
-        Example(words.encode_prompt("", "plain"), [*words.encode(text), words.eos_ids[0]]) for text in documents
+    examples = _answered(prompts, words) or [
+        Example(words.encode_prompt("", "plain"), [*words.encode(text), words.eos_ids[0]])
+        for text in generators.public_documents(recipe.documents, recipe.seed)
     ]
     _train(examples, words, recipe, out, "draft")
+
+
+def _answered(prompts: Sequence[Path], words: Tokenizer) -> list[Example]:
+    """The prompts that have a reference answer, with it."""
+    return [
+        Example(words.encode_prompt(record.text), [*words.encode(f" {record.reference}"), words.eos_ids[0]])
+        for path in prompts
+        for record in read_jsonl(path, Prompt)
+        if record.reference
+    ]
 
 
 def _train(

@@ -69,8 +69,9 @@ rule target:
 
 
 rule draft:
-    """Train a draft on public text, or fetch the one that the run names."""
+    """Train a draft on public text, or fetch the one that the run names; with prompts it learns their reference answers instead."""
     input:
+        prompts=[],
         tokenizer="results/{run}/models/tokenizer/tokenizer.json",
     output:
         model="results/{run}/models/{draft}/config.json",
@@ -94,7 +95,11 @@ rule draft:
         "Make {wildcards.draft}"
     shell:
         r"""
-        draftlab pretrain draft {params.recipe:q} --tokenizer {params.tokenizer:q} --out {params.out:q} >{log:q} 2>&1
+        draftlab pretrain draft {params.recipe:q} \
+            --prompts {input.prompts:q} \
+            --tokenizer {params.tokenizer:q} \
+            --out {params.out:q} \
+            >{log:q} 2>&1
         """
 
 

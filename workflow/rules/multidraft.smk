@@ -43,36 +43,20 @@ use rule target as multidraft_target with:
         "Make the target of the multi-draft experiments"
 
 
-if RUN.config.dataset:
-
-    # Prompts of one's own have no answers that a draft could learn: it learns public text.
-    use rule draft as multidraft_draft with:
-        input:
-            tokenizer="results/{run}/multidraft/tokenizer/tokenizer.json",
-        output:
-            model="results/{run}/multidraft/draft/config.json",
-        log:
-            "results/{run}/logs/multidraft/draft.log",
-        benchmark:
-            "results/{run}/benchmarks/multidraft/draft.tsv"
-        params:
-            recipe=experiments.flags(PAIR.draft),
-        message:
-            "Make the draft of the multi-draft experiments"
-
-else:
-
-    use rule multidraft_target as multidraft_draft with:
-        output:
-            model="results/{run}/multidraft/draft/config.json",
-        log:
-            "results/{run}/logs/multidraft/draft.log",
-        benchmark:
-            "results/{run}/benchmarks/multidraft/draft.tsv"
-        params:
-            recipe=experiments.flags(PAIR.draft),
-        message:
-            "Make the draft of the multi-draft experiments"
+use rule draft as multidraft_draft with:
+    input:
+        prompts=PAIR_PROMPTS,
+        tokenizer="results/{run}/multidraft/tokenizer/tokenizer.json",
+    output:
+        model="results/{run}/multidraft/draft/config.json",
+    log:
+        "results/{run}/logs/multidraft/draft.log",
+    benchmark:
+        "results/{run}/benchmarks/multidraft/draft.tsv"
+    params:
+        recipe=experiments.flags(PAIR.draft),
+    message:
+        "Make the draft of the multi-draft experiments"
 
 
 rule pairs:

@@ -43,6 +43,7 @@ use rule target as t5_target with:
 
 use rule draft as t5_draft with:
     input:
+        prompts=[],
         tokenizer="results/{run}/t5/models/tokenizer/tokenizer.json",
     output:
         model="results/{run}/t5/models/{draft}/config.json",
