@@ -62,9 +62,21 @@ def _fractions(text: str) -> list[Fraction]:
     return [Fraction(part) for part in text.split(",")]
 
 
-def _memory(tokens: float, target_gb: float, draft_gb: float, alpha: float, draft_len: float, interval: float) -> Any:
+def _memory(
+    system: str,
+    *,
+    tokens: float,
+    target_gb: float,
+    draft_gb: float,
+    alpha: float,
+    draft_len: float,
+    interval: float = 1,
+) -> float:
     length = theory.expected_block_length(alpha, int(draft_len))
-    return theory.memory_traffic(int(tokens), target_gb, draft_gb, length, length, int(interval))
+    target, draft = theory.Moved(target_gb, 0.0), theory.Moved(draft_gb, 0.0)
+    lengths = {"block_length": length, "online_block_length": length}
+    found = theory.memory_traffic(target, draft, tokens=int(tokens), update_interval=int(interval), **lengths)
+    return sum(found[system].values())
 
 
 def _quotients(above: Value, below: Value) -> Any:
@@ -91,12 +103,12 @@ FORMULAS: dict[str, Callable[..., float]] = {
     ),
     "drafted_share": lambda alpha, draft_len: 1 - 1 / theory.expected_block_length(alpha, int(draft_len)),
     "memory_plain": lambda tokens, target_gb, draft_gb: tokens * target_gb,
-    "memory_speculative": lambda **inputs: _memory(**inputs, interval=1).speculative,
-    "memory_online": lambda update_interval, **inputs: _memory(**inputs, interval=update_interval).online,
+    "memory_speculative": lambda **inputs: _memory("vsd", **inputs),
+    "memory_online": lambda update_interval, **inputs: _memory("osd", **inputs, interval=update_interval),
     "flops_ratio": lambda alpha, draft_len, target, draft: theory.update_flops_ratio(
         int(draft_len), theory.expected_block_length(alpha, int(draft_len)), target, draft
     ),
-    "load": lambda tokens, requests, days, flops: theory.utilisation(tokens, requests, days, flops, 1.0),
+    "load": lambda tokens, requests, days, flops: theory.load_flops(tokens, requests, days, flops),
     "optimal_acceptance": optimal_acceptance,
     "specinfer_acceptance": specinfer_acceptance,
 }

@@ -46,20 +46,17 @@ def memory_traffic(settings: experiments.MemoryTraffic, target: Path, draft: Pat
 
 
 def _printed(inputs: Inputs, settings: experiments.MemoryTraffic) -> Iterator[dict[str, Any]]:
-    """Table 5: ``L M``; ``(L/a1) M + L m``; ``(L/a2) M + L m + m L / I``."""
+    """Table 5."""
     for interval in settings.update_interval:
-        drafts = {"original": 0.0, "vsd": settings.tokens * inputs.draft.weights}
-        updates = inputs.draft.weights * settings.tokens / interval
-        systems = {
-            name: {
-                "target_gb": settings.tokens / length * inputs.target.weights,
-                "draft_gb": drafts.get(name, drafts["vsd"]),
-                "cache_gb": 0.0,
-                "update_gb": updates * (name == "osd"),
-            }
-            for name, length in _block_lengths(inputs).items()
-        }
-        yield from _rows(systems, inputs, settings.tokens * inputs.target.weights, "printed", 1, interval)
+        systems = theory.memory_traffic(
+            inputs.target,
+            inputs.draft,
+            tokens=settings.tokens,
+            block_length=inputs.before,
+            online_block_length=inputs.after,
+            update_interval=interval,
+        )
+        yield from _rows(systems, inputs, systems["original"]["target_gb"], "printed", 1, interval)
 
 
 def _all_terms(inputs: Inputs, settings: experiments.MemoryTraffic) -> Iterator[dict[str, Any]]:
@@ -122,7 +119,6 @@ def _measured(online: Path, dataset: str) -> tuple[float, float]:
 def utilisation(settings: experiments.Utilisation) -> pd.DataFrame:
     """OSD, App. A.4. ``part`` load: FLOP/s of the trace times ``load``, of the target alone (``serving``) and with drafting and training
     (``online``), over the hardware's. ``part`` ratio: target over draft FLOPs of each pair, at the printed and the recomputed block length."""
-    seconds = 86_400 * settings.days
     length = theory.expected_block_length(settings.alpha, settings.draft_len)
     # Per emitted token: (k + 1) / a verified tokens; k / a drafted ones, and a forward and a backward pass over what was served.
     verified = (settings.draft_len + 1) / length * settings.flops_per_token
@@ -130,15 +126,18 @@ def utilisation(settings: experiments.Utilisation) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for load in np.geomspace(1, settings.most, 13):
         for system, per_token in {"serving": settings.flops_per_token, "online": online}.items():
-            asked = load * settings.requests * settings.tokens_per_request * per_token / seconds
+            requests = load * settings.requests
             rows.append(
                 {
                     "part": "load",
                     "system": system,
                     "load": load,
-                    "requests_per_second": load * settings.requests / seconds,
+                    "requests_per_second": requests / (86_400 * settings.days),
+                    "flops_per_second": theory.load_flops(
+                        settings.tokens_per_request, requests, settings.days, per_token
+                    ),
+                    "hardware_flops": settings.hardware_flops,
                 }
-                | {"flops_per_second": asked, "hardware_flops": settings.hardware_flops}
             )
     for pair, target, draft, printed, alpha in settings.pairs:
         recomputed = theory.expected_block_length(alpha, settings.draft_len)

@@ -48,40 +48,32 @@ def distillation_speedup(alpha_before: float, alpha_after: float, draft_len: int
 
 
 @dataclass(frozen=True)
-class MemoryTraffic:
-    """Gigabytes loaded to answer one request of ``tokens`` tokens (OSD, Table 5)."""
-
-    plain: float
-    speculative: float
-    online: float
-
-
-def memory_traffic(
-    tokens: int,
-    target_gb: float,
-    draft_gb: float,
-    block_length: float,
-    online_block_length: float,
-    update_interval: int,
-) -> MemoryTraffic:
-    """Weights loaded per request: ``L M``; ``(L/a1) M + L m``; ``(L/a2) M + L m + m L / I`` (OSD, Table 5), in GB."""
-    if min(tokens, target_gb, draft_gb, block_length, online_block_length, update_interval) <= 0:
-        raise UserError(
-            "memory_traffic needs positive numbers", remedy="check tokens, sizes, block lengths and the interval"
-        )
-    return MemoryTraffic(
-        plain=tokens * target_gb,
-        speculative=tokens / block_length * target_gb + tokens * draft_gb,
-        online=tokens / online_block_length * target_gb + tokens * draft_gb + draft_gb * tokens / update_interval,
-    )
-
-
-@dataclass(frozen=True)
 class Moved:
     """What one model's weights, or one token of its cache, weigh, in GB."""
 
     weights: float
     cache: float
+
+
+def memory_traffic(
+    target: Moved, draft: Moved, *, tokens: int, block_length: float, online_block_length: float, update_interval: int
+) -> dict[str, dict[str, float]]:
+    """GB of weights loaded for one request, by system and term: ``L M``; ``(L/a1) M + L m``; ``(L/a2) M + L m + m L / I`` (OSD, Table 5)."""
+    if min(tokens, target.weights, draft.weights, block_length, online_block_length, update_interval) <= 0:
+        raise UserError(
+            "memory_traffic needs positive numbers", remedy="check tokens, sizes, block lengths and the interval"
+        )
+    plain, drafts = tokens * target.weights, tokens * draft.weights
+    return {
+        "original": {"target_gb": plain, "draft_gb": 0.0, "cache_gb": 0.0, "update_gb": 0.0},
+        "vsd": {"target_gb": plain / block_length, "draft_gb": drafts, "cache_gb": 0.0, "update_gb": 0.0},
+        "osd": {
+            "target_gb": plain / online_block_length,
+            "draft_gb": drafts,
+            "cache_gb": 0.0,
+            "update_gb": drafts / update_interval,
+        },
+    }
 
 
 UPDATE_COPIES = 10
@@ -129,8 +121,6 @@ def update_flops_ratio(draft_len: int, block_length: float, target_flops: float,
     return (draft_len + 1) * target_flops / ((draft_len + 3 * block_length) * draft_flops)
 
 
-def utilisation(
-    tokens_per_request: float, requests: float, days: float, flops_per_token: float, hardware_flops: float
-) -> float:
-    """Share of the hardware's FLOP/s that a served load needs (OSD, App. A.4)."""
-    return tokens_per_request * requests * flops_per_token / (days * 86_400) / hardware_flops
+def load_flops(tokens_per_request: float, requests: float, days: float, flops_per_token: float) -> float:
+    """FLOP/s that a served load asks for (OSD, App. A.4)."""
+    return tokens_per_request * requests * flops_per_token / (days * 86_400)
