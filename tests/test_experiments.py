@@ -1,5 +1,6 @@
 """Plans of runs: what is refused, which cells exist, and what an edit of code or values changes."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,12 @@ def write(folder, **changes):
     path = folder / "osd_test.yaml"
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
     return path
+
+
+def test_the_guide_to_configuration_names_every_key():
+    guide = (WORKFLOW.parent / "config/README.md").read_text(encoding="utf-8")
+    keys = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in guide.splitlines() if line.startswith("| `")]
+    assert sorted(key for row in keys for key in row) == sorted(experiments.RunConfig.model_fields)
 
 
 def test_cells_are_the_product_of_the_axes(tmp_path):

@@ -41,9 +41,9 @@ LATE = (0.8, 1.0)
 ON_STREAM = ("measured_on", "stream")
 LAYOUTS: dict[str, Layout] = {
     "osd_offline": Layout(("dataset",), ("sample_source", "loss"), "overlap", "visited", "largest"),
-    "osd_online": Layout(("dataset",), ("method",), "overlap", "visited", "largest", window=(0.8, 1.0)),
+    "osd_online": Layout(("dataset",), ("method",), "overlap", "visited", "largest", window=LATE),
     "osd_offline_t5": Layout(("dataset",), ("sample_source", "loss"), "overlap", "visited", "largest"),
-    "osd_online_t5": Layout(("dataset",), ("method",), "overlap", "visited", "largest", window=(0.8, 1.0)),
+    "osd_online_t5": Layout(("dataset",), ("method",), "overlap", "visited", "largest", window=LATE),
     "osd_summaries_t5": Layout(("dataset",), ("sample_source", "loss"), "overlap", "visited", "largest"),
     "osd_draft_size_t5": Layout(("dataset",), ("draft", "method"), "overlap", "visited", "largest"),
     "osd_epochs": Layout(("dataset",), ("epoch",), "overlap", "visited"),

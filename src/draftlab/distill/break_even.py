@@ -15,10 +15,10 @@ from draftlab import experiments, theory, training
 from draftlab.costs import moved
 from draftlab.distill.jobs import Folders
 from draftlab.distill.learning import train
-from draftlab.distill.medusa import clock_of, dear_target
 from draftlab.distill.offline import counts
-from draftlab.distill.online import Lesson, learn, serve
+from draftlab.distill.online import learn, serve
 from draftlab.distill.sources import Scene
+from draftlab.distill.timed import clock_of, dear_target, whole_answers
 from draftlab.distill.traffic import Traffic, whole
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
@@ -141,8 +141,7 @@ def measure(
                     cache.crop([settings.context - 1])
             seconds[name] = (clock() - begin) / STEPS
         for name, (_, size) in updates.items():
-            requests = [(number * size + i) % len(stream) for i in range(size)]
-            lessons = [Lesson(stream.answers, r, np.arange(stream.answers.lengths[r])) for r in requests]
+            lessons = whole_answers(stream, number * size, size)
             begin = clock()
             learn(learners[name], optimizers[name], lessons, settings)
             seconds[name] = clock() - begin

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +20,11 @@ from draftlab.decode import GREEDY, BlockTrace, generate, speculate
 from draftlab.distill.jobs import Folders
 from draftlab.distill.learning import train
 from draftlab.distill.offline import trace_counts
-from draftlab.distill.online import Lesson, learn, serve
+from draftlab.distill.online import learn, serve
 from draftlab.distill.sources import Scene
+from draftlab.distill.timed import clock_of, dear_target, whole_answers
 from draftlab.distill.traffic import Traffic, join, whole
-from draftlab.latency.pair import inflated
-from draftlab.models import LanguageModel, load_model
+from draftlab.models import LanguageModel
 from draftlab.models.medusa import Medusa
 from draftlab.models.tree import Tree
 from draftlab.sampling import Sampling
@@ -88,25 +85,12 @@ def epoch_seconds(models: dict[str, LanguageModel], stream: Traffic, settings: e
     optimizers = {name: training.adamw(learner) for name, learner in learners.items()}
     clock, spent = clock_of(settings.device), dict.fromkeys(models, 0.0)
     for update in range(-1, settings.timed_updates):
-        requests = [(update * settings.batch + i) % len(stream) for i in range(settings.batch)]
-        lessons = [Lesson(stream.answers, r, np.arange(stream.answers.lengths[r])) for r in requests]
+        lessons = whole_answers(stream, update * settings.batch, settings.batch)
         for name, learner in learners.items():
             begin = clock()
             learn(learner, optimizers[name], lessons, settings)
             spent[name] += (clock() - begin) * (update >= 0)
     return {name: taken / settings.timed_updates * len(stream) / settings.batch for name, taken in spent.items()}
-
-
-def clock_of(device: str) -> Callable[[], float]:
-    """CPU seconds of this process, or on a GPU the time once it has finished."""
-    if device == "cpu":
-        return time.process_time
-
-    def finished() -> float:
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    return finished
 
 
 @dataclass(frozen=True)
@@ -175,12 +159,3 @@ def decoded(models: dict[str, LanguageModel], folders: Folders, settings: experi
                 plain_seconds=plain_seconds,
                 same_text=same,
             )
-
-
-def dear_target(folders: Folders, settings: experiments.Timed) -> LanguageModel:
-    """The target, made as dear as the settings ask for."""
-    if not (settings.inflated_layers or settings.inflated_ffn):
-        return folders.target(settings.device)
-    with tempfile.TemporaryDirectory(prefix="draftlab-") as scratch:
-        folder = folders.models / "target", Path(scratch) / "inflated"
-        return load_model(inflated(*folder, settings.inflated_layers, settings.inflated_ffn), device=settings.device)
