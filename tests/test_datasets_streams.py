@@ -70,6 +70,16 @@ def test_linear_passes_through_its_knots() -> None:
     assert 20 < np.mean([t["finance"] for t in tenths]) < 40
 
 
+def test_linear_through_many_groups_gives_each_its_share() -> None:
+    found = arrange(requests(**{f"g{i}": 500 for i in range(8)}), Stream("linear"))
+    ranks = np.array([int(p.dataset[1:]) for p in found])
+    eighths = ranks.reshape(8, 500).mean(1)
+    assert (np.diff(eighths) > 0.5).all()
+    assert eighths[0] < 0.3
+    assert eighths[-1] > 6.7
+    assert np.flatnonzero(ranks == 0).max() < 1500  # nothing of the first group is left for the end
+
+
 def test_iid_follows_its_weights() -> None:
     found = arrange(requests(a=4000, b=4000), Stream("iid", weights=(1.0, 3.0)))[:2000]
     assert groups(found).count("b") == pytest.approx(1500, abs=80)

@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from draftlab.errors import UserError
 from draftlab.records import Prompt
 
@@ -34,7 +37,8 @@ class Stream:
     ``groups`` picks and orders the groups (none: all, in order of appearance); ``per_group`` bounds the rows of each, after
     ``skip`` rows that are left out.
     ``knots`` and ``weights`` are shares in the order of the groups, the knots one after the other; no knots: each group
-    alone in turn; no weights: the groups' sizes. ``gates`` are (rows so far, group): up to there only this group updates.
+    alone in turn, of three or more the first and the last for half a turn at the ends, so that every group lasts as long;
+    no weights: the groups' sizes. ``gates`` are (rows so far, group): up to there only this group updates.
     """
 
     kind: Kind
@@ -61,10 +65,14 @@ def arrange(prompts: Iterable[Prompt], stream: Stream) -> list[Prompt]:
         case "linear":
             count = len(groups)
             alone = tuple(float(i == j) for i in range(count) for j in range(count))
-            order = list(_drawn(groups, _shares(groups, stream.knots or alone), rng))
+            knots = _shares(groups, stream.knots or alone)
+            if stream.knots or count < 3:
+                order = list(_drawn(groups, knots, np.linspace(0, 1, len(knots)), rng))
+            else:
+                order = list(_drawn(groups, knots, (np.arange(count) + 0.5) / count, rng))
         case "iid":
             sizes = tuple(float(len(rows)) for rows in groups.values())
-            order = list(_drawn(groups, _shares(groups, stream.weights or sizes), rng))
+            order = list(_drawn(groups, _shares(groups, stream.weights or sizes), np.zeros(1), rng))
         case "shuffled" | "two_mix":
             order = [(0, name) for name in groups for _ in groups[name]]
             rng.shuffle(order)
@@ -138,22 +146,19 @@ def _shares(groups: Mapping[str, object], flat: Sequence[float]) -> list[Sequenc
 
 
 def _drawn(
-    groups: Mapping[str, Sequence[Prompt]], knots: Sequence[Sequence[float]], rng: Random
+    groups: Mapping[str, Sequence[Prompt]], knots: Sequence[Sequence[float]], places: NDArray[np.float64], rng: Random
 ) -> Iterator[tuple[int, str]]:
+    """Draw the group of every row; its share moves in straight lines from knot to knot, which stand at these places between 0 and 1."""
     names = list(groups)
     left = [len(groups[name]) for name in names]
-    total = sum(left)
-    for position in range(total):
-        at = position / max(total - 1, 1) * (len(knots) - 1)
-        before = min(int(at), max(len(knots) - 2, 0))
-        after = min(before + 1, len(knots) - 1)
-        shares = [
-            (a + (b - a) * (at - before)) * (count > 0)
-            for a, b, count in zip(knots[before], knots[after], left, strict=True)
-        ]
-        index = rng.choices(range(len(names)), shares if sum(shares) > 0 else left)[0]
+    times = np.linspace(0, 1, sum(left))
+    shares = np.stack([np.interp(times, places, column) for column in zip(*knots, strict=True)], axis=1)
+    segments = np.clip(np.searchsorted(places, times, "right") - 1, 0, max(len(knots) - 2, 0))
+    for segment, wanted in zip(segments.tolist(), shares.tolist(), strict=True):
+        open_to = [share * (count > 0) for share, count in zip(wanted, left, strict=True)]
+        index = rng.choices(range(len(names)), open_to if sum(open_to) > 0 else left)[0]
         left[index] -= 1
-        yield before, names[index]
+        yield segment, names[index]
 
 
 def _by_time(groups: Mapping[str, Sequence[Prompt]]) -> list[Prompt]:
