@@ -299,17 +299,10 @@ def _write_job(out: Path, job: experiments.Job, found: tuple[pd.DataFrame, dict[
 
 def speedup_theory(settings: Flat[experiments.SpeedupTheory], *, out: Path) -> None:
     """Tabulate the theoretical speed-up (OSD, Eq. 1)."""
-    import pandas as pd
-
-    from draftlab import theory
+    from draftlab import costs
     from draftlab.records import write_cell
 
-    rows = [
-        {"alpha": alpha, "draft_len": k, "cost_ratio": c, "speedup": theory.speedup(alpha, k, c)}
-        for k, c in settings.curves
-        for alpha in settings.alphas
-    ]
-    write_cell(out, pd.DataFrame(rows), {"settings": settings.model_dump()})
+    write_cell(out, costs.speedup_theory(settings), {"settings": settings.model_dump()})
 
 
 def memory_traffic(
@@ -368,15 +361,9 @@ def mdss_pairs(
 
     PROMPTS are a name and a file for each dataset. The synthetic family is written beside them.
     """
-    from draftlab import answers
     from draftlab.multidraft import pairs
-    from draftlab.sampling import Sampling
 
-    target_model, draft_model, _ = pairs.load_models(target, draft, settings.dtype, settings.device)
-    for dataset, file in prompts.items():
-        found, _ = answers.answer(target, file, positions, settings, sampling=Sampling(1.0, top_k=5), seed=seed)
-        pairs.record(target_model, draft_model, found.answers, positions).save(out / f"{dataset}.safetensors")
-    pairs.synthetic(seed).save(out / "synthetic.safetensors")
+    pairs.record_all(settings, target, draft, prompts, positions, seed, out)
 
 
 def mdss_acceptance(settings: Flat[experiments.Acceptance], *, pairs: Path, out: Path) -> None:
