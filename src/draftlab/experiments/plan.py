@@ -66,7 +66,7 @@ class Experiment(Settings):
 
     @property
     def compared(self) -> list[str]:
-        """What tells its rows apart, in its order: its axes, the settings that are lists, the axes inside its jobs; not the seed."""
+        """What tells its rows apart, in its order: its axes, the settings that are lists, the axes inside its jobs."""
         names = list(self.axes)
         if not issubclass(STAGES[self.stage], Job):  # whose rows carry settings and no labels
             named = [fields for values in self.axes.values() if isinstance(values, dict) for fields in values.values()]
@@ -74,7 +74,7 @@ class Experiment(Settings):
         for fixed in (self.fixed, *(size.fixed for size in self.scales.values())):
             for key, value in fixed.items():
                 names += value if key == "inner" else [key] if isinstance(value, list) and len(value) > 1 else []
-        return [name for name in dict.fromkeys(names) if name != "seed"]
+        return list(dict.fromkeys(names))
 
     def cells(self, scale: Scale, name: str, datasets: Sequence[str] | None = None) -> dict[str, Settings]:
         """Cell name -> its stage's settings, one for each combination of the axes.
