@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from draftlab import experiments, losses, verify
+from draftlab import conformance, experiments, losses, verify
 from draftlab.distill import sources
 from draftlab.errors import UserError
 from draftlab.experiments import digests, registries
@@ -46,6 +46,21 @@ def test_the_guide_to_configuration_names_every_key():
     guide = (WORKFLOW.parent / "config/README.md").read_text(encoding="utf-8")
     keys = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in guide.splitlines() if line.startswith("| `")]
     assert sorted(key for row in keys for key in row) == sorted(experiments.RunConfig.model_fields)
+
+
+def test_the_guides_verifier_is_lossless_and_its_experiment_is_one(tmp_path):
+    guide = (WORKFLOW.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code, text = (re.search(rf"```{kind}\n(.*?)```", guide, re.DOTALL)[1] for kind in ("python", "yaml"))
+    made = {}
+    exec(code, made)
+    assert conformance.check_law(made["last"].law, made["last"].drafting, 3).lossless
+    path = tmp_path / "beyond_last.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="not 'last'"):  # which no registry holds
+        experiments.load_experiment(path)
+    path.write_text(text.replace("[last,", "[rrs,"), encoding="utf-8")
+    experiment = experiments.load_experiment(path)
+    assert experiment.compared == ["num_drafts", "draft_temperature", "schemes"]
 
 
 def test_cells_are_the_product_of_the_axes(tmp_path):
