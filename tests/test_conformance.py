@@ -435,6 +435,11 @@ def test_a_function_of_another_form_is_told_how_it_is_called(form: command.Form,
             command.run(f"tests.test_conformance:{function}", form, "iid", 2, Budget())
 
 
+def test_a_verifier_is_tested_with_at_least_one_draft() -> None:
+    with pytest.raises(UserError, match="num_drafts is 0"):
+        command.run("single", "law", "iid", 0, Budget())
+
+
 def test_command_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text("".join(json.dumps({"target_probs": law.tolist(), "token": y}) + "\n" for law, y in text(500, 1.0)))

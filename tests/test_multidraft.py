@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pydantic import ValidationError
 
 from draftlab import experiments, stats
 from draftlab.conformance import check_law
@@ -142,9 +143,11 @@ def test_the_draft_temperature_reaches_the_draft_alone(pairs):
     assert not torch.isclose(*(torch.tensor(t["acceptance_sum"].sum()) for t in (cold, hot)), atol=1e-3)
 
 
-def test_an_unknown_scheme_is_refused_with_those_that_exist(pairs):
+def test_an_unknown_scheme_is_refused_with_those_that_exist():
     with pytest.raises(UserError, match=r"sequoia.*allowed: .*k_seq"):
-        acceptance(pairs, settings(schemes=["sequoia"]))
+        token_verifier("sequoia")
+    with pytest.raises(ValidationError, match=r"'k_seq'.*'single_path'"):
+        settings(schemes=["sequoia"])
 
 
 @pytest.mark.parametrize("drafts", [1, 2, 3, 8])

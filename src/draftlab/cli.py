@@ -557,6 +557,8 @@ def figures(*, data: Path, scale: experiments.Scale, out: Path, drawn: Path, pro
     """Do the same for every table of a folder that changed, or whose figure's code did, since DRAWN was written."""
     from draftlab.figures import batch
 
+    if processes < 1:
+        raise UserError(f"processes is {processes}", remedy="give 1 or more")
     for name in batch.draw_all(data, out, scale, drawn, processes):
         print(f"drawn: {name}")
 

@@ -31,6 +31,8 @@ SIGNATURES: dict[Form, tuple[str, ...]] = {
 
 def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budget) -> None:
     """Test a verifier by its name, or an object ``module:attribute``; a verifier that is not lossless is a ``UserError``."""
+    if num_drafts < 1:
+        raise UserError(f"num_drafts is {num_drafts}", remedy="draft at least 1 token")
     found = _find(spec)
     if isinstance(found, TokenVerifier | PathVerifier):
         return _report(spec, check_verifier(found, num_drafts, budget))

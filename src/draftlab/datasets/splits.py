@@ -39,6 +39,13 @@ class Options:
     on_bad_row: OnBadRow = "keep"
     max_chars: int = 100_000
 
+    def __post_init__(self) -> None:
+        if min(self.train, self.eval, self.max_chars) < 0:
+            raise UserError(
+                f"train {self.train}, eval {self.eval} or max_chars {self.max_chars} is less than 0",
+                remedy="give 0 (all) or more",
+            )
+
 
 @dataclass
 class Counts:

@@ -24,7 +24,8 @@ else:
     Loss = Literal[registries.LOSSES]
     Verifier = Literal[registries.VERIFIERS]
     Scheme = Literal[registries.VERIFIERS + registries.PATHS]
-    LiveScheme = Literal["plain", *registries.VERIFIERS, *(f"{name}+block" for name in registries.VERIFIERS)]
+    WITH_TAIL = (f"{name}+block" for name in registries.VERIFIERS if name != "block")
+    LiveScheme = Literal["plain", *registries.VERIFIERS, *WITH_TAIL]
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Under1 = Annotated[float, Field(ge=0, lt=1)]
