@@ -159,6 +159,17 @@ def test_yaml_that_is_not_yaml_names_its_line(tmp_path):
         experiments.load_experiment(path)
 
 
+def test_a_file_with_a_name_that_no_rule_takes_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"Osd-test\.yaml: no name of an experiment"):
+        experiments.load_experiment(write(tmp_path).rename(tmp_path / "Osd-test.yaml"))
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path):
+    (tmp_path / "e.yaml").mkdir()
+    with pytest.raises(UserError, match=r"e\.yaml: Is a directory"):
+        experiments.load_experiment(tmp_path / "e.yaml")
+
+
 @pytest.mark.parametrize("content", [b"title: caf\xe9\n", b"title: 2020-13-45\n"])
 def test_a_file_that_yaml_cannot_read_is_named(tmp_path, content):
     path = tmp_path / "e.yaml"
@@ -198,6 +209,7 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"draft": "./owner/name"}, "draft: no such"),
         ({"draft": "~/model"}, "draft: no such"),
         ({"target": "a/b/c"}, "target: no such"),
+        ({"raw": "r" * 5000}, "raw: no such"),
         ({"scal": "smoke"}, "unknown key 'scal'"),
         ({"experiments": "osd_ofline"}, "osd_ofline.*osd_offline"),
     ],

@@ -5,6 +5,7 @@ A file that asks for anything unknown is refused before any job starts.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from draftlab.experiments.stages import STAGES, Axis, Engine, Job, Live, OnPairs
 WORKFLOW = Path(__file__).parents[3] / "workflow"
 CELL = re.compile(r"[A-Za-z0-9_.+-]+")
 """A cell's name is a folder, and a wildcard of the rules."""
+NAME = re.compile(r"[a-z0-9_]+")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
@@ -105,8 +107,8 @@ class Experiment(Settings):
 def _read_yaml(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError("no such file", file=path, remedy="restore it from the repository") from None
+    except OSError as error:
+        raise UserError(f"{error.strerror}", file=path, remedy="restore it from the repository") from None
     except ValueError as error:  # bytes that are no text, a date that is none
         raise UserError(f"not YAML in UTF-8: {error}", file=path, remedy="repair the file") from None
     except yaml.YAMLError as error:
@@ -121,6 +123,8 @@ def _read_yaml(path: Path) -> Any:
 
 def load_experiment(path: Path) -> Experiment:
     """Read and check one experiment; every cell of every scale is built, so a bad value is found at once."""
+    if not NAME.fullmatch(path.stem):
+        raise UserError("no name of an experiment", file=path, remedy="use small letters, digits and _: the rules do")
     experiment = validated(Experiment, _read_yaml(path), str(path))
     if experiment.stage not in STAGES:
         raise UserError(
@@ -168,7 +172,7 @@ def _check_places(run: RunConfig) -> None:
     for key in ("raw", "dataset", "target", "draft"):
         value = getattr(run, key)
         is_model = key in ("target", "draft")
-        if value and not (Path(value).exists() or (is_model and HUB_ID.fullmatch(value))):
+        if value and not (os.path.exists(value) or (is_model and HUB_ID.fullmatch(value))):
             what = f"{key}: no such file or folder: {value}"
             remedy = "check the path; a hub id is NAME or OWNER/NAME" if is_model else "check the path"
             raise UserError(what, file="--config", remedy=remedy)
