@@ -127,7 +127,7 @@ def _section(table: Path, results: Path, scale: str, claims: Sequence[Mapping[st
     if cells.exists():
         rows = tidy.read(table)
         layout = tables.layout_of(name, rows)
-        answer = conclusions.sentence(name, rows, about.answer if about else None)
+        answer = conclusions.sentences(name, rows, about.answer if about else [])
         page = tables.arrange(tables.read_cells(cells), layout)
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
     runs = [

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from draftlab.datasets import registry
 from draftlab.errors import UserError
@@ -27,7 +27,7 @@ class Answer(Settings):
     The rows of ``left`` less those of ``right`` (or a constant), over the same requests, or the best of ``best``'s settings less the next
     one: an interval above 0 says ``more``, one below it ``less``, any other ``level``. The texts may name ``{gap}``, ``{left}``,
     ``{right}``, ``{n}``, ``{best}`` and ``{second}``. ``each`` repeats the difference for every value of these columns; ``measure`` is
-    summed numerator and denominator, by default those of the printed table.
+    summed numerator and denominator, by default those of the printed table, as are the ``digits``.
     """
 
     left: dict[str, Any] = {}
@@ -35,6 +35,7 @@ class Answer(Settings):
     best: list[str] = []
     each: list[str] = []
     measure: tuple[str, str | None] | None = None
+    digits: int | None = None
     more: str
     less: str = ""
     level: str
@@ -54,7 +55,7 @@ class Experiment(Settings):
     question: str
     paper: Literal["osd", "mdss", "beyond"]
     artefact: str
-    answer: Answer | None = None
+    answer: Annotated[list[Answer], BeforeValidator(lambda said: [said] if isinstance(said, dict) else said)] = []
     stage: str
     axes: dict[str, Axis] = {}
     fixed: dict[str, Any] = {}
