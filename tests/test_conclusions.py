@@ -65,4 +65,4 @@ def test_without_the_rows_it_is_silent():
     table = tidy.derive("osd_online", TABLES["osd_online"]())
     assert _sentence("osd_online", table[table["method"] != "online"]) == ""
     assert _sentence("osd_online", table[~table["method"].str.startswith("static_10")]) == ""
-    assert conclusions.sentence("osd_online", table, None) == ""
+    assert conclusions.sentences("osd_online", table, []) == ""

@@ -29,6 +29,8 @@ VERDICTS: tuple[Verdict, ...] = (
     "inconsistent in print",
     "not run at this scale",
 )
+ROUNDING = 1e-12
+"""A difference this small is one of the order of a sum."""
 COLUMNS = (
     "claim_id",
     "paper",
@@ -146,9 +148,10 @@ def _answer(row: Mapping[str, Any], rule: Rule, published: Published, tables: Ta
     for gap, printed, what in _gaps(row, rule, filters, ours, published, tables):
         words = f"{_signed(gap)} against {what} (printed {printed:+.3g})"
         as_small = rule.alike and abs(printed) <= rule.margin
+        noisy = (abs(gap.estimate) - rule.margin <= gap.high - gap.estimate) if as_small else gap.low <= 0 <= gap.high
         if abs(gap.estimate) <= rule.margin if as_small else gap.estimate * printed > 0:
-            agreeing.append(words)
-        elif (abs(gap.estimate) - rule.margin <= gap.high - gap.estimate) if as_small else gap.low <= 0 <= gap.high:
+            agreeing.append(words + (", within noise" if noisy and not as_small else ""))
+        elif noisy:
             doubtful.append(f"{words}, within noise")
         else:
             opposite.append(words)
@@ -220,8 +223,10 @@ def _name(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _signed(gap: Interval) -> str:
-    interval = f" [{gap.low:+.3g}, {gap.high:+.3g}]" if np.isfinite(gap.low) else ""
-    return f"{gap.estimate:+.3g}{interval}"
+    """A difference as text; what is under the rounding of sums is 0."""
+    estimate, low, high = (0.0 if abs(value) < ROUNDING else value for value in (gap.estimate, gap.low, gap.high))
+    interval = f" [{low:+.3g}, {high:+.3g}]" if np.isfinite(low) else ""
+    return f"{estimate:+.3g}{interval}"
 
 
 # --- statements --------------------------------------------------------------------------------------------------
@@ -240,7 +245,7 @@ def _statement_row(
 
 
 def _judge(said: Statement, tables: Tables, scale: Scale) -> Answer:
-    """No comparison may fail in any group beyond noise, and one must hold; ``ours`` is the one that holds least."""
+    """No comparison may fail in any group beyond noise, and at least half must hold; ``ours`` is the one that holds least."""
     seen: list[tuple[float, float, str, Interval]] = []
     for comparison in said.holds:
         for group, filters in _groups(comparison, tables):
@@ -251,9 +256,13 @@ def _judge(said: Statement, tables: Tables, scale: Scale) -> Answer:
     held = sum(clear >= 0 for clear, _, _, _ in seen)
     undecided = sum(clear < 0 <= at_best for clear, at_best, _, _ in seen)
     _, _, group, gap = min(seen, key=lambda entry: (entry[1] >= 0, entry[0]))
-    count = f"{held} of {len(seen)} comparisons hold" + (f", {undecided} are within noise" if undecided else "")
+    margins = sorted({comparison.margin for comparison in said.holds if comparison.margin})
+    allowed = f" within {' or '.join(f'{margin:g}' for margin in margins)}" if margins else ""
+    count = f"{held} of {len(seen)} comparisons hold{allowed}" + (
+        f", {undecided} fail within noise" if undecided else ""
+    )
     least = f"least{f' at {group}' if group else ''}: {_signed(gap)}"
-    if held + undecided < len(seen) or not held:
+    if held + undecided < len(seen) or 2 * held < len(seen):
         return Answer(gap, "contradicts", "; ".join(filter(None, [count, least, said.explanation])))
     return Answer(gap, "reproduced" if scale in said.same_setting else "same direction", f"{count}; {least}")
 
@@ -284,7 +293,7 @@ def _gap(comparison: Comparison, group: Mapping[str, Any], tables: Tables) -> In
 def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:
     """How far the difference is on the expected side, as estimated and at best within its interval; negative: missed."""
     low, high = (gap.low, gap.high) if np.isfinite(gap.low) else (gap.estimate, gap.estimate)
-    margin, least = comparison.margin, 0.0 if low <= 0 <= high else min(abs(low), abs(high))
+    margin, least = comparison.margin + ROUNDING, 0.0 if low <= 0 <= high else min(abs(low), abs(high))
     match comparison.expect:
         case "greater":
             return _strictly(gap.estimate), _strictly(high)
@@ -300,7 +309,7 @@ def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:
 
 def _strictly(difference: float) -> float:
     """A difference of 0 is not on the expected side."""
-    return difference if difference > 0 else min(difference, -1e-12)
+    return difference if difference > 0 else min(difference, -ROUNDING)
 
 
 # --- measuring our tables ----------------------------------------------------------------------------------------
