@@ -90,7 +90,7 @@ def _best(what: Selection, answer: Answer, group: Mapping[str, Any], source: cla
 
 def _values(table: pd.DataFrame, keys: list[str], filters: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     """The combinations of values of some columns, among the rows that the filters leave."""
-    return tidy.records(claims.chosen(table, filters, name)[keys].drop_duplicates())
+    return tidy.records(tables.in_order(claims.chosen(table, filters, name)[keys].drop_duplicates(), keys))
 
 
 def _side(gap: Interval) -> str:
