@@ -222,6 +222,7 @@ def _requests(contenders: dict[str, float], requests: int = 20) -> pd.DataFrame:
                 {
                     "request": f"r{request}",
                     "contender": contender,
+                    "draft_len": 5,
                     "tokens": tokens,
                     "seconds": seconds,
                     "blocks": tokens // 3,
