@@ -93,12 +93,14 @@ rule report:
         **resources_of("report"),
     params:
         scale=RUN.scale,
-        code=code("report"),
+        own=RUN.own,
+        code=code("report", "summary"),
     message:
         "Write the report"
     shell:
         r"""
-        draftlab report --results "$(dirname {output.report:q})" --scale {params.scale:q} --out {output.report:q} >{log:q} 2>&1
+        draftlab report --results "$(dirname {output.report:q})" --scale {params.scale:q} --out {output.report:q} \
+            --own {params.own:q} >{log:q} 2>&1
         """
 
 

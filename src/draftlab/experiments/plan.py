@@ -142,6 +142,12 @@ class Run(Settings):
         return self.config.scale
 
     @property
+    def own(self) -> list[str]:
+        """The ``key=value`` that put prompts or models of one's own in place of the scale's."""
+        given = {key: getattr(self.config, key) for key in ("dataset", "target", "draft")}
+        return [f"{key}={value}" for key, value in given.items() if value]
+
+    @property
     def raw_folder(self) -> str | None:
         """Where raw files are read from: a folder of real datasets, or a file of your own prompts."""
         return self.config.dataset or self.config.raw
