@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from draftlab import stats
+from draftlab import stats, tidy
 from draftlab.errors import UserError
 from draftlab.latency.summary import summarise
 from draftlab.records import read_table
@@ -37,7 +37,8 @@ def _interval(found: stats.Interval) -> str:
 
 
 def _alpha(rows: pd.DataFrame) -> str:
-    return _interval(stats.ratio(rows["overlap"], rows["visited"]))
+    sums = rows.groupby(tidy.clusters(rows))[["overlap", "visited"]].sum()
+    return _interval(stats.ratio(sums["overlap"], sums["visited"]))
 
 
 def _offline(table: pd.DataFrame) -> Iterator[str]:
