@@ -157,6 +157,25 @@ def test_who_writes(results):
     assert mixed.scored == sum(len(a) for a, own in zip(mixed.answers, by_target, strict=True) if not own)
 
 
+@pytest.mark.parametrize("source", ["mix_request", "mix_token"])
+def test_coins_are_drawn_where_the_generator_is(results, monkeypatch, source):
+    """Torch's own rule on a GPU, which refuses a generator of another device."""
+
+    class Far:
+        device = torch.device("cuda")
+
+    real, devices = torch.rand, []
+
+    def strict(*shape, generator, device="cpu", **options):
+        assert torch.device(device) == generator.device
+        devices.append(device)
+        return real(*shape, **options)
+
+    monkeypatch.setattr(torch, "rand", strict)
+    sources.SOURCES[source](scene(results), range(4), Far())
+    assert devices
+
+
 def test_mixed_tokens_come_from_both(results):
     found = scene(results)
     samples = sources.mix_token(found, list(range(48)), torch.Generator().manual_seed(0))
