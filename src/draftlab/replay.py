@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,13 +49,13 @@ class TargetPass:
 
     ``log_probs`` are those of softmax(logits / temperature) before top-k and top-p (temperature 1 for a greedy pass), in
     float16: a probability is off by at most p |log p| / 2048, a sum of minima by at most 1/4096 of the entropy. ``ids`` is None when the
-    vocabulary is recorded whole; else the kept tokens, the emitted one always among them.
+    vocabulary is recorded whole; else the kept tokens, the emitted one always among them, and a last column of ``log_probs`` is the mass of all others.
     """
 
     answers: list[Answer]
     sampling: Sampling
     vocab_size: int
-    log_probs: Float16[Tensor, "positions kept"]
+    log_probs: Float16[Tensor, "positions columns"]
     ids: Int32[Tensor, "positions kept"] | None
     forwards: int
 
@@ -75,9 +76,9 @@ class TargetPass:
         kept = self.log_probs[rows].float()
         if self.ids is None:
             return kept
-        others = self.vocab_size - kept.shape[1]
-        rest = (1 - kept.double().exp().sum(-1, keepdim=True)).clamp_min(0) / others
-        return rest.log().float().repeat(1, self.vocab_size).scatter_(-1, self.ids[rows].long(), kept)
+        ids = self.ids[rows].long()
+        rest = kept[:, -1:] - math.log(self.vocab_size - ids.shape[1])
+        return rest.repeat(1, self.vocab_size).scatter_(-1, ids, kept[:, :-1])
 
     def save(self, folder: Path | str) -> None:
         """Write answers.jsonl, law.safetensors and pass.json, whole or not at all."""
@@ -123,15 +124,16 @@ def record(
     Prompts of like length share a batch. Above ``WHOLE_VOCAB`` tokens, the ``keep`` most probable tokens are kept.
     """
     order = sorted(range(len(requests)), key=lambda number: len(requests[number][1]))
-    kept = kept_tokens(target.vocab_size, keep)
+    kept = target.vocab_size if target.vocab_size <= WHOLE_VOCAB else min(keep, target.vocab_size)
+    is_part = kept < target.vocab_size
     temperature = sampling.temperature or 1.0
     found: dict[int, tuple[list[int], Tensor, Tensor]] = {}
     forwards = 0
     for start in range(0, len(order), batch_size):
         batch = order[start : start + batch_size]
-        laws = torch.empty(len(batch), max_new_tokens, kept, dtype=torch.float16)
-        ids = torch.empty(len(batch), max_new_tokens, kept if kept < target.vocab_size else 0, dtype=torch.int32)
-        observe = functools.partial(_keep_law, laws, ids, temperature)
+        laws = torch.empty(len(batch), max_new_tokens, kept + is_part, dtype=torch.float16)
+        ids = torch.empty(len(batch), max_new_tokens, kept * is_part, dtype=torch.int32)
+        observe = functools.partial(_keep_law, laws, ids, temperature, kept)
         prompts = [requests[number][1] for number in batch]
         answers = generate(
             target,
@@ -150,40 +152,41 @@ def record(
         Answer(name, list(prompt), answer, answer[-1] in eos_ids)
         for (name, prompt), (answer, _, _) in zip(requests, rows, strict=True)
     ]
-    log_probs = torch.cat([row[1] for row in rows]) if rows else torch.empty(0, kept, dtype=torch.float16)
-    tokens = torch.cat([row[2] for row in rows]) if rows and kept < target.vocab_size else None
+    log_probs = torch.cat([row[1] for row in rows]) if rows else torch.empty(0, kept + is_part, dtype=torch.float16)
+    tokens = torch.cat([row[2] for row in rows]) if rows and is_part else None
     return TargetPass(records, sampling, target.vocab_size, log_probs, tokens, forwards)
 
 
 def _keep_law(
-    laws: Float16[Tensor, "batch positions kept"],
+    laws: Float16[Tensor, "batch positions columns"],
     ids: Int32[Tensor, "batch positions kept"],
     temperature: float,
+    kept: int,
     rows: list[int],
     position: int,
     logits: Float[Tensor, "rows vocab"],
     tokens: Int64[Tensor, " rows"],
 ) -> None:
     """Write the law of one decoding step into the record of its batch."""
-    laws[rows, position], ids[rows, position] = compact_law(logits, tokens, temperature, laws.shape[-1])
-
-
-def kept_tokens(vocab_size: int, keep: int = 64) -> int:
-    """How many tokens of a law are recorded: all of a small vocabulary, else the ``keep`` most probable."""
-    return vocab_size if vocab_size <= WHOLE_VOCAB else min(keep, vocab_size)
+    laws[rows, position], ids[rows, position] = compact_law(logits, tokens, temperature, kept)
 
 
 def compact_law(
     logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, " rows"], temperature: float, kept: int
-) -> tuple[Float16[Tensor, "rows kept"], Int32[Tensor, "rows kept_ids"]]:
-    """Log-probabilities of the ``kept`` most probable tokens and their ids (none when all are kept); the emitted one is among them."""
+) -> tuple[Float16[Tensor, "rows columns"], Int32[Tensor, "rows kept_ids"]]:
+    """Log-probabilities of the ``kept`` most probable tokens, then of all others together, and the ids of the kept (all kept: neither
+    others nor ids); the emitted token is among them.
+
+    The mass of the others is summed, never 1 less the kept: in float16 that difference is noise, or nothing.
+    """
     log_probs = (logits.float() / temperature).log_softmax(-1)
     if kept == log_probs.shape[-1]:
         return log_probs.half().cpu(), torch.empty(len(log_probs), 0, dtype=torch.int32)
     top = log_probs.topk(kept).indices
     emitted = tokens[:, None]
     top[:, -1:] = torch.where((top == emitted).any(-1, keepdim=True), top[:, -1:], emitted)
-    return log_probs.gather(-1, top).half().cpu(), top.cpu().int()
+    others = log_probs.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([log_probs.gather(-1, top), others], -1).half().cpu(), top.cpu().int()
 
 
 @dataclass(frozen=True)

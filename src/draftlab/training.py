@@ -74,7 +74,7 @@ def update(
 ) -> float:
     """One optimizer step on the sum of ``losses`` (micro-batches, each already weighted); return the sum.
 
-    Gradients are clipped to norm ``clip``; 0 leaves them as they are. A loss that is not finite is a ``UserError``.
+    Gradients are clipped to norm ``clip``; 0 leaves them as they are. A loss or a gradient that is not finite is a ``UserError``.
     """
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
@@ -89,8 +89,9 @@ def update(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if reduce is not None:
         reduce(parameters)
-    if clip:
-        nn.utils.clip_grad_norm_(parameters, clip)
+    norm = float(nn.utils.clip_grad_norm_(parameters, clip or math.inf))
+    if not math.isfinite(norm):
+        raise UserError(f"the norm of the gradient is {norm}", remedy="lower learning_rate, or check the answers")
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
