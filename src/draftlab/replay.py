@@ -69,6 +69,11 @@ class TargetPass:
         """Position after the last one of each request."""
         return np.cumsum(self.lengths)
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The recorded law, by the names that it has on disk."""
+        return {"log_probs": self.log_probs} | ({} if self.ids is None else {"ids": self.ids})
+
     def target_logits(self, requests: Sequence[int]) -> Float[Tensor, "positions vocab"]:
         """Log-probabilities at the answer positions of ``requests``, one after the other; what was not kept shares the
         remaining mass evenly (then sums of minima are off by at most that mass)."""
@@ -84,8 +89,7 @@ class TargetPass:
         """Write answers.jsonl, law.safetensors and pass.json, whole or not at all."""
         with atomic_dir(folder) as temporary:
             write_jsonl(temporary / "answers.jsonl", self.answers)
-            tensors = {"log_probs": self.log_probs} | ({} if self.ids is None else {"ids": self.ids})
-            save_file(tensors, temporary / "law.safetensors")
+            save_file(self.tensors, temporary / "law.safetensors")
             settings = {"sampling": dataclasses.asdict(self.sampling), "vocab_size": self.vocab_size}
             write_json(temporary / "pass.json", settings | {"forwards": self.forwards})
 

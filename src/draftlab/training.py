@@ -153,16 +153,16 @@ def save_checkpoint(
     tensors = {f"model.{name}": value.contiguous() for name, value in model.named_parameters()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value.contiguous() for name, value in state.items()}
-    metadata = {"identity": identity, "step": json.dumps(step), "notes": json.dumps(notes), "digest": _digest(tensors)}
+    metadata = {"identity": identity, "step": json.dumps(step), "notes": json.dumps(notes), "digest": digest(tensors)}
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """A digest of the values: the format has none, and a flipped bit would go on training unseen."""
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of the values: safetensors has none, and a flipped bit would go on training unseen."""
     whole = hashlib.sha256()
     for name in sorted(tensors):
-        whole.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)
+        whole.update(tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return whole.hexdigest()
 
 
@@ -178,7 +178,7 @@ def load_checkpoint(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (FileNotFoundError, SafetensorError):
         return 0
-    if metadata.get("digest") != _digest(tensors) or any(
+    if metadata.get("digest") != digest(tensors) or any(
         tensors.get(f"model.{name}", value.new_empty(0)).shape != value.shape
         for name, value in model.named_parameters()
     ):

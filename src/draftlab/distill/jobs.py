@@ -104,6 +104,7 @@ def offline(job: experiments.Offline, folders: Folders) -> tuple[pd.DataFrame, d
 
     The draft of the first variant, or of the first one called ``settings.save``, goes to ``out/draft``.
     """
+    parallel.start()
     frames, runs, saved = [], [], False
     for number, (labels, settings) in enumerate(experiments.variants(job)):
         begin = time.process_time()
