@@ -19,6 +19,7 @@ from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.replay import record, replay
 from draftlab.sampling import Sampling, to_probs
 from draftlab.verify import VERIFIERS
+from draftlab.verify.token import Decision, TokenVerifier
 
 EOS = 4
 
@@ -225,6 +226,22 @@ def test_sampled_drafts_of_a_plain_generator_have_the_same_law() -> None:
     counts = Counter(map(tuple, answers))
     seen, expected = zip(*((counts[text], 4000 * chance) for text, chance in law.items()), strict=True)
     assert stats.chisquare(seen, np.array(expected) * 4000 / sum(expected)).pvalue > 1e-4
+
+
+def test_one_draft_is_verified_by_the_verifier_given() -> None:
+    calls = []
+
+    def decide(target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor) -> Decision:
+        calls.append(tokens.shape)
+        return Decision(torch.zeros(tokens.shape, dtype=torch.float64), lambda rows: target[rows])
+
+    mine = TokenVerifier("mine", "iid", decide)  # lossless: it looks at no draft
+    options = {"sampling": Sampling(1.0), "generator": torch.Generator().manual_seed(0)}
+    traces = speculate(TARGET, DRAFT, PROMPTS, verifier=mine, **GOOD, **options).traces  # type: ignore[arg-type]
+    assert calls
+    assert (
+        np.mean([count for trace in traces for count in trace.accepted]) < 0.5
+    )  # DRAFT is often accepted, by chance alone here
 
 
 def test_trace_adds_up() -> None:

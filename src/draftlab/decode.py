@@ -233,6 +233,8 @@ def _policy(
     if token_verifier and token_verifier.drafting != "independent" and (models > 1 or len(set(laws)) > 1):
         raise UserError(f"{verifier.name} needs drafts of one law", remedy="give one draft sampling, or use specinfer")
     path_verifier = PATH_VERIFIERS["single"] if isinstance(verifier, TokenVerifier) else verifier
+    if num_drafts == 1 and verifier is VERIFIERS["single"]:
+        token_verifier = None  # the same law, all positions at once
     policy = _Policy(sampling, laws, token_verifier, tail or path_verifier, tail, generator)
     if isinstance(drafts[0], Medusa):
         _check_tree(drafts[0], num_drafts, draft_len, policy)
@@ -434,7 +436,7 @@ def _judge(
     assert policy.generator is not None
     target_probs = to_probs(logits, policy.sampling)
     verifier = policy.token_verifier
-    if verifier is None or (tokens.shape[1] == 1 and verifier.is_lossless):
+    if verifier is None:
         judged = (target_probs[:, 0], draft_probs[:, 0], tokens[:, 0])
         stands_, token_ = policy.path_verifier.sample(*judged, policy.generator, check=False)
         path_ = torch.zeros_like(token_)

@@ -110,7 +110,7 @@ def _decoded(
         max_new_tokens=settings.max_new_tokens,
         eos_ids=eos_ids,
         num_drafts=len(models),
-        verifier=scheme,
+        verifier=scheme if len(models) > 1 else "single",  # every scheme's law for one draft
         sampling=Sampling(settings.temperature),
         generator=torch.Generator(target.device).manual_seed(seed),
     ).traces
