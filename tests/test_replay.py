@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -246,9 +247,34 @@ def test_a_pass_of_other_answers_is_refused(saved: tuple[TargetPass, Path]) -> N
         load_pass(folder)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (None, "KeyError 'sampling'"),
+        ({"sampling": {"temperature": "x"}}, "TypeError"),
+        ({"sampling": {"heat": 1}}, "TypeError"),
+        ({"vocab_size": "x"}, "40 columns does not fit a vocabulary of x tokens"),
+        ({"vocab_size": 39}, "40 columns does not fit a vocabulary of 39 tokens"),
+    ],
+)
+def test_a_damaged_description_of_a_pass_is_refused(
+    saved: tuple[TargetPass, Path], change: dict[str, object] | None, message: str
+) -> None:
+    _, folder = saved
+    settings = json.loads((folder / "pass.json").read_text())
+    (folder / "pass.json").write_text(json.dumps({} if change is None else settings | change))
+    with pytest.raises(UserError, match=message):
+        load_pass(folder)
+
+
 def test_bad_input_is_refused(saved: tuple[TargetPass, Path]) -> None:
     got, _ = saved
     with pytest.raises(UserError, match="draft_len is 0"):
         replay(make(1), got, 0)
+    with pytest.raises(UserError, match="replay knows no verifier 'rrs'"):
+        replay(make(1), got, 3, verifier="rrs")  # type: ignore[arg-type]
+    for number in (-1, 10):
+        with pytest.raises(UserError, match=f"no request {number}"):
+            agree_along(make(1), got, [number])
     with pytest.raises(UserError, match="the draft has 41 tokens, the recorded target 40"):
         replay(make(1, vocab=41), got, 3)

@@ -510,10 +510,14 @@ def _batches(count: int, size: int | None) -> Iterator[list[int]]:
 def _check_requests(
     model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch: int | None
 ) -> None:
-    """``UserError`` unless there are prompts, and every prompt and its whole answer fit the context."""
+    """``UserError`` unless there are prompts, of tokens of the vocabulary, and every prompt and its whole answer fit the context."""
     if not prompts:
         raise UserError("no prompts", remedy="give one or more")
     for name, value in (("max_new_tokens", max_new_tokens), ("batch", 1 if batch is None else batch)):
         if value < 1:
             raise UserError(f"{name} is {value}", remedy="give 1 or more")
+    for number, prompt in enumerate(prompts):
+        if outside := [token for token in prompt if not 0 <= token < model.vocab_size]:
+            what = f"request {number} has token {outside[0]}, the vocabulary {model.vocab_size} tokens"
+            raise UserError(what, remedy="encode it with the tokenizer of the model")
     check_lengths(prompts, [[0] * max_new_tokens] * len(prompts), model.context_len)

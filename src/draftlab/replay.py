@@ -20,7 +20,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -104,12 +104,20 @@ def load_pass(folder: Path | str) -> TargetPass:
         remedy = "record the pass again"
         raise UserError(f"damaged or missing: {error}", file=folder / "law.safetensors", remedy=remedy) from None
     positions = sum(len(answer.answer_ids) for answer in answers)
-    if len(tensors["log_probs"]) != positions:
-        what = f"{len(tensors['log_probs'])} positions for {positions} answer tokens"
+    try:
+        sampling, vocab_size, forwards = Sampling(**settings["sampling"]), settings["vocab_size"], settings["forwards"]
+        log_probs, ids = tensors["log_probs"], tensors.get("ids")
+        fits = log_probs.shape[1] == (vocab_size if ids is None else ids.shape[1] + 1)
+        fits = fits and (ids is None or not ids.numel() or int(ids.max()) < vocab_size)
+    except (KeyError, TypeError, IndexError) as error:
+        what = f"not a recorded pass: {type(error).__name__} {error}"
+        raise UserError(what, file=folder / "pass.json", remedy="record the pass again") from None
+    if not fits or len(log_probs) != positions:
+        what = f"{len(log_probs)} positions for {positions} answer tokens"
+        if not fits:
+            what = f"a law of {log_probs.shape[1]} columns does not fit a vocabulary of {vocab_size} tokens"
         raise UserError(what, file=folder / "law.safetensors", remedy="record the pass again")
-    sampling = Sampling(**settings["sampling"])
-    law = tensors["log_probs"], tensors.get("ids")
-    return TargetPass(answers, sampling, settings["vocab_size"], *law, settings["forwards"])
+    return TargetPass(answers, sampling, vocab_size, log_probs, ids, forwards)
 
 
 def record(
@@ -224,13 +232,18 @@ def agreement(
 ) -> Agreement:
     """Compare draft and target at the emitted ``tokens``; ``target_logits`` are those of ``TargetPass.target_logits``.
 
-    The draft samples like the target (``sampling``) unless told otherwise. At temperature 0 only the most probable tokens count.
+    The draft samples like the target (``sampling``) unless told otherwise. At temperature 0 the target's law is y alone: ``ratio`` and
+    ``overlap`` are draft(y), ``repo`` its square, all three 0 or 1 for a greedy draft.
     """
-    if sampling.temperature == 0:
+    draft_sampling = draft_sampling or sampling
+    if sampling.temperature == draft_sampling.temperature == 0:
         flags = (draft_logits.argmax(-1) == tokens).double().cpu().numpy()
         return Agreement(list(lengths), flags, flags, flags)
+    draft = to_probs(draft_logits, draft_sampling)
+    if sampling.temperature == 0:
+        accepted = draft.gather(-1, tokens[:, None])[:, 0].cpu().numpy()
+        return Agreement(list(lengths), accepted, accepted, accepted**2)
     target = to_probs(target_logits, dataclasses.replace(sampling, temperature=1.0))
-    draft = to_probs(draft_logits, draft_sampling or sampling)
     at_draft, at_target = (probs.gather(-1, tokens[:, None])[:, 0] for probs in (draft, target))
     shared = target.minimum(draft)
     # float16 can push the emitted token out of a nucleus whose border it sat on: then nothing is known, and it counts as rejected.
@@ -278,6 +291,8 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
 
     An answer ends where its text ends: nothing is drafted past it, and its last token may be an accepted draft.
     """
+    if verifier not in get_args(SingleVerifier):
+        raise UserError(f"replay knows no verifier {verifier!r}", remedy="use single or block, or decode")
     if draft_len < 1:
         raise UserError(f"draft_len is {draft_len}", remedy="draft at least 1 token")
     if agree.ratio.ndim > 1 and draft_len > agree.ratio.shape[1]:
@@ -383,7 +398,10 @@ def agree_along(
 
     The answer serves every draft length and verifier: see ``walk``.
     """
-    chosen = list(range(len(target_pass.answers)) if requests is None else requests)
+    count = len(target_pass.answers)
+    chosen = list(range(count) if requests is None else requests)
+    if outside := [number for number in chosen if not 0 <= number < count]:
+        raise UserError(f"no request {outside[0]}", remedy=f"the pass has {count}: give numbers from 0 to {count - 1}")
     if draft.vocab_size != target_pass.vocab_size:
         raise UserError(
             f"the draft has {draft.vocab_size} tokens, the recorded target {target_pass.vocab_size}",
