@@ -56,11 +56,15 @@ class Tables:
 
     def sums(self, selection: Selection, filters: Mapping[str, Any]) -> pd.DataFrame | None:
         """Numerator ``above`` and denominator ``below`` of every unit; None without such rows."""
-        measured = (selection.table, selection.ratio, selection.mean, selection.largest, selection.unit)
+        measured = (selection.table, selection.ratio, selection.mean, selection.largest)
         key = repr((measured, sorted(filters.items(), key=str)))
         if key not in self.read:
             self.read[key] = _sums(selection, filters, self.frames)
         return self.read[key]
+
+    def exact(self, selection: Selection, filters: Mapping[str, Any]) -> bool:
+        """Whether the rows come from a table without units to draw, so that what they say has no interval."""
+        return tidy.unit(self.frames[filters.get("table", selection.table)]) is None
 
 
 @dataclass(frozen=True)
@@ -322,7 +326,7 @@ def estimate(selection: Selection, filters: Mapping[str, Any], tables: Tables) -
         return None
     if selection.largest is not None:
         return Interval(float(sums["above"].max()), np.nan, np.nan, len(sums))
-    if selection.unit is None:
+    if tables.exact(selection, filters):
         return Interval(float(sums["above"].sum() / sums["below"].sum()), np.nan, np.nan, len(sums))
     if base := selection.percent_of or selection.percent_over:
         return _percent(selection, sums, tables.sums(selection, {**filters, **base}))
@@ -345,7 +349,7 @@ def difference(
     one, two = tables.sums(left, left_filters), tables.sums(right, right_filters)
     if one is None or two is None:
         return None
-    if left.unit is None:
+    if tables.exact(left, left_filters):
         gap = one["above"].sum() / one["below"].sum() - two["above"].sum() / two["below"].sum()
         return Interval(float(gap), np.nan, np.nan, len(one))
     one, two = tidy.paired(one, two)
@@ -366,13 +370,7 @@ def _sums(selection: Selection, filters: Mapping[str, Any], tables: Mapping[str,
         raise UserError(f"a rule for {name} measures nothing", remedy="give it a ratio, a mean or a largest")
     _has(table, [above] + ([below] if below else []), name)
     pair = pd.DataFrame({"above": rows[above].astype(float), "below": rows[below].astype(float) if below else 1.0})
-    if selection.unit is None:
-        return pair
-    _has(table, [selection.unit], name)
-    units = rows[selection.unit].astype(str)
-    if "dataset" in rows:  # the same request number of two datasets is two requests
-        units = rows["dataset"].astype(str) + "/" + units
-    return pair.groupby(units, sort=False).sum()
+    return pair if tidy.unit(rows) is None else pair.groupby(tidy.clusters(rows), sort=False).sum()
 
 
 def chosen(table: pd.DataFrame, filters: Mapping[str, Any], name: str) -> pd.DataFrame:

@@ -34,7 +34,7 @@ def sentence(experiment: str, table: pd.DataFrame, answer: Answer) -> str:
     layout = tables.layout_of(experiment, table)
     above, below = answer.measure or (layout.above, layout.below)
     ratio = None if below is None else (above, below)
-    what = Selection(table=experiment, ratio=ratio, mean=None if ratio else above, unit=tidy.unit(table))
+    what = Selection(table=experiment, ratio=ratio, mean=None if ratio else above)
     source = claims.Tables({experiment: table})
     found = (_best if answer.best else _gap)(what, answer, {}, source)
     if found is None:

@@ -41,7 +41,8 @@ def _interval(found: stats.Interval) -> str:
 
 
 def _alpha(rows: pd.DataFrame) -> str:
-    return _interval(stats.ratio(rows["overlap"], rows["visited"]))
+    sums = rows.groupby(tidy.clusters(rows))[["overlap", "visited"]].sum()
+    return _interval(stats.ratio(sums["overlap"], sums["visited"]))
 
 
 def _offline(table: pd.DataFrame) -> Iterator[str]:

@@ -70,6 +70,7 @@ class Answers(Settings):
     max_new_tokens: int = Field(gt=0)
     template: Template = "vicuna_short"
     batch: int = Field(gt=0, default=64)
+    keep: int = Field(gt=0, default=64, description="most probable tokens recorded of a law over a large vocabulary")
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
 
