@@ -1,13 +1,15 @@
-"""Models that exist already: tokenizers from before tokenizer.json, and names and weights that are refused."""
+"""Models that exist already: tokenizers from before tokenizer.json, weights that outlive the hub's cache, pickled ones refused."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import tokenizers
 import transformers
+from huggingface_hub import constants
 
 from draftlab.errors import UserError
 from draftlab.models import check_same_tokenizer, hub, load_tokenizer
@@ -91,3 +93,30 @@ def test_pickled_weights_are_refused(opt: Path, tmp_path: Path) -> None:
 def test_what_is_neither_a_folder_nor_a_hub_id(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a hub id"):
         hub.copy_model(name, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_weights_outlive_the_hubs_cache(
+    links: bool, opt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster's node has a home of its own, and caches are purged: what Snakemake takes for made must stay whole."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(opt))
+    if not links:
+
+        def refuse(*_: object) -> None:
+            raise OSError(18, "Invalid cross-device link")
+
+        monkeypatch.setattr(os, "link", refuse)
+    blob = (opt / "model.safetensors").rename(tmp_path / "blob")
+    (opt / "model.safetensors").symlink_to(blob)
+    hub.copy_model("owner/name", tmp_path / "copy")
+    kept = tmp_path / "copy" / "model.safetensors"
+    assert kept.samefile(blob) == links
+    blob.unlink()
+    assert kept.read_bytes() == b"weights"
+
+
+def test_the_weights_of_a_local_folder_are_not_copied(opt: Path, tmp_path: Path) -> None:
+    hub.copy_model(str(opt), tmp_path / "copy")
+    assert (tmp_path / "copy" / "model.safetensors").readlink() == opt / "model.safetensors"

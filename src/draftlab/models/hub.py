@@ -29,10 +29,11 @@ TOKENIZER = (
 def copy_model(name: str, out: Path) -> None:
     """Make ``out`` the model ``name``: a folder, whose weights are linked, or ``owner/name`` or ``owner/name@revision`` of the hub."""
     source = fetch(name)
+    keep = os.symlink if Path(name).is_dir() else _keep
     with atomic_dir(out) as folder:
         for pattern in WEIGHTS:
             for path in sorted(source.glob(pattern)):
-                os.symlink(path.resolve(), folder / path.name)
+                keep(path.resolve(), folder / path.name)
         _copy_tokenizer(source, folder, name)
 
 
@@ -53,6 +54,14 @@ def fetch(name: str) -> Path:
             )
         raise UserError("no safetensors weights, and pickled ones are never loaded", file=name, remedy=remedy)
     return source
+
+
+def _keep(file: Path, out: Path) -> None:
+    """Give a file of the hub's cache a name that outlives the cache."""
+    try:
+        os.link(file, out)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(file, out)
 
 
 def _copy_tokenizer(source: Path, folder: Path, name: str) -> None:
