@@ -11,6 +11,7 @@ import tokenizers
 import transformers
 from huggingface_hub import constants
 
+from draftlab import cli, experiments
 from draftlab.errors import UserError
 from draftlab.models import check_same_tokenizer, hub, load_tokenizer
 
@@ -79,6 +80,15 @@ def test_what_a_tokenizer_json_cannot_be_made_of(opt: Path, tmp_path: Path, monk
     with pytest.raises(UserError, match=r"tokenizer.model is read with .*pip install sentencepiece protobuf"):
         hub.copy_model(str(opt), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_chat_template_in_a_file_of_its_own_comes_along(opt: Path, tmp_path: Path) -> None:
+    """Where transformers 5 saves it; ``template=own`` reads it from the model's folder."""
+    (opt / "chat_template.jinja").write_text("{% for m in messages %}</s>{{ m.role }}: {{ m.content }}{% endfor %}")
+    recipe = experiments.Recipe(model=str(opt))
+    cli.pretrain_target(recipe, prompts=(), tokenizer=tmp_path, out=tmp_path / "copy")
+    words = load_tokenizer(tmp_path / "copy")
+    assert words.encode_prompt(TEXT, "own") == [2, *words.encode(f"user: {TEXT}")]
 
 
 def test_pickled_weights_are_refused(opt: Path, tmp_path: Path) -> None:

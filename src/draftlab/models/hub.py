@@ -20,6 +20,7 @@ TOKENIZER = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    "chat_template.jinja",
     "generation_config.json",
     "config.json",
     *(file for files in VOCABULARIES for file in files),
