@@ -43,13 +43,12 @@ class Data(Settings):
 
 
 class Recipe(Settings):
-    """A model: one that exists (``model``: hub id or folder), or one of a ``family`` trained on the spot.
+    """A model: one that exists (``model``: a folder, or ``owner/name[@revision]`` of the hub), or one of a ``family`` trained on the spot.
 
     A T5 has ``layers`` in its encoder and as many in its decoder.
     """
 
     model: str | None = None
-    revision: str | None = None
     family: Literal["llama", "t5"] = "llama"
     hidden: int = 64
     layers: int = 1
