@@ -19,6 +19,14 @@ def resources_of(rule):
     }
 
 
+def all_cores():
+    """Every core of one's own machine, for a measurement; one where nobody counts them, as under a scheduler that profiles let decide."""
+    try:
+        return workflow.cores
+    except WorkflowError:
+        return 1
+
+
 def stage(*names):
     """Wildcard constraint: the experiments of these stages."""
     return "|".join(RUN.of_stage(*names)) or "no_experiment_of_this_stage"
