@@ -142,6 +142,23 @@ def test_a_table_that_an_experiment_needs_is_planned_and_a_name_is_not_a_pattern
     assert planned["figure"] == 1
 
 
+@pytest.mark.workflow
+@pytest.mark.xdist_group("workflow")
+def test_prefetch_gets_data_and_models_and_runs_none(tmp_path):
+    run = experiments.load_run({"scale": "paper"}, ROOT / "workflow")
+    planned = jobs(snakemake(ROOT, "-n", "prefetch", "--config", "scale=paper"))
+    datasets = {*run.datasets, *run.settings.t5.datasets, *run.settings.multidraft.datasets}
+    tokenizers = {"tokenizer": 1, "t5_tokenizer": 1, "multidraft_tokenizer": 1}
+    targets = {"target": 1, "t5_target": 1, "multidraft_target": 1}
+    drafts = {"draft": 3, "t5_draft": 3, "multidraft_draft": 1}
+    assert planned.pop("clean") <= len(datasets)  # what small models would learn from is an input of named ones too
+    assert planned == {"fetch": 2 * len(datasets), "prefetch": 1} | tokenizers | targets | drafts
+    folder = copy_checkout(tmp_path / "checkout")
+    snakemake(folder, "prefetch", "--config", "scale=smoke")
+    made = {path.name for path in (folder / "results/smoke").iterdir()}
+    assert made == {"data", "logs"}
+
+
 KUBECTL = """#!{python}
 # A cluster that runs a Job at once, with the image's programs and the container's variables alone, and is away when first asked for it.
 import json, pathlib, subprocess, sys, yaml

@@ -164,6 +164,22 @@ def made_models(wildcards):
     }
 
 
+def named_models(wildcards):
+    """Input function: the models of this scale that exist already, on the hub or in a folder."""
+    pairs = {
+        "models": {"target": RUN.settings.target} | RUN.drafts,
+        "t5/models": {"target": T5.target} | T5_DRAFTS,
+        "multidraft": {"target": PAIR.target, "draft": PAIR.draft},
+    }
+    return [
+        f"results/{RUN.name}/{folder}/{role}/config.json"
+        for folder, recipes in pairs.items()
+        for role, recipe in recipes.items()
+        if recipe.model
+        and RUN.scale != "shapes"  # where a name is that of an architecture
+    ]
+
+
 def measured_model(role):
     """What a measurement opens: the folder of a made model, or at shapes the name as the scale gives it."""
     named = {"target": RUN.settings.target, **RUN.drafts}[role].model
