@@ -17,7 +17,7 @@ rule collect:
     log:
         "results/{run}/logs/collect/{experiment}.log",
     wildcard_constraints:
-        experiment="|".join(RUN.experiments),
+        experiment="|".join(RUN.known),
     conda:
         "../../envs/cpu.yaml"
     threads: needs("collect").threads
