@@ -426,6 +426,15 @@ def test_command_refuses(spec: str, message: str) -> None:
         command.run(spec, "law", "iid", 2, Budget())
 
 
+@pytest.mark.parametrize("form", ["law", "sampler", "samples"])
+@pytest.mark.parametrize("function", ["lossless_law", "sample_one", "sample_stream"])
+def test_a_function_of_another_form_is_told_how_it_is_called(form: command.Form, function: str) -> None:
+    own = {"lossless_law": "law", "sample_one": "sampler", "sample_stream": "samples"}[function]
+    if form != own:
+        with pytest.raises(UserError, match=rf"{function}: .*it is called as {form}\("):
+            command.run(f"tests.test_conformance:{function}", form, "iid", 2, Budget())
+
+
 def test_command_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text("".join(json.dumps({"target_probs": law.tolist(), "token": y}) + "\n" for law, y in text(500, 1.0)))

@@ -1,6 +1,7 @@
 """Plans of runs: what is refused, which cells exist, and what an edit of code or values changes."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from draftlab import experiments
+from draftlab import conformance, experiments, losses, verify
+from draftlab.distill import sources
 from draftlab.errors import UserError
-from draftlab.experiments import digests
+from draftlab.experiments import digests, registries
+from draftlab.multidraft import acceptance
 
 WORKFLOW = Path(__file__).resolve().parents[1] / "workflow"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A working folder with a file of prompts and a folder of raw files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "?"}\n')
+    (tmp_path / "x").mkdir()
 
 
 def write(folder, **changes):
@@ -37,6 +48,21 @@ def test_the_guide_to_configuration_names_every_key():
     assert sorted(key for row in keys for key in row) == sorted(experiments.RunConfig.model_fields)
 
 
+def test_the_guides_verifier_is_lossless_and_its_experiment_is_one(tmp_path):
+    guide = (WORKFLOW.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code, text = (re.search(rf"```{kind}\n(.*?)```", guide, re.DOTALL)[1] for kind in ("python", "yaml"))
+    made = {}
+    exec(code, made)
+    assert conformance.check_law(made["last"].law, made["last"].drafting, 3).lossless
+    path = tmp_path / "beyond_last.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="not 'last'"):  # which no registry holds
+        experiments.load_experiment(path)
+    path.write_text(text.replace("[last,", "[rrs,"), encoding="utf-8")
+    experiment = experiments.load_experiment(path)
+    assert experiment.compared == ["num_drafts", "draft_temperature", "schemes"]
+
+
 def test_cells_are_the_product_of_the_axes(tmp_path):
     cells = experiments.load_experiment(write(tmp_path)).cells("smoke", "x")
     assert list(cells) == ["spider.ft", "gsm8k.ft"]
@@ -52,9 +78,6 @@ def test_inner_axes_are_variants_of_one_job(tmp_path):
         {"dataset": "gsm8k", "method": name, "seed": seed} for name in ("kl", "slow") for seed in (0, 1)
     ]
     assert [(s.learning_rate, s.seed) for _, s in found] == [(0.1, 0), (0.1, 1), (0.01, 0), (0.01, 1)]
-    wrong = {"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": {"loss": ["kl"]}}
-    with pytest.raises(UserError, match=r"loss.*'forward_kl'.*not 'kl'"):
-        experiments.load_experiment(write(tmp_path, fixed=wrong))
 
 
 def test_an_experiment_without_its_dataset_is_left_out_or_refused(tmp_path):
@@ -69,22 +92,64 @@ def test_an_experiment_without_its_dataset_is_left_out_or_refused(tmp_path):
     assert "osd_arena_classes" in experiments.load_run({"experiments": "all"}, WORKFLOW).experiments
 
 
+FIXED = {"epochs": 1, "batch": 8, "learning_rate": 0.1}
+STREAMED = {"of": ["spider"], "learning_rate": 0.1, "batch": 8, "update_interval": 8}
+LATENCY = {"alpha": [0.5], "draft_len": [3], "blocks": 1, "rounds": 1}
+LIVE = {"num_drafts": [2], "draft_temperature": [1.0], "draft_len": 4, "requests": 1, "batch": 1, "max_new_tokens": 1}
+NO_AXIS = "an axis is a list of values or a mapping from names to settings, with at least one entry"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"stage": "offlin"}, r"offlin.*allowed: .*offline"),
-        ({"fixed": {"epochs": 1, "batch": 8, "learning_rate": 0.1, "lr": 1}}, r"unknown key 'lr'.*learning_rate"),
-        ({"fixed": {"epochs": 1, "batch": 0, "learning_rate": 0.1}}, "batch.*greater than 0"),
+        ({"fixed": FIXED | {"lr": 1}}, r"unknown key 'lr'.*learning_rate"),
+        ({"fixed": FIXED | {"batch": 0}}, "batch.*greater than 0"),
         ({"axes": {"dataset": ["x"], "loss": ["kl"], "sample_source": ["teacher"]}}, r"loss.*'forward_kl'.*not 'kl'"),
+        ({"axes": {"dataset": ["spidr"]}}, "unknown dataset 'spidr'.*spider"),
+        ({"axes": {"dataset": []}}, NO_AXIS),
+        ({"axes": {"dataset": "spider"}}, NO_AXIS),
+        ({"axes": {"method": {"a b/c": {}}}}, "'a b/c' names a cell"),
+        ({"axes": {"dataset": ["spider", "spider"]}}, "two cells named 'spider'"),
         ({"scales": {"tiny": {}}}, "smoke"),
-        ({"scales": {"smoke": {"axes": {"datasets": []}}}}, r"no axis named \['datasets'\]"),
+        ({"scales": {"smoke": {"axes": {"datasets": ["spider"]}}}}, r"no axis named \['datasets'\]"),
+        ({"scales": {"smoke": {"axes": {"dataset": "spider"}}}}, NO_AXIS),
+        ({"scales": {"smoke": {"axes": {"dataset": 5}}}}, NO_AXIS),
         ({"color": "red"}, "unknown key 'color'"),
+        ({"fixed": FIXED | {"inner": 5}}, "inner: give a mapping"),
+        ({"fixed": FIXED | {"inner": [1, 2]}}, "inner: give a mapping"),
+        ({"fixed": FIXED | {"inner": "hello"}}, "inner: give a mapping"),
+        ({"fixed": FIXED | {"inner": {"seed": 3}}}, f"inner: {NO_AXIS}"),
+        ({"fixed": FIXED | {"inner": {"seed": []}}}, f"inner: {NO_AXIS}"),
+        ({"fixed": FIXED | {"inner": {"loss": ["kl"]}}}, r"smoke: loss.*'forward_kl'.*not 'kl'"),
+        ({"fixed": FIXED | {"inner": {"sample_source": ["mine"]}}}, r"'mix_request'.*not 'mine'"),
+        ({"stage": "online", "axes": {}, "fixed": STREAMED | {"stream": 5}}, "stream: give a mapping"),
+        ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"alpha": [1.5]}}, "alpha.*less than 1, not 1.5"),
+        ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"alpha": []}}, "alpha.*at least 1 item"),
+        ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"draft_len": [0]}}, "draft_len.*greater than 0"),
+        ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"gpu_layers": -7}}, "gpu_layers.*equal to -1"),
+        ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"inflated_layers": -3}}, "inflated_layers"),
+        ({"stage": "live", "axes": {}, "fixed": LIVE | {"schemes": ["k_sec"]}}, r"schemes.*'k_seq\+block'.*not 'k_sec'"),
+        ({"stage": "live", "axes": {}, "fixed": LIVE | {"schemes": ["k_seq"], "num_drafts": [0]}}, "num_drafts"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_yaml_is_refused_with_the_allowed_values(tmp_path, change, message):
     with pytest.raises(UserError, match=message) as caught:
         experiments.load_experiment(write(tmp_path, **change))
     assert "osd_test.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("registry", "names"),
+    [
+        (losses.LOSSES, registries.LOSSES),
+        (sources.SOURCES, registries.SOURCES),
+        (verify.VERIFIERS, registries.VERIFIERS),
+        (acceptance.PATHS, registries.PATHS),
+    ],
+)
+def test_what_an_experiment_may_name_is_what_the_registry_holds(registry, names):
+    assert [name for name in names if name != "none"] == list(registry)
 
 
 def test_yaml_that_is_not_yaml_names_its_line(tmp_path):
@@ -94,10 +159,45 @@ def test_yaml_that_is_not_yaml_names_its_line(tmp_path):
         experiments.load_experiment(path)
 
 
+@pytest.mark.parametrize("content", [b"title: caf\xe9\n", b"title: 2020-13-45\n"])
+def test_a_file_that_yaml_cannot_read_is_named(tmp_path, content):
+    path = tmp_path / "e.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"e\.yaml: not YAML in UTF-8"):
+        experiments.load_experiment(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("answers:", "needs: {latencyy: {threads: 2}}\nanswers:", "no rule asks for 'latencyy'.*latency"),
+        ("answers:", "needs: {t5_target: {threads: 2}}\nanswers:", "no rule asks for 't5_target'"),
+        ("[spider, gsm8k", "[spidr, gsm8k", "unknown dataset 'spidr'.*spider"),
+        ("steps: 400", "steps: -1", "target.steps: .*not -1"),
+    ],
+)
+def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
+    copy = shutil.copytree(WORKFLOW, tmp_path / "workflow")
+    path = copy / "scales/smoke.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(UserError, match=rf"scales/smoke\.yaml: .*{message}"):
+        experiments.load_run({"scale": "smoke"}, copy)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"scale": "huge"}, "scale.*'laptop'"),
+        ({"scale": "huge"}, "--config: scale.*'laptop'"),
+        ({"scale": "shapes", "experiments": "osd_online"}, "osd_online does not exist at scale shapes.*smoke"),
+        ({"scale": "paper", "experiments": "osd_online,beyond_interference"}, "beyond_interference does not exist"),
+        ({"raw": "/nonexistent"}, "raw: no such file or folder: /nonexistent"),
+        ({"dataset": "nonexistent.jsonl"}, "dataset: no such file or folder"),
+        ({"target": "/nonexistent"}, r"target: no such .*\(check the path; a hub id is"),
+        ({"draft": "./owner/name"}, "draft: no such"),
+        ({"draft": "~/model"}, "draft: no such"),
+        ({"target": "a/b/c"}, "target: no such"),
         ({"scal": "smoke"}, "unknown key 'scal'"),
         ({"experiments": "osd_ofline"}, "osd_ofline.*osd_offline"),
     ],
@@ -118,7 +218,7 @@ def test_every_experiment_of_the_papers_has_cells_at_every_scale(scale):
 def test_other_data_or_models_get_a_folder_of_their_own():
     names = {
         experiments.load_run(config, WORKFLOW).name
-        for config in ({}, {"raw": "x"}, {"target": "x"}, {"dataset": "f.jsonl"}, {"scale": "smoke"})
+        for config in ({}, {"raw": "x"}, {"target": "x"}, {"dataset": "mine.jsonl"}, {"scale": "smoke"})
     }
     assert len(names) == 5
 

@@ -1,6 +1,7 @@
 """Every figure draws, says its scale, and has the same bytes twice."""
 
 import itertools
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from draftlab import figures, published, tidy
+from draftlab import figures, published, tables, tidy
 from draftlab.errors import UserError
 from draftlab.figures import batch, forms
 from tests.synthetic import TABLES
@@ -75,8 +76,11 @@ def test_printed_values_are_drawn(known):
     assert diamonds == [0.28, 0.74, 0.76, 0.62, 0.70]
 
 
-def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path):
-    table = _table("osd_offline")
+def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path, monkeypatch):
+    table = _table("osd_online")
+    (tmp_path / "experiments").mkdir()
+    shutil.copy(tables.WORKFLOW / "experiments/osd_online.yaml", tmp_path / "experiments/osd_something_new.yaml")
+    monkeypatch.setattr(tables, "WORKFLOW", tmp_path)
     figure = forms.overview("osd_something_new", table, "smoke")
     (ax,) = figure.axes
     assert [label.get_text() for label in ax.get_yticklabels()] == [
@@ -86,6 +90,7 @@ def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path):
         "Finance-Alpaca",
     ]
     assert ax.get_xlabel() == "alpha"
+    assert [len(marks.lines[0].get_xdata()) for marks in ax.containers] == [4] * table["method"].nunique()
     figures.draw("osd_something_new", table, "smoke", known, tmp_path / "x")
     assert (tmp_path / "x.pdf").stat().st_size > 5000
 

@@ -136,6 +136,37 @@ def test_a_damaged_file_is_one_line_and_exit_code_1(
     assert not (folder / "out").exists()
 
 
+TRAINED = "--answers a --models m --max-new-tokens 3 --epochs 1 --learning-rate 0.1"
+MEASURED = "--blocks 1 --rounds 1 --target t --draft d"
+BAD_SETTINGS = [
+    (f"offline --batch 0 {TRAINED}", "batch: Input should be greater than 0, not 0"),
+    (f"offline --batch 1 --inner 5 {TRAINED}", "inner: give a mapping"),
+    (f"latency alpha --alpha --draft-len 3 {MEASURED}", "alpha: .* at least 1 item"),
+    (f"latency alpha --alpha 0.5 --draft-len 0 {MEASURED}", "draft_len.0: .* greater than 0"),
+    (f"latency alpha --alpha 0.5 --draft-len -2 {MEASURED}", "draft_len.0: .*, not -2"),
+    (f"latency alpha --alpha 0.5 --draft-len 3 --inflated-layers -3 {MEASURED}", "inflated_layers: "),
+    (f"latency length --alpha 0.5 --length 8 --draft-len 0 {MEASURED}", "draft_len: "),
+    ("mdss region --num-drafts 2 --points 0", "points: .* greater than 1, not 0"),
+    ("collect --rows", "no rows to collect"),
+    ("bench verify --vocab 0", "vocabs.0: .* greater than 0, not 0"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), BAD_SETTINGS)
+def test_a_setting_that_cannot_work_is_one_line_and_writes_nothing(
+    command: str,
+    message: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = run(capfd, monkeypatch, *command.split(), "--out", "out")
+    assert code == 1, said
+    assert re.fullmatch(rf"draftlab: error: {message}.*", said)
+    assert list(tmp_path.iterdir()) == []
+
+
 class Payload:
     """Runs a command when it is unpickled."""
 

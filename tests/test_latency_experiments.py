@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from draftlab import theory
@@ -24,12 +23,12 @@ from draftlab.experiments import (
 )
 from draftlab.latency.backend import Settings
 from draftlab.latency.branches import latency_branches, verify_branches
-from draftlab.latency.cost import calibrate, cost_model, latency_cost, predictions
-from draftlab.latency.interference import latency_interference, summarise_interference, training
+from draftlab.latency.cost import calibrate, cost_model, latency_cost
+from draftlab.latency.interference import latency_interference, training
 from draftlab.latency.length import latency_length, measure_length
 from draftlab.latency.llama_cpp import LlamaCpp
-from draftlab.latency.noise import compare, false_wins, latency_null
-from draftlab.latency.requests import latency_requests, measure_requests, summarise_requests
+from draftlab.latency.noise import compare, latency_null
+from draftlab.latency.requests import latency_requests, measure_requests
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.summary import summarise_length
 from draftlab.models.gguf import export
@@ -105,19 +104,6 @@ def test_calibration_recovers_known_costs() -> None:
         assert model.step_seconds == pytest.approx(plain)
         assert model.cost_ratio == pytest.approx(0.001 / plain)
         assert model.verify_ratios == pytest.approx({n: 1 + 0.001 * batch * (n - 1) / plain for n in (2, 6)})
-
-
-def test_predictions_name_the_best_draft_length_of_each_formula() -> None:
-    hands = [0.0]
-    target, draft = Clockwork(hands, 0.010, token=0.004), Clockwork(hands, 0.0001)
-    rows = calibrate(target, draft, [64], [1], range(2, 10), blocks=2)
-    found = predictions(rows, [0.8])
-    best, eq1_best = found[found["best"]].squeeze(), found[found["eq1_best"]].squeeze()
-    assert eq1_best["draft_len"] == 8, "Eq. 1 takes verification for free: the longest wins"
-    assert best["draft_len"] == theory.best_draft_len(0.8, 0.01, {k: 1 + 0.4 * k for k in range(1, 9)}) < 8
-    assert best["calibrated"] == found["calibrated"].max()
-    assert best["calibrated"] == pytest.approx(theory.speedup(0.8, best["draft_len"], 0.01, best["verify_ratio"]))
-    assert eq1_best["eq1"] > 1.5 * eq1_best["calibrated"]
 
 
 def test_cost_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
@@ -197,13 +183,11 @@ def test_requests_of_known_cost() -> None:
     good = rows[rows["contender"] == "good"]
     assert (good["accepted"] == good["drafted"]).all()
     assert (rows[rows["contender"] == "bad"]["accepted"] == 0).all()
-    found = summarise_requests(rows).set_index("contender")
-    assert found.loc["good", "speedup"] == pytest.approx(55 / 11 / (1 + 4 * 0.1))
-    assert found.loc["good", "alpha_accepted"] == 1
-    assert found.loc["bad", "speedup"] == pytest.approx(1 / 1.4)
-    assert found.loc["bad", "block_efficiency"] == 1
-    assert found.loc["none", "ms_per_token"] == pytest.approx(10)
-    assert found["within_noise"].to_dict() == {"none": True, "good": False, "bad": False, "none_again": True}
+    seconds = rows.groupby("contender")["seconds"].sum()
+    assert seconds["none"] / seconds["good"] == pytest.approx(55 / 11 / (1 + 4 * 0.1))
+    assert seconds["none"] / seconds["bad"] == pytest.approx(1 / 1.4)
+    assert seconds["none"] == pytest.approx(55 * 0.010)
+    assert seconds["none_again"] == pytest.approx(seconds["none"])
 
 
 def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
@@ -268,16 +252,9 @@ def test_comparisons() -> None:
     assert found.ratio == pytest.approx(1.1, abs=0.02)
 
 
-def test_false_wins_of_pure_noise_are_rare() -> None:
-    times = np.random.default_rng(0).lognormal(0, 0.05, (2, 2000 * 8))
-    rows = pd.DataFrame({"repeat": np.arange(16000) // 8, "a_seconds": times[0], "b_seconds": times[1]})
-    assert 0.004 < false_wins(rows)["won"].mean() < 0.02
-
-
 def test_null_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
     rows, _ = latency_null(LatencyNull(repeats=3, pairs=4, steps=2), models["target"])
     assert rows.groupby("repeat").size().to_dict() == {0: 4, 1: 4, 2: 4}
-    assert len(false_wins(rows)) == 3
 
 
 # --- interference ------------------------------------------------------------------------------------------------
@@ -294,8 +271,6 @@ def test_interference_experiment(models: dict[str, Path]) -> None:
     assert (rows[rows["phase"] == "alone"]["training_steps"] <= 1).all(), "a stopped process makes no updates"
     assert rows[rows["phase"] == "training"]["training_steps"].sum() > 0
     assert (rows["idle_training_steps"] > 0).all()
-    found = summarise_interference(rows).set_index("phase")
-    assert found.loc["training", "updates_per_second"] > found.loc["alone", "updates_per_second"]
 
 
 def test_a_draft_that_cannot_train_is_refused(tmp_path: Path, models: dict[str, Path]) -> None:

@@ -109,6 +109,37 @@ def test_every_layout_fits_its_table(name, tmp_path):
     assert filled.any(axis=1).all()
 
 
+@pytest.fixture
+def unknown(monkeypatch):
+    """As if no experiment had a layout of its own."""
+    monkeypatch.setattr(tables, "LAYOUTS", {})
+
+
+@pytest.mark.usefixtures("unknown")
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "measure"),
+    [
+        ("beyond_divergences", ("source",), ("loss",), ("overlap", "visited")),
+        ("osd_draft_size", ("dataset", "draft"), ("method",), ("overlap", "visited")),
+        ("beyond_compute_matched", ("dataset", "draft"), ("requests",), ("overlap", "visited")),
+        ("beyond_draft_length", ("dataset", "draft_len"), ("method",), ("overlap", "visited")),
+        ("beyond_routing_errors", ("method",), (), ("overlap", "visited")),
+        ("mdss_acceptance", ("scheme", "num_drafts"), ("draft_temperature",), ("acceptance_sum", "positions")),
+        ("mdss_drafts", ("scheme",), ("num_drafts",), ("emitted", "blocks")),
+    ],
+)
+def test_a_table_without_a_layout_has_the_axes_of_its_experiment(name, rows, columns, measure):
+    layout = tables.layout_of(name, tidy.derive(name, TABLES[name]()))
+    assert (layout.rows, layout.columns, (layout.above, layout.below)) == (rows, columns, measure)
+
+
+@pytest.mark.usefixtures("unknown")
+@pytest.mark.parametrize("name", ["osd_epochs", "osd_shift_sharp", "osd_latency_dataset", "osd_speedup_theory"])
+def test_rows_that_the_axes_do_not_tell_apart_are_never_pooled(name):
+    with pytest.raises(UserError, match=rf"{name}\.yaml: .*not told apart by .*LAYOUTS"):
+        tables.layout_of(name, tidy.derive(name, TABLES[name]()))
+
+
 def test_an_unknown_experiment_and_a_missing_column_are_refused(tmp_path):
     with pytest.raises(UserError, match="no layout for 'x'"):
         tables.write("x", _rows(0), "smoke", tmp_path / "x")

@@ -253,7 +253,8 @@ def test_sampler_follows_its_law(name: str) -> None:
         counts = torch.bincount(token, minlength=6)
         assert int(counts[law == 0].sum()) == 0
         possible = law > 0
-        assert chisquare(counts[possible], law[possible] / law.sum() * count).pvalue > 1e-4
+        # One possible token has no p-value.
+        assert int(possible.sum()) == 1 or chisquare(counts[possible], law[possible] / law.sum() * count).pvalue > 1e-4
         assert bool((token[accepted][:, None] == drafted).any(-1).all())
         spread = float((proc * (1 - proc) / count).sqrt())
         assert float(accepted.double().mean()) == pytest.approx(float(proc), abs=4 * spread + 1e-12)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import tyro
+from pydantic import ValidationError
 
 from draftlab import experiments
 from draftlab.datasets import streams
@@ -299,17 +300,10 @@ def _write_job(out: Path, job: experiments.Job, found: tuple[pd.DataFrame, dict[
 
 def speedup_theory(settings: Flat[experiments.SpeedupTheory], *, out: Path) -> None:
     """Tabulate the theoretical speed-up (OSD, Eq. 1)."""
-    import pandas as pd
-
-    from draftlab import theory
+    from draftlab import costs
     from draftlab.records import write_cell
 
-    rows = [
-        {"alpha": alpha, "draft_len": k, "cost_ratio": c, "speedup": theory.speedup(alpha, k, c)}
-        for k, c in settings.curves
-        for alpha in settings.alphas
-    ]
-    write_cell(out, pd.DataFrame(rows), {"settings": settings.model_dump()})
+    write_cell(out, costs.speedup_theory(settings), {"settings": settings.model_dump()})
 
 
 def memory_traffic(
@@ -368,15 +362,9 @@ def mdss_pairs(
 
     PROMPTS are a name and a file for each dataset. The synthetic family is written beside them.
     """
-    from draftlab import answers
     from draftlab.multidraft import pairs
-    from draftlab.sampling import Sampling
 
-    target_model, draft_model, _ = pairs.load_models(target, draft, settings.dtype, settings.device)
-    for dataset, file in prompts.items():
-        found, _ = answers.answer(target, file, positions, settings, sampling=Sampling(1.0, top_k=5), seed=seed)
-        pairs.record(target_model, draft_model, found.answers, positions).save(out / f"{dataset}.safetensors")
-    pairs.synthetic(seed).save(out / "synthetic.safetensors")
+    pairs.record_all(settings, target, draft, prompts, positions, seed, out)
 
 
 def mdss_acceptance(settings: Flat[experiments.Acceptance], *, pairs: Path, out: Path) -> None:
@@ -445,6 +433,8 @@ def collect(*, rows: tuple[Path, ...], out: Path) -> None:
 
     from draftlab.records import atomic_path, read_table
 
+    if not rows:
+        raise UserError("no rows to collect", remedy="name at least one file with --rows")
     table = pd.concat([read_table(path) for path in rows], ignore_index=True)
     with atomic_path(out) as temporary:
         table.to_csv(temporary, index=False, lineterminator="\n")
@@ -635,7 +625,14 @@ def verify_lossless(
 ) -> None:
     """Test whether a verifier keeps the target's distribution: its law exactly, its samples sequentially.
 
-    VERIFIER is a name (single, specinfer, ...) or MODULE:OBJECT; FORM says what a function of yours is, DRAFTING how its drafts are made.
+    VERIFIER is a name (single, specinfer, ...) or MODULE:OBJECT; DRAFTING says how its drafts are made, FORM what a function of yours is:
+
+    law(target_probs[vocab], draft_probs[drafts, vocab], tokens[drafts]) gives the probability of each emitted token;
+
+    sampler(target_probs[batch, vocab], draft_probs[batch, drafts, vocab], tokens[batch, drafts], generator) gives tokens[batch];
+
+    samples() yields pairs (target_probs[vocab], token).
+
     SAMPLES is a file of {"target_probs": [...], "token": n} lines from any engine, each whole text cut at a length fixed beforehand.
     """
     from draftlab.conformance import Budget, command
@@ -718,9 +715,12 @@ def bench_verify(
 ) -> None:
     """Print what each verifier costs per decision, one thread, contenders interleaved; with OUT also as CSV."""
     from draftlab import bench_verify
+    from draftlab.multidraft.verifier_cost import verifier_cost
     from draftlab.records import write_text
 
-    frame = bench_verify.bench(list(vocab), list(num_drafts), rounds, batch, seed)
+    sizes = {"vocabs": list(vocab), "num_drafts": list(num_drafts)}
+    settings = experiments.VerifierCost.model_validate(sizes | {"rounds": rounds, "batch": batch, "seed": seed})
+    frame = verifier_cost(settings)
     print(bench_verify.table(frame))
     if out is not None:
         write_text(out, frame.to_csv(index=False))
@@ -793,14 +793,15 @@ VERBS: dict[str, Callable[..., None]] = {
 
 
 def main() -> None:
-    """Run one verb; a ``UserError`` becomes one line on stderr and exit code 1."""
+    """Run one verb; a ``UserError``, or a setting out of its bounds, becomes one line on stderr and exit code 1."""
     args = sys.argv[1:]
     if " ".join(args[:2]) in VERBS:  # a verb of two words
         args = [" ".join(args[:2]), *args[2:]]
     try:
         tyro.extras.subcommand_cli_from_dict(VERBS, prog="draftlab", description=__doc__, args=args)
-    except UserError as error:
-        sys.exit(f"draftlab: error: {error}")
+    except (UserError, ValidationError) as error:
+        said = experiments.refused(error) if isinstance(error, ValidationError) else error
+        sys.exit(f"draftlab: error: {said}")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -16,6 +16,16 @@ from draftlab.errors import UserError
 from draftlab.records import read_json
 
 
+def speedup_theory(settings: experiments.SpeedupTheory) -> pd.DataFrame:
+    """Eq. 1 of OSD: ``speedup`` for each ``alpha`` on each curve of ``draft_len`` and ``cost_ratio``."""
+    rows = [
+        {"alpha": alpha, "draft_len": k, "cost_ratio": c, "speedup": theory.speedup(alpha, k, c)}
+        for k, c in settings.curves
+        for alpha in settings.alphas
+    ]
+    return pd.DataFrame(rows)
+
+
 @dataclass(frozen=True)
 class Inputs:
     """A pair and its block lengths before and after; ``train_gb``: the draft's weights in float32."""

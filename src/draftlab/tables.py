@@ -16,6 +16,7 @@ import pandas as pd
 
 from draftlab import stats, tidy
 from draftlab.errors import UserError
+from draftlab.experiments import WORKFLOW, load_experiment
 from draftlab.records import read_table, write_text
 
 
@@ -158,29 +159,34 @@ LAYOUTS: dict[str, Layout] = {
 MEASURES = (
     ("overlap", "visited"),
     ("acceptance_sum", "positions"),
+    ("emitted", "blocks"),
     ("accepted", "visited"),
     ("plain", "speculative"),
     ("plain_seconds", "seconds"),
-    ("emitted", "blocks"),
     ("tokens", "seconds"),
     ("acceptance", None),
     ("speedup", None),
 )
 """What an experiment measures when it has no layout: the first pair (or column) that its table has."""
-MOST_VALUES = 12
-"""A column with more values is no axis."""
 
 
 def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
-    """The experiment's layout, or one read off its table: a known measure by every column of few values."""
+    """The experiment's layout, or one from its file: a known measure, what it compares last in columns, all else in rows."""
     if experiment in LAYOUTS:
         return LAYOUTS[experiment]
-    found = next((pair for pair in MEASURES if {part for part in pair if part} <= set(table)), None)
-    counted = {part for pair in MEASURES for part in pair} | {"seed", tidy.unit(table)}
-    axes = [str(column) for column in table if column not in counted and 1 < table[column].nunique() <= MOST_VALUES]
-    if found is None or not axes:
-        raise UserError(f"no layout for {experiment!r}", remedy="add one to draftlab.tables.LAYOUTS")
-    return Layout(tuple(axes[:1]), tuple(axes[1:3]), *found)
+    path = WORKFLOW / "experiments" / f"{experiment}.yaml"
+    names = load_experiment(path).compared if path.exists() else []
+    # A list is named as many, its column as one: schemes, scheme.
+    columns = dict.fromkeys(name if name in table else name.removesuffix("s") for name in names)
+    axes = [column for column in columns if column in table and column not in ("seed", tidy.unit(table))]
+    measure = next((pair for pair in MEASURES if {part for part in pair if part} <= set(table)), None)
+    remedy = "add one to draftlab.tables.LAYOUTS"
+    if measure is None or not axes:
+        raise UserError(f"no layout for {experiment!r}", remedy=remedy)
+    keys = [key for key in dict.fromkeys([*axes, "dataset", "seed", tidy.unit(table) or ""]) if key in table]
+    if table.duplicated(keys).any():
+        raise UserError(f"{experiment}: rows are not told apart by {', '.join(keys)}", file=path, remedy=remedy)
+    return Layout(tuple(axes[:-1] or axes), tuple(axes[1:][-1:]), *measure)
 
 
 def write(experiment: str, table: pd.DataFrame, scale: str, prefix: Path, answer: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -20,14 +21,21 @@ from draftlab.verify.path import PathVerifier
 from draftlab.verify.token import TokenVerifier
 
 Form = Literal["law", "sampler", "samples"]
+SIGNATURES: dict[Form, tuple[str, ...]] = {
+    "law": ("target_probs", "draft_probs", "tokens"),
+    "sampler": ("target_probs", "draft_probs", "tokens", "generator"),
+    "samples": (),
+}
+"""What a function of each form is called with."""
 
 
 def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budget) -> None:
     """Test a verifier by its name, or an object ``module:attribute``; a verifier that is not lossless is a ``UserError``."""
     found = _find(spec)
     if isinstance(found, TokenVerifier | PathVerifier):
-        verdict = check_verifier(found, num_drafts, budget)
-    elif form == "law":
+        return _report(spec, check_verifier(found, num_drafts, budget))
+    _check_signature(found, spec, form)
+    if form == "law":
         verdict = Verdict({"law": check_law(found, drafting, num_drafts)}, {})
     elif form == "sampler":
         verdict = Verdict({}, {"sampler": check_sampler(found, drafting, num_drafts, budget)})
@@ -59,6 +67,14 @@ def _find(spec: str) -> TokenVerifier | PathVerifier | Callable[..., Any]:
     if not callable(found) and not isinstance(found, TokenVerifier | PathVerifier):
         raise UserError(f"{spec} is a {type(found).__name__}", remedy="give a function or a verifier")
     return found  # type: ignore[no-any-return]
+
+
+def _check_signature(function: Callable[..., Any], spec: str, form: Form) -> None:
+    try:
+        inspect.signature(function).bind(*SIGNATURES[form])
+    except TypeError as error:
+        called = f"{form}({', '.join(SIGNATURES[form])})"
+        raise UserError(f"{spec}: {error}", remedy=f"it is called as {called}; say with --form what it is") from None
 
 
 def _read(samples: Path) -> Iterator[tuple[Tensor, int]]:

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal
 
 from draftlab.errors import UserError
 from draftlab.records import Prompt
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Kind = Literal["concatenated", "linear", "shuffled", "two_mix", "recurring", "iid", "by_time"]
 GroupBy = Literal["dataset", "language", "topic", "length"]
@@ -55,6 +56,8 @@ class Stream:
 
 def arrange(prompts: Iterable[Prompt], stream: Stream) -> list[Prompt]:
     """The requests in the order of the stream; a group that runs out leaves its share to the others."""
+    import numpy as np  # here: the Snakefile imports this module and does not wait for it
+
     groups = _grouped(prompts, stream)
     rng = Random(f"{stream.seed}/stream")
     match stream.kind:
@@ -149,6 +152,8 @@ def _drawn(
     groups: Mapping[str, Sequence[Prompt]], knots: Sequence[Sequence[float]], places: NDArray[np.float64], rng: Random
 ) -> Iterator[tuple[int, str]]:
     """Draw the group of every row; its share moves in straight lines from knot to knot, which stand at these places between 0 and 1."""
+    import numpy as np
+
     names = list(groups)
     left = [len(groups[name]) for name in names]
     times = np.linspace(0, 1, sum(left))

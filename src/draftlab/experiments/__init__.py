@@ -2,7 +2,7 @@
 
 from draftlab.experiments.command_line import flags, stream_flags, stream_parts, words
 from draftlab.experiments.digests import code_digest
-from draftlab.experiments.grids import Axis, combinations, plain, variants
+from draftlab.experiments.grids import combinations, plain, refused, variants
 from draftlab.experiments.plan import (
     WORKFLOW,
     Answer,
@@ -31,6 +31,7 @@ from draftlab.experiments.stages import (
     STAGES,
     STREAM,
     Acceptance,
+    Axis,
     BreakEven,
     Cone,
     Engine,
@@ -130,6 +131,7 @@ __all__ = [
     "load_run",
     "pass_name",
     "plain",
+    "refused",
     "stream_flags",
     "stream_parts",
     "variants",

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from draftlab.errors import UserError
-from draftlab.experiments.stages import Job
-
-Axis = list[Any] | dict[str, dict[str, Any]]
-"""Values of a setting; or names, each of which stands for several settings."""
+from draftlab.experiments.stages import Axis, Job
 
 
 def combinations(axes: Mapping[str, Axis]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -37,11 +34,11 @@ S = TypeVar("S", bound=BaseModel)
 J = TypeVar("J", bound=Job)
 
 
-def variants(job: J) -> list[tuple[dict[str, Any], J]]:
-    """The runs inside one job: the columns that tell them apart, and the settings of each."""
+def variants(job: J, where: str = "inner") -> list[tuple[dict[str, Any], J]]:
+    """The runs inside one job: the columns that tell them apart, and the settings of each; an error names ``where``."""
     base = job.model_dump(exclude={"inner"})
     return [
-        (json.loads(job.labels) | labels, validated(type(job), base | fields, "inner"))
+        (json.loads(job.labels) | labels, validated(type(job), base | fields, where))
         for labels, fields in combinations(json.loads(job.inner))
     ]
 
@@ -51,14 +48,19 @@ def validated(kind: type[S], values: Any, where: str) -> S:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or kind.__name__
-        allowed = sorted(kind.model_fields) if first["type"] == "extra_forbidden" else first["msg"]
-        remedy = f"allowed: {', '.join(allowed)}" if isinstance(allowed, list) else "change it in the file named"
-        message = f"unknown key {key!r}" if first["type"] == "extra_forbidden" else f"{key}: {first['msg']}"
-        if "input" in first and first["type"] != "missing" and not isinstance(first["input"], dict):
-            message += f", not {first['input']!r}"
-        raise UserError(message, file=where, remedy=remedy) from None
+        raise refused(error, where, sorted(kind.model_fields)) from None
+
+
+def refused(error: ValidationError, where: str | None = None, known: Sequence[str] = ()) -> UserError:
+    """The first fault of some settings in one line, with the keys that are ``known`` where one is not."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"]) or error.title
+    if first["type"] == "extra_forbidden":
+        return UserError(f"unknown key {key!r}", file=where, remedy=f"allowed: {', '.join(known)}")
+    message = f"{key}: {first['msg'].removeprefix('Value error, ')}"
+    if first["type"] not in ("missing", "too_short") and not isinstance(first["input"], dict):
+        message += f", not {first['input']!r}"
+    return UserError(message, file=where, remedy="change it there" if where else "give another value")
 
 
 def plain(job: Job) -> dict[str, Any]:

@@ -5,7 +5,8 @@ A file that asks for anything unknown is refused before any job starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,11 +15,14 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 
 from draftlab.datasets import registry
 from draftlab.errors import UserError
-from draftlab.experiments.grids import Axis, combinations, validated, variants
+from draftlab.experiments.grids import combinations, validated, variants
 from draftlab.experiments.scales import Answers, Dataset, Recipe, Scale, ScaleSettings, Settings, Template
-from draftlab.experiments.stages import STAGES, Engine, Job, Live, OnPairs, Training
+from draftlab.experiments.stages import STAGES, Axis, Engine, Job, Live, OnPairs, Training
 
 WORKFLOW = Path(__file__).parents[3] / "workflow"
+CELL = re.compile(r"[A-Za-z0-9_.+-]+")
+"""A cell's name is a folder, and a wildcard of the rules."""
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 class Answer(Settings):
@@ -44,7 +48,7 @@ class Answer(Settings):
 class Size(Settings):
     """What one scale changes of an experiment: values of axes, and fixed settings."""
 
-    axes: dict[str, Any] = {}
+    axes: dict[str, Axis] = {}
     fixed: dict[str, Any] = {}
 
 
@@ -60,6 +64,18 @@ class Experiment(Settings):
     axes: dict[str, Axis] = {}
     fixed: dict[str, Any] = {}
     scales: dict[Scale, Size]
+
+    @property
+    def compared(self) -> list[str]:
+        """What tells its rows apart, in its order: its axes, the settings that are lists, the axes inside its jobs."""
+        names = list(self.axes)
+        if not issubclass(STAGES[self.stage], Job):  # whose rows carry settings and no labels
+            named = [fields for values in self.axes.values() if isinstance(values, dict) for fields in values.values()]
+            names += [key for fields in named for key in fields]
+        for fixed in (self.fixed, *(size.fixed for size in self.scales.values())):
+            for key, value in fixed.items():
+                names += value if key == "inner" else [key] if isinstance(value, list) and len(value) > 1 else []
+        return list(dict.fromkeys(names))
 
     def cells(self, scale: Scale, name: str, datasets: Sequence[str] | None = None) -> dict[str, Settings]:
         """Cell name -> its stage's settings, one for each combination of the axes.
@@ -80,6 +96,9 @@ class Experiment(Settings):
             if issubclass(stage, Job):
                 settings["labels"] = labels
             cell = ".".join(map(str, labels.values())) or "all"
+            if cell in found or not CELL.fullmatch(cell):
+                what = f"two cells named {cell!r}" if cell in found else f"{cell!r} names a cell"
+                raise UserError(what, file=name, remedy="give each choice of axes a name of letters, digits, _ . + -")
             found[cell] = validated(stage, settings, f"{name} at scale {scale}")
         return found
 
@@ -89,6 +108,8 @@ def _read_yaml(path: Path) -> Any:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="restore it from the repository") from None
+    except ValueError as error:  # bytes that are no text, a date that is none
+        raise UserError(f"not YAML in UTF-8: {error}", file=path, remedy="repair the file") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise UserError(
@@ -107,10 +128,26 @@ def load_experiment(path: Path) -> Experiment:
             f"unknown stage {experiment.stage!r}", file=path, remedy=f"allowed: {', '.join(sorted(STAGES))}"
         )
     for scale in experiment.scales:
+        where = f"{path} at scale {scale}"
         for cell in experiment.cells(scale, str(path)).values():
-            if isinstance(cell, Job) and len({getattr(own, "pair", "") for _, own in variants(cell)}) > 1:
+            runs = [own for _, own in variants(cell, where)] if isinstance(cell, Job) else [cell]
+            _check_datasets([name for own in runs for name in _named(own)], where)
+            if len({getattr(own, "pair", "") for own in runs}) > 1:
                 raise UserError("pair differs inside a cell", file=path, remedy="make it an axis: a job has one pair")
     return experiment
+
+
+def _named(cell: Settings) -> list[str]:
+    """Every dataset that a cell names."""
+    names = [getattr(cell, "dataset", ""), *getattr(cell, "datasets", []), *getattr(cell, "topics", [])]
+    return [name for name in names if name]
+
+
+def _check_datasets(names: Iterable[str], where: str) -> None:
+    if unknown := set(names) - set(registry.load()):
+        raise UserError(
+            f"unknown dataset {min(unknown)!r}", file=where, remedy=f"allowed: {', '.join(registry.load())}"
+        )
 
 
 class RunConfig(Settings):
@@ -119,12 +156,33 @@ class RunConfig(Settings):
     scale: Scale = "laptop"
     raw: str | None = Field(None, description="folder of raw files of the real datasets")
     dataset: str | None = Field(None, description="a file of prompts of your own")
-    target: str | None = Field(None, description="hub id or folder of the target")
-    draft: str | None = Field(None, description="hub id or folder of the draft")
+    target: str | None = Field(None, description="folder of the target, or its hub id: NAME or OWNER/NAME")
+    draft: str | None = Field(None, description="folder of the draft, or its hub id")
     template: Template | None = Field(None, description="chat template of the prompts; own is the tokenizer's")
     experiments: str = Field("reproduction", description="reproduction, all, or names separated by commas")
     name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
     tracker: Literal["tensorboard"] | None = Field(None, description="where the curves go too")
+
+
+def _check_places(run: RunConfig) -> None:
+    """Files and folders must be there; ``owner/name`` that is not there is left to the hub."""
+    for key in ("raw", "dataset", "target", "draft"):
+        value = getattr(run, key)
+        is_model = key in ("target", "draft")
+        if value and not (Path(value).exists() or (is_model and HUB_ID.fullmatch(value))):
+            what = f"{key}: no such file or folder: {value}"
+            remedy = "check the path; a hub id is NAME or OWNER/NAME" if is_model else "check the path"
+            raise UserError(what, file="--config", remedy=remedy)
+
+
+def _check_needs(settings: ScaleSettings, workflow: Path, where: str) -> None:
+    """Only a rule that asks for resources can be given some."""
+    texts = [file.read_text(encoding="utf-8") for file in sorted(workflow.rglob("*.smk"))]
+    rules = {name for text in texts for name in re.findall(r'resources_of\("(\w+)"\)', text)}
+    if unknown := sorted(settings.needs.keys() - rules):
+        raise UserError(
+            f"needs: no rule asks for {unknown[0]!r}", file=where, remedy=f"allowed: {', '.join(sorted(rules))}"
+        )
 
 
 class Run(Settings):
@@ -205,14 +263,18 @@ class Run(Settings):
 def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     """Read the plan of a run from ``--config`` values and the ``workflow`` folder."""
     run = validated(RunConfig, dict(config), "--config")
-    settings = validated(
-        ScaleSettings, _read_yaml(workflow / "scales" / f"{run.scale}.yaml"), f"workflow/scales/{run.scale}.yaml"
-    )
+    _check_places(run)
+    file = workflow / "scales" / f"{run.scale}.yaml"
+    settings = validated(ScaleSettings, _read_yaml(file), str(file))
+    _check_needs(settings, workflow, str(file))
+    data = settings.data
+    _check_datasets([*data.datasets, *data.extra, *settings.multidraft.datasets, *settings.t5.datasets], str(file))
     if run.raw:
         held, of_t5 = (_held(pair.datasets, Path(run.raw)) for pair in (settings.multidraft, settings.t5))
         extra = [name for name in settings.data.extra if _is_held(name, Path(run.raw))]
-        data = {"source": "raw", "extra": extra}
-        settings = _with(settings, data=data, multidraft={"datasets": held}, t5={"datasets": of_t5})
+        settings = _with(
+            settings, data={"source": "raw", "extra": extra}, multidraft={"datasets": held}, t5={"datasets": of_t5}
+        )
     if run.dataset:
         own = {"source": "raw", "datasets": ["prompts"], "extra": []}
         only: dict[str, Any] = {"datasets": ["prompts"]}
@@ -272,6 +334,9 @@ def _wanted(run: RunConfig, every: Mapping[str, Experiment], datasets: Sequence[
             raise UserError(
                 f"no experiment named {name!r}", file="--config experiments", remedy=f"allowed: {', '.join(every)}"
             )
+        if run.scale not in every[name].scales:
+            what = f"{name} does not exist at scale {run.scale}"
+            raise UserError(what, file="--config experiments", remedy=f"it does at {', '.join(every[name].scales)}")
         if lacking.get(name):
             what = f"{name} needs dataset {', '.join(lacking[name])}; this run has {', '.join(sorted(set(datasets)))}"
             raise UserError(what, file="--config experiments", remedy="add its raw files, or leave the experiment out")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -10,6 +10,8 @@ from draftlab.datasets import streams
 
 Scale = Literal["smoke", "laptop", "shapes", "paper"]
 Dataset = str
+Count = Annotated[int, Field(gt=0)]
+Whole = Annotated[int, Field(ge=0)]
 Template = Literal["vicuna_v1.1", "vicuna_short", "plain", "own"]
 
 
@@ -27,10 +29,10 @@ class Data(Settings):
     extra: list[str] = Field([], description="further datasets; a raw folder may lack them")
     raw_rows: int = Field(gt=0, description="raw rows fetched of the training split")
     train: int = Field(gt=0, description="requests of the stream and of offline distillation")
-    train_of: dict[str, int] = Field({}, description="other numbers of them, by dataset")
+    train_of: dict[str, Count] = Field({}, description="other numbers of them, by dataset")
     eval: int = Field(gt=0, description="held-out requests")
     pairs: int = Field(gt=0, description="positions whose target and draft distributions are recorded, per dataset")
-    seed: int = 0
+    seed: Whole = 0
     label: dict[Literal["language", "topic"], Literal["langid", "hub"]] = Field(
         {}, description="how classes are found that the rows do not carry"
     )
@@ -50,17 +52,17 @@ class Recipe(Settings):
 
     model: str | None = None
     family: Literal["llama", "t5"] = "llama"
-    hidden: int = 64
-    layers: int = 1
-    heads: int = 2
-    ffn: int = 172
-    context: int = 512
-    vocabulary: int = 1024
-    steps: int = 300
-    batch: int = 16
-    learning_rate: float = 3e-3
-    documents: int = 8000
-    seed: int = 0
+    hidden: Count = 64
+    layers: Count = 1
+    heads: Count = 2
+    ffn: Count = 172
+    context: Count = 512
+    vocabulary: Count = 1024
+    steps: Whole = 300
+    batch: Count = 16
+    learning_rate: float = Field(default=3e-3, gt=0)
+    documents: Whole = 8000
+    seed: Whole = 0
 
 
 class Answers(Settings):

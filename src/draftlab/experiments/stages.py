@@ -4,23 +4,66 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from draftlab.datasets import streams
-from draftlab.experiments.scales import Dataset, Settings
+from draftlab.experiments import registries
+from draftlab.experiments.scales import Count, Dataset, Settings, Whole
 
-SampleSource = Literal["none", "teacher", "student", "mix_token", "mix_request"]
-Loss = Literal["none", "hard_label", "forward_kl", "reverse_kl", "jsd_0.1", "jsd_0.5", "jsd_0.9", "tvd", "jeffreys_0.9"]
 LossPositions = Literal["rejected", "all", "block_end", "repository"]
+if TYPE_CHECKING:
+    SampleSource = str
+    Loss = str
+    Verifier = str
+    Scheme = str
+    LiveScheme = str
+else:
+    SampleSource = Literal[registries.SOURCES]
+    Loss = Literal[registries.LOSSES]
+    Verifier = Literal[registries.VERIFIERS]
+    Scheme = Literal[registries.VERIFIERS + registries.PATHS]
+    LiveScheme = Literal["plain", *registries.VERIFIERS, *(f"{name}+block" for name in registries.VERIFIERS)]
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Under1 = Annotated[float, Field(ge=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+
+
+def _axis(value: Any) -> Any:
+    named = value.values() if isinstance(value, dict) else []
+    if not value or not isinstance(value, list | dict) or not all(isinstance(settings, dict) for settings in named):
+        raise ValueError("an axis is a list of values or a mapping from names to settings, with at least one entry")
+    return value
+
+
+Axis = Annotated[list[Any] | dict[str, dict[str, Any]], BeforeValidator(_axis)]
+"""Values of a setting; or names, each of which stands for several settings."""
 
 
 def _as_word(value: Any) -> Any:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-Nested = Annotated[str, BeforeValidator(_as_word)]
+def _mapping(word: str) -> str:
+    try:
+        found = json.loads(word or "{}")
+    except json.JSONDecodeError:
+        found = word
+    if not isinstance(found, dict):
+        raise ValueError("give a mapping")
+    return word
+
+
+def _axes(word: str) -> str:
+    for values in json.loads(word or "{}").values():
+        _axis(values)
+    return word
+
+
+Nested = Annotated[str, BeforeValidator(_as_word), AfterValidator(_mapping)]
 """A mapping of a YAML file as one word of a command line (JSON)."""
 
 
@@ -32,7 +75,7 @@ class Job(Settings):
     """
 
     labels: Nested = "{}"
-    inner: Nested = "{}"
+    inner: Annotated[Nested, AfterValidator(_axes)] = "{}"
 
 
 class Training(Job):
@@ -45,7 +88,7 @@ class Training(Job):
     dataset: Dataset = ""
     pair: Literal["", "t5"] = Field("", description="whose target and drafts: the scale's own, or its T5 models")
     draft: str = Field("draft", description="folder below models/")
-    seed: int = 0
+    seed: Whole = 0
     temperature: float = Field(0.0, ge=0)
     learning_rate: float = Field(gt=0)
     batch: int = Field(gt=0)
@@ -77,7 +120,7 @@ class Offline(Training):
     requests: int = Field(0, ge=0)
     sample_batch: int = Field(64, gt=0)
     probes: int = Field(0, ge=0, description="measurements per epoch while training")
-    draft_lens: list[int] = Field([], description="further draft lengths to measure")
+    draft_lens: list[Count] = Field([], description="further draft lengths to measure")
     live: bool = False
     save: str = ""
 
@@ -156,8 +199,8 @@ class Timed(Online):
     """Learning that is timed beside decoding; ``inflated_layers`` and ``inflated_ffn`` as for an ``Engine``."""
 
     requests: int = Field(gt=0)
-    inflated_layers: int = 0
-    inflated_ffn: int = 0
+    inflated_layers: int = Field(0, ge=0)
+    inflated_ffn: int = Field(0, ge=0)
     temperature: float = Field(0.0, ge=0, le=0)
 
 
@@ -172,7 +215,7 @@ class Medusa(Timed):
     warm: list[Dataset] = Field(min_length=1)
     warm_requests: int = Field(gt=0)
     heads_learning_rate: float = Field(gt=0)
-    widths: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
+    widths: list[Count] = Field(min_length=1)
     verifiers: list[Literal["rrs", "greedy", "typical"]] = ["rrs", "typical"]
     live_requests: int = Field(gt=0)
     at_once: int = Field(gt=0, default=5)
@@ -190,7 +233,7 @@ class BreakEven(Timed):
     draft's training buy it. ``measurements``, interleaved, of every step and update give the seconds. ``context``: tokens in the caches.
     """
 
-    intervals: list[Annotated[int, Field(gt=0)]]
+    intervals: list[Count] = Field(min_length=1)
     larger: str = "draft_large"
     measurements: int = Field(gt=0)
     context: int = Field(gt=0, default=128)
@@ -207,8 +250,8 @@ class Shares(Settings):
 class SpeedupTheory(Settings):
     """Eq. 1 of OSD over a grid (Fig. 8)."""
 
-    curves: list[tuple[int, float]]
-    alphas: list[float]
+    curves: list[tuple[Count, NotNegative]] = Field(min_length=1)
+    alphas: list[Share] = Field(min_length=1)
 
 
 class PairSizes(Settings):
@@ -231,10 +274,10 @@ class MemoryTraffic(PairSizes):
     tokens: int = Field(gt=0)
     context: int = Field(gt=0)
     draft_len: int = Field(gt=0)
-    alphas: tuple[float, float]
+    alphas: tuple[Share, Share]
     rounded: tuple[float, float]
-    update_interval: list[int]
-    batch: list[int]
+    update_interval: list[Count] = Field(min_length=1)
+    batch: list[Count] = Field(min_length=1)
 
 
 class Utilisation(Settings):
@@ -247,7 +290,7 @@ class Utilisation(Settings):
     hardware_flops: float = Field(gt=0)
     draft_flops_per_token: float = Field(gt=0)
     draft_len: int = Field(gt=0)
-    alpha: float
+    alpha: Share
     most: float = Field(gt=1)
     pairs: list[tuple[str, float, float, float, float]] = Field(
         description="pair, parameters of target and draft in billions, the block length that is printed, the alpha that it stands for"
@@ -262,19 +305,19 @@ class Engine(Settings):
 
     backend: Literal["llama_cpp", "torch"] = "llama_cpp"
     device: Literal["cpu", "cuda"] = "cpu"
-    inflated_layers: int = 0
-    inflated_ffn: int = 0
+    inflated_layers: int = Field(0, ge=0)
+    inflated_ffn: int = Field(0, ge=0)
     weights: Literal["f32", "f16", "q8_0", "q4_0"] = "f32"
     threads: int = Field(gt=0, default=1)
-    gpu_layers: int = 0
-    seed: int = 0
+    gpu_layers: int = Field(0, ge=-1)
+    seed: Whole = 0
 
 
 class LatencyAlpha(Engine):
     """Measured ms/token of llama.cpp at controlled acceptance (OSD, Tables 2 and 7)."""
 
-    alpha: list[float]
-    draft_len: list[int]
+    alpha: list[Under1] = Field(min_length=1)
+    draft_len: list[Count] = Field(min_length=1)
     blocks: int = Field(gt=0)
     rounds: int = Field(gt=0)
 
@@ -282,8 +325,8 @@ class LatencyAlpha(Engine):
 class LatencyLength(Engine):
     """Speed-up at controlled acceptance against the length of the answer, after a prefix (OSD, Table 8)."""
 
-    alpha: list[float]
-    length: list[int]
+    alpha: list[Under1] = Field(min_length=1)
+    length: list[Count] = Field(min_length=1)
     prefix: int = Field(gt=0, default=512)
     draft_len: int = Field(gt=0)
     blocks: int = Field(gt=0)
@@ -303,16 +346,16 @@ class LatencyRequests(Engine):
 class LatencyCost(Engine):
     """Time of a draft step, a target step and of verifying several tokens, at context lengths and batch sizes."""
 
-    context: list[int]
-    batch: list[int]
-    verified: list[int]
+    context: list[Count] = Field(min_length=1)
+    batch: list[Count] = Field(min_length=1)
+    verified: list[Count] = Field(min_length=1)
     blocks: int = Field(gt=0)
 
 
 class LatencyBranches(Engine):
     """Cost of verifying K branches in one call (multi-draft) against one branch."""
 
-    num_drafts: list[int]
+    num_drafts: list[Count] = Field(min_length=1)
     draft_len: int = Field(gt=0)
     context: int = Field(gt=0, default=128)
     blocks: int = Field(gt=0)
@@ -346,27 +389,27 @@ class LatencyInterference(LatencyAlpha):
 class Region(Settings):
     """Acceptance over the toy simplex of MDSS Fig. 2, exactly."""
 
-    num_drafts: list[int]
+    num_drafts: list[Count] = Field(min_length=1)
     points: int = Field(gt=1)
 
 
 class Cone(Settings):
     """The polyhedral check of the best acceptance (MDSS App. D), and the linear program against the formula."""
 
-    num_tokens: list[int]
-    num_drafts: list[int]
+    num_tokens: list[Count] = Field(min_length=1)
+    num_drafts: list[Count] = Field(min_length=1)
     cases: int = Field(gt=0, description="random laws per size, on which both are computed")
-    seed: int = 0
+    seed: Whole = 0
 
 
 class VerifierCost(Settings):
     """What a decision of each scheme costs (MDSS App. G)."""
 
-    vocabs: list[int]
-    num_drafts: list[int]
+    vocabs: list[Count] = Field(min_length=1)
+    num_drafts: list[Count] = Field(min_length=1)
     batch: int = Field(gt=0)
     rounds: int = Field(gt=0)
-    seed: int = 0
+    seed: Whole = 0
 
 
 class OnPairs(Settings):
@@ -379,16 +422,16 @@ class OnPairs(Settings):
     synthetic: bool = False
     positions: int = Field(gt=0, default=1_000_000)
     top_k: int = Field(ge=0, default=0)
-    top_p: float = 1.0
+    top_p: TopP = 1.0
 
 
 class Acceptance(OnPairs):
     """Exact acceptance of multi-draft schemes (MDSS Table 2)."""
 
-    schemes: list[str]
-    num_drafts: list[int]
-    draft_temperature: list[float]
-    target_temperature: float = 1.0
+    schemes: list[Scheme] = Field(min_length=1)
+    num_drafts: list[Count] = Field(min_length=1)
+    draft_temperature: list[NotNegative] = Field(min_length=1)
+    target_temperature: float = Field(1.0, gt=0)
     path_len: int = Field(gt=0, default=4, description="tokens of a path, for schemes that verify one")
 
 
@@ -396,17 +439,17 @@ class Regime(OnPairs):
     """Acceptance over a grid of target and draft temperatures, by the target's entropy."""
 
     num_drafts: int = Field(gt=1)
-    target_temperature: list[float]
-    draft_temperature: list[float]
+    target_temperature: list[NotNegative] = Field(min_length=1)
+    draft_temperature: list[NotNegative] = Field(min_length=1)
 
 
 class Sinkhorn(OnPairs):
     """Entropic optimal transport instead of the linear program: acceptance and cost against iterations."""
 
-    num_drafts: list[int]
-    draft_temperature: list[float]
-    iterations: list[int]
-    sharpness: list[float]
+    num_drafts: list[Count] = Field(min_length=1)
+    draft_temperature: list[NotNegative] = Field(min_length=1)
+    iterations: list[Whole] = Field(min_length=1)
+    sharpness: list[NotNegative] = Field(min_length=1)
     rounds: int = Field(gt=0)
 
 
@@ -418,20 +461,20 @@ class Live(Settings):
     """
 
     datasets: list[Dataset] = []
-    schemes: list[str]
-    num_drafts: list[int]
+    schemes: list[LiveScheme] = Field(min_length=1)
+    num_drafts: list[Count] = Field(min_length=1)
     draft_len: int = Field(gt=0)
-    draft_temperature: list[float]
-    first_temperature: float | None = None
-    target_temperature: list[float] = [1.0]
-    top_k: list[int] = [0]
-    top_p: float = 1.0
-    lp_threshold: list[int] = [5]
+    draft_temperature: list[NotNegative] = Field(min_length=1)
+    first_temperature: NotNegative | None = None
+    target_temperature: list[NotNegative] = Field([1.0], min_length=1)
+    top_k: list[Whole] = Field([0], min_length=1)
+    top_p: TopP = 1.0
+    lp_threshold: list[Count] = Field([5], min_length=1)
     requests: int = Field(gt=0)
     batch: int = Field(gt=0)
     max_new_tokens: int = Field(gt=0)
     quality: bool = Field(False, description="also ROUGE-L and BLEU of each answer")
-    seed: int = 0
+    seed: Whole = 0
 
 
 class OnlineMultidraft(Settings):
@@ -439,7 +482,7 @@ class OnlineMultidraft(Settings):
 
     mixture: str = Field(description="what the table calls this set of topics")
     topics: list[Dataset] = Field(min_length=2)
-    schemes: list[str] = ["importance_truncated", "specinfer"]
+    schemes: list[Verifier] = Field(["importance_truncated", "specinfer"], min_length=1)
     stream: int = Field(gt=0, description="requests of each topic that drafts learn from")
     requests: int = Field(gt=0, description="held-out requests of each topic that are decoded")
     update_interval: int = Field(gt=0)
@@ -450,7 +493,7 @@ class OnlineMultidraft(Settings):
     max_new_tokens: int = Field(gt=0)
     temperature: float = Field(1.0, gt=0)
     device: Literal["cpu", "cuda"] = "cpu"
-    seeds: list[int]
+    seeds: list[Whole] = Field(min_length=1)
 
 
 STAGES: dict[str, type[Settings]] = {

@@ -319,12 +319,14 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     layout = tables.layout_of(experiment, table)
     cells = tables.summary(table, layout)
     rows = list(dict.fromkeys(cells[list(layout.rows)].itertuples(index=False, name=None)))
-    series = list(dict.fromkeys(cells[list(layout.columns)].itertuples(index=False, name=None)))
+    series = list(dict.fromkeys(cells[list(layout.columns)].itertuples(index=False, name=None))) or [()]
     figure, axes = panels(1, 1, width=5.0, height=0.5 + 0.25 * len(rows))
     ax = axes[0, 0]
     for number, own in enumerate(series):
         words = ", ".join(dict.fromkeys(map(name, own)))
-        chosen = cells[[tuple(cell) == own for cell in cells[list(layout.columns)].itertuples(index=False, name=None)]]
+        chosen = cells
+        for key, value in zip(layout.columns, own, strict=True):
+            chosen = chosen[chosen[key] == value]
         places = [rows.index(tuple(cell)) for cell in chosen[list(layout.rows)].itertuples(index=False, name=None)]
         error = np.nan_to_num(np.stack([chosen["estimate"] - chosen["ci_low"], chosen["ci_high"] - chosen["estimate"]]))
         y = np.asarray(places) + 0.5 * ((number + 0.5) / len(series) - 0.5)

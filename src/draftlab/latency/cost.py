@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftlab import theory
 from draftlab.experiments import LatencyCost
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.pair import describe, open_pair
@@ -38,14 +37,6 @@ class CostModel:
     def by_draft_len(self) -> dict[int, float]:
         """Draft length k -> v(k+1)."""
         return {n - 1: ratio for n, ratio in self.verify_ratios.items() if n > 1}
-
-    def speedup(self, alpha: float, draft_len: int) -> float:
-        """Predicted speed-up over plain decoding, E[tokens] / (k c + v(k+1))."""
-        return theory.speedup(alpha, draft_len, self.cost_ratio, self.by_draft_len[draft_len])
-
-    def best_draft_len(self, alpha: float) -> int:
-        """The measured draft length of the largest predicted speed-up."""
-        return theory.best_draft_len(alpha, self.cost_ratio, self.by_draft_len)
 
 
 def latency_cost(settings: LatencyCost, target: Path, draft: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -104,32 +95,6 @@ def cost_model(rows: pd.DataFrame) -> CostModel:
         cost_ratio=float((rows["draft_seconds"] / plain).median()),
         verify_ratios={int(str(n)): float(ratio) for n, ratio in ratios.items()},
     )
-
-
-def predictions(rows: pd.DataFrame, alphas: Sequence[float]) -> pd.DataFrame:
-    """Per (context, batch, alpha, draft_len): the calibrated speed-up, Eq. 1's, and the best draft length of each."""
-    found = []
-    for _, cell in rows.groupby(["context", "batch"]):
-        model = cost_model(cell)
-        for alpha in alphas:
-            best = model.best_draft_len(alpha)
-            eq1_best = max(model.by_draft_len, key=lambda k: theory.speedup(alpha, k, model.cost_ratio))
-            found += [
-                {
-                    "context": int(cell["context"].iloc[0]),
-                    "batch": int(cell["batch"].iloc[0]),
-                    "alpha": alpha,
-                    "draft_len": k,
-                    "cost_ratio": model.cost_ratio,
-                    "verify_ratio": v,
-                    "calibrated": model.speedup(alpha, k),
-                    "eq1": theory.speedup(alpha, k, model.cost_ratio),
-                    "best": k == best,
-                    "eq1_best": k == eq1_best,
-                }
-                for k, v in model.by_draft_len.items()
-            ]
-    return pd.DataFrame(found)
 
 
 def _timed(backend: LatencyBackend, tokens: int) -> float:

@@ -30,7 +30,6 @@ from draftlab.latency.alpha import PROMPT, measure_block
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import record, schedule
 from draftlab.latency.pair import describe, open_pair
-from draftlab.latency.summary import summarise
 
 PATIENCE = 120
 IDLE_SECONDS = 0.3
@@ -96,17 +95,6 @@ def measure_interference(
                 served.append(row | spent)
         rows += [row | {f"idle_{name}": value for name, value in idle.items()} for row in served]
     return pd.DataFrame(rows)
-
-
-def summarise_interference(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per (phase, alpha, draft_len): the columns of ``summary.summarise`` and the training process's updates per second,
-    beside those it makes while the server is idle."""
-    found = []
-    for phase, part in rows.groupby("phase"):
-        updates = part["training_steps"].sum() / part["wall_seconds"].sum()
-        idle = part["idle_training_steps"].sum() / part["idle_wall_seconds"].sum()
-        found.append(summarise(part).assign(phase=phase, updates_per_second=updates, idle_updates_per_second=idle))
-    return pd.concat(found, ignore_index=True)
 
 
 def _progress(trainer: Trainer, work: Callable[[], None]) -> dict[str, float]:

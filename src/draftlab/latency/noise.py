@@ -58,13 +58,3 @@ def measure_null(target: LatencyBackend, settings: LatencyNull) -> pd.DataFrame:
             a, b, b_again, a_again = (plain_steps(target, text, PROMPT, settings.steps) for _ in range(4))
             rows.append({"repeat": repeat, "pair": pair, "a_seconds": a + a_again, "b_seconds": b + b_again})
     return pd.DataFrame(rows)
-
-
-def false_wins(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per repeat: the ratio of A and B with its interval, and whether the comparison names a winner."""
-    found = []
-    for repeat, pairs in rows.groupby("repeat"):
-        result = compare(pairs["a_seconds"], pairs["b_seconds"])
-        won = result.verdict != "within noise"
-        found.append({"repeat": repeat, "ratio": result.ratio, "low": result.low, "high": result.high, "won": won})
-    return pd.DataFrame(found)

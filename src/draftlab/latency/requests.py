@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from draftlab import stats
 from draftlab.errors import UserError
 from draftlab.experiments import LatencyRequests
 from draftlab.latency.backend import LatencyBackend
@@ -91,30 +90,3 @@ def measure_requests(
             if number:
                 rows.append(row)
     return pd.DataFrame(rows)
-
-
-def summarise_requests(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per contender of one dataset: ms per token, acceptance, and the speed-up over plain decoding with its interval (95 %,
-    bootstrap over requests). ``within_noise``: the speed-up is no further from 1 than the second plain run's interval."""
-    seconds = rows.pivot(index="request", columns="contender", values="seconds")
-    again = stats.ratio(seconds[PLAIN], seconds[AGAIN])
-    floor = max(abs(again.low - 1), abs(again.high - 1))
-    found = []
-    for name, group in rows.groupby("contender", sort=False):
-        speedup = stats.ratio(seconds[PLAIN], seconds[str(name)])
-        sums = group.sum(numeric_only=True)
-        found.append(
-            {
-                "contender": name,
-                "ms_per_token": 1e3 * sums["seconds"] / sums["tokens"],
-                "alpha_accepted": sums["accepted"] / sums["visited"] if sums["visited"] else float("nan"),
-                "block_efficiency": sums["tokens"] / sums["blocks"] if sums["blocks"] else 1.0,
-                "speedup": speedup.estimate,
-                "ci_low": speedup.low,
-                "ci_high": speedup.high,
-                "n": speedup.n,
-                "within_noise": abs(speedup.estimate - 1) <= floor,
-                "same_text": group["same_text"].mean(),
-            }
-        )
-    return pd.DataFrame(found)

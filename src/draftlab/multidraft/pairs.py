@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from draftlab import answers
 from draftlab.errors import UserError
-from draftlab.experiments import OnPairs
+from draftlab.experiments import Answers, OnPairs
 from draftlab.models import Dtype, LanguageModel, Tokenizer, check_same_tokenizer, load_model, load_tokenizer
 from draftlab.records import Answer, atomic_path
+from draftlab.sampling import Sampling
+
+SAMPLING = Sampling(1.0, top_k=5)
+"""How the target writes the texts along which pairs are recorded (MDSS Table 2)."""
 
 CONTEXTS, VOCAB = 80, 5000  # of the synthetic family
 
@@ -68,14 +73,25 @@ def load_all(folder: Path, settings: OnPairs) -> dict[str, Pairs]:
     return {name: load_pairs(folder / f"{name}.safetensors").first(settings.positions) for name in names}
 
 
+def record_all(
+    settings: Answers, target: Path, draft: Path, prompts: Mapping[str, Path], positions: int, seed: int, out: Path
+) -> None:
+    """Let the target answer the prompts of each dataset and write its pairs, and the synthetic ones, to ``out/NAME.safetensors``."""
+    target_model, draft_model, _ = load_models(target, draft, settings.dtype, settings.device)
+    for dataset, file in prompts.items():
+        found, _ = answers.answer(target, file, positions, settings, sampling=SAMPLING, seed=seed)
+        record(target_model, draft_model, found.answers, positions).save(out / f"{dataset}.safetensors")
+    synthetic(seed).save(out / "synthetic.safetensors")
+
+
 @torch.inference_mode()
 def record(
-    target: LanguageModel, draft: LanguageModel, answers: Sequence[Answer], positions: int, batch: int = 16
+    target: LanguageModel, draft: LanguageModel, texts: Sequence[Answer], positions: int, batch: int = 16
 ) -> Pairs:
     """Logits of target and draft at the first ``positions`` answer positions, in float32."""
     kept: list[Answer] = []
     count = 0
-    for answer in answers:
+    for answer in texts:
         ids = answer.answer_ids[: positions - count]
         count += len(ids)
         if ids:
