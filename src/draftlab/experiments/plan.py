@@ -22,7 +22,7 @@ from draftlab.experiments.stages import STAGES, Axis, Engine, Job, Live, OnPairs
 WORKFLOW = Path(__file__).parents[3] / "workflow"
 CELL = re.compile(r"[A-Za-z0-9_.+-]+")
 """A cell's name is a folder, and a wildcard of the rules."""
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+(@[\w./-]+)?)?")
 
 
 class Answer(Settings):
