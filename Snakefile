@@ -4,7 +4,7 @@ What a run is made of stands in workflow/scales/*.yaml and workflow/experiments/
 """
 
 import os
-import sys
+import re
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -31,7 +31,7 @@ except UserError as error:
 
 
 wildcard_constraints:
-    run=RUN.name,
+    run=re.escape(RUN.name),
     scale="smoke|laptop|shapes|paper",
     dataset=r"[A-Za-z0-9_]+",
     experiment=r"[a-z0-9_]+",

@@ -123,6 +123,8 @@ class _Handler(BaseHTTPRequestHandler):
         return self._file(kind, fault, rest.partition("/")[2].partition("/")[2], first)
 
     def _api(self, kind: str, fault: str, rest: str) -> None:
+        if rest == "revision/absent":
+            return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         files = self.hub.files[kind]
         entries = [
             {"type": "file", "path": name, "size": len(data), "oid": "0" * 40, "lfs": _lfs(data)}

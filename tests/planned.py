@@ -47,11 +47,18 @@ def offline(rng: np.random.Generator, settings: experiments.Offline) -> pd.DataF
 
 
 def online(rng: np.random.Generator, settings: experiments.Online) -> pd.DataFrame:
+    rows = _served(rng, settings)
+    return rows if settings.bin == 1 else rows.drop(columns="request")
+
+
+def _served(rng: np.random.Generator, settings: experiments.Online) -> pd.DataFrame:
+    held_out = {"record": range(REQUESTS), "request": ~np.arange(REQUESTS), "seed": settings.seed}
     if settings.measured_on == "held_out":
-        rows = counts(rng, np.full(REQUESTS, 0.7)).assign(record=range(REQUESTS), seed=settings.seed)
+        rows = counts(rng, np.full(REQUESTS, 0.7)).assign(**held_out)
         return rows.assign(group=np.resize(settings.of, REQUESTS), segment=0) if settings.stream else rows
     alpha = np.linspace(0.3, 0.7 if settings.learns else 0.3, RECORDS)
     rows = counts(rng, alpha).assign(record=range(RECORDS), seed=settings.seed)
+    rows = rows.assign(request=np.roll(rows["record"], settings.seed))  # each seed has its own order
     if settings.timed:
         rows = rows.assign(cpu_seconds=2.5, peak_mb=400.0)
     if not settings.stream:
@@ -68,8 +75,7 @@ def online(rng: np.random.Generator, settings: experiments.Online) -> pd.DataFra
         return rows
     probes = [
         counts(rng, np.full(REQUESTS, 0.4)).assign(
-            record=range(REQUESTS), seed=settings.seed, group=group, segment=0, measured_on="held_out",
-            after=RECORDS * (part + 1) // settings.probes,
+            **held_out, group=group, segment=0, measured_on="held_out", after=RECORDS * (part + 1) // settings.probes,
         )
         for group in groups for part in range(settings.probes)
     ]  # fmt: skip

@@ -75,7 +75,11 @@ def osd_online(records: int = 200, held_out: int = 60, gain: float = 0.45) -> pd
         for method, alpha in levels.items():
             frames.append(
                 _served(rng, alpha + rng.normal(0, 0.05, len(alpha))).assign(
-                    dataset=dataset, method=method, seed=0, record=range(len(alpha))
+                    dataset=dataset,
+                    method=method,
+                    seed=0,
+                    record=range(len(alpha)),
+                    request=[~place if method == "offline" else place for place in range(len(alpha))],
                 )
             )
     return pd.concat(frames, ignore_index=True)
@@ -222,6 +226,7 @@ def _requests(contenders: dict[str, float], requests: int = 20) -> pd.DataFrame:
                 {
                     "request": f"r{request}",
                     "contender": contender,
+                    "draft_len": 5,
                     "tokens": tokens,
                     "seconds": seconds,
                     "blocks": tokens // 3,
@@ -331,7 +336,7 @@ def beyond_break_even(records: int = 40) -> pd.DataFrame:
         frames.append(
             pd.DataFrame(
                 {
-                    "record": range(records), "emitted": 20, "blocks": (20 * cost * static).round(),
+                    "record": range(records), "request": range(records), "emitted": 20, "blocks": (20 * cost * static).round(),
                     "serve_seconds": cost * static, "serve_gb": cost * static, "update_seconds": update,
                     "update_gb": update / 10, "static_seconds": static, "static_gb": static,
                     "contender": contender, "update_interval": interval, "seed": 0,

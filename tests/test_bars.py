@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from draftlab import published, stats
+from draftlab import published, stats, tidy
 from tests.conftest import ROOT
 
 DATASETS = ("spider", "gsm8k", "code_search_net", "finance_alpaca")
@@ -42,8 +42,8 @@ def alpha(rows: pd.DataFrame) -> float:
 
 def gap(one: pd.DataFrame, two: pd.DataFrame, ratio: tuple[str, str] = ("overlap", "visited")) -> stats.Interval:
     """A ratio (alpha) of ``one`` less that of ``two``, paired by request or place, the seeds together."""
-    keys = [key for key in ("dataset", "group", "request", "record") if key in one]
-    sums = [rows.groupby(keys)[list(ratio)].sum() for rows in (one, two)]
+    keys = [key for key in ("dataset", "group") if key in one]
+    sums = [rows.groupby([*keys, tidy.unit(one)])[list(ratio)].sum() for rows in (one, two)]
     both = sums[0].index.intersection(sums[1].index)
     assert len(both) >= 5
     return stats.ratio_difference(*(rows.loc[both, column] for rows in sums for column in ratio))

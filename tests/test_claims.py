@@ -101,10 +101,36 @@ def test_a_difference_within_noise_is_no_contradiction_beside_one_that_holds(kno
     table = tables["osd_offline"]
     verdict = _verdicts(facts, {"osd_offline": table}).loc[row]
     assert verdict["verdict"] == "same direction"
+    assert "within noise" in verdict["note"]  # on the printed side too
     swapped = table.replace({"loss": {"forward_kl": "hard_label", "hard_label": "forward_kl"}})
     verdict = _verdicts(facts, {"osd_offline": swapped}).loc[row]
     assert verdict["verdict"] == "same direction"
     assert "within noise" in verdict["note"]
+
+
+@pytest.mark.parametrize(
+    ("groups_that_hold", "verdict"), [(4, "same direction"), (2, "same direction"), (1, "contradicts")]
+)
+def test_a_statement_needs_half_of_its_comparisons(known, groups_that_hold, verdict):
+    rows = [
+        {"dataset": f"d{group}", "request": request, "visited": 10.0, "sample_source": source, "loss": loss}
+        | {
+            "overlap": 5.0
+            + request % 5
+            + (source == "teacher") * (0.2 if group < groups_that_hold else -0.2) * (request % 2)
+        }
+        | {"method": source}
+        for group in range(4)
+        for source, loss in (("none", "none"), ("teacher", "forward_kl"))
+        for request in range(10)
+    ]
+    table = pd.DataFrame(rows)
+    noise = table["sample_source"] == "teacher"
+    table.loc[noise & (table["request"] == 0), "overlap"] += 0.5
+    table.loc[noise & (table["request"] == 9), "overlap"] -= 0.5
+    found = _verdicts(_only(known, "osd.alpha_rises"), {"osd_offline": table}).loc["osd.alpha_rises"]
+    assert f"{groups_that_hold} of 4 comparisons hold" in found["note"]
+    assert found["verdict"] == verdict
 
 
 def test_percentages_are_of_the_rows_that_the_rule_names(known, tables):

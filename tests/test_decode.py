@@ -19,6 +19,7 @@ from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.replay import record, replay
 from draftlab.sampling import Sampling, to_probs
 from draftlab.verify import VERIFIERS
+from draftlab.verify.token import Decision, TokenVerifier
 
 EOS = 4
 
@@ -140,6 +141,20 @@ def test_replay_of_sampled_texts_agrees_with_live_decoding(verifier: str) -> Non
     assert abs(replayed.blocks.mean() - np.mean([len(trace.emitted) for trace in live])) < 0.1
 
 
+def test_replay_of_a_sampled_draft_along_greedy_texts_agrees_with_live_decoding() -> None:
+    count, settings = 300, {"max_new_tokens": 12, "eos_ids": [EOS]}
+    hot = Sampling(0.3)
+    target_pass = record(TARGET, [(str(number), prompt) for number, prompt in enumerate(PROMPTS)], **settings)  # type: ignore[arg-type]
+    replayed = replay(DRAFT, target_pass, 3, draft_sampling=hot)
+    generator = torch.Generator().manual_seed(1)
+    options = {"draft_len": 3, "draft_sampling": hot, "generator": generator, **settings}
+    live = speculate(TARGET, DRAFT, PROMPTS * count, **options).traces  # type: ignore[arg-type]
+    assert replayed.accepted.sum() < 0.5 * replay(DRAFT, target_pass, 3).accepted.sum()  # a hot draft is another draft
+    for field in ("accepted", "visited", "overlap", "repo"):
+        runs = np.array([sum(getattr(trace, field)) for trace in live]).reshape(count, len(PROMPTS)).sum(1)
+        assert abs(getattr(replayed, field).sum() - runs.mean()) < 4 * runs.std() / np.sqrt(count), field
+
+
 def exact_law(model: Llama, prompt: list[int], sampling: Sampling, count: int) -> dict[tuple[int, ...], float]:
     """Probability of every text of up to ``count`` tokens, from whole-sequence forwards."""
     law: dict[tuple[int, ...], float] = {(): 1.0}
@@ -225,6 +240,22 @@ def test_sampled_drafts_of_a_plain_generator_have_the_same_law() -> None:
     counts = Counter(map(tuple, answers))
     seen, expected = zip(*((counts[text], 4000 * chance) for text, chance in law.items()), strict=True)
     assert stats.chisquare(seen, np.array(expected) * 4000 / sum(expected)).pvalue > 1e-4
+
+
+def test_one_draft_is_verified_by_the_verifier_given() -> None:
+    calls = []
+
+    def decide(target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor) -> Decision:
+        calls.append(tokens.shape)
+        return Decision(torch.zeros(tokens.shape, dtype=torch.float64), lambda rows: target[rows])
+
+    mine = TokenVerifier("mine", "iid", decide)  # lossless: it looks at no draft
+    options = {"sampling": Sampling(1.0), "generator": torch.Generator().manual_seed(0)}
+    traces = speculate(TARGET, DRAFT, PROMPTS, verifier=mine, **GOOD, **options).traces  # type: ignore[arg-type]
+    assert calls
+    assert (
+        np.mean([count for trace in traces for count in trace.accepted]) < 0.5
+    )  # DRAFT is often accepted, by chance alone here
 
 
 def test_trace_adds_up() -> None:
@@ -337,6 +368,9 @@ def test_different_vocabularies_and_contexts_are_refused() -> None:
         speculate(TARGET, DRAFT, [], **GOOD)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="request 0 has an empty prompt"):
         generate(TARGET, [[]], max_new_tokens=3, eos_ids=[EOS])
+    for token in (40, -1):
+        with pytest.raises(UserError, match=f"request 1 has token {token}, the vocabulary 40 tokens"):
+            generate(TARGET, [[1], [2, token]], max_new_tokens=3, eos_ids=[EOS])
 
 
 def hub_pair(kind: str, folder: Path) -> tuple[LanguageModel, LanguageModel]:

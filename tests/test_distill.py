@@ -1,5 +1,6 @@
 """Distillation on a toy pair: what is learnt and from whose tokens, resume, and that one pass of the target serves all."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -157,6 +158,25 @@ def test_who_writes(results):
     assert mixed.scored == sum(len(a) for a, own in zip(mixed.answers, by_target, strict=True) if not own)
 
 
+@pytest.mark.parametrize("source", ["mix_request", "mix_token"])
+def test_coins_are_drawn_where_the_generator_is(results, monkeypatch, source):
+    """Torch's own rule on a GPU, which refuses a generator of another device."""
+
+    class Far:
+        device = torch.device("cuda")
+
+    real, devices = torch.rand, []
+
+    def strict(*shape, generator, device="cpu", **options):
+        assert torch.device(device) == generator.device
+        devices.append(device)
+        return real(*shape, **options)
+
+    monkeypatch.setattr(torch, "rand", strict)
+    sources.SOURCES[source](scene(results), range(4), Far())
+    assert devices
+
+
 def test_mixed_tokens_come_from_both(results):
     found = scene(results)
     samples = sources.mix_token(found, list(range(48)), torch.Generator().manual_seed(0))
@@ -209,6 +229,33 @@ def test_a_killed_run_ends_with_the_same_weights(results, tmp_path, monkeypatch,
     assert torch.equal(weights(straight.draft), weights(resumed.draft))
 
 
+@pytest.mark.parametrize("what", ["nothing", "draft", "answers", "law", "length"])
+def test_a_checkpoint_of_another_draft_or_target_is_left_aside(results, tmp_path, monkeypatch, what):
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    path = tmp_path / "c.safetensors"
+
+    def kill(step):
+        if step == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        learning.train(scene(results), range(48), 6, settings(), checkpoint=path, watch=kill)
+    found = scene(results)
+    answers = found.recorded.answers
+    if what == "draft":
+        with torch.no_grad():
+            next(found.draft.parameters()).mul_(1.01)
+    changed = {
+        "answers": {"answers": [dataclasses.replace(answers[0], prompt_ids=[9, 9, 9]), *answers[1:]]},
+        "law": {"log_probs": found.recorded.log_probs * 1.01},
+    }
+    found = dataclasses.replace(found, recorded=dataclasses.replace(found.recorded, **changed.get(what, {})))
+    found = dataclasses.replace(found, max_new_tokens=found.max_new_tokens - (what == "length"))
+    steps = []
+    learning.train(found, range(48), 6, settings(), checkpoint=path, watch=steps.append)
+    assert steps[0] == (3 if what == "nothing" else 0)
+
+
 def test_probes_survive_a_killed_run(results, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     straight, _ = run(results, tmp_path / "a", epochs=2, probes=3)
@@ -257,7 +304,8 @@ def test_a_draft_larger_than_the_target_is_refused(results, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(results, tmp_path):
-    words = experiments.flags(settings(epochs=1, labels={}))
+    """Also where a batch of one request leaves the other process none."""
+    words = experiments.flags(settings(batch=47, epochs=3, probes=2, labels={}))
     paths = ["--answers", results / "answers", "--models", results / "models", "--max-new-tokens", 12]
     launchers = {
         "one": [],
@@ -281,6 +329,22 @@ def test_two_processes_learn_what_one_does(results, tmp_path):
     assert [read_json(tmp_path / name / "run.json")["processes"] for name in launchers] == [1, 2]
     counted = [pd.read_csv(tmp_path / name / "rows.csv")["visited"].sum() for name in launchers]
     assert np.isclose(*counted, rtol=0.05)
+
+
+def test_processes_part_before_a_model_is_loaded(results, tmp_path, monkeypatch):
+    """Joining gives each process a GPU of its own; models loaded earlier would all lie on the first one."""
+    happened = []
+    monkeypatch.setattr("draftlab.distill.parallel.PROCESSES", 2)
+    monkeypatch.setattr("draftlab.distill.parallel._state", lambda: happened.append("joined"))
+
+    def stop(*args, **options):
+        happened.append("loaded")
+        raise Killed
+
+    monkeypatch.setattr(jobs, "load_model", stop)
+    with pytest.raises(Killed):
+        run(results, tmp_path)
+    assert happened == ["joined", "loaded"]
 
 
 # --- tokens ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ said = {}
 for fault in faults:
     try:
         if kind == "models":
-            copy_model(f"faulty/{fault}", None, Path(folder) / fault)
+            copy_model(f"faulty/{fault}", Path(folder) / fault)
             said[fault] = (Path(folder) / fault / "model.safetensors").stat().st_size
         else:
             registry.load()[fault] = dataclasses.replace(
@@ -127,3 +128,19 @@ def test_the_server_was_sent_the_token_and_a_damaged_cache_is_found(tmp_path: Pa
         said, _ = client(hub, "models", tmp_path, ["fine"])
         assert said["fine"] == len(WEIGHTS)
         assert weights.read_bytes() == WEIGHTS
+
+
+def test_a_revision_is_part_of_a_models_name(tmp_path: Path) -> None:
+    with serve({"models": MODEL, "datasets": {}}) as hub:
+        said, _ = client(hub, "models", tmp_path, ["fine@refs/pr/7", "fine@absent"])
+        assert said["fine@refs/pr/7"] == len(WEIGHTS)
+        assert "it does not exist or is private (check its name and revision" in said["fine@absent"]
+        assert "/api/models/faulty/fine/revision/refs%2Fpr%2F7" in {request.path for request in hub.requests}
+
+
+def test_a_repository_of_pickled_weights_is_one_clear_message(tmp_path: Path) -> None:
+    pickled = {"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model-00001-of-00001.bin": WEIGHTS}
+    with serve({"models": pickled, "datasets": {}}) as hub:
+        said, _ = client(hub, "models", tmp_path, ["fine"])
+        assert re.match(r"faulty/fine: no safetensors weights.*safetensors/convert.*local folder", said["fine"])
+        assert not any("pytorch_model" in request.path for request in hub.requests), "nor fetched"

@@ -42,7 +42,7 @@ class Bigram:
     def __init__(self, table: np.ndarray, context_length: int = 512) -> None:
         self.table, self.vocab_size, self.context_length = table, len(table), context_length
         self.tokens: list[int] = []
-        self.special_tokens: dict[str, int] = {}
+        self.eos: int | None = None
         self.computed = 0
 
     def extend(self, tokens: Sequence[int]) -> np.ndarray:
@@ -362,6 +362,10 @@ def test_pairs_that_read_ids_differently_are_refused(files: dict[str, Path], tmp
             pytest.raises(UserError, match="eos is token 2 of the target, 3"),
         ):
             check_pair(target, ends)
+    write_toy(tmp_path / "pads", vocab_size=96, bos_token_id=0, pad_token_id=1)
+    export(tmp_path / "pads", tmp_path / "pads.gguf", vocabulary=False)
+    with LlamaCpp(files["target"]) as target, LlamaCpp(tmp_path / "pads.gguf") as pads:
+        check_pair(target, pads)  # as Vicuna and LLaMA-160M, whose bos and pad differ: no verifier reads them
     one, two = bigram(4, 0), bigram(4, 1)
     one.vocabulary, two.vocabulary = "a", "b"  # type: ignore[assignment]
     with pytest.raises(UserError, match="different tokens"):

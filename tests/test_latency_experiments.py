@@ -48,7 +48,7 @@ class Clockwork:
         self.hands, self.step, self.token, self.depth, self.stride = hands, step, token, depth, stride
         self.vocab_size, self.context_length = 64, 4096
         self.tokens: list[int] = []
-        self.special_tokens: dict[str, int] = {}
+        self.eos: int | None = None
         self.filled = (0, 0)
 
     def greedy(self, tokens: Sequence[int]) -> np.ndarray:

@@ -66,9 +66,15 @@ def test_zero_target_probability_is_safe(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_zero_probability_on_both_sides_is_safe(name: str) -> None:
-    got = LOSSES[name](logits([0.2, 0.3, 0.5, 0.0]), logits(TARGET))
+    draft = logits([0.2, 0.3, 0.5, 0.0])
+    draft[0, 3] = -200.0  # so small a probability that it is 0 in float32
+    draft.requires_grad_()
+    got = LOSSES[name](draft, logits(TARGET))
     expected = DEFINITIONS[name](TARGET[:3], [0.2, 0.3, 0.5])
     torch.testing.assert_close(got, torch.tensor([expected]), atol=1e-6, rtol=1e-5)
+    got.sum().backward()
+    assert draft.grad is not None
+    assert draft.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("name", LOSSES)

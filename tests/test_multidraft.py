@@ -30,7 +30,7 @@ from draftlab.verify.specinfer import rrs, specinfer
 from draftlab.verify.token import TokenVerifier
 from tests.pair import small_llama
 
-PRINTED_REGION = [  # panel, q2, optimal, K-SEQ, SpecInfer at K = 2 (reference/multidraft.md, end of section b)
+PRINTED_REGION = [  # panel, q2, optimal, K-SEQ, SpecInfer at K = 2 (MDSS Fig. 2)
     ("left", 0.05, 0.938889, 0.847036, 0.811111),
     ("left", 0.144444, 1, 0.910714, 0.874074),
     ("left", 0.238889, 1, 0.966534, 0.937037),
@@ -212,7 +212,7 @@ def test_block_verification_keeps_at_least_as_much_along_a_text_and_has_none_wit
 
 
 def test_the_synthetic_family_has_the_regimes_of_the_reference():
-    """At equal temperature the small program loses to K-SEQ, on hotter drafts it wins (reference/multidraft.md, c.2)."""
+    """At equal temperature the small program loses to K-SEQ, on hotter drafts it wins."""
     found = recorded.synthetic(0)
     means = {}
     for temperature in (1.0, 1.6):

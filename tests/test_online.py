@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
-from draftlab import experiments
+from draftlab import experiments, tidy
 from draftlab.distill import jobs, online, traffic
 from draftlab.distill.live import live_server
 from draftlab.distill.positions import positions_to_learn
@@ -203,6 +203,18 @@ def test_seeds_give_other_orders_of_the_same_requests(results, stream):
     assert set(names[::2]) == set(ids[0][::2])
 
 
+def test_rows_name_their_request_in_every_order(results, tmp_path, streams):
+    """What an interval draws is a request with all its seeds, not a place of the stream that each seed gives to another one."""
+    table, _ = mixed(results, tmp_path, streams, learns=False, probes=1, inner={"seed": [0, 1]})
+    first, second = (rows.set_index("request")[[*COUNTS, "group"]] for _, rows in table.groupby("seed"))
+    pd.testing.assert_frame_equal(first, second, check_like=True)  # a draft that learns nothing counts a request alike
+    assert not table[table["seed"] == 1]["request"].is_monotonic_increasing
+    served = table[table["measured_on"] == "stream"]
+    assert sorted(served["request"].unique()) == [*range(16), *range(48, 64)]  # 48 answers of toy come first
+    assert sorted(table[table["measured_on"] == "held_out"]["request"].unique()) == list(range(-32, 0))
+    assert tidy.unit(table) == "request"
+
+
 # --- streams of several datasets ---------------------------------------------------------------------------------
 
 
@@ -308,6 +320,7 @@ def test_bins_sum_requests(results, tmp_path):
     binned, _ = run(results, tmp_path, bin=16)
     assert list(binned["record"]) == [0, 16, 32]
     assert list(binned["requests"]) == [16, 16, 16]
+    assert tidy.unit(binned) == "record"  # a bin is no request
     assert_array_equal(binned[COUNTS].sum(), whole[COUNTS].sum())
 
 

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture
 def copy(tmp_path):
-    for part in ("README.md", "workflow", "paper_figures/laptop/data"):
+    for part in ("README.md", "workflow", "paper_figures/laptop/data", readme.ANSWER):
         source = ROOT / part
         (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / part)
@@ -31,6 +31,13 @@ def test_another_result_makes_it_stale(copy):
         readme.update(copy / "README.md", check=True)
     readme.update(copy / "README.md", check=False)
     assert "0.28 / **0.7" in (copy / "README.md").read_text()
+
+
+def test_another_answer_makes_it_stale(copy):
+    answer = copy / readme.ANSWER
+    answer.write_text("No: " + answer.read_text())
+    with pytest.raises(UserError, match="differ from the committed tables"):
+        readme.update(copy / "README.md", check=True)
 
 
 def test_every_experiment_is_listed(copy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor
 
 from draftlab.errors import UserError
+from draftlab.losses import LOSSES
 from draftlab.models.llama import Llama, LlamaConfig
-from draftlab.replay import Agreement, TargetPass, agree_along, agreement, load_pass, record, replay, walk
+from draftlab.records import Answer
+from draftlab.replay import Agreement, TargetPass, agree_along, agreement, compact_law, load_pass, record, replay, walk
 from draftlab.sampling import Sampling
 from draftlab.verify import PATH_VERIFIERS
 
@@ -173,13 +176,36 @@ def test_large_vocabularies_keep_the_largest_and_the_emitted_token(monkeypatch: 
     part = record(target, REQUESTS, generator=torch.Generator().manual_seed(5), keep=8, **settings)
     assert part.answers == whole.answers
     assert part.ids is not None
-    assert part.log_probs.shape == (sum(part.lengths), 8)
-    tail = 1 - part.log_probs.float().exp().sum(-1).numpy()
+    assert part.log_probs.shape == (sum(part.lengths), 8 + 1)
+    tail = part.log_probs[:, -1].float().exp().numpy()
+    np.testing.assert_allclose(tail, 1 - part.log_probs[:, :-1].float().exp().sum(-1).numpy(), atol=1e-3)
     one, other = agree_along(draft, whole), agree_along(draft, part)
     np.testing.assert_allclose(other.ratio, one.ratio, rtol=1e-2)
     assert (np.abs(other.overlap - one.overlap) <= tail + 1e-3).all()
     everything = part.target_logits(range(len(REQUESTS))).exp().sum(-1)
     torch.testing.assert_close(everything, torch.ones_like(everything), atol=1e-3, rtol=0)
+
+
+def test_reverse_kl_to_a_recorded_law_of_a_large_vocabulary_is_nearly_exact() -> None:
+    """Float16 rounds the kept mass to 1 or more at sharp positions: what is left for the others must not come out as 0."""
+    vocab, positions = 32000, 64
+    generator = torch.Generator().manual_seed(0)
+    ranks = torch.rand(positions, vocab, generator=generator).argsort(-1) + 1
+    sharpness = torch.linspace(1.5, 4, positions)[:, None]
+    target = -sharpness * ranks.log() + 0.3 * torch.randn(positions, vocab, generator=generator)
+    draft = target + torch.randn(positions, vocab, generator=generator)
+    laws, ids = compact_law(target, target.argmax(-1), 1.0, 64)
+    kept = TargetPass([Answer("a", [1], [0] * positions, True)], Sampling(), vocab, laws, ids, positions)
+    assert (laws[:, :-1].double().exp().sum(-1) >= 1).any()
+    exact = target.double().softmax(-1)
+    others = exact.scatter(-1, ids.long(), 0.0)
+    even = torch.where(others > 0, others.sum(-1, keepdim=True) / (vocab - 64), exact)
+    found, best, whole = (LOSSES["reverse_kl"](draft, law) for law in (kept.target_logits([0]), even.log(), target))
+    torch.testing.assert_close(
+        found, best, rtol=2e-3, atol=2e-3
+    )  # but for float16, the best that 64 tokens and the rest can say
+    assert float((found - whole).abs().median()) < 5e-3
+    assert float((found - whole).abs().max()) < 0.3  # at the flattest position, where the others hold a tenth
 
 
 def test_greedy_agreement_is_where_the_draft_would_say_the_same() -> None:
@@ -221,9 +247,34 @@ def test_a_pass_of_other_answers_is_refused(saved: tuple[TargetPass, Path]) -> N
         load_pass(folder)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (None, "KeyError 'sampling'"),
+        ({"sampling": {"temperature": "x"}}, "TypeError"),
+        ({"sampling": {"heat": 1}}, "TypeError"),
+        ({"vocab_size": "x"}, "40 columns does not fit a vocabulary of x tokens"),
+        ({"vocab_size": 39}, "40 columns does not fit a vocabulary of 39 tokens"),
+    ],
+)
+def test_a_damaged_description_of_a_pass_is_refused(
+    saved: tuple[TargetPass, Path], change: dict[str, object] | None, message: str
+) -> None:
+    _, folder = saved
+    settings = json.loads((folder / "pass.json").read_text())
+    (folder / "pass.json").write_text(json.dumps({} if change is None else settings | change))
+    with pytest.raises(UserError, match=message):
+        load_pass(folder)
+
+
 def test_bad_input_is_refused(saved: tuple[TargetPass, Path]) -> None:
     got, _ = saved
     with pytest.raises(UserError, match="draft_len is 0"):
         replay(make(1), got, 0)
+    with pytest.raises(UserError, match="replay knows no verifier 'rrs'"):
+        replay(make(1), got, 3, verifier="rrs")  # type: ignore[arg-type]
+    for number in (-1, 10):
+        with pytest.raises(UserError, match=f"no request {number}"):
+            agree_along(make(1), got, [number])
     with pytest.raises(UserError, match="the draft has 41 tokens, the recorded target 40"):
         replay(make(1, vocab=41), got, 3)

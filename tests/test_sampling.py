@@ -150,6 +150,7 @@ def test_bad_probabilities_say_what_and_where(probs: Tensor, message: str) -> No
     [
         (law(1, 1, 1, 1).expand(2, -1), [0, 1], "iid", "target_probs has 3 tokens and draft_probs 4"),
         (law(1, 1, 1).expand(2, -1), [0, 1, 2], "iid", "shapes do not fit"),
+        (law(1, 1, 1).expand(2, -1), [0.0, 1.0], "iid", "tokens has dtype torch.float32"),
         (law(1, 1, 1).expand(2, -1), [0, 3], "iid", r"tokens\[1\] is outside the vocabulary"),
         (law(1, 1, 0).expand(2, -1), [0, 2], "iid", r"tokens\[1\] was drafted but has draft probability 0"),
         (torch.stack([law(1, 1, 1), law(1, 2, 1)]), [0, 1], "iid", "the drafts' laws differ, but iid drafts"),

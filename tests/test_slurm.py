@@ -71,6 +71,16 @@ def cluster(tmp_path_factory) -> Iterator[dict[str, str]]:
     subprocess.run([ROOT / "tests/slurm/down.sh", folder], check=True)
 
 
+def unlucky(folder: Path) -> Path:
+    """A ``draftlab`` that fails once and takes too much memory once."""
+    stand_in = folder / "bin" / "draftlab"
+    stand_in.parent.mkdir()
+    draftlab = str(Path(sys.executable).parent / "draftlab")
+    stand_in.write_text(STAND_IN.format(python=sys.executable, folder=str(folder), draftlab=draftlab))
+    stand_in.chmod(0o755)
+    return stand_in
+
+
 def through(profile: str, folder: Path, cluster: dict[str, str], *words: str) -> str:
     """Run a copy of the checkout through a profile; what was printed."""
     done = subprocess.run(
@@ -104,12 +114,7 @@ def restart_controller(cluster: dict[str, str], done: threading.Event, restarts:
 def test_tables_are_those_of_a_local_run_though_jobs_fail_and_the_controller_restarts(tmp_path, cluster):
     local, remote = (copy_checkout(tmp_path / name) for name in ("local", "remote"))
     snakemake(local, *CONFIG, cores=1)
-    stand_in = tmp_path / "bin" / "draftlab"
-    stand_in.parent.mkdir()
-    draftlab = str(Path(sys.executable).parent / "draftlab")
-    stand_in.write_text(STAND_IN.format(python=sys.executable, folder=str(tmp_path), draftlab=draftlab))
-    stand_in.chmod(0o755)
-    env = cluster | {"PATH": f"{stand_in.parent}:{cluster['PATH']}"}
+    env = cluster | {"PATH": f"{unlucky(tmp_path).parent}:{cluster['PATH']}"}
     done, restarts = threading.Event(), list[str]()
     watcher = threading.Thread(target=restart_controller, args=(cluster, done, restarts))
     watcher.start()
@@ -134,9 +139,11 @@ def test_tables_are_those_of_a_local_run_though_jobs_fail_and_the_controller_res
     assert differing_figures(one, two) == []
 
 
-def test_the_profile_for_other_schedulers_runs_with_its_three_commands(tmp_path, cluster):
+def test_the_profile_for_other_schedulers_runs_with_its_commands_and_notices_a_kill(tmp_path, cluster):
     folder = copy_checkout(tmp_path / "generic")
+    env = cluster | {"PATH": f"{unlucky(tmp_path).parent}:{cluster['PATH']}"}
     words = ("--seconds-between-status-checks=1", "--latency-wait=10", "--cores=1")
-    through("generic", folder, cluster, *words, "--config", "scale=smoke", "experiments=mdss_region")
+    output = through("generic", folder, env, *words, "--config", "scale=smoke", "experiments=mdss_region")
+    assert len(re.findall(r"Trying to restart job \d+", output)) == 1  # killed for memory
     assert (folder / "results/smoke/report.html").stat().st_size > 10_000
     assert list((folder / "logs/jobs").glob("*.out"))

@@ -60,3 +60,10 @@ def test_moving_ratio_never_looks_ahead():
 def test_no_denominator_is_nan_not_zero():
     assert np.isnan(stats.ratio([0, 0], [0, 0]).estimate)
     assert np.isnan(stats.moving_ratio([0.0], [0.0], 1)[0])
+
+
+def test_rows_with_an_empty_axis_have_a_line_of_the_table() -> None:
+    frame = pd.DataFrame({"replay": [0.0, np.nan, np.nan], "request": [0, 0, 1], "hits": [1, 2, 3], "tries": 4})
+    found = stats.ratio_table(frame, "hits", "tries", ["replay"])
+    np.testing.assert_array_equal(found["replay"], [0.0, np.nan])
+    np.testing.assert_array_equal(found["estimate"], [1 / 4, 5 / 8])

@@ -63,7 +63,7 @@ def test_three_formats(tmp_path):
     assert written.str.removeprefix("0.").str.lstrip("0").str.len().max() == 6
     markdown = (tmp_path / "t.md").read_text()
     assert markdown.startswith("| dataset |")
-    assert "scale smoke, n = 60 requests per cell, 95 % bootstrap" in markdown
+    assert "scale smoke: alpha, n = 60 requests per cell, 95 % bootstrap" in markdown
     latex = (tmp_path / "t.tex").read_text()
     assert r"\toprule" in latex
     assert r"code\_search\_net" in latex
@@ -71,6 +71,31 @@ def test_three_formats(tmp_path):
     number = f"{estimate['estimate']:.3f} [{estimate['ci_low']:.3f}, {estimate['ci_high']:.3f}]"
     assert number in markdown
     assert number in latex
+
+
+def test_numbers_rise_and_words_stay_as_they_came():
+    rows = pd.concat(
+        [_rows(0.3).assign(k=k, dataset=name) for name, k in (("b", 10.0), ("a", 2.0), ("b", 0.5), ("a", 0.123456))]
+    )
+    layout = tables.Layout(("dataset", "k"), ("method",), "hits", "tries")
+    page = tables.arrange(tables.summary(rows, layout), layout)
+    assert page["dataset"].tolist() == ["b", "b", "a", "a"]
+    assert page["k"].tolist() == ["0.5", "10", "0.1235", "2"]
+    assert list(page)[2:] == ["old", "new"]
+
+
+def test_units_that_are_all_alike_have_no_interval():
+    rows = _rows(0.0).assign(hits=5)
+    layout = tables.Layout(("dataset",), (), "hits", "tries")
+    cells = tables.summary(rows, layout)
+    assert tables.arrange(cells, layout)["hits / tries"].tolist() == ["0.500"]
+    assert "one run each, so no interval" in tables.caption("x", cells, layout, "request", "smoke")
+
+
+@pytest.mark.parametrize("name", list(tables.LAYOUTS))
+def test_every_layout_names_its_quantity(name):
+    layout = tables.LAYOUTS[name]
+    assert (layout.above, layout.below) in tables.QUANTITIES
 
 
 @pytest.mark.parametrize("name", list(tables.LAYOUTS))

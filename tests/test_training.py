@@ -57,6 +57,16 @@ def test_a_run_killed_at_any_step_ends_with_the_same_weights(tmp_path, monkeypat
         assert not path.exists()
 
 
+def test_a_gradient_that_is_no_number_is_refused():
+    """The square root is 0 at 0, and its slope there is infinite: the loss alone says nothing."""
+    for clip in (0.0, 1.0):
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([weight])
+        with pytest.raises(UserError, match="the norm of the gradient is inf"):
+            training.update(optimizer, [weight.sqrt().sum()], 1e-2, clip)
+        assert torch.equal(weight, torch.zeros(1))
+
+
 def test_a_checkpoint_of_other_settings_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     path = tmp_path / "c.safetensors"

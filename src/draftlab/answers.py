@@ -61,6 +61,7 @@ def answer(
         sampling=sampling,
         generator=torch.Generator(settings.device).manual_seed(seed),
         batch_size=settings.batch,
+        keep=settings.keep,
     )
     return found, rejected
 

@@ -1,7 +1,7 @@
 """Speed of the decoding loop beside ``transformers``: contenders take turns in one process, on one thread, in CPU seconds.
 
     draftlab bench decode --target FOLDER --draft FOLDER --prompts eval.jsonl
-    draftlab bench decode --target ../shared/models/stories260K/hf --template plain      # draft: all its layers but the last
+    draftlab bench decode --target MODEL_FOLDER --template plain      # draft: all its layers but the last
 
 Every contender decodes the same prompts greedily to the same limits, with the same fixed draft length, and its text is compared with the
 plain greedy text. Tokens are counted the same way for all.

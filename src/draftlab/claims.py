@@ -29,6 +29,8 @@ VERDICTS: tuple[Verdict, ...] = (
     "inconsistent in print",
     "not run at this scale",
 )
+ROUNDING = 1e-12
+"""A difference this small is one of the order of a sum."""
 COLUMNS = (
     "claim_id",
     "paper",
@@ -54,11 +56,15 @@ class Tables:
 
     def sums(self, selection: Selection, filters: Mapping[str, Any]) -> pd.DataFrame | None:
         """Numerator ``above`` and denominator ``below`` of every unit; None without such rows."""
-        measured = (selection.table, selection.ratio, selection.mean, selection.largest, selection.unit)
+        measured = (selection.table, selection.ratio, selection.mean, selection.largest)
         key = repr((measured, sorted(filters.items(), key=str)))
         if key not in self.read:
             self.read[key] = _sums(selection, filters, self.frames)
         return self.read[key]
+
+    def exact(self, selection: Selection, filters: Mapping[str, Any]) -> bool:
+        """Whether the rows come from a table without units to draw, so that what they say has no interval."""
+        return tidy.unit(self.frames[filters.get("table", selection.table)]) is None
 
 
 @dataclass(frozen=True)
@@ -146,9 +152,10 @@ def _answer(row: Mapping[str, Any], rule: Rule, published: Published, tables: Ta
     for gap, printed, what in _gaps(row, rule, filters, ours, published, tables):
         words = f"{_signed(gap)} against {what} (printed {printed:+.3g})"
         as_small = rule.alike and abs(printed) <= rule.margin
+        noisy = (abs(gap.estimate) - rule.margin <= gap.high - gap.estimate) if as_small else gap.low <= 0 <= gap.high
         if abs(gap.estimate) <= rule.margin if as_small else gap.estimate * printed > 0:
-            agreeing.append(words)
-        elif (abs(gap.estimate) - rule.margin <= gap.high - gap.estimate) if as_small else gap.low <= 0 <= gap.high:
+            agreeing.append(words + (", within noise" if noisy and not as_small else ""))
+        elif noisy:
             doubtful.append(f"{words}, within noise")
         else:
             opposite.append(words)
@@ -220,8 +227,10 @@ def _name(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _signed(gap: Interval) -> str:
-    interval = f" [{gap.low:+.3g}, {gap.high:+.3g}]" if np.isfinite(gap.low) else ""
-    return f"{gap.estimate:+.3g}{interval}"
+    """A difference as text; what is under the rounding of sums is 0."""
+    estimate, low, high = (0.0 if abs(value) < ROUNDING else value for value in (gap.estimate, gap.low, gap.high))
+    interval = f" [{low:+.3g}, {high:+.3g}]" if np.isfinite(low) else ""
+    return f"{estimate:+.3g}{interval}"
 
 
 # --- statements --------------------------------------------------------------------------------------------------
@@ -240,7 +249,7 @@ def _statement_row(
 
 
 def _judge(said: Statement, tables: Tables, scale: Scale) -> Answer:
-    """No comparison may fail in any group beyond noise, and one must hold; ``ours`` is the one that holds least."""
+    """No comparison may fail in any group beyond noise, and at least half must hold; ``ours`` is the one that holds least."""
     seen: list[tuple[float, float, str, Interval]] = []
     for comparison in said.holds:
         for group, filters in _groups(comparison, tables):
@@ -251,9 +260,13 @@ def _judge(said: Statement, tables: Tables, scale: Scale) -> Answer:
     held = sum(clear >= 0 for clear, _, _, _ in seen)
     undecided = sum(clear < 0 <= at_best for clear, at_best, _, _ in seen)
     _, _, group, gap = min(seen, key=lambda entry: (entry[1] >= 0, entry[0]))
-    count = f"{held} of {len(seen)} comparisons hold" + (f", {undecided} are within noise" if undecided else "")
+    margins = sorted({comparison.margin for comparison in said.holds if comparison.margin})
+    allowed = f" within {' or '.join(f'{margin:g}' for margin in margins)}" if margins else ""
+    count = f"{held} of {len(seen)} comparisons hold{allowed}" + (
+        f", {undecided} fail within noise" if undecided else ""
+    )
     least = f"least{f' at {group}' if group else ''}: {_signed(gap)}"
-    if held + undecided < len(seen) or not held:
+    if held + undecided < len(seen) or 2 * held < len(seen):
         return Answer(gap, "contradicts", "; ".join(filter(None, [count, least, said.explanation])))
     return Answer(gap, "reproduced" if scale in said.same_setting else "same direction", f"{count}; {least}")
 
@@ -284,7 +297,7 @@ def _gap(comparison: Comparison, group: Mapping[str, Any], tables: Tables) -> In
 def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:
     """How far the difference is on the expected side, as estimated and at best within its interval; negative: missed."""
     low, high = (gap.low, gap.high) if np.isfinite(gap.low) else (gap.estimate, gap.estimate)
-    margin, least = comparison.margin, 0.0 if low <= 0 <= high else min(abs(low), abs(high))
+    margin, least = comparison.margin + ROUNDING, 0.0 if low <= 0 <= high else min(abs(low), abs(high))
     match comparison.expect:
         case "greater":
             return _strictly(gap.estimate), _strictly(high)
@@ -300,7 +313,7 @@ def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:
 
 def _strictly(difference: float) -> float:
     """A difference of 0 is not on the expected side."""
-    return difference if difference > 0 else min(difference, -1e-12)
+    return difference if difference > 0 else min(difference, -ROUNDING)
 
 
 # --- measuring our tables ----------------------------------------------------------------------------------------
@@ -313,7 +326,7 @@ def estimate(selection: Selection, filters: Mapping[str, Any], tables: Tables) -
         return None
     if selection.largest is not None:
         return Interval(float(sums["above"].max()), np.nan, np.nan, len(sums))
-    if selection.unit is None:
+    if tables.exact(selection, filters):
         return Interval(float(sums["above"].sum() / sums["below"].sum()), np.nan, np.nan, len(sums))
     if base := selection.percent_of or selection.percent_over:
         return _percent(selection, sums, tables.sums(selection, {**filters, **base}))
@@ -336,7 +349,7 @@ def difference(
     one, two = tables.sums(left, left_filters), tables.sums(right, right_filters)
     if one is None or two is None:
         return None
-    if left.unit is None:
+    if tables.exact(left, left_filters):
         gap = one["above"].sum() / one["below"].sum() - two["above"].sum() / two["below"].sum()
         return Interval(float(gap), np.nan, np.nan, len(one))
     one, two = tidy.paired(one, two)
@@ -357,13 +370,7 @@ def _sums(selection: Selection, filters: Mapping[str, Any], tables: Mapping[str,
         raise UserError(f"a rule for {name} measures nothing", remedy="give it a ratio, a mean or a largest")
     _has(table, [above] + ([below] if below else []), name)
     pair = pd.DataFrame({"above": rows[above].astype(float), "below": rows[below].astype(float) if below else 1.0})
-    if selection.unit is None:
-        return pair
-    _has(table, [selection.unit], name)
-    units = rows[selection.unit].astype(str)
-    if "dataset" in rows:  # the same request number of two datasets is two requests
-        units = rows["dataset"].astype(str) + "/" + units
-    return pair.groupby(units, sort=False).sum()
+    return pair if tidy.unit(rows) is None else pair.groupby(tidy.clusters(rows), sort=False).sum()
 
 
 def chosen(table: pd.DataFrame, filters: Mapping[str, Any], name: str) -> pd.DataFrame:

@@ -574,11 +574,11 @@ def claims(*, tables: Path, scale: experiments.Scale, out: Path) -> None:
         print(f"{count:5d} {verdict}")
 
 
-def report(*, results: Path, scale: experiments.Scale, out: Path) -> None:
-    """Write the one page that shows and explains a run."""
+def report(*, results: Path, scale: experiments.Scale, out: Path, own: tuple[str, ...] = ()) -> None:
+    """Write the one page that shows and explains a run; --own names the prompts and models that were not the scale's."""
     from draftlab import report
 
-    report.write(results, scale, out)
+    report.write(results, scale, out, own)
 
 
 def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) -> None:

@@ -1,8 +1,8 @@
-"""The answer to an experiment's question: one sentence with the interval that carries it, whichever way it falls, from its table."""
+"""The answer to an experiment's question: a sentence or two with the interval that carries each, whichever way it falls, from its table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +18,37 @@ from draftlab.stats import Interval
 EXPERIMENTS = FOLDER.parent / "experiments"
 
 
-def answer_of(experiment: str, folder: Path = EXPERIMENTS) -> Answer | None:
+def answers_of(experiment: str, folder: Path = EXPERIMENTS) -> list[Answer]:
     """How an experiment answers its question, as its YAML file says."""
     path = folder / f"{experiment}.yaml"
-    return load_experiment(path).answer if path.exists() else None
+    return load_experiment(path).answer if path.exists() else []
 
 
-def sentence(experiment: str, table: pd.DataFrame, answer: Answer | None) -> str:
-    """The answer in words; empty where the experiment has none, or where the table lacks the rows that it speaks of."""
-    if answer is None:
-        return ""
+def sentences(experiment: str, table: pd.DataFrame, answers: Sequence[Answer]) -> str:
+    """The answers in words, one after the other; empty where there is none, or where the table lacks the rows that they speak of."""
+    return " ".join(filter(None, (sentence(experiment, table, answer) for answer in answers)))
+
+
+def sentence(experiment: str, table: pd.DataFrame, answer: Answer) -> str:
+    """One answer in words; empty where the table lacks the rows that it speaks of."""
     layout = tables.layout_of(experiment, table)
     above, below = answer.measure or (layout.above, layout.below)
     ratio = None if below is None else (above, below)
-    what = Selection(table=experiment, ratio=ratio, mean=None if ratio else above, unit=tidy.unit(table))
+    what = Selection(table=experiment, ratio=ratio, mean=None if ratio else above)
     source = claims.Tables({experiment: table})
     found = (_best if answer.best else _gap)(what, answer, {}, source)
     if found is None:
         return ""
+    digits = layout.digits if answer.digits is None else answer.digits
     parts = []
     groups = _values(table, answer.each, answer.left, experiment) if answer.each else []
     for group in groups:
         own = (_best if answer.best else _gap)(what, answer, group, source)
         if own is not None:
-            shown = own["best"] if answer.best else _text(own["interval"], layout.digits, signed=True)
+            shown = own["best"] if answer.best else _text(own["interval"], digits, signed=True)
             parts.append(f"{_words(group, named=False)} {shown}")
-    numbers = {key: _text(found[key], layout.digits) for key in ("left", "right")}
-    gap = _text(found["interval"], layout.digits, signed=True)
+    numbers = {key: _text(found[key], digits) for key in ("left", "right")}
+    gap = _text(found["interval"], digits, signed=True)
     text: str = getattr(answer, _side(found["interval"]))
     said = text.format(**(found | numbers), gap=gap, n=f"{found['interval'].n:,}")
     by = " and ".join(answer.each).replace("_", " ")
@@ -86,7 +90,7 @@ def _best(what: Selection, answer: Answer, group: Mapping[str, Any], source: cla
 
 def _values(table: pd.DataFrame, keys: list[str], filters: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     """The combinations of values of some columns, among the rows that the filters leave."""
-    return tidy.records(claims.chosen(table, filters, name)[keys].drop_duplicates())
+    return tidy.records(tables.in_order(claims.chosen(table, filters, name)[keys].drop_duplicates(), keys))
 
 
 def _side(gap: Interval) -> str:

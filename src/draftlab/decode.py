@@ -233,6 +233,8 @@ def _policy(
     if token_verifier and token_verifier.drafting != "independent" and (models > 1 or len(set(laws)) > 1):
         raise UserError(f"{verifier.name} needs drafts of one law", remedy="give one draft sampling, or use specinfer")
     path_verifier = PATH_VERIFIERS["single"] if isinstance(verifier, TokenVerifier) else verifier
+    if num_drafts == 1 and verifier is VERIFIERS["single"]:
+        token_verifier = None  # the same law, all positions at once
     policy = _Policy(sampling, laws, token_verifier, tail or path_verifier, tail, generator)
     if isinstance(drafts[0], Medusa):
         _check_tree(drafts[0], num_drafts, draft_len, policy)
@@ -434,7 +436,7 @@ def _judge(
     assert policy.generator is not None
     target_probs = to_probs(logits, policy.sampling)
     verifier = policy.token_verifier
-    if verifier is None or (tokens.shape[1] == 1 and verifier.is_lossless):
+    if verifier is None:
         judged = (target_probs[:, 0], draft_probs[:, 0], tokens[:, 0])
         stands_, token_ = policy.path_verifier.sample(*judged, policy.generator, check=False)
         path_ = torch.zeros_like(token_)
@@ -508,10 +510,14 @@ def _batches(count: int, size: int | None) -> Iterator[list[int]]:
 def _check_requests(
     model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch: int | None
 ) -> None:
-    """``UserError`` unless there are prompts, and every prompt and its whole answer fit the context."""
+    """``UserError`` unless there are prompts, of tokens of the vocabulary, and every prompt and its whole answer fit the context."""
     if not prompts:
         raise UserError("no prompts", remedy="give one or more")
     for name, value in (("max_new_tokens", max_new_tokens), ("batch", 1 if batch is None else batch)):
         if value < 1:
             raise UserError(f"{name} is {value}", remedy="give 1 or more")
+    for number, prompt in enumerate(prompts):
+        if outside := [token for token in prompt if not 0 <= token < model.vocab_size]:
+            what = f"request {number} has token {outside[0]}, the vocabulary {model.vocab_size} tokens"
+            raise UserError(what, remedy="encode it with the tokenizer of the model")
     check_lengths(prompts, [[0] * max_new_tokens] * len(prompts), model.context_len)

@@ -78,14 +78,19 @@ def _passes(error: Exception) -> bool:
 
 def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserError:
     from huggingface_hub import constants
-    from huggingface_hub.errors import GatedRepoError, HTTPError, RepositoryNotFoundError  # type: ignore[attr-defined]
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
+        GatedRepoError,
+        HTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     causes = _causes(error)
-    absent: tuple[type[Exception], ...] = (RepositoryNotFoundError,)
-    if kind == "dataset":
+    absent: tuple[type[Exception], ...] = (RepositoryNotFoundError, RevisionNotFoundError)
+    if kind == "dataset":  # whose library tries revisions of its own
         from datasets.exceptions import DatasetNotFoundError
 
-        absent += (DatasetNotFoundError,)
+        absent = (RepositoryNotFoundError, DatasetNotFoundError)
     refusal = next((cause for cause in causes if isinstance(cause, absent)), None)
     if refusal is None:
         # What the hub or the network said, where a library hides it behind what it tried next.

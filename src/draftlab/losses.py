@@ -31,7 +31,8 @@ def reverse_kl(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
     """
     log_draft, log_target = (logits.float().log_softmax(-1) for logits in (draft_logits, target_logits.detach()))
     draft = log_draft.exp()
-    return torch.where(draft > 0, draft * (log_draft - log_target), 0.0).sum(-1)
+    # What is masked after the product is 0 times inf on the way back.
+    return (draft * (log_draft - log_target).masked_fill(draft == 0, 0.0)).sum(-1)
 
 
 def jsd(draft_logits: Logits, target_logits: Logits, beta: float = 0.5) -> Float[Tensor, "*positions"]:

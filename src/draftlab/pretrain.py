@@ -39,7 +39,7 @@ def make_tokenizer(prompts: Sequence[Path], target: experiments.Recipe, out: Pat
     """Write the tokenizer that target and draft share: the target's own when it exists, else one trained on the prompts."""
     with atomic_dir(out) as folder:
         if target.model:
-            hub.copy_tokenizer(target.model, target.revision, folder)
+            hub.copy_tokenizer(target.model, folder)
             return
         texts: list[str] = []
         for path in prompts:
@@ -53,7 +53,7 @@ def make_tokenizer(prompts: Sequence[Path], target: experiments.Recipe, out: Pat
 def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: experiments.Recipe, out: Path) -> None:
     """Write the target: the model that the recipe names, or a small one trained on the reference answers."""
     if recipe.model:
-        hub.copy_model(recipe.model, recipe.revision, out)
+        hub.copy_model(recipe.model, out)
         return
     words = load_tokenizer(tokenizer)
     examples = _answered(prompts, words)
@@ -71,7 +71,7 @@ def make_draft(tokenizer: Path, recipe: experiments.Recipe, out: Path, prompts: 
     on unpaired public text."""
     words = load_tokenizer(tokenizer)
     if recipe.model:
-        hub.copy_model(recipe.model, recipe.revision, out)
+        hub.copy_model(recipe.model, out)
         check_same_tokenizer(words, load_tokenizer(out))
         return
     examples = _answered(prompts, words) or [

@@ -37,15 +37,14 @@ class Entry(BaseModel):
 class Selection(Entry):
     """What of a table is measured: ``ratio`` (summed numerator over summed denominator), ``mean`` or ``largest`` of a column.
 
-    ``unit`` names the column whose values the bootstrap draws; without it the table is exact and has no interval. ``percent_of`` filters
-    other rows, of whose ratio the measure is a percentage (``percent_over``: what it has more, in percent).
+    ``percent_of`` filters other rows, of whose ratio the measure is a percentage (``percent_over``: what it has more, in percent). The
+    bootstrap draws the units of the table (``tidy.unit``).
     """
 
     table: str
     ratio: tuple[str, str] | None = None
     mean: str | None = None
     largest: str | None = None
-    unit: str | None = "request"
     percent_of: dict[str, Any] = {}
     percent_over: dict[str, Any] = {}
 

@@ -13,6 +13,8 @@ from draftlab.experiments import load_experiment
 from draftlab.records import read_table, write_text
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
+ANSWER = Path("paper_figures/laptop/osd_online.md")
+"""Its first line says how the online draft does against both static ones."""
 
 PAIR = "vicuna-7b/llama-160m"
 DATASETS = {
@@ -55,6 +57,7 @@ def _results(root: Path) -> str:
         lines.append(f"| {what} | {' | '.join(cells)} |")
     lines += ["", "| | printed / ours |", "|---|---|"]
     lines += [f"| {what} | {_cell(claims, claim)} |" for what, claim in OTHERS.items()]
+    lines += ["", (root / ANSWER).read_text(encoding="utf-8").splitlines()[0]]
     return "\n".join(lines)
 
 
@@ -85,7 +88,7 @@ BY_DATASET = {
 OTHERS = {
     "speed-up in llama.cpp at alpha = 0.8 (OSD Table 2)": f"T2.speedup_by_alpha/{PAIR}/alpha=0.8/measured",
     **{
-        f"acceptance of two drafts, {label} (MDSS Table 2)": f"T2.acceptance/dolly/num_drafts=2/{scheme}"
+        f"acceptance of two drafts, {label} (MDSS Table 2, Dolly)": f"T2.acceptance/dolly/num_drafts=2/{scheme}"
         for scheme, label in {
             "optimal": "optimum",
             "importance_truncated": "importance sampling",

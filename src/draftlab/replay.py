@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -48,13 +49,13 @@ class TargetPass:
 
     ``log_probs`` are those of softmax(logits / temperature) before top-k and top-p (temperature 1 for a greedy pass), in
     float16: a probability is off by at most p |log p| / 2048, a sum of minima by at most 1/4096 of the entropy. ``ids`` is None when the
-    vocabulary is recorded whole; else the kept tokens, the emitted one always among them.
+    vocabulary is recorded whole; else the kept tokens, the emitted one always among them, and a last column of ``log_probs`` is the mass of all others.
     """
 
     answers: list[Answer]
     sampling: Sampling
     vocab_size: int
-    log_probs: Float16[Tensor, "positions kept"]
+    log_probs: Float16[Tensor, "positions columns"]
     ids: Int32[Tensor, "positions kept"] | None
     forwards: int
 
@@ -68,6 +69,11 @@ class TargetPass:
         """Position after the last one of each request."""
         return np.cumsum(self.lengths)
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The recorded law, by the names that it has on disk."""
+        return {"log_probs": self.log_probs} | ({} if self.ids is None else {"ids": self.ids})
+
     def target_logits(self, requests: Sequence[int]) -> Float[Tensor, "positions vocab"]:
         """Log-probabilities at the answer positions of ``requests``, one after the other; what was not kept shares the
         remaining mass evenly (then sums of minima are off by at most that mass)."""
@@ -75,16 +81,15 @@ class TargetPass:
         kept = self.log_probs[rows].float()
         if self.ids is None:
             return kept
-        others = self.vocab_size - kept.shape[1]
-        rest = (1 - kept.double().exp().sum(-1, keepdim=True)).clamp_min(0) / others
-        return rest.log().float().repeat(1, self.vocab_size).scatter_(-1, self.ids[rows].long(), kept)
+        ids = self.ids[rows].long()
+        rest = kept[:, -1:] - math.log(self.vocab_size - ids.shape[1])
+        return rest.repeat(1, self.vocab_size).scatter_(-1, ids, kept[:, :-1])
 
     def save(self, folder: Path | str) -> None:
         """Write answers.jsonl, law.safetensors and pass.json, whole or not at all."""
         with atomic_dir(folder) as temporary:
             write_jsonl(temporary / "answers.jsonl", self.answers)
-            tensors = {"log_probs": self.log_probs} | ({} if self.ids is None else {"ids": self.ids})
-            save_file(tensors, temporary / "law.safetensors")
+            save_file(self.tensors, temporary / "law.safetensors")
             settings = {"sampling": dataclasses.asdict(self.sampling), "vocab_size": self.vocab_size}
             write_json(temporary / "pass.json", settings | {"forwards": self.forwards})
 
@@ -99,12 +104,20 @@ def load_pass(folder: Path | str) -> TargetPass:
         remedy = "record the pass again"
         raise UserError(f"damaged or missing: {error}", file=folder / "law.safetensors", remedy=remedy) from None
     positions = sum(len(answer.answer_ids) for answer in answers)
-    if len(tensors["log_probs"]) != positions:
-        what = f"{len(tensors['log_probs'])} positions for {positions} answer tokens"
+    try:
+        sampling, vocab_size, forwards = Sampling(**settings["sampling"]), settings["vocab_size"], settings["forwards"]
+        log_probs, ids = tensors["log_probs"], tensors.get("ids")
+        fits = log_probs.shape[1] == (vocab_size if ids is None else ids.shape[1] + 1)
+        fits = fits and (ids is None or not ids.numel() or int(ids.max()) < vocab_size)
+    except (KeyError, TypeError, IndexError) as error:
+        what = f"not a recorded pass: {type(error).__name__} {error}"
+        raise UserError(what, file=folder / "pass.json", remedy="record the pass again") from None
+    if not fits or len(log_probs) != positions:
+        what = f"{len(log_probs)} positions for {positions} answer tokens"
+        if not fits:
+            what = f"a law of {log_probs.shape[1]} columns does not fit a vocabulary of {vocab_size} tokens"
         raise UserError(what, file=folder / "law.safetensors", remedy="record the pass again")
-    sampling = Sampling(**settings["sampling"])
-    law = tensors["log_probs"], tensors.get("ids")
-    return TargetPass(answers, sampling, settings["vocab_size"], *law, settings["forwards"])
+    return TargetPass(answers, sampling, vocab_size, log_probs, ids, forwards)
 
 
 def record(
@@ -123,15 +136,16 @@ def record(
     Prompts of like length share a batch. Above ``WHOLE_VOCAB`` tokens, the ``keep`` most probable tokens are kept.
     """
     order = sorted(range(len(requests)), key=lambda number: len(requests[number][1]))
-    kept = kept_tokens(target.vocab_size, keep)
+    kept = target.vocab_size if target.vocab_size <= WHOLE_VOCAB else min(keep, target.vocab_size)
+    is_part = kept < target.vocab_size
     temperature = sampling.temperature or 1.0
     found: dict[int, tuple[list[int], Tensor, Tensor]] = {}
     forwards = 0
     for start in range(0, len(order), batch_size):
         batch = order[start : start + batch_size]
-        laws = torch.empty(len(batch), max_new_tokens, kept, dtype=torch.float16)
-        ids = torch.empty(len(batch), max_new_tokens, kept if kept < target.vocab_size else 0, dtype=torch.int32)
-        observe = functools.partial(_keep_law, laws, ids, temperature)
+        laws = torch.empty(len(batch), max_new_tokens, kept + is_part, dtype=torch.float16)
+        ids = torch.empty(len(batch), max_new_tokens, kept * is_part, dtype=torch.int32)
+        observe = functools.partial(_keep_law, laws, ids, temperature, kept)
         prompts = [requests[number][1] for number in batch]
         answers = generate(
             target,
@@ -150,40 +164,41 @@ def record(
         Answer(name, list(prompt), answer, answer[-1] in eos_ids)
         for (name, prompt), (answer, _, _) in zip(requests, rows, strict=True)
     ]
-    log_probs = torch.cat([row[1] for row in rows]) if rows else torch.empty(0, kept, dtype=torch.float16)
-    tokens = torch.cat([row[2] for row in rows]) if rows and kept < target.vocab_size else None
+    log_probs = torch.cat([row[1] for row in rows]) if rows else torch.empty(0, kept + is_part, dtype=torch.float16)
+    tokens = torch.cat([row[2] for row in rows]) if rows and is_part else None
     return TargetPass(records, sampling, target.vocab_size, log_probs, tokens, forwards)
 
 
 def _keep_law(
-    laws: Float16[Tensor, "batch positions kept"],
+    laws: Float16[Tensor, "batch positions columns"],
     ids: Int32[Tensor, "batch positions kept"],
     temperature: float,
+    kept: int,
     rows: list[int],
     position: int,
     logits: Float[Tensor, "rows vocab"],
     tokens: Int64[Tensor, " rows"],
 ) -> None:
     """Write the law of one decoding step into the record of its batch."""
-    laws[rows, position], ids[rows, position] = compact_law(logits, tokens, temperature, laws.shape[-1])
-
-
-def kept_tokens(vocab_size: int, keep: int = 64) -> int:
-    """How many tokens of a law are recorded: all of a small vocabulary, else the ``keep`` most probable."""
-    return vocab_size if vocab_size <= WHOLE_VOCAB else min(keep, vocab_size)
+    laws[rows, position], ids[rows, position] = compact_law(logits, tokens, temperature, kept)
 
 
 def compact_law(
     logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, " rows"], temperature: float, kept: int
-) -> tuple[Float16[Tensor, "rows kept"], Int32[Tensor, "rows kept_ids"]]:
-    """Log-probabilities of the ``kept`` most probable tokens and their ids (none when all are kept); the emitted one is among them."""
+) -> tuple[Float16[Tensor, "rows columns"], Int32[Tensor, "rows kept_ids"]]:
+    """Log-probabilities of the ``kept`` most probable tokens, then of all others together, and the ids of the kept (all kept: neither
+    others nor ids); the emitted token is among them.
+
+    The mass of the others is summed, never 1 less the kept: in float16 that difference is noise, or nothing.
+    """
     log_probs = (logits.float() / temperature).log_softmax(-1)
     if kept == log_probs.shape[-1]:
         return log_probs.half().cpu(), torch.empty(len(log_probs), 0, dtype=torch.int32)
     top = log_probs.topk(kept).indices
     emitted = tokens[:, None]
     top[:, -1:] = torch.where((top == emitted).any(-1, keepdim=True), top[:, -1:], emitted)
-    return log_probs.gather(-1, top).half().cpu(), top.cpu().int()
+    others = log_probs.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([log_probs.gather(-1, top), others], -1).half().cpu(), top.cpu().int()
 
 
 @dataclass(frozen=True)
@@ -217,13 +232,18 @@ def agreement(
 ) -> Agreement:
     """Compare draft and target at the emitted ``tokens``; ``target_logits`` are those of ``TargetPass.target_logits``.
 
-    The draft samples like the target (``sampling``) unless told otherwise. At temperature 0 only the most probable tokens count.
+    The draft samples like the target (``sampling``) unless told otherwise. At temperature 0 the target's law is y alone: ``ratio`` and
+    ``overlap`` are draft(y), ``repo`` its square, all three 0 or 1 for a greedy draft.
     """
-    if sampling.temperature == 0:
+    draft_sampling = draft_sampling or sampling
+    if sampling.temperature == draft_sampling.temperature == 0:
         flags = (draft_logits.argmax(-1) == tokens).double().cpu().numpy()
         return Agreement(list(lengths), flags, flags, flags)
+    draft = to_probs(draft_logits, draft_sampling)
+    if sampling.temperature == 0:
+        accepted = draft.gather(-1, tokens[:, None])[:, 0].cpu().numpy()
+        return Agreement(list(lengths), accepted, accepted, accepted**2)
     target = to_probs(target_logits, dataclasses.replace(sampling, temperature=1.0))
-    draft = to_probs(draft_logits, draft_sampling or sampling)
     at_draft, at_target = (probs.gather(-1, tokens[:, None])[:, 0] for probs in (draft, target))
     shared = target.minimum(draft)
     # float16 can push the emitted token out of a nucleus whose border it sat on: then nothing is known, and it counts as rejected.
@@ -271,6 +291,8 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
 
     An answer ends where its text ends: nothing is drafted past it, and its last token may be an accepted draft.
     """
+    if verifier not in get_args(SingleVerifier):
+        raise UserError(f"replay knows no verifier {verifier!r}", remedy="use single or block, or decode")
     if draft_len < 1:
         raise UserError(f"draft_len is {draft_len}", remedy="draft at least 1 token")
     if agree.ratio.ndim > 1 and draft_len > agree.ratio.shape[1]:
@@ -376,7 +398,10 @@ def agree_along(
 
     The answer serves every draft length and verifier: see ``walk``.
     """
-    chosen = list(range(len(target_pass.answers)) if requests is None else requests)
+    count = len(target_pass.answers)
+    chosen = list(range(count) if requests is None else requests)
+    if outside := [number for number in chosen if not 0 <= number < count]:
+        raise UserError(f"no request {outside[0]}", remedy=f"the pass has {count}: give numbers from 0 to {count - 1}")
     if draft.vocab_size != target_pass.vocab_size:
         raise UserError(
             f"the draft has {draft.vocab_size} tokens, the recorded target {target_pass.vocab_size}",

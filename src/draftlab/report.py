@@ -17,7 +17,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from draftlab import __version__, conclusions, published, records, tables, tidy
+from draftlab import __version__, conclusions, published, records, summary, tables, tidy
 from draftlab.claims import COLUMNS, VERDICTS
 from draftlab.errors import UserError
 from draftlab.experiments import Experiment, load_experiment
@@ -76,8 +76,11 @@ class Section:
     highlights: Sequence[str] = field(default_factory=tuple)
 
 
-def write(results: Path, scale: str, out: Path) -> None:
-    """Write the page of the run in ``results``; experiments without a table are left out."""
+def write(results: Path, scale: str, out: Path, own: Sequence[str] = ()) -> None:
+    """Write the page of the run in ``results``; experiments without a table are left out.
+
+    ``own`` are the ``key=value`` of a run on prompts or models of one's own: the page then begins with what that run is made for.
+    """
     ledger = records.read_table(results / "claims.csv", dtype=str, keep_default_na=False)
     by_table = _rows_by_table(ledger)
     sections = [_section(path, results, scale, by_table.get(path.stem, [])) for path in _tables(results)]
@@ -96,6 +99,8 @@ def write(results: Path, scale: str, out: Path) -> None:
         scale=scale,
         run=results.name,
         version=__version__,
+        own=own,
+        answers=list(summary.headlines(results)) if own else [],
         papers=PAPERS,
         sections=sections,
         headlines=[section for section in sections if section.id in HEADLINES],
@@ -127,7 +132,7 @@ def _section(table: Path, results: Path, scale: str, claims: Sequence[Mapping[st
     if cells.exists():
         rows = tidy.read(table)
         layout = tables.layout_of(name, rows)
-        answer = conclusions.sentence(name, rows, about.answer if about else None)
+        answer = conclusions.sentences(name, rows, about.answer if about else [])
         page = tables.arrange(tables.read_cells(cells), layout)
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
     runs = [

@@ -193,6 +193,8 @@ def check_drafted(
 def _check_tokens(
     draft: Float64[Tensor, "*batch drafts vocab"], tokens: Int64[Tensor, "*batch drafts"], distinct: bool
 ) -> None:
+    if tokens.dtype != torch.int64:
+        raise UserError(f"tokens has dtype {tokens.dtype}", remedy="pass token ids as torch.int64")
     outside = (tokens < 0) | (tokens >= draft.shape[-1])
     if bool(outside.any()):
         raise UserError(

@@ -86,7 +86,7 @@ def ratio_table(
 ) -> pd.DataFrame:
     """One row per group of ``by`` with ``estimate, ci_low, ci_high, n``; rows of one request (its seeds) form one cluster."""
     rows = []
-    for key, group in frame.groupby(list(by), sort=False):
+    for key, group in frame.groupby(list(by), sort=False, dropna=False):  # an axis may be empty in some rows
         sums = group.groupby(request, sort=False)[[numerator, denominator]].sum()
         found = ratio(sums[numerator], sums[denominator], seed=seed)
         values = {"estimate": found.estimate, "ci_low": found.low, "ci_high": found.high, "n": found.n}

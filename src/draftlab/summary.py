@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from draftlab import stats
+from draftlab import stats, theory, tidy
 from draftlab.errors import UserError
 from draftlab.latency.summary import summarise
-from draftlab.records import read_table
 
 
 def newest_run(results: Path) -> Path:
@@ -21,12 +20,17 @@ def newest_run(results: Path) -> Path:
     return reports[-1].parent
 
 
-def lines(run: Path) -> Iterator[str]:
-    """Headline numbers of one run, a line each, then where to look; an experiment that did not run has no line."""
+def headlines(run: Path) -> Iterator[str]:
+    """Headline numbers of one run, a line each; an experiment that did not run has no line."""
     for name, headline in HEADLINES.items():
         table = run / f"{name}.csv"
         if table.exists():
-            yield from headline(read_table(table))
+            yield from headline(tidy.read(table))
+
+
+def lines(run: Path) -> Iterator[str]:
+    """Headline numbers of one run, then where to look."""
+    yield from headlines(run)
     yield f"Report   {run / 'report.html'}"
     yield f"Tables   {run}/*.csv, with every published number beside ours in {run / 'claims.csv'}"
     yield f"Figures  {run / 'figures'}/"
@@ -37,14 +41,15 @@ def _interval(found: stats.Interval) -> str:
 
 
 def _alpha(rows: pd.DataFrame) -> str:
-    return _interval(stats.ratio(rows["overlap"], rows["visited"]))
+    sums = rows.groupby(tidy.clusters(rows))[["overlap", "visited"]].sum()
+    return _interval(stats.ratio(sums["overlap"], sums["visited"]))
 
 
 def _offline(table: pd.DataFrame) -> Iterator[str]:
     before = table[table["sample_source"] == "none"]
     after = table[(table["sample_source"] == "teacher") & (table["loss"] == "forward_kl")]
     n = before["dataset"].nunique()
-    yield f"Offline  alpha {_alpha(before)} before, {_alpha(after)} after distillation, {n} datasets, held-out requests"
+    yield f"Offline  alpha {_alpha(before)} before, {_alpha(after)} after distillation, {n} dataset{'s' * (n > 1)}, held-out requests"
 
 
 def _online(table: pd.DataFrame) -> Iterator[str]:
@@ -52,6 +57,32 @@ def _online(table: pd.DataFrame) -> Iterator[str]:
     end = end[end["record"] >= 0.9 * (end["record"].max() + 1)]
     online, static = (_alpha(end[end["method"] == method]) for method in ("online", "static_10"))
     yield f"Online   alpha {online} on the last tenth of the stream; static draft {static}"
+
+
+def _traffic(table: pd.DataFrame) -> Iterator[str]:
+    """Whether the distilled draft pays on each request's own text: measured, and what theory makes of the measured acceptance and costs."""
+    plain = table[table["contender"] == "none"]
+    step = plain["seconds"].sum() / plain["tokens"].sum()
+    told = {}
+    for contender in ("before", "distilled"):
+        rows = table[table["contender"] == contender]
+        sums, draft_len = rows.sum(numeric_only=True), int(rows["draft_len"].iloc[0])
+        alpha = sums["accepted"] / sums["visited"]
+        costs = sums["draft_seconds"] / sums["drafted"] / step, sums["verify_seconds"] / sums["blocks"] / step
+        found = stats.ratio(rows["plain_seconds"], rows["seconds"])
+        told[contender] = (
+            found,
+            (
+                f"{_interval(found)} times (alpha {alpha:.2f}; Eq. 1 says {theory.speedup(alpha, draft_len, costs[0]):.2f}, "
+                f"with the measured cost of verification {theory.speedup(alpha, draft_len, *costs):.2f})"
+            ),
+        )
+    after = told["distilled"][0]
+    helps = "pays" if after.low > 1 else "does not pay" if after.high < 1 else "is not shown to pay"
+    yield (
+        f"Traffic  an adapted draft {helps}: against no draft {told['distilled'][1]}, the draft as it was {told['before'][1]}, "
+        f"in llama.cpp on {after.n} requests"
+    )
 
 
 def _latency(table: pd.DataFrame) -> Iterator[str]:
@@ -78,6 +109,7 @@ def _acceptance(table: pd.DataFrame) -> Iterator[str]:
 
 
 HEADLINES = {
+    "osd_latency_dataset": _traffic,
     "osd_offline": _offline,
     "osd_online": _online,
     "osd_latency_alpha": _latency,

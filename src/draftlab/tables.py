@@ -6,7 +6,7 @@ by an interval without 0, so a bold number never stands on noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,7 +25,8 @@ class Layout:
     """Which columns of a table become rows and columns of the printed one, and what a cell holds.
 
     A cell is ``sum(above) / sum(below)``, or the mean of ``above`` when there is no ``below``; ``best`` says which end is good;
-    ``window`` keeps a part of each stream, ``where`` rows with this value of a column.
+    ``window`` keeps a part of each stream, ``where`` rows with this value of a column; ``exact`` says why a table without units to
+    draw has no interval, ``note`` what else a reader must know.
     """
 
     rows: tuple[str, ...]
@@ -36,8 +37,40 @@ class Layout:
     digits: int = 3
     window: tuple[float, float] | None = None
     where: tuple[str, str] | None = None
+    exact: str = "exact, so no interval"
+    note: str = ""
+
+    @property
+    def quantity(self) -> str:
+        """What a cell is, with its unit."""
+        ratio = self.above if self.below is None else f"{self.above} / {self.below}"
+        return QUANTITIES.get((self.above, self.below), ratio)
 
 
+QUANTITIES: dict[tuple[str, str | None], str] = {
+    ("overlap", "visited"): "alpha",
+    ("accepted", "visited"): "accepted over visited tokens",
+    ("accepted", "over"): "precision or recall",
+    ("acceptance", None): "acceptance [probability]",
+    ("acceptance_sum", "positions"): "acceptance [probability]",
+    ("over_k_seq", "positions"): "acceptance of importance sampling less that of K-SEQ [probability]",
+    ("emitted", "blocks"): "block efficiency [tokens per target call]",
+    ("emitted", "cost"): "speed-up by Eq. 1, a draft step at a tenth of a target step [times plain decoding]",
+    ("plain", "speculative"): "speed-up [times plain decoding]",
+    ("plain_seconds", "seconds"): "speed-up [times plain decoding]",
+    ("speedup", None): "speed-up [times plain decoding]",
+    ("static_seconds", "cost_seconds"): "seconds of the static draft over those of this one, training counted",
+    ("interval_seconds", "update_seconds"): "seconds of the target between two updates over those of an update",
+    ("verify_seconds", "plain_seconds"): "seconds of verifying over those of a plain step",
+    ("speculative_ms", None): "time per token [ms]",
+    ("request_ms", None): "CPU time per request [ms]",
+    ("ms", None): "time per decision [ms]",
+    ("score", None): "score (ROUGE-L or BLEU, 0 to 1)",
+    ("gb", "original_gb"): "bytes moved, as a share of plain decoding's",
+    ("flops_per_second", "hardware_flops"): "FLOP/s asked for, as a share of the hardware's",
+    ("count", "total"): "share of the requests",
+    ("subsets", "expected_subsets"): "conditions found over those of Theorem 2",
+}
 LATE = (0.8, 1.0)
 ON_STREAM = ("measured_on", "stream")
 LAYOUTS: dict[str, Layout] = {
@@ -71,10 +104,17 @@ LAYOUTS: dict[str, Layout] = {
     "osd_update_cost": Layout(("draft", "update_interval"), (), "interval_seconds", "update_seconds", digits=1),
     "mdss_region": Layout(("panel", "scheme"), (), "acceptance"),
     "mdss_acceptance": Layout(
-        ("draft_temperature", "num_drafts"), ("scheme",), "acceptance_sum", "positions", "largest", digits=4
+        ("dataset", "draft_temperature", "num_drafts"),
+        ("scheme",),
+        "acceptance_sum",
+        "positions",
+        digits=4,
+        note="rrs draws its drafts without replacement, which has an optimum of its own",
     ),
     "mdss_cone": Layout(("num_tokens", "num_drafts"), (), "subsets", "expected_subsets"),
-    "mdss_cost": Layout(("filter", "vocab", "num_drafts", "batch"), ("scheme",), "ms"),
+    "mdss_cost": Layout(
+        ("filter", "vocab", "num_drafts", "batch"), ("scheme",), "ms", exact="medians of repeated calls, so no interval"
+    ),
     "mdss_draft_temperature": Layout(("draft_temperature",), ("scheme",), "emitted", "blocks", "largest"),
     "mdss_drafts": Layout(("num_drafts",), ("scheme",), "emitted", "blocks", "largest"),
     "mdss_mixed_temperature": Layout(("draft_temperature",), ("scheme",), "emitted", "blocks", "largest"),
@@ -168,7 +208,7 @@ def summary(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
     missing = [key for key in (*keys, layout.above, layout.below) if key is not None and key not in table]
     if missing:
         raise UserError(f"the table has no column {missing[0]!r}", remedy="run the experiment again")
-    table = kept(table, layout).assign(_one=1.0)
+    table = in_order(kept(table, layout), keys).assign(_one=1.0)
     below = layout.below or "_one"
     if tidy.unit(table) is None:
         cells = table.groupby(keys, sort=False)[[layout.above, below]].sum().reset_index()
@@ -185,6 +225,15 @@ def summary(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
             if (winner := _winner(table, row, layout, below)) is not None:
                 best[winner] = True
     return cells.assign(best=best)
+
+
+def in_order(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Numbers in rising order, words as they came."""
+
+    def rank(column: pd.Series) -> pd.Series:
+        return column if pd.api.types.is_numeric_dtype(column) else pd.Series(pd.factorize(column)[0], column.index)
+
+    return table.sort_values(list(keys), key=rank, kind="stable")
 
 
 def kept(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
@@ -217,13 +266,16 @@ def _sums(table: pd.DataFrame, cell: pd.Series, layout: Layout, below: str) -> p
 
 def caption(experiment: str, cells: pd.DataFrame, layout: Layout, unit: str | None, scale: str) -> str:
     """What the numbers are, in one line."""
+    one_run = bool((cells["ci_low"] == cells["ci_high"]).all())
     n = f"{cells['n'].min()}" if cells["n"].nunique() == 1 else f"{cells['n'].min()} to {cells['n'].max()}"
-    parts = [f"{experiment}, scale {scale}", f"n = {n} {unit or 'row'}s per cell"]
+    parts = [f"{experiment}, scale {scale}: {layout.quantity}", f"n = {n} {unit or 'row'}s per cell"]
     if layout.window:
         parts.append(f"from {layout.window[0]:.0%} to {layout.window[1]:.0%} of the stream")
     if layout.where:
         parts.append(": ".join(layout.where))
-    parts.append("exact, so no interval" if unit is None else f"95 % bootstrap interval over {unit}s")
+    sure = layout.exact if unit is None else "one run each, so no interval" if one_run else ""
+    parts.append(sure or f"95 % bootstrap interval over {unit}s")
+    parts += [layout.note] if layout.note else []
     if cells["best"].any():
         parts.append("bold: best of its row, by differences whose intervals leave out 0")
     return ", ".join(parts) + "."
@@ -265,8 +317,8 @@ def arrange(cells: pd.DataFrame, layout: Layout, bold: Callable[[str], str] = st
     ]
     names = [", ".join(_named(key, cell[key]) for key in layout.columns) for _, cell in cells.iterrows()]
     if not layout.columns:
-        names = [layout.above] * len(cells)
-    flat = cells[list(layout.rows)].astype(str).assign(_name=names, _text=texts)
+        names = [layout.quantity] * len(cells)
+    flat = cells[list(layout.rows)].map(_axis).assign(_name=names, _text=texts)
     page = flat.pivot(index=list(layout.rows), columns="_name", values="_text")
     order = flat[list(layout.rows)].drop_duplicates()
     page = page.reindex(index=pd.MultiIndex.from_frame(order) if len(layout.rows) > 1 else order.iloc[:, 0].tolist())
@@ -278,9 +330,14 @@ def arrange(cells: pd.DataFrame, layout: Layout, bold: Callable[[str], str] = st
 
 def _text(estimate: float, low: float, high: float, digits: int, bold: Callable[[str], str]) -> str:
     number = bold(f"{estimate:.{digits}f}")
-    return number if np.isnan(low) else f"{number} [{low:.{digits}f}, {high:.{digits}f}]"
+    return number if np.isnan(low) or low == high else f"{number} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def _named(key: str, value: object) -> str:
     """A number needs its key to be read, a word does not."""
-    return f"{key} {value}" if isinstance(value, int | float) else str(value)
+    return f"{key} {_axis(value)}" if isinstance(value, int | float) else str(value)
+
+
+def _axis(value: object) -> str:
+    """A setting as a reader writes it."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -190,7 +190,7 @@ def derive(experiment: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def unit(rows: pd.DataFrame) -> str | None:
-    """The column whose values the bootstrap draws: requests, records of a stream, or blocks; None for an exact table."""
+    """The column whose values the bootstrap draws: requests, places (records) of a stream, or blocks; None for an exact table."""
     return next((column for column in ("request", "record", "block") if column in rows), None)
 
 

@@ -74,7 +74,7 @@ def update(
 ) -> float:
     """One optimizer step on the sum of ``losses`` (micro-batches, each already weighted); return the sum.
 
-    Gradients are clipped to norm ``clip``; 0 leaves them as they are. A loss that is not finite is a ``UserError``.
+    Gradients are clipped to norm ``clip``; 0 leaves them as they are. A loss or a gradient that is not finite is a ``UserError``.
     """
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
@@ -89,8 +89,9 @@ def update(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if reduce is not None:
         reduce(parameters)
-    if clip:
-        nn.utils.clip_grad_norm_(parameters, clip)
+    norm = float(nn.utils.clip_grad_norm_(parameters, clip or math.inf))
+    if not math.isfinite(norm):
+        raise UserError(f"the norm of the gradient is {norm}", remedy="lower learning_rate, or check the answers")
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
@@ -152,16 +153,16 @@ def save_checkpoint(
     tensors = {f"model.{name}": value.contiguous() for name, value in model.named_parameters()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value.contiguous() for name, value in state.items()}
-    metadata = {"identity": identity, "step": json.dumps(step), "notes": json.dumps(notes), "digest": _digest(tensors)}
+    metadata = {"identity": identity, "step": json.dumps(step), "notes": json.dumps(notes), "digest": digest(tensors)}
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """A digest of the values: the format has none, and a flipped bit would go on training unseen."""
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of the values: safetensors has none, and a flipped bit would go on training unseen."""
     whole = hashlib.sha256()
     for name in sorted(tensors):
-        whole.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)
+        whole.update(tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return whole.hexdigest()
 
 
@@ -177,7 +178,7 @@ def load_checkpoint(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (FileNotFoundError, SafetensorError):
         return 0
-    if metadata.get("digest") != _digest(tensors) or any(
+    if metadata.get("digest") != digest(tensors) or any(
         tensors.get(f"model.{name}", value.new_empty(0)).shape != value.shape
         for name, value in model.named_parameters()
     ):

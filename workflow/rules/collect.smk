@@ -17,7 +17,7 @@ rule collect:
     log:
         "results/{run}/logs/collect/{experiment}.log",
     wildcard_constraints:
-        experiment="|".join(RUN.experiments),
+        experiment="|".join(RUN.known),
     conda:
         "../../envs/cpu.yaml"
     threads: needs("collect").threads
@@ -93,12 +93,14 @@ rule report:
         **resources_of("report"),
     params:
         scale=RUN.scale,
-        code=code("report"),
+        own=RUN.own,
+        code=code("report", "summary"),
     message:
         "Write the report"
     shell:
         r"""
-        draftlab report --results "$(dirname {output.report:q})" --scale {params.scale:q} --out {output.report:q} >{log:q} 2>&1
+        draftlab report --results "$(dirname {output.report:q})" --scale {params.scale:q} --out {output.report:q} \
+            --own {params.own:q} >{log:q} 2>&1
         """
 
 

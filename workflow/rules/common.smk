@@ -19,6 +19,14 @@ def resources_of(rule):
     }
 
 
+def all_cores():
+    """Every core of one's own machine, for a measurement; one where nobody counts them, as under a scheduler that profiles let decide."""
+    try:
+        return workflow.cores
+    except WorkflowError:
+        return 1
+
+
 def stage(*names):
     """Wildcard constraint: the experiments of these stages."""
     return "|".join(RUN.of_stage(*names)) or "no_experiment_of_this_stage"
@@ -154,6 +162,22 @@ def made_models(wildcards):
     return {
         role: f"results/{wildcards.run}/models/{role}/config.json" for role in roles
     }
+
+
+def named_models(wildcards):
+    """Input function: the models of this scale that exist already, on the hub or in a folder."""
+    pairs = {
+        "models": {"target": RUN.settings.target} | RUN.drafts,
+        "t5/models": {"target": T5.target} | T5_DRAFTS,
+        "multidraft": {"target": PAIR.target, "draft": PAIR.draft},
+    }
+    return [
+        f"results/{RUN.name}/{folder}/{role}/config.json"
+        for folder, recipes in pairs.items()
+        for role, recipe in recipes.items()
+        if recipe.model
+        and RUN.scale != "shapes"  # where a name is that of an architecture
+    ]
 
 
 def measured_model(role):

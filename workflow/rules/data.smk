@@ -1,7 +1,8 @@
 """Raw rows -> prompts.
 
 Required: nothing (generator), a folder of raw files (--config raw=DIR), or a network (hub).
-Steps: fetch (the only rule that may touch a network) - clean.
+Steps: fetch - clean - label. Besides fetch the rules that make named models ask the hub for them, and label and route for their
+classifier: `snakemake prefetch` does all of that beforehand, for jobs without a network.
 Outputs: results/{run}/data/{dataset}/{prompts,eval,rejected}.jsonl, summary.json
 """
 
@@ -109,6 +110,32 @@ rule fetch:
             --seed {params.seed:q} \
             --out {output.rows:q} \
             >{log:q} 2>&1
+        """
+
+
+rule prefetch:
+    """Get everything that comes over a network: raw rows, models, and the classifier of topics."""
+    input:
+        rows=lambda wildcards: [
+            f"results/{RUN.name}/data/{dataset}/raw/{split}.jsonl"
+            for dataset in sorted({*RUN.datasets, *T5.datasets, *PAIR.datasets})
+            for split in ("train", "eval")
+        ],
+        models=named_models,
+    log:
+        f"results/{RUN.name}/logs/prefetch.log",
+    localrule: True
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        classifier=(
+            "from draftlab.datasets.classify import hub_classifier; hub_classifier('main')"
+            if "hub" in {*DATA.label.values(), *DATA.router.values()}
+            else "pass"
+        ),
+    shell:
+        r"""
+        python -c {params.classifier:q} >{log:q} 2>&1
         """
 
 

@@ -62,6 +62,7 @@ rule route:
         **resources_of("route"),
     params:
         method=lambda wildcards: DATA.router[job(wildcards).arrangement.group_by],
+        device=RUN.settings.answers.device,
         code=code("routing"),
     message:
         "Route requests: {wildcards.experiment} {wildcards.cell}"
@@ -71,6 +72,7 @@ rule route:
             --stream {input.stream:q} \
             --train {input.train:q} \
             --method {params.method:q} \
+            --device {params.device:q} \
             --out {output.stream:q} \
             --report {output.report:q} \
             >{log:q} 2>&1
@@ -247,7 +249,7 @@ rule medusa:
         experiment=stage("medusa", "break_even"),
     conda:
         "../../envs/cpu.yaml"
-    threads: 64
+    threads: all_cores()
     resources:
         **resources_of("medusa"),
         exclusive=1,

@@ -3,7 +3,7 @@
 Required: results/{run}/models/{target,draft}/ (at shapes nothing: the models are built where they are measured), and for osd_latency_dataset the drafts that osd_offline distilled
 Outputs: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}
 
-Measurements are of one thread, but they must have the machine to themselves: 64 threads are as many as there are.
+Measurements are of one thread, but they must have the machine to themselves, so they ask for every core.
 """
 
 
@@ -28,7 +28,7 @@ rule latency:
         ),
     conda:
         "../../envs/cpu.yaml"
-    threads: 64
+    threads: all_cores()
     resources:
         **resources_of("latency"),
         exclusive=1,
@@ -73,7 +73,7 @@ rule latency_requests:
         experiment=stage("latency_requests"),
     conda:
         "../../envs/cpu.yaml"
-    threads: 64
+    threads: all_cores()
     resources:
         **resources_of("latency_requests"),
         exclusive=1,

@@ -33,9 +33,9 @@ Prices = dict[str, Float64[np.ndarray, " measurements"]]
 
 
 def break_even(job: experiments.BreakEven, folders: Folders) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Rows: ``seed, contender`` (static, online, larger), ``update_interval`` (0: none), ``record, emitted, blocks``; of the record
+    """Rows: ``seed, contender`` (static, online, larger), ``update_interval`` (0: none), ``record, request, emitted, blocks``; of the record
     ``serve_seconds, serve_gb`` and its share of the training, ``update_seconds, update_gb``; ``static_seconds, static_gb`` of the draft as it was.
-    Record r has the prices of measurement r modulo their number, so an interval over records holds their noise too."""
+    Record r has the prices of measurement r modulo their number, so an interval over requests holds their noise too."""
     frames = [
         _compared(settings, folders).assign(**({"seed": settings.seed} | labels))
         for labels, settings in experiments.variants(job)
@@ -84,7 +84,6 @@ def _compared(settings: experiments.BreakEven, folders: Folders) -> pd.DataFrame
         learner = copy.deepcopy(draft)
         rows, effort = serve(learner, stream, settings.model_copy(update={"update_interval": interval}))
         read = max(read, effort.tokens)
-        rows = rows.rename(columns={"request": "record"})
         runs["online", interval] = priced(rows, "draft", f"update {interval}", 1 / interval)
     affordable = _affordable(every, read * size["draft"].weights / size["larger"].weights, settings)
     steps = math.ceil(len(affordable) / settings.batch)
@@ -100,7 +99,7 @@ def _compared(settings: experiments.BreakEven, folders: Folders) -> pd.DataFrame
 
 def _served(draft: LanguageModel, stream: Traffic, settings: experiments.BreakEven) -> pd.DataFrame:
     rows = counts(walk(agree_along(draft, stream.answers), settings.draft_len))
-    return rows.rename(columns={"request": "record"})
+    return stream.numbered(rows, range(len(stream)))
 
 
 def _affordable(every: Traffic, tokens: float, settings: experiments.BreakEven) -> list[int]:

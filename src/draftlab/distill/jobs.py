@@ -104,6 +104,7 @@ def offline(job: experiments.Offline, folders: Folders) -> tuple[pd.DataFrame, d
 
     The draft of the first variant, or of the first one called ``settings.save``, goes to ``out/draft``.
     """
+    parallel.start()
     frames, runs, saved = [], [], False
     for number, (labels, settings) in enumerate(experiments.variants(job)):
         begin = time.process_time()
@@ -156,10 +157,12 @@ def tokens(job: experiments.Tokens, folders: Folders) -> tuple[pd.DataFrame, dic
 
 
 def online(job: experiments.Online, folders: Folders) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Serve the stream once with every variant. Rows: the axes, ``seed, record`` and counts; ``group`` in a stream of several classes.
+    """Serve the stream once with every variant. Rows: the axes, ``seed, record, request`` and counts; ``group`` in a stream of several classes.
 
-    ``record`` is the place in the stream. Measurements on held-out requests (``measured_on``: ``held_out``) say in ``after`` how many
-    requests had been served. ``misrouted``: whether the draft of another class served the request, where classes have their own.
+    ``record`` is the place in the stream, which each seed gives to another request; ``request`` numbers the requests over the recorded passes
+    of the stream's datasets, so an interval draws all seeds of one together (those of held-out requests are negative). Measurements on
+    held-out requests (``measured_on``: ``held_out``) say in ``after`` how many requests had been served. ``misrouted``: whether the draft of
+    another class served the request, where classes have their own.
     """
     frames, runs = [], []
     for labels, settings in experiments.variants(job):
@@ -184,6 +187,8 @@ def _traffic(settings: experiments.Online, folders: Folders, part: str) -> Traff
     def load() -> Traffic:
         passes = [folders.recorded(dataset, split, settings.temperature) for dataset in settings.datasets]
         traffic = along(path, passes) if settings.stream else whole(passes[0], settings.dataset)
+        if part == "held_out":
+            traffic = dataclasses.replace(traffic, request=~traffic.request)
         return traffic.reordered(seed)
 
     return folders.once((path, split, settings.temperature, settings.dataset, seed), load)
@@ -256,7 +261,7 @@ def _serve_own(settings: experiments.Online, folders: Folders, own: Traffic, nam
         if settings.live:
             server = live_server(folders.target(settings.device), folders.max_new_tokens, folders.tokenizer.eos_ids)
         rows, spent = serve(draft, served, settings, server=server, watch=watch)
-        rows = rows.rename(columns={"request": "record"}).assign(group=served.group, segment=served.segment)
+        rows = rows.assign(group=served.group, segment=served.segment)
         effort += spent
     else:
         rows = _measured(draft, served, settings)
@@ -281,16 +286,20 @@ def _first(pool: Traffic, share: float, name: str) -> list[int]:
 def _measured(draft: LanguageModel, traffic: Traffic, settings: experiments.Online) -> pd.DataFrame:
     """Acceptance of a draft that does not change, along all of ``traffic``."""
     rows = counts(walk(agree_along(draft, traffic.answers), settings.draft_len))
-    return rows.rename(columns={"request": "record"}).assign(group=traffic.group, segment=traffic.segment)
+    return traffic.numbered(rows, range(len(traffic))).assign(group=traffic.group, segment=traffic.segment)
 
 
 def _binned(rows: pd.DataFrame, size: int) -> pd.DataFrame:
-    """Sums over ``size`` neighbouring ``requests`` of one class and segment; ``record`` is the first place of the bin."""
+    """Sums over ``size`` neighbouring ``requests`` of one class and segment; ``record`` is the first place of the bin.
+
+    A bin has no ``request``: it sums other requests in each seed, so an interval over bins draws places of the stream.
+    """
     if size == 1:
         return rows
     keys = [key for key in ("measured_on", "after", "group", "segment") if key in rows]
     first = rows["record"] // size * size
-    return rows.assign(record=first, requests=1).groupby([*keys, "record"], sort=False).sum().reset_index()
+    rows = rows.drop(columns="request").assign(record=first, requests=1)
+    return rows.groupby([*keys, "record"], sort=False).sum().reset_index()
 
 
 # --- shared ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from draftlab.losses import LOSSES, one_hot_logits
 from draftlab.models import LanguageModel
 
 WARMUP_SHARE = 0.03  # of the steps (OSD's scripts)
+NOTHING = Samples([], [], torch.empty(0, 0))  # the share of a process when there are more processes than requests
 
 
 @dataclass
@@ -62,8 +64,9 @@ def train(
         if step % ahead == 0:
             parts = [parallel.my_share(part) for part in order[step : step + ahead]]
             generator = torch.Generator(scene.draft.device).manual_seed(settings.seed * 1_000_003 + step)
-            samples = SOURCES[source](scene, list(itertools.chain(*parts)), generator)
-            effort.target_tokens += samples.scored
+            mine = list(itertools.chain(*parts))
+            samples = SOURCES[source](scene, mine, generator) if mine else NOTHING
+            effort.target_tokens += parallel.total(samples.scored)
             drawn.update(enumerate(samples.cut([len(part) for part in parts]), step))
         yield from _terms(scene.draft, drawn.pop(step), settings, source, effort)
 
@@ -76,11 +79,20 @@ def train(
         label=f"{settings.dataset} {source} {settings.loss}",
         checkpoint=checkpoint,
         checkpoint_every=ahead,
-        identity=f"{settings!r} {len(scene.recorded.answers)} {experiments.code_digest(__name__)}",
+        identity=_identity(scene, requests, settings) if checkpoint else "",
         notes=vars(effort),
         reduce=parallel.add_up,
     )
     return effort
+
+
+def _identity(scene: Scene, requests: Sequence[int], settings: experiments.Training) -> str:
+    """Whose checkpoint it is: settings, code, the draft before training, and the target's answers that it learns from."""
+    records = [scene.recorded.answers[request] for request in requests]
+    text = repr([(record.prompt_ids, record.answer_ids) for record in records])
+    start, laws = (training.digest(found) for found in (dict(scene.draft.named_parameters()), scene.recorded.tensors))
+    told = hashlib.sha256(text.encode()).hexdigest()
+    return f"{settings!r} {scene.max_new_tokens} {experiments.code_digest(__name__)} {start} {told} {laws}"
 
 
 def _terms(

@@ -22,7 +22,7 @@ from draftlab.distill.positions import positions_to_learn
 from draftlab.distill.traffic import Traffic
 from draftlab.models import LanguageModel
 from draftlab.records import Answer
-from draftlab.replay import TargetPass, compact_law, kept_tokens
+from draftlab.replay import TargetPass, compact_law
 from draftlab.sampling import Sampling
 
 
@@ -46,7 +46,8 @@ def live_server(target: LanguageModel, max_new_tokens: int, eos_ids: Collection[
             generator=torch.Generator(target.device).manual_seed(int(rng.integers(2**62))),
             observe=lambda request, found: logits[request].append(found),
         ).traces
-        answers = _recorded(records, traces, logits, sampling, target.vocab_size)
+        kept = target.vocab_size if traffic.answers.ids is None else traffic.answers.ids.shape[1]
+        answers = _recorded(records, traces, logits, sampling, target.vocab_size, kept)
         chosen = [
             positions_to_learn([len(trace.answer_ids)], *_blocks(trace), settings.loss_positions) for trace in traces
         ]
@@ -71,11 +72,12 @@ def _recorded(
     logits: Sequence[Sequence[Tensor]],
     sampling: Sampling,
     vocab_size: int,
+    kept: int,
 ) -> TargetPass:
     """What was decoded, as a recorded pass: the laws are those that verification read."""
     tokens = torch.tensor([token for trace in traces for token in trace.answer_ids], device=logits[0][0].device)
     every = torch.cat([block for blocks in logits for block in blocks])
-    laws, ids = compact_law(every, tokens, sampling.temperature or 1.0, kept_tokens(vocab_size))
+    laws, ids = compact_law(every, tokens, sampling.temperature or 1.0, kept)
     answers = [
         Answer(record.id, record.prompt_ids, trace.answer_ids, trace.finished)
         for record, trace in zip(records, traces, strict=True)

@@ -11,6 +11,7 @@ import torch
 
 from draftlab import experiments
 from draftlab.decode import BlockTrace, speculate
+from draftlab.distill import parallel
 from draftlab.distill.learning import Effort, train
 from draftlab.distill.sources import Scene
 from draftlab.records import atomic_path
@@ -22,7 +23,8 @@ def distil(
 ) -> tuple[pd.DataFrame, Effort]:
     """Distil ``scene.draft``, and measure it on ``held_out``: before each of ``probes`` parts of every epoch, and at the end.
 
-    Rows: ``epoch, request`` and the counts of ``counts``. Measurements are kept beside the checkpoint, so a killed run has them all.
+    Rows: ``epoch, request`` and the counts of ``counts``. Measurements are kept beside the checkpoint, so a killed run has them all; of several
+    processes the first one measures along the way.
     """
     if settings.sample_source == "none":
         return measure(scene, held_out, settings).assign(epoch=0.0), Effort()
@@ -37,7 +39,7 @@ def distil(
     seen = checkpoint.with_suffix(".csv")
 
     def watch(step: int) -> None:
-        if step in due:
+        if step in due and parallel.is_first():
             done = pd.read_csv(seen) if step and seen.exists() else pd.DataFrame()
             done = done[done["epoch"] < step / per_epoch] if len(done) else done
             rows = measure(scene, held_out, settings).assign(epoch=step / per_epoch)
@@ -55,7 +57,7 @@ def distil(
         watch=watch,
     )
     rows = measure(scene, held_out, settings).assign(epoch=float(settings.epochs))
-    if due:
+    if due and parallel.is_first():
         rows = pd.concat([pd.read_csv(seen), rows], ignore_index=True)
         seen.unlink()
     return rows, effort

@@ -99,7 +99,7 @@ def serve(
     server: Server = replay_server,
     watch: Callable[[int], None] = lambda served: None,
 ) -> tuple[pd.DataFrame, Effort]:
-    """Serve ``traffic`` with ``draft``, which learns on the way; one row of counts per request, ``request`` its place in the stream.
+    """Serve ``traffic`` with ``draft``, which learns on the way; one row of counts per request, ``record`` its place in the stream.
 
     With a ``lag`` a second copy learns, and its weights reach the served one that many requests later. ``watch(served)`` is called
     between stretches.
@@ -116,7 +116,7 @@ def serve(
         stretch = plan[number]
         requests = range(stretch.start, stretch.end)
         rows, served = server(draft, traffic, requests, settings, rng)
-        frames.append(rows.assign(request=list(requests)))
+        frames.append(traffic.numbered(rows, requests))
         fresh += [lesson for request, lesson in zip(requests, served, strict=True) if traffic.trains[request]]
         if stretch.updates:
             older = rng.choice(len(past), min(settings.replay, len(past)), replace=False) if past else np.arange(0)

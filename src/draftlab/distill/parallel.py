@@ -23,6 +23,12 @@ def _state() -> Any:
     return PartialState(cpu=not torch.cuda.is_available())
 
 
+def start() -> None:
+    """Join the other processes. Each gets a GPU of its own by it, so no model may be on "cuda" before."""
+    if PROCESSES > 1:
+        _state()
+
+
 def is_first() -> bool:
     """Whether this process writes files."""
     return PROCESSES == 1 or bool(_state().is_main_process)

@@ -76,7 +76,7 @@ def student(scene: Scene, requests: Sequence[int], generator: Generator) -> Samp
 
 def mix_request(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
     """Each whole answer from the target or, by a fair coin, from the draft."""
-    coins = torch.rand(len(requests), generator=generator) < SHARE
+    coins = _coins(len(requests), generator)
     parts = {True: [r for r, c in zip(requests, coins, strict=True) if c]}
     parts[False] = [r for r, c in zip(requests, coins, strict=True) if not c]
     drawn = {
@@ -84,11 +84,11 @@ def mix_request(scene: Scene, requests: Sequence[int], generator: Generator) -> 
         for by_target, part in parts.items()
         if part
     }
-    chosen = [next(drawn[bool(coin)]) for coin in coins]
+    chosen = [next(drawn[coin]) for coin in coins]
     return Samples(
         [sample.prompts[0] for sample in chosen],
         [sample.answers[0] for sample in chosen],
-        torch.cat([sample.target_logits for sample in chosen]),
+        torch.cat([sample.target_logits.to(scene.draft.device) for sample in chosen]),  # recorded laws are on the CPU
         sum(len(sample.answers[0]) for sample, coin in zip(chosen, coins, strict=True) if not coin),
     )
 
@@ -116,6 +116,11 @@ SOURCES: dict[str, Source] = {
 }
 LIVE = frozenset({"student", "mix_request", "mix_token"})
 """Sources for which the target runs again."""
+
+
+def _coins(count: int, generator: Generator) -> list[bool]:
+    """Whether the target writes, by a coin each; torch draws on the device of its generator alone."""
+    return (torch.rand(count, generator=generator, device=generator.device) < SHARE).tolist()
 
 
 def _written(
@@ -179,8 +184,8 @@ class _MixtureCache:
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
         target, draft = (cache.extend(tokens) for cache in self.caches)
         self.model.target_logits = target[:, -1].clone()
-        coins = torch.rand(len(tokens), generator=self.model.generator) < SHARE
-        return torch.where(coins.to(target.device)[:, None, None], target, draft)
+        coins = torch.tensor(_coins(len(tokens), self.model.generator), device=target.device)
+        return torch.where(coins[:, None, None], target, draft)
 
     def crop(self, lengths: Sequence[int]) -> None:
         for cache in self.caches:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Bool, Int
 
@@ -22,7 +23,7 @@ class Traffic:
     """Recorded requests in order.
 
     ``group``: the class of each; ``route``: the class that a router named; ``segment``: the block of the stream that it stands in;
-    ``trains``: whether a draft may learn from it.
+    ``trains``: whether a draft may learn from it; ``request``: its number, the same in every order of the same recorded passes.
     """
 
     answers: TargetPass
@@ -30,6 +31,7 @@ class Traffic:
     route: list[str]
     segment: Int[np.ndarray, " requests"]
     trains: Bool[np.ndarray, " requests"]
+    request: Int[np.ndarray, " requests"]
 
     def __len__(self) -> int:
         return len(self.group)
@@ -37,8 +39,14 @@ class Traffic:
     def take(self, places: Sequence[int]) -> Traffic:
         """The requests at ``places``, in this order."""
         groups, routes = ([names[place] for place in places] for names in (self.group, self.route))
-        segments, trains = (values[list(places)] for values in (self.segment, self.trains))
-        return Traffic(join([self.answers], [(0, p) for p in places]), groups, routes, segments, trains)
+        rest = (values[list(places)] for values in (self.segment, self.trains, self.request))
+        return Traffic(join([self.answers], [(0, p) for p in places]), groups, routes, *rest)
+
+    def numbered(self, rows: pd.DataFrame, places: Sequence[int]) -> pd.DataFrame:
+        """The counts of the requests at ``places`` with ``record``, the place, and ``request``: seeds move the one, not the other."""
+        return rows.rename(columns={"request": "record"}).assign(
+            record=list(places), request=self.request[list(places)]
+        )
 
     def reordered(self, seed: int) -> Traffic:
         """The same sequence of classes with each class's requests in another order; seed 0 leaves them as they are.
@@ -58,11 +66,12 @@ class Traffic:
 def whole(answers: TargetPass, group: str) -> Traffic:
     """All recorded requests of one dataset, in their order; every one may train."""
     count = len(answers.answers)
-    return Traffic(answers, [group] * count, [group] * count, np.zeros(count, int), np.ones(count, bool))
+    ones = np.ones(count, bool)
+    return Traffic(answers, [group] * count, [group] * count, np.zeros(count, int), ones, np.arange(count))
 
 
 def along(stream: Path, passes: Sequence[TargetPass]) -> Traffic:
-    """The requests of a stream file (``datasets.streams``) with their answers out of ``passes``.
+    """The requests of a stream file (``datasets.streams``) with their answers out of ``passes``, which number them one after the other.
 
     ``UserError`` for a request that no pass answers.
     """
@@ -80,7 +89,10 @@ def along(stream: Path, passes: Sequence[TargetPass]) -> Traffic:
     routes = [str(prompt.meta.get("route", group)) for prompt, group in zip(prompts, groups, strict=True)]
     segments = np.array([int(prompt.meta["segment"]) for prompt in prompts])
     trains = np.array([bool(prompt.meta["update"]) for prompt in prompts])
-    return Traffic(join(passes, [known[prompt.id] for prompt in prompts]), groups, routes, segments, trains)
+    places = [known[prompt.id] for prompt in prompts]
+    begins = [0, *itertools.accumulate(len(recorded.answers) for recorded in passes)]
+    numbers = np.array([begins[number] + place for number, place in places], dtype=int)
+    return Traffic(join(passes, places), groups, routes, segments, trains, numbers)
 
 
 def join(passes: Sequence[TargetPass], places: Sequence[tuple[int, int]]) -> TargetPass:

@@ -9,10 +9,10 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from draftlab.datasets import registry
 from draftlab.errors import UserError
@@ -24,7 +24,7 @@ WORKFLOW = Path(__file__).parents[3] / "workflow"
 CELL = re.compile(r"[A-Za-z0-9_.+-]+")
 """A cell's name is a folder, and a wildcard of the rules."""
 NAME = re.compile(r"[a-z0-9_]+")
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+(@[\w./-]+)?)?")
 
 
 class Answer(Settings):
@@ -33,7 +33,7 @@ class Answer(Settings):
     The rows of ``left`` less those of ``right`` (or a constant), over the same requests, or the best of ``best``'s settings less the next
     one: an interval above 0 says ``more``, one below it ``less``, any other ``level``. The texts may name ``{gap}``, ``{left}``,
     ``{right}``, ``{n}``, ``{best}`` and ``{second}``. ``each`` repeats the difference for every value of these columns; ``measure`` is
-    summed numerator and denominator, by default those of the printed table.
+    summed numerator and denominator, by default those of the printed table, as are the ``digits``.
     """
 
     left: dict[str, Any] = {}
@@ -41,6 +41,7 @@ class Answer(Settings):
     best: list[str] = []
     each: list[str] = []
     measure: tuple[str, str | None] | None = None
+    digits: int | None = None
     more: str
     less: str = ""
     level: str
@@ -60,7 +61,7 @@ class Experiment(Settings):
     question: str
     paper: Literal["osd", "mdss", "beyond"]
     artefact: str
-    answer: Answer | None = None
+    answer: Annotated[list[Answer], BeforeValidator(lambda said: [said] if isinstance(said, dict) else said)] = []
     stage: str
     axes: dict[str, Axis] = {}
     fixed: dict[str, Any] = {}
@@ -201,6 +202,12 @@ class Run(Settings):
     @property
     def scale(self) -> Scale:
         return self.config.scale
+
+    @property
+    def own(self) -> list[str]:
+        """The ``key=value`` that put prompts or models of one's own in place of the scale's."""
+        given = {key: getattr(self.config, key) for key in ("dataset", "target", "draft")}
+        return [f"{key}={value}" for key, value in given.items() if value]
 
     @property
     def raw_folder(self) -> str | None:

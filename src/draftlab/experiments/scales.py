@@ -45,13 +45,12 @@ class Data(Settings):
 
 
 class Recipe(Settings):
-    """A model: one that exists (``model``: hub id or folder), or one of a ``family`` trained on the spot.
+    """A model: one that exists (``model``: a folder, or ``owner/name[@revision]`` of the hub), or one of a ``family`` trained on the spot.
 
     A T5 has ``layers`` in its encoder and as many in its decoder.
     """
 
     model: str | None = None
-    revision: str | None = None
     family: Literal["llama", "t5"] = "llama"
     hidden: Count = 64
     layers: Count = 1
@@ -72,6 +71,7 @@ class Answers(Settings):
     max_new_tokens: int = Field(gt=0)
     template: Template = "vicuna_short"
     batch: int = Field(gt=0, default=64)
+    keep: int = Field(gt=0, default=64, description="most probable tokens recorded of a law over a large vocabulary")
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
 

@@ -24,7 +24,7 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path) -> None:
     rows = tidy.read(table, experiment)
     try:
         figures.draw(experiment, rows, scale, _published(), prefix)
-        answer = conclusions.sentence(experiment, rows, conclusions.answer_of(experiment))
+        answer = conclusions.sentences(experiment, rows, conclusions.answers_of(experiment))
         tables.write(experiment, rows, scale, prefix, answer)
     except KeyError as error:
         raise UserError(
@@ -59,7 +59,7 @@ def _digest(experiment: str, table: Path, scale: str) -> str:
     texts = [
         table.read_bytes(),
         *(path.read_bytes() for path in printed),
-        f"{code} {scale} {conclusions.answer_of(experiment)}".encode(),
+        f"{code} {scale} {conclusions.answers_of(experiment)}".encode(),
     ]
     return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
 

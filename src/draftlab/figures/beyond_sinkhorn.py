@@ -30,7 +30,11 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
                 continue
             points(ax, line["us"], line, style)
             for count, us, missing in zip(line["iterations"], line["us"], line["estimate"], strict=True):
-                if contender not in LOOKS and missing > 1e-6:
+                if (
+                    contender not in LOOKS
+                    and missing > 1e-6
+                    and count in (line["iterations"].min(), line["iterations"].max())
+                ):
                     ax.annotate(count, (us, missing), (3, 3), textcoords="offset points", fontsize=5.5)
         ax.set(title=f"K = {drafts}", xlabel="CPU µs per position", xscale="log", yscale="log")
     axes[0, 0].set_ylabel("missing to the optimum")
@@ -39,6 +43,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         figure,
         scale,
         f"{counted(found['n'])} requests per point, bars: 95 % bootstrap",
-        "numbers: iterations; a vertical line: at the optimum",
+        "numbers: fewest and most iterations; a vertical line: at the optimum",
     )
     return figure

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from draftlab import stats, tables, tidy
 from draftlab.figures.style import (
@@ -23,6 +23,7 @@ from draftlab.figures.style import (
     Look,
     counted,
     footer,
+    held,
     in_order,
     legend,
     look,
@@ -33,12 +34,6 @@ from draftlab.figures.style import (
 )
 
 Marks = Callable[[Axes, Any], None]
-MEASURES: dict[tuple[str, str | None], str] = {
-    ("overlap", "visited"): "alpha",
-    ("emitted", "blocks"): "tokens per target call",
-    ("plain", "speculative"): "speed-up",
-    ("plain_seconds", "seconds"): "speed-up",
-}
 
 
 def curve_figure(
@@ -72,6 +67,7 @@ def curve_figure(
     table = table.assign(_one=1.0, _unit=tidy.clusters(table) if unit else "")
     shown = in_order(table[panel].tolist(), [] if panel == "group" else list(NAMES)) if panel else [None]
     measures = [(ylabel, above, below), *also]
+    order = in_order(table[series].tolist(), order) if series else []
     height, width = (1.6 if also else 2.0), (7.0 if len(shown) > 1 else 3.8)
     figure, axes = panels(len(measures) + (foot is not None), len(shown), height=height, width=width, sharey="row")
     for upper in axes[: len(measures) - 1]:
@@ -118,7 +114,8 @@ def _x_axis(ax: Axes, found: pd.DataFrame, keys: Sequence[str], log: bool) -> No
         ax.set_xscale("log")
         ax.xaxis.set_minor_formatter(NullFormatter())
     words = [f"{value:g}" for value in values]
-    if len(values) <= 7 and max(map(len, words)) <= 5 and (log or pd.api.types.is_integer_dtype(found[x])):
+    few = len(values) <= 3 or (len(values) <= 7 and (log or pd.api.types.is_integer_dtype(found[x])))
+    if few and max(map(len, words)) <= 5:
         ax.set_xticks(values, words)
         ax.minorticks_off()
 
@@ -126,19 +123,24 @@ def _x_axis(ax: Axes, found: pd.DataFrame, keys: Sequence[str], log: bool) -> No
 def curves(
     ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequence[str] = (), apart: float = 0.0
 ) -> None:
-    """One line per value of ``series``, looks by name where the name is known; a value with a single ``x`` is a level."""
+    """One line per value of ``series``, looks by name where the name is known, else by place in ``order``; a value with a single
+    ``x`` is a level. Marks that stand ``apart`` leave their line where it is, so that the order of lines is that of the values."""
     values = in_order(rows[series].tolist(), order) if series else [None]
     several = rows[x].nunique() > 1
     for place, value in enumerate(values):
         line = (rows if value is None else rows[rows[series] == value]).sort_values(x)
-        style = look("ours" if value is None else value, place)
+        style = look("ours" if value is None else value, order.index(value) if value in order else place)
         if several and len(line) == 1:
             level = line.iloc[0]
             ax.axhline(level["estimate"], **style.options(marker=""))
             if np.isfinite(level["ci_low"]):
                 ax.axhspan(level["ci_low"], level["ci_high"], color=style.colour, alpha=0.15, linewidth=0)
+        elif apart:
+            ax.plot(line[x], line["estimate"], **style.options(marker="", label=""))
+            points(ax, line[x] + apart * (place - (len(values) - 1) / 2), line, style, linestyle="", label="")
+            ax.plot([], [], **style.options())
         else:
-            points(ax, line[x] + apart * (place - (len(values) - 1) / 2), line, style)
+            points(ax, line[x], line, style)
 
 
 PARTS = {"draft_seconds": ("drafting", PALE), "target_seconds": ("target", GREY), "select_seconds": ("selection", INK)}
@@ -171,7 +173,7 @@ def live_figure(
         marks=marks,
         foot=partial(_time_split, series),
         apart=0.012 * (table[x].max() - table[x].min()),
-        facts=facts,
+        facts=[*held(table, ("dataset", "draft_temperature", "target_temperature", "draft_len")), *facts],
     )
 
 
@@ -267,6 +269,8 @@ def moving(ax: Axes, rows: pd.DataFrame, series: str, window: int, panel: str | 
         shown = np.arange(len(sums)) >= window - 1
         ax.plot(sums.index[shown], alpha[shown], **style.options(marker=""))
         _end(ax, sums[sums.index >= 0.8 * length], length * (1.03 + 0.04 * place), style)
+    ax.set_xticks([tick for tick in MaxNLocator(4).tick_values(0, length) if tick <= length])
+    ax.axvline(length, color=GREY, linewidth=0.5)
     if panel != "group":
         _boundaries(ax, served)
     return window * step
@@ -338,7 +342,7 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
             label=words,
         )
     ax.set(
-        xlabel=MEASURES.get((layout.above, layout.below), " / ".join(filter(None, (layout.above, layout.below)))),
+        xlabel=layout.quantity,
         ylim=(len(rows) - 0.5, -0.5),
     )
     ax.set_yticks(range(len(rows)), [", ".join(map(name, row)) for row in rows])

@@ -53,7 +53,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         f"{counted(accepted['n'])} requests of {table['dataset'].nunique()} datasets per point",
         seeds(table),
         "bars: 95 % bootstrap over requests",
-        "top-k 5; at or above the optimum there is no mark below",
+        "top-k 5; at or above the optimum there is no mark below; RRS draws without replacement, which has an optimum of its own",
     )
     return figure
 

@@ -53,6 +53,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         scale,
         f"{int(table.groupby('group_by')['count'].sum().max())} requests",
         "counts, so no interval",
+        "of generated requests the shares are settings of the generator",
         *facts,
     )
     return figure

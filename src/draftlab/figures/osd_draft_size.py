@@ -27,8 +27,9 @@ PRINTED: Printed = (
 
 def draw(table: pd.DataFrame, scale: str, published: Published, marked: Printed = PRINTED) -> Figure:
     """A panel per dataset over the parameters of the draft; hollow: printed values, sizes set in their order."""
-    table = table.assign(millions=(table["parameters"] / 1e6).round(3))
-    sizes = sorted(table["millions"].unique())
+    unit, words = (1e3, "thousands") if table["parameters"].max() < 1e6 else (1e6, "millions")
+    table = table.assign(size=(table["parameters"] / unit).round().astype(int))
+    sizes = sorted(table["size"].unique())
 
     def printed(ax: Axes, dataset: str) -> None:
         for claim, places, style in marked:
@@ -50,14 +51,15 @@ def draw(table: pd.DataFrame, scale: str, published: Published, marked: Printed 
     return curve_figure(
         table,
         scale,
-        x="millions",
+        x="size",
         above="overlap",
         below="visited",
         series="method",
         panel="dataset",
         order=["original", "distilled"],
-        xlabel="parameters, millions",
+        xlabel=f"parameters, {words}",
         ylabel="alpha",
         log_x=True,
         marks=printed,
+        facts=["printed values stand at the place of their size in its order, not at its number"],
     )

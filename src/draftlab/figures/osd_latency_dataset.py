@@ -5,7 +5,20 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.figures.style import BLACK, COLUMN, GREY, counted, footer, in_order, legend, look, name, panels, seeds
+from draftlab.figures.style import (
+    BLACK,
+    COLUMN,
+    GREY,
+    counted,
+    footer,
+    held,
+    in_order,
+    legend,
+    look,
+    name,
+    panels,
+    seeds,
+)
 from draftlab.published import Published
 from draftlab.stats import ratio_table
 
@@ -56,6 +69,11 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     ax.set_yticks(range(len(datasets)), [name(dataset) for dataset in datasets])
     legend(figure, [ax], columns=2)
     footer(
-        figure, scale, f"{counted(found['n'])} requests per point", seeds(table), "bars: 95 % bootstrap over requests"
+        figure,
+        scale,
+        f"{counted(found['n'])} requests per point",
+        seeds(table),
+        *held(table, ["draft_len"]),
+        "bars: 95 % bootstrap over requests",
     )
     return figure

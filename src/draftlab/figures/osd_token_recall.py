@@ -37,6 +37,6 @@ def gains(common: pd.DataFrame, count: int = 8) -> dict[str, str]:
     recall = (sums["accepted"] / sums["generated"].where(sums["generated"] > 0)).unstack("method")
     gain = (recall["distilled"] - recall["original"].fillna(0)).dropna()
     return {
-        str(dataset): " ".join(repr(text) for _, text in own.nlargest(count).index)
+        str(dataset): ", ".join(repr(text) for _, text in own.nlargest(count).index)
         for dataset, own in gain.groupby(level="dataset", sort=False)
     }

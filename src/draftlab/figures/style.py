@@ -228,6 +228,12 @@ def seeds(table: pd.DataFrame) -> str:
     return f"seeds {', '.join(map(str, found))}" if len(found) > 1 else f"seed {found[0]}" if found else ""
 
 
+def held(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """The settings that are the same in every row, in words."""
+    one = [key for key in keys if key in table and table[key].nunique() == 1]
+    return [f"{key.replace('_', ' ')} {name(str(table[key].iloc[0]))}" for key in one]
+
+
 def in_order(values: Sequence[Any], order: Mapping[str, Any] | Sequence[str]) -> list[Any]:
     """The values present, those of ``order`` first and in its order."""
     known = list(order)

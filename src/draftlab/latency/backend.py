@@ -52,7 +52,7 @@ class LatencyBackend(Protocol):
     vocab_size: int
     context_length: int
     vocabulary: str | None
-    special_tokens: dict[str, int]
+    eos: int | None
     tokens: list[int]
 
     def encode(self, prompt: Sequence[int]) -> None:
@@ -102,11 +102,7 @@ def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:
         raise UserError(f"the target is {kinds[0]}, the draft {kinds[1]}", remedy="use two models of one kind")
     if target.vocab_size != draft.vocab_size:
         raise UserError(f"the target has {target.vocab_size} tokens, the draft {draft.vocab_size}", remedy=remedy)
-    for name in target.special_tokens.keys() & draft.special_tokens.keys():
-        if target.special_tokens[name] != draft.special_tokens[name]:
-            raise UserError(
-                f"{name} is token {target.special_tokens[name]} of the target, {draft.special_tokens[name]} of the draft",
-                remedy=remedy,
-            )
+    if None not in (target.eos, draft.eos) and target.eos != draft.eos:
+        raise UserError(f"eos is token {target.eos} of the target, {draft.eos} of the draft", remedy=remedy)
     if target.vocabulary and draft.vocabulary and target.vocabulary != draft.vocabulary:
         raise UserError("target and draft have vocabularies of one size but different tokens", remedy=remedy)

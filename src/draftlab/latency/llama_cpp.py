@@ -53,9 +53,8 @@ class LlamaCpp:
         vocabulary = lib.llama_model_get_vocab(self._model)
         self.vocab_size = lib.llama_vocab_n_tokens(vocabulary)
         self.vocabulary = _metadata(self._model, VOCABULARY_KEY)
-        names = ("bos", "eos", "pad")
-        ids = {name: _metadata(self._model, f"tokenizer.ggml.{name}_token_id") for name in names}
-        self.special_tokens = {name: int(token) for name, token in ids.items() if token is not None}
+        eos = _metadata(self._model, "tokenizer.ggml.eos_token_id")
+        self.eos = None if eos is None else int(eos)
         self._context = _open_context(self._model, settings)
         self.context_length = lib.llama_n_ctx_seq(self._context)
         self._memory = lib.llama_get_memory(self._context)

@@ -41,7 +41,7 @@ def latency_requests(
             if settings.adaptive:
                 contenders[f"{name}_adaptive"] = draft, calibrated_length(big, draft)
         rows = measure_requests(big, contenders, requests, settings.max_new_tokens)
-        return rows.assign(dataset=settings.dataset), describe(big, *small)
+        return rows.assign(dataset=settings.dataset, draft_len=settings.draft_len), describe(big, *small)
 
 
 def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLength:

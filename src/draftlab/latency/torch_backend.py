@@ -25,8 +25,8 @@ class TorchBackend:
 
     vocabulary: str | None = None
 
-    def __init__(self, name: str, model: LanguageModel, settings: Settings, special_tokens: dict[str, int]) -> None:
-        self.name, self.model, self.settings, self.special_tokens = name, model, settings, special_tokens
+    def __init__(self, name: str, model: LanguageModel, settings: Settings, eos: int | None = None) -> None:
+        self.name, self.model, self.settings, self.eos = name, model, settings, eos
         self.vocab_size = model.vocab_size
         self.context_length = min(settings.context_length, model.context_len)
         self.decoder_start: int | None = None
@@ -116,7 +116,7 @@ def open_torch(path: Path, settings: Engine, engine: Settings) -> TorchBackend:
     dtype = DTYPES[settings.weights]
     if not path.is_dir():
         model = random_model(str(path), dtype, torch.device(settings.device), settings.seed)
-        return TorchBackend(str(path), model, engine, {})
-    special = {"eos": load_tokenizer(path).eos_ids[0]} if (path / "tokenizer.json").is_file() else {}
+        return TorchBackend(str(path), model, engine)
+    eos = load_tokenizer(path).eos_ids[0] if (path / "tokenizer.json").is_file() else None
     names: dict[torch.dtype, Any] = {torch.float32: "float32", torch.float16: "float16"}
-    return TorchBackend(path.name, load_model(path, names[dtype], settings.device), engine, special)
+    return TorchBackend(path.name, load_model(path, names[dtype], settings.device), engine, eos)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -11,53 +12,110 @@ from draftlab.hub import ask
 from draftlab.records import atomic_dir
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+VOCABULARIES = (("tokenizer.model",), ("spiece.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
+"""What tokenizer.json is made of in repositories that are older than it."""
+
 TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
     "generation_config.json",
     "config.json",
+    *(file for files in VOCABULARIES for file in files),
 )
 
 
-def copy_model(name: str, revision: str | None, out: Path) -> None:
-    """Make ``out`` the model ``name``; the weights of a local folder are linked, not copied."""
-    source = _resolve(name, revision, (*WEIGHTS, *TOKENIZER))
-    weights = [path for pattern in WEIGHTS for path in sorted(source.glob(pattern))]
-    if not weights:
-        raise UserError(
-            "no safetensors weights",
-            file=name,
-            remedy="convert the model, or give a revision that has them: pickled weights are never loaded",
-        )
+def copy_model(name: str, out: Path) -> None:
+    """Make ``out`` the model ``name``: a folder, whose weights are linked, or ``owner/name`` or ``owner/name@revision`` of the hub."""
+    source = fetch(name)
+    keep = os.symlink if Path(name).is_dir() else _keep
     with atomic_dir(out) as folder:
-        for path in weights:
-            os.symlink(path.resolve(), folder / path.name)
-        _copy_tokenizer(source, folder)
+        for pattern in WEIGHTS:
+            for path in sorted(source.glob(pattern)):
+                keep(path.resolve(), folder / path.name)
+        _copy_tokenizer(source, folder, name)
 
 
-def copy_tokenizer(name: str, revision: str | None, folder: Path) -> None:
+def copy_tokenizer(name: str, folder: Path) -> None:
     """Copy the tokenizer of ``name``, and the config that says how an answer ends, into ``folder``."""
-    _copy_tokenizer(_resolve(name, revision, TOKENIZER), folder)
+    _copy_tokenizer(_resolve(name, TOKENIZER), folder, name)
 
 
-def _copy_tokenizer(source: Path, folder: Path) -> None:
+def fetch(name: str) -> Path:
+    """The folder with the weights and the tokenizer of ``name``; ``UserError`` for a model without safetensors."""
+    source = _resolve(name, (*WEIGHTS, *TOKENIZER))
+    if not any(source.glob(WEIGHTS[0])):
+        remedy = "write it again with save_pretrained of transformers"
+        if not Path(name).is_dir():
+            remedy = (
+                "name a revision that has them, as owner/name@refs/pr/N: https://huggingface.co/spaces/safetensors/convert "
+                "makes one; or a local folder that save_pretrained of transformers wrote"
+            )
+        raise UserError("no safetensors weights, and pickled ones are never loaded", file=name, remedy=remedy)
+    return source
+
+
+def _keep(file: Path, out: Path) -> None:
+    """Give a file of the hub's cache a name that outlives the cache."""
+    try:
+        os.link(file, out)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(file, out)
+
+
+def _copy_tokenizer(source: Path, folder: Path, name: str) -> None:
     for file in TOKENIZER:
         if (source / file).is_file():
             shutil.copyfile(source / file, folder / file)
-    for required in ("tokenizer.json", "config.json"):
-        if not (folder / required).is_file():
-            raise UserError(f"no {required}", file=source, remedy="use a model in the Hugging Face layout")
+    if not (folder / "config.json").is_file():
+        raise UserError("no config.json", file=name, remedy="use a model in the Hugging Face layout")
+    if not (folder / "tokenizer.json").is_file():
+        _make_tokenizer(folder, name)
 
 
-def _resolve(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+def _make_tokenizer(folder: Path, name: str) -> None:
+    """Write the tokenizer.json that the older files of a folder amount to."""
+    found = [files for files in VOCABULARIES if all((folder / file).is_file() for file in files)]
+    if not found:
+        raise UserError("no tokenizer.json", file=name, remedy="use a model in the Hugging Face layout")
+    from transformers import AutoTokenizer
+    from transformers.utils.import_utils import is_protobuf_available, is_sentencepiece_available
+
+    if found[0][0].endswith(".model") and not (is_sentencepiece_available() and is_protobuf_available()):
+        raise UserError(
+            f"no tokenizer.json, and {found[0][0]} is read with packages that are not installed",
+            file=name,
+            remedy="pip install sentencepiece protobuf",
+        )
+    try:
+        AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True).save_pretrained(folder)
+    except Exception as error:  # the libraries behind it share no base
+        what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"no tokenizer.json, and none can be made from {' and '.join(found[0])}: {what}",
+            file=name,
+            remedy="use a model that has one",
+        ) from None
+
+
+def _resolve(name: str, patterns: tuple[str, ...]) -> Path:
     if Path(name).is_dir():
         return Path(name)
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise UserError("no such folder, and not a hub id", file=name, remedy="give a folder, or owner/name of the hub")
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@\w[\w.-]*(/\w[\w.-]*)*)?", name):
+        raise UserError(
+            "no such folder, and not a hub id",
+            file=name,
+            remedy="give a folder, or owner/name or owner/name@revision of the hub",
+        )
     from huggingface_hub import snapshot_download
 
-    def download(again: bool) -> str:
-        return snapshot_download(name, revision=revision, allow_patterns=list(patterns), force_download=again)
+    repository, _, revision = name.partition("@")
 
-    return Path(ask("model", name, download, otherwise="give a local folder"))
+    def download(again: bool) -> str:
+        return snapshot_download(
+            repository, revision=revision or None, allow_patterns=list(patterns), force_download=again
+        )
+
+    return Path(ask("model", repository, download, otherwise="give a local folder"))

@@ -62,10 +62,10 @@ def online_multidraft(
 def _mixture(passes: Sequence[TargetPass], settings: OnlineMultidraft, seed: int) -> Traffic:
     """The first ``stream`` requests of each topic in one random order."""
     places = [(number, place) for number in range(len(passes)) for place in range(settings.stream)]
-    order = [places[i] for i in np.random.default_rng(seed).permutation(len(places))]
-    groups = [settings.topics[number] for number, _ in order]
-    count = len(order)
-    return Traffic(join(passes, order), groups, groups, np.zeros(count, int), np.ones(count, bool))
+    drawn = np.random.default_rng(seed).permutation(len(places))
+    order = [places[i] for i in drawn]
+    groups, count = [settings.topics[number] for number, _ in order], len(order)
+    return Traffic(join(passes, order), groups, groups, np.zeros(count, int), np.ones(count, bool), drawn)
 
 
 def _learning(settings: OnlineMultidraft, seed: int) -> Online:
@@ -110,7 +110,7 @@ def _decoded(
         max_new_tokens=settings.max_new_tokens,
         eos_ids=eos_ids,
         num_drafts=len(models),
-        verifier=scheme,
+        verifier=scheme if len(models) > 1 else "single",  # every scheme's law for one draft
         sampling=Sampling(settings.temperature),
         generator=torch.Generator(target.device).manual_seed(seed),
     ).traces
