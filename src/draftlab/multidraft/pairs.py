@@ -16,6 +16,7 @@ from torch import Tensor
 from draftlab.errors import UserError
 from draftlab.experiments import OnPairs
 from draftlab.models import Dtype, LanguageModel, Tokenizer, check_same_tokenizer, load_model, load_tokenizer
+from draftlab.models.files import check_sizes
 from draftlab.records import Answer, atomic_path
 
 CONTEXTS, VOCAB = 80, 5000  # of the synthetic family
@@ -25,6 +26,7 @@ def load_models(target: Path, draft: Path, dtype: Dtype, device: str) -> tuple[L
     """Target, draft and the tokenizer that they share."""
     tokenizer = load_tokenizer(target)
     check_same_tokenizer(tokenizer, load_tokenizer(draft))
+    check_sizes(target, draft)
     return load_model(target, dtype, device), load_model(draft, dtype, device), tokenizer
 
 
