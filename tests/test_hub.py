@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from draftlab import cli
+from draftlab.records import Prompt, write_jsonl
 from tests.conftest import ROOT
 from tests.fake_hub import FAULTS, FakeHub, serve
 
@@ -144,3 +146,44 @@ def test_a_repository_of_pickled_weights_is_one_clear_message(tmp_path: Path) ->
         said, _ = client(hub, "models", tmp_path, ["fine"])
         assert re.match(r"faulty/fine: no safetensors weights.*safetensors/convert.*local folder", said["fine"])
         assert not any("pytorch_model" in request.path for request in hub.requests), "nor fetched"
+
+
+@pytest.mark.parametrize("verb", ["classify", "route"])
+def test_the_classifier_offline_is_one_line(verb: str, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "p.jsonl", [Prompt("0", "arena", "train", "hello")])
+    words = {
+        "classify": ["data", "classify", "--prompts", "p.jsonl", "--label", "topic"],
+        "route": ["route", "--stream", "p.jsonl", "--train", "p.jsonl"],
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "draftlab", *words[verb], "--method", "hub", "--out", "o", "--report", "r"],
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT / "src")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"draftlab: error: cannot read model alimazhar-110/.* \(unset HF_HUB_OFFLINE, or use naive_bayes\)\n",
+        done.stderr,
+    )
+
+
+def test_an_error_that_is_not_the_systems_has_no_remedy_of_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = []
+    for error in (OSError("the hub\nis far"), OSError(28, "No space left on device", "out")):
+
+        def fail(*_: object, error: OSError = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr("draftlab.datasets.check.check", fail)
+        monkeypatch.setattr(sys, "argv", ["draftlab", "data", "check", "file"])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        said.append(stop.value.code)
+    assert said == [
+        r"draftlab: error: the hub\nis far",
+        "draftlab: error: No space left on device: out (free space or fix permissions, run again)",
+    ]

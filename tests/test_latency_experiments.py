@@ -281,6 +281,13 @@ def test_a_draft_that_cannot_train_is_refused(tmp_path: Path, models: dict[str, 
         latency_interference(settings, models["target"], tmp_path / "draft.gguf")
 
 
+def test_training_needs_a_core_of_its_own(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    settings = LatencyInterference(alpha=[0.8], draft_len=[2], blocks=1, rounds=2)
+    with pytest.raises(UserError, match="no second core"):
+        latency_interference(settings, models["target"], models["draft"])
+
+
 @pytest.mark.slow
 def test_the_training_process_ends_with_the_block(models: dict[str, Path]) -> None:
     with training(models["draft"], 1, 4) as trainer:

@@ -1,9 +1,12 @@
 """Specialists as non-identical drafts: who learns what, and what is compared."""
 
+import shutil
+
 import pytest
 
 from draftlab import experiments
-from draftlab.multidraft import online_multidraft
+from draftlab.errors import UserError
+from draftlab.multidraft import online_multidraft, pairs
 from tests.pair import make_results
 
 TOPICS = ["toy", "other"]
@@ -17,7 +20,7 @@ def folders(tmp_path_factory):
     return folder
 
 
-def run(folders, **changes):
+def run(folders, draft="draft", **changes):
     values = {
         "mixture": "both",
         "topics": TOPICS,
@@ -29,7 +32,7 @@ def run(folders, **changes):
     plan = experiments.OnlineMultidraft(**(values | {"draft_len": 3, "max_new_tokens": 10, "seeds": [0]} | changes))
     answers, models = folders / "answers", folders / "models"
     passes = {topic: {split: answers / f"{topic}.{split}" for split in ("train", "eval")} for topic in TOPICS}
-    return online_multidraft.online_multidraft(plan, models / "target", models / "draft", passes)
+    return online_multidraft.online_multidraft(plan, models / "target", models / draft, passes)
 
 
 def test_every_arrangement_is_measured_on_every_request_of_every_topic(folders):
@@ -77,3 +80,18 @@ def test_each_arrangement_asks_the_models_that_it_names(folders, monkeypatch):
         models = [original, shared, *specialists]
         learnt = {float(next(model.parameters()).detach().double().abs().sum()) for model in models}
         assert len(learnt) == 4  # each learnt something else
+
+
+def test_a_draft_larger_than_the_target_is_refused(folders):
+    larger = r"giant: the draft has [\d,]+ parameters, the target [\d,]+ \(use a draft smaller"
+    with pytest.raises(UserError, match=larger):
+        run(folders, draft="giant")
+    with pytest.raises(UserError, match=larger):  # what pairs and live decoding begin with
+        pairs.load_models(folders / "models/target", folders / "models/giant", "float32", "cpu")
+
+
+def test_damaged_weights_are_one_clear_message(folders, tmp_path):
+    shutil.copytree(folders / "models/draft", tmp_path / "draft")
+    (tmp_path / "draft/model.safetensors").write_bytes(b"{")
+    with pytest.raises(UserError, match=r"model.safetensors: damaged weights"):
+        pairs.load_models(folders / "models/target", tmp_path / "draft", "float32", "cpu")

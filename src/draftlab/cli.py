@@ -808,8 +808,10 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
+        if error.errno is None:  # not of the system: a library's
+            sys.exit(f"draftlab: error: {printable(str(error))}")
         # A full disk, a folder that cannot be written: the system's own words name the file and the reason.
-        what = printable(f"{error.strerror or error}: {error.filename}")
+        what = printable(f"{error.strerror}: {error.filename}")
         sys.exit(f"draftlab: error: {what} (free space or fix permissions, run again)")
     except KeyboardInterrupt:
         sys.exit("draftlab: interrupted; finished files are whole, run again to resume")

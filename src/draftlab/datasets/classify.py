@@ -69,7 +69,10 @@ def hub_classifier(revision: str, device: str = "cpu") -> Classifier:
     """The classifier of the paper, a DistilBERT for web pages; its class names are the topics."""
     from transformers import pipeline
 
-    model = pipeline("text-classification", model=HUB_MODEL, revision=revision, device=device, use_safetensors=True)
+    from draftlab.models import hub
+
+    folder = hub.fetch(f"{HUB_MODEL}@{revision}", otherwise="use naive_bayes")
+    model = pipeline("text-classification", model=str(folder), device=device, use_safetensors=True)
     return lambda texts: [
         str(found["label"]) for found in model(list(texts), truncation=True, max_length=HUB_LABELS_AT, batch_size=32)
     ]

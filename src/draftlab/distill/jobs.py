@@ -15,7 +15,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
-from safetensors import safe_open
 
 from draftlab import experiments, routing
 from draftlab.distill import parallel
@@ -28,7 +27,7 @@ from draftlab.distill.tokens import token_counts
 from draftlab.distill.traffic import Traffic, along, whole
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
-from draftlab.models.files import weight_files
+from draftlab.models.files import check_sizes, parameter_count
 from draftlab.replay import TargetPass, agree_along, load_pass, walk
 
 T = TypeVar("T")
@@ -70,13 +69,7 @@ class Folders:
     def draft(self, settings: experiments.Training) -> LanguageModel:
         """A fresh copy of a draft; ``UserError`` for one larger than the target."""
         folder = self.models / settings.draft
-        sizes = [self.parameters(model) for model in (settings.draft, "target")]
-        if sizes[0] > sizes[1]:
-            raise UserError(
-                f"the draft has {sizes[0]:,} parameters, the target {sizes[1]:,}",
-                file=folder,
-                remedy="use a draft smaller than the target: a larger one makes decoding slower",
-            )
+        check_sizes(self.models / "target", folder)
         return load_model(folder, device=settings.device)
 
     def once(self, key: object, make: Callable[[], T]) -> T:
@@ -84,15 +77,6 @@ class Folders:
         if key not in self.kept:
             self.kept[key] = make()
         return cast(T, self.kept[key])
-
-
-def parameter_count(folder: Path) -> int:
-    """Weights of a model folder, counted without reading them."""
-    total = 0
-    for path in weight_files(folder):
-        with safe_open(path, "pt") as file:
-            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    return total
 
 
 # --- offline -----------------------------------------------------------------------------------------------------

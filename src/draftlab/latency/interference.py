@@ -132,9 +132,12 @@ def training(draft: Path, batch: int, tokens: int, core: int | None = None) -> I
 
 @contextlib.contextmanager
 def _own_core() -> Iterator[int | None]:
-    """Keep this process on one core and yield another; None where there is no other, or no pinning."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    """Keep this process on one core and yield another; None where the system pins no process."""
+    pins = hasattr(os, "sched_getaffinity")
+    cores = sorted(os.sched_getaffinity(0)) if pins else list(range(os.cpu_count() or 1))
     if len(cores) < 2:
+        raise UserError("no second core to train on", remedy="let the process use two cores")
+    if not pins:
         yield None
         return
     os.sched_setaffinity(0, cores[:1])

@@ -5,6 +5,7 @@ Weights change no timing of a dense model. ``reduced`` divides widths and depths
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -66,9 +67,12 @@ def reduced(architecture: Architecture, by: int) -> Architecture:
 def find(name: str) -> Architecture:
     """The architecture ``name``, or ``name/8`` for a reduced one."""
     base, _, by = name.partition("/")
-    if base not in ARCHITECTURES or (by and not by.isdigit()):
+    if base not in ARCHITECTURES or (by and not re.fullmatch(r"[1-9]\d{0,2}", by)):
         known = ", ".join(ARCHITECTURES)
-        raise UserError(f"no folder and no architecture {name!r}", remedy=f"give a model folder, or one of {known}")
+        raise UserError(
+            f"no folder and no architecture {name!r}",
+            remedy=f"give a model folder, or one of {known}, or NAME/8 for an eighth of its width and depth",
+        )
     return reduced(ARCHITECTURES[base], int(by)) if by else ARCHITECTURES[base]
 
 

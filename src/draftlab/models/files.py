@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
 from draftlab.records import read_object
@@ -20,6 +23,29 @@ def weight_files(folder: Path) -> list[Path]:
         what = f"only pickled weights ({pickled[0].name}), which can run code" if pickled else "no model.safetensors"
         raise UserError(what, file=folder, remedy="use a model folder with safetensors")
     return files
+
+
+def parameter_count(folder: Path) -> int:
+    """Weights of a model folder, counted without reading them."""
+    total = 0
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, "pt") as file:
+                total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"damaged weights: {error}", file=path, remedy="fetch or make the model again") from None
+    return total
+
+
+def check_sizes(target: Path, draft: Path) -> None:
+    """``UserError`` for a draft larger than its target."""
+    sizes = [parameter_count(folder) for folder in (draft, target)]
+    if sizes[0] > sizes[1]:
+        raise UserError(
+            f"the draft has {sizes[0]:,} parameters, the target {sizes[1]:,}",
+            file=draft,
+            remedy="use a draft smaller than the target: a larger one makes decoding slower",
+        )
 
 
 def _parts(index: Path) -> list[Path]:

@@ -43,9 +43,9 @@ def copy_tokenizer(name: str, folder: Path) -> None:
     _copy_tokenizer(_resolve(name, TOKENIZER), folder, name)
 
 
-def fetch(name: str) -> Path:
+def fetch(name: str, otherwise: str = "give a local folder") -> Path:
     """The folder with the weights and the tokenizer of ``name``; ``UserError`` for a model without safetensors."""
-    source = _resolve(name, (*WEIGHTS, *TOKENIZER))
+    source = _resolve(name, (*WEIGHTS, *TOKENIZER), otherwise)
     if not any(source.glob(WEIGHTS[0])):
         remedy = "write it again with save_pretrained of transformers"
         if not Path(name).is_dir():
@@ -100,7 +100,7 @@ def _make_tokenizer(folder: Path, name: str) -> None:
         ) from None
 
 
-def _resolve(name: str, patterns: tuple[str, ...]) -> Path:
+def _resolve(name: str, patterns: tuple[str, ...], otherwise: str = "give a local folder") -> Path:
     if Path(name).is_dir():
         return Path(name)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@\w[\w.-]*(/\w[\w.-]*)*)?", name):
@@ -118,4 +118,4 @@ def _resolve(name: str, patterns: tuple[str, ...]) -> Path:
             repository, revision=revision or None, allow_patterns=list(patterns), force_download=again
         )
 
-    return Path(ask("model", repository, download, otherwise="give a local folder"))
+    return Path(ask("model", repository, download, otherwise=otherwise))

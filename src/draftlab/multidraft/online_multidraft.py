@@ -19,6 +19,7 @@ from draftlab.distill.online import serve
 from draftlab.distill.traffic import Traffic, join
 from draftlab.experiments import Online, OnlineMultidraft
 from draftlab.models import LanguageModel, load_model, load_tokenizer
+from draftlab.models.files import check_sizes
 from draftlab.records import Answer
 from draftlab.replay import TargetPass, load_pass
 from draftlab.sampling import Sampling
@@ -32,6 +33,7 @@ def online_multidraft(
     ``answers``: topic -> split -> folder of a recorded pass. Rows: ``seed, dataset`` (the topic), ``request, drafts`` (original, shared, routed,
     specialists), ``num_drafts, scheme, accepted, visited, emitted, blocks`` (target calls).
     """
+    check_sizes(target_folder, draft_folder)
     target, tokenizer = load_model(target_folder, device=settings.device), load_tokenizer(target_folder)
     passes = {split: [load_pass(answers[topic][split]) for topic in settings.topics] for split in ("train", "eval")}
     frames = []

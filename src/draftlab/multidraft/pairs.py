@@ -17,6 +17,7 @@ from draftlab import answers
 from draftlab.errors import UserError
 from draftlab.experiments import Answers, OnPairs
 from draftlab.models import Dtype, LanguageModel, Tokenizer, check_same_tokenizer, load_model, load_tokenizer
+from draftlab.models.files import check_sizes
 from draftlab.records import Answer, atomic_path
 from draftlab.sampling import Sampling
 
@@ -30,6 +31,7 @@ def load_models(target: Path, draft: Path, dtype: Dtype, device: str) -> tuple[L
     """Target, draft and the tokenizer that they share."""
     tokenizer = load_tokenizer(target)
     check_same_tokenizer(tokenizer, load_tokenizer(draft))
+    check_sizes(target, draft)
     return load_model(target, dtype, device), load_model(draft, dtype, device), tokenizer
 
 
