@@ -27,7 +27,7 @@ rule latency:
             "latency_interference",
         ),
     conda:
-        "../../envs/cpu.yaml"
+        llama_env("latency")
     threads: all_cores()
     resources:
         **resources_of("latency"),
@@ -72,7 +72,7 @@ rule latency_requests:
     wildcard_constraints:
         experiment=stage("latency_requests"),
     conda:
-        "../../envs/cpu.yaml"
+        llama_env("latency_requests")
     threads: all_cores()
     resources:
         **resources_of("latency_requests"),
