@@ -25,7 +25,7 @@ test: .venv/ready  ## the fast tests and one end-to-end run at scale=smoke
 test-slow: .venv/ready  ## the slow tests too
 	pytest -n 2 --dist loadgroup -m "not faults and not slurm"
 
-test-faults: .venv/ready  ## kill a run at 30 random moments and compare its tables with an undisturbed run's
+test-faults: .venv/ready  ## kill a run at 30 random moments or more and compare its tables with an undisturbed run's
 	pytest -s -m faults
 
 test-slurm: .venv/ready  ## start a Slurm of one node on this machine and run through profiles/slurm (SLURM_INSTALL=1: apt installs it)
@@ -55,5 +55,10 @@ format: .venv/ready
 clean:  ## remove what runs made; .venv and the compiled wheel stay
 	rm -rf results/*/ .snakemake logs .pytest_cache .mypy_cache .ruff_cache
 
+# Other flags of llama.cpp than those that .venv was made with make it again; without any named it stays as it is.
+made_with := $(shell cat .venv/llama-flags 2>/dev/null)
+ifneq ($(or $(strip $(LLAMA_CMAKE_ARGS)),$(made_with)),$(made_with))
+.PHONY: .venv/ready
+endif
 .venv/ready: pyproject.toml envs/constraints.txt envs/setup.sh
 	@envs/setup.sh

@@ -45,7 +45,8 @@ pip install -c envs/constraints.txt torch ${PIP_ARGS:-}
 # verifying several tokens costs almost as much as decoding them, and speculation hardly pays.
 flags="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF"
 if grep -q avx512bw /proc/cpuinfo 2>/dev/null; then flags="$flags -DGGML_AVX512=ON"; fi
-flags="$flags ${LLAMA_CMAKE_ARGS:-}"
+more=${LLAMA_CMAKE_ARGS-$(cat .venv/llama-flags 2>/dev/null || :)}  # none named: as it was
+flags="$flags $more"
 key=$(printf '%s' "$flags" | cksum | cut -d' ' -f1)
 llama=$(grep '^llama-cpp-python==' envs/constraints.txt)
 wheel=llama_cpp_python-${llama#*==}-*.whl
@@ -56,7 +57,9 @@ if ! ls "$wheels"/$wheel >/dev/null 2>&1; then
     # Not nproc, which goes by OMP_NUM_THREADS. Without --no-cache-dir pip hands out a wheel that it built earlier, whatever the flags were.
     CMAKE_ARGS=$flags CMAKE_BUILD_PARALLEL_LEVEL=$(getconf _NPROCESSORS_ONLN) pip wheel --no-cache-dir --no-deps -w "$wheels" "$llama"
 fi
-pip install -c envs/constraints.txt "$wheels"/$wheel
-pip install -c envs/constraints.txt -e ".[dev]" ${PIP_ARGS:-}
+# Of the same version as the one that is there, perhaps, but built otherwise.
+pip install --force-reinstall --no-deps "$wheels"/$wheel
+pip install -c envs/constraints.txt -e ".[dev]"
+printf '%s\n' "$more" >.venv/llama-flags
 touch .venv/ready
-step "installed"
+step "installed; in a shell of your own: . .venv/bin/activate"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -10,9 +11,11 @@ import tomllib
 
 import pytest
 
+from draftlab import experiments
 from tests.conftest import ROOT
 
 ENVS = ROOT / "envs"
+RULES = ROOT / "workflow/rules"
 RENDERED = ("cpu.yaml", "gpu.yaml", "Containerfile", "apptainer.def")
 PINS = {line for line in (ENVS / "constraints.txt").read_text().splitlines() if not line.startswith("#")}
 
@@ -51,6 +54,18 @@ def test_every_dependency_is_pinned():
 def test_llama_cpp_is_built_alike_everywhere():
     flags = re.search(r'LLAMA_FLAGS = "(.*)"', (ENVS / "render.py").read_text())[1]
     assert all(flags in (ENVS / name).read_text() for name in ("setup.sh", "Containerfile", "apptainer.def"))
+    for name, cuda in (("cpu.yaml", ""), ("gpu.yaml", ";-DGGML_CUDA=ON")):
+        (line,) = re.findall(r"- (llama-cpp-python==.*)", (ENVS / name).read_text())
+        assert line.endswith(f' --config-settings="cmake.args={flags.replace(" ", ";")}{cuda}"')
+
+
+@pytest.mark.parametrize(("scale", "name"), [("smoke", "cpu"), ("paper", "gpu")])
+@pytest.mark.parametrize("rule", ["latency", "latency_requests"])
+def test_llama_cpp_is_measured_in_the_environment_of_its_device(scale, name, rule):
+    run = experiments.load_run({"scale": scale}, ROOT / "workflow")
+    common = runpy.run_path(str(RULES / "common.smk"), {"RUN": run, "experiments": experiments})
+    assert (RULES / common["llama_env"](rule)).resolve() == ENVS / f"{name}.yaml"
+    assert f'conda:\n        llama_env("{rule}")' in (RULES / "latency.smk").read_text()
 
 
 def test_every_conda_file_that_a_rule_names_exists():

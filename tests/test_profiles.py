@@ -35,6 +35,11 @@ def test_every_rule_says_what_it_needs():
         assert "message:" in text
 
 
+def test_every_stage_has_a_rule():
+    constraints = re.findall(r"experiment=stage\((.*?)\)", "".join(RULES.values()), re.S)
+    assert {name for words in constraints for name in re.findall(r'"(\w+)"', words)} == set(experiments.STAGES)
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_scale_names_only_rules(scale):
     named = yaml.safe_load((ROOT / f"workflow/scales/{scale}.yaml").read_text()).get("needs", {})

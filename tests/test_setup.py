@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,55 @@ def failure(checkout: Path, **more: str) -> str:
     (line,) = done.stderr.splitlines()
     assert line.startswith("draftlab: error: ")
     return line
+
+
+PYTHON = """case "$*" in
+-c*) ;;
+--version) echo Python 3.11 ;;
+'-m venv .venv') mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+*' wheel '*) for word; do [ "$before" = -w ] && touch "$word/llama_cpp_python-{version}-py3.whl"; before=$word; done ;;
+esac
+echo "$CMAKE_ARGS $*" >>commands"""
+"""A Python that only notes what it is told, and does what the script looks at afterwards."""
+
+
+def test_named_flags_and_the_index_of_torch_reach_pip_and_the_flags_are_kept(checkout):
+    version = re.search(r"^llama-cpp-python==(.*)$", (checkout / "envs/constraints.txt").read_text(), re.M)[1]
+    stand_in(checkout, "python3", PYTHON.format(version=version))
+    stand_in(checkout, "df", "echo header; echo disk 1 1 9000 1% /")
+    (checkout / "bin/cp").symlink_to(shutil.which("cp"))
+    env = {"PATH": str(checkout / "bin"), "HOME": str(checkout)}
+
+    def commands(**more):
+        (checkout / "commands").unlink(missing_ok=True)
+        done = subprocess.run(["envs/setup.sh"], cwd=checkout, env=env | more, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ". .venv/bin/activate" in done.stdout.splitlines()[-1]
+        return [line for line in (checkout / "commands").read_text().splitlines() if " pip " in line]
+
+    told = commands(PIP_ARGS="--index-url URL", LLAMA_CMAKE_ARGS="-DGGML_CUDA=ON")
+    assert [("torch" in line, "wheel" in line) for line in told if "--index-url URL" in line] == [(True, False)]
+    assert [line.count("-DGGML_CUDA=ON") for line in told if " wheel " in line] == [1]
+    assert sum("--force-reinstall" in line for line in told) == 1
+    (checkout / ".venv/ready").unlink()
+    assert not [line for line in commands() if " wheel " in line]  # the kept flags, whose wheel is there
+    assert [line.count("CUDA") for line in commands(LLAMA_CMAKE_ARGS="") if " wheel " in line] == [0]
+
+
+def test_make_asks_for_another_venv_when_other_flags_are_named(checkout):
+    shutil.copy(ROOT / "Makefile", checkout)
+    (checkout / ".venv").mkdir()
+    (checkout / ".venv/llama-flags").write_text("-DGGML_CUDA=ON\n")
+    (checkout / ".venv/ready").touch()
+
+    def makes(*words):
+        done = subprocess.run(["make", "-n", ".venv/ready", *words], cwd=checkout, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return "envs/setup.sh" in done.stdout
+
+    assert not makes()
+    assert not makes("LLAMA_CMAKE_ARGS=-DGGML_CUDA=ON")
+    assert makes("LLAMA_CMAKE_ARGS=-DGGML_VULKAN=ON")
 
 
 def test_no_compiler(checkout):

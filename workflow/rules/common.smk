@@ -19,6 +19,11 @@ def resources_of(rule):
     }
 
 
+def llama_env(rule):
+    """The conda environment of a measurement in llama.cpp: where it asks for a GPU, the one that is built for CUDA."""
+    return f"../../envs/{'gpu' if needs(rule).gpu else 'cpu'}.yaml"
+
+
 def all_cores():
     """Every core of one's own machine, for a measurement; one where nobody counts them, as under a scheduler that profiles let decide."""
     try:

@@ -8,7 +8,7 @@ Measurements are of one thread, but they must have the machine to themselves, so
 
 
 rule latency:
-    """Measure one pair: controlled acceptance, answer lengths, cost model, cost of an update, interference."""
+    """Measure one pair: controlled acceptance, answer lengths, cost model, cost of an update, interference; or its target alone."""
     input:
         unpack(made_models),
     output:
@@ -25,9 +25,11 @@ rule latency:
             "latency_cost",
             "latency_update",
             "latency_interference",
+            "latency_null",
+            "latency_branches",
         ),
     conda:
-        "../../envs/cpu.yaml"
+        llama_env("latency")
     threads: all_cores()
     resources:
         **resources_of("latency"),
@@ -38,10 +40,16 @@ rule latency:
         ),
         flags=cell_flags,
         target=measured_model("target"),
-        draft=lambda wildcards: measured_model(drafts_role(wildcards)),
+        draft=lambda wildcards: (
+            []
+            if wildcards.experiment in RUN.of_stage("latency_null", "latency_branches")
+            else ["--draft", measured_model(drafts_role(wildcards))]
+        ),
         out=subpath(output.rows, parent=True),
         code=lambda wildcards: code(
-            RUN.known[wildcards.experiment].stage.replace("latency_", "latency.")
+            RUN.known[wildcards.experiment]
+            .stage.replace("latency_", "latency.")
+            .replace("null", "noise")
         ),
     message:
         "Measure: {wildcards.experiment} {wildcards.cell}"
@@ -49,7 +57,7 @@ rule latency:
         r"""
         OMP_NUM_THREADS=1 draftlab latency {params.verb:q} {params.flags:q} \
             --target {params.target:q} \
-            --draft {params.draft:q} \
+            {params.draft:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
         """
@@ -72,7 +80,7 @@ rule latency_requests:
     wildcard_constraints:
         experiment=stage("latency_requests"),
     conda:
-        "../../envs/cpu.yaml"
+        llama_env("latency_requests")
     threads: all_cores()
     resources:
         **resources_of("latency_requests"),
