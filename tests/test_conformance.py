@@ -257,7 +257,7 @@ def test_mutants_of_sequences_are_caught_from_their_samples(
             emitted.append(list(law)[int(draw(chances, 1, generator))])
         return emitted
 
-    assert not check_sequence_sampler(sample, "iid", 1).lossless
+    assert not check_sequence_sampler(sample, "iid", 3, 2, 1).lossless
 
 
 def test_a_law_that_is_none_is_caught() -> None:
@@ -276,6 +276,15 @@ def test_the_projects_verifiers_pass(name: str) -> None:
     assert verdict.lossless
     assert max(found.error for found in verdict.exact.values()) < 2e-14
     assert all(found.samples >= 2000 for found in verdict.sampled.values())
+
+
+@pytest.mark.parametrize("name", ["greedy", "k_seq"])
+def test_many_drafts_are_tested_or_refused(name: str) -> None:
+    assert check_verifier(VERIFIERS[name], 4, Budget(max_samples=500)).lossless
+    with pytest.raises(UserError, match="7 drafts make 327680 tuples in 20 tables"):
+        check_law(lambda q, p, x: q, "iid", 7)
+    with pytest.raises(UserError, match="6 drafts of 2 tokens out of 3 make 531441 sets"):
+        check_sequence_law(lambda q, p, x: {}, "iid", 3, 2, 6)
 
 
 def test_a_bet_is_fair_at_any_law_after_any_history() -> None:

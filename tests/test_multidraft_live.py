@@ -86,7 +86,7 @@ def test_blocks_at_the_end_keep_the_law_and_lengthen_the_blocks(verifier):
         rows = zip(tokens.tolist(), walked.path.tolist(), walked.length.tolist(), walked.token.tolist(), strict=True)
         return [(*paths[path][:length], token) for paths, path, length, token in rows]
 
-    found = check_sequence_sampler(sample, VERIFIERS[verifier].drafting, 2, 3, Budget(20_000))
+    found = check_sequence_sampler(sample, VERIFIERS[verifier].drafting, 3, 3, 2, Budget(20_000))
     assert found.lossless, found
 
 

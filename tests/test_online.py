@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -322,6 +323,13 @@ def test_bins_sum_requests(results, tmp_path):
     assert list(binned["requests"]) == [16, 16, 16]
     assert tidy.unit(binned) == "record"  # a bin is no request
     assert_array_equal(binned[COUNTS].sum(), whole[COUNTS].sum())
+
+
+def test_peak_memory_is_in_mb_on_every_system(monkeypatch):
+    for system, counted in (("linux", 300 * 1024), ("darwin", 300 * 1024**2)):
+        monkeypatch.setattr("sys.platform", system)
+        monkeypatch.setattr("resource.getrusage", lambda who, counted=counted: SimpleNamespace(ru_maxrss=counted))
+        assert jobs._peak_mb() == 300
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------

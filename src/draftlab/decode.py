@@ -92,6 +92,12 @@ class BlockTrace:
     overlap: list[float] = field(default_factory=list)
     repo: list[float] = field(default_factory=list)
 
+    @classmethod
+    def plain(cls, answer: list[int]) -> BlockTrace:
+        """The trace of plain decoding: a call per token, nothing drafted."""
+        nothing = [0] * len(answer)
+        return cls(answer, drafted=nothing, visited=nothing, accepted=nothing, emitted=[1] * len(answer))
+
 
 @dataclass(frozen=True)
 class Decoded:

@@ -50,9 +50,12 @@ def check_verifier(verifier: TokenVerifier | PathVerifier, num_drafts: int = 2, 
     if isinstance(verifier, PathVerifier):
         return Verdict(
             {"sequence law": check_sequence_law(partial(_path_law, verifier), "iid", 3, 3, 1, budget.seed)},
-            {"sequence sampler": check_sequence_sampler(partial(_path_sample, verifier), "iid", 1, 3, budget)},
+            {"sequence sampler": check_sequence_sampler(partial(_path_sample, verifier), "iid", 3, 3, 1, budget)},
         )
-    drafting, vocab = verifier.drafting, max(2, num_drafts)
+    drafting = verifier.drafting
+    # Distinct drafts need as many tokens; the sets of the others, vocab ** (2 * num_drafts), soon are too many.
+    is_distinct = drafting in ("without_replacement", "greedy")
+    vocab = max(3, num_drafts) if is_distinct or num_drafts < 4 else 2
     return Verdict(
         {
             "law": check_law(verifier.law, drafting, num_drafts),
@@ -63,7 +66,7 @@ def check_verifier(verifier: TokenVerifier | PathVerifier, num_drafts: int = 2, 
         {
             "sampler": check_sampler(lambda *given: verifier.sample(*given)[0], drafting, num_drafts, budget),
             "sequence sampler": check_sequence_sampler(
-                partial(_walk_sample, verifier), drafting, num_drafts, 2, budget
+                partial(_walk_sample, verifier), drafting, vocab, 2, num_drafts, budget
             ),
         },
     )

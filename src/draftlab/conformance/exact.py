@@ -21,6 +21,9 @@ Law = Callable[[Tensor, Tensor, Tensor], Tensor]
 TOLERANCE = 1e-12
 """Largest error of a law that counts as rounding; the project's own verifiers stay below 2e-14."""
 
+LIMIT = 100_000
+"""The most sets of drafts that are enumerated: a minute or so."""
+
 
 @dataclass(frozen=True)
 class Exact:
@@ -38,7 +41,11 @@ class Exact:
 def check_law(law: Law, drafting: Drafting, num_drafts: int, cases: Iterable[Table] | None = None) -> Exact:
     """Average the emitted law over every drafted tuple and compare with the target: ``sum_x P(x) law(x) = q``, each law a law."""
     worst = Exact(0.0, "", 0)
-    for table in tables(drafting, num_drafts) if cases is None else cases:
+    known = tables(drafting, num_drafts) if cases is None else list(cases)
+    if (count := sum(len(table.target_probs) ** num_drafts for table in known)) > LIMIT:
+        what = f"{num_drafts} drafts make {count} tuples in {len(known)} tables"
+        raise UserError(what, remedy=f"at most {LIMIT} are enumerated: lower num_drafts")
+    for table in known:
         joint = joint_law(table.draft_probs, drafting)
         laws = torch.stack([_as_law(law(table.target_probs, table.draft_probs, x), table.name) for x in joint.tokens])
         error = (joint.probs @ laws - table.target_probs).abs().max()

@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.conformance.exact import Exact
+from draftlab.conformance.exact import LIMIT, Exact
 from draftlab.conformance.sequential import BUDGET, Budget, Sampled, check_samples
+from draftlab.errors import UserError
 from draftlab.sampling import Drafting, draw
 from draftlab.verify.joint import joint_law
 
@@ -92,9 +93,13 @@ class _Drafted:
 
 
 def _drafted(models: _Models, drafting: Drafting, draft_len: int) -> Iterator[_Drafted]:
-    """Every set of drafted sequences: first tokens drafted jointly, each sequence then goes on alone."""
+    """Every set of drafted sequences: first tokens drafted jointly, each sequence then goes on alone. Too many are a ``UserError``."""
     first = joint_law(torch.stack([model[()] for model in models.drafts]), drafting)
     vocab, drafts = len(models.target[()]), len(models.drafts)
+    count = len(first.probs) * vocab ** ((draft_len - 1) * drafts)
+    if count > LIMIT:
+        what = f"{drafts} drafts of {draft_len} tokens out of {vocab} make {count} sets"
+        raise UserError(what, remedy=f"at most {LIMIT} are enumerated: lower num_drafts")
     for begin, chance in zip(first.tokens.tolist(), first.probs.tolist(), strict=True):
         for rest in itertools.product(itertools.product(range(vocab), repeat=draft_len - 1), repeat=drafts):
             paths = [(x, *more) for x, more in zip(begin, rest, strict=True)]
@@ -107,10 +112,10 @@ def _drafted(models: _Models, drafting: Drafting, draft_len: int) -> Iterator[_D
 
 
 def check_sequence_sampler(
-    sample: SequenceSampler, drafting: Drafting, num_drafts: int, draft_len: int = 2, budget: Budget = BUDGET
+    sample: SequenceSampler, drafting: Drafting, vocab: int, draft_len: int, num_drafts: int, budget: Budget = BUDGET
 ) -> Sampled:
     """Draft sequences, verify them, let the target continue to ``draft_len + 1`` tokens; each result is one outcome of their joint law."""
-    models = _models(drafting, 3, draft_len, num_drafts, budget.seed)
+    models = _models(drafting, vocab, draft_len, num_drafts, budget.seed)
     generator = torch.Generator().manual_seed(budget.seed)
     drafted = list(_drafted(models, drafting, draft_len))
     target, draft = (torch.stack(laws) for laws in zip(*[models.along(each.tokens) for each in drafted], strict=True))

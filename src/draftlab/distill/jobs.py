@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import resource
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -304,8 +305,8 @@ def _facts(labels: dict[str, Any], effort: Effort, begin: float) -> dict[str, An
 
 def _peak_mb() -> float:
     """The most memory that this process has held, in MB."""
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(kilobytes / 1024, 1)
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(largest / (1024**2 if sys.platform == "darwin" else 1024), 1)  # macOS counts in bytes
 
 
 def _record(folders: Folders, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class Contender:
         options |= {"sampling": self.sampling, "batch": 1}
         if self.model is None:
             answers = generate(target, prompts, **options)
-            return [BlockTrace(answer, emitted=[1] * len(answer)) for answer in answers]
+            return [BlockTrace.plain(answer) for answer in answers]
         model, shape = self.model, {"draft_len": draft_len}
         if isinstance(model, Medusa):
             model, shape = model.on(target), {"draft_len": model.tree.depth, "num_drafts": model.tree.leaves}

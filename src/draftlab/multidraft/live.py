@@ -141,7 +141,7 @@ def _decode(
     if contender.scheme == PLAIN:
         answers = generate(target, prompts, max_new_tokens=room, eos_ids=eos_ids, sampling=law, generator=generator)
         wall = time.perf_counter() - wall
-        decoded = Decoded([_plain(answer) for answer in answers], max(map(len, answers)), 0.0, wall, 0.0)
+        decoded = Decoded([BlockTrace.plain(answer) for answer in answers], max(map(len, answers)), 0.0, wall, 0.0)
     else:
         name, _, tail = contender.scheme.partition("+")
         decoded = speculate(
@@ -162,12 +162,6 @@ def _decode(
     scale = (time.process_time() - cpu) / wall if target.device.type == "cpu" else 1.0
     parts = (decoded.draft_seconds, decoded.target_seconds, decoded.verify_seconds)
     return Decoded(decoded.traces, decoded.blocks, *(scale * seconds for seconds in parts))
-
-
-def _plain(answer: list[int]) -> BlockTrace:
-    """The trace of plain decoding: a call per token, nothing drafted."""
-    nothing = [0] * len(answer)
-    return BlockTrace(answer, drafted=nothing, visited=nothing, accepted=nothing, emitted=[1] * len(answer))
 
 
 def _rows(

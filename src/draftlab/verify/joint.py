@@ -14,6 +14,9 @@ from draftlab.sampling import Drafting, check_support, greedy_tokens
 LIMIT = 1_000_000
 """The most tuples that are written out."""
 
+AT_ONCE = 2**25
+"""The most entries of a table over tuples that are held at once: a quarter of a GB."""
+
 
 @dataclass(frozen=True)
 class JointLaw:
@@ -39,22 +42,33 @@ def joint_law(draft_probs: Float64[Tensor, "drafts vocab"], drafting: Drafting) 
             f"{vocab} tokens and {num_drafts} drafts make {vocab**num_drafts} tuples",
             remedy=f"at most {LIMIT} are written out: lower top_k or num_drafts, or sample",
         )
-    tokens = torch.cartesian_prod(*[torch.arange(vocab)] * num_drafts).view(-1, num_drafts)
+    every = torch.arange(vocab, device=draft_probs.device)
+    tokens = torch.cartesian_prod(*[every] * num_drafts).view(-1, num_drafts)
     if drafting in ("iid", "independent"):
         probs = draft_probs.gather(-1, tokens.T).prod(0)
     else:
         check_support(draft_probs[0], num_drafts)
-        rest = draft_probs[0].repeat(len(tokens), 1)
-        probs = torch.ones(len(tokens), dtype=torch.float64)
-        fixed = greedy_tokens(draft_probs[0], num_drafts - 1)
-        for k in range(num_drafts):
-            drawn = tokens[:, k, None]
-            if drafting == "greedy" and k < num_drafts - 1:
-                probs = probs * (tokens[:, k] == fixed[k])
-            else:
-                # A tuple that repeats a token has weight 0 here; its remaining mass may be 0 too.
-                total = rest.sum(-1)
-                probs = probs * rest.gather(-1, drawn)[:, 0] / torch.where(total > 0, total, 1.0)
-            rest.scatter_(-1, drawn, 0.0)
+        parts = torch.split(tokens, max(1, AT_ONCE // vocab))
+        probs = torch.cat([_distinct(draft_probs[0], part, drafting) for part in parts])
     kept = probs > 0
     return JointLaw(tokens[kept], probs[kept])
+
+
+def _distinct(
+    draft_probs: Float64[Tensor, " vocab"], tokens: Int64[Tensor, "tuples drafts"], drafting: Drafting
+) -> Float64[Tensor, " tuples"]:
+    """The probability of each tuple whose tokens are drawn one after the other, a drawn one never again."""
+    rest = draft_probs.repeat(len(tokens), 1)
+    probs = torch.ones(len(tokens), dtype=torch.float64, device=tokens.device)
+    last = tokens.shape[1] - 1
+    fixed = greedy_tokens(draft_probs, last)
+    for k in range(last + 1):
+        drawn = tokens[:, k, None]
+        if drafting == "greedy" and k < last:
+            probs = probs * (tokens[:, k] == fixed[k])
+        else:
+            # A tuple that repeats a token has weight 0 here; its remaining mass may be 0 too.
+            total = rest.sum(-1)
+            probs = probs * rest.gather(-1, drawn)[:, 0] / torch.where(total > 0, total, 1.0)
+        rest.scatter_(-1, drawn, 0.0)
+    return probs

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Generator, Tensor
 
 from draftlab.sampling import Drafting, check_drafted, draw
-from draftlab.verify.joint import joint_law, tuples_exist
+from draftlab.verify.joint import AT_ONCE, joint_law, tuples_exist
 
 Rows = Int64[Tensor, " rows"] | slice
 """Some rows of a batch, or ``slice(None)`` for all of them, which copies nothing."""
@@ -128,9 +128,12 @@ class TokenVerifier:
 
     def _enumerated(self, target: Float64[Tensor, " vocab"], draft: Float64[Tensor, "drafts vocab"]) -> Acceptance:
         joint = joint_law(draft, self.drafting)
-        count = len(joint.probs)
-        given = self.acceptance_given(target.expand(count, -1), draft.expand(count, -1, -1), joint.tokens)
-        return Acceptance(given.proc @ joint.probs, given.member @ joint.probs)
+        size = max(1, AT_ONCE // draft.numel())
+        proc, member = torch.zeros(2, dtype=torch.float64, device=draft.device)
+        for tokens, probs in zip(torch.split(joint.tokens, size), torch.split(joint.probs, size), strict=True):
+            given = self.acceptance_given(target.expand(len(probs), -1), draft.expand(len(probs), -1, -1), tokens)
+            proc, member = proc + given.proc @ probs, member + given.member @ probs
+        return Acceptance(proc, member)
 
 
 def _flat(target: Tensor, draft: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
