@@ -250,6 +250,29 @@ def beyond_three_baselines() -> pd.DataFrame:
     return _requests({"before": 0.9, "distilled": 1.5, "distilled_adaptive": 1.6})
 
 
+def beyond_branches(blocks: int = 6) -> pd.DataFrame:
+    rng = np.random.default_rng(8)
+    return pd.DataFrame(
+        {
+            "num_drafts": drafts,
+            "draft_len": 4,
+            "block": block,
+            "plain_seconds": 0.004,
+            "one_branch_seconds": 0.006 * rng.normal(1, 0.02),
+            "branches_seconds": 0.006 * (1 + 0.3 * (drafts - 1)) * rng.normal(1, 0.02),
+        }
+        for drafts, block in itertools.product((2, 4), range(blocks))
+    )
+
+
+def beyond_noise_floor(repeats: int = 6) -> pd.DataFrame:
+    rng = np.random.default_rng(9)
+    return pd.DataFrame(
+        {"repeat": repeat, "pair": pair, "a_seconds": rng.normal(0.01, 1e-4), "b_seconds": rng.normal(0.01, 1e-4)}
+        for repeat, pair in itertools.product(range(repeats), range(3))
+    )
+
+
 def osd_update_cost(blocks: int = 5) -> pd.DataFrame:
     rng = np.random.default_rng(7)
     frames = [
@@ -646,6 +669,8 @@ TABLES = {
         osd_latency_dataset,
         osd_latency_length,
         osd_update_cost,
+        beyond_branches,
+        beyond_noise_floor,
         osd_medusa,
         osd_memory_traffic,
         osd_utilisation,

@@ -62,6 +62,11 @@ QUANTITIES: dict[tuple[str, str | None], str] = {
     ("static_seconds", "cost_seconds"): "seconds of the static draft over those of this one, training counted",
     ("interval_seconds", "update_seconds"): "seconds of the target between two updates over those of an update",
     ("verify_seconds", "plain_seconds"): "seconds of verifying over those of a plain step",
+    (
+        "branches_seconds",
+        "one_branch_seconds",
+    ): "seconds of verifying all branches in one call over those of one branch",
+    ("a_seconds", "b_seconds"): "seconds of the first of two equal contenders over those of the second",
     ("speculative_ms", None): "time per token [ms]",
     ("request_ms", None): "CPU time per request [ms]",
     ("ms", None): "time per decision [ms]",
@@ -131,6 +136,8 @@ LAYOUTS: dict[str, Layout] = {
         ("num_drafts", "iterations"), ("scheme", "sharpness"), "acceptance_sum", "positions", digits=4
     ),
     "beyond_context_batch": Layout(("context", "batch"), ("verified",), "verify_seconds", "plain_seconds", digits=2),
+    "beyond_branches": Layout(("num_drafts",), (), "branches_seconds", "one_branch_seconds", digits=2),
+    "beyond_noise_floor": Layout(("measured",), (), "a_seconds", "b_seconds"),
     "beyond_interference": Layout(("alpha",), ("phase",), "speculative_ms", best="smallest", digits=2),
     "beyond_draft_length": Layout(("dataset", "method"), ("draft_len",), "emitted", "cost", "largest", digits=2),
     "beyond_temperature": Layout(("method", "temperature"), ("measured",), "accepted", "visited"),

@@ -49,6 +49,11 @@ def cost(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(plain_seconds=(rows["plain_before_seconds"] + rows["plain_after_seconds"]) / 2)
 
 
+def noise(rows: pd.DataFrame) -> pd.DataFrame:
+    """A repeat is a block of pairs of equal measurements."""
+    return rows.assign(block=rows["repeat"], measured="the same plain steps, twice")
+
+
 def live(rows: pd.DataFrame) -> pd.DataFrame:
     """All seconds of a request, and whether its drafts were of one temperature."""
     seconds = rows["draft_seconds"] + rows["target_seconds"] + rows["select_seconds"]
@@ -161,6 +166,7 @@ DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "beyond_block_multidraft": live,
     "beyond_break_even": break_even,
     "beyond_hybrid": acceptance,
+    "beyond_noise_floor": noise,
     "beyond_regime": regime,
     "beyond_sinkhorn": acceptance,
     "beyond_context_batch": cost,
