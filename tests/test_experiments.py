@@ -270,12 +270,12 @@ def test_multidraft_cells_keep_those_of_their_datasets_that_the_pair_has():
 def test_with_your_own_models_drafts_of_other_sizes_and_other_pairs_are_left_out(key):
     ours, scales = (
         set(experiments.load_run({"experiments": "all"} | config, WORKFLOW).experiments)
-        for config in ({key: "mine"}, {})
+        for config in ({key: "me/mine"}, {})
     )
     left_out = scales - ours
     assert {"osd_offline_t5", "osd_draft_size", "beyond_specialised", "beyond_break_even"} <= left_out
     assert {"osd_offline", "osd_online", "osd_latency_alpha", "mdss_acceptance"} <= ours
-    named = experiments.load_run({key: "mine", "experiments": "osd_draft_size"}, WORKFLOW)
+    named = experiments.load_run({key: "me/mine", "experiments": "osd_draft_size"}, WORKFLOW)
     assert set(named.experiments) == {"osd_draft_size"}
 
 

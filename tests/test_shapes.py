@@ -23,7 +23,7 @@ from draftlab.models.gguf import RandomTensors
 from draftlab.records import read_json
 from tests.conftest import ROOT
 
-MEASURED = ("osd_latency_alpha", "osd_latency_length", "osd_update_cost", "beyond_context_batch")
+MEASURED = ("osd_latency_alpha", "osd_latency_length", "osd_update_cost", "beyond_context_batch", "beyond_branches", "beyond_noise_floor")
 ON_CPU: dict[str, object] = {"device": "cpu", "gpu_layers": 0, "blocks": 2}
 SMALLER: dict[str, dict[str, object]] = {
     "osd_latency_alpha": {"alpha": [0.5, 0.9], "rounds": 2},

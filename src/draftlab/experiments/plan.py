@@ -24,7 +24,7 @@ WORKFLOW = Path(__file__).parents[3] / "workflow"
 CELL = re.compile(r"[A-Za-z0-9_.+-]+")
 """A cell's name is a folder, and a wildcard of the rules."""
 NAME = re.compile(r"[a-z0-9_]+")
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+(@[\w./-]+)?)?")
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
 
 
 class Answer(Settings):
@@ -160,8 +160,8 @@ class RunConfig(Settings):
     scale: Scale = "laptop"
     raw: str | None = Field(None, description="folder of raw files of the real datasets")
     dataset: str | None = Field(None, description="a file of prompts of your own")
-    target: str | None = Field(None, description="folder of the target, or its hub id: NAME or OWNER/NAME")
-    draft: str | None = Field(None, description="folder of the draft, or its hub id")
+    target: str | None = Field(None, description="folder of the target, or OWNER/NAME[@REVISION] of the hub")
+    draft: str | None = Field(None, description="folder of the draft, or OWNER/NAME[@REVISION] of the hub")
     template: Template | None = Field(None, description="chat template of the prompts; own is the tokenizer's")
     experiments: str = Field("reproduction", description="reproduction, all, or names separated by commas")
     name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
@@ -173,9 +173,11 @@ def _check_places(run: RunConfig) -> None:
     for key in ("raw", "dataset", "target", "draft"):
         value = getattr(run, key)
         is_model = key in ("target", "draft")
+        if is_model and run.scale == "shapes":  # names of architectures
+            continue
         if value and not (os.path.exists(value) or (is_model and HUB_ID.fullmatch(value))):
             what = f"{key}: no such file or folder: {value}"
-            remedy = "check the path; a hub id is NAME or OWNER/NAME" if is_model else "check the path"
+            remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION" if is_model else "check the path"
             raise UserError(what, file="--config", remedy=remedy)
 
 
