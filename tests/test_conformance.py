@@ -34,7 +34,7 @@ from draftlab.verify.greedy import greedy
 from draftlab.verify.k_seq import k_seq
 from draftlab.verify.optimal import optimal
 from draftlab.verify.path import PathVerifier, single_path
-from draftlab.verify.sequence import walk_law
+from draftlab.verify.sequence import sequences_law
 from draftlab.verify.single import accept_probs, reject_residual, single
 from draftlab.verify.specinfer import rrs, specinfer
 from draftlab.verify.token import Decision, TokenVerifier
@@ -218,7 +218,7 @@ def survivors_not_filtered(target: Tensor, draft: Tensor, tokens: Tensor) -> dic
     """Sequences that left the emitted text still bring their next tokens."""
     same_first = tokens.clone()
     same_first[:, 0] = tokens[0, 0]
-    return walk_law(specinfer, target, draft, same_first)
+    return sequences_law(specinfer, target, draft, same_first)
 
 
 def block_without_its_residual(target: Tensor, draft: Tensor, tokens: Tensor) -> dict[tuple[int, ...], float]:

@@ -15,7 +15,7 @@ from draftlab.records import Prompt, write_jsonl
 from draftlab.sampling import Sampling, to_probs
 from draftlab.verify import VERIFIERS
 from draftlab.verify.block import block
-from draftlab.verify.sequence import walk
+from draftlab.verify.sequence import verify_sequences
 from draftlab.verify.specinfer import specinfer
 from draftlab.verify.token import Decision, TokenVerifier
 from tests.test_decode import make, near, own_greedy
@@ -82,7 +82,7 @@ def test_blocks_at_the_end_keep_the_law_and_lengthen_the_blocks(verifier):
     assert check_samples(emitted(DRAFTS[1], 2, Sampling(1.5), verifier, tail=block), Budget()).lossless
 
     def sample(target, draft, tokens, generator):
-        walked = walk(VERIFIERS[verifier], target, draft, tokens, generator, tail=block)
+        walked = verify_sequences(VERIFIERS[verifier], target, draft, tokens, generator, tail=block)
         rows = zip(tokens.tolist(), walked.path.tolist(), walked.length.tolist(), walked.token.tolist(), strict=True)
         return [(*paths[path][:length], token) for paths, path, length, token in rows]
 

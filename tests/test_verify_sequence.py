@@ -14,7 +14,7 @@ from draftlab.errors import UserError
 from draftlab.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.verify.block import block
 from draftlab.verify.path import single_path
-from draftlab.verify.sequence import walk, walk_law
+from draftlab.verify.sequence import sequences_law, verify_sequences
 from draftlab.verify.single import single
 from draftlab.verify.specinfer import rrs
 from draftlab.verify.token import TokenVerifier
@@ -40,7 +40,7 @@ FITTING = [
 def test_sequence_law_is_the_targets(name: str, vocab: int, length: int, drafts: int) -> None:
     """Joint law of the first ``length + 1`` emitted tokens; the models depend on the context; different drafters where allowed."""
     verifier = TOKEN_VERIFIERS[name]
-    found = check_sequence_law(partial(walk_law, verifier), verifier.drafting, vocab, length, drafts)
+    found = check_sequence_law(partial(sequences_law, verifier), verifier.drafting, vocab, length, drafts)
     assert found.cases == vocab ** (length * drafts) or verifier.drafting in ("without_replacement", "greedy")
     assert found.error <= 1e-12
 
@@ -135,9 +135,9 @@ def test_walk_follows_its_law(name: str) -> None:
         ]
     )
     draft = torch.stack([torch.stack([draft_shared[0], random_laws(3, seed=40 + x)]) for x in tokens[:, 0].tolist()])
-    law = walk_law(verifier, target, draft, tokens)
+    law = sequences_law(verifier, target, draft, tokens)
     assert sum(law.values()) == pytest.approx(1, abs=1e-12)
-    found = walk(
+    found = verify_sequences(
         verifier,
         target.expand(count, -1, -1, -1),
         draft.expand(count, -1, -1, -1),
@@ -156,7 +156,7 @@ def test_leaves_of_a_tree_share_their_drafts() -> None:
     """Two leaves below one sibling bring one draft, not two: siblings are distinct without replacement."""
     target, draft = random_laws(1, 3, 4, seed=11).expand(4, -1, -1), random_laws(1, 2, 4, seed=12).expand(4, -1, -1)
     leaves = torch.tensor([[0, 1], [0, 2], [3, 1], [3, 0]])
-    law = walk_law(rrs, target, draft, leaves)
+    law = sequences_law(rrs, target, draft, leaves)
     first = rrs.law(target[0, 0], draft[[0, 2], 0], torch.tensor([0, 3]))
     marginal = torch.zeros(4, dtype=torch.float64)
     for emitted, chance in law.items():

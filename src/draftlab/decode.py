@@ -23,7 +23,7 @@ from draftlab.models.medusa import Medusa
 from draftlab.sampling import Sampling, draft_tokens, draw, to_probs
 from draftlab.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.verify.path import PathVerifier
-from draftlab.verify.sequence import walk
+from draftlab.verify.sequence import verify_sequences
 from draftlab.verify.token import TokenVerifier
 
 GREEDY = Sampling(temperature=0.0)
@@ -447,7 +447,7 @@ def _judge(
         stands_, token_ = policy.path_verifier.sample(*judged, policy.generator, check=False)
         path_ = torch.zeros_like(token_)
     else:
-        walked = walk(verifier, target_probs, draft_probs, tokens, policy.generator, tail=policy.tail)
+        walked = verify_sequences(verifier, target_probs, draft_probs, tokens, policy.generator, tail=policy.tail)
         path_, stands_, token_ = walked.path, walked.length, walked.token
     rows = torch.arange(len(path_), device=path_.device)
     chosen = tokens[rows, path_]

@@ -14,7 +14,7 @@ from draftlab.conformance.exact import Exact, check_law
 from draftlab.conformance.sequences import Context, check_sequence_law, check_sequence_sampler
 from draftlab.conformance.sequential import BUDGET, Budget, Sampled, check_sampler, check_samples
 from draftlab.verify.path import PathVerifier
-from draftlab.verify.sequence import walk, walk_law
+from draftlab.verify.sequence import sequences_law, verify_sequences
 from draftlab.verify.token import TokenVerifier
 
 __all__ = [
@@ -60,7 +60,7 @@ def check_verifier(verifier: TokenVerifier | PathVerifier, num_drafts: int = 2, 
         {
             "law": check_law(verifier.law, drafting, num_drafts),
             "sequence law": check_sequence_law(
-                partial(walk_law, verifier), drafting, vocab, 2, num_drafts, budget.seed
+                partial(sequences_law, verifier), drafting, vocab, 2, num_drafts, budget.seed
             ),
         },
         {
@@ -88,6 +88,6 @@ def _path_sample(
 def _walk_sample(
     verifier: TokenVerifier, target: Tensor, draft: Tensor, tokens: Tensor, generator: Generator
 ) -> list[Context]:
-    found = walk(verifier, target, draft, tokens, generator)
+    found = verify_sequences(verifier, target, draft, tokens, generator)
     rows = zip(tokens.tolist(), found.path.tolist(), found.length.tolist(), found.token.tolist(), strict=True)
     return [(*paths[path][:length], token) for paths, path, length, token in rows]

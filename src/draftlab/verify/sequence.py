@@ -14,7 +14,7 @@ from draftlab.verify.token import TokenVerifier
 
 
 @dataclass(frozen=True)
-class Walk:
+class Standing:
     """``length`` tokens of drafted sequence ``path`` stand, and ``token`` follows them."""
 
     path: Int64[Tensor, " batch"]
@@ -33,7 +33,7 @@ def _voters(
     return active & ~repeated.any(-1)
 
 
-def walk(
+def verify_sequences(
     verifier: TokenVerifier,
     target_probs: Float64[Tensor, "batch drafts positions vocab"],
     draft_probs: Float64[Tensor, "batch drafts path vocab"],
@@ -41,7 +41,7 @@ def walk(
     generator: Generator,
     *,
     tail: PathVerifier | None = None,
-) -> Walk:
+) -> Standing:
     """Verify K sequences, position after position: the token verifier sees the drafts of the sequences that still agree.
 
     Given the emitted prefix the survivors' next tokens are still independent, so each step, and the whole, is lossless (Miao et al.
@@ -89,16 +89,16 @@ def walk(
     whole = (token < 0).nonzero()[:, 0]
     if len(whole):
         token[whole] = draw(target_probs[whole, path[whole], length], 1, generator)[:, 0]
-    return Walk(path, stands, token)
+    return Standing(path, stands, token)
 
 
-def walk_law(
+def sequences_law(
     verifier: TokenVerifier,
     target_probs: Float64[Tensor, "drafts positions vocab"],
     draft_probs: Float64[Tensor, "drafts path vocab"],
     tokens: Int64[Tensor, "drafts path"],
 ) -> dict[tuple[int, ...], float]:
-    """The exact law of the tokens that ``walk`` emits (the standing ones and the one after), given the drafted sequences."""
+    """The exact law of the tokens that ``verify_sequences`` emits (the standing ones and the one after), given the drafted sequences."""
     law: dict[tuple[int, ...], float] = {}
 
     def descend(prefix: tuple[int, ...], active: Bool[Tensor, " drafts"], reached: float) -> None:
