@@ -23,7 +23,14 @@ from draftlab.models.gguf import RandomTensors
 from draftlab.records import read_json
 from tests.conftest import ROOT
 
-MEASURED = ("osd_latency_alpha", "osd_latency_length", "osd_update_cost", "beyond_context_batch", "beyond_branches", "beyond_noise_floor")
+MEASURED = (
+    "osd_latency_alpha",
+    "osd_latency_length",
+    "osd_update_cost",
+    "beyond_context_batch",
+    "beyond_branches",
+    "beyond_noise_floor",
+)
 ON_CPU: dict[str, object] = {"device": "cpu", "gpu_layers": 0, "blocks": 2}
 SMALLER: dict[str, dict[str, object]] = {
     "osd_latency_alpha": {"alpha": [0.5, 0.9], "rounds": 2},
@@ -44,7 +51,11 @@ def draftlab(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 
 
 def test_the_plan_measures_on_a_gpu_and_downloads_nothing(run: Run) -> None:
-    assert set(run.of_stage("latency_alpha", "latency_length", "latency_update", "latency_cost")) == set(MEASURED)
+    assert set(
+        run.of_stage(
+            "latency_alpha", "latency_length", "latency_update", "latency_cost", "latency_branches", "latency_null"
+        )
+    ) == set(MEASURED)
     assert (run.settings.target.model, run.settings.draft.model) == ("vicuna-7b", "llama-160m")
     assert run.settings.data.datasets == run.settings.multidraft.datasets == []
     for name in MEASURED:
@@ -65,7 +76,7 @@ def test_the_dag_holds_no_data_and_no_training(tmp_path: Path) -> None:
     assert int(jobs["latency"]) == len(MEASURED)
 
 
-@pytest.mark.parametrize("experiment", MEASURED)
+@pytest.mark.parametrize("experiment", MEASURED[:-2])  # the last two measure a target alone
 @pytest.mark.parametrize("backend", ["llama_cpp", "torch"])
 def test_a_measurement_and_its_figure_at_reduced_width(
     run: Run, experiment: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
