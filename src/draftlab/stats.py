@@ -5,6 +5,7 @@ Tokens of one request are not independent, so whole requests are drawn again, ne
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,12 @@ class Interval:
 
 def _interval(units: Sequence[ArrayLike], statistic: Callable[[Any], Any], seed: int) -> Interval:
     """``statistic`` of the units' sums, with the percentile interval of the sums of units drawn again."""
-    samples = np.array([np.asarray(values, float) for values in units])
+    return _bootstrap(statistic, seed, *(np.asarray(values, float).tobytes() for values in units))
+
+
+@functools.cache  # a figure, its table and its answer ask for the same
+def _bootstrap(statistic: Callable[[Any], Any], seed: int, *units: bytes) -> Interval:
+    samples = np.array([np.frombuffer(values) for values in units])
     n = samples.shape[1]
 
     def of_sums(*drawn: NDArray[np.float64], axis: int = -1) -> Any:
@@ -58,9 +64,21 @@ def _interval(units: Sequence[ArrayLike], statistic: Callable[[Any], Any], seed:
     return Interval(estimate, float(low), float(high), n)
 
 
+def _quotient(sums: Any) -> Any:
+    return sums[0] / sums[1]
+
+
+def _difference(sums: Any) -> Any:
+    return sums[0] / sums[1] - sums[2] / sums[3]
+
+
+def _percent(sums: Any) -> Any:
+    return 100 * (sums[0] / sums[1]) / (sums[2] / sums[3])
+
+
 def ratio(numerator: ArrayLike, denominator: ArrayLike, *, seed: int = 0) -> Interval:
     """``sum(numerator) / sum(denominator)``, one entry per request; NaN without a positive denominator."""
-    return _interval((numerator, denominator), lambda sums: sums[0] / sums[1], seed)
+    return _interval((numerator, denominator), _quotient, seed)
 
 
 def ratio_difference(
@@ -73,12 +91,12 @@ def ratio_difference(
 ) -> Interval:
     """Difference of two ratios over the same requests (paired): an interval without 0 is a difference at 95 %."""
     samples = (numerator, denominator, baseline_numerator, baseline_denominator)
-    return _interval(samples, lambda sums: sums[0] / sums[1] - sums[2] / sums[3], seed)
+    return _interval(samples, _difference, seed)
 
 
 def percent_of(one: tuple[ArrayLike, ArrayLike], other: tuple[ArrayLike, ArrayLike], *, seed: int = 0) -> Interval:
     """The ratio of ``one`` (numerator, denominator) in percent of that of ``other``, over the same requests (paired)."""
-    return _interval((*one, *other), lambda sums: 100 * (sums[0] / sums[1]) / (sums[2] / sums[3]), seed)
+    return _interval((*one, *other), _percent, seed)
 
 
 def ratio_table(

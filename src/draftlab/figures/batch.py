@@ -7,6 +7,7 @@ one figure.
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import multiprocessing
 import os
@@ -42,7 +43,8 @@ def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> 
         name for name in found if before.get(name) != digests[name] or not all(file.exists() for file in files[name])
     ]
     _published()  # read once, shared with the processes that fork from this one
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
+    # Short-lived processes need no search for garbage, a tenth of their time.
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), initializer=gc.disable) as pool:
         jobs = [pool.submit(draw, name, found[name], scale, out / name) for name in stale]
         for job in jobs:
             job.result()
