@@ -322,7 +322,7 @@ def arrange(cells: pd.DataFrame, layout: Layout, bold: Callable[[str], str] = st
         _text(estimate, low, high, layout.digits, bold if best else str)
         for (estimate, low, high), best in zip(numbers.tolist(), cells["best"], strict=True)
     ]
-    names = [", ".join(_named(key, cell[key]) for key in layout.columns) for _, cell in cells.iterrows()]
+    names = [", ".join(named(key, cell[key]) for key in layout.columns) for _, cell in cells.iterrows()]
     if not layout.columns:
         names = [layout.quantity] * len(cells)
     flat = cells[list(layout.rows)].map(_axis).assign(_name=names, _text=texts)
@@ -340,7 +340,7 @@ def _text(estimate: float, low: float, high: float, digits: int, bold: Callable[
     return number if np.isnan(low) or low == high else f"{number} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def _named(key: str, value: object) -> str:
+def named(key: str, value: object) -> str:
     """A number needs its key to be read, a word does not."""
     return f"{key} {_axis(value)}" if isinstance(value, int | float) else str(value)
 

@@ -342,10 +342,11 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
             label=words,
         )
     ax.set(
-        xlabel=layout.quantity,
+        xlabel=textwrap.fill(layout.quantity, 50),
         ylim=(len(rows) - 0.5, -0.5),
     )
-    ax.set_yticks(range(len(rows)), [", ".join(map(name, row)) for row in rows])
+    settings = [zip(layout.rows, row, strict=True) for row in rows]
+    ax.set_yticks(range(len(rows)), [", ".join(name(tables.named(*pair)) for pair in row) for row in settings])
     if layout.columns:
         legend(figure, [ax], columns=3)
     unit = tidy.unit(table)
