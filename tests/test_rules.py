@@ -33,6 +33,7 @@ def test_speedup_theory_and_collect_make_the_published_table(checkout):
 
 
 def test_figure_makes_the_published_files_of_a_published_table(checkout):
+    (checkout / "results/laptop").mkdir(parents=True, exist_ok=True)
     shutil.copy(PUBLISHED / "data/mdss_region.csv", checkout / "results/laptop")
     names = [f"mdss_region.{suffix}" for suffix in ("md", "csv", "tex")]
     made = run(checkout, "figure", *(f"results/laptop/figures/{name}" for name in names))
