@@ -16,12 +16,12 @@ UNITS = {"seconds": "seconds", "gb": "bytes"}
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """Cost of the static draft over cost, with the training counted (a busy server) and without (it fills idle time); above 1 it pays."""
     figure, axes = panels(1, 2, height=2.0, sharey=True)
-    drawn = tidy.unit(table) or "record"
+    table = table.assign(_unit=tidy.clusters(table))
     for ax, (unit, words) in zip(axes[0], UNITS.items(), strict=True):
         busy = table.assign(cost=table[f"serve_{unit}"] + table[f"update_{unit}"])
         idle = table.assign(cost=table[f"serve_{unit}"])
         for number, (load, rows) in enumerate({"busy server": busy, "idle server": idle}.items()):
-            found = ratio_table(rows, f"static_{unit}", "cost", ["contender", "update_interval"], request=drawn)
+            found = ratio_table(rows, f"static_{unit}", "cost", ["contender", "update_interval"], request="_unit")
             online = found[found["contender"] == "online"].sort_values("update_interval")
             style = look("online", 0)
             own = Look(f"online, {load}", style.colour, ("-", ":")[number], ("o", "s")[number])
