@@ -121,7 +121,7 @@ NO_AXIS = "an axis is a list of values or a mapping from names to settings, with
         ({"fixed": FIXED | {"inner": "hello"}}, "inner: give a mapping"),
         ({"fixed": FIXED | {"inner": {"seed": 3}}}, f"inner: {NO_AXIS}"),
         ({"fixed": FIXED | {"inner": {"seed": []}}}, f"inner: {NO_AXIS}"),
-        ({"fixed": FIXED | {"inner": {"loss": ["kl"]}}}, r"smoke: loss.*'forward_kl'.*not 'kl'"),
+        ({"fixed": FIXED | {"inner": {"loss": ["kl"]}}}, r"loss.*'forward_kl'.*not 'kl'"),
         ({"fixed": FIXED | {"inner": {"sample_source": ["mine"]}}}, r"'mix_request'.*not 'mine'"),
         ({"stage": "online", "axes": {}, "fixed": STREAMED | {"stream": 5}}, "stream: give a mapping"),
         ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"alpha": [1.5]}}, "alpha.*less than 1, not 1.5"),
@@ -136,7 +136,7 @@ NO_AXIS = "an axis is a list of values or a mapping from names to settings, with
 def test_a_wrong_yaml_is_refused_with_the_allowed_values(tmp_path, change, message):
     with pytest.raises(UserError, match=message) as caught:
         experiments.load_experiment(write(tmp_path, **change))
-    assert "osd_test.yaml" in str(caught.value)
+    assert re.match(r".*osd_test\.yaml:[1-9]\d*: ", str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,57 @@ def test_a_wrong_yaml_is_refused_with_the_allowed_values(tmp_path, change, messa
 )
 def test_what_an_experiment_may_name_is_what_the_registry_holds(registry, names):
     assert [name for name in names if name != "none"] == list(registry)
+
+
+ONE_PER_LINE = """\
+title: x
+question: "?"
+paper: osd
+artefact: x
+answer: {more: x, level: x}
+stage: offline
+axes:
+  dataset: [spider]
+  method:
+    kl: {loss: forward_kl}
+    ft: {loss: hard_label}
+fixed:
+  sample_source: teacher
+  epochs: 1
+  batch: 8
+  learning_rate: 0.1
+scales:
+  smoke: {}
+  laptop:
+    axes:
+      dataset:
+        - spider
+        - gsm8k
+    fixed: {epochs: 2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("answer: {more: x, level: x}", "answer:\n  - {more: x, level: x}\n  - {more: x}", 7),  # an entry of a list
+        ("stage: offline", "stage: offlin", 6),
+        ("- gsm8k", "- gsm9k", 23),  # a value
+        ("{loss: hard_label}", "{loss: hard}", 10),  # the first line that names the key
+        ("batch: 8", "batch: 0", 15),
+        ("{epochs: 2}", "{batch: 0}", 24),  # which a scale puts in place of the one above
+        ("batch: 8", "batches: 8", 15),
+        ("title: x", "title: x\ntitel: x", 2),
+        ("  batch: 8\n", "", 17),  # missing: the first scale that lacks it
+    ],
+)
+def test_a_wrong_value_names_its_line(tmp_path, old, new, line):
+    path = tmp_path / "e.yaml"
+    path.write_text(ONE_PER_LINE, encoding="utf-8")
+    experiments.load_experiment(path)
+    path.write_text(ONE_PER_LINE.replace(old, new), encoding="utf-8")
+    with pytest.raises(UserError, match=rf"e\.yaml:{line}: "):
+        experiments.load_experiment(path)
 
 
 def test_yaml_that_is_not_yaml_names_its_line(tmp_path):
@@ -185,6 +236,7 @@ def test_a_file_that_yaml_cannot_read_is_named(tmp_path, content):
         ("answers:", "needs: {t5_target: {threads: 2}}\nanswers:", "no rule asks for 't5_target'"),
         ("[spider, gsm8k", "[spidr, gsm8k", "unknown dataset 'spidr'.*spider"),
         ("steps: 400", "steps: -1", "target.steps: .*not -1"),
+        ("steps: 400", "stepps: 400", "target.stepps.*allowed: .*steps"),
     ],
 )
 def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
@@ -193,7 +245,7 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new), encoding="utf-8")
-    with pytest.raises(UserError, match=rf"scales/smoke\.yaml: .*{message}"):
+    with pytest.raises(UserError, match=rf"scales/smoke\.yaml:\d+: .*{message}"):
         experiments.load_run({"scale": "smoke"}, copy)
 
 

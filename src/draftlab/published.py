@@ -13,11 +13,12 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
-import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from draftlab.errors import UserError
+from draftlab.experiments import refused
 from draftlab.records import read_table
+from draftlab.yaml_files import Place, read_yaml
 
 FOLDER = Path(__file__).parents[2] / "workflow" / "published"
 PAPERS = {"osd": "OSD", "mdss": "MDSS", "related": "related"}
@@ -238,13 +239,8 @@ def _number(text: str) -> float:
 
 
 def _yaml(path: Path, kind: type[T]) -> T:
+    values = read_yaml(path)
     try:
-        return TypeAdapter(kind).validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise UserError("no such file", file=path, remedy="restore it from the repository") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"not YAML: {error}", file=path, remedy="repair the file") from None
+        return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{key}: {first['msg']}", file=path, remedy="repair the entry") from None
+        raise refused(error, Place(path)) from None

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from draftlab.errors import UserError
 from draftlab.experiments.stages import Axis, Job
+from draftlab.yaml_files import Place
 
 
 def combinations(axes: Mapping[str, Axis]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -34,7 +35,7 @@ S = TypeVar("S", bound=BaseModel)
 J = TypeVar("J", bound=Job)
 
 
-def variants(job: J, where: str = "inner") -> list[tuple[dict[str, Any], J]]:
+def variants(job: J, where: Place = Place("inner")) -> list[tuple[dict[str, Any], J]]:
     """The runs inside one job: the columns that tell them apart, and the settings of each; an error names ``where``."""
     base = job.model_dump(exclude={"inner"})
     return [
@@ -43,24 +44,40 @@ def variants(job: J, where: str = "inner") -> list[tuple[dict[str, Any], J]]:
     ]
 
 
-def validated(kind: type[S], values: Any, where: str) -> S:
-    """Build ``kind`` from plain values; an error names the key, what is wrong with it and what is allowed."""
+def validated(kind: type[S], values: Any, where: Place) -> S:
+    """Build ``kind`` from plain values; an error names the key, its line in a file, what is wrong with it and what is allowed."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise refused(error, where, sorted(kind.model_fields)) from None
+        raise refused(error, where, kind) from None
 
 
-def refused(error: ValidationError, where: str | None = None, known: Sequence[str] = ()) -> UserError:
-    """The first fault of some settings in one line, with the keys that are ``known`` where one is not."""
-    first = error.errors()[0]
+def refused(error: ValidationError, where: Place | None = None, kind: type[BaseModel] | None = None) -> UserError:
+    """The first fault of some settings of ``kind`` in one line; of a key that is unknown, those that are known there."""
+    # A key that is misspelt is missing, too: the spelling is what to name.
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in first["loc"]) or error.title
+    what = f"{key}: {first['msg'].removeprefix('Value error, ')}"
+    remedy = "change it there" if where else "give another value"
     if first["type"] == "extra_forbidden":
-        return UserError(f"unknown key {key!r}", file=where, remedy=f"allowed: {', '.join(known)}")
-    message = f"{key}: {first['msg'].removeprefix('Value error, ')}"
-    if first["type"] not in ("missing", "too_short") and not isinstance(first["input"], dict):
-        message += f", not {first['input']!r}"
-    return UserError(message, file=where, remedy="change it there" if where else "give another value")
+        known = _keys(kind, first["loc"][:-1])
+        what, remedy = f"unknown key {key!r}", f"allowed: {', '.join(known)}" if known else "remove it"
+    elif first["type"] == "missing":
+        what, remedy = f"{key} is missing", "add it"
+    elif first["type"] != "too_short" and not isinstance(first["input"], dict):
+        what += f", not {first['input']!r}"
+    return where.blame(what, first["loc"], remedy=remedy) if where else UserError(what, remedy=remedy)
+
+
+def _keys(kind: Any, outer: Sequence[str | int]) -> list[str]:
+    """The keys of ``kind``, or of the settings inside it that ``outer`` leads to; none where that is no settings' type."""
+    for name in outer:
+        kind = kind.model_fields[name].annotation if _is_settings(kind) and name in kind.model_fields else None
+    return sorted(kind.model_fields) if _is_settings(kind) else []
+
+
+def _is_settings(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def plain(job: Job) -> dict[str, Any]:

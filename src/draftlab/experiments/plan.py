@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from draftlab.datasets import registry
@@ -19,6 +18,7 @@ from draftlab.errors import UserError
 from draftlab.experiments.grids import combinations, validated, variants
 from draftlab.experiments.scales import Answers, Dataset, Recipe, Scale, ScaleSettings, Settings, Template
 from draftlab.experiments.stages import STAGES, Axis, Engine, Job, Live, OnPairs, Training
+from draftlab.yaml_files import Place, read_yaml
 
 WORKFLOW = Path(__file__).parents[3] / "workflow"
 CELL = re.compile(r"[A-Za-z0-9_.+-]+")
@@ -79,15 +79,17 @@ class Experiment(Settings):
                 names += value if key == "inner" else [key] if isinstance(value, list) and len(value) > 1 else []
         return list(dict.fromkeys(names))
 
-    def cells(self, scale: Scale, name: str, datasets: Sequence[str] | None = None) -> dict[str, Settings]:
-        """Cell name -> its stage's settings, one for each combination of the axes.
+    def cells(
+        self, scale: Scale, file: Path | str = "an experiment", datasets: Sequence[str] | None = None
+    ) -> dict[str, Settings]:
+        """Cell name -> its stage's settings, one for each combination of the axes; an error names ``file``.
 
         An axis is a list of values, or a mapping from a name to the several settings that the name stands for.
         ``datasets`` replaces the values of an axis ``dataset``.
         """
-        size = self.scales[scale]
-        if unknown := set(size.axes) - set(self.axes):
-            raise UserError(f"{name}: no axis named {sorted(unknown)}", remedy=f"the axes are {sorted(self.axes)}")
+        size, where = self.scales[scale], place(file, scale)
+        if unknown := sorted(set(size.axes) - set(self.axes)):
+            raise where.blame(f"no axis named {unknown}", unknown[:1], remedy=f"the axes are {sorted(self.axes)}")
         axes = {key: size.axes.get(key, values) for key, values in self.axes.items()}
         if datasets is not None and "dataset" in axes:
             axes["dataset"] = list(datasets)
@@ -100,44 +102,32 @@ class Experiment(Settings):
             cell = ".".join(map(str, labels.values())) or "all"
             if cell in found or not CELL.fullmatch(cell):
                 what = f"two cells named {cell!r}" if cell in found else f"{cell!r} names a cell"
-                raise UserError(what, file=name, remedy="give each choice of axes a name of letters, digits, _ . + -")
-            found[cell] = validated(stage, settings, f"{name} at scale {scale}")
+                remedy = "give each choice of axes a name of letters, digits, _ . + -"
+                raise where.blame(what, list(labels)[-1:], remedy=remedy)
+            found[cell] = validated(stage, settings, where)
         return found
 
 
-def _read_yaml(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{error.strerror}", file=path, remedy="restore it from the repository") from None
-    except ValueError as error:  # bytes that are no text, a date that is none
-        raise UserError(f"not YAML in UTF-8: {error}", file=path, remedy="repair the file") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise UserError(
-            f"not YAML: {getattr(error, 'problem', error)}",
-            file=path,
-            line=mark.line + 1 if mark else None,
-            remedy="repair the file",
-        ) from None
+def place(file: Path | str, scale: Scale) -> Place:
+    """What an experiment's file says of a cell at ``scale``."""
+    return Place(file, (("scales", scale), ("fixed",), ("axes",)))
 
 
 def load_experiment(path: Path) -> Experiment:
     """Read and check one experiment; every cell of every scale is built, so a bad value is found at once."""
     if not NAME.fullmatch(path.stem):
         raise UserError("no name of an experiment", file=path, remedy="use small letters, digits and _: the rules do")
-    experiment = validated(Experiment, _read_yaml(path), str(path))
+    experiment = validated(Experiment, read_yaml(path), Place(path))
     if experiment.stage not in STAGES:
-        raise UserError(
-            f"unknown stage {experiment.stage!r}", file=path, remedy=f"allowed: {', '.join(sorted(STAGES))}"
-        )
+        remedy = f"allowed: {', '.join(sorted(STAGES))}"
+        raise Place(path).blame(f"unknown stage {experiment.stage!r}", ["stage"], remedy=remedy)
     for scale in experiment.scales:
-        where = f"{path} at scale {scale}"
-        for cell in experiment.cells(scale, str(path)).values():
+        where = place(path, scale)
+        for cell in experiment.cells(scale, path).values():
             runs = [own for _, own in variants(cell, where)] if isinstance(cell, Job) else [cell]
             _check_datasets([name for own in runs for name in _named(own)], where)
             if len({getattr(own, "pair", "") for own in runs}) > 1:
-                raise UserError("pair differs inside a cell", file=path, remedy="make it an axis: a job has one pair")
+                raise where.blame("pair differs inside a cell", ["pair"], remedy="make it an axis: a job has one pair")
     return experiment
 
 
@@ -147,11 +137,10 @@ def _named(cell: Settings) -> list[str]:
     return [name for name in names if name]
 
 
-def _check_datasets(names: Iterable[str], where: str) -> None:
-    if unknown := set(names) - set(registry.load()):
-        raise UserError(
-            f"unknown dataset {min(unknown)!r}", file=where, remedy=f"allowed: {', '.join(registry.load())}"
-        )
+def _check_datasets(names: Iterable[str], where: Place) -> None:
+    if unknown := sorted(set(names) - set(registry.load())):
+        remedy = f"allowed: {', '.join(registry.load())}"
+        raise where.blame(f"unknown dataset {unknown[0]!r}", unknown[:1], remedy=remedy)
 
 
 class RunConfig(Settings):
@@ -181,14 +170,13 @@ def _check_places(run: RunConfig) -> None:
             raise UserError(what, file="--config", remedy=remedy)
 
 
-def _check_needs(settings: ScaleSettings, workflow: Path, where: str) -> None:
+def _check_needs(settings: ScaleSettings, workflow: Path, where: Place) -> None:
     """Only a rule that asks for resources can be given some."""
     texts = [file.read_text(encoding="utf-8") for file in sorted(workflow.rglob("*.smk"))]
     rules = {name for text in texts for name in re.findall(r'resources_of\("(\w+)"\)', text)}
     if unknown := sorted(settings.needs.keys() - rules):
-        raise UserError(
-            f"needs: no rule asks for {unknown[0]!r}", file=where, remedy=f"allowed: {', '.join(sorted(rules))}"
-        )
+        what, remedy = f"needs: no rule asks for {unknown[0]!r}", f"allowed: {', '.join(sorted(rules))}"
+        raise where.blame(what, ["needs", unknown[0]], remedy=remedy)
 
 
 class Run(Settings):
@@ -268,13 +256,14 @@ class Run(Settings):
 
 def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     """Read the plan of a run from ``--config`` values and the ``workflow`` folder."""
-    run = validated(RunConfig, dict(config), "--config")
+    run = validated(RunConfig, dict(config), Place("--config"))
     _check_places(run)
-    file = workflow / "scales" / f"{run.scale}.yaml"
-    settings = validated(ScaleSettings, _read_yaml(file), str(file))
-    _check_needs(settings, workflow, str(file))
+    path = workflow / "scales" / f"{run.scale}.yaml"
+    file = Place(path)
+    settings = validated(ScaleSettings, read_yaml(path), file)
+    _check_needs(settings, workflow, file)
     data = settings.data
-    _check_datasets([*data.datasets, *data.extra, *settings.multidraft.datasets, *settings.t5.datasets], str(file))
+    _check_datasets([*data.datasets, *data.extra, *settings.multidraft.datasets, *settings.t5.datasets], file)
     if run.raw:
         held, of_t5 = (_held(pair.datasets, Path(run.raw)) for pair in (settings.multidraft, settings.t5))
         extra = [name for name in settings.data.extra if _is_held(name, Path(run.raw))]
@@ -353,14 +342,14 @@ def _has_other_models(experiment: Experiment, scale: Scale) -> bool:
     """Whether it trains models of the scale besides its target and its ``draft``: another pair, or drafts of other sizes."""
     if scale not in experiment.scales:
         return False
-    jobs = [cell for cell in experiment.cells(scale, "").values() if isinstance(cell, Training)]
+    jobs = [cell for cell in experiment.cells(scale).values() if isinstance(cell, Training)]
     models = {(own.pair, own.draft, getattr(own, "larger", "draft")) for job in jobs for _, own in variants(job)}
     return not models <= {("", "draft", "draft")}
 
 
 def _needed(experiment: Experiment, run: RunConfig) -> set[str]:
     """The datasets that an experiment's cells cannot do without; a file of one's own takes the place of those of an axis ``dataset``."""
-    cells = experiment.cells(run.scale, "", ["prompts"] if run.dataset else None).values()
+    cells = experiment.cells(run.scale, datasets=["prompts"] if run.dataset else None).values()
     named = (
         cell.datasets
         if isinstance(cell, Training) or (isinstance(cell, Live) and cell.quality)  # which has references

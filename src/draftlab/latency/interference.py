@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,24 +133,27 @@ def training(draft: Path, batch: int, tokens: int, core: int | None = None) -> I
 @contextlib.contextmanager
 def _own_core() -> Iterator[int | None]:
     """Keep this process on one core and yield another; None where the system pins no process."""
-    pins = hasattr(os, "sched_getaffinity")
-    cores = sorted(os.sched_getaffinity(0)) if pins else list(range(os.cpu_count() or 1))
+    pins = hasattr(os, "sched_setaffinity")
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     if len(cores) < 2:
         raise UserError("no second core to train on", remedy="let the process use two cores")
-    if not pins:
-        yield None
-        return
-    os.sched_setaffinity(0, cores[:1])
+    _pin(cores[:1])
     try:
-        yield cores[-1]
+        yield cores[-1] if pins else None
     finally:
+        _pin(cores)
+
+
+def _pin(cores: Iterable[int]) -> None:
+    """Keep this process on ``cores``, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
 
 
 def _train(draft: Path, batch: int, tokens: int, counter: Path, core: int | None) -> None:
     """Update forever: forward and backward of cross-entropy on random tokens, AdamW; the work of a real update."""
     if core is not None:
-        os.sched_setaffinity(0, {core})
+        _pin([core])
     import torch
 
     from draftlab.models import load_model

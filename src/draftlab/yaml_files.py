@@ -1,0 +1,74 @@
+"""YAML files of the workflow: their values, and the line to blame when one of them is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from draftlab.errors import UserError
+
+
+def read_yaml(path: Path) -> Any:
+    """The values of a file; one that is no YAML is a ``UserError`` that names the line."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{error.strerror}", file=path, remedy="restore it from the repository") from None
+    except ValueError as error:  # bytes that are no text, a date that is none
+        raise UserError(f"not YAML in UTF-8: {error}", file=path, remedy="repair the file") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise UserError(
+            f"not YAML: {getattr(error, 'problem', error)}",
+            file=path,
+            line=mark.line + 1 if mark else None,
+            remedy="repair the file",
+        ) from None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where some values came from: a file (or in words, what is none), and the ``parts`` of it, keys from the top, the last word first."""
+
+    file: Path | str
+    parts: tuple[tuple[str, ...], ...] = ((),)
+
+    def blame(self, what: str, names: Sequence[str | int], *, remedy: str) -> UserError:
+        """An error at the line that ``names``, keys from outer to inner and perhaps a value, lead to in the part that has most of them."""
+        line = None
+        if isinstance(self.file, Path):
+            top = yaml.compose(self.file.read_text(encoding="utf-8"))
+            line, _ = min((_walk(top, [*part, *names]) for part in self.parts), key=lambda end: end[1])
+        return UserError(what, file=self.file, line=line, remedy=remedy)
+
+
+def _walk(node: yaml.Node | None, names: Sequence[str | int]) -> tuple[int | None, int]:
+    """The line that ``names`` lead to below ``node``, and how many of them are not there."""
+    line, missed = None, 0
+    for name in names:
+        found = _find(node, name)
+        if found is None:
+            missed += 1
+        else:
+            line, node = found
+    return line, missed
+
+
+def _find(node: yaml.Node | None, name: str | int) -> tuple[int, yaml.Node] | None:
+    """The line of the first key, value or entry called ``name`` below ``node``, and what it holds."""
+    if isinstance(name, int):
+        entries = node.value if isinstance(node, yaml.SequenceNode) else []
+        return (entries[name].start_mark.line + 1, entries[name]) if name < len(entries) else None
+    if isinstance(node, yaml.ScalarNode) and node.value == name:
+        return node.start_mark.line + 1, node
+    inside: list[yaml.Node] = node.value if isinstance(node, yaml.SequenceNode) else []
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == name:
+                return key.start_mark.line + 1, value
+        inside = [value for _, value in node.value]
+    return next((found for child in inside if (found := _find(child, name))), None)
