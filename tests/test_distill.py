@@ -15,7 +15,8 @@ from draftlab.distill import jobs, learning, sources, tokens
 from draftlab.errors import UserError
 from draftlab.models import load_model, load_tokenizer
 from draftlab.records import read_json
-from draftlab.replay import load_pass, replay
+from draftlab.replay import load_pass, record, replay
+from draftlab.sampling import Sampling
 from tests.conftest import ROOT
 from tests.pair import folders_of, make_results
 
@@ -149,13 +150,54 @@ def test_who_writes(results):
     assert sources.teacher(found, requests, generator).answers == recorded
     student = sources.student(found, requests, generator)
     logits = found.draft.answer_logits(student.prompts, student.answers)
-    torch.testing.assert_close(logits.argmax(-1), student.tokens)  # its own most probable tokens
+    written = torch.tensor([token for answer in student.answers for token in answer])
+    torch.testing.assert_close(logits.argmax(-1), written)  # its own most probable tokens
     mixed = sources.mix_request(found, requests, generator)
     by_target = [answer == own for answer, own in zip(mixed.answers, recorded, strict=True)]
     by_draft = [answer == own for answer, own in zip(mixed.answers, student.answers, strict=True)]
     assert all(a or b for a, b in zip(by_target, by_draft, strict=True))
     assert 4 <= sum(by_target) <= 20
     assert mixed.scored == sum(len(a) for a, own in zip(mixed.answers, by_target, strict=True) if not own)
+
+
+def sampled(results, temperature):
+    """The scene of ``results`` with answers that the target sampled."""
+    found = scene(results)
+    own = record(
+        found.target,
+        [(answer.id, answer.prompt_ids) for answer in found.recorded.answers],
+        max_new_tokens=12,
+        eos_ids={2},
+        sampling=Sampling(temperature),
+        generator=torch.Generator().manual_seed(4),
+    )
+    return dataclasses.replace(found, recorded=own)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("source", sorted(sources.SOURCES))
+def test_nothing_is_left_to_learn_for_the_target_itself(results, source, temperature):
+    """The losses compare laws at temperature 1, whatever the answers were sampled at."""
+    found = sampled(results, temperature)
+    samples = sources.SOURCES[source](found, range(16), torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = found.target.answer_logits(samples.prompts, samples.answers)
+    assert float(learning.losses_at("forward_kl", logits, samples.target_logits, samples.labels).max()) < 1e-4
+
+
+@pytest.mark.parametrize("source", sorted(sources.SOURCES))
+def test_fine_tuning_learns_the_tokens_that_the_target_wrote(results, source):
+    found = sampled(results, 1.0)
+    samples = sources.SOURCES[source](found, range(16), torch.Generator().manual_seed(1))
+    written = torch.tensor([token for answer in samples.answers for token in answer])
+    best = samples.target_logits.argmax(-1)
+    assert bool(((samples.labels == written) | (samples.labels == best)).all())
+    by_target = samples.labels == written
+    assert bool((by_target & (written != best)).any()) == (source != "student")
+    assert bool(by_target.all()) == (source == "teacher")
+    logits = torch.zeros(len(written), found.target.vocab_size)
+    logits[range(len(written)), samples.labels] = 50.0
+    assert float(learning.losses_at("hard_label", logits, samples.target_logits, samples.labels).max()) < 1e-6
 
 
 @pytest.mark.parametrize("source", ["mix_request", "mix_token"])
@@ -181,7 +223,8 @@ def test_mixed_tokens_come_from_both(results):
     found = scene(results)
     samples = sources.mix_token(found, list(range(48)), torch.Generator().manual_seed(0))
     drafted = found.draft.answer_logits(samples.prompts, samples.answers).argmax(-1)
-    from_target, from_draft = (best == samples.tokens for best in (samples.target_logits.argmax(-1), drafted))
+    tokens = torch.tensor([token for answer in samples.answers for token in answer])
+    from_target, from_draft = (best == tokens for best in (samples.target_logits.argmax(-1), drafted))
     assert bool((from_target | from_draft).all())
     undecided = from_target & from_draft
     share = (from_target & ~undecided).sum() / (~undecided).sum()

@@ -17,7 +17,8 @@ from draftlab.distill.positions import positions_to_learn
 from draftlab.errors import UserError
 from draftlab.models import load_model
 from draftlab.records import Prompt, write_jsonl
-from draftlab.replay import load_pass
+from draftlab.replay import load_pass, record
+from draftlab.sampling import Sampling
 from tests.pair import ROOM, folders_of, make_results
 
 COUNTS = ["accepted", "visited", "overlap", "overlap_repo", "blocks", "emitted"]
@@ -103,11 +104,17 @@ def test_live_serving_is_replay(results, stream):
     assert not forwards
 
 
-def test_live_serving_agrees_with_replay_when_sampling(results):
-    stream = traffic.whole(load_pass(results / "answers/toy.train.t1"), "toy")
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_live_serving_agrees_with_replay_when_sampling(results, temperature):
+    target = load_model(results / "models/target")
+    asked = [(answer.id, answer.prompt_ids) for answer in load_pass(results / "answers/toy.train").answers]
+    generator = torch.Generator().manual_seed(7)
+    limits = {"max_new_tokens": ROOM, "eos_ids": {2}}
+    recorded = record(target, asked, sampling=Sampling(temperature), generator=generator, **limits)
+    stream = traffic.whole(recorded, "toy")
     still = settings(update_interval=48)
     expected, _ = online.serve(draft_of(results), stream, still)
-    server = live_server(load_model(results / "models/target"), ROOM, {2})
+    server = live_server(target, ROOM, {2})
     live = pd.concat(
         online.serve(draft_of(results), stream, still.model_copy(update={"seed": seed}), server=server)[0]
         for seed in range(8)
@@ -115,6 +122,13 @@ def test_live_serving_agrees_with_replay_when_sampling(results):
     accepted, overlap = live["accepted"].sum() / live["visited"].sum(), alpha(expected)
     noise = 4 * np.sqrt(overlap * (1 - overlap) / live["visited"].sum())
     assert abs(accepted - overlap) < noise + 0.01
+
+
+def test_a_lesson_holds_the_tokens_as_they_were_sampled(results):
+    warm = load_pass(results / "answers/toy.train.t1")
+    request = next(r for r in range(48) if [*warm.target_logits([r]).argmax(-1)] != warm.answers[r].answer_ids)
+    where = np.arange(len(warm.answers[request].answer_ids))[::2]
+    assert online.Lesson(warm, request, where).labels.tolist() == warm.answers[request].answer_ids[::2]
 
 
 def test_a_stream_without_rejections_teaches_nothing(results, stream):

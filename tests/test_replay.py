@@ -147,7 +147,7 @@ REQUESTS = [(f"r{i}", [1, *range(5, 6 + i % 4), 7 + i]) for i in range(10)]
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0), Sampling(0.7, top_k=10, top_p=0.9)], ids=str)
 def test_record_keeps_what_the_target_would_say_again(sampling: Sampling) -> None:
-    """The recorded law is the teacher-forced law of the recorded text, in whatever batch it was decoded."""
+    """The recorded law is the teacher-forced law of the recorded text at temperature 1, however it was sampled and batched."""
     target = make(0)
     got = record(
         target,
@@ -160,7 +160,7 @@ def test_record_keeps_what_the_target_would_say_again(sampling: Sampling) -> Non
     )
     assert [answer.id for answer in got.answers] == [name for name, _ in REQUESTS]
     prompts, answers = zip(*((answer.prompt_ids, answer.answer_ids) for answer in got.answers), strict=True)
-    logits = target.answer_logits(prompts, answers) / (sampling.temperature or 1)
+    logits = target.answer_logits(prompts, answers)
     probs = got.target_logits(range(len(REQUESTS))).exp()
     torch.testing.assert_close(probs, logits.softmax(-1), atol=2e-4, rtol=1e-2)
     for answer in got.answers:
@@ -197,7 +197,7 @@ def test_reverse_kl_to_a_recorded_law_of_a_large_vocabulary_is_nearly_exact() ->
     sharpness = torch.linspace(1.5, 4, positions)[:, None]
     target = -sharpness * ranks.log() + 0.3 * torch.randn(positions, vocab, generator=generator)
     draft = target + torch.randn(positions, vocab, generator=generator)
-    laws, ids = compact_law(target, target.argmax(-1), 1.0, 64)
+    laws, ids = compact_law(target, target.argmax(-1), 64)
     kept = TargetPass([Answer("a", [1], [0] * positions, True)], Sampling(), vocab, laws, ids, positions)
     assert (laws[:, :-1].double().exp().sum(-1) >= 1).any()
     exact = target.double().softmax(-1)

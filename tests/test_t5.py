@@ -127,7 +127,7 @@ def test_every_sample_source_is_distilled_from(results: Path, source: str) -> No
 
     def distance() -> float:
         samples = SOURCES[source](scene, range(48), torch.Generator().manual_seed(0))
-        assert len(samples.tokens) == len(samples.target_logits)
+        assert len(samples.labels) == len(samples.target_logits) == sum(map(len, samples.answers))
         logits = answer_logits(draft, samples.prompts, samples.answers, autocast=False)
         return float(LOSSES["forward_kl"](logits, samples.target_logits).mean().detach())
 

@@ -47,9 +47,10 @@ SingleVerifier = Literal["single", "block"]
 class TargetPass:
     """What the target answered, and its law at every answer position.
 
-    ``log_probs`` are those of softmax(logits / temperature) before top-k and top-p (temperature 1 for a greedy pass), in
-    float16: a probability is off by at most p |log p| / 2048, a sum of minima by at most 1/4096 of the entropy. ``ids`` is None when the
-    vocabulary is recorded whole; else the kept tokens, the emitted one always among them, and a last column of ``log_probs`` is the mass of all others.
+    ``log_probs`` are those of softmax(logits) at temperature 1 and before top-k and top-p, however the answers were sampled: what the losses
+    learn from. They are float16: a probability is off by at most p |log p| / 2048, a sum of minima by at most 1/4096 of the entropy.
+    ``ids`` is None when the vocabulary is recorded whole; else the kept tokens, the emitted one always among them, and a last
+    column of ``log_probs`` is the mass of all others.
     """
 
     answers: list[Answer]
@@ -75,7 +76,7 @@ class TargetPass:
         return {"log_probs": self.log_probs} | ({} if self.ids is None else {"ids": self.ids})
 
     def target_logits(self, requests: Sequence[int]) -> Float[Tensor, "positions vocab"]:
-        """Log-probabilities at the answer positions of ``requests``, one after the other; what was not kept shares the
+        """Log-probabilities at temperature 1 at the answer positions of ``requests``, one after the other; what was not kept shares the
         remaining mass evenly (then sums of minima are off by at most that mass)."""
         rows = torch.cat([torch.arange(self.ends[r] - self.lengths[r], self.ends[r]) for r in requests])
         kept = self.log_probs[rows].float()
@@ -138,14 +139,13 @@ def record(
     order = sorted(range(len(requests)), key=lambda number: len(requests[number][1]))
     kept = target.vocab_size if target.vocab_size <= WHOLE_VOCAB else min(keep, target.vocab_size)
     is_part = kept < target.vocab_size
-    temperature = sampling.temperature or 1.0
     found: dict[int, tuple[list[int], Tensor, Tensor]] = {}
     forwards = 0
     for start in range(0, len(order), batch_size):
         batch = order[start : start + batch_size]
         laws = torch.empty(len(batch), max_new_tokens, kept + is_part, dtype=torch.float16)
         ids = torch.empty(len(batch), max_new_tokens, kept * is_part, dtype=torch.int32)
-        observe = functools.partial(_keep_law, laws, ids, temperature, kept)
+        observe = functools.partial(_keep_law, laws, ids, kept)
         prompts = [requests[number][1] for number in batch]
         answers = generate(
             target,
@@ -172,7 +172,6 @@ def record(
 def _keep_law(
     laws: Float16[Tensor, "batch positions columns"],
     ids: Int32[Tensor, "batch positions kept"],
-    temperature: float,
     kept: int,
     rows: list[int],
     position: int,
@@ -180,18 +179,18 @@ def _keep_law(
     tokens: Int64[Tensor, " rows"],
 ) -> None:
     """Write the law of one decoding step into the record of its batch."""
-    laws[rows, position], ids[rows, position] = compact_law(logits, tokens, temperature, kept)
+    laws[rows, position], ids[rows, position] = compact_law(logits, tokens, kept)
 
 
 def compact_law(
-    logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, " rows"], temperature: float, kept: int
+    logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, " rows"], kept: int
 ) -> tuple[Float16[Tensor, "rows columns"], Int32[Tensor, "rows kept_ids"]]:
     """Log-probabilities of the ``kept`` most probable tokens, then of all others together, and the ids of the kept (all kept: neither
     others nor ids); the emitted token is among them.
 
     The mass of the others is summed, never 1 less the kept: in float16 that difference is noise, or nothing.
     """
-    log_probs = (logits.float() / temperature).log_softmax(-1)
+    log_probs = logits.float().log_softmax(-1)
     if kept == log_probs.shape[-1]:
         return log_probs.half().cpu(), torch.empty(len(log_probs), 0, dtype=torch.int32)
     top = log_probs.topk(kept).indices
@@ -230,7 +229,7 @@ def agreement(
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
 ) -> Agreement:
-    """Compare draft and target at the emitted ``tokens``; ``target_logits`` are those of ``TargetPass.target_logits``.
+    """Compare draft and target at the emitted ``tokens``, which the target sampled by ``sampling``; logits are those of temperature 1.
 
     The draft samples like the target (``sampling``) unless told otherwise. At temperature 0 the target's law is y alone: ``ratio`` and
     ``overlap`` are draft(y), ``repo`` its square, all three 0 or 1 for a greedy draft.
@@ -243,7 +242,7 @@ def agreement(
     if sampling.temperature == 0:
         accepted = draft.gather(-1, tokens[:, None])[:, 0].cpu().numpy()
         return Agreement(list(lengths), accepted, accepted, accepted**2)
-    target = to_probs(target_logits, dataclasses.replace(sampling, temperature=1.0))
+    target = to_probs(target_logits, sampling)
     at_draft, at_target = (probs.gather(-1, tokens[:, None])[:, 0] for probs in (draft, target))
     shared = target.minimum(draft)
     # float16 can push the emitted token out of a nucleus whose border it sat on: then nothing is known, and it counts as rejected.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftlab import experiments, training
@@ -20,7 +20,9 @@ from draftlab.losses import LOSSES, one_hot_logits
 from draftlab.models import LanguageModel
 
 WARMUP_SHARE = 0.03  # of the steps (OSD's scripts)
-NOTHING = Samples([], [], torch.empty(0, 0))  # the share of a process when there are more processes than requests
+NOTHING = Samples(
+    [], [], torch.empty(0, 0), torch.empty(0, dtype=torch.long)
+)  # the share of a process when there are more processes than requests
 
 
 @dataclass
@@ -68,7 +70,7 @@ def train(
             samples = SOURCES[source](scene, mine, generator) if mine else NOTHING
             effort.target_tokens += parallel.total(samples.scored)
             drawn.update(enumerate(samples.cut([len(part) for part in parts]), step))
-        yield from _terms(scene.draft, drawn.pop(step), settings, source, effort)
+        yield from _terms(scene.draft, drawn.pop(step), settings, effort)
 
     training.fit(
         scene.draft,
@@ -95,9 +97,7 @@ def _identity(scene: Scene, requests: Sequence[int], settings: experiments.Train
     return f"{settings!r} {scene.max_new_tokens} {experiments.code_digest(__name__)} {start} {told} {laws}"
 
 
-def _terms(
-    draft: LanguageModel, samples: Samples, settings: experiments.Training, source: str, effort: Effort
-) -> Iterator[Tensor]:
+def _terms(draft: LanguageModel, samples: Samples, settings: experiments.Training, effort: Effort) -> Iterator[Tensor]:
     """The loss of one step by micro-batches: each is its sum over positions, divided by all positions of the step."""
     count = parallel.total(len(samples.target_logits))
     effort.positions += count
@@ -105,10 +105,19 @@ def _terms(
     size, requests = settings.micro_batch or len(samples.answers), len(samples.answers)
     for part in samples.cut([min(size, requests - start) for start in range(0, requests, size)]) if requests else ():
         logits = answer_logits(draft, part.prompts, part.answers, settings.autocast)
-        target_logits = part.target_logits.to(draft.device)
-        if settings.loss == "hard_label" and source == "teacher":  # the tokens as written, sampled or not
-            target_logits = one_hot_logits(part.tokens.to(draft.device), logits.shape[-1])
-        yield LOSSES[settings.loss](logits, target_logits).sum() / count
+        yield losses_at(settings.loss, logits, part.target_logits, part.labels).sum() / count
+
+
+def losses_at(
+    name: str,
+    logits: Float[Tensor, "positions vocab"],
+    target_logits: Float[Tensor, "positions vocab"],
+    labels: Int[Tensor, " positions"],
+) -> Float[Tensor, " positions"]:
+    """The loss at each position; fine-tuning sees the tokens as they were written, sampled or not, and no law."""
+    if name == "hard_label":
+        target_logits = one_hot_logits(labels, logits.shape[-1])
+    return LOSSES[name](logits, target_logits.to(logits.device))
 
 
 def answer_logits(

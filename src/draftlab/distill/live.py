@@ -77,7 +77,7 @@ def _recorded(
     """What was decoded, as a recorded pass: the laws are those that verification read."""
     tokens = torch.tensor([token for trace in traces for token in trace.answer_ids], device=logits[0][0].device)
     every = torch.cat([block for blocks in logits for block in blocks])
-    laws, ids = compact_law(every, tokens, sampling.temperature or 1.0, kept)
+    laws, ids = compact_law(every, tokens, kept)
     answers = [
         Answer(record.id, record.prompt_ids, trace.answer_ids, trace.finished)
         for record, trace in zip(records, traces, strict=True)

@@ -19,12 +19,11 @@ from numpy.random import Generator
 from torch import Tensor
 
 from draftlab import experiments, training
-from draftlab.distill.learning import Effort, answer_logits
+from draftlab.distill.learning import Effort, answer_logits, losses_at
 from draftlab.distill.offline import counts
 from draftlab.distill.positions import positions_to_learn
 from draftlab.distill.traffic import Traffic
 from draftlab.errors import UserError
-from draftlab.losses import LOSSES
 from draftlab.models import LanguageModel
 from draftlab.replay import TargetPass, agree_along, at_its_depth, walk
 
@@ -42,6 +41,11 @@ class Lesson:
         """Tokens that a draft reads to learn from it."""
         record = self.answers.answers[self.request]
         return len(record.prompt_ids) + len(record.answer_ids)
+
+    @property
+    def labels(self) -> Int[Tensor, " chosen"]:
+        """The target's tokens at the chosen positions."""
+        return torch.tensor(self.answers.answers[self.request].answer_ids)[torch.from_numpy(self.where)]
 
     @property
     def target_logits(self) -> Float[Tensor, "chosen vocab"]:
@@ -154,8 +158,8 @@ def learn(
     where = torch.from_numpy(np.concatenate([b + lesson.where for b, lesson in zip(begins, lessons, strict=True)]))
     prompts, texts = [record.prompt_ids for record in records], [record.answer_ids for record in records]
     logits = answer_logits(learner, prompts, texts, settings.autocast, where)
-    target_logits = torch.cat([lesson.target_logits for lesson in lessons]).to(logits.device)
-    loss = LOSSES[settings.loss](logits, target_logits).mean()
+    laws, labels = (torch.cat([getattr(lesson, name) for lesson in lessons]) for name in ("target_logits", "labels"))
+    loss = losses_at(settings.loss, logits, laws, labels).mean()
     training.update(optimizer, [loss], settings.learning_rate, settings.clip)
     return len(where)
 

@@ -1,7 +1,8 @@
 """Whose tokens the distillation loss sees: the target's, the draft's, or a mixture of both (OSD, section 4.2; Table 1).
 
-A source writes answers to some requests and gives the target's logits at each of their positions. The target's own answers are
-recorded; where the draft takes part, the target scores them live, and ``Samples.scored`` counts the tokens that it read for it.
+A source writes answers to some requests and gives the target's logits at each of their positions, and the token that fine-tuning would
+learn there (``Samples.labels``). The target's own answers are recorded; where the draft takes part, the target scores them live, and
+``Samples.scored`` counts the tokens that it read for it.
 """
 
 from __future__ import annotations
@@ -36,17 +37,14 @@ class Scene:
 
 @dataclass(frozen=True)
 class Samples:
-    """Answers to some requests, and the target's logits at each answer position, request after request."""
+    """Answers to some requests, and at each answer position, request after request, the target's logits (temperature 1) and the
+    token that it wrote there, or its most probable one where the draft wrote."""
 
     prompts: list[list[int]]
     answers: list[list[int]]
     target_logits: Float[Tensor, "positions vocab"]
+    labels: Int[Tensor, " positions"]
     scored: int = 0
-
-    @property
-    def tokens(self) -> Int[Tensor, " positions"]:
-        """The answers' tokens, request after request."""
-        return torch.tensor([token for answer in self.answers for token in answer])
 
     def cut(self, sizes: Sequence[int]) -> list[Samples]:
         """Consecutive parts with these numbers of requests."""
@@ -54,8 +52,9 @@ class Samples:
         prompts, answers = (
             [rows[e - n : e] for e, n in zip(ends, sizes, strict=True)] for rows in (self.prompts, self.answers)
         )
-        laws = torch.split(self.target_logits, [sum(map(len, part)) for part in answers])
-        return [Samples(*part) for part in zip(prompts, answers, laws, strict=True)]
+        lengths = [sum(map(len, part)) for part in answers]
+        laws, labels = (torch.split(values, lengths) for values in (self.target_logits, self.labels))
+        return [Samples(*part) for part in zip(prompts, answers, laws, labels, strict=True)]
 
 
 Source = Callable[[Scene, Sequence[int], Generator], Samples]
@@ -64,8 +63,9 @@ Source = Callable[[Scene, Sequence[int], Generator], Samples]
 def teacher(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
     """The recorded answers of the target and its recorded laws."""
     records = [scene.recorded.answers[request] for request in requests]
-    laws = scene.recorded.target_logits(requests)
-    return Samples([record.prompt_ids for record in records], [record.answer_ids for record in records], laws)
+    prompts, answers = [record.prompt_ids for record in records], [record.answer_ids for record in records]
+    labels = torch.tensor([token for answer in answers for token in answer])
+    return Samples(prompts, answers, scene.recorded.target_logits(requests), labels)
 
 
 def student(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
@@ -88,7 +88,9 @@ def mix_request(scene: Scene, requests: Sequence[int], generator: Generator) -> 
     return Samples(
         [sample.prompts[0] for sample in chosen],
         [sample.answers[0] for sample in chosen],
-        torch.cat([sample.target_logits.to(scene.draft.device) for sample in chosen]),  # recorded laws are on the CPU
+        # What was recorded is on the CPU.
+        torch.cat([sample.target_logits.to(scene.draft.device) for sample in chosen]),
+        torch.cat([sample.labels.to(scene.draft.device) for sample in chosen]),
         sum(len(sample.answers[0]) for sample, coin in zip(chosen, coins, strict=True) if not coin),
     )
 
@@ -98,14 +100,17 @@ def mix_token(scene: Scene, requests: Sequence[int], generator: Generator) -> Sa
     assert scene.target is not None
     prompts = [scene.recorded.answers[request].prompt_ids for request in requests]
     mixture = _Mixture(scene.target, scene.draft, generator)
-    laws: dict[tuple[int, int], Tensor] = {}
+    seen: dict[tuple[int, int], list[Tensor]] = {}
 
     def keep(rows: list[int], position: int, logits: Tensor, tokens: Tensor) -> None:
-        laws.update(((row, position), law) for row, law in zip(rows, mixture.target_logits, strict=True))
+        labels = torch.where(mixture.coins, tokens, mixture.target_logits.argmax(-1))
+        for row, *law_and_label in zip(rows, mixture.target_logits, labels, strict=True):
+            seen[row, position] = law_and_label
 
     answers = _written(scene, mixture, prompts, generator, keep)
-    at = [laws[row, position] for row, answer in enumerate(answers) for position in range(len(answer))]
-    return Samples(prompts, answers, torch.stack(at), sum(map(len, answers)))
+    at = [seen[row, position] for row, answer in enumerate(answers) for position in range(len(answer))]
+    laws, labels = (torch.stack(values) for values in zip(*at, strict=True))
+    return Samples(prompts, answers, laws, labels, sum(map(len, answers)))
 
 
 SOURCES: dict[str, Source] = {
@@ -153,7 +158,7 @@ def _scored(scene: Scene, prompts: list[list[int]], answers: list[list[int]]) ->
         logits = scene.target.answer_logits([prompts[p] for p in batch], [answers[p] for p in batch])
         found |= dict(zip(batch, torch.split(logits, [len(answers[p]) for p in batch]), strict=True))
     laws = torch.cat([found[place] for place in range(len(answers))])
-    return Samples(prompts, answers, laws, sum(map(len, answers)))
+    return Samples(prompts, answers, laws, laws.argmax(-1), sum(map(len, answers)))
 
 
 class _Mixture:
@@ -163,7 +168,7 @@ class _Mixture:
         self.models, self.generator = (target, draft), generator
         self.device, self.vocab_size = target.device, target.vocab_size
         self.context_len = min(target.context_len, draft.context_len)
-        self.target_logits: Tensor = torch.empty(0)
+        self.target_logits, self.coins = torch.empty(0), torch.empty(0, dtype=torch.bool)
 
     def decoder(self) -> _Mixture:
         return self
@@ -184,8 +189,8 @@ class _MixtureCache:
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
         target, draft = (cache.extend(tokens) for cache in self.caches)
         self.model.target_logits = target[:, -1].clone()
-        coins = torch.tensor(_coins(len(tokens), self.model.generator), device=target.device)
-        return torch.where(coins[:, None, None], target, draft)
+        self.model.coins = torch.tensor(_coins(len(tokens), self.model.generator), device=target.device)
+        return torch.where(self.model.coins[:, None, None], target, draft)
 
     def crop(self, lengths: Sequence[int]) -> None:
         for cache in self.caches:

@@ -124,7 +124,7 @@ def along_text(
     sampling = filtered(settings, settings.target_temperature)
     agree = replay.agreement(
         pairs.draft_logits,
-        pairs.target_logits / settings.target_temperature,
+        pairs.target_logits,
         pairs.token,
         torch.bincount(pairs.request).tolist(),
         sampling,
