@@ -48,7 +48,7 @@ def offline(rng: np.random.Generator, settings: experiments.Offline) -> pd.DataF
 
 def online(rng: np.random.Generator, settings: experiments.Online) -> pd.DataFrame:
     rows = _served(rng, settings)
-    return rows if settings.bin == 1 else rows.drop(columns="request")
+    return rows if settings.bin == 1 else rows.assign(requests=1)
 
 
 def _served(rng: np.random.Generator, settings: experiments.Online) -> pd.DataFrame:

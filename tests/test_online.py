@@ -333,10 +333,31 @@ def test_probes_on_held_out_requests(results, tmp_path, streams):
 def test_bins_sum_requests(results, tmp_path):
     whole, _ = run(results, tmp_path)
     binned, _ = run(results, tmp_path, bin=16)
-    assert list(binned["record"]) == [0, 16, 32]
+    assert list(binned["record"]) == list(binned["request"]) == [0, 16, 32]
     assert list(binned["requests"]) == [16, 16, 16]
-    assert tidy.unit(binned) == "record"  # a bin is no request
     assert_array_equal(binned[COUNTS].sum(), whole[COUNTS].sum())
+
+
+def test_a_bin_holds_the_same_requests_in_every_seed(results, tmp_path, streams):
+    """An interval draws bins with all their seeds: a draft that learns nothing counts the same in each."""
+    table, _ = mixed(results, tmp_path, streams, learns=False, probes=1, bin=4, inner={"seed": [0, 1]})
+    keys = ["measured_on", "group", "request"]
+    first, second = (rows.groupby(keys)[[*COUNTS, "requests"]].sum() for _, rows in table.groupby("seed"))
+    pd.testing.assert_frame_equal(first, second)
+    assert set(first["requests"]) == {4}
+    places = table[table["measured_on"] == "stream"].groupby("seed")["record"].apply(list)
+    orders = table[table["measured_on"] == "stream"].sort_values("record").groupby("seed")["request"].apply(list)
+    assert orders[0] != orders[1]
+    assert set(places[0]) == set(places[1]) == set(range(0, max(places[0]) + 1, 4))
+
+
+def test_a_stream_in_time_keeps_its_course(results, stream):
+    """Neighbours change places; nothing else does."""
+    timed = dataclasses.replace(stream, group=["a", "b"] * 24).reordered(1, 6, in_time=True)
+    bins = timed.request // 2 // 6
+    assert_array_equal(bins, np.arange(48) // 2 // 6)
+    assert_array_equal(timed.request % 2, np.arange(48) % 2)
+    assert not np.array_equal(timed.request, np.arange(48))
 
 
 def test_peak_memory_is_in_mb_on_every_system(monkeypatch):

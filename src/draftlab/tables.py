@@ -177,6 +177,10 @@ MEASURES = (
 """What an experiment measures when it has no layout: the first pair (or column) that its table has."""
 
 
+PLACES = ("record", "segment")
+"""A bin of requests may stand at several places of its stream."""
+
+
 def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
     """The experiment's layout, or one from its file: a known measure, what it compares last in columns, all else in rows."""
     if experiment in LAYOUTS:
@@ -190,7 +194,7 @@ def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
     remedy = "add one to draftlab.tables.LAYOUTS"
     if measure is None or not axes:
         raise UserError(f"no layout for {experiment!r}", remedy=remedy)
-    keys = [key for key in dict.fromkeys([*axes, "dataset", "seed", tidy.unit(table) or ""]) if key in table]
+    keys = [key for key in dict.fromkeys([*axes, "dataset", "seed", tidy.unit(table) or "", *PLACES]) if key in table]
     if table.duplicated(keys).any():
         raise UserError(f"{experiment}: rows are not told apart by {', '.join(keys)}", file=path, remedy=remedy)
     return Layout(tuple(axes[:-1] or axes), tuple(axes[1:][-1:]), *measure)

@@ -144,8 +144,9 @@ def tokens(job: experiments.Tokens, folders: Folders) -> tuple[pd.DataFrame, dic
 def online(job: experiments.Online, folders: Folders) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Serve the stream once with every variant. Rows: the axes, ``seed, record, request`` and counts; ``group`` in a stream of several classes.
 
-    ``record`` is the place in the stream, which each seed gives to another request; ``request`` numbers the requests over the recorded passes
-    of the stream's datasets, so an interval draws all seeds of one together (those of held-out requests are negative). Measurements on
+    ``record`` is the place in the stream, which each seed gives to another request; ``request`` numbers the requests (with ``bin`` the bins
+    of requests) over the recorded passes of the stream's datasets, so an interval draws all seeds of one together (those of held-out
+    requests are negative). Measurements on
     held-out requests (``measured_on``: ``held_out``) say in ``after`` how many requests had been served. ``misrouted``: whether the draft of
     another class served the request, where classes have their own.
     """
@@ -174,9 +175,10 @@ def _traffic(settings: experiments.Online, folders: Folders, part: str) -> Traff
         traffic = along(path, passes) if settings.stream else whole(passes[0], settings.dataset)
         if part == "held_out":
             traffic = dataclasses.replace(traffic, request=~traffic.request)
-        return traffic.reordered(seed)
+        in_time = bool(settings.stream) and settings.arrangement.kind == "by_time"
+        return traffic.in_bins(settings.bin).reordered(seed, settings.bin, in_time)
 
-    return folders.once((path, split, settings.temperature, settings.dataset, seed), load)
+    return folders.once((path, split, settings.temperature, settings.dataset, seed, settings.bin), load)
 
 
 def _serve_variant(settings: experiments.Online, folders: Folders) -> tuple[pd.DataFrame, Effort]:
@@ -275,16 +277,13 @@ def _measured(draft: LanguageModel, traffic: Traffic, settings: experiments.Onli
 
 
 def _binned(rows: pd.DataFrame, size: int) -> pd.DataFrame:
-    """Sums over ``size`` neighbouring ``requests`` of one class and segment; ``record`` is the first place of the bin.
-
-    A bin has no ``request``: it sums other requests in each seed, so an interval over bins draws places of the stream.
-    """
+    """Sums over the requests of one bin (``Traffic.in_bins``: the same ones in every seed) that stand at ``size`` neighbouring places;
+    ``record`` is the first of these places, ``requests`` how many they are."""
     if size == 1:
         return rows
     keys = [key for key in ("measured_on", "after", "group", "segment") if key in rows]
-    first = rows["record"] // size * size
-    rows = rows.drop(columns="request").assign(record=first, requests=1)
-    return rows.groupby([*keys, "record"], sort=False).sum().reset_index()
+    rows = rows.assign(record=rows["record"] // size * size, requests=1)
+    return rows.groupby([*keys, "record", "request"], sort=False).sum().reset_index()
 
 
 # --- shared ------------------------------------------------------------------------------------------------------

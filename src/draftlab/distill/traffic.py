@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,8 @@ class Traffic:
     """Recorded requests in order.
 
     ``group``: the class of each; ``route``: the class that a router named; ``segment``: the block of the stream that it stands in;
-    ``trains``: whether a draft may learn from it; ``request``: its number, the same in every order of the same recorded passes.
+    ``trains``: whether a draft may learn from it; ``request``: its number, the same in every order of the same recorded passes
+    (after ``in_bins`` that of the first of its bin).
     """
 
     answers: TargetPass
@@ -48,19 +49,34 @@ class Traffic:
             record=list(places), request=self.request[list(places)]
         )
 
-    def reordered(self, seed: int) -> Traffic:
+    def in_bins(self, size: int) -> Traffic:
+        """The same requests; each ``size`` neighbours of one class go by the number of their first."""
+        first = np.empty_like(self.request)
+        for own in self._bins(size):
+            first[own] = self.request[own[0]]
+        return dataclasses.replace(self, request=first)
+
+    def reordered(self, seed: int, bin_size: int = 1, in_time: bool = False) -> Traffic:
         """The same sequence of classes with each class's requests in another order; seed 0 leaves them as they are.
 
-        At temperature 0 an online run has no other chance in it: this is what its seeds repeat.
+        At temperature 0 an online run has no other chance in it: this is what its seeds repeat. Neighbours of one bin stay together, so
+        that a bin sums the same requests in every seed; ``in_time`` only they change places, and the stream's course in time stays.
         """
         if seed == 0:
             return self
         rng = np.random.default_rng(seed)
         places = np.arange(len(self))
+        for _, bins in itertools.groupby(self._bins(bin_size), lambda own: self.group[own[0]]):
+            own = list(bins)
+            order = range(len(own)) if in_time else rng.permutation(len(own))
+            places[np.concatenate(own)] = np.concatenate([rng.permutation(own[number]) for number in order])
+        return dataclasses.replace(self.take(places.tolist()), segment=self.segment, trains=self.trains)
+
+    def _bins(self, size: int) -> Iterator[Int[np.ndarray, " size"]]:
+        """Places of each ``size`` neighbours of one class, class after class."""
         for name in dict.fromkeys(self.group):
             own = np.flatnonzero([group == name for group in self.group])
-            places[own] = rng.permutation(own)
-        return dataclasses.replace(self.take(places.tolist()), segment=self.segment, trains=self.trains)
+            yield from (own[start : start + size] for start in range(0, len(own), size))
 
 
 def whole(answers: TargetPass, group: str) -> Traffic:

@@ -35,7 +35,7 @@ S = TypeVar("S", bound=BaseModel)
 J = TypeVar("J", bound=Job)
 
 
-def variants(job: J, where: Place = Place("inner")) -> list[tuple[dict[str, Any], J]]:
+def variants(job: J, where: Place = Place("inner")) -> list[tuple[dict[str, Any], J]]:  # noqa: B008 (frozen)
     """The runs inside one job: the columns that tell them apart, and the settings of each; an error names ``where``."""
     base = job.model_dump(exclude={"inner"})
     return [

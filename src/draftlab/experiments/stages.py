@@ -153,7 +153,9 @@ class Online(Training):
     route_errors: float = Field(0.0, ge=0, le=1, description="share of requests sent to a wrong draft on purpose")
     measured_on: Literal["stream", "held_out"] = "stream"
     probes: int = Field(0, ge=0, description="measurements on the held-out requests along the stream")
-    bin: int = Field(1, gt=0, description="requests summed in one row of the table")
+    bin: int = Field(
+        1, gt=0, description="neighbours of one class that are one unit of the bootstrap, and places in one row"
+    )
     timed: bool = Field(False, description="columns cpu_seconds and peak_mb of each run")
     live: bool = Field(False, description="decode with the target instead of replaying its recorded answers")
 
