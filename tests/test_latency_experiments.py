@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
 
@@ -126,12 +127,24 @@ def test_probes_leave_no_trace(models: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_a_batch_too_large_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
-    """llama.cpp aborts the process on more tokens than n_batch, which a short context lowers without a word."""
+    """llama.cpp aborts the process on more tokens than n_batch."""
     export(models["target"], tmp_path / "target.gguf", vocabulary=False)
-    with LlamaCpp(tmp_path / "target.gguf", Settings(context_length=40)) as model:
-        model.prefill([1] * 100)
-        with pytest.raises(UserError, match="100 tokens in one call"):
-            model.extend([1] * 100)
+    with LlamaCpp(tmp_path / "target.gguf", Settings(context_length=600)) as model:
+        model.prefill([1] * 600)  # in parts
+        model.trim(0)
+        with pytest.raises(UserError, match="600 tokens in one call"):
+            model.extend([1] * 600)
+
+
+def test_buffers_do_not_depend_on_the_length_that_was_asked_for(models: dict[str, Path], tmp_path: Path) -> None:
+    """A short context would lower n_batch, and with it the time of a step: 104 and 112 tokens must be one measurement."""
+    export(models["target"], tmp_path / "target.gguf", vocabulary=False)
+    with (
+        LlamaCpp(tmp_path / "target.gguf", Settings(context_length=104)) as one,
+        LlamaCpp(tmp_path / "target.gguf", Settings(context_length=112)) as other,
+    ):
+        rooms = [lib.llama_n_batch(model._context) for model in (one, other)]
+        assert rooms[0] == rooms[1] >= 256
 
 
 def test_an_impossible_cache_is_refused(models: dict[str, Path], tmp_path: Path) -> None:

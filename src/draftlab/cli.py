@@ -459,11 +459,11 @@ def gguf_export(
     gguf.export(model, out, weights, vocabulary=vocabulary)
 
 
-def gguf_inflate(model: Path, out: Path, layers: int, ffn: int | None = None) -> None:
-    """Make a model cost as much as a larger one without changing what it computes."""
+def gguf_inflate(model: Path, out: Path, layers: int, ffn: int | None = None, widths: int = 1) -> None:
+    """Make a model cost as much as a larger one without changing what it computes; --widths 4 on four times the channels."""
     from draftlab.latency.inflate import inflate
 
-    inflate(model, out, layers=layers, ffn=ffn)
+    inflate(model, out, layers=layers, ffn=ffn, widths=widths)
 
 
 def latency_check() -> None:

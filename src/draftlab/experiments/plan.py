@@ -239,7 +239,7 @@ class Run(Settings):
     def _planned(self, experiment: str) -> dict[str, Settings]:
         own = self.settings.data.datasets if self.config.dataset else None
         compute = self.settings.compute.model_dump(exclude={"processes"})
-        as_it_is = {"inflated_layers": 0, "inflated_ffn": 0} if self.config.target else {}
+        as_it_is = {"inflated_layers": 0, "inflated_ffn": 0, "inflated_widths": 1} if self.config.target else {}
         pair = self.settings.multidraft.datasets
 
         def replaced(cell: Settings) -> dict[str, Any]:

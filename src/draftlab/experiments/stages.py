@@ -303,13 +303,15 @@ class Utilisation(Settings):
 class Engine(Settings):
     """How a pair runs: in llama.cpp with ``weights``, ``threads`` and ``gpu_layers`` on a GPU (-1: all), or in torch on ``device``.
 
-    ``inflated_layers`` > 0 makes a small target cost as much as a large one (``latency.inflate``).
+    ``inflated_layers`` > 0 makes a small target cost as much as a large one (``latency.inflate``), with feed-forward parts
+    ``inflated_ffn`` wide on ``inflated_widths`` times as many channels.
     """
 
     backend: Literal["llama_cpp", "torch"] = "llama_cpp"
     device: Literal["cpu", "cuda"] = "cpu"
     inflated_layers: int = Field(0, ge=0)
     inflated_ffn: int = Field(0, ge=0)
+    inflated_widths: Literal[1, 4, 16, 64] = 1
     weights: Literal["f32", "f16", "q8_0", "q4_0"] = "f32"
     threads: int = Field(gt=0, default=1)
     gpu_layers: int = Field(0, ge=-1)

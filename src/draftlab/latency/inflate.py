@@ -1,12 +1,14 @@
 """Make a small trained Llama cost as much as a large one without changing what it computes.
 
 Speculation pays when a target step is dear; a model that trains in a minute is too cheap for that. Layers whose output
-projections are zero add work and nothing else, so acceptance and text stay those of the trained model. This emulates the
-latency of a larger target and is labelled as such, in ``config.json`` and in every GGUF file made from it.
+projections are zero add work and nothing else, so acceptance and text stay those of the trained model. So do channels that stay zero: an
+RMS norm over four times the channels with a quarter of the epsilon divides by half as much, and half the weight undoes it, without
+rounding. This emulates the latency of a larger target and is labelled as such, in ``config.json`` and in every GGUF file made from it.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -17,32 +19,43 @@ from draftlab.errors import UserError
 from draftlab.models.gguf import Array, Checkpoint, expected_shapes
 from draftlab.records import atomic_dir, read_json, write_json
 
-ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight")
+"""Tensors that write to the residual stream: what is new of them is zero."""
 
 
-def inflate(folder: Path | str, out: Path | str, *, layers: int, ffn: int | None = None, seed: int = 0) -> None:
-    """Write the Llama model in ``folder`` to ``out`` with ``layers`` layers whose feed-forward parts are ``ffn`` wide.
+def inflate(
+    folder: Path | str, out: Path | str, *, layers: int, ffn: int | None = None, widths: int = 1, seed: int = 0
+) -> None:
+    """Write the Llama model in ``folder`` to ``out`` with ``layers`` layers whose feed-forward parts are ``ffn`` wide, on a residual
+    stream of ``widths`` times as many channels (1, 4, 16 ...: the root of it must be a power of 2).
 
-    Added layers and columns have random weights and zero output projections: bit-identical logits with llama.cpp, and with
-    any engine when ``ffn`` stays as it is (a wider sum may be blocked differently). ``UserError`` when it would shrink.
+    Added layers, columns and channels have random weights and zero output projections: bit-identical logits with llama.cpp, and with
+    any engine when ``ffn`` and ``widths`` stay as they are (a wider sum may be blocked differently). ``UserError`` when it would shrink.
     """
     folder = Path(folder)
     config = read_json(folder / "config.json")
     if config.get("model_type") != "llama":
         raise UserError("only Llama models can be inflated", file=folder, remedy="use a Llama target")
-    before = {"num_hidden_layers": config["num_hidden_layers"], "intermediate_size": config["intermediate_size"]}
+    if widths not in (1, 4, 16, 64):
+        raise UserError(f"widths is {widths}", remedy="give 1, 4, 16 or 64: no other changes nothing")
+    before = {name: config[name] for name in ("num_hidden_layers", "intermediate_size", "hidden_size")}
     after = {"num_hidden_layers": layers, "intermediate_size": ffn or config["intermediate_size"]}
+    after["hidden_size"] = widths * config["hidden_size"]
     if any(after[name] < before[name] for name in before):
         raise UserError(
             f"cannot inflate {before} to {after}", file=folder, remedy="ask for more layers and a wider ffn"
         )
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    same = {"head_dim": head_dim, "rms_norm_eps": config["rms_norm_eps"] / widths}
     original = Checkpoint.open(folder, expected_shapes(config, folder))
-    inflated = config | after | {"draftlab_inflated_from": before}
+    inflated = config | after | same | {"draftlab_inflated_from": before}
     rng = np.random.default_rng(seed)
     scale = config.get("initializer_range", 0.02)
     tensors = {}
     for name, shape in expected_shapes(inflated, folder).items():
         known = original.read(name) if name in original.shapes else None
+        if known is not None and known.ndim == 1:
+            known = known / np.float32(math.sqrt(widths))
         tensors[name] = known if known is not None and known.shape == shape else _grown(name, shape, known, rng, scale)
     with atomic_dir(out) as temporary:
         for file in folder.glob("*.json"):
@@ -55,11 +68,11 @@ def inflate(folder: Path | str, out: Path | str, *, layers: int, ffn: int | None
 def _grown(name: str, shape: tuple[int, ...], known: Array | None, rng: np.random.Generator, scale: float) -> Array:
     """A tensor of ``shape`` that holds ``known`` in its corner and adds nothing to the residual stream."""
     if len(shape) == 1:
-        return np.ones(shape, dtype=np.float32)
-    if name.endswith(ZERO):
+        tensor = np.ones(shape, dtype=np.float32)
+    elif name.endswith(ZERO):
         tensor = np.zeros(shape, dtype=np.float32)
     else:
         tensor = rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
     if known is not None:
-        tensor[: known.shape[0], : known.shape[1]] = known
+        tensor[tuple(slice(size) for size in known.shape)] = known
     return tensor

@@ -23,6 +23,7 @@ from draftlab.latency.backend import SOURCE, Logits, Settings
 from draftlab.models.gguf import INFLATED_KEY, QUANTIZATION, VOCABULARY_KEY
 
 BATCH = 512
+CONTEXT_STEP = 256  # tokens
 WEIGHTS = {str(int(file_type)): name for name, (_, file_type) in QUANTIZATION.items()}
 ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR, which the binding does not name
 ERRORS: deque[str] = deque(maxlen=4)  # llama.cpp reports through a log callback; the last errors explain a failed call
@@ -277,7 +278,9 @@ def _open_context(model: Any, settings: Settings) -> Any:
         what = f"llama.cpp aborts on an encoder-decoder with a cache for each of {settings.sequences} sequences"
         raise UserError(what, remedy="measure one sequence at a time, or let them share one cache")
     parameters = lib.llama_context_default_params()
-    parameters.n_ctx = settings.context_length * (1 if settings.shared else settings.sequences)
+    # llama.cpp rounds the cache up, but not its buffers, and a step's time depends on these.
+    context = -(-settings.context_length // CONTEXT_STEP) * CONTEXT_STEP
+    parameters.n_ctx = context * (1 if settings.shared else settings.sequences)
     parameters.n_batch = parameters.n_ubatch = BATCH
     parameters.n_threads = parameters.n_threads_batch = settings.threads
     parameters.n_seq_max = settings.sequences

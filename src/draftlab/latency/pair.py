@@ -34,8 +34,9 @@ def open_pair(
     """
     engine = Settings(context_length, settings.threads, settings.gpu_layers, sequences, shared)
     with tempfile.TemporaryDirectory(prefix="draftlab-") as scratch, contextlib.ExitStack() as stack:
-        if settings.inflated_layers or settings.inflated_ffn:
-            target = inflated(target, Path(scratch) / "inflated", settings.inflated_layers, settings.inflated_ffn)
+        if settings.inflated_layers or settings.inflated_ffn or settings.inflated_widths > 1:
+            wanted = settings.inflated_layers, settings.inflated_ffn, settings.inflated_widths
+            target = inflated(target, Path(scratch) / "inflated", *wanted)
         models: list[LatencyBackend] = []
         for index, path in enumerate((target, *drafts)):
             model = _open(path, Path(scratch) / f"{index}-{path.name}.gguf", settings, engine)
@@ -46,15 +47,15 @@ def open_pair(
         yield models
 
 
-def inflated(target: Path, out: Path, least_layers: int, least_ffn: int) -> Path:
-    """``target`` with at least these layers and this feed-forward width."""
+def inflated(target: Path, out: Path, least_layers: int, least_ffn: int, widths: int = 1) -> Path:
+    """``target`` with at least these layers and this feed-forward width, on ``widths`` times its channels."""
     if target.is_file():
         raise UserError(
             "a GGUF file cannot be inflated", file=target, remedy="give the model folder, or inflate nothing"
         )
     config = read_json(target / "config.json")
     layers = max(least_layers, config.get("num_hidden_layers", 0))
-    inflate(target, out, layers=layers, ffn=max(least_ffn, config.get("intermediate_size", 0)))
+    inflate(target, out, layers=layers, ffn=max(least_ffn, config.get("intermediate_size", 0)), widths=widths)
     return out
 
 
