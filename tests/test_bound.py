@@ -12,6 +12,7 @@ from torch import Tensor
 from draftlab.errors import UserError
 from draftlab.verify import VERIFIERS
 from draftlab.verify.bound import (
+    accepts_always,
     optimal_coupling,
     optimum_by_lp,
     optimum_by_subsets,
@@ -113,11 +114,12 @@ def test_linear_program_is_the_minimum_over_all_sets(drafting: str) -> None:
 def test_theorem_2_says_when_every_draft_set_is_accepted() -> None:
     uniform = torch.full((1, 3), 1 / 3, dtype=torch.float64)
     half = torch.tensor([[1 / 2, 1 / 3, 1 / 6]], dtype=torch.float64)
-    assert float(optimum_iid(half, uniform, 2)) == pytest.approx(1, abs=1e-12)  # q(H) >= |H|^2 / 9 for every H
-    assert float(optimum_iid(half, uniform, 1)) < 0.9
+    assert bool(accepts_always(half, uniform, 2))  # q(H) >= |H|^2 / 9 for every H
+    assert not bool(accepts_always(half, uniform, 1))
     for target, draft in random_pairs(200, seed=5):
         best = optimum_by_subsets(target, joint_law(draft.expand(2, -1), "iid"))
         assert float(optimum_iid(target[None], draft[None], 2)) == pytest.approx(best, abs=1e-12)
+        assert bool(accepts_always(target[None], draft[None], 2)) == (best > 1 - 1e-12)
 
 
 def test_too_many_subsets_are_refused() -> None:

@@ -119,8 +119,10 @@ def test_a_path_needs_a_bonus_law_and_at_least_one_token() -> None:
         block.law(target, target[:2], torch.tensor([0, 4]))
 
 
+@pytest.mark.parametrize("truncated", [False, True])
 @pytest.mark.parametrize("name", TOKEN_VERIFIERS)
-def test_walk_follows_its_law(name: str) -> None:
+def test_walk_follows_its_law(name: str, truncated: bool) -> None:
+    """On the whole tables, and on those tokens alone that truncated laws leave of a larger vocabulary."""
     verifier = TOKEN_VERIFIERS[name]
     count = 1000 if name == "importance" else 20_000
     tokens = torch.tensor([[0, 1], [2, 0], [1, 1]])  # distinct first tokens: fits every way of drafting
@@ -137,12 +139,19 @@ def test_walk_follows_its_law(name: str) -> None:
     draft = torch.stack([torch.stack([draft_shared[0], random_laws(3, seed=40 + x)]) for x in tokens[:, 0].tolist()])
     law = sequences_law(verifier, target, draft, tokens)
     assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+    places = torch.tensor([1, 4, 6])  # of the three tokens in a vocabulary of eight
+    wide = [torch.zeros(*laws.shape[:-1], 8, dtype=laws.dtype) for laws in (target, draft)]
+    for table, laws in zip(wide, (target, draft), strict=True):
+        table[..., places] = laws
+    tokens = places[tokens]
+    law = {tuple(places[list(prefix)].tolist()): chance for prefix, chance in law.items()}
     found = verify_sequences(
         verifier,
-        target.expand(count, -1, -1, -1),
-        draft.expand(count, -1, -1, -1),
+        wide[0].expand(count, -1, -1, -1),
+        wide[1].expand(count, -1, -1, -1),
         tokens.expand(count, -1, -1),
         torch.Generator().manual_seed(10),
+        truncated=truncated,
     )
     emitted: dict[tuple[int, ...], int] = dict.fromkeys(law, 0)
     for path, length, token in zip(found.path.tolist(), found.length.tolist(), found.token.tolist(), strict=True):

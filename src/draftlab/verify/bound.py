@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 from torch import Tensor
@@ -55,6 +55,13 @@ def optimum_iid(
     mass = draft_probs.gather(-1, order).cumsum(-1)
     excess = mass**num_drafts - target_probs.gather(-1, order).cumsum(-1)
     return 1 - excess.amax(-1).clamp_min(0)
+
+
+def accepts_always(
+    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch vocab"], num_drafts: int
+) -> Bool[Tensor, " batch"]:
+    """Whether K i.i.d. drafts can always be accepted: ``q(H) >= p(H)^K`` for every H, to 1e-12 (Khisti et al. 2025, Theorem 2)."""
+    return optimum_iid(target_probs, draft_probs, num_drafts) >= 1 - 1e-12
 
 
 def optimum_without_replacement(

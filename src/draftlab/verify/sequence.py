@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.sampling import draw
+from draftlab.sampling import draw, restrict
 from draftlab.verify.path import PathVerifier
 from draftlab.verify.token import TokenVerifier
 
@@ -41,13 +41,15 @@ def verify_sequences(
     generator: Generator,
     *,
     tail: PathVerifier | None = None,
+    truncated: bool = False,
 ) -> Standing:
     """Verify K sequences, position after position: the token verifier sees the drafts of the sequences that still agree.
 
     Given the emitted prefix the survivors' next tokens are still independent, so each step, and the whole, is lossless (Miao et al.
     2024; Khisti et al. 2025, section 5). A sequence that stands to its end is followed by a token of the target. Sequences of a tree
     whose siblings were drawn without replacement are its leaves' paths, siblings in the order they were drawn. ``tail`` verifies what
-    is left of a sequence once it is the only one: the rest of it is still a draft of the emitted prefix.
+    is left of a sequence once it is the only one: the rest of it is still a draft of the emitted prefix. Laws that are ``truncated`` (by
+    top-k or top-p) are verified on the tokens that they leave, for which a verifier takes a fifth of the time or less.
     """
     batch, drafts, length = tokens.shape
     active = torch.ones(batch, drafts, dtype=torch.bool, device=tokens.device)
@@ -73,13 +75,13 @@ def verify_sequences(
                 continue
             paths = voters[rows].nonzero()[:, 1].view(-1, count)
             at = rows[:, None]
-            emitted, _ = verifier.sample(
-                target_probs[rows, paths[:, 0], depth],
-                draft_probs[at, paths, depth],
-                tokens[at, paths, depth],
-                generator,
-                check=False,
-            )
+            target, draft = target_probs[rows, paths[:, 0], depth], draft_probs[at, paths, depth]
+            drafted, ids = tokens[at, paths, depth], None
+            if truncated:
+                target, draft, drafted, ids = restrict(target, draft, drafted)
+            emitted, _ = verifier.sample(target, draft, drafted, generator, check=False)
+            if ids is not None:
+                emitted = ids.gather(1, emitted[:, None])[:, 0]
             agrees = active[rows] & (tokens[rows, :, depth] == emitted[:, None])
             goes_on = agrees.any(-1)
             active[rows[goes_on]] = agrees[goes_on]
