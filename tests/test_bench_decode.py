@@ -17,7 +17,7 @@ from draftlab.models.tokenizer import train_tokenizer
 def test_every_contender_says_what_the_target_says(shared: Path) -> None:
     folder = shared / "models/stories260K/hf"
     frame = bench(folder, template="plain", requests=3, draft_len=3, max_new_tokens=12, batch=2, repeats=2)
-    assert len(frame) == 8
+    assert len(frame) == 9
     assert (frame["same_text"] == 3).all()
     assert (frame["tokens"] == frame["tokens"].iloc[0]).all()
     assert (frame["cpu_seconds"] > 0).all()
@@ -27,8 +27,8 @@ def test_every_contender_says_what_the_target_says(shared: Path) -> None:
     assert rows.loc["transformers assisted", "speedup"] == pytest.approx(1)
     assert rows["noise"].notna().sum() == 1
     lines = table(frame).splitlines()
-    assert len(lines) == 9
-    assert "noise" in lines[5]
+    assert len(lines) == 10
+    assert "noise" in lines[6]
 
 
 def small(folder: Path, layers: int, tokens: int) -> Path:

@@ -1,10 +1,12 @@
-"""Speed of the decoding loop beside ``transformers``: contenders take turns in one process, on one thread, in CPU seconds.
+"""Speed of the decoding loop beside ``transformers`` and OSD's repository: contenders take turns in one process, on one thread, in CPU
+seconds.
 
     draftlab bench decode --target FOLDER --draft FOLDER --prompts eval.jsonl
     draftlab bench decode --target MODEL_FOLDER --template plain      # draft: all its layers but the last
 
 Every contender decodes the same prompts greedily to the same limits, with the same fixed draft length, and its text is compared with the
-plain greedy text. Tokens are counted the same way for all.
+plain greedy text. Tokens are counted the same way for all. ``repository`` is OSD's loop, written anew on ``transformers``: it samples at
+temperature 0.01.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from draftlab.bench_online import decode_as_the_repository
 from draftlab.decode import generate, speculate
 from draftlab.errors import UserError
 from draftlab.latency.noise import compare
@@ -138,6 +141,14 @@ def _contenders(
     def transformers(assistant: Any | None) -> list[list[int]]:
         return [_hub_answer(hub_target, assistant, prompt, eos_ids, max_new_tokens) for prompt in prompts]
 
+    def repository() -> list[list[int]]:
+        generator = torch.Generator().manual_seed(0)
+        texts = [
+            decode_as_the_repository(hub_target, hub_draft, prompt, eos_ids, draft_len, max_new_tokens, generator)[0]
+            for prompt in prompts
+        ]
+        return [_cut(text[len(p) :], eos_ids, max_new_tokens) for text, p in zip(texts, prompts, strict=True)]
+
     def replayed() -> list[list[int]]:
         replay(draft, target_pass, draft_len)
         return [answer.answer_ids for answer in target_pass.answers]
@@ -148,6 +159,7 @@ def _contenders(
     return {
         "transformers": lambda: transformers(None),
         "transformers assisted": lambda: transformers(hub_draft),
+        "repository": repository,
         "plain": lambda: plain(1),
         "loop": lambda: loop(1),
         "loop, again": lambda: loop(1),
@@ -155,6 +167,12 @@ def _contenders(
         f"loop, batch {batch}": lambda: loop(batch),
         "replay": replayed,
     }
+
+
+def _cut(tokens: list[int], eos_ids: Sequence[int], most: int) -> list[int]:
+    """An answer up to its first end-of-text token: the last block may go beyond."""
+    end = next((place + 1 for place, token in enumerate(tokens) if token in eos_ids), most)
+    return tokens[: min(end, most)]
 
 
 def _hub_answer(

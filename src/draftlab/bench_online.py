@@ -102,7 +102,9 @@ def serve_as_the_repository(
     accepted = visited = 0
     buffer: list[tuple[list[int], list[int]]] = []
     for prompt in prompts:
-        text, ends, counts = _decode(target, draft, prompt, eos_ids, settings.draft_len, max_new_tokens, generator)
+        text, ends, counts = decode_as_the_repository(
+            target, draft, prompt, eos_ids, settings.draft_len, max_new_tokens, generator
+        )
         accepted, visited = accepted + counts[0], visited + counts[1]
         buffer.append((text, ends))
         if len(buffer) == settings.update_interval:
@@ -120,7 +122,7 @@ def serve_as_the_repository(
 
 
 @torch.inference_mode()
-def _decode(
+def decode_as_the_repository(
     target: Any,
     draft: Any,
     prompt: Sequence[int],
