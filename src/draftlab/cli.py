@@ -684,6 +684,43 @@ def bench_decode(
         write_text(out, frame.to_csv(index=False, lineterminator="\n"))
 
 
+def bench_llama_cpp(
+    *,
+    target: Path,
+    draft: Path,
+    tools: Path | None = None,
+    prompts: Path | None = None,
+    draft_len: tuple[int, ...] = (3, 5, 8),
+    requests: int = 3,
+    max_new_tokens: int = 96,
+    repeats: int = 4,
+    inflated_layers: int = 6,
+    inflated_ffn: int = 2048,
+    inflated_widths: int = 16,
+    out: Path | None = None,
+) -> None:
+    """Time the llama.cpp loop beside llama.cpp's own C++ tools (--tools: the folder of the binaries) and transformers, in turns, one thread."""
+    from draftlab import bench_llama_cpp
+    from draftlab.records import write_text
+
+    frame = bench_llama_cpp.bench(
+        target,
+        draft,
+        tools,
+        prompts,
+        draft_len=draft_len,
+        requests=requests,
+        max_new_tokens=max_new_tokens,
+        repeats=repeats,
+        inflated_layers=inflated_layers,
+        inflated_ffn=inflated_ffn,
+        inflated_widths=inflated_widths,
+    )
+    print(bench_llama_cpp.table(frame))
+    if out is not None:
+        write_text(out, frame.to_csv(index=False, lineterminator="\n"))
+
+
 def bench_online(
     *,
     results: Path,
@@ -739,6 +776,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "readme": readme,
     "verify-lossless": verify_lossless,
     "bench decode": bench_decode,
+    "bench llama-cpp": bench_llama_cpp,
     "bench online": bench_online,
     "bench verify": bench_verify,
     "gguf export": gguf_export,
