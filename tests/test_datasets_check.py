@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from draftlab import cli
-from draftlab.datasets import check, generators
+from draftlab.datasets import check, formats, generators, sources, splits
 from draftlab.datasets.cleaners import CLEANERS
+from draftlab.datasets.readers import read_rows
 from draftlab.errors import UserError
+from draftlab.records import Prompt, read_jsonl
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -28,7 +30,7 @@ ALIKE = {  # formats that cannot be told apart
 @pytest.mark.parametrize("dataset", [name for name in generators.GENERATORS if name != "mt_bench"])
 def test_generated_rows_are_recognised(tmp_path: Path, dataset: str) -> None:
     file = write(tmp_path / "rows.jsonl", list(itertools.islice(generators.rows(dataset, "train", seed=0), 30)))
-    assert check.detect(file) == ALIKE.get(dataset, dataset)
+    assert formats.detect(read_rows(file)) == ALIKE.get(dataset, dataset)
     report = check.check(file)
     assert report.kept == report.references == 30
     assert report.usable
@@ -36,7 +38,7 @@ def test_generated_rows_are_recognised(tmp_path: Path, dataset: str) -> None:
 
 def test_hub_rows_of_mt_bench_are_prompts(tmp_path: Path) -> None:
     file = write(tmp_path / "rows.jsonl", list(itertools.islice(generators.rows("mt_bench", "train", seed=0), 5)))
-    assert check.detect(file) == "prompts"
+    assert formats.detect(read_rows(file)) == "prompts"
     assert check.check(file).kept == 5
 
 
@@ -86,6 +88,55 @@ def test_the_table_is_safe_to_print(tmp_path: Path) -> None:
     assert all(line.isprintable() for line in check.table(check.check(file)).splitlines())
 
 
+def assert_agree(file: Path, folder: Path) -> None:
+    """What ``data check`` says of a file is what a run on it makes of it: fetched and cleaned as ``prompts``."""
+    report = check.check(file)
+    for split in ("train", "eval"):
+        sources.fetch("prompts", split, "raw", raw=file, rows=0, seed=0, out=folder / "raw" / f"{split}.jsonl")
+    options = splits.Options(eval=1, max_chars=0)
+    summary = splits.make_from("prompts", "fetched", raw=folder / "raw", out=folder / "out", options=options)
+    counts = summary["counts"]["train"]
+    assert (counts["read"], counts["rejected"], counts["duplicates"] + counts["overlap"]) == (
+        report.read,
+        report.rejected,
+        report.duplicates,
+    )
+    made = [p for name in ("prompts", "eval") for p in read_jsonl(folder / "out" / f"{name}.jsonl", Prompt)]
+    assert len(made) == report.kept - report.duplicates > 0
+    if not report.duplicates:
+        assert sum(prompt.reference is not None for prompt in made) == report.references
+    assert {prompt.dataset for prompt in made} == {"prompts"}
+
+
+@pytest.mark.parametrize("dataset", sorted(generators.GENERATORS))
+def test_a_run_on_a_file_reads_it_as_check_does(tmp_path: Path, dataset: str) -> None:
+    rows = list(itertools.islice(generators.rows(dataset, "train", seed=0), 30))
+    assert_agree(write(tmp_path / "rows.jsonl", [*rows, {"nothing": 1}]), tmp_path)
+
+
+def test_a_run_on_a_file_of_piqa_has_the_labels_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "mine-labels.lst").write_text("0\n1\n")
+    rows = [{"goal": goal, "sol1": "one", "sol2": "two"} for goal in "ab"]
+    assert_agree(write(tmp_path / "mine.jsonl", rows), tmp_path)
+    (made,) = read_jsonl(tmp_path / "out/eval.jsonl", Prompt)
+    assert made.reference == {"a": "one", "b": "two"}[made.text]
+
+
+def test_every_file_of_a_folder_is_read_for_what_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"translation": {"en": "yes", "de": "ja"}}])
+    write(tmp_path / "b.jsonl", [{"prompt": "own"}])
+    splits.make_from("prompts", "raw", raw=tmp_path, out=tmp_path / "out", options=splits.Options(eval=1))
+    made = [p for name in ("prompts", "eval") for p in read_jsonl(tmp_path / "out" / f"{name}.jsonl", Prompt)]
+    found = {(p.id.rsplit("/", 1)[1], p.text) for p in made}
+    assert found == {("00000", "translate English to German: yes"), ("00001", "own")}
+
+
+def test_a_number_for_an_answer_is_of_no_known_format(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.jsonl", [{"question": "two and two?", "answer": 4}])
+    assert formats.detect(read_rows(file)) == "prompts"
+    assert check.check(file).kept == 1
+
+
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     monkeypatch.setattr(sys, "argv", ["draftlab", *words])
     try:
@@ -107,27 +158,31 @@ def test_exit_code_says_whether_it_can_be_used(
     assert run(monkeypatch, "data", "check", str(tmp_path / "absent.jsonl")) == 1
 
 
-def test_every_real_file_is_recognised(shared: Path) -> None:
-    formats = {
-        "arena_hard/question.jsonl": "arena_hard",
-        "chat_torchspec/sample_conversations.jsonl": "sharegpt",
-        "code_search_net/python/final/jsonl/test/python_test_0.jsonl.gz": "code_search_net",
-        "dolly/databricks-dolly-15k.jsonl": "dolly",
-        "finance_like/Cleaned_date.json": "alpaca",
-        "gsm8k/test.jsonl": "gsm8k",
-        "mbpp/mbpp.jsonl": "mbpp",
-        "mbpp/sanitized-mbpp.json": "mbpp_sanitized",
-        "mgsm/mgsm_de.tsv": "prompts",
-        "oasst/en_message.jsonl": "oasst",
-        "piqa/train.jsonl": "piqa",
-        "self_instruct_seed/seed_tasks.jsonl": "self_instruct",
-        "sharegpt_fastchat/dummy_conversation.json": "sharegpt",
-        "spider/dev.json": "spider",
-        "tatqa/tatqa_dataset_dev.json": "tatqa",
-        "translation_ende/wmt_like.jsonl": "wmt16",
-    }
-    assert {name: check.detect(shared / "data" / name) for name in formats} == formats
+REAL = {
+    "arena_hard/question.jsonl": "arena_hard",
+    "chat_torchspec/sample_conversations.jsonl": "sharegpt",
+    "code_search_net/python/final/jsonl/test/python_test_0.jsonl.gz": "code_search_net",
+    "dolly/databricks-dolly-15k.jsonl": "dolly",
+    "finance_like/Cleaned_date.json": "alpaca",
+    "gsm8k/test.jsonl": "gsm8k",
+    "mbpp/mbpp.jsonl": "mbpp",
+    "mbpp/sanitized-mbpp.json": "mbpp_sanitized",
+    "mgsm/mgsm_de.tsv": "prompts",
+    "oasst/en_message.jsonl": "oasst",
+    "piqa/train.jsonl": "piqa",
+    "self_instruct_seed/seed_tasks.jsonl": "self_instruct",
+    "sharegpt_fastchat/dummy_conversation.json": "sharegpt",
+    "spider/dev.json": "spider",
+    "tatqa/tatqa_dataset_dev.json": "tatqa",
+    "translation_ende/wmt_like.jsonl": "wmt16",
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_real_file_is_recognised_and_a_run_on_it_reads_the_same(shared: Path, tmp_path: Path, name: str) -> None:
+    assert formats.detect(read_rows(shared / "data" / name)) == REAL[name]
+    assert_agree(shared / "data" / name, tmp_path)
 
 
 def test_every_format_has_a_cleaner() -> None:
-    assert set(check.FORMATS) <= set(CLEANERS)
+    assert set(formats.FORMATS) <= set(CLEANERS)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from draftlab.datasets import classify, cleaners, companions, registry
+from draftlab.datasets import classify, cleaners, companions, formats, registry
 from draftlab.datasets.cleaners import CLEANERS
 from draftlab.datasets.readers import excerpt, read_rows
 from draftlab.datasets.splits import digest
@@ -17,33 +16,7 @@ from draftlab.errors import UserError
 from draftlab.records import Prompt, Rejection
 
 SAMPLE = 2000  # prompts whose language is looked at
-DETECT = 200  # rows that the format is told from
 SPECIALS = ("<s>", "</s>", "<pad>", "<unk>", "<|", "[INST]", "USER:", "ASSISTANT:")
-
-FORMATS: dict[str, tuple[str, ...]] = {
-    "spider": ("db_id", "question", "query"),
-    "tatqa": ("table", "paragraphs", "questions"),
-    "piqa": ("goal", "sol1", "sol2"),
-    "starcoder": ("content", "max_stars_count"),
-    "humaneval": ("prompt", "canonical_solution"),
-    "mbpp_sanitized": ("prompt", "code", "test_list"),
-    "mbpp": ("text", "code", "test_list"),
-    "cnn_dailymail": ("article", "highlights"),
-    "xsum": ("document", "summary"),
-    "wmt16": ("translation",),
-    "arena": ("conversation_a",),
-    "lmsys_chat_1m": ("conversation", "model"),
-    "sharegpt": ("conversations",),
-    "oasst": ("message_id", "text", "role"),
-    "arena_hard": ("uid", "cluster", "prompt"),
-    "self_instruct": ("instruction", "instances"),
-    "dolly": ("instruction", "context", "response"),
-    "alpaca": ("instruction", "input", "output"),
-    "mt_bench": ("category", "turns"),
-    "gsm8k": ("question", "answer"),
-    "prompts": (),
-}
-CODE_SEARCH_NET = (("func_documentation_string",), ("docstring", "code"))
 
 
 @dataclass(frozen=True)
@@ -81,15 +54,6 @@ class Report:
         return self.kept > 0
 
 
-def detect(file: Path) -> str:
-    """The format that most of the first rows fit, the most specific first; ``prompts`` when none does."""
-    rows = [raw.row for raw in itertools.islice(read_rows(file), DETECT) if raw.problem is None]
-    candidates = [("code_search_net", fields) for fields in CODE_SEARCH_NET] + list(FORMATS.items())
-    fits = [sum(all(name in row for name in fields) for row in rows) for _, fields in candidates[:-1]]
-    best = max(range(len(fits)), key=lambda i: (fits[i], -i))
-    return candidates[best][0] if rows and 2 * fits[best] > len(rows) else "prompts"
-
-
 def check(
     file: Path,
     *,
@@ -100,11 +64,12 @@ def check(
 ) -> Report:
     """Read the whole file once, in bounded memory, and count; ``against`` is a file that must share no prompt with it.
 
+    ``dataset`` says what the file is; without it, or with ``prompts``, its format is detected, as a run on it does.
     ``tokenizer`` is a model folder; without one, lengths are counted in the words and marks that GPT-2 splits text into.
     """
     if not file.is_file():
         raise UserError("no such file", file=file, remedy="name a file of prompts")
-    name = dataset or detect(file)
+    name = dataset if dataset not in (None, "prompts") else formats.detect(read_rows(file))
     others = {digest(prompt.text) for prompt in _prompts(against, name, max_chars)} if against else None
     unit, count = _counter(tokenizer)
     seen: set[int] = set()

@@ -6,12 +6,14 @@ A cleaner takes a row and returns what it says, or raises ``BadRow`` with the re
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from draftlab.datasets.conversations import first_request
 from draftlab.datasets.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
+from draftlab.datasets.formats import DETECT, detect
 from draftlab.datasets.readers import RawRow, excerpt
 from draftlab.records import Prompt, Rejection
 
@@ -235,13 +237,15 @@ def clean(
 ) -> Iterator[Prompt | Rejection]:
     """A ``Prompt`` or a ``Rejection`` for each row, in order; ``gsm8k/train/00017`` is the row at index 17.
 
-    A prompt of more than ``max_chars`` characters is rejected; 0 sets no limit.
+    The cleaner ``prompts`` makes way for the one of what each file is taken for. A prompt of more than ``max_chars``
+    characters is rejected; 0 sets no limit.
     """
-    for index, raw in enumerate(rows):
+    pairs = _detected(rows) if cleaner is prompts else zip(rows, itertools.repeat(cleaner))
+    for index, (raw, clean_row) in enumerate(pairs):
         try:
             if raw.problem is not None:
                 raise BadRow(raw.problem)
-            said = cleaner(mapping_of(raw.row, "the row"))
+            said = clean_row(mapping_of(raw.row, "the row"))
             if 0 < max_chars < len(said.text):
                 raise BadRow(f"the prompt is longer than {max_chars} characters")
         except BadRow as reason:
@@ -249,3 +253,11 @@ def clean(
             yield Rejection(raw.file, raw.line, excerpt(str(reason)), excerpt(row))
             continue
         yield Prompt(f"{dataset}/{split}/{index:05d}", dataset, split, said.text, said.reference, said.meta)
+
+
+def _detected(rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, Cleaner]]:
+    """The rows with the cleaner of the format that their file is in."""
+    for _, of_file in itertools.groupby(rows, key=lambda raw: raw.file):
+        first = list(itertools.islice(of_file, DETECT))
+        cleaner = CLEANERS[detect(first)]
+        yield from ((raw, cleaner) for raw in itertools.chain(first, of_file))

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from draftlab import hub, records
-from draftlab.datasets import companions, generators, registry
-from draftlab.datasets.readers import RawRow
+from draftlab.datasets import companions, formats, generators, registry
+from draftlab.datasets.readers import RawRow, read_rows
 from draftlab.datasets.registry import Dataset
 from draftlab.errors import UserError
 
@@ -82,9 +82,11 @@ class RawFiles:
         return found
 
     def rows(self, split: Split) -> Iterator[RawRow]:
-        """The rows of all files in turn."""
+        """The rows of all files in turn; a file of the user's own has the companions of what it is taken for."""
         for file in self.files(split):
-            yield from companions.joined(file, self.dataset)
+            own = self.dataset.name == "prompts"
+            dataset = registry.find(formats.detect(read_rows(file))) if own else self.dataset
+            yield from companions.joined(file, dataset)
 
     def provenance(self, split: Split) -> dict[str, Any]:
         """Name, size and digest of each file."""
