@@ -167,7 +167,6 @@ REAL = {
     "gsm8k/test.jsonl": "gsm8k",
     "mbpp/mbpp.jsonl": "mbpp",
     "mbpp/sanitized-mbpp.json": "mbpp_sanitized",
-    "mgsm/mgsm_de.tsv": "prompts",
     "oasst/en_message.jsonl": "oasst",
     "piqa/train.jsonl": "piqa",
     "self_instruct_seed/seed_tasks.jsonl": "self_instruct",
@@ -176,6 +175,13 @@ REAL = {
     "tatqa/tatqa_dataset_dev.json": "tatqa",
     "translation_ende/wmt_like.jsonl": "wmt16",
 }
+
+
+def test_a_real_table_without_a_header_needs_its_datasets_name(shared: Path) -> None:
+    file = shared / "data/mgsm/mgsm_de.tsv"
+    with pytest.raises(UserError, match=r"mgsm_de.tsv:1: no column is called prompt"):
+        check.check(file)
+    assert check.check(file, dataset="mgsm").kept > 200
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -39,7 +39,7 @@ TEXT = st.text(st.characters(codec=None), max_size=20) | st.sampled_from(
         "word " * 160,
     ]
 )
-LEAF = st.none() | st.booleans() | st.integers(-2, 2) | st.floats() | TEXT
+LEAF = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([10**400, -(10**400)]) | st.floats() | TEXT
 MESSAGE = st.fixed_dictionaries({}, optional={"role": TEXT, "content": LEAF, "from": TEXT, "value": LEAF})
 VALUE = st.recursive(
     LEAF | st.lists(MESSAGE, max_size=4),
@@ -102,7 +102,7 @@ def test_a_damaged_row(name: str, cleaner: Cleaner, data: st.DataObject) -> None
         ("wmt16", {"translation": "Hallo"}, "translation is str, not an object"),
         ("oasst", {"text": "yes", "parent_id": "a"}, "a reply"),
         ("sharegpt", {"conversations": [{"from": "gpt", "value": "hi"}]}, "no user turn"),
-        ("sharegpt", {"conversations": [{"from": "robot", "value": "hi"}]}, "unknown role 'robot'"),
+        ("sharegpt", {"conversations": [{"from": "robot", "value": "hi"}]}, "unknown role"),
         ("sharegpt", {"id": "1"}, "the conversation is NoneType, not a list"),
         ("tatqa", {"table": {"table": []}}, "table is empty"),
     ],
@@ -159,6 +159,21 @@ def test_labels_come_along() -> None:
     assert CLEANERS["arena"](never).meta == {"turns": 1}
     with pytest.raises(BadRow):
         CLEANERS["arena"]({"language": "English"})
+
+
+def test_a_reason_is_the_same_for_all_rows_of_its_kind() -> None:
+    found = [
+        outcome("sharegpt", CLEANERS["sharegpt"], {"conversations": [{"from": f"r{i}", "value": "hi"}]})
+        for i in range(9)
+    ]
+    assert {record.reason for record in found if isinstance(record, Rejection)} == {"unknown role"}
+    assert isinstance(found[3], Rejection)
+    assert found[3].row.startswith("'r3': {")
+
+
+def test_a_time_may_be_any_number() -> None:
+    assert "time" not in cleaners.labels({"time": 10**400})
+    assert cleaners.labels({"time": 10**15})["time"] == 10**15
 
 
 def test_ids_are_the_rows_places() -> None:

@@ -38,7 +38,7 @@ def problems(rows: list[RawRow]) -> list[tuple[int, str]]:
         pytest.param(LINE + b'\n{"question": \n' + LINE, [1, 3], [(2, "broken JSON")], id="broken line"),
         pytest.param(LINE + b"\n" + LINE[:12], [1], [(2, "broken JSON")], id="truncated last line"),
         pytest.param(b"garbage\n" + LINE, [2], [(1, "broken JSON")], id="broken first line"),
-        pytest.param(LINE + b'\n{"a": 1, "a": 2}\n', [1], [(2, "duplicate key 'a'")], id="duplicate key"),
+        pytest.param(LINE + b'\n{"a": 1, "a": 2}\n', [1], [(2, "duplicate key")], id="duplicate key"),
         pytest.param(LINE + b'\n{"a": NaN}\n', [1], [(2, "NaN is not JSON")], id="not a number"),
         pytest.param(LINE + b"\n" + LINE + LINE + b"\n", [1], [(2, "more than one")], id="two values in a line"),
         pytest.param(LINE + b"\n[1, 2]\n7\n" + LINE, [1, 4], [(2, "JSON list"), (3, "JSON int")], id="no objects"),
@@ -47,7 +47,14 @@ def problems(rows: list[RawRow]) -> list[tuple[int, str]]:
         pytest.param(b'{"q": "\\ud83d\\ude00"}', [1], [], id="surrogate pair"),
         pytest.param('{"q": "one\u2028two"}\n'.encode() + LINE, [1, 2], [], id="line separator in a string"),
         pytest.param(b"[" * 100_000 + b"\n", [], [(1, "nested too deeply")], id="deep nesting"),
-        pytest.param(b'{"q": ' + b"9" * 5000 + b"}\n" + LINE, [2], [(1, "broken JSON")], id="endless number"),
+        pytest.param(b'{"q": ' + b"9" * 5000 + b"}\n" + LINE, [2], [(1, "too many digits")], id="endless number"),
+        pytest.param(
+            b'{"a": ' + b"[" * 300 + b'"\\u0041"' + b"]" * 300 + b"}\n" + LINE,
+            [2],
+            [(1, "nested too deeply")],
+            id="deep escape",
+        ),
+        pytest.param(b'{"a": ' + b"[" * 90 + b"]" * 90 + b"}\n" + LINE, [1, 2], [], id="nested, but not too deeply"),
         pytest.param(b"", [], [], id="empty file"),
     ],
 )
@@ -108,9 +115,58 @@ def test_tables(tmp_path: Path) -> None:
         {"prompt": "a, b", "answer": "c"},
         {"prompt": "two\nlines", "answer": "d"},
     ]
-    assert problems(rows) == [(3, "1 columns, not 2")]
-    assert read(tmp_path, b'What is "x"?\t18\n', "mgsm.tsv")[0].row == {"prompt": 'What is "x"?', "answer": "18"}
+    assert good(rows) == [2, 4]
+    assert problems(rows) == [(3, "more or fewer columns than the header")]
+    assert rows[1].row == "1 columns, not 2: only one"
+    tsv = read(tmp_path, b'prompt\tanswer\nWhat is "x"?\t18\n', "mine.tsv")
+    assert [row.row for row in tsv] == [{"prompt": 'What is "x"?', "answer": "18"}]
     assert "not UTF-8" in problems(read(tmp_path, b"prompt,answer\ncaf\xe9,1\n", "mine.csv"))[0][1]
+
+
+@pytest.mark.parametrize(
+    ("content", "want"),
+    [
+        (b"Prompt,Response\nhow?,so\n", {"prompt": "how?", "response": "so"}),
+        (b"id, request text ,PROMPT\n1,x,how?\n", {"id": "1", "request text": "x", "prompt": "how?"}),
+        (b'\xef\xbb\xbf"Question"\nhow?\n', {"question": "how?"}),
+        (b",prompt,\n0,how?,\n", {"": "", "prompt": "how?"}),
+    ],
+)
+def test_the_header_of_a_table(tmp_path: Path, content: bytes, want: dict[str, str]) -> None:
+    assert [row.row for row in read(tmp_path, content, "mine.csv")] == [want]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"id,request text\n1,how are you\n", "mine.csv:1: no column is called prompt, .*: id, request text"),
+        (b"\nWhat is two and two?,4\n", "mine.csv:2: no column is called prompt"),
+        (b"how are you\n", "no column"),
+        (b"prompt;answer\na;b\n", "no column"),
+        (b"prompt,Prompt\na,b\n", "two columns are called 'prompt'"),
+    ],
+)
+def test_a_table_without_known_columns_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, content, "mine.csv")
+
+
+def test_columns_of_a_dataset_need_no_header(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("how?\t1\n")
+    (tmp_path / "b.tsv").write_text("Question\tAnswer\nhow?\t1\n")
+    for file in sorted(tmp_path.iterdir()):
+        rows = list(read_rows(file, ("question", "answer")))
+        assert [row.row for row in rows] == [{"question": "how?", "answer": "1"}]
+
+
+def test_a_quote_that_is_not_closed_is_named_where_it_opens(tmp_path: Path) -> None:
+    rows = read(tmp_path, b'prompt,n\na,1\nb,"2\nc,3\nd,4\n', "mine.csv")
+    assert good(rows) == [2]
+    assert problems(rows) == [(3, "broken CSV: a quote in this row is not closed; the rest of the file is unread")]
+    assert rows[-1].row == "lines 3 to 5"
+    rows = read(tmp_path, b'prompt,n\n"b,2\n"c",3\nd,4\n', "mine.csv")  # closed by the next quote: two lines are lost
+    assert good(rows) == [4]
+    assert (rows[0].line, rows[0].row) == (2, "lines 2 to 3")
 
 
 def test_a_long_cell_of_a_table(tmp_path: Path) -> None:
@@ -124,6 +180,34 @@ def test_parquet(tmp_path: Path) -> None:
     content = (tmp_path / "train.parquet").read_bytes()
     (tmp_path / "cut.parquet").write_bytes(content[:-40])
     assert "broken Parquet" in problems(list(read_rows(tmp_path / "cut.parquet")))[0][1]
+
+
+def test_parquet_of_what_json_has_not(tmp_path: Path) -> None:
+    import datetime
+    import decimal
+
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    when = datetime.datetime(2024, 5, 6, 7, 8, 9)
+    row = {"prompt": b"how?", "when": when, "day": when.date(), "image": b"\xff\xd8", "cost": decimal.Decimal("1.50")}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "mine.parquet")
+    want = {"prompt": "how?", "when": str(when), "day": "2024-05-06", "image": None, "cost": "1.50"}
+    assert [found.row for found in read_rows(tmp_path / "mine.parquet")] == [want]
+
+
+def test_reasons_do_not_grow_with_the_file(tmp_path: Path) -> None:
+    lines = [b"x" * i + b"\xff" for i in range(20)] + [b'{"k%d": 1, "k%d": 2}' % (i, i) for i in range(20)]
+    found = read(tmp_path, b"\n".join(lines))
+    assert {problem for _, problem in problems(found)} == {"not UTF-8", "duplicate key"}
+    assert found[7].row.startswith("byte 7: ")
+    assert found[25].row.startswith("'k5': {")
+
+
+@pytest.mark.parametrize("first", [b"[sic] is that right?", b"{name}, how are you?"])
+def test_text_that_looks_like_json_is_text(tmp_path: Path, first: bytes) -> None:
+    rows = read(tmp_path, first + b"\nsecond\n", "mine.txt")
+    assert [row.row for row in rows] == [{"text": first.decode()}, {"text": "second"}]
 
 
 def test_text_is_one_prompt_a_line(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from draftlab.datasets.conversations import first_request
 from draftlab.datasets.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
-from draftlab.datasets.formats import DETECT, detect
+from draftlab.datasets.formats import ANSWER_FIELDS, CONVERSATION_FIELDS, DETECT, PROMPT_FIELDS, detect
 from draftlab.datasets.readers import RawRow, excerpt
 from draftlab.records import Prompt, Rejection
 
@@ -178,11 +178,6 @@ def self_instruct(row: Row) -> Cleaned:
     return alpaca({**instance, "instruction": row.get("instruction")})
 
 
-PROMPT_FIELDS = ("prompt", "text", "question", "instruction", "query", "goal", "input", "content")
-ANSWER_FIELDS = ("answer", "response", "output", "completion", "reference")
-CONVERSATION_FIELDS = ("conversation", "conversations", "messages", "conversation_a")
-
-
 def prompts(row: Row) -> Cleaned:
     """A user's own traffic: a prompt under a usual name, a list of turns, or a conversation."""
     for name in CONVERSATION_FIELDS:
@@ -250,7 +245,8 @@ def clean(
                 raise BadRow(f"the prompt is longer than {max_chars} characters")
         except BadRow as reason:
             row = raw.row if isinstance(raw.row, str) else json.dumps(raw.row, default=repr)
-            yield Rejection(raw.file, raw.line, excerpt(str(reason)), excerpt(row))
+            shown = f"{reason.detail}: {row}" if reason.detail else row
+            yield Rejection(raw.file, raw.line, excerpt(str(reason)), excerpt(shown))
             continue
         yield Prompt(f"{dataset}/{split}/{index:05d}", dataset, split, said.text, said.reference, said.meta)
 

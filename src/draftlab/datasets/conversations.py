@@ -45,7 +45,7 @@ def turns(conversation: Any) -> list[Turn]:
         message = mapping_of(item, "a message")
         name = as_text(message.get("role", message.get("from")), "role")
         if name not in ROLES:
-            raise BadRow(f"unknown role {name!r}")
+            raise BadRow("unknown role", repr(name))
         content = message.get("content", message.get("value"))
         if ROLES[name] != "user" and isinstance(content, str) and not content.strip():
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,11 @@ Row = Mapping[str, Any]
 
 
 class BadRow(Exception):
-    """A row that gives no prompt, with the reason."""
+    """A row that gives no prompt: the reason, the same for all rows of its kind, and what is this row's own."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.detail = detail
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def labels(row: Row) -> dict[str, Any]:
     for label, names in LABELS.items():
         value = next((row[name] for name in names if row.get(name) is not None), None)
         if label == "time":
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
                 found[label] = value
         elif isinstance(value, str) and value and well_formed(value):
             found[label] = value

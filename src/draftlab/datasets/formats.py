@@ -34,6 +34,12 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "gsm8k": ("question", "answer"),
     "prompts": (),
 }
+PROMPT_FIELDS = ("prompt", "text", "question", "instruction", "query", "goal", "input", "content")
+ANSWER_FIELDS = ("answer", "response", "output", "completion", "reference")
+CONVERSATION_FIELDS = ("conversation", "conversations", "messages", "conversation_a")
+SAID_IN = {*PROMPT_FIELDS, *CONVERSATION_FIELDS, "turns", "article", "document", "translation", "docstring",
+           "func_documentation_string"}  # fmt: skip
+"""Every field that a prompt is read from: a table must have one."""
 CODE_SEARCH_NET = (("func_documentation_string",), ("docstring", "code"))
 
 

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from draftlab.datasets.formats import SAID_IN
 from draftlab.errors import UserError, printable
 
 EXCERPT = 200
+DEEPEST = 100  # levels of nesting: Python's own functions give up at a few hundred
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -47,11 +49,38 @@ def well_formed(text: str) -> bool:
     return True
 
 
+def plain(row: Any) -> Any:
+    """``row`` as JSON holds it: dates, decimals and bytes become text; bytes that are not UTF-8 become null."""
+    return json.loads(json.dumps(row, default=_as_text))
+
+
+def _as_text(value: Any) -> str | None:
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _bad(name: str, line: int, problem: str, text: str = "", detail: str = "") -> RawRow:
+    """A row that cannot be read; ``problem`` says the same of all rows of its kind, ``detail`` what is this row's own."""
+    return RawRow(name, line, excerpt(": ".join(filter(None, (detail, text)))), problem)
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested in ``value`` in more than ``levels``."""
+    inside = [value]
+    for _ in range(levels):
+        inside = [v for i in inside for v in (i.values() if isinstance(i, dict) else i) if isinstance(v, dict | list)]
+    return bool(inside)
+
+
 class _Json:
     """A strict JSON decoder that tells duplicate keys and non-finite numbers without losing its place."""
 
     def __init__(self) -> None:
-        self._faults: list[str] = []
+        self._faults: list[tuple[str, str]] = []
         self._decoder = json.JSONDecoder(object_pairs_hook=self._pairs, parse_constant=self._constant)
 
     def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -59,23 +88,29 @@ class _Json:
         if len(row) < len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            self._faults.append(f"duplicate key {twice!r}")
+            self._faults.append(("duplicate key", repr(twice)))
         return row
 
     def _constant(self, name: str) -> None:
-        self._faults.append(f"{name} is not JSON")
+        self._faults.append((f"{name} is not JSON", ""))
 
-    def value(self, text: str, start: int) -> tuple[Any, int, str | None]:
-        """The value at ``start``, where it ends, and what is wrong with it; broken JSON is a ``ValueError``."""
+    def value(self, text: str, start: int) -> tuple[Any, int, str | None, str]:
+        """The value at ``start``, where it ends, what is wrong with it, and a detail; broken JSON is a ``ValueError``."""
         self._faults.clear()
         try:
             value, end = self._decoder.raw_decode(text, start)
         except RecursionError:
             raise ValueError("nested too deeply") from None
+        except json.JSONDecodeError as error:
+            raise ValueError(error.msg) from None
+        except ValueError:
+            raise ValueError("a number of too many digits") from None
         part = text[start:end]
-        if not well_formed(part) or ("\\u" in part and not well_formed(json.dumps(value, ensure_ascii=False))):
-            self._faults.append("not UTF-8, or a lone surrogate")
-        return value, end, self._faults[0] if self._faults else None
+        if part.count("[") + part.count("{") > DEEPEST and _deeper(value, DEEPEST):
+            self._faults.append(("nested too deeply", ""))
+        elif not well_formed(part) or ("\\u" in part and not well_formed(json.dumps(value, ensure_ascii=False))):
+            self._faults.append(("not UTF-8, or a lone surrogate", ""))
+        return value, end, *(self._faults[0] if self._faults else (None, ""))
 
 
 def _after_space(text: str, at: int) -> int:
@@ -90,20 +125,20 @@ def _json_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[Raw
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         except UnicodeDecodeError as error:
-            yield RawRow(name, number, excerpt(repr(line)), f"not UTF-8 at byte {error.start}")
+            yield _bad(name, number, "not UTF-8", repr(line), f"byte {error.start}")
             continue
         if not text:
             continue
         try:
-            value, end, problem = decoder.value(text, 0)
+            value, end, problem, detail = decoder.value(text, 0)
         except ValueError as error:
-            yield RawRow(name, number, excerpt(text), f"broken JSON: {getattr(error, 'msg', error)}")
+            yield _bad(name, number, f"broken JSON: {error}", text)
             continue
         if end < len(text):
             problem = "more than one JSON value in a line"
         elif not isinstance(value, dict):
             problem = f"a JSON {type(value).__name__}, not an object"
-        yield RawRow(name, number, excerpt(text) if problem else value, problem)
+        yield _bad(name, number, problem, text, detail) if problem else RawRow(name, number, value)
 
 
 def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
@@ -115,14 +150,13 @@ def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
         line += text.count("\n", counted, at)
         counted = at
         try:
-            value, end, problem = decoder.value(text, at)
+            value, end, problem, detail = decoder.value(text, at)
         except ValueError as error:
-            what = f"broken JSON: {getattr(error, 'msg', error)}; the rest of the file is unread"
-            yield RawRow(name, line, excerpt(text[at : at + EXCERPT]), what)
+            yield _bad(name, line, f"broken JSON: {error}; the rest of the file is unread", text[at : at + EXCERPT])
             return
         if not problem and not isinstance(value, dict):
             problem = f"a JSON {type(value).__name__}, not an object"
-        yield RawRow(name, line, excerpt(text[at:end]) if problem else value, problem)
+        yield _bad(name, line, problem, text[at:end], detail) if problem else RawRow(name, line, value)
         at = _after_space(text, end)
         if at < len(text) and text[at] == ",":
             at += 1
@@ -141,31 +175,47 @@ def _table(file: IO[bytes], name: str, separator: str, columns: Sequence[str]) -
         reader = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE)
     else:
         reader = csv.reader(lines, strict=True)
-    header = list(columns)
+    header: list[str] = []
     while True:
+        start = reader.line_num + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            yield RawRow(name, reader.line_num, "", f"broken CSV: {error}")
+            unclosed = "end of data" in str(error)
+            what = "a quote in this row is not closed; the rest of the file is unread" if unclosed else str(error)
+            yield _bad(name, start, f"broken CSV: {what}", detail=f"lines {start} to {reader.line_num}")
             continue
         if cells is None:
             return
         if not any(cells):
             continue
-        if not header and all(cell.strip().isidentifier() for cell in cells):
-            header = [cell.strip() for cell in cells]
-            continue
-        if not header:  # no header: the usual two columns
-            header = ["prompt", "answer", *(f"column_{i}" for i in range(3, len(cells) + 1))][: len(cells)]
-        if reader.line_num == 1 and [cell.strip().lower() for cell in cells] == header:
-            continue
+        if not header:
+            header = list(columns) or _header(cells, name, start)
+            if [cell.strip().lower() for cell in cells] == header:
+                continue
         if len(cells) != len(header):
-            text = excerpt(separator.join(cells))
-            yield RawRow(name, reader.line_num, text, f"{len(cells)} columns, not {len(header)}")
+            detail = f"{len(cells)} columns, not {len(header)}"
+            yield _bad(name, start, "more or fewer columns than the header", separator.join(cells), detail)
         elif not all(map(well_formed, cells)):
-            yield RawRow(name, reader.line_num, excerpt(separator.join(cells)), "not UTF-8")
+            yield _bad(name, start, "not UTF-8", separator.join(cells))
         else:
-            yield RawRow(name, reader.line_num, dict(zip(header, cells, strict=True)))
+            yield RawRow(name, start, dict(zip(header, cells, strict=True)))
+
+
+def _header(cells: Sequence[str], name: str, line: int) -> list[str]:
+    """The names in a table's first row, in lower case; a table that names no column of prompts is refused, not guessed at."""
+    names = [cell.strip().lower() for cell in cells]
+    if not SAID_IN.intersection(names):
+        raise UserError(
+            f"no column is called prompt, or by another known name: {excerpt(', '.join(cells))}",
+            file=name,
+            line=line,
+            remedy="name the columns in the first line: prompt, and answer where there is one",
+        )
+    twice = next((n for n in names if n and names.count(n) > 1), None)
+    if twice:
+        raise UserError(f"two columns are called {twice!r}", file=name, line=line, remedy="rename one")
+    return names
 
 
 def _text(file: IO[bytes], name: str) -> Iterator[RawRow]:
@@ -173,7 +223,7 @@ def _text(file: IO[bytes], name: str) -> Iterator[RawRow]:
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
         except UnicodeDecodeError as error:
-            yield RawRow(name, number, excerpt(repr(line)), f"not UTF-8 at byte {error.start}")
+            yield _bad(name, number, "not UTF-8", repr(line), f"byte {error.start}")
             continue
         if text.strip():
             yield RawRow(name, number, {"text": text})
@@ -189,9 +239,9 @@ def _parquet(path: Path, name: str) -> Iterator[RawRow]:
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
-                    yield RawRow(name, number, row)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        yield RawRow(name, number + 1, "", f"broken Parquet: {excerpt(str(error))}; the rest of the file is unread")
+                    yield RawRow(name, number, plain(row))
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        yield _bad(name, number + 1, "broken Parquet; the rest of the file is unread", detail=str(error))
 
 
 def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns: Sequence[str]) -> Iterator[RawRow]:
@@ -201,6 +251,8 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
     opening, kind = start.lstrip()[:1], next((s for s in reversed(suffixes) if s != ".gz"), "")
     if kind in (".csv", ".tsv"):
         yield from _table(file, name, "," if kind == ".csv" else "\t", columns)
+    elif kind in (".txt", ".lst"):
+        yield from _text(file, name)
     elif opening == b"[":
         yield from _json_array(file, name)
     elif kind in (".json", ".jsonl", ".ndjson") or opening == b"{":
@@ -210,11 +262,11 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
 
 
 def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[RawRow]:
-    """The rows of a raw file in order, its format told by content first and by suffix second.
+    """The rows of a raw file in order: tables and text by the file's suffix, JSON and Parquet by the content.
 
-    ``columns`` names the columns of a CSV or TSV without a header; without it, a first line of plain names is the
-    header, and else the columns are ``prompt`` and ``answer``. A row that cannot be read comes with its
-    ``problem``; a file that cannot be opened at all is a ``UserError``.
+    ``columns`` names the columns of a CSV or TSV without a header; without it, the first line is the header. A row that
+    cannot be read comes with its ``problem``; a file that cannot be opened, or a table whose first line names no column
+    that a prompt is read from, is a ``UserError``.
     """
     name, suffixes = str(path), [s.lower() for s in path.suffixes]
     number = 0
@@ -232,7 +284,7 @@ def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[RawRow]:
                     number = row.line
                     yield row
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        yield RawRow(name, number + 1, "", f"broken gzip: {error}; the rest of the file is unread")
+        yield _bad(name, number + 1, "broken gzip; the rest of the file is unread", detail=str(error))
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="check the path") from None
     except IsADirectoryError:

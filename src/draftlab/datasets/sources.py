@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from draftlab import hub, records
 from draftlab.datasets import companions, formats, generators, registry
-from draftlab.datasets.readers import RawRow, read_rows
+from draftlab.datasets.readers import RawRow, plain, read_rows
 from draftlab.datasets.registry import Dataset
 from draftlab.errors import UserError
 
@@ -111,8 +110,7 @@ class Hub:
             return
         where = f"hub:{self.dataset.hub_id}/{name}"
         for number, row in enumerate(_load_from_hub(self.dataset, name), 1):
-            # What Parquet holds and JSON does not, dates among it, becomes text.
-            yield RawRow(where, number, json.loads(json.dumps(row, default=str)))
+            yield RawRow(where, number, plain(row))
 
     def provenance(self, split: Split) -> dict[str, Any]:
         """Repository, configuration and revision, a branch resolved to its commit where the hub can be asked."""

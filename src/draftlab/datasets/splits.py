@@ -144,7 +144,8 @@ def _kept(
             yield record
             continue
         if on_bad_row == "stop":
-            raise UserError(record.reason, file=record.file, line=record.line, remedy="repair it, or on_bad_row: keep")
+            what = ": ".join(filter(None, (record.reason, record.row)))
+            raise UserError(what, file=record.file, line=record.line, remedy="repair it, or on_bad_row: keep")
         counts.rejected[record.reason] = counts.rejected.get(record.reason, 0) + 1
         if counts.read > known:
             sink.write(json.dumps(dataclasses.asdict(record)) + "\n")
