@@ -90,6 +90,43 @@ def test_what_a_user_types_is_never_the_templates(template: str, user: str) -> N
         assert segments(typed, special=True) == segments("x", special=True)
 
 
+@pytest.mark.parametrize(
+    ("template", "want"),
+    [
+        ("{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{% endfor %}{{ messages[0].content }}", "hi"),
+        ("{{ messages[0].content }}{% generation %}!{{ 1 }}{% endgeneration %}", "hi!1"),
+        ("{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}", "26 Jul 2024 hi"),
+        ("{% if messages[0].content is string %}{{ messages[0].content | trim }}{% endif %}", "hi"),
+    ],
+)
+def test_what_transformers_offers_to_a_template(template: str, want: str) -> None:
+    assert text(render("own", CHAT[:1], own=template)) == want
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content | tojson }}",
+        "{{ messages[0].content | upper }}",
+        "{{ messages[0].content | e }}",
+        "{{ messages[0].content }}{{ messages[0].content }}",
+        "{% for part in messages[0].content %}{{ part.text }}{% endfor %}",
+        "{{ messages[0].role }}",
+    ],
+)
+def test_a_template_that_loses_what_is_said_is_refused(template: str) -> None:
+    with pytest.raises(UserError, match="leaves a message out, repeats it or changes it"):
+        render("own", CHAT[:1], own=template)
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ messages + 1 }}", "{{ 1 / 0 }}", "{% for %}", "{{ messages[0]['content'] % 3 }}"]
+)
+def test_a_template_that_fails_is_one_line(template: str) -> None:
+    with pytest.raises(UserError, match="the chat template fails"):
+        render("own", CHAT, own=template)
+
+
 def test_refusals() -> None:
     with pytest.raises(UserError, match="unknown chat template 'llama'"):
         render("llama", CHAT)

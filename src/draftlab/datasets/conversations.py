@@ -5,13 +5,18 @@ A template yields segments; only the template's own may hold special tokens, so 
 
 from __future__ import annotations
 
+import datetime
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from draftlab.datasets.fields import BadRow, Cleaned, as_text, mapping_of
 from draftlab.errors import UserError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 Role = Literal["system", "user", "assistant"]
 ROLES: dict[str, Role] = {
@@ -23,6 +28,9 @@ VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
+TODAY = datetime.date(
+    2024, 7, 26
+)  # for templates that write the date: the same prompt every day; Llama 3's own default
 
 
 @dataclass(frozen=True)
@@ -119,25 +127,52 @@ def _vicuna(conversation: Sequence[Turn], system: str) -> list[Segment]:
 
 
 def _own(conversation: Sequence[Turn], template: str) -> list[Segment]:
+    # The template sees marks in place of the texts, so whatever it writes around them is known to be its own. Mixed case
+    # and a bracket tell when it changes a text (upper, escape, tojson).
+    marks = {f"\ue000<mArk>{index}\ue001": turn.text for index, turn in enumerate(conversation)}
+    messages = [{"role": turn.role, "content": mark} for turn, mark in zip(conversation, marks, strict=True)]
+    remedy = "use vicuna_v1.1, vicuna_short or plain"
+    try:
+        text = (
+            _environment()
+            .from_string(template)
+            .render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="</s>")
+        )
+    except Exception as error:  # it is a program: it may raise anything
+        raise UserError(f"the chat template fails: {error}", remedy=remedy) from None
+    if any(text.count(mark) != 1 for mark in marks):
+        raise UserError("the chat template leaves a message out, repeats it or changes it", remedy=remedy)
+    return list(_split(text, marks))
+
+
+@functools.cache
+def _environment() -> Environment:
+    """The sandbox with what ``transformers`` offers to a chat template."""
     from jinja2 import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """``{% generation %}`` marks what is the model's; the text is the same."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> list[Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    # The template sees marks in place of the texts, so whatever it writes around them is known to be its own.
-    marks = {f"\ue000{index}\ue001": turn.text for index, turn in enumerate(conversation)}
-    messages = [{"role": turn.role, "content": mark} for turn, mark in zip(conversation, marks, strict=True)]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    try:
-        text = environment.from_string(template).render(
-            messages=messages, add_generation_prompt=True, bos_token="", eos_token="</s>", raise_exception=refuse
-        )
-    except TemplateError as error:
-        raise UserError(f"the chat template fails: {error}", remedy="use vicuna_v1.1, vicuna_short or plain") from None
-    return list(_split(text, marks))
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
+    )
+    environment.globals |= {"raise_exception": refuse, "strftime_now": TODAY.strftime}
+    return environment
 
 
 def _split(text: str, marks: dict[str, str]) -> Iterator[Segment]:
-    for piece in re.split("(\ue000\\d+\ue001)", text):
+    for piece in re.split("(\ue000<mArk>\\d+\ue001)", text):
         yield Segment(marks.get(piece, piece), special=piece not in marks)
