@@ -36,11 +36,14 @@ TEXT = st.text(st.characters(codec=None), max_size=20) | st.sampled_from(
         "gpt",
         "assistant",
         "system",
+        "tool",
+        "developer",
         "word " * 160,
     ]
 )
 LEAF = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([10**400, -(10**400)]) | st.floats() | TEXT
-MESSAGE = st.fixed_dictionaries({}, optional={"role": TEXT, "content": LEAF, "from": TEXT, "value": LEAF})
+PARTS = st.lists(st.fixed_dictionaries({}, optional={"type": TEXT, "text": LEAF}) | LEAF, max_size=3)
+MESSAGE = st.fixed_dictionaries({}, optional={"role": TEXT, "content": LEAF | PARTS, "from": TEXT, "value": LEAF})
 VALUE = st.recursive(
     LEAF | st.lists(MESSAGE, max_size=4),
     lambda v: st.lists(v, max_size=3) | st.dictionaries(st.sampled_from([*FIELDS, "en", "de", "text", "input"]), v, max_size=3),
@@ -136,6 +139,8 @@ def test_reasons(name: str, row: Any, reason: str) -> None:
         ("mt_bench", {"turns": ["one", "two"], "reference": ["r"]}, "one", "r"),
         ("prompts", {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]}, "u", "a"),
         ("prompts", {"turns": ["one", "two"]}, "one", None),
+        ("prompts", {"prompt": "good", "messages": None}, "good", None),
+        ("prompts", {"prompt": "good", "conversations": None, "messages": []}, "good", None),
         ("prompts", {"text": "t", "response": "r"}, "t", "r"),
         ("prompts", {"instruction": "i", "input": "x", "output": "o"}, "i\nx", "o"),
     ],

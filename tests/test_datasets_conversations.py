@@ -43,6 +43,44 @@ def test_an_empty_answer_is_no_answer() -> None:
         first_request(said(("user", " ")))
 
 
+@pytest.mark.parametrize(
+    ("after", "answer"),
+    [
+        ([{"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": "4"}], None),
+        ([{"role": "assistant", "content": None}, {"role": "user", "content": "more"}], None),
+        ([{"role": "assistant", "content": "a"}, {"role": "robot", "content": "b"}], "a"),
+        ([{"role": "assistant", "content": "a"}, {"role": "user", "content": None}], "a"),
+        ([{"role": "assistant", "content": "a"}, 7, {"role": "assistant", "content": "b"}], "a"),
+        ([{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "tool_use"}]}], "a"),
+        ([{"role": "assistant", "content": 7}], None),
+        ([{"role": "assistant"}], None),
+    ],
+)
+def test_what_follows_the_first_request_never_loses_it(after: list[object], answer: str | None) -> None:
+    found = first_request([{"role": "user", "content": "u"}, *after])
+    assert (found.text, found.reference) == ("u", answer)
+
+
+def test_others_than_the_user_may_say_nothing() -> None:
+    call = [{"role": "assistant", "content": None}, {"role": "tool", "content": "4"}]
+    found = first_request([{"role": "system", "content": None}, *said(("user", "u")), *call, *said(("user", "more"))])
+    assert (found.text, found.reference, found.meta) == ("u", None, {"turns": 2})
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert first_request([{"role": "user", "content": parts}]).text == "one\ntwo"
+    with pytest.raises(BadRow, match="a part of what the user says is not text"):
+        first_request([{"role": "user", "content": [*parts, {"type": "image_url", "image_url": {}}]}])
+    with pytest.raises(BadRow, match="the text of user is empty"):
+        first_request([{"role": "user", "content": []}])
+
+
+def test_a_developer_speaks_as_the_system() -> None:
+    found = first_request(said(("system", ""), ("developer", "Be brief."), ("user", "u")))
+    assert (found.text, found.meta["system"]) == ("u", "Be brief.")
+
+
 def text(segments: list[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 

@@ -181,7 +181,7 @@ def self_instruct(row: Row) -> Cleaned:
 def prompts(row: Row) -> Cleaned:
     """A user's own traffic: a prompt under a usual name, a list of turns, or a conversation."""
     for name in CONVERSATION_FIELDS:
-        if name in row:
+        if row.get(name):
             said = first_request(row[name])
             return Cleaned(said.text, said.reference, {**said.meta, **labels(row)})
     for name in ("turns", *PROMPT_FIELDS):

@@ -8,21 +8,22 @@ from __future__ import annotations
 import datetime
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from draftlab.datasets.fields import BadRow, Cleaned, as_text, mapping_of
+from draftlab.datasets.fields import BadRow, Cleaned, Row, as_text, mapping_of
 from draftlab.errors import UserError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 ROLES: dict[str, Role] = {
-    "system": "system",
+    "system": "system", "developer": "system",
     "user": "user", "human": "user", "prompter": "user",
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "bing": "assistant",
+    "tool": "tool", "function": "tool",
 }  # fmt: skip
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -44,25 +45,39 @@ class Turn:
 def turns(conversation: Any) -> list[Turn]:
     """The messages of a list of ``{role, content}`` or ``{from, value}``; turns of one role in a row become one.
 
-    A message that is no object, has an unknown role or no text is a ``BadRow``; empty answers are left out.
+    A message that is no object, has an unknown role or (of a user) no text is a ``BadRow``; after the first request it
+    only ends the reading. Others than the user may say nothing, as an assistant does that calls a tool.
     """
     if not isinstance(conversation, list):
         raise BadRow(f"the conversation is {type(conversation).__name__}, not a list")
     found: list[Turn] = []
     for item in conversation:
-        message = mapping_of(item, "a message")
-        name = as_text(message.get("role", message.get("from")), "role")
-        if name not in ROLES:
-            raise BadRow("unknown role", repr(name))
-        content = message.get("content", message.get("value"))
-        if ROLES[name] != "user" and isinstance(content, str) and not content.strip():
-            continue
-        text = as_text(content, f"the text of {name}")
-        if found and found[-1].role == ROLES[name]:
-            found[-1] = Turn(ROLES[name], f"{found[-1].text}\n{text}")
+        try:
+            turn = _turn(mapping_of(item, "a message"))
+        except BadRow:
+            if any(turn.role == "user" for turn in found):
+                break
+            raise
+        if found and found[-1].role == turn.role:
+            found[-1] = Turn(turn.role, "\n".join(filter(None, (found[-1].text, turn.text))))
         else:
-            found.append(Turn(ROLES[name], text))
+            found.append(turn)
     return found
+
+
+def _turn(message: Row) -> Turn:
+    name = as_text(message.get("role", message.get("from")), "role")
+    if name not in ROLES:
+        raise BadRow("unknown role", repr(name))
+    role, content = ROLES[name], message.get("content", message.get("value"))
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        if role == "user" and not all(isinstance(text, str) for text in texts):
+            raise BadRow("a part of what the user says is not text")
+        content = "\n".join(text for text in texts if isinstance(text, str))
+    if role != "user" and (content is None or (isinstance(content, str) and not content.strip())):
+        return Turn(role, "")
+    return Turn(role, as_text(content, f"the text of {name}"))
 
 
 def first_request(conversation: Any) -> Cleaned:
@@ -71,9 +86,9 @@ def first_request(conversation: Any) -> Cleaned:
     start = next((i for i, turn in enumerate(said) if turn.role == "user"), None)
     if start is None:
         raise BadRow("no user turn")
-    answer = said[start + 1].text if len(said) > start + 1 and said[start + 1].role == "assistant" else None
+    answer = next((turn.text or None for turn in said[start + 1 : start + 2] if turn.role == "assistant"), None)
     meta: dict[str, Any] = {"turns": sum(turn.role == "user" for turn in said)}
-    if said[0].role == "system":
+    if said[0].role == "system" and said[0].text:
         meta["system"] = said[0].text
     return Cleaned(said[start].text, answer, meta)
 

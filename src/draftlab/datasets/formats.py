@@ -46,13 +46,13 @@ CODE_SEARCH_NET = (("func_documentation_string",), ("docstring", "code"))
 def detect(rows: Iterable[RawRow]) -> str:
     """The format that most of the first rows fit, the most specific first; ``prompts`` when none does.
 
-    A number under a field's name is something else of the user's own: no format has one.
+    A number or null under a field's name is something else of the user's own.
     """
     first = itertools.islice(rows, DETECT)
     found = [raw.row for raw in first if raw.problem is None and isinstance(raw.row, Mapping)]
     candidates = [("code_search_net", fields) for fields in CODE_SEARCH_NET] + list(FORMATS.items())
     fits = [
-        sum(all(name in row and not isinstance(row[name], int | float) for name in fields) for row in found)
+        sum(all(not isinstance(row.get(name), int | float | None) for name in fields) for row in found)
         for _, fields in candidates[:-1]
     ]
     best = max(range(len(fits)), key=lambda i: (fits[i], -i))
