@@ -82,15 +82,23 @@ def test_labels_stand_in_a_file_beside(tmp_path: Path) -> None:
     labels = tmp_path / "piqa/train-labels.lst"
     labels.write_text("0\n1\n0\n")
     assert [r.row["label"] for r in RawFiles(piqa, tmp_path).rows("train")] == [0, 1, 0]
-    labels.write_text("0\n1\n")  # of another length: told, and no row gets a label
-    found = list(RawFiles(piqa, tmp_path).rows("train"))
-    assert (found[0].problem, found[0].file) == ("2 labels for 3 rows: no row has a label", str(labels))
-    assert [r.row for r in found[1:]] == rows
+    labels.write_text("-1\n1\n0\n")  # not known
+    assert [r.row["label"] for r in RawFiles(piqa, tmp_path).rows("train")] == [-1, 1, 0]
+    for content, message in {
+        "0\n1\n": r"labels.lst: 2 labels for 3 rows of train.jsonl",
+        '{"label": 0}\n{"label": 1}\n{"label": 1}\n': r"labels.lst:1: a label is neither 0 nor 1",
+        "0\n1\nright\n": r"labels.lst:3: a label is neither",
+    }.items():
+        labels.write_text(content)
+        with pytest.raises(UserError, match=message):
+            list(RawFiles(piqa, tmp_path).rows("train"))
+    labels.unlink()
+    assert [r.row for r in RawFiles(piqa, tmp_path).rows("train")] == rows
 
 
 def test_schemas_stand_in_a_file_beside(tmp_path: Path) -> None:
     row = {"db_id": "zoo", "question": "How many?", "query": "SELECT 1"}
-    write(tmp_path / "spider/train_spider.json", row, row | {"db_id": "unknown"})
+    write(tmp_path / "spider/train_spider.json", row, row | {"db_id": "unknown"}, row | {"db_id": ["zoo"]})
     source = RawFiles(registry.find("spider_schema"), tmp_path)
     with pytest.raises(UserError, match=r"no tables.json"):
         list(source.rows("train"))
@@ -102,6 +110,15 @@ def test_schemas_stand_in_a_file_beside(tmp_path: Path) -> None:
     found = list(source.rows("train"))
     assert found[0].row["db_schema"] == "animal(id, name); visit(day)"
     assert "db_schema" not in found[1].row
+    assert "db_schema" not in found[2].row
+    for damage in (
+        {},
+        {"column_names_original": columns},
+        {"column_names_original": [1], "table_names_original": ["a"]},
+    ):
+        write(tmp_path / "spider/tables.json", {"db_id": "zoo", **damage})
+        with pytest.raises(UserError, match=r"tables.json:1: no table_names_original and column_names_original"):
+            list(source.rows("train"))
 
 
 def test_hub_reads_a_repository_in_its_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,35 +24,45 @@ def joined(file: Path, dataset: Dataset) -> Iterator[RawRow]:
 
 
 def _with_labels(file: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
-    """``label`` from ``train-labels.lst`` beside ``train.jsonl``; a file of another length labels nothing."""
+    """``label`` from ``train-labels.lst`` beside ``train.jsonl``: as many lines as rows, each 0, 1 or -1 (not known)."""
     beside = file.with_name(f"{file.name.split('.', 1)[0]}-labels.lst")
     if not beside.is_file():
         yield from rows
         return
-    labels = [line.row["text"].strip() if line.problem is None else "" for line in read_rows(beside)]
+    remedy = "fetch the labels of these rows, or remove them to go without"
+    labels = []
+    for line in read_rows(beside):
+        label = "" if line.problem else line.row["text"].strip()
+        if label not in ("0", "1", "-1"):
+            raise UserError("a label is neither 0 nor 1", file=beside, line=line.line, remedy=remedy)
+        labels.append(int(label))
     count = sum(1 for _ in read_rows(file))
     if len(labels) != count:
-        what = f"{len(labels)} labels for {count} rows: no row has a label"
-        yield RawRow(str(beside), min(len(labels), count) + 1, "", what)
-        yield from rows
-        return
-    for raw, label in zip(rows, labels, strict=True):
-        known = label in ("0", "1") and isinstance(raw.row, dict)
-        yield replace(raw, row=raw.row | {"label": int(label)}) if known else raw
+        raise UserError(f"{len(labels)} labels for {count} rows of {file.name}", file=beside, remedy=remedy)
+    for raw, known in zip(rows, labels, strict=True):
+        yield replace(raw, row=raw.row | {"label": known}) if isinstance(raw.row, dict) else raw
 
 
 def _with_schemas(tables: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
     """``db_schema`` from ``tables.json``: ``table(column, ...); ...``."""
     if not tables.is_file():
         raise UserError("no tables.json", file=tables.parent, remedy="put it there, or use the dataset spider")
-    schemas = {
-        row.row["db_id"]: _schema(row.row)
-        for row in read_rows(tables)
-        if row.problem is None and isinstance(row.row.get("db_id"), str)
-    }
+    schemas = {}
+    for found in read_rows(tables):
+        if found.problem is None and isinstance(found.row.get("db_id"), str):
+            try:
+                schemas[found.row["db_id"]] = _schema(found.row)
+            except (KeyError, TypeError, ValueError):
+                raise UserError(
+                    "no table_names_original and column_names_original of a database",
+                    file=tables,
+                    line=found.line,
+                    remedy="fetch Spider's tables.json again",
+                ) from None
     for raw in rows:
         name = raw.row.get("db_id") if isinstance(raw.row, Mapping) else None
-        yield replace(raw, row=raw.row | {"db_schema": schemas[name]}) if name in schemas else raw
+        known = isinstance(name, str) and name in schemas
+        yield replace(raw, row=raw.row | {"db_schema": schemas[name]}) if known else raw
 
 
 def _schema(row: Mapping[str, Any]) -> str:
