@@ -97,8 +97,9 @@ def wmt16(row: Row) -> Cleaned:
 
 
 def humaneval(row: Row) -> Cleaned:
-    """The head of the function."""
-    return Cleaned(text_of(row, "prompt"), maybe_text(row, "canonical_solution"))
+    """The head of the function; the body keeps the indentation of its first line."""
+    body = maybe_text(row, "canonical_solution")
+    return Cleaned(text_of(row, "prompt"), body and row["canonical_solution"].strip("\r\n").rstrip())
 
 
 def mbpp(row: Row) -> Cleaned:
