@@ -73,6 +73,39 @@ def test_counts(tmp_path: Path) -> None:
     assert json.loads(json.dumps(check.as_json(report)))["usable"] is True
 
 
+def test_the_other_file_has_a_format_of_its_own(tmp_path: Path) -> None:
+    questions = write(tmp_path / "gsm8k.jsonl", [{"question": q, "answer": "1"} for q in "abc"])
+    mine = write(tmp_path / "mine.jsonl", [{"prompt": q} for q in "bcd"])
+    assert check.check(questions, against=mine).overlap == check.check(mine, against=questions).overlap == 2
+    assert check.check(questions, dataset="gsm8k", against=mine).overlap == 2
+    nothing = write(tmp_path / "nothing.jsonl", [{"id": 1}])
+    with pytest.raises(UserError, match=r"nothing.jsonl: no prompt in the file to compare with"):
+        check.check(mine, against=nothing)
+
+
+def test_check_and_make_have_the_same_longest_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "mine.jsonl", [{"prompt": "x" * 100_001}, {"prompt": "y" * 100_000}, {"prompt": "z"}])
+    assert check.check(file).kept == 2
+    assert run(monkeypatch, "data", "check", str(file), "--out", str(tmp_path / "report.json")) == 0
+    assert json.loads((tmp_path / "report.json").read_text())["kept"] == 2
+    made = [
+        "--dataset",
+        "prompts",
+        "--source",
+        "raw",
+        "--raw",
+        str(file),
+        "--eval",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert run(monkeypatch, "data", "make", *made) == 0
+    assert "1 rejected" in capsys.readouterr().out
+
+
 def test_lengths_in_tokens_of_a_model(shared: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "mine.jsonl", [{"prompt": "Once upon a time"}, {"prompt": "</s>"}])
     report = check.check(file, tokenizer=shared / "models" / "stories260K" / "hf")

@@ -81,7 +81,7 @@ def data_check(
     dataset: str | None = None,
     tokenizer: Path | None = None,
     against: Path | None = None,
-    max_chars: int = 0,
+    max_chars: int = 100_000,
     out: Path | None = None,
 ) -> None:
     """Tell what a file of prompts is taken for and what is in it; exit code 0 when it can be used."""

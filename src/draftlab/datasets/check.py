@@ -11,7 +11,7 @@ from typing import Any
 from draftlab.datasets import classify, cleaners, companions, formats, registry
 from draftlab.datasets.cleaners import CLEANERS
 from draftlab.datasets.readers import excerpt, read_rows
-from draftlab.datasets.splits import digest
+from draftlab.datasets.splits import Options, digest
 from draftlab.errors import UserError
 from draftlab.records import Prompt, Rejection
 
@@ -60,9 +60,10 @@ def check(
     dataset: str | None = None,
     tokenizer: Path | None = None,
     against: Path | None = None,
-    max_chars: int = 0,
+    max_chars: int = Options.max_chars,
 ) -> Report:
-    """Read the whole file once, in bounded memory, and count; ``against`` is a file that must share no prompt with it.
+    """Read the whole file once, in bounded memory, and count; ``against`` is a file that must share no prompt with it, in
+    any format.
 
     ``dataset`` says what the file is; without it, or with ``prompts``, its format is detected, as a run on it does.
     ``tokenizer`` is a model folder; without one, lengths are counted in the words and marks that GPT-2 splits text into.
@@ -70,7 +71,7 @@ def check(
     if not file.is_file():
         raise UserError("no such file", file=file, remedy="name a file of prompts")
     name = dataset if dataset not in (None, "prompts") else formats.detect(read_rows(file))
-    others = {digest(prompt.text) for prompt in _prompts(against, name, max_chars)} if against else None
+    others = _digests(against, max_chars) if against else None
     unit, count = _counter(tokenizer)
     seen: set[int] = set()
     rejected: dict[str, int] = {}
@@ -117,8 +118,13 @@ def _records(file: Path, name: str, max_chars: int) -> Iterator[Prompt | Rejecti
     return cleaners.clean(name, "train", rows, cleaner=CLEANERS[name], max_chars=max_chars)
 
 
-def _prompts(file: Path, name: str, max_chars: int) -> Iterator[Prompt]:
-    return (record for record in _records(file, name, max_chars) if isinstance(record, Prompt))
+def _digests(file: Path, max_chars: int) -> set[int]:
+    """What stands for the prompts of another file, in a format of its own."""
+    records = _records(file, formats.detect(read_rows(file)), max_chars)
+    found = {digest(record.text) for record in records if isinstance(record, Prompt)}
+    if not found:
+        raise UserError("no prompt in the file to compare with", file=file, remedy="see why: draftlab data check FILE")
+    return found
 
 
 def _counter(tokenizer: Path | None) -> tuple[str, Callable[[str], int]]:
