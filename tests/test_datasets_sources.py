@@ -68,6 +68,18 @@ def test_files_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert [row.row["docstring"] for row in rows] == ["a", "b"]
 
 
+def test_files_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "b.jsonl", {"prompt": "b"})
+    write(tmp_path / "a.jsonl", {"prompt": "a"})
+    fetch("prompts", "train", "raw", raw=tmp_path, rows=0, seed=0, out=tmp_path / "out/train.jsonl")
+    assert capsys.readouterr().err == ""
+    (tmp_path / "more.csv").write_text("prompt\nc\n")
+    (tmp_path / "te\x1bxt.txt").write_text("d\n")
+    fetch("prompts", "train", "raw", raw=tmp_path, rows=0, seed=0, out=tmp_path / "out/train.jsonl")
+    assert capsys.readouterr().err == "prompts: not read beside a.jsonl: te\\x1bxt.txt, more.csv\n"
+    assert [row.row["prompt"] for row in read_jsonl(tmp_path / "out/train.jsonl", RawRow)] == ["a", "b"]
+
+
 def test_one_file_of_the_users_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text("".join(f"question {i}\n" for i in range(10)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from draftlab import hub, records
 from draftlab.datasets import companions, formats, generators, registry
 from draftlab.datasets.readers import RawRow, plain, read_rows
 from draftlab.datasets.registry import Dataset
-from draftlab.errors import UserError
+from draftlab.errors import UserError, printable
 
 Split = Literal["train", "eval"]
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -70,15 +71,25 @@ class RawFiles:
         """The files of the first pattern that finds any, in the order of their names; eval may have none."""
         if self.path.is_file():
             return [self.path] if split == "train" else []
-        patterns = (self.dataset.raw_train if split == "train" else self.dataset.raw_eval).split()
-        found = next((f for p in patterns if (f := sorted(self.path.glob(p)))), [])
+        found = next(iter(self._found(split)), [])
         if split == "train" and not found:
             raise UserError(
-                f"no raw files of {self.dataset.name}: looked for {', '.join(patterns)}",
+                f"no raw files of {self.dataset.name}: looked for {', '.join(self.dataset.raw_train.split())}",
                 file=self.path,
                 remedy="put the dataset's files there, or use another source",
             )
         return found
+
+    def ignored(self) -> list[Path]:
+        """Files of the later patterns: another copy of the dataset, which is not read as well."""
+        if self.path.is_file():
+            return []
+        splits: tuple[Split, ...] = ("train", "eval")
+        return [file for split in splits for files in self._found(split)[1:] for file in files]
+
+    def _found(self, split: Split) -> list[list[Path]]:
+        patterns = (self.dataset.raw_train if split == "train" else self.dataset.raw_eval).split()
+        return [files for pattern in patterns if (files := sorted(self.path.glob(pattern)))]
 
     def rows(self, split: Split) -> Iterator[RawRow]:
         """The rows of all files in turn; a file of the user's own has the companions of what it is taken for."""
@@ -151,7 +162,13 @@ def open_source(
                 raise UserError(f"source {source} needs a folder of files", remedy="name it with --raw")
             if not raw.exists():
                 raise UserError("no such folder or file", file=raw, remedy="check the path")
-            return RawFiles(found, raw) if source == "raw" else Fetched(raw)
+            if source == "fetched":
+                return Fetched(raw)
+            files = RawFiles(found, raw)
+            if ignored := files.ignored():
+                names = ", ".join(printable(str(file.relative_to(raw))) for file in ignored)
+                print(f"{dataset}: not read beside {files.files('train')[0].name}: {names}", file=sys.stderr)
+            return files
 
 
 def fetch(dataset: str, split: Split, source: SourceName, *, raw: Path | None, rows: int, seed: int, out: Path) -> None:
