@@ -64,6 +64,11 @@ def test_clean_splits_account_for_every_row(
     parts = ("kept", "held_out", "duplicates", "overlap")
     assert counts["read"] == len(train) == sum(counts[part] for part in parts) + sum(counts["rejected"].values())
     assert counts["kept"] == len(prompts)
+    if evaluation:
+        counts = summary["counts"]["eval"]
+        beyond = len(set(evaluation) - {""}) - len(held_out)
+        others = counts["duplicates"] + sum(counts["rejected"].values())
+        assert counts["read"] == len(evaluation) == counts["kept"] + others + beyond
     assert set(texts) | {p.text for p in held_out} >= set(train) - {""}
     rejected = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
     assert len(rejected) == train.count("") + evaluation.count("")
@@ -93,7 +98,8 @@ def test_at_most_half_is_held_out(tmp_path: Path) -> None:
 
 
 def test_train_is_bounded(tmp_path: Path) -> None:
-    splits.make("gsm8k", Rows(list("abcdef"), ["z"]), tmp_path, Options(train=2))
+    summary = splits.make("gsm8k", Rows(list("abcdef"), ["z"]), tmp_path, Options(train=2))
+    assert summary["counts"]["train"]["read"] == 2
     assert [p.id for p in made(tmp_path)[0]] == ["gsm8k/train/00000", "gsm8k/train/00001"]
 
 
@@ -105,6 +111,7 @@ def test_osd_keeps_duplicates_and_leaks_and_counts_them(tmp_path: Path) -> None:
     assert [p.text for p in prompts] == ["a", "c", "c", "d"]
     counts = summary["counts"]["train"]
     assert (counts["overlap"], counts["duplicates"], counts["held_out"]) == (1, 1, 2)
+    assert counts["read"] == 7 == counts["kept"] + counts["held_out"] + sum(counts["rejected"].values())
     assert len((tmp_path / "rejected.jsonl").read_text().splitlines()) == 1
 
 
