@@ -205,6 +205,10 @@ def _table(file: IO[bytes], name: str, separator: str, columns: Sequence[str]) -
 def _header(cells: Sequence[str], name: str, line: int) -> list[str]:
     """The names in a table's first row, in lower case; a table that names no column of prompts is refused, not guessed at."""
     names = [cell.strip().lower() for cell in cells]
+    if not all(map(well_formed, names)):
+        raise UserError(
+            "the names of the columns are not UTF-8", file=name, line=line, remedy="convert the file to UTF-8"
+        )
     if not SAID_IN.intersection(names):
         raise UserError(
             f"no column is called prompt, or by another known name: {excerpt(', '.join(cells))}",
