@@ -1,7 +1,9 @@
 """From a figure down to the raw data, for a run's own figures and for published ones."""
 
+import hashlib
 import json
 import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -21,7 +23,14 @@ def run(tmp_path):
     for dataset in ("spider", "gsm8k"):
         _write(
             run / "cells" / "osd_offline" / f"{dataset}.ft" / "run.json",
-            {"settings": {"dataset": dataset, "epochs": 2}, "machine": {"processor": "X", "commit": "abc"}},
+            {
+                "settings": {"dataset": dataset, "epochs": 2},
+                "machine": {"processor": "X", "commit": "abc"},
+                "inputs": {
+                    "models": {"models/target": "a" * 64},
+                    "answers": {f"answers/{dataset}.train/answers.jsonl": "b" * 64},
+                },
+            },
         )
         _write(run / "answers" / f"{dataset}.train" / "pass.json", {"sampling": {"temperature": 0.0}, "forwards": 901})
         _write(
@@ -30,10 +39,19 @@ def run(tmp_path):
         )
     _write(run / "data" / "xsum" / "summary.json", {"provenance": {"train": {"dataset": "xsum", "source": "hub"}}})
     _write(run / "cells" / "mdss_region" / "all" / "run.json", {"settings": {"points": 61}})
+    _write(
+        run / "cells" / "mdss_acceptance" / "all" / "run.json",
+        {"settings": {"datasets": ["xsum"]}, "inputs": {"pairs": {"pairs/xsum.safetensors": "c" * 64}}},
+    )
+    _write(
+        run / "pairs" / "xsum.json",
+        {"models": {"multidraft/target": "d" * 64}, "data": {"data/xsum/eval.jsonl": "e" * 64}},
+    )
     _write(run / "models" / "target" / "model.safetensors", "weights")
     _write(run / "osd_offline.csv", "a,b\n1,2\n3,4\n")
-    _write(run / "mdss_region.csv", "a\n1\n")
-    for name in ("osd_offline", "mdss_region"):
+    for name in ("mdss_region", "mdss_acceptance"):
+        _write(run / f"{name}.csv", "a\n1\n")
+    for name in ("osd_offline", "mdss_region", "mdss_acceptance"):
         _write(run / "figures" / f"{name}.pdf", f"picture of {name}")
     return run
 
@@ -46,7 +64,8 @@ def test_the_chain_reaches_the_raw_data_of_its_own_datasets(run):
         "settings.epochs = 2",
         "machine.commit = abc",
         "run      gsm8k.ft",
-        "model    target",
+        "model    models/target  sha256 aaaaaaaaaaaaaaaa",
+        "answers  answers/gsm8k.train",
         "forwards = 901",
         "raw data spider  source = generator  sha256 = ffffffffffffffff",
     ):
@@ -66,6 +85,24 @@ def test_an_exact_table_has_no_models_behind_it(run):
     assert "points = 61" in text
     assert "model " not in text
     assert "raw data" not in text
+
+
+def test_recorded_pairs_lead_to_their_own_models_and_data(run):
+    found = provenance.describe(run, "mdss_acceptance")
+    assert found["models"] == {"multidraft/target": "d" * 64}
+    assert found["pairs"] == {"pairs/xsum.safetensors": "c" * 64}
+    assert list(found["data"]) == ["xsum"]
+    assert provenance.describe(run, "osd_offline")["models"] == {"models/target": "a" * 64}
+
+
+def test_a_cell_says_what_it_was_made_of(tmp_path):
+    cell, model = tmp_path / "run" / "cells" / "osd_online" / "all", tmp_path / "run" / "models" / "target"
+    for part, text in (("1", "one"), ("2", "two")):
+        _write(model / f"{part}.safetensors", text)
+    _write(model / "model.safetensors.index.json", {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}})
+    records.write_cell(cell, pd.DataFrame({"a": [1]}), {"settings": {}}, models=[model, Path("vicuna-7b")])
+    whole = hashlib.sha256(b"onetwo").hexdigest()
+    assert records.read_json(cell / "run.json")["inputs"] == {"models": {"models/target": whole, "vicuna-7b": None}}
 
 
 def test_a_published_figure_is_traced_without_its_run(run, tmp_path):

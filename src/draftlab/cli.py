@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from draftlab.datasets import classify
+    from draftlab.distill.jobs import Folders
 
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.arg(name="")]
@@ -114,7 +115,8 @@ def data_shares(settings: Flat[experiments.Shares], *, prompts: Path, out: Path)
     from draftlab.records import Prompt, read_jsonl, write_cell
 
     rows = streams.shares_over_time(read_jsonl(prompts, Prompt), settings.group_by, settings.slices)
-    write_cell(out, pd.DataFrame(rows).assign(group_by=settings.group_by), {"settings": settings.model_dump()})
+    table = pd.DataFrame(rows).assign(group_by=settings.group_by)
+    write_cell(out, table, {"settings": settings.model_dump()}, data=[prompts])
 
 
 def data_classify(
@@ -211,7 +213,8 @@ def offline(
     """Distil drafts on recorded answers or on text of their own, then measure them on the held-out requests."""
     from draftlab.distill import jobs
 
-    _write_job(out, settings, jobs.offline(settings, jobs.Folders(answers, models, out, max_new_tokens)))
+    folders = jobs.Folders(answers, models, out, max_new_tokens)
+    _write_job(folders, settings, jobs.offline(settings, folders))
 
 
 def online(
@@ -226,14 +229,16 @@ def online(
     """Serve the stream with drafts that learn from it, and with drafts that stay as they are."""
     from draftlab.distill import jobs
 
-    _write_job(out, settings, jobs.online(settings, jobs.Folders(answers, models, out, max_new_tokens, streams)))
+    folders = jobs.Folders(answers, models, out, max_new_tokens, streams)
+    _write_job(folders, settings, jobs.online(settings, folders))
 
 
 def tokens(settings: Flat[experiments.Tokens], *, answers: Path, models: Path, max_new_tokens: int, out: Path) -> None:
     """Count by token what a draft proposes, has accepted and lacks, before and after distillation (OSD, Fig. 7)."""
     from draftlab.distill import jobs
 
-    _write_job(out, settings, jobs.tokens(settings, jobs.Folders(answers, models, out, max_new_tokens)))
+    folders = jobs.Folders(answers, models, out, max_new_tokens)
+    _write_job(folders, settings, jobs.tokens(settings, folders))
 
 
 def token_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_len: int, out: Path) -> None:
@@ -252,7 +257,8 @@ def medusa(settings: Flat[experiments.Medusa], *, answers: Path, models: Path, m
     """Compare Medusa heads on the target with a draft, before and after each learnt from what it served (OSD, Table 4)."""
     from draftlab.distill import jobs, medusa
 
-    _write_job(out, settings, medusa.medusa(settings, jobs.Folders(answers, models, out, max_new_tokens)))
+    folders = jobs.Folders(answers, models, out, max_new_tokens)
+    _write_job(folders, settings, medusa.medusa(settings, folders))
 
 
 def break_even(
@@ -261,7 +267,8 @@ def break_even(
     """Compare what updates cost with what they save, by update interval and against a larger static draft."""
     from draftlab.distill import break_even, jobs
 
-    _write_job(out, settings, break_even.break_even(settings, jobs.Folders(answers, models, out, max_new_tokens)))
+    folders = jobs.Folders(answers, models, out, max_new_tokens)
+    _write_job(folders, settings, break_even.break_even(settings, folders))
 
 
 def route(
@@ -285,14 +292,20 @@ def route(
     print(f"{facts['correct']} of {facts['requests']} requests go to their class")
 
 
-def _write_job(out: Path, job: experiments.Job, found: tuple[pd.DataFrame, dict[str, object]]) -> None:
+def _write_job(folders: Folders, job: experiments.Training, found: tuple[pd.DataFrame, dict[str, object]]) -> None:
     """Write a job's table and record, from the first process if there are several."""
     from draftlab.distill import parallel
     from draftlab.records import write_cell
 
     rows, facts = found
     if parallel.is_first():
-        write_cell(out, rows, {"settings": experiments.plain(job), **facts})
+        write_cell(
+            folders.out,
+            rows,
+            {"settings": experiments.plain(job), **facts},
+            models=[folders.models / name for name in experiments.models_of(job)],
+            answers=[folders.answers / name / "answers.jsonl" for name in experiments.passes_of(job)],
+        )
 
 
 # --- theory and multi-draft --------------------------------------------------------------------------------------
@@ -313,7 +326,8 @@ def memory_traffic(
     from draftlab import costs
     from draftlab.records import write_cell
 
-    write_cell(out, costs.memory_traffic(settings, target, draft, online), {"settings": settings.model_dump()})
+    rows = costs.memory_traffic(settings, target, draft, online)
+    write_cell(out, rows, {"settings": settings.model_dump()}, models=[target, draft], tables=[online])
 
 
 def utilisation(settings: Flat[experiments.Utilisation], *, out: Path) -> None:
@@ -358,40 +372,48 @@ def mdss_pairs(
     seed: int = 0,
     out: Path,
 ) -> None:
-    """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2) to OUT/DATASET.safetensors.
+    """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2) to OUT/DATASET.safetensors, and what they are
+    made of to OUT/DATASET.json.
 
     PROMPTS are a name and a file for each dataset. The synthetic family is written beside them.
     """
     from draftlab.multidraft import pairs
+    from draftlab.records import digests, write_json
 
     pairs.record_all(settings, target, draft, prompts, positions, seed, out)
+    for dataset, file in prompts.items():
+        write_json(out / f"{dataset}.json", digests(out.parent, models=[target, draft], data=[file]))
 
 
 def mdss_acceptance(settings: Flat[experiments.Acceptance], *, pairs: Path, out: Path) -> None:
     """Exact acceptance of multi-draft schemes on the recorded probability pairs in a folder."""
     from draftlab.multidraft import acceptance
     from draftlab.multidraft.pairs import load_all
-    from draftlab.records import write_cell
 
-    write_cell(out, acceptance.acceptance(load_all(pairs, settings), settings), {"settings": settings.model_dump()})
+    _write_on_pairs(out, settings, acceptance.acceptance(load_all(pairs, settings), settings), pairs)
 
 
 def mdss_regime(settings: Flat[experiments.Regime], *, pairs: Path, out: Path) -> None:
     """Map which scheme accepts most over target and draft temperatures and the target's entropy."""
     from draftlab.multidraft import regime
     from draftlab.multidraft.pairs import load_all
-    from draftlab.records import write_cell
 
-    write_cell(out, regime.regime(load_all(pairs, settings), settings), {"settings": settings.model_dump()})
+    _write_on_pairs(out, settings, regime.regime(load_all(pairs, settings), settings), pairs)
 
 
 def mdss_sinkhorn(settings: Flat[experiments.Sinkhorn], *, pairs: Path, out: Path) -> None:
     """Compare entropic optimal transport with the linear program, the optimum and the other schemes."""
     from draftlab.multidraft import sinkhorn
     from draftlab.multidraft.pairs import load_all
+
+    _write_on_pairs(out, settings, sinkhorn.sinkhorn(load_all(pairs, settings), settings), pairs)
+
+
+def _write_on_pairs(out: Path, settings: experiments.OnPairs, rows: pd.DataFrame, pairs: Path) -> None:
     from draftlab.records import write_cell
 
-    write_cell(out, sinkhorn.sinkhorn(load_all(pairs, settings), settings), {"settings": settings.model_dump()})
+    files = [pairs / f"{name}.safetensors" for name in settings.datasets]
+    write_cell(out, rows, {"settings": settings.model_dump()}, pairs=files)
 
 
 def mdss_live(
@@ -412,7 +434,8 @@ def mdss_live(
     from draftlab.records import write_cell
 
     models = pairs.load_models(target, draft, dtype, device)
-    write_cell(out, live.live(settings, *models, prompts), {"settings": settings.model_dump()})
+    rows = live.live(settings, *models, prompts)
+    write_cell(out, rows, {"settings": settings.model_dump()}, models=[target, draft], data=prompts.values())
 
 
 def mdss_online(
@@ -424,7 +447,13 @@ def mdss_online(
 
     passes = {topic: {split: answers / f"{topic}.{split}" for split in ("train", "eval")} for topic in settings.topics}
     rows = online_multidraft.online_multidraft(settings, target, draft, passes)
-    write_cell(out, rows.assign(mixture=settings.mixture), {"settings": settings.model_dump()})
+    write_cell(
+        out,
+        rows.assign(mixture=settings.mixture),
+        {"settings": settings.model_dump()},
+        models=[target, draft],
+        answers=[folder / "answers.jsonl" for splits in passes.values() for folder in splits.values()],
+    )
 
 
 def collect(*, rows: tuple[Path, ...], out: Path) -> None:
@@ -479,14 +508,14 @@ def latency_alpha(settings: Flat[experiments.LatencyAlpha], *, target: Path, dra
     """Measure time per token in llama.cpp at set acceptances (OSD, Tables 2 and 7)."""
     from draftlab.latency import alpha
 
-    _write_measured(out, settings, alpha.latency_alpha(settings, target, draft))
+    _write_measured(out, settings, alpha.latency_alpha(settings, target, draft), models=[target, draft])
 
 
 def latency_length(settings: Flat[experiments.LatencyLength], *, target: Path, draft: Path, out: Path) -> None:
     """Measure the speed-up in llama.cpp against the length of the answer (OSD, Table 8)."""
     from draftlab.latency import length
 
-    _write_measured(out, settings, length.latency_length(settings, target, draft))
+    _write_measured(out, settings, length.latency_length(settings, target, draft), models=[target, draft])
 
 
 def latency_requests(
@@ -495,35 +524,36 @@ def latency_requests(
     """Decode recorded requests in llama.cpp without speculation and with each of --drafts NAME FOLDER ... (OSD, Table 3)."""
     from draftlab.latency import requests
 
-    _write_measured(out, settings, requests.latency_requests(settings, target, drafts, answers))
+    measured = requests.latency_requests(settings, target, drafts, answers)
+    _write_measured(out, settings, measured, models=[target, *drafts.values()], answers=[answers])
 
 
 def latency_cost(settings: Flat[experiments.LatencyCost], *, target: Path, draft: Path, out: Path) -> None:
     """Calibrate the cost model: draft steps and verification at context lengths and batch sizes."""
     from draftlab.latency import cost
 
-    _write_measured(out, settings, cost.latency_cost(settings, target, draft))
+    _write_measured(out, settings, cost.latency_cost(settings, target, draft), models=[target, draft])
 
 
 def latency_branches(settings: Flat[experiments.LatencyBranches], *, target: Path, out: Path) -> None:
     """Measure what verifying K branches in one call costs against one branch."""
     from draftlab.latency import branches
 
-    _write_measured(out, settings, branches.latency_branches(settings, target))
+    _write_measured(out, settings, branches.latency_branches(settings, target), models=[target])
 
 
 def latency_update(settings: Flat[experiments.LatencyUpdate], *, target: Path, draft: Path, out: Path) -> None:
     """Measure one update of the draft against the requests between two updates (OSD, Table 9)."""
     from draftlab.latency import update
 
-    _write_measured(out, settings, update.latency_update(settings, target, draft))
+    _write_measured(out, settings, update.latency_update(settings, target, draft), models=[target, draft])
 
 
 def latency_null(settings: Flat[experiments.LatencyNull], *, target: Path, out: Path) -> None:
     """Compare plain decoding with itself many times: the noise floor, and how often a winner is named."""
     from draftlab.latency import noise
 
-    _write_measured(out, settings, noise.latency_null(settings, target))
+    _write_measured(out, settings, noise.latency_null(settings, target), models=[target])
 
 
 def latency_interference(
@@ -532,15 +562,18 @@ def latency_interference(
     """Measure serving while the draft trains on another core, and while it does not."""
     from draftlab.latency import interference
 
-    _write_measured(out, settings, interference.latency_interference(settings, target, draft))
+    _write_measured(out, settings, interference.latency_interference(settings, target, draft), models=[target, draft])
 
 
 def _write_measured(
-    out: Path, settings: experiments.Settings, measured: tuple[pd.DataFrame, dict[str, object]]
+    out: Path,
+    settings: experiments.Settings,
+    measured: tuple[pd.DataFrame, dict[str, object]],
+    **inputs: Iterable[Path],
 ) -> None:
     from draftlab.records import write_cell
 
-    write_cell(out, measured[0], {"settings": settings.model_dump(), **measured[1]})
+    write_cell(out, measured[0], {"settings": settings.model_dump(), **measured[1]}, **inputs)
 
 
 # --- figures, tables, claims, report -----------------------------------------------------------------------------

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftlab import published, records
+from draftlab import records
 from draftlab.errors import UserError
-from draftlab.experiments import load_experiment
 
 RECORD = "provenance.json"
-WITHOUT_MODELS = ("speedup_theory", "utilisation", "region", "cone")
+DIGESTED = ("tables", "pairs", "models")
+"""Inputs of a table of which a digest says everything."""
 
 
 def trace(figure: Path) -> Iterator[str]:
@@ -46,22 +46,22 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
     cells = {
         path.parent.name: records.read_json(path) for path in sorted((run / "cells" / experiment).glob("*/run.json"))
     }
+    inputs: dict[str, dict[str, str | None]] = {kind: {} for kind in ("models", "tables", "pairs", "answers", "data")}
+    for record in cells.values():
+        _merge(inputs, record.pop("inputs", {}))
+    for name in list(inputs["pairs"]):
+        _merge(inputs, records.read_json((run / name).with_suffix(".json")))
+    answered = [Path(name).parent for name in sorted(inputs["answers"])]
+    datasets = {folder.name.split(".")[0] for folder in answered} | {Path(name).parts[1] for name in inputs["data"]}
     common, varied = split_common([{"cell": cell} | flatten(record) for cell, record in cells.items()])
-    datasets = sorted({str(name) for record in cells.values() for name in _datasets(record)})
-    homes = sorted({run / record.get("settings", {}).get("pair", "") for record in cells.values()}) or [run]
     return {
         "table": {"sha256": _digest(table), "rows": sum(1 for _ in table.open(encoding="utf-8")) - 1},
         "common": common,
         "cells": varied,
-        "models": _models(run, homes, experiment),
-        "answers": {
-            _name(run, path): records.read_json(path)
-            for home in homes
-            for path in _below(home, "answers", datasets, "pass.json")
-        },
+        **{kind: dict(sorted(inputs[kind].items())) for kind in DIGESTED},
+        "answers": {str(folder): records.read_json(run / folder / "pass.json") for folder in answered},
         "data": {
-            path.parent.name: records.read_json(path)["provenance"]
-            for path in _below(run, "data", datasets, "summary.json")
+            name: records.read_json(run / "data" / name / "summary.json")["provenance"] for name in sorted(datasets)
         },
     }
 
@@ -80,8 +80,9 @@ def lines(found: Mapping[str, Any], table: Path) -> Iterator[str]:
     for cell in found["cells"]:
         own = "  ".join(f"{key} = {_words(value)}" for key, value in cell.items() if key != "cell")
         yield f"run      {cell['cell']}  {own}".rstrip()
-    for name, digest in found["models"].items():
-        yield f"model    {name}  sha256 {digest[:16]}"
+    for kind in DIGESTED:
+        for name, digest in found.get(kind, {}).items():
+            yield f"{kind.removesuffix('s'):8} {name}  " + (f"sha256 {digest[:16]}" if digest else "random weights")
     for name, answers in found["answers"].items():
         yield f"answers  {name}  " + "  ".join(f"{key} = {_words(value)}" for key, value in flatten(answers).items())
     for dataset, splits in found["data"].items():
@@ -111,28 +112,9 @@ def split_common(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], lis
     )
 
 
-def _datasets(run: Mapping[str, Any]) -> list[Any]:
-    settings = run.get("settings", {})
-    return [name for name in (settings.get("dataset"), *settings.get("of", [])) if name]
-
-
-def _models(run: Path, homes: Sequence[Path], experiment: str) -> dict[str, str]:
-    path = published.FOLDER.parent / "experiments" / f"{experiment}.yaml"
-    if path.exists() and load_experiment(path).stage in WITHOUT_MODELS:
-        return {}
-    found = [path for home in homes for path in sorted((home / "models").glob("*/model.safetensors"))]
-    return {_name(run, path): _digest(path) for path in found}
-
-
-def _name(run: Path, path: Path) -> str:
-    """The folder of a model or of recorded answers; those of another pair than the run's own carry its name."""
-    pair, _, _ = path.parent.parent.relative_to(run).as_posix().rpartition("/")
-    return f"{pair} {path.parent.name}".lstrip()
-
-
-def _below(run: Path, folder: str, datasets: Sequence[str], file: str) -> list[Path]:
-    """``folder/<dataset>[.split]/file`` of the datasets of an experiment."""
-    return [path for path in sorted((run / folder).glob(f"*/{file}")) if path.parent.name.split(".")[0] in datasets]
+def _merge(inputs: Mapping[str, dict[str, str | None]], others: Mapping[str, Mapping[str, str | None]]) -> None:
+    for kind, files in others.items():
+        inputs[kind].update(files)
 
 
 def _words(value: Any) -> str:

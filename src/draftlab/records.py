@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -181,14 +182,37 @@ def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
         raise UserError(f"not UTF-8: {error.reason}", file=path, remedy="delete the file and run again") from None
 
 
-def write_cell(folder: Path | str, rows: pd.DataFrame, run: Mapping[str, Any]) -> None:
-    """Write one cell of an experiment: ``rows.csv`` (observations) and ``run.json`` (``run`` with the machine's facts)."""
+def write_cell(folder: Path | str, rows: pd.DataFrame, run: Mapping[str, Any], **inputs: Iterable[Path]) -> None:
+    """Write one cell of an experiment: ``rows.csv`` (observations) and ``run.json`` (``run``, the machine's facts, and digests of the
+    ``inputs`` by kind: models, answers, data, ...)."""
     folder = Path(folder)
     if rows.empty:
         raise UserError("no rows were measured", file=folder, remedy="give the cell at least one request")
     with atomic_path(folder / "rows.csv") as temporary:
         rows.to_csv(temporary, index=False, lineterminator="\n")
-    write_json(folder / "run.json", {"draftlab": __version__, "code": _code(), **run, "machine": machine()})
+    facts = {"draftlab": __version__, "code": _code(), **run, "inputs": digests(folder / "../../..", **inputs)}
+    write_json(folder / "run.json", facts | {"machine": machine()})
+
+
+def digests(run: Path, **inputs: Iterable[Path]) -> dict[str, dict[str, str | None]]:
+    """Kind -> name below the folder of a ``run`` -> SHA-256; the name of an architecture, which is no file, has none."""
+    return {
+        kind: {os.path.relpath(path, run) if path.exists() else str(path): _digest(path) for path in sorted(paths)}
+        for kind, paths in inputs.items()
+    }
+
+
+def _digest(path: Path) -> str | None:
+    """Of a file, or of the weights in a model's folder."""
+    from draftlab.models.files import weight_files
+
+    if not path.exists():
+        return None
+    found = hashlib.sha256()
+    for part in weight_files(path) if path.is_dir() else [path]:
+        with part.open("rb") as file:
+            hashlib.file_digest(file, lambda: found)
+    return found.hexdigest()
 
 
 def _code() -> str:

@@ -138,7 +138,8 @@ def _section(table: Path, results: Path, scale: str, claims: Sequence[Mapping[st
     runs = [
         (path.parent.name, records.read_json(path)) for path in sorted((results / "cells" / name).glob("*/run.json"))
     ]
-    common, varied = split_common([{"cell": cell} | flatten(run) for cell, run in runs])
+    about_cells = [{key: value for key, value in run.items() if key != "inputs"} | {"cell": cell} for cell, run in runs]
+    common, varied = split_common([flatten(cell) for cell in about_cells])
     return Section(
         id=name,
         paper=about.paper if about else "beyond",

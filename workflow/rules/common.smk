@@ -89,26 +89,17 @@ def max_new_tokens(wildcards):
 
 def passes_of_job(wildcards):
     """Input function: every recorded pass that a variant of this cell reads."""
-    return sorted(
-        {
-            f"{home(wildcards)}/answers/{experiments.pass_name(dataset, split, variant.temperature)}/answers.jsonl"
-            for _, variant in experiments.variants(job(wildcards))
-            for dataset in variant.datasets
-            for split in ("train", "eval")
-        }
-    )
+    return [
+        f"{home(wildcards)}/answers/{name}/answers.jsonl"
+        for name in experiments.passes_of(job(wildcards))
+    ]
 
 
 def models_of_job(wildcards):
     """Input function: the drafts of this cell's variants, and the target."""
-    drafts = {
-        name
-        for _, variant in experiments.variants(job(wildcards))
-        for name in (variant.draft, getattr(variant, "larger", variant.draft))
-    }
     return [
         f"{home(wildcards)}/models/{model}/config.json"
-        for model in ["target", *sorted(drafts)]
+        for model in experiments.models_of(job(wildcards))
     ]
 
 

@@ -73,6 +73,7 @@ rule pairs:
             f"results/{{run}}/pairs/{dataset}.safetensors" for dataset in PAIR.datasets
         ],
         synthetic="results/{run}/pairs/synthetic.safetensors",
+        made_of=[f"results/{{run}}/pairs/{dataset}.json" for dataset in PAIR.datasets],
     log:
         "results/{run}/logs/pairs.log",
     benchmark:

@@ -1,6 +1,6 @@
 """What a run is made of: scales, experiments, their cells, and each cell's command line. Free of torch: the Snakefile imports it."""
 
-from draftlab.experiments.command_line import flags, stream_flags, stream_parts, words
+from draftlab.experiments.command_line import flags, models_of, pass_name, passes_of, stream_flags, stream_parts, words
 from draftlab.experiments.digests import code_digest
 from draftlab.experiments.grids import combinations, plain, refused, variants
 from draftlab.experiments.plan import (
@@ -12,7 +12,6 @@ from draftlab.experiments.plan import (
     Size,
     load_experiment,
     load_run,
-    pass_name,
 )
 from draftlab.experiments.scales import (
     Answers,
@@ -129,7 +128,9 @@ __all__ = [
     "flags",
     "load_experiment",
     "load_run",
+    "models_of",
     "pass_name",
+    "passes_of",
     "plain",
     "refused",
     "stream_flags",

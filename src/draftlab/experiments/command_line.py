@@ -8,8 +8,8 @@ from typing import Any
 
 from draftlab.datasets import streams
 from draftlab.experiments.grids import variants
-from draftlab.experiments.scales import Settings
-from draftlab.experiments.stages import Online
+from draftlab.experiments.scales import Dataset, Settings
+from draftlab.experiments.stages import Online, Training
 
 
 def flags(settings: Settings, **paths: Any) -> list[str]:
@@ -34,6 +34,24 @@ def words(values: Mapping[str, Any]) -> list[str]:
         else:
             found += [name, str(value)]
     return found
+
+
+def models_of(job: Training) -> list[str]:
+    """The models that the variants of a job open, as folders below ``models/``: the target first."""
+    found = [variant for _, variant in variants(job)]
+    return ["target", *sorted({name for own in found for name in (own.draft, getattr(own, "larger", own.draft))})]
+
+
+def passes_of(job: Training) -> list[str]:
+    """The recorded answers that the variants of a job read, as folders below ``answers/``."""
+    found = [variant for _, variant in variants(job)]
+    every = [(own, dataset, split) for own in found for dataset in own.datasets for split in ("train", "eval")]
+    return sorted({pass_name(dataset, split, own.temperature) for own, dataset, split in every})
+
+
+def pass_name(dataset: Dataset, split: str, temperature: float = 0.0) -> str:
+    """The folder of a recorded pass below ``answers/``: one per dataset, split and temperature."""
+    return f"{dataset}.{split}" + (f".t{temperature:g}" if temperature else "")
 
 
 def stream_parts(job: Online) -> list[str]:

@@ -35,11 +35,11 @@ S = TypeVar("S", bound=BaseModel)
 J = TypeVar("J", bound=Job)
 
 
-def variants(job: J, where: Place = Place("inner")) -> list[tuple[dict[str, Any], J]]:  # noqa: B008 (frozen)
+def variants(job: J, where: Place | None = None) -> list[tuple[dict[str, Any], J]]:
     """The runs inside one job: the columns that tell them apart, and the settings of each; an error names ``where``."""
     base = job.model_dump(exclude={"inner"})
     return [
-        (json.loads(job.labels) | labels, validated(type(job), base | fields, where))
+        (json.loads(job.labels) | labels, validated(type(job), base | fields, where or Place("inner")))
         for labels, fields in combinations(json.loads(job.inner))
     ]
 

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 from draftlab.datasets import registry
 from draftlab.errors import UserError
 from draftlab.experiments.grids import combinations, validated, variants
-from draftlab.experiments.scales import Answers, Dataset, Recipe, Scale, ScaleSettings, Settings, Template
+from draftlab.experiments.scales import Answers, Recipe, Scale, ScaleSettings, Settings, Template
 from draftlab.experiments.stages import STAGES, Axis, Engine, Job, Live, OnPairs, Training
 from draftlab.yaml_files import Place, read_yaml
 
@@ -357,8 +357,3 @@ def _needed(experiment: Experiment, run: RunConfig) -> set[str]:
         for cell in cells
     )
     return {dataset for datasets in named for dataset in datasets if dataset}
-
-
-def pass_name(dataset: Dataset, split: str, temperature: float = 0.0) -> str:
-    """The folder of a recorded pass below ``answers/``: one per dataset, split and temperature."""
-    return f"{dataset}.{split}" + (f".t{temperature:g}" if temperature else "")
