@@ -410,6 +410,9 @@ def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
         assert {cell.pair for cell in run.cells(name).values()} == {"t5"}
     assert (run.home(""), run.home("t5")) == ("results/paper", "results/paper/t5")
     assert (run.answers("").template, run.answers("t5").template) == ("vicuna_v1.1", "plain")
+    assert run.answers("multidraft").template == "plain"
+    vicuna = experiments.load_run({"scale": "paper", "template": "vicuna_short"}, WORKFLOW)
+    assert [vicuna.answers(pair).template for pair in ("", "multidraft", "t5")] == ["vicuna_short"] * 2 + ["plain"]
     t5 = run.settings.t5
     assert t5.target.model == "google/flan-t5-xl"
     assert [t5.draft.model, *(recipe.model for recipe in t5.drafts.values())] == [

@@ -57,7 +57,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wor
 ANSWER = "answer --target models/target --prompts prompts.jsonl --requests 4 --max-new-tokens 4 --out out"
 TRAIN = (
     "pretrain target --prompts prompts.jsonl --tokenizer models/target --out out --vocabulary 320 --hidden 16 --layers 1 "
-    "--heads 2 --ffn 32 --context 64 --steps 2 --batch 4 --documents 10"
+    "--heads 2 --ffn 32 --context 64 --steps 2 --batch 4 --documents 10 --template plain"
 )
 VIEW = "token-view --before models/draft --after models/draft --answers answers/toy.eval --dataset toy --draft-len 3 --out out"
 EXPORT = "gguf export --model models/target --out out"

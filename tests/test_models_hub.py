@@ -86,7 +86,7 @@ def test_a_chat_template_in_a_file_of_its_own_comes_along(opt: Path, tmp_path: P
     """Where transformers 5 saves it; ``template=own`` reads it from the model's folder."""
     (opt / "chat_template.jinja").write_text("{% for m in messages %}</s>{{ m.role }}: {{ m.content }}{% endfor %}")
     recipe = experiments.Recipe(model=str(opt))
-    cli.pretrain_target(recipe, prompts=(), tokenizer=tmp_path, out=tmp_path / "copy")
+    cli.pretrain_target(recipe, prompts=(), tokenizer=tmp_path, template="own", out=tmp_path / "copy")
     words = load_tokenizer(tmp_path / "copy")
     assert words.encode_prompt(TEXT, "own") == [2, *words.encode(f"user: {TEXT}")]
 

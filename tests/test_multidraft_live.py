@@ -145,7 +145,7 @@ def tables(tmp_path_factory):
         schemes=["plain", "single", "k_seq", "importance_truncated", "k_seq+block"], num_drafts=[2, 3], draft_len=2,
         draft_temperature=[1.0, 1.5], lp_threshold=[2, 5], requests=6, batch=2, max_new_tokens=8, quality=True,
     )  # fmt: skip
-    return settings, live(settings, target, near(target, 0.1), tokenizer, {"toy": folder / "eval.jsonl"})
+    return settings, live(settings, target, near(target, 0.1), tokenizer, {"toy": folder / "eval.jsonl"}, "plain")
 
 
 def test_every_contender_is_there_once_and_answers_every_request_that_fits(tables):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -24,6 +25,18 @@ def run(checkout, rule, *targets):
     """Make targets with one rule alone: an input that it would have to make itself is an error."""
     snakemake(checkout, "--allowed-rules", rule, "--config", "scale=laptop", "--", *targets, cores=1)
     return [(checkout / target).read_text() for target in targets]
+
+
+def test_a_template_is_that_of_all_who_read_prompts(checkout):
+    words = ["-n", "-p", "--config", "scale=smoke", "template=plain", "--"]
+    said = snakemake(
+        checkout, *words, *(f"results/smoke/{name}.csv" for name in ("mdss_drafts", "mdss_acceptance", "osd_online"))
+    )
+    commands = re.findall(
+        r"draftlab (pretrain target|pretrain draft|mdss pairs|mdss live|answer) (.*?) --out", said, re.S
+    )
+    assert len({verb for verb, _ in commands}) == 5
+    assert all("--template plain" in words for _, words in commands)
 
 
 def test_speedup_theory_and_collect_make_the_published_table(checkout):

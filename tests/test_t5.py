@@ -188,13 +188,17 @@ def test_a_t5_is_made_by_the_trainer_of_every_small_model(tmp_path: Path) -> Non
     pretrain.make_tokenizer([file], recipe, tmp_path / "tokenizer")
     losses = {}
     for steps in (1, 60):
-        pretrain.make_target([file], tmp_path / "tokenizer", recipe.model_copy(update={"steps": steps}), tmp_path / "t")
+        pretrain.make_target(
+            [file], tmp_path / "tokenizer", recipe.model_copy(update={"steps": steps}), "plain", tmp_path / "t"
+        )
         model, tokenizer = load_model(tmp_path / "t"), load_tokenizer(tmp_path / "t")
         answer = tokenizer.encode(" one two 7")
-        logits = model.answer_logits([tokenizer.encode_prompt("count to 7")], [answer]).detach().log_softmax(-1)
+        logits = (
+            model.answer_logits([tokenizer.encode_prompt("count to 7", "plain")], [answer]).detach().log_softmax(-1)
+        )
         losses[steps] = -float(logits[range(len(answer)), answer].mean())
     assert losses[60] < losses[1] - 1
-    pretrain.make_draft(tmp_path / "tokenizer", recipe, tmp_path / "draft")
+    pretrain.make_draft(tmp_path / "tokenizer", recipe, "plain", tmp_path / "draft")
     assert json.loads((tmp_path / "draft/config.json").read_text())["architectures"] == ["T5ForConditionalGeneration"]
 
 

@@ -35,7 +35,7 @@ def test_any_text_survives_the_round_trip(trained: Tokenizer, text: str) -> None
 
 
 def test_prompt_is_bos_and_the_template(trained: Tokenizer) -> None:
-    ids = trained.encode_prompt("How many?")
+    ids = trained.encode_prompt("How many?", "vicuna_short")
     assert ids == [BOS, *trained.encode("USER: How many? ASSISTANT:")]
     assert trained.encode_prompt("How many?", "plain") == [BOS, *trained.encode("How many?")]
     with pytest.raises(UserError, match="unknown chat template 'alpaca'"):
@@ -50,7 +50,7 @@ def test_numbers_and_words_never_share_a_token(trained: Tokenizer) -> None:
 def test_special_tokens_in_user_text_stay_text(trained: Tokenizer, tmp_path: Path, shared: Path) -> None:
     again = load_tokenizer(save(trained, tmp_path / "model"))
     for tokenizer in (trained, again, load_tokenizer(shared / "models/stories260K/hf")):
-        ids = tokenizer.encode_prompt("ignore </s> and <s><unk><pad>")
+        ids = tokenizer.encode_prompt("ignore </s> and <s><unk><pad>", "vicuna_short")
         assert ids[0] == BOS
         assert {*ids[1:]}.isdisjoint({0, 1, 2} if tokenizer is not trained else {0, 1, 2, 3})
         assert "</s>" in tokenizer.decode(ids)
@@ -62,8 +62,8 @@ def test_saved_tokenizer_is_the_same_here_and_in_transformers(trained: Tokenizer
     again, hub = load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
     assert again.eos_ids == (EOS,)
     for text in TEXTS[:2]:
-        assert again.encode_prompt(text) == trained.encode_prompt(text)
-        assert hub(f"USER: {text} ASSISTANT:").input_ids == trained.encode_prompt(text)
+        assert again.encode_prompt(text, "vicuna_short") == trained.encode_prompt(text, "vicuna_short")
+        assert hub(f"USER: {text} ASSISTANT:").input_ids == trained.encode_prompt(text, "vicuna_short")
     assert hub.eos_token_id == EOS
 
 

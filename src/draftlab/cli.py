@@ -166,20 +166,32 @@ def pretrain_tokenizer(recipe: Flat[experiments.Recipe], *, prompts: tuple[Path,
     pretrain.make_tokenizer(prompts, recipe, out)
 
 
-def pretrain_target(recipe: Flat[experiments.Recipe], *, prompts: tuple[Path, ...], tokenizer: Path, out: Path) -> None:
+def pretrain_target(
+    recipe: Flat[experiments.Recipe],
+    *,
+    prompts: tuple[Path, ...],
+    tokenizer: Path,
+    template: experiments.Template,
+    out: Path,
+) -> None:
     """Make the target: train it on reference answers, or fetch the one that --model names."""
     from draftlab import pretrain
 
-    pretrain.make_target(prompts, tokenizer, recipe, out)
+    pretrain.make_target(prompts, tokenizer, recipe, template, out)
 
 
 def pretrain_draft(
-    recipe: Flat[experiments.Recipe], *, tokenizer: Path, out: Path, prompts: tuple[Path, ...] = ()
+    recipe: Flat[experiments.Recipe],
+    *,
+    tokenizer: Path,
+    template: experiments.Template,
+    out: Path,
+    prompts: tuple[Path, ...] = (),
 ) -> None:
     """Make the draft: train it on reference answers, on public text where there are none, or fetch the one that --model names."""
     from draftlab import pretrain
 
-    pretrain.make_draft(tokenizer, recipe, out, prompts)
+    pretrain.make_draft(tokenizer, recipe, template, out, prompts)
 
 
 # --- answers and distillation ------------------------------------------------------------------------------------
@@ -422,6 +434,7 @@ def mdss_live(
     target: Path,
     draft: Path,
     prompts: dict[str, Path],
+    template: experiments.Template,
     dtype: Literal["float32", "bfloat16"] = "float32",
     device: Literal["cpu", "cuda"] = "cpu",
     out: Path,
@@ -434,7 +447,7 @@ def mdss_live(
     from draftlab.records import write_cell
 
     models = pairs.load_models(target, draft, dtype, device)
-    rows = live.live(settings, *models, prompts)
+    rows = live.live(settings, *models, prompts, template)
     write_cell(out, rows, {"settings": settings.model_dump()}, models=[target, draft], data=prompts.values())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -50,13 +51,13 @@ def make_tokenizer(prompts: Sequence[Path], target: experiments.Recipe, out: Pat
         write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0})
 
 
-def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: experiments.Recipe, out: Path) -> None:
-    """Write the target: the model that the recipe names, or a small one trained on the reference answers."""
+def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: experiments.Recipe, template: str, out: Path) -> None:
+    """Write the target: the model that the recipe names, or a small one trained on the reference answers to prompts in ``template``."""
     if recipe.model:
         hub.copy_model(recipe.model, out)
         return
     words = load_tokenizer(tokenizer)
-    examples = _answered(prompts, words)
+    examples = _answered(prompts, words, template)
     if not examples:
         raise UserError(
             "no prompt has a reference answer",
@@ -66,7 +67,9 @@ def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: experiments.Re
     _train(examples, words, recipe, out, "target")
 
 
-def make_draft(tokenizer: Path, recipe: experiments.Recipe, out: Path, prompts: Sequence[Path] = ()) -> None:
+def make_draft(
+    tokenizer: Path, recipe: experiments.Recipe, template: str, out: Path, prompts: Sequence[Path] = ()
+) -> None:
     """Write the draft: the model that the recipe names, or a small one trained on the reference answers of ``prompts``, and without any
     on unpaired public text."""
     words = load_tokenizer(tokenizer)
@@ -74,17 +77,17 @@ def make_draft(tokenizer: Path, recipe: experiments.Recipe, out: Path, prompts: 
         hub.copy_model(recipe.model, out)
         check_same_tokenizer(words, load_tokenizer(out))
         return
-    examples = _answered(prompts, words) or [
+    examples = _answered(prompts, words, template) or [
         Example(words.encode_prompt("", "plain"), [*words.encode(text), words.eos_ids[0]])
         for text in generators.public_documents(recipe.documents, recipe.seed)
     ]
     _train(examples, words, recipe, out, "draft")
 
 
-def _answered(prompts: Sequence[Path], words: Tokenizer) -> list[Example]:
+def _answered(prompts: Sequence[Path], words: Tokenizer, template: str) -> list[Example]:
     """The prompts that have a reference answer, with it."""
     return [
-        Example(words.encode_prompt(record.text), [*words.encode(f" {record.reference}"), words.eos_ids[0]])
+        Example(words.encode_prompt(record.text, template), [*words.encode(f" {record.reference}"), words.eos_ids[0]])
         for path in prompts
         for record in read_jsonl(path, Prompt)
         if record.reference
@@ -114,7 +117,7 @@ def _train(
         optimizer=training.adamw(model, betas=(0.9, 0.98), weight_decay=0.01),
         label=label,
         checkpoint=out.parent / f".{out.name}.checkpoint.safetensors",
-        identity=f"{recipe!r} {experiments.code_digest(__name__)}",
+        identity=f"{recipe!r} {sha256(repr(kept).encode()).hexdigest()} {experiments.code_digest(__name__)}",
     )
     with atomic_dir(out) as folder:
         model.save(folder)

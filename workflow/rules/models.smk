@@ -52,7 +52,9 @@ rule target:
     resources:
         **resources_of("target"),
     params:
-        recipe=experiments.flags(RUN.settings.target),
+        recipe=experiments.flags(
+            RUN.settings.target, template=RUN.settings.answers.template
+        ),
         tokenizer=subpath(input.tokenizer, parent=True),
         out=subpath(output.model, parent=True),
         code=code("pretrain"),
@@ -87,7 +89,9 @@ rule draft:
     resources:
         **resources_of("draft"),
     params:
-        recipe=lambda wildcards: experiments.flags(RUN.drafts[wildcards.draft]),
+        recipe=lambda wildcards: experiments.flags(
+            RUN.drafts[wildcards.draft], template=RUN.settings.answers.template
+        ),
         tokenizer=subpath(input.tokenizer, parent=True),
         out=subpath(output.model, parent=True),
         code=code("pretrain"),

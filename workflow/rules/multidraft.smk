@@ -7,6 +7,7 @@ results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}
 """
 
 PAIR = RUN.settings.multidraft
+PAIR_ANSWERS = RUN.answers("multidraft")
 PAIR_PROMPTS = [
     f"results/{RUN.name}/data/{dataset}/prompts.jsonl" for dataset in PAIR.datasets
 ]
@@ -38,7 +39,7 @@ use rule target as multidraft_target with:
     resources:
         **resources_of("multidraft_target"),
     params:
-        recipe=experiments.flags(PAIR.target),
+        recipe=experiments.flags(PAIR.target, template=PAIR_ANSWERS.template),
     message:
         "Make the target of the multi-draft experiments"
 
@@ -54,7 +55,7 @@ use rule draft as multidraft_draft with:
     benchmark:
         "results/{run}/benchmarks/multidraft/draft.tsv"
     params:
-        recipe=experiments.flags(PAIR.draft),
+        recipe=experiments.flags(PAIR.draft, template=PAIR_ANSWERS.template),
     message:
         "Make the draft of the multi-draft experiments"
 
@@ -84,7 +85,7 @@ rule pairs:
     resources:
         **resources_of("pairs"),
     params:
-        settings=experiments.flags(RUN.settings.answers),
+        settings=experiments.flags(PAIR_ANSWERS),
         prompts=held_out_prompts(PAIR.datasets),
         positions=DATA.pairs,
         seed=DATA.seed,
@@ -196,8 +197,9 @@ rule live:
         prompts=lambda wildcards: held_out_prompts(cell_setting("datasets")(wildcards)),
         target=subpath(input.target, parent=True),
         draft=subpath(input.draft, parent=True),
-        dtype=RUN.settings.answers.dtype,
-        device=RUN.settings.answers.device,
+        template=PAIR_ANSWERS.template,
+        dtype=PAIR_ANSWERS.dtype,
+        device=PAIR_ANSWERS.device,
         out=subpath(output.rows, parent=True),
         code=code("multidraft.live"),
     message:
@@ -208,6 +210,7 @@ rule live:
             --prompts {params.prompts:q} \
             --target {params.target:q} \
             --draft {params.draft:q} \
+            --template {params.template:q} \
             --dtype {params.dtype:q} \
             --device {params.device:q} \
             --out {params.out:q} \

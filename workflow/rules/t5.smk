@@ -36,7 +36,7 @@ use rule target as t5_target with:
     benchmark:
         "results/{run}/benchmarks/t5/target.tsv"
     params:
-        recipe=experiments.flags(T5.target),
+        recipe=experiments.flags(T5.target, template=RUN.answers("t5").template),
     message:
         "Make the T5 target"
 
@@ -54,7 +54,9 @@ use rule draft as t5_draft with:
     wildcard_constraints:
         draft="|".join(T5_DRAFTS),
     params:
-        recipe=lambda wildcards: experiments.flags(T5_DRAFTS[wildcards.draft]),
+        recipe=lambda wildcards: experiments.flags(
+            T5_DRAFTS[wildcards.draft], template=RUN.answers("t5").template
+        ),
     message:
         "Make the T5 draft {wildcards.draft}"
 

@@ -220,7 +220,7 @@ class Run(Settings):
 
     def answers(self, pair: str) -> Answers:
         """How the target of a pair answers."""
-        return (self.settings.t5.answers if pair == "t5" else None) or self.settings.answers
+        return (getattr(self.settings, pair).answers if pair else None) or self.settings.answers
 
     def of_stage(self, *stages: str) -> list[str]:
         """Names of the experiments of these stages that exist at this scale, asked for or not: one may need another's drafts."""
@@ -282,8 +282,9 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
             )
             settings = _with(settings.model_copy(update=mine), multidraft=its)
     if run.template:
-        answers = settings.answers.model_copy(update={"template": run.template})
-        settings = settings.model_copy(update={"answers": answers})
+        settings = _with(settings, answers={"template": run.template})
+        if answers := settings.multidraft.answers:
+            settings = _with(settings, multidraft={"answers": answers.model_copy(update={"template": run.template})})
     every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
     held = [*settings.data.datasets, *settings.data.extra, *settings.t5.datasets, *settings.multidraft.datasets]
     wanted = _wanted(run, every, held)

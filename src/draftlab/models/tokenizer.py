@@ -36,7 +36,7 @@ class Tokenizer:
         """Ids of ``text`` alone: no bos, and nothing in the text becomes a special token."""
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
-    def encode_prompt(self, text: str, template: str = "vicuna_short") -> list[int]:
+    def encode_prompt(self, text: str, template: str) -> list[int]:
         """Ids of one user turn in a chat template (``datasets.conversations.render``), with the specials that the model's own
         convention adds (bos for Llama, eos for T5). Special tokens count in the template's own words alone: ``</s>`` in
         the user's text stays text."""

@@ -73,8 +73,9 @@ def live(
     draft: LanguageModel,
     tokenizer: Tokenizer,
     prompts: Mapping[str, Path],
+    template: str,
 ) -> pd.DataFrame:
-    """Decode the held-out requests of each dataset with every contender.
+    """Decode the held-out requests of each dataset, in a chat ``template``, with every contender.
 
     Contenders take turns on each batch of requests, so a machine that slows down slows all of them. One row per contender and request: its
     columns, ``dataset, request, batch, drafted, visited, accepted, emitted, blocks`` (target calls), and its share of the batch's
@@ -83,7 +84,9 @@ def live(
     every = contenders(settings)
     generators = {c: torch.Generator(target.device).manual_seed(settings.seed) for c in every}
     batches = [
-        (dataset, batch) for dataset, file in prompts.items() for batch in _batches(file, settings, target, tokenizer)
+        (dataset, batch)
+        for dataset, file in prompts.items()
+        for batch in _batches(file, settings, target, tokenizer, template)
     ]
     frames = []
     _decode(every[0], batches[0][1][:2], settings, target, draft, tokenizer, generators[every[0]])  # warm-up
@@ -106,11 +109,13 @@ class _Request:
     reference: str | None
 
 
-def _batches(file: Path, settings: Live, target: LanguageModel, tokenizer: Tokenizer) -> Iterator[list[_Request]]:
+def _batches(
+    file: Path, settings: Live, target: LanguageModel, tokenizer: Tokenizer, template: str
+) -> Iterator[list[_Request]]:
     """The first requests that fit the context, in batches."""
     room = target.context_len - settings.max_new_tokens - 2 * settings.draft_len
     encoded = (
-        (number, tokenizer.encode_prompt(prompt.text), prompt.reference)
+        (number, tokenizer.encode_prompt(prompt.text, template), prompt.reference)
         for number, prompt in enumerate(read_jsonl(file, Prompt))
     )
     fitting = (_Request(*request) for request in encoded if len(request[1]) <= room)
