@@ -1,5 +1,7 @@
 """The last lines of a run: they follow its tables, and answer whether an adapted draft pays."""
 
+import re
+
 import pytest
 
 from draftlab import report, summary, theory
@@ -37,6 +39,21 @@ def test_an_experiment_that_did_not_run_has_no_line(run):
     assert len(list(summary.headlines(run))) == 3
     (run / "osd_latency_dataset.csv").unlink()
     assert [line.split()[0] for line in summary.lines(run)] == ["Offline", "Online", "Report", "Tables", "Figures"]
+
+
+def test_no_scheme_is_said_to_accept_more_than_the_optimum_of_its_kind(run):
+    """RRS draws without replacement, paths count something else, and the synthetic laws are no text."""
+    table = TABLES["mdss_acceptance"]()
+    table.loc[(table["scheme"] == "rrs") | (table["dataset"] == "synthetic"), "acceptance_sum"] *= 1.2
+    table.to_csv(run / "mdss_acceptance.csv", index=False)
+    said = next(line for line in summary.headlines(run) if line.startswith("Drafts"))
+    assert said.startswith("Drafts   accepted with 2 drafts at temperature 1: optimal ")
+    found = {name: float(value) for name, value in re.findall(r"(\w+) ([\d.]+) \[", said)}
+    assert list(found) == ["optimal", "importance_truncated", "k_seq", "specinfer", "single"]
+    assert max(found.values()) == found["optimal"]
+    texts = table[(table["dataset"] != "synthetic") & (table["draft_temperature"] == 1.0) & (table["num_drafts"] == 2)]
+    best = texts[texts["scheme"] == "optimal"][["acceptance_sum", "positions"]].sum()
+    assert found["optimal"] == pytest.approx(best["acceptance_sum"] / best["positions"], abs=5e-4)
 
 
 def test_a_page_on_your_own_prompts_begins_with_the_answer(run):
