@@ -402,6 +402,14 @@ def test_a_loss_reaches_distillation_and_not_pretraining():
     assert not reads_losses("draftlab.answers")
 
 
+def test_what_a_run_was_given_plans_it_again(tmp_path):
+    given = {"scale": "smoke", "raw": str(tmp_path), "name": "mine", "experiments": "osd_online"}
+    run = experiments.load_run(given, WORKFLOW)
+    again = experiments.load_run(dict(word.split("=", 1) for word in run.given), WORKFLOW)
+    assert again == run
+    assert experiments.load_run({}, WORKFLOW).given == ["scale=laptop"]
+
+
 def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
     run = experiments.load_run({"scale": "paper"}, WORKFLOW)
     names = {"osd_offline_t5", "osd_online_t5", "osd_summaries_t5", "osd_draft_size_t5"}

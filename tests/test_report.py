@@ -1,8 +1,10 @@
 """The page: complete, self-contained, harmless, and working in a real browser."""
 
+import html
 import itertools
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -110,6 +112,20 @@ def test_a_run_without_extras_still_has_a_page(page, tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert "No run records lie beside this table" in text
     assert "token by token" not in text
+
+
+def test_a_table_is_remade_with_all_that_the_run_was_given(page, tmp_path):
+    bare = tmp_path / "mine"
+    bare.mkdir()
+    for file in ("osd_online.csv", "claims.csv"):
+        shutil.copy(page.parent / file, bare)
+    report.write(bare, "laptop", tmp_path / "report.html", ["scale=laptop", "raw=/my data", "name=mine"])
+    text = html.unescape((tmp_path / "report.html").read_text())
+    command = re.search(r"Remake it with <code>(.*?)</code>", text)[1]
+    config = shlex.split(command)[5:]
+    assert shlex.split(command)[3:5] == ["results/mine/osd_online.csv", "--config"]
+    assert config == ["scale=laptop", "raw=/my data", "name=mine"]
+    assert "Would an adapted draft help?" not in text
 
 
 def test_what_is_missing_or_broken_is_named(page, tmp_path):

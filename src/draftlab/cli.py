@@ -620,11 +620,11 @@ def claims(*, tables: Path, scale: experiments.Scale, out: Path) -> None:
         print(f"{count:5d} {verdict}")
 
 
-def report(*, results: Path, scale: experiments.Scale, out: Path, own: tuple[str, ...] = ()) -> None:
-    """Write the one page that shows and explains a run; --own names the prompts and models that were not the scale's."""
+def report(*, results: Path, scale: experiments.Scale, out: Path, config: tuple[str, ...] = ()) -> None:
+    """Write the one page that shows and explains a run; --config has the KEY=VALUE that the run was given."""
     from draftlab import report
 
-    report.write(results, scale, out, own)
+    report.write(results, scale, out, config)
 
 
 def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) -> None:

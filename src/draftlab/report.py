@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,14 +77,18 @@ class Section:
     highlights: Sequence[str] = field(default_factory=tuple)
 
 
-def write(results: Path, scale: str, out: Path, own: Sequence[str] = ()) -> None:
+def write(results: Path, scale: str, out: Path, config: Sequence[str] = ()) -> None:
     """Write the page of the run in ``results``; experiments without a table are left out.
 
-    ``own`` are the ``key=value`` of a run on prompts or models of one's own: the page then begins with what that run is made for.
+    ``config`` are the ``key=value`` that the run was given. With prompts or models of one's own among them, the page begins with what
+    such a run is made for.
     """
+    own = [given for given in config if given.partition("=")[0] in ("dataset", "target", "draft")]
     ledger = records.read_table(results / "claims.csv", dtype=str, keep_default_na=False)
     by_table = _rows_by_table(ledger)
-    sections = [_section(path, results, scale, by_table.get(path.stem, [])) for path in _tables(results)]
+    sections = [
+        _section(path, results, config or [f"scale={scale}"], by_table.get(path.stem, [])) for path in _tables(results)
+    ]
     order = list(PAPERS)
     sections.sort(key=lambda section: order.index(section.paper))
     environment = Environment(
@@ -121,7 +126,7 @@ def _tables(results: Path) -> list[Path]:
     return found
 
 
-def _section(table: Path, results: Path, scale: str, claims: Sequence[Mapping[str, Any]]) -> Section:
+def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence[Mapping[str, Any]]) -> Section:
     name = table.stem
     about = _about(name)
     prefix = results / "figures" / name
@@ -155,7 +160,7 @@ def _section(table: Path, results: Path, scale: str, claims: Sequence[Mapping[st
         claims=claims,
         common=common,
         cells=varied,
-        command=f"snakemake --cores all results/{results.name}/{name}.csv --config scale={scale}",
+        command=shlex.join(["snakemake", "--cores", "all", f"results/{results.name}/{name}.csv", "--config", *config]),
     )
 
 

@@ -93,14 +93,14 @@ rule report:
         **resources_of("report"),
     params:
         scale=RUN.scale,
-        own=RUN.own,
+        config=RUN.given,
         code=code("report", "summary"),
     message:
         "Write the report"
     shell:
         r"""
         draftlab report --results "$(dirname {output.report:q})" --scale {params.scale:q} --out {output.report:q} \
-            --own {params.own:q} >{log:q} 2>&1
+            --config {params.config:q} >{log:q} 2>&1
         """
 
 

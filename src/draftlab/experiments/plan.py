@@ -194,10 +194,12 @@ class Run(Settings):
         return self.config.scale
 
     @property
-    def own(self) -> list[str]:
-        """The ``key=value`` that put prompts or models of one's own in place of the scale's."""
-        given = {key: getattr(self.config, key) for key in ("dataset", "target", "draft")}
-        return [f"{key}={value}" for key, value in given.items() if value]
+    def given(self) -> list[str]:
+        """Every ``key=value`` of ``--config`` that is not the default, the scale's always."""
+        return [
+            f"{key}={value}"
+            for key, value in ({"scale": self.scale} | self.config.model_dump(exclude_defaults=True)).items()
+        ]
 
     @property
     def raw_folder(self) -> str | None:
