@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from draftlab import costs, experiments, theory
-from draftlab.records import write_json
+from draftlab.models.llama import Llama, LlamaConfig
 from tests import planned
 
 DATASETS = ("spider", "gsm8k", "code_search_net", "finance_alpaca")
@@ -331,13 +331,7 @@ def _cell(name: str) -> Any:
 def osd_memory_traffic() -> pd.DataFrame:
     with tempfile.TemporaryDirectory() as folder:
         for name, width in (("target", 192), ("draft", 64)):
-            sizes = {
-                "hidden_size": width,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "intermediate_size": 2 * width,
-            }
-            write_json(Path(folder) / name / "config.json", sizes | {"vocab_size": 1024, "tie_word_embeddings": True})
+            Llama(LlamaConfig(1024, width, 2 * width, 2, 2, 2, 64)).save(Path(folder) / name)
         served = osd_online()
         served = pd.concat([served, served[served["method"] == "static_10"].assign(method="static")])
         served.to_csv(Path(folder) / "osd_online.csv", index=False)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from draftlab import theory
+from draftlab.costs import moved
 from draftlab.distill.break_even import break_even
 from draftlab.distill.medusa import medusa
 from draftlab.errors import UserError
 from draftlab.experiments import BreakEven, Medusa
+from draftlab.models.llama import Llama, LlamaConfig
 from tests.pair import folders_of, make_results
 from tests.synthetic import osd_memory_traffic, osd_utilisation
 
@@ -48,6 +50,17 @@ def test_a_draft_is_read_once_per_drafted_token_and_caches_grow_with_the_context
     plain = theory.traffic_terms(*PAIR, context=0, tokens=128, draft_len=0, block_length=1.0, batch=4)
     assert plain["draft_gb"] == plain["update_gb"] == 0
     assert plain["target_gb"] == 128 * 14 / 4
+
+
+def test_heads_may_be_wider_than_their_share_of_the_model(tmp_path: Path):
+    llama = Llama(LlamaConfig(320, 32, 64, 2, 4, 2, 64, head_dim=16, tie_word_embeddings=False))
+    llama.save(tmp_path)
+    found = moved(tmp_path)
+    assert found.cache == pytest.approx(4e-9 * 2 * 2 * 2 * 16)
+    assert found.weights == pytest.approx(4e-9 * sum(weight.numel() for weight in llama.parameters()))
+    (tmp_path / "config.json").write_text('{"d_model": 512}')
+    with pytest.raises(UserError, match="use a decoder-only model"):
+        moved(tmp_path)
 
 
 def test_the_break_even_block_length_moves_as_many_bytes():

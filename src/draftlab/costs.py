@@ -13,7 +13,8 @@ import pandas as pd
 
 from draftlab import experiments, theory
 from draftlab.errors import UserError
-from draftlab.records import read_json
+from draftlab.models.files import parameter_count
+from draftlab.records import read_object
 
 
 def speedup_theory(settings: experiments.SpeedupTheory) -> pd.DataFrame:
@@ -45,7 +46,7 @@ def memory_traffic(settings: experiments.MemoryTraffic, target: Path, draft: Pat
     size = theory.Moved(settings.target_gb, settings.target_cache_gb)
     small = theory.Moved(settings.draft_gb, settings.draft_cache_gb)
     unrounded = [theory.expected_block_length(alpha, settings.draft_len) for alpha in settings.alphas]
-    own, own_small = (moved(read_json(folder / "config.json")) for folder in (target, draft))
+    own, own_small = (moved(folder) for folder in (target, draft))
     every = [
         Inputs("printed", size, small, 2 * settings.draft_gb, *settings.rounded),
         Inputs("unrounded", size, small, 2 * settings.draft_gb, unrounded[0], unrounded[1]),
@@ -105,16 +106,15 @@ def _rows(
         yield axes | {"block_length": _block_lengths(inputs)[name], **parts, **beside, "break_even": needed}
 
 
-def moved(config: Mapping[str, Any]) -> theory.Moved:
-    """Weights and cache entry of a Llama from its config, in float32."""
+def moved(model: Path) -> theory.Moved:
+    """Weights and cache entry of a decoder-only model's folder, in float32."""
+    config = read_object(model / "config.json")
     try:
         width, layers, heads = (config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
-        kv = 2 * config.get("num_key_value_heads", heads) * (width // heads)
-        layer = 2 * width * width + width * kv + 3 * width * config["intermediate_size"]
-        tables = config["vocab_size"] * width * (1 if config.get("tie_word_embeddings") else 2)
     except KeyError as error:
-        raise UserError(f"no {error} in a model's config", remedy="traffic is computed for Llamas") from None
-    return theory.Moved(4e-9 * (layers * layer + tables), 4e-9 * layers * kv)
+        raise UserError(f"no {error} in its config", file=model, remedy="use a decoder-only model") from None
+    entry = 2 * (config.get("num_key_value_heads") or heads) * (config.get("head_dim") or width // heads)
+    return theory.Moved(4e-9 * parameter_count(model), 4e-9 * layers * entry)
 
 
 def _measured(online: Path, dataset: str) -> tuple[float, float]:

@@ -22,7 +22,6 @@ from draftlab.distill.timed import clock_of, dear_target, whole_answers
 from draftlab.distill.traffic import Traffic, whole
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
-from draftlab.records import read_json
 from draftlab.replay import agree_along, walk
 
 STEPS = 8
@@ -55,7 +54,7 @@ def _compared(settings: experiments.BreakEven, folders: Folders) -> pd.DataFrame
     )
     prices = measure(target, draft, larger, stream, settings)
     names = {"target": "target", "draft": settings.draft, "larger": settings.larger}
-    size = {role: moved(read_json(folders.models / name / "config.json")) for role, name in names.items()}
+    size = {role: moved(folders.models / name) for role, name in names.items()}
 
     def priced(rows: pd.DataFrame, name: str, update: str = "", share: float = 0.0) -> pd.DataFrame:
         """With seconds and bytes; ``share``: updates per request."""
