@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftlab import theory
+from draftlab import conclusions, theory
 from draftlab.costs import moved
 from draftlab.distill.break_even import break_even
 from draftlab.distill.medusa import medusa
@@ -73,6 +73,19 @@ def test_the_break_even_block_length_moves_as_many_bytes():
     after = theory.traffic_terms(*PAIR, block_length=needed, **given, **updates)
     assert sum(after.values()) == pytest.approx(before)
     assert math.isinf(theory.break_even_block_length(1.0, 0.0, 2.0, 1.0))
+
+
+def test_updates_save_no_bytes_where_each_of_many_requests_brings_one():
+    rows = osd_memory_traffic()
+    rows = rows[(rows["inputs"] == "unrounded") & (rows["terms"] == "all") & (rows["system"] == "osd")]
+    flips = rows[rows["gb"] > rows["vsd_gb"]]
+    assert set(flips["update_interval"]) == {1}
+    assert flips["batch"].min() == 1024
+    assert (flips["break_even"] > flips["block_length"]).all()
+    said = conclusions.sentences(
+        "osd_memory_traffic", osd_memory_traffic(), conclusions.answers_of("osd_memory_traffic")
+    )
+    assert "It saves none where 1,024 requests share a load of weights and each brings an update, 1.0479 of" in said
 
 
 def test_the_arena_uses_half_a_percent_and_not_what_is_printed():
