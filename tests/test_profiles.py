@@ -54,7 +54,8 @@ def test_a_profile_names_only_rules_and_gives_measurements_their_threads(name):
     assert set(grouped) <= set(RULES)
     measured = {rule for rule, text in RULES.items() if "exclusive=1" in text}
     assert threads == dict.fromkeys(measured, "1") | {"latency": "2"}  # one of its measurements trains beside serving
-    assert len(measured) == 3
+    assert measured == {"latency", "latency_requests", "medusa", "verifier_cost"}
+    assert not measured & set(grouped)
     if name == "slurm":
         assert sorted(profile["set-resources"]) == sorted(f"{rule}:slurm_extra='--exclusive'" for rule in measured)
 

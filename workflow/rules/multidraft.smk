@@ -118,7 +118,7 @@ rule exact:
     benchmark:
         "results/{run}/benchmarks/{experiment}/{cell}.tsv"
     wildcard_constraints:
-        experiment=stage("region", "cone", "verifier_cost"),
+        experiment=stage("region", "cone"),
     conda:
         "../../envs/cpu.yaml"
     threads: needs("exact").threads
@@ -135,6 +135,17 @@ rule exact:
         r"""
         OMP_NUM_THREADS=1 draftlab mdss {params.verb:q} {params.flags:q} --out {params.out:q} >{log:q} 2>&1
         """
+
+
+use rule exact as verifier_cost with:
+    wildcard_constraints:
+        experiment=stage("verifier_cost"),
+    threads: all_cores()
+    resources:
+        **resources_of("verifier_cost"),
+        exclusive=1,
+    message:
+        "Measure: {wildcards.experiment} {wildcards.cell}"
 
 
 rule on_pairs:
