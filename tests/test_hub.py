@@ -156,7 +156,20 @@ def test_the_classifier_offline_is_one_line(verb: str, tmp_path: Path) -> None:
         "route": ["route", "--stream", "p.jsonl", "--train", "p.jsonl"],
     }
     done = subprocess.run(
-        [sys.executable, "-m", "draftlab", *words[verb], "--method", "hub", "--out", "o", "--report", "r"],
+        [
+            sys.executable,
+            "-m",
+            "draftlab",
+            *words[verb],
+            "--method",
+            "hub",
+            "--model",
+            "owner/topics@abc",
+            "--out",
+            "o",
+            "--report",
+            "r",
+        ],
         env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT / "src")},
         cwd=tmp_path,
         capture_output=True,
@@ -164,7 +177,7 @@ def test_the_classifier_offline_is_one_line(verb: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert re.fullmatch(
-        r"draftlab: error: cannot read model alimazhar-110/.* \(unset HF_HUB_OFFLINE, or use naive_bayes\)\n",
+        r"draftlab: error: cannot read model owner/topics.* \(unset HF_HUB_OFFLINE, or use naive_bayes\)\n",
         done.stderr,
     )
 

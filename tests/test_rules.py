@@ -39,6 +39,19 @@ def test_a_template_is_that_of_all_who_read_prompts(checkout):
     assert all("--template plain" in words for _, words in commands)
 
 
+def test_topics_are_told_by_the_classifier_of_the_scale(checkout):
+    scale = checkout / "workflow/scales/paper.yaml"
+    text = scale.read_text()
+    scale.write_text(text.replace("website_classification@main", "website_classification@abc123"))
+    words = ["-n", "-p", "--config", "scale=paper", "--"]
+    said = snakemake(checkout, *words, "prefetch", "results/paper/osd_arena_topic.csv", "results/paper/osd_routing.csv")
+    scale.write_text(text)
+    assert "hub_classifier('alimazhar-110/website_classification@abc123')" in said.replace("'\"'\"'", "'")
+    commands = re.findall(r"draftlab (data classify|route) (.*?) --out", said, re.S)
+    asked = {verb for verb, words in commands if "--model alimazhar-110/website_classification@abc123" in words}
+    assert asked == {"data classify", "route"}
+
+
 def test_speedup_theory_and_collect_make_the_published_table(checkout):
     run(checkout, "closed_form", "results/laptop/cells/osd_speedup_theory/all/rows.csv")
     (table,) = run(checkout, "collect", "results/laptop/osd_speedup_theory.csv")

@@ -125,7 +125,7 @@ def data_classify(
     label: Literal["language", "topic"],
     method: Literal["langid", "naive_bayes", "hub"],
     train: Path | None = None,
-    revision: str = "main",
+    model: str | None = None,
     device: str = "cpu",
     out: Path,
     report: Path,
@@ -134,7 +134,7 @@ def data_classify(
     from draftlab.datasets import classify
     from draftlab.records import Prompt, read_jsonl, write_json, write_jsonl
 
-    classifier = _classifier(method, label, train, revision, device)
+    classifier = _classifier(method, label, train, model, device)
     marked, found = classify.classify(list(read_jsonl(prompts, Prompt)), classifier, label)
     write_jsonl(out, marked)
     write_json(report, {"method": method, "accuracy": found.accuracy, **dataclasses.asdict(found)})
@@ -142,7 +142,7 @@ def data_classify(
 
 
 def _classifier(
-    method: str, label: classify.Label, train: Path | None, revision: str, device: str
+    method: str, label: classify.Label, train: Path | None, model: str | None, device: str
 ) -> classify.Classifier:
     from draftlab.datasets import classify
     from draftlab.records import Prompt, read_jsonl
@@ -150,7 +150,9 @@ def _classifier(
     if method == "langid":
         return classify.languages
     if method == "hub":
-        return classify.hub_classifier(revision, device)
+        if model is None:
+            raise UserError("no classifier of the hub", remedy="name it with --model OWNER/NAME@REVISION")
+        return classify.hub_classifier(model, device)
     if train is None:
         raise UserError("naive Bayes learns from labelled requests", remedy="name them with --train")
     return classify.naive_bayes(read_jsonl(train, Prompt), label)
@@ -288,7 +290,7 @@ def route(
     stream: Path,
     train: Path,
     method: Literal["langid", "naive_bayes", "hub"],
-    revision: str = "main",
+    model: str | None = None,
     device: str = "cpu",
     out: Path,
     report: Path,
@@ -297,7 +299,7 @@ def route(
     from draftlab import routing
     from draftlab.records import Prompt, read_jsonl, write_json, write_jsonl
 
-    classifier = _classifier(method, "group", train, revision, device)
+    classifier = _classifier(method, "group", train, model, device)
     marked, facts = routing.routed(list(read_jsonl(stream, Prompt)), classifier)
     write_jsonl(out, marked)
     write_json(report, {"method": method, **facts})

@@ -28,6 +28,7 @@ rule label:
         **resources_of("label"),
     params:
         method=lambda wildcards: DATA.label[wildcards.label],
+        model=DATA.classifier,
         device=RUN.settings.answers.device,
         code=code("datasets.classify"),
     message:
@@ -38,6 +39,7 @@ rule label:
             --prompts {input.prompts:q} \
             --label {wildcards.label:q} \
             --method {params.method:q} \
+            --model {params.model:q} \
             --device {params.device:q} \
             --out {output.prompts:q} \
             --report {output.report:q} \
@@ -129,7 +131,7 @@ rule prefetch:
         "../../envs/cpu.yaml"
     params:
         classifier=(
-            "from draftlab.datasets.classify import hub_classifier; hub_classifier('main')"
+            f"from draftlab.datasets.classify import hub_classifier; hub_classifier({DATA.classifier!r})"
             if "hub" in {*DATA.label.values(), *DATA.router.values()}
             else "pass"
         ),

@@ -62,6 +62,7 @@ rule route:
         **resources_of("route"),
     params:
         method=lambda wildcards: DATA.router[job(wildcards).arrangement.group_by],
+        model=DATA.classifier,
         device=RUN.settings.answers.device,
         code=code("routing"),
     message:
@@ -72,6 +73,7 @@ rule route:
             --stream {input.stream:q} \
             --train {input.train:q} \
             --method {params.method:q} \
+            --model {params.model:q} \
             --device {params.device:q} \
             --out {output.stream:q} \
             --report {output.report:q} \

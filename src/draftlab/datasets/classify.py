@@ -14,7 +14,6 @@ Method = Literal["langid", "naive_bayes", "hub"]
 Label = Literal["language", "topic", "group"]
 Classifier = Callable[[Sequence[str]], list[str]]
 
-HUB_MODEL = "alimazhar-110/website_classification"
 HUB_LABELS_AT = 512  # tokens that its DistilBERT reads; OSD dropped longer prompts, here they are cut
 UNKNOWN = "unknown"
 LANGUAGES = {  # the languages that are told apart: more of them only cost accuracy on short requests
@@ -65,13 +64,13 @@ def naive_bayes(prompts: Iterable[Prompt], label: Label) -> Classifier:
     return classifier
 
 
-def hub_classifier(revision: str, device: str = "cpu") -> Classifier:
-    """The classifier of the paper, a DistilBERT for web pages; its class names are the topics."""
+def hub_classifier(name: str, device: str = "cpu") -> Classifier:
+    """A text classifier, ``owner/name@revision`` of the hub (the paper's is a DistilBERT for web pages); its class names are the topics."""
     from transformers import pipeline
 
     from draftlab.models import hub
 
-    folder = hub.fetch(f"{HUB_MODEL}@{revision}", otherwise="use naive_bayes")
+    folder = hub.fetch(name, otherwise="use naive_bayes")
     model = pipeline("text-classification", model=str(folder), device=device, use_safetensors=True)
     return lambda texts: [
         str(found["label"]) for found in model(list(texts), truncation=True, max_length=HUB_LABELS_AT, batch_size=32)

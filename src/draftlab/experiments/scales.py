@@ -40,6 +40,10 @@ class Data(Settings):
         {"dataset": "naive_bayes", "language": "langid", "topic": "naive_bayes"},
         description="how a request's class is named as it arrives",
     )
+    classifier: str = Field(
+        "alimazhar-110/website_classification@main",
+        description="what the method hub asks: a folder, or ``owner/name@revision``",
+    )
     on_bad_row: Literal["keep", "stop"] = "keep"
     profile: Literal["clean", "osd_repo_2024"] = "clean"
 
