@@ -13,6 +13,7 @@ from draftlab import conformance, experiments, losses, verify
 from draftlab.distill import sources
 from draftlab.errors import UserError
 from draftlab.experiments import digests, registries
+from draftlab.experiments.plan import PROFILES
 from draftlab.multidraft import acceptance
 
 WORKFLOW = Path(__file__).resolve().parents[1] / "workflow"
@@ -78,6 +79,52 @@ def test_inner_axes_are_variants_of_one_job(tmp_path):
         {"dataset": "gsm8k", "method": name, "seed": seed} for name in ("kl", "slow") for seed in (0, 1)
     ]
     assert [(s.learning_rate, s.seed) for _, s in found] == [(0.1, 0), (0.1, 1), (0.01, 0), (0.01, 1)]
+
+
+def test_a_profile_stands_for_its_keys_and_what_is_beside_or_inside_wins(tmp_path):
+    inner = {
+        "method": {"a": {}, "b": {"profile": "readme_2024"}, "c": {"profile": "readme_2024", "update_interval": 2}}
+    }
+    fixed = {"profile": "paper_2023", "dataset": "spider", "batch": 8, "inner": inner}
+    path = write(tmp_path, stage="online", axes={}, fixed=fixed)
+    found = experiments.variants(experiments.load_experiment(path).cells("smoke")["all"])
+    told = [(own.update_interval, own.learning_rate, own.clip) for _, own in found]
+    assert told == [(1, 1e-5, 1.0), (8, 1e-4, 0.0), (2, 1e-4, 0.0)]
+    path.write_text(path.read_text().replace("paper_2023", "paper_2024"))
+    with pytest.raises(
+        UserError, match=r"osd_test.yaml:\d+: unknown profile 'paper_2024' \(allowed: paper_2023, readme_2024\)"
+    ):
+        experiments.load_experiment(path)
+
+
+@pytest.mark.parametrize("name", ["osd_online", "osd_online_t5"])
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
+def test_a_fair_static_draft_has_as_many_updates_as_the_online_one(name, scale):
+    for cell in experiments.load_run({"scale": scale}, WORKFLOW).cells(name).values():
+        found = {labels["method"]: own for labels, own in experiments.variants(cell)}
+        assert found["static_10_fair"].update_interval == found["online"].update_interval
+
+
+def test_online_drafts_at_paper_are_updated_as_a_script_did():
+    run = experiments.load_run({"scale": "paper", "experiments": "all"}, WORKFLOW)
+    swept = {
+        "beyond_update_interval",
+        "osd_online_t5",
+        "beyond_routing_errors",
+    }  # the last: as often as a shared draft in all
+    seen = set()
+    for name in set(run.of_stage("online")) - swept:
+        for cell in run.cells(name).values():
+            for labels, own in experiments.variants(cell):
+                told = {key: getattr(own, key) for key in ("update_interval", "learning_rate", "clip")}
+                if own.learns and labels.get("method") != "separate_fast":
+                    seen.add((name, next(key for key, profile in PROFILES.items() if profile == told)))
+                if own.warm_on != "nothing" and not own.learns and not own.warm_fair:
+                    assert own.learning_rate == 2e-5
+    assert ("osd_online", "paper_2023") in seen
+    assert {name for name, profile in seen if profile == "readme_2024"} == {
+        "beyond_update_lag", "osd_online", "osd_routing",
+    }  # fmt: skip
 
 
 def test_an_experiment_without_its_dataset_is_left_out_or_refused(tmp_path):

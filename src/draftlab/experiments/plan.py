@@ -27,6 +27,13 @@ NAME = re.compile(r"[a-z0-9_]+")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
 
 
+PROFILES: dict[str, dict[str, Any]] = {
+    "paper_2023": {"update_interval": 1, "learning_rate": 1e-5, "clip": 1.0},
+    "readme_2024": {"update_interval": 8, "learning_rate": 1e-4, "clip": 0.0},
+}
+"""How OSD's scripts updated a draft online, before and after the paper: ``profile: NAME`` in an experiment's file stands for these keys."""
+
+
 class Answer(Settings):
     """How an experiment answers its question in one sentence, from its table.
 
@@ -117,7 +124,7 @@ def load_experiment(path: Path) -> Experiment:
     """Read and check one experiment; every cell of every scale is built, so a bad value is found at once."""
     if not NAME.fullmatch(path.stem):
         raise UserError("no name of an experiment", file=path, remedy="use small letters, digits and _: the rules do")
-    experiment = validated(Experiment, read_yaml(path), Place(path))
+    experiment = validated(Experiment, _expanded(read_yaml(path), Place(path)), Place(path))
     if experiment.stage not in STAGES:
         remedy = f"allowed: {', '.join(sorted(STAGES))}"
         raise Place(path).blame(f"unknown stage {experiment.stage!r}", ["stage"], remedy=remedy)
@@ -129,6 +136,18 @@ def load_experiment(path: Path) -> Experiment:
             if len({getattr(own, "pair", "") for own in runs}) > 1:
                 raise where.blame("pair differs inside a cell", ["pair"], remedy="make it an axis: a job has one pair")
     return experiment
+
+
+def _expanded(said: Any, where: Place) -> Any:
+    """What a file says with each ``profile: NAME`` replaced by its keys; those that stand beside it win."""
+    if not isinstance(said, dict):
+        return said
+    found = {key: _expanded(value, where) for key, value in said.items()}
+    if not isinstance(found.get("profile"), str):  # an axis may have this name
+        return found
+    if (name := found.pop("profile")) not in PROFILES:
+        raise where.blame(f"unknown profile {name!r}", [name], remedy=f"allowed: {', '.join(PROFILES)}")
+    return PROFILES[name] | found
 
 
 def _named(cell: Settings) -> list[str]:
