@@ -14,6 +14,7 @@ import torch
 from scipy.stats import binom
 from torch import Generator, Tensor
 
+from draftlab import conformance
 from draftlab.cli import verify_lossless
 from draftlab.conformance import (
     Budget,
@@ -276,6 +277,17 @@ def test_the_projects_verifiers_pass(name: str) -> None:
     assert verdict.lossless
     assert max(found.error for found in verdict.exact.values()) < 2e-14
     assert all(found.samples >= 2000 for found in verdict.sampled.values())
+
+
+def test_a_verdict_keeps_to_the_rate_of_false_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = []
+    for name in ("check_sampler", "check_sequence_sampler"):
+        monkeypatch.setattr(conformance, name, lambda *given: rates.append(given[-1].false_alarm))
+    check_verifier(single, 1, Budget(false_alarm=0.02))
+    assert len(rates) == 2
+    assert sum(rates) == pytest.approx(0.02)
+    check_verifier(single_path, 1, Budget(false_alarm=0.02))
+    assert rates[2:] == [0.02]
 
 
 @pytest.mark.parametrize("name", ["greedy", "k_seq"])

@@ -5,7 +5,7 @@ Bring a law (``check_law``), a batched sampler (``check_sampler``), any stream o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Generator, Tensor
@@ -46,13 +46,16 @@ class Verdict:
 
 
 def check_verifier(verifier: TokenVerifier | PathVerifier, num_drafts: int = 2, budget: Budget = BUDGET) -> Verdict:
-    """Every test: law and sampler at one position (token verifiers), law and sampler of drafted sequences."""
+    """Every test: law and sampler at one position (token verifiers), law and sampler of drafted sequences.
+
+    Tests of samples share the budget's rate of false alarms, so the verdict keeps to it.
+    """
     if isinstance(verifier, PathVerifier):
         return Verdict(
             {"sequence law": check_sequence_law(partial(_path_law, verifier), "iid", 3, 3, 1, budget.seed)},
             {"sequence sampler": check_sequence_sampler(partial(_path_sample, verifier), "iid", 3, 3, 1, budget)},
         )
-    drafting = verifier.drafting
+    drafting, half = verifier.drafting, replace(budget, false_alarm=budget.false_alarm / 2)
     # Distinct drafts need as many tokens; the sets of the others, vocab ** (2 * num_drafts), soon are too many.
     is_distinct = drafting in ("without_replacement", "greedy")
     vocab = max(3, num_drafts) if is_distinct or num_drafts < 4 else 2
@@ -64,9 +67,9 @@ def check_verifier(verifier: TokenVerifier | PathVerifier, num_drafts: int = 2, 
             ),
         },
         {
-            "sampler": check_sampler(lambda *given: verifier.sample(*given)[0], drafting, num_drafts, budget),
+            "sampler": check_sampler(lambda *given: verifier.sample(*given)[0], drafting, num_drafts, half),
             "sequence sampler": check_sequence_sampler(
-                partial(_walk_sample, verifier), drafting, vocab, 2, num_drafts, budget
+                partial(_walk_sample, verifier), drafting, vocab, 2, num_drafts, half
             ),
         },
     )

@@ -99,7 +99,7 @@ def _report(name: str, verdict: Verdict) -> None:
         print(f"{test:17} exact    {exact.cases:9,} drafts   largest error {exact.error:.1e} ({exact.case})")
     for test, sampled in verdict.sampled.items():
         rate = (
-            f"alarm at {1 / sampled.false_alarm:,.0f}: at most {sampled.false_alarm:.1%} of lossless verifiers reach it"
+            f"alarm at {1 / sampled.false_alarm:,.0f}: at most {sampled.false_alarm:.2%} of lossless verifiers reach it"
         )
         print(f"{test:17} sampled  {sampled.samples:9,} tokens   e-value {sampled.e_value:.3g} ({rate})")
     failed = [test for test, found in (verdict.exact | verdict.sampled).items() if not found.lossless]
