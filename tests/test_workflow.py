@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.workflow, pytest.mark.xdist_group("workflow")]
 
-COPIED = ("Snakefile", "workflow", "profiles", "envs", "src", "paper_figures")
+COPIED = ("Snakefile", "workflow", "profiles", "envs", "src")
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -48,10 +50,10 @@ def jobs(output: str) -> dict[str, int]:
     return {rule: int(count) for rule, count in re.findall(r"^(\w+) +(\d+)$", output, re.MULTILINE) if rule != "total"}
 
 
-def copy_checkout(folder: Path) -> Path:
-    """A copy of the checkout to run in, without results."""
+def copy_checkout(folder: Path, *more: str) -> Path:
+    """A copy of the checkout to run in, without results, and without published ones unless they are among ``more``."""
     folder.mkdir(parents=True)
-    for name in COPIED:
+    for name in (*COPIED, *more):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         elif (ROOT / name).exists():
@@ -61,7 +63,7 @@ def copy_checkout(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory) -> Path:
-    return copy_checkout(tmp_path_factory.mktemp("checkout") / "a folder with spaces")
+    return copy_checkout(tmp_path_factory.mktemp("checkout") / "a folder with spaces", "paper_figures")
 
 
 @pytest.fixture(scope="session")
@@ -192,6 +194,34 @@ def test_a_real_trained_model_runs_as_target(checkout, shared):
     assert (results / "models/target/tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
     record = json.loads((results / "cells/osd_latency_alpha/all/run.json").read_text())
     assert record["target"]["parameters"] == 260_032
+    assert len(pd.read_csv(results / "mdss_acceptance.csv"))
+
+
+def test_a_real_target_and_draft_run_as_they_are(checkout, shared, tmp_path):
+    """The draft is the target's first two layers."""
+    target, draft = shared / "models/stories260K/hf", tmp_path / "draft"
+    shutil.copytree(target, draft)
+    weights = load_file(target / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if not re.search(r"layers\.[2-9]\.", name)}
+    save_file(kept, draft / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((target / "config.json").read_text()) | {"num_hidden_layers": 2}
+    (draft / "config.json").write_text(json.dumps(config))
+    wanted = "experiments=osd_latency_alpha,mdss_acceptance"
+    snakemake(checkout, "--config", "scale=smoke", f"target={target}", f"draft={draft}", wanted)
+    results = checkout / "results" / "smoke-target-draft"
+    given = {
+        role: hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+        for role, folder in (("draft", draft), ("target", target))
+    }
+    timed, exact = (
+        json.loads((results / f"cells/{name}/all/run.json").read_text())["inputs"]
+        for name in ("osd_latency_alpha", "mdss_acceptance")
+    )
+    assert timed["models"] == {f"models/{role}": digest for role, digest in given.items()}
+    for name in exact["pairs"]:
+        made_of = json.loads((results / name).with_suffix(".json").read_text())
+        assert made_of["models"] == {f"multidraft/{role}": digest for role, digest in given.items()}
+    assert exact["pairs"]
     assert len(pd.read_csv(results / "mdss_acceptance.csv"))
 
 
