@@ -8,8 +8,9 @@ import shutil
 
 import pytest
 
+from draftlab import experiments
 from tests.conftest import ROOT
-from tests.test_workflow import copy_checkout, snakemake
+from tests.test_workflow import copy_checkout, jobs, snakemake
 
 pytestmark = [pytest.mark.workflow, pytest.mark.xdist_group("workflow")]
 
@@ -50,6 +51,18 @@ def test_topics_are_told_by_the_classifier_of_the_scale(checkout):
     commands = re.findall(r"draftlab (data classify|route) (.*?) --out", said, re.S)
     asked = {verb for verb, words in commands if "--model alimazhar-110/website_classification@abc123" in words}
     assert asked == {"data classify", "route"}
+
+
+def test_any_table_can_be_made_by_its_name(checkout):
+    """As the report's commands ask, whatever experiments the run was made of."""
+    names = [path.stem for path in (checkout / "workflow/experiments").glob("*.yaml")]
+    known = [
+        name
+        for name in names
+        if "smoke" in experiments.load_experiment(checkout / f"workflow/experiments/{name}.yaml").scales
+    ]
+    said = snakemake(checkout, "-n", "--config", "scale=smoke", "--", *(f"results/smoke/{name}.csv" for name in known))
+    assert jobs(said)["collect"] == len(known) > 50
 
 
 def test_speedup_theory_and_collect_make_the_published_table(checkout):

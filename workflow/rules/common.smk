@@ -193,9 +193,9 @@ def held_out_prompts(datasets):
 
 def stage_verb(wildcards):
     """The verb of a stage: its name with a hyphen."""
-    return RUN.experiments[wildcards.experiment].stage.replace("_", "-")
+    return RUN.known[wildcards.experiment].stage.replace("_", "-")
 
 
 def multidraft_code(wildcards):
     """Digest of the module that a stage is named after."""
-    return code(f"multidraft.{RUN.experiments[wildcards.experiment].stage}")
+    return code(f"multidraft.{RUN.known[wildcards.experiment].stage}")

@@ -261,9 +261,7 @@ rule medusa:
         max_new_tokens=max_new_tokens,
         out=subpath(output.rows, parent=True),
         verb=stage_verb,
-        code=lambda wildcards: code(
-            f"distill.{RUN.experiments[wildcards.experiment].stage}"
-        ),
+        code=lambda wildcards: code(f"distill.{RUN.known[wildcards.experiment].stage}"),
     message:
         "Learn and measure: {wildcards.experiment} {wildcards.cell}"
     shell:
