@@ -19,7 +19,7 @@ from draftlab import cli, experiments, report
 from draftlab.errors import UserError
 from draftlab.models import load_model
 from draftlab.models.gguf import export
-from draftlab.records import Prompt, write_jsonl
+from draftlab.records import Prompt, read_table, write_jsonl
 from tests.conftest import ROOT
 from tests.pair import make_results, small_llama
 
@@ -108,8 +108,14 @@ BAD_FILES = [
     (EXPORT, "models/target/tokenizer.json", ("vanished", "cut", "noise", "another type")),
     (COPY, "models/target/model.safetensors", ("vanished",)),
     (COPY, "models/target/config.json", ("vanished",)),
-    ("collect --rows rows.csv --out out", "rows.csv", ("vanished", "noise", "empty")),
-    ("report --results . --scale laptop --out out", "claims.csv", ("vanished", "noise", "empty")),
+    ("collect --rows rows.csv --out out", "rows.csv", ("vanished", "cut", "noise", "empty")),
+    ("claims --tables . --scale laptop --out out", "rows.csv", ("cut", "noise", "empty")),
+    (
+        "figure mdss_region --table mdss_region.csv --scale laptop --out out",
+        "mdss_region.csv",
+        ("vanished", "cut", "noise", "empty"),
+    ),
+    ("report --results . --scale laptop --out out", "claims.csv", ("vanished", "cut", "noise", "empty")),
 ]
 
 
@@ -125,15 +131,25 @@ def test_a_damaged_file_is_one_line_and_exit_code_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(folder)
-    (folder / "rows.csv").write_text("a,b\n1,2\n")
+    (folder / "rows.csv").write_text("a,b\n10,20\n")
     (folder / "claims.csv").write_text("claim_id\n")
+    shutil.copy(ROOT / "paper_figures/laptop/data/mdss_region.csv", folder)
     DAMAGES[damage](folder / file)
     code, said = run(capfd, monkeypatch, *command.split())
     assert code == 1, said
     errors = [line for line in said.splitlines() if line.startswith("draftlab: error:")]
     assert len(errors) == 1, said
     assert "Traceback" not in said
-    assert not (folder / "out").exists()
+    assert not list(folder.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("a,b\n10,20\n30,4", "t.csv:3: cut short"), ("a,b\n10\n3,4\n", "t.csv:2: 1 fields")]
+)
+def test_a_table_that_lost_a_digit_or_a_column_is_not_read(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_table(tmp_path / "t.csv")
 
 
 TRAINED = "--answers a --models m --max-new-tokens 3 --epochs 1 --learning-rate 0.1"
