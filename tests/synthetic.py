@@ -195,9 +195,10 @@ def osd_latency_length(blocks: int = 5) -> pd.DataFrame:
     rng = np.random.default_rng(5)
     rows = []
     for alpha, (begin, end), block in itertools.product(
-        (0.5, 0.7, 0.9), itertools.pairwise((0, 16, 128, 1024)), range(blocks)
+        (0.5, 0.7, 0.9), itertools.pairwise((0, 16, 128, 1024, 2048)), range(blocks)
     ):
-        plain, rounds = 0.013 * (1 + end / 4000) * rng.normal(1, 0.02), 10
+        step, rounds = 0.013 * rng.normal(1, 0.02), 10
+        plain = step * (1 + end / 4000)
         rows.append(
             {
                 "alpha": alpha,
@@ -208,7 +209,7 @@ def osd_latency_length(blocks: int = 5) -> pd.DataFrame:
                 "plain_before_seconds": 4 * plain,
                 "plain_after_seconds": 4 * plain,
                 "plain_steps": 8,
-                "seconds": rounds * plain * 1.8,
+                "seconds": rounds * step * (1 + end / 8000) * 1.8,
                 "rounds": rounds,
             }
         )

@@ -133,6 +133,51 @@ def test_a_statement_needs_half_of_its_comparisons(known, groups_that_hold, verd
     assert found["verdict"] == verdict
 
 
+def _told(known, claim, row, table):
+    """Verdict and note of one printed number beside a table of its own."""
+    found = _verdicts(_only(known, claim), {known.claims[claim].rule.table: table}).loc[f"{claim}/{row}"]
+    return found["verdict"], found["note"]
+
+
+def test_within_noise_never_stands_beside_an_interval_without_0(known):
+    rows = pd.DataFrame(
+        {
+            "request": [*range(40)] * 2,
+            "dataset": "wmt16",
+            "draft_temperature": 1.2,
+            "scheme": ["single"] * 40 + ["k_seq"] * 40,
+        }
+    )
+    score = [0.4 + 0.03 * (i % 5) for i in range(40)]
+    for less, words in ((0.033, "the interval reaches the 0.03 that count as none"), (0.0, ""), (0.3, "")):
+        bleu = [*score, *(value - less - 0.06 * (i % 3 - 1) for i, value in enumerate(score))]
+        verdict, note = _told(known, "v1T6.bleu", "wmt/draft_temperature=1.2/k_seq", rows.assign(bleu=bleu))
+        assert "within noise" not in note
+        assert words in note
+        assert verdict == ("contradicts" if less else "same direction")
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [(0.004, "same direction"), (1e-8, "contradicts"), (0.0, "contradicts")])
+def test_the_error_of_a_solver_is_no_direction(known, gap, verdict):
+    rows = pd.DataFrame({"request": [*range(9)] * 2, "dataset": "xsum", "num_drafts": 4, "positions": 1.0})
+    rows["scheme"] = ["optimal"] * 9 + ["importance_truncated"] * 9
+    rows["acceptance_sum"] = [0.8 + 0.01 * i for i in range(9)] + [0.8 + 0.01 * i - gap for i in range(9)]
+    told, note = _told(known, "T2.acceptance", "xsum/num_drafts=4/optimal", rows)
+    assert told == verdict
+    assert ("no difference" in note) == (gap < 1e-6)
+
+
+def test_shares_that_lie_within_the_margin_have_no_order(known):
+    """An exact table has no interval."""
+    rows = [
+        {"slice": 0, "group": g, "count": n, "group_by": "language"} for g, n in (("Chinese", 101), ("Spanish", 100))
+    ]
+    table = tidy.derive("osd_arena_classes", pd.DataFrame([*rows, {**rows[0], "group": "English", "count": 900}]))
+    verdict, note = _told(known, "F2.language_share", "lmsys_vicuna/chinese", table)
+    assert verdict == "contradicts"
+    assert note.startswith("+0.00498 against spanish (printed +0.505), no difference")
+
+
 def test_percentages_are_of_the_rows_that_the_rule_names(known, tables):
     facts = _only(known, "v1T4.percent_of_importance", "v1T2.token_rate")
     topk, rates = tables["mdss_topk"], tables["mdss_truncation"]
@@ -248,7 +293,7 @@ def _backwards(table):
         ("osd.cheaper_than_medusa", "osd_medusa", lambda t: t.assign(epoch_minutes=1 / t["epoch_minutes"])),
         ("osd.idle_compute", "osd_utilisation", lambda t: t.assign(flops_per_second=1e3 * t["flops_per_second"])),
         ("osd.update_is_cheap", "osd_update_cost", lambda t: t.assign(update_seconds=t["interval_seconds"])),
-        ("osd.length_helps", "osd_latency_length", lambda t: t.assign(plain=t["plain"] / t["length"])),
+        ("osd.length_helps", "osd_latency_length", lambda t: t.assign(speculative=t["plain"] / 2)),
     ],
 )
 def test_every_statement_can_fail(known, tables, claim, table, doctor):
@@ -357,8 +402,18 @@ def test_numbers_survive_the_file(ledger, tmp_path):
         ("R.big_draft_vanilla", "spider/llama-160m+osd", "osd_draft_size", _swapped("method", "original", "distilled")),
         ("T4.extra_params", "medusa-7b", "osd_medusa", _swapped("contender", "medusa", "draft_osd")),
         ("T4.medusa_speedup", "spider/medusa-7b+osd", "osd_medusa", _swapped("contender", "medusa", "medusa_osd")),
+        ("R.medusa_cost", "osd/extra_params", "osd_medusa", _swapped("contender", "medusa", "draft")),
         ("R.medusa_cost", "osd/train_time_1epoch_1xA100", "osd_medusa", _swapped("contender", "medusa", "draft")),
         ("PKL.offline_step_curve", "spider/step=30", "osd_epochs", _swapped("epoch", 0.5, 0)),
+        (
+            "T8.speedup_by_genlen",
+            "length=1024/alpha=0.7",
+            "osd_latency_length",
+            lambda t: t.assign(plain=t["plain"] / t["length"] ** 0.1),
+        ),
+        ("F2.language_share", "lmsys_vicuna/chinese", "osd_arena_classes", _swapped("group", "Chinese", "Spanish")),
+        ("F2.topic_share", "lmsys_vicuna/business", "osd_arena_classes", lambda t: t.assign(count=10, among=30)),
+        ("F5.topic_last20pct_mean", "games/osd", "osd_arena_topic", lambda t: t.assign(overlap=t["overlap"] / 9)),
     ],
 )
 def test_every_printed_number_can_be_contradicted(known, tables, claim, row, table, doctor):

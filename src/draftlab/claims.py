@@ -31,6 +31,8 @@ VERDICTS: tuple[Verdict, ...] = (
 )
 ROUNDING = 1e-12
 """A difference this small is one of the order of a sum."""
+NOTHING = 1e-6
+"""A difference this small is one of how a number was computed."""
 COLUMNS = (
     "claim_id",
     "paper",
@@ -76,6 +78,7 @@ class Answer:
     note: str = ""
 
 
+NO_GAP = "no difference"
 NOT_RUN = Answer(None, "not run at this scale")
 
 
@@ -152,11 +155,11 @@ def _answer(row: Mapping[str, Any], rule: Rule, published: Published, tables: Ta
     for gap, printed, what in _gaps(row, rule, filters, ours, published, tables):
         words = f"{_signed(gap)} against {what} (printed {printed:+.3g})"
         as_small = rule.alike and abs(printed) <= rule.margin
-        noisy = (abs(gap.estimate) - rule.margin <= gap.high - gap.estimate) if as_small else gap.low <= 0 <= gap.high
-        if abs(gap.estimate) <= rule.margin if as_small else gap.estimate * printed > 0:
-            agreeing.append(words + (", within noise" if noisy and not as_small else ""))
-        elif noisy:
-            doubtful.append(f"{words}, within noise")
+        doubt = _doubt(gap, rule.margin, as_small)
+        if abs(gap.estimate) <= rule.margin if as_small else gap.estimate * printed > 0 and doubt != NO_GAP:
+            agreeing.append(words + (f", {doubt}" if doubt and not as_small else ""))
+        elif doubt:
+            doubtful.append(f"{words}, {doubt}")
         else:
             opposite.append(words)
     if opposite or (doubtful and not agreeing):
@@ -166,6 +169,16 @@ def _answer(row: Mapping[str, Any], rule: Rule, published: Published, tables: Ta
     if scale in rule.same_setting:
         return Answer(ours, "contradicts", f"not within {rule.tolerance:g} of the printed value")
     return Answer(ours, "not run at this scale", "measured, but in another setting and with no neighbour to stand to")
+
+
+def _doubt(gap: Interval, margin: float, as_small: bool) -> str:
+    """Why a difference decides nothing; empty where it decides. Without an interval the margin is all the noise that is known."""
+    if abs(gap.estimate) <= (NOTHING if np.isfinite(gap.low) else max(margin, NOTHING)):
+        return NO_GAP
+    if gap.low <= 0 <= gap.high:
+        return "within noise"
+    reaches = as_small and gap.low <= margin and gap.high >= -margin
+    return f"the interval reaches the {margin:g} that count as none" if reaches else ""
 
 
 def _gaps(
@@ -182,6 +195,8 @@ def _gaps(
             if other_rule is None or (abs(printed) <= rule.margin and not rule.alike):
                 continue
             against = _filters(other_rule, other["settings"])
+            if against is not None and against.get("mean") != filters.get("mean"):
+                continue
             gap_to = None if against is None else difference(rule, filters, other_rule, against, tables)
             if gap_to is not None:
                 yield gap_to, printed, _name(row, other)
@@ -263,7 +278,7 @@ def _judge(said: Statement, tables: Tables, scale: Scale) -> Answer:
     margins = sorted({comparison.margin for comparison in said.holds if comparison.margin})
     allowed = f" within {' or '.join(f'{margin:g}' for margin in margins)}" if margins else ""
     count = f"{held} of {len(seen)} comparisons hold{allowed}" + (
-        f", {undecided} fail within noise" if undecided else ""
+        f", {undecided} fail by less than their interval" if undecided else ""
     )
     least = f"least{f' at {group}' if group else ''}: {_signed(gap)}"
     if held + undecided < len(seen) or 2 * held < len(seen):
@@ -365,7 +380,7 @@ def _sums(selection: Selection, filters: Mapping[str, Any], tables: Mapping[str,
     rows = chosen(table, filters, name)
     if rows.empty:
         return None
-    above, below = selection.ratio or (selection.mean or selection.largest, None)
+    above, below = selection.ratio or (filters.get("mean") or selection.mean or selection.largest, None)
     if above is None:
         raise UserError(f"a rule for {name} measures nothing", remedy="give it a ratio, a mean or a largest")
     _has(table, [above] + ([below] if below else []), name)
@@ -379,7 +394,7 @@ def chosen(table: pd.DataFrame, filters: Mapping[str, Any], name: str) -> pd.Dat
     for key, wanted in filters.items():
         if key == "window":
             keep &= tidy.in_window(table, *wanted)
-        if key in ("window", "table"):
+        if key in ("window", "table", "mean"):
             continue
         _has(table, [key], name)
         keep &= _one_of(table[key], wanted if isinstance(wanted, list) else [wanted])

@@ -54,7 +54,7 @@ class Rule(Selection):
     """How our table answers a printed number.
 
     ``where``: printed setting -> filter of the table's columns (``same``: a column of that name with that value; a value not
-    listed was not run; a filter ``table`` names another table than the rule's). ``against``: settings of the printed numbers that this one must stand to as printed, differences up to
+    listed was not run; filters ``table`` and ``mean`` name another table or column than the rule's). ``against``: settings of the printed numbers that this one must stand to as printed, differences up to
     ``margin`` aside; ``level`` is a constant that it must be above or below as printed;
     with ``alike`` a printed difference up to ``margin`` must be as small in ours. ``tolerance`` decides ``reproduced``, at the scales of ``same_setting``.
     """

@@ -102,6 +102,12 @@ def medusa(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(parameters_billion=rows["parameters"] / 1e9, epoch_minutes=rows["epoch_seconds"] / 60)
 
 
+def classes(rows: pd.DataFrame) -> pd.DataFrame:
+    """``among``: the requests of a slice that OSD's Figure 2 shares out: those of every topic, those of every language but English."""
+    named = rows["count"].where(rows["group"] != "English", 0)
+    return rows.assign(among=named.groupby([rows["group_by"], rows["slice"]]).transform("sum"))
+
+
 def cone(rows: pd.DataFrame) -> pd.DataFrame:
     """How many of the facets that Theorem 2 names were not found."""
     return rows.assign(missing_subsets=rows["expected_subsets"] - rows["subsets"])
@@ -150,6 +156,7 @@ DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "osd_latency_alpha": latency,
     "osd_latency_length": length,
     "osd_latency_dataset": requests,
+    "osd_arena_classes": classes,
     "osd_medusa": medusa,
     "osd_update_cost": update,
     "mdss_acceptance": acceptance,
