@@ -83,6 +83,12 @@ def test_everything_is_in_the_page(text):
     ):
         assert word in text
     assert '<p class="answer">Yes: over the last fifth of the stream alpha is' in text
+    parts = r"(\d+) recomputed from .*, (\d+) computed by .*, (\d+) measured with models"
+    counts = [int(count) for count in re.search(parts, text).groups()]
+    assert all(count > 0 for count in counts[:2])
+    reproduced = re.search(r'data-verdict="reproduced"><b>(\d+)</b>', text)[1]
+    assert sum(counts) == int(reproduced)
+    assert "at least half hold" in text
     rows = len(published.load().numbers) + len(published.load().statements)
     assert text.count('<td class="note">') >= rows
 
