@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from draftlab import claims, tables, tidy
+from draftlab.errors import UserError
 from draftlab.experiments import Answer, load_experiment
 from draftlab.figures.style import name
 from draftlab.published import FOLDER, Selection
@@ -31,6 +32,8 @@ def sentences(experiment: str, table: pd.DataFrame, answers: Sequence[Answer]) -
 
 def sentence(experiment: str, table: pd.DataFrame, answer: Answer) -> str:
     """One answer in words; empty where the table lacks the rows that it speaks of."""
+    for filters in (answer.left, answer.right):
+        _check(experiment, table, filters if isinstance(filters, dict) else {})
     layout = tables.layout_of(experiment, table)
     above, below = answer.measure or (layout.above, layout.below)
     ratio = None if below is None else (above, below)
@@ -40,19 +43,34 @@ def sentence(experiment: str, table: pd.DataFrame, answer: Answer) -> str:
     if found is None:
         return ""
     digits = layout.digits if answer.digits is None else answer.digits
-    parts = []
+    parts, sides = [], set[str]()
     groups = _values(table, answer.each, answer.left, experiment) if answer.each else []
     for group in groups:
         own = (_best if answer.best else _gap)(what, answer, group, source)
         if own is not None:
             shown = own["best"] if answer.best else _text(own["interval"], digits, signed=True)
-            parts.append(f"{_words(group, named=False)} {shown}")
+            parts.append(f"{_words(group, named=len(group) > 1)} {shown}")
+            sides.add(_side(own["interval"]))
     numbers = {key: _text(found[key], digits) for key in ("left", "right")}
     gap = _text(found["interval"], digits, signed=True)
-    text: str = getattr(answer, _side(found["interval"]))
-    said = text.format(**(found | numbers), gap=gap, n=f"{found['interval'].n:,}")
+    apart = "{each}" in answer.level
+    side = _side(found["interval"]) if not apart else sides.pop() if len(sides) == 1 else "level"
+    text: str = getattr(answer, side)
+    said = text.format(**(found | numbers), gap=gap, n=f"{found['interval'].n:,}", each=", ".join(parts))
     by = " and ".join(answer.each).replace("_", " ")
-    return said + (f"; by {by}: {', '.join(parts)}" if len(parts) > 1 else "") + "."
+    return said + (f"; by {by}: {', '.join(parts)}" if len(parts) > 1 and not apart else "") + "."
+
+
+def _check(experiment: str, table: pd.DataFrame, filters: Mapping[str, Any]) -> None:
+    """A scale may lack all values of a list, and the sentence is silent; a part of them it would drop unsaid."""
+    for key, wanted in filters.items():
+        if isinstance(wanted, list) and key != "window" and key in table:
+            absent = [value for value in wanted if claims.chosen(table, {key: value}, experiment).empty]
+            if 0 < len(absent) < len(wanted):
+                remedy = "repair `answer` in its YAML file"
+                raise UserError(
+                    f"{experiment}: no rows with {key} {absent[0]}, which its answer selects", remedy=remedy
+                )
 
 
 def _gap(what: Selection, answer: Answer, group: Mapping[str, Any], source: claims.Tables) -> dict[str, Any] | None:

@@ -50,6 +50,7 @@ class Layout:
 QUANTITIES: dict[tuple[str, str | None], str] = {
     ("overlap", "visited"): "alpha",
     ("accepted", "visited"): "accepted over visited tokens",
+    ("counted", "visited"): "estimate of alpha",
     ("accepted", "over"): "precision or recall",
     ("acceptance", None): "acceptance [probability]",
     ("acceptance_sum", "positions"): "acceptance [probability]",
@@ -140,7 +141,7 @@ LAYOUTS: dict[str, Layout] = {
     "beyond_noise_floor": Layout(("measured",), (), "a_seconds", "b_seconds"),
     "beyond_interference": Layout(("alpha",), ("phase",), "speculative_ms", best="smallest", digits=2),
     "beyond_draft_length": Layout(("dataset", "method"), ("draft_len",), "emitted", "cost", "largest", digits=2),
-    "beyond_temperature": Layout(("method", "temperature"), ("measured",), "accepted", "visited"),
+    "beyond_temperature": Layout(("method", "temperature"), ("estimator",), "counted", "visited"),
     "beyond_temperature_online": Layout(("temperature",), ("method",), "overlap", "visited", "largest", window=LATE),
     "beyond_update_interval": Layout(
         ("sweep", "update_interval"), ("setting",), "overlap", "visited", "largest", window=LATE
@@ -157,7 +158,7 @@ LAYOUTS: dict[str, Layout] = {
     "beyond_compute_matched": Layout(("dataset", "draft"), ("requests",), "overlap", "visited"),
     "beyond_routing_errors": Layout(("method",), (), "overlap", "visited"),
     "beyond_specialised": Layout(("group", "draft"), ("method",), "overlap", "visited", "largest"),
-    "beyond_stream_length": Layout(("length",), ("requests",), "request_ms", digits=2),
+    "beyond_stream_length": Layout(("length", "requests", "peak_mb"), (), "request_ms", digits=2),
     "beyond_update_lag": Layout(("dataset",), ("lag",), "overlap", "visited"),
     "beyond_three_baselines": Layout(("dataset",), ("contender",), "plain_seconds", "seconds", "largest", digits=2),
 }

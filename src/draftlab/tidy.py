@@ -22,7 +22,10 @@ def latency(rows: pd.DataFrame) -> pd.DataFrame:
         theory.speedup(*cell) for cell in zip(rows["alpha"], rows["draft_len"], rows["cost_ratio"], strict=True)
     ]
     return rows.assign(
-        plain_ms=1e3 * rows["plain"], speculative_ms=1e3 * rows["speculative"], eq1_gap=promised - rows["speedup"]
+        plain_ms=1e3 * rows["plain"],
+        speculative_ms=1e3 * rows["speculative"],
+        eq1=promised,
+        eq1_gap=promised - rows["speedup"],
     )
 
 
@@ -103,9 +106,11 @@ def medusa(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def classes(rows: pd.DataFrame) -> pd.DataFrame:
-    """``among``: the requests of a slice that OSD's Figure 2 shares out: those of every topic, those of every language but English."""
+    """``among``: the requests of a slice that OSD's Figure 2 shares out, those of every topic, those of every language but English;
+    and the ``half`` of the time that a slice lies in."""
+    half = (2 * rows["slice"] > rows["slice"].max()).map({True: "second", False: "first"})
     named = rows["count"].where(rows["group"] != "English", 0)
-    return rows.assign(among=named.groupby([rows["group_by"], rows["slice"]]).transform("sum"))
+    return rows.assign(half=half, among=named.groupby([rows["group_by"], rows["slice"]]).transform("sum"))
 
 
 def cone(rows: pd.DataFrame) -> pd.DataFrame:
@@ -137,6 +142,24 @@ def compute(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(training_flops=6.0 * rows["parameters"] * rows["tokens"])
 
 
+ESTIMATORS = {
+    "live": ("live", "accepted"),
+    "accepted over visited": ("replay", "accepted"),
+    "sum of minima": ("replay", "overlap"),
+    "OSD's repository": ("replay", "overlap_repo"),
+}
+"""What is measured, and the column that is counted over the visited tokens; live decoding is the truth."""
+
+
+def estimators(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each row once per ``estimator`` of alpha, whose numerator is ``counted``."""
+    parts = []
+    for name, (measured, column) in ESTIMATORS.items():
+        own = rows[rows["measured"] == measured]
+        parts.append(own.assign(estimator=name, counted=own[column]))
+    return pd.concat(parts, ignore_index=True)
+
+
 def update_interval(rows: pd.DataFrame) -> pd.DataFrame:
     """What each of the two sweeps varies beside the interval, in words."""
     rate, replay = (
@@ -147,9 +170,13 @@ def update_interval(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def stream_length(rows: pd.DataFrame) -> pd.DataFrame:
-    """Requests of each stream, and CPU milliseconds for each of them."""
-    requests = rows.groupby("length")["record"].transform("max") + 1
-    return rows.assign(requests=requests, request_ms=1e3 * rows["cpu_seconds"] / requests)
+    """Requests of each stream, CPU milliseconds for each of them, and for each that the next shorter stream lacks."""
+    rows = rows.assign(requests=rows.groupby("length")["record"].transform("max") + 1)
+    runs = rows.groupby("requests")["cpu_seconds"].mean()
+    added = runs.diff() / runs.index.to_series().diff()
+    return rows.assign(
+        request_ms=1e3 * rows["cpu_seconds"] / rows["requests"], added_ms=1e3 * rows["requests"].map(added)
+    )
 
 
 DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
@@ -182,6 +209,7 @@ DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "beyond_draft_length": draft_length,
     "beyond_compute_matched": compute,
     "beyond_stream_length": stream_length,
+    "beyond_temperature": estimators,
     "beyond_update_interval": update_interval,
     "osd_token_recall": recall,
 }

@@ -39,7 +39,8 @@ class Answer(Settings):
 
     The rows of ``left`` less those of ``right`` (or a constant), over the same requests, or the best of ``best``'s settings less the next
     one: an interval above 0 says ``more``, one below it ``less``, any other ``level``. The texts may name ``{gap}``, ``{left}``,
-    ``{right}``, ``{n}``, ``{best}`` and ``{second}``. ``each`` repeats the difference for every value of these columns; ``measure`` is
+    ``{right}``, ``{n}``, ``{best}`` and ``{second}``. ``each`` repeats the difference for every value of these columns; texts that name
+    ``{each}`` are chosen by all of these together (``level`` where they disagree), not by all rows pooled. ``measure`` is
     summed numerator and denominator, by default those of the printed table, as are the ``digits``.
     """
 

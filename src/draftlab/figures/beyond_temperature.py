@@ -7,23 +7,13 @@ from matplotlib.figure import Figure
 
 from draftlab.figures.forms import curve_figure
 from draftlab.published import Published
-
-ESTIMATORS = {
-    "live decoding: accepted / visited": ("live", "accepted"),
-    "accepted / visited": ("replay", "accepted"),
-    "sum of min(target, draft)": ("replay", "overlap"),
-    "OSD's repository": ("replay", "overlap_repo"),
-}
+from draftlab.tidy import ESTIMATORS
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """A panel per draft, a line per estimator."""
-    parts = []
-    for words, (measured, column) in ESTIMATORS.items():
-        rows = table[table["measured"] == measured]
-        parts.append(rows.assign(estimator=words, counted=rows[column]))
     return curve_figure(
-        pd.concat(parts, ignore_index=True),
+        table,
         scale,
         x="temperature",
         above="counted",
