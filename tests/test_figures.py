@@ -70,6 +70,24 @@ def test_same_table_same_bytes(known, name, tmp_path):
     assert b"CreationDate" not in (tmp_path / "one.pdf").read_bytes()
 
 
+def test_a_class_is_counted_in_requests_and_its_figure_names_the_unit(known):
+    rows = pd.DataFrame({"group": ["a", "b"] * 6, "record": range(0, 120, 10), "requests": [2, 4] * 6, "seed": 0})
+    rows = rows.assign(method="separate", overlap=1, visited=2)
+    assert forms.of_class(rows).loc[rows["group"] == "b", "record"].tolist() == [0, 4, 8, 12, 16, 20]
+    assert forms.of_class(rows).loc[rows["group"] == "a", "record"].tolist() == [0, 0, 4, 4, 8, 8]
+    said = " ".join(forms.stream_figure(rows, "laptop").get_supxlabel().split())
+    assert "95 % bootstrap over groups of up to 4 requests" in said
+
+
+def test_panels_that_share_an_axis_share_its_ticks(known):
+    """The short streams of some classes once put their ticks under the long one's."""
+    rows = pd.DataFrame({"group": ["long"] * 1200, "record": range(1200)})
+    short = [pd.DataFrame({"group": [name] * 150, "record": range(150)}) for name in "abcde"]
+    table = pd.concat([rows, *short]).assign(method="separate", seed=0, overlap=1, visited=2)
+    figure = forms.stream_figure(table, "laptop", panel="group")
+    assert figure.axes[0].get_xticks().tolist() == figure.axes[-1].get_xticks().tolist() == [0, 600, 1200]
+
+
 def test_printed_values_are_drawn(known):
     figure = figures.FIGURES["osd_offline"](_table("osd_offline"), "laptop", known)
     diamonds = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_marker() == "D"]

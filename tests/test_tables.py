@@ -89,7 +89,18 @@ def test_units_that_are_all_alike_have_no_interval():
     layout = tables.Layout(("dataset",), (), "hits", "tries")
     cells = tables.summary(rows, layout)
     assert tables.arrange(cells, layout)["hits / tries"].tolist() == ["0.500"]
-    assert "one run each, so no interval" in tables.caption("x", cells, layout, "request", "smoke")
+    assert "one run each, so no interval" in tables.caption("x", cells, layout, "requests", "smoke")
+
+
+@pytest.mark.parametrize(("column", "sizes"), [("record", (10, 4)), ("request", (10, 4))])
+def test_a_binned_stream_says_what_is_drawn(column, sizes):
+    binned = _rows(0.3).rename(columns={"request": column}).assign(requests=lambda rows: [*sizes] * (len(rows) // 2))
+    binned["record"] = binned[column]
+    said = tables.caption("x", tables.summary(binned, LAYOUT), LAYOUT, tidy.units(binned), "smoke")
+    assert "n = 40 groups of up to 10 requests per cell, 95 % bootstrap interval over groups of up to 10" in said
+    assert tidy.units(_rows(0.3)) == "requests"
+    assert tidy.units(_rows(0.3).assign(requests=600)) == "requests", "requests that a draft learnt from"
+    assert tidy.units(pd.DataFrame({"x": [1]})) is None
 
 
 @pytest.mark.parametrize("name", list(tables.LAYOUTS))

@@ -158,7 +158,7 @@ LAYOUTS: dict[str, Layout] = {
     "beyond_compute_matched": Layout(("dataset", "draft"), ("requests",), "overlap", "visited"),
     "beyond_routing_errors": Layout(("method",), (), "overlap", "visited"),
     "beyond_specialised": Layout(("group", "draft"), ("method",), "overlap", "visited", "largest"),
-    "beyond_stream_length": Layout(("length", "requests", "peak_mb"), (), "request_ms", digits=2),
+    "beyond_stream_length": Layout(("length", "served", "peak_mb"), (), "request_ms", digits=2),
     "beyond_update_lag": Layout(("dataset",), ("lag",), "overlap", "visited"),
     "beyond_three_baselines": Layout(("dataset",), ("contender",), "plain_seconds", "seconds", "largest", digits=2),
 }
@@ -205,7 +205,7 @@ def write(experiment: str, table: pd.DataFrame, scale: str, prefix: Path, answer
     """Write ``prefix.md`` (the ``answer`` first), ``prefix.csv`` (one row per cell) and ``prefix.tex``."""
     layout = layout_of(experiment, table)
     cells = summary(table, layout)
-    facts = caption(experiment, cells, layout, tidy.unit(table), scale)
+    facts = caption(experiment, cells, layout, tidy.units(table), scale)
     write_text(
         prefix.with_name(prefix.name + ".csv"), cells.to_csv(index=False, lineterminator="\n", float_format="%.6g")
     )
@@ -276,17 +276,17 @@ def _sums(table: pd.DataFrame, cell: pd.Series, layout: Layout, below: str) -> p
     return table[chosen].groupby("_unit")[[layout.above, below]].sum()
 
 
-def caption(experiment: str, cells: pd.DataFrame, layout: Layout, unit: str | None, scale: str) -> str:
+def caption(experiment: str, cells: pd.DataFrame, layout: Layout, units: str | None, scale: str) -> str:
     """What the numbers are, in one line."""
     one_run = bool((cells["ci_low"] == cells["ci_high"]).all())
     n = f"{cells['n'].min()}" if cells["n"].nunique() == 1 else f"{cells['n'].min()} to {cells['n'].max()}"
-    parts = [f"{experiment}, scale {scale}: {layout.quantity}", f"n = {n} {unit or 'row'}s per cell"]
+    parts = [f"{experiment}, scale {scale}: {layout.quantity}", f"n = {n} {units or 'rows'} per cell"]
     if layout.window:
         parts.append(f"from {layout.window[0]:.0%} to {layout.window[1]:.0%} of the stream")
     if layout.where:
         parts.append(": ".join(layout.where))
-    sure = layout.exact if unit is None else "one run each, so no interval" if one_run else ""
-    parts.append(sure or f"95 % bootstrap interval over {unit}s")
+    sure = layout.exact if units is None else "one run each, so no interval" if one_run else ""
+    parts.append(sure or f"95 % bootstrap interval over {units}")
     parts += [layout.note] if layout.note else []
     if cells["best"].any():
         parts.append("bold: best of its row, by differences whose intervals leave out 0")

@@ -171,12 +171,10 @@ def update_interval(rows: pd.DataFrame) -> pd.DataFrame:
 
 def stream_length(rows: pd.DataFrame) -> pd.DataFrame:
     """Requests of each stream, CPU milliseconds for each of them, and for each that the next shorter stream lacks."""
-    rows = rows.assign(requests=rows.groupby("length")["record"].transform("max") + 1)
-    runs = rows.groupby("requests")["cpu_seconds"].mean()
+    rows = rows.assign(served=rows.groupby("length")["record"].transform("max") + 1)
+    runs = rows.groupby("served")["cpu_seconds"].mean()
     added = runs.diff() / runs.index.to_series().diff()
-    return rows.assign(
-        request_ms=1e3 * rows["cpu_seconds"] / rows["requests"], added_ms=1e3 * rows["requests"].map(added)
-    )
+    return rows.assign(request_ms=1e3 * rows["cpu_seconds"] / rows["served"], added_ms=1e3 * rows["served"].map(added))
 
 
 DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
@@ -233,6 +231,14 @@ def derive(experiment: str, rows: pd.DataFrame) -> pd.DataFrame:
 def unit(rows: pd.DataFrame) -> str | None:
     """The column whose values the bootstrap draws: requests, places (records) of a stream, or blocks; None for an exact table."""
     return next((column for column in ("request", "record", "block") if column in rows), None)
+
+
+def units(rows: pd.DataFrame) -> str | None:
+    """What the bootstrap draws, in words; None for an exact table. A row of a binned stream sums several ``requests``."""
+    if {"record", "requests"} <= set(rows) and (size := int(rows["requests"].max())) > 1:
+        return f"groups of up to {size} requests"
+    column = unit(rows)
+    return None if column is None else f"{column}s"
 
 
 def clusters(rows: pd.DataFrame) -> pd.Series:

@@ -14,7 +14,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     return curve_figure(
         table,
         scale,
-        x="requests",
+        x="served",
         above="overlap",
         below="visited",
         xlabel="requests in the stream",

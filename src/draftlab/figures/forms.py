@@ -98,7 +98,11 @@ def curve_figure(
         legend(figure, list(axes.flat), columns=4 if len(shown) > 1 else 2)
     several = "dataset" in table and "dataset" not in keys and table["dataset"].nunique() > 1
     datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
-    interval = f"{counted(n)} {unit}s{datasets} per point, bars: 95 % bootstrap" if unit else "exact: no n, no interval"
+    interval = (
+        f"{counted(n)} {tidy.units(table)}{datasets} per point, bars: 95 % bootstrap"
+        if unit
+        else "exact: no n, no interval"
+    )
     footer(figure, scale, interval, seeds(table), *facts)
     return figure
 
@@ -211,10 +215,10 @@ def stream_figure(
         table = table[table["measured_on"] == "stream"]
     shown = in_order(table[panel].tolist(), order or list(NAMES)) if panel else [None]
     figure, axes = panels(1 + (printed is not None), len(shown), height=1.7, sharey=True, sharex="row", width=7.0)
-    used = 0
+    used: list[int] = []
     for column, value in enumerate(shown):
         rows = table if panel is None else table[table[panel] == value]
-        used = moving(axes[0, column], rows, series, window, panel)
+        used.append(moving(axes[0, column], rows, series, window, panel))
         axes[0, column].set_title("" if value is None else name(value))
         if printed is not None:
             printed(axes[1, column], value)
@@ -224,21 +228,26 @@ def stream_figure(
         axes[1, 0].set_ylabel("alpha, printed")
     legend(figure, list(axes.flat), columns=5)
     served = _served(table)
+    length = int(served["record"].max()) + _step(served)
+    ticks = MaxNLocator(2 if len(shown) > 4 else 4).tick_values(0, length)
+    axes[0, 0].set_xticks([tick for tick in ticks if tick <= length])
     footer(
         figure,
         scale,
-        f"moving average of {used} records{printed_note}",
-        f"{int(served['record'].max()) + _step(served)} records",
+        f"moving average of {'–'.join(map(str, sorted({min(used), max(used)})))} records{printed_note}",
+        f"{length} records",
         seeds(table),
-        "at the right: last fifth of the stream, 95 % bootstrap over requests",
+        f"at the right: last fifth of the stream, 95 % bootstrap over {tidy.units(table)}",
     )
     return figure
 
 
 def of_class(table: pd.DataFrame) -> pd.DataFrame:
-    """The same stream with the requests of each class counted on their own."""
-    place = table.sort_values("record").groupby(["group", "method", "seed"]).cumcount()
-    return table.assign(record=place)
+    """The same stream with the requests of each class counted on their own, in steps of what a row may sum."""
+    summed = table["requests"] if "requests" in table else pd.Series(1, table.index)
+    in_turn = summed.loc[table.sort_values("record", kind="stable").index]
+    served = in_turn.groupby([table[key] for key in ("group", "method", "seed")]).cumsum() - in_turn
+    return table.assign(record=served // summed.max() * summed.max())
 
 
 def _served(rows: pd.DataFrame) -> pd.DataFrame:
@@ -268,8 +277,9 @@ def moving(ax: Axes, rows: pd.DataFrame, series: str, window: int, panel: str | 
         alpha = stats.moving_ratio(sums["overlap"], sums["visited"], window)
         shown = np.arange(len(sums)) >= window - 1
         ax.plot(sums.index[shown], alpha[shown], **style.options(marker=""))
-        _end(ax, sums[sums.index >= 0.8 * length], length * (1.03 + 0.04 * place), style)
-    ax.set_xticks([tick for tick in MaxNLocator(4).tick_values(0, length) if tick <= length])
+        last = rows[(rows[series] == value) & (rows["record"] >= 0.8 * length)]
+        drawn = last.groupby(tidy.clusters(last))[["overlap", "visited"]].sum()
+        _end(ax, drawn, length * (1.03 + 0.04 * place), style)
     ax.axvline(length, color=GREY, linewidth=0.5)
     if panel != "group":
         _boundaries(ax, served)
@@ -349,8 +359,8 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     ax.set_yticks(range(len(rows)), [", ".join(name(tables.named(*pair)) for pair in row) for row in settings])
     if layout.columns:
         legend(figure, [ax], columns=3)
-    unit = tidy.unit(table)
-    interval = f"{counted(cells['n'])} {unit}s per mark, bars: 95 % bootstrap" if unit else "exact: no n, no interval"
+    units = tidy.units(table)
+    interval = f"{counted(cells['n'])} {units} per mark, bars: 95 % bootstrap" if units else "exact: no n, no interval"
     footer(figure, scale, interval, seeds(table))
     return figure
 
@@ -399,7 +409,7 @@ def gap_figure(
         figure,
         scale,
         "differences of alpha in points; (in brackets): the 95 % interval holds 0",
-        f"{counted(found['n'])} requests per cell",
+        f"{counted(found['n'])} {tidy.units(table)} per cell",
         seeds(table),
         *facts,
     )
