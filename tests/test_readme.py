@@ -1,5 +1,6 @@
 """README states no number by hand: its parts follow the committed tables and the experiments' files."""
 
+import re
 import shutil
 
 import pytest
@@ -31,6 +32,12 @@ def test_another_result_makes_it_stale(copy):
         readme.update(copy / "README.md", check=True)
     readme.update(copy / "README.md", check=False)
     assert "0.28 / **0.7" in (copy / "README.md").read_text()
+
+
+def test_each_row_of_the_second_table_says_its_n(copy):
+    rows = [line for line in (copy / "README.md").read_text().splitlines() if line.startswith("| acceptance of two")]
+    assert len(rows) == 4
+    assert all(re.search(r"over draft temperatures 1 to 2\) \| .* \| \d+ requests \|$", row) for row in rows)
 
 
 def test_another_answer_makes_it_stale(copy):

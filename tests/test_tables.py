@@ -92,6 +92,12 @@ def test_units_that_are_all_alike_have_no_interval():
     assert "one run each, so no interval" in tables.caption("x", cells, layout, "requests", "smoke")
 
 
+def test_the_region_keeps_the_numbers_of_drafts_apart():
+    table = tidy.derive("mdss_region", TABLES["mdss_region"]())
+    cells = tables.summary(table, tables.LAYOUTS["mdss_region"])
+    assert set(cells["num_drafts"]) == set(table["num_drafts"])
+
+
 @pytest.mark.parametrize(("column", "sizes"), [("record", (10, 4)), ("request", (10, 4))])
 def test_a_binned_stream_says_what_is_drawn(column, sizes):
     binned = _rows(0.3).rename(columns={"request": column}).assign(requests=lambda rows: [*sizes] * (len(rows) // 2))

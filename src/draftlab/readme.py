@@ -55,8 +55,12 @@ def _results(root: Path) -> str:
     for what, claim in BY_DATASET.items():
         cells = [_cell(claims, claim.format(dataset=dataset)) for dataset in DATASETS]
         lines.append(f"| {what} | {' | '.join(cells)} |")
-    lines += ["", "| | printed / ours |", "|---|---|"]
-    lines += [f"| {what} | {_cell(claims, claim)} |" for what, claim in OTHERS.items()]
+    lines += ["", "| | printed / ours | n |", "|---|---|---|"]
+    lines += [
+        f"| {what} | {_cell(claims, claim)} | {claims['n'][claim]} {unit} |"
+        for unit, rows in OTHERS.items()
+        for what, claim in rows.items()
+    ]
     lines += ["", (root / ANSWER).read_text(encoding="utf-8").splitlines()[0]]
     return "\n".join(lines)
 
@@ -86,9 +90,9 @@ BY_DATASET = {
     "online draft, end of the stream (Fig. 3)": f"F3.online_last20pct_mean/{PAIR}/{{dataset}}/osd",
 }
 OTHERS = {
-    "speed-up in llama.cpp at alpha = 0.8 (OSD Table 2)": f"T2.speedup_by_alpha/{PAIR}/alpha=0.8/measured",
-    **{
-        f"acceptance of two drafts, {label} (MDSS Table 2, Dolly)": f"T2.acceptance/dolly/num_drafts=2/{scheme}"
+    "blocks": {"speed-up in llama.cpp at alpha = 0.8 (OSD Table 2)": f"T2.speedup_by_alpha/{PAIR}/alpha=0.8/measured"},
+    "requests": {
+        f"acceptance of two drafts, {label} (MDSS Table 2, Dolly; ours over draft temperatures 1 to 2)": f"T2.acceptance/dolly/num_drafts=2/{scheme}"
         for scheme, label in {
             "optimal": "optimum",
             "importance_truncated": "importance sampling",

@@ -108,14 +108,15 @@ LAYOUTS: dict[str, Layout] = {
     "osd_utilisation": Layout(("requests_per_second",), ("system",), "flops_per_second", "hardware_flops", digits=4),
     "beyond_break_even": Layout(("contender", "update_interval"), (), "static_seconds", "cost_seconds", digits=2),
     "osd_update_cost": Layout(("draft", "update_interval"), (), "interval_seconds", "update_seconds", digits=1),
-    "mdss_region": Layout(("panel", "scheme"), (), "acceptance"),
+    "mdss_region": Layout(("panel", "scheme"), ("num_drafts",), "acceptance"),
     "mdss_acceptance": Layout(
         ("dataset", "draft_temperature", "num_drafts"),
         ("scheme",),
         "acceptance_sum",
         "positions",
         digits=4,
-        note="rrs draws its drafts without replacement, which has an optimum of its own",
+        note="rrs draws its drafts without replacement, which has an optimum of its own, so it may stand above optimal; single_path and "
+        "block are accepted over visited tokens of a path, another quantity",
     ),
     "mdss_cone": Layout(("num_tokens", "num_drafts"), (), "subsets", "expected_subsets"),
     "mdss_cost": Layout(
