@@ -220,6 +220,13 @@ def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path
         latency_requests(settings, models["target"], drafts, tmp_path / "none.jsonl")
 
 
+@pytest.mark.parametrize("names", [["none"], ["none_again"], ["mine", "mine_adaptive"]])
+def test_a_draft_is_not_named_as_a_contender_of_its_own(names: list[str]) -> None:
+    settings = LatencyRequests(dataset="toy", draft_len=3, requests=2, max_new_tokens=12, adaptive=True)
+    with pytest.raises(UserError, match=f"a draft is named '{names[-1]}'"):
+        latency_requests(settings, Path(), dict.fromkeys(names, Path()), Path("no answers"))
+
+
 # --- branches ----------------------------------------------------------------------------------------------------
 
 

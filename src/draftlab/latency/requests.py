@@ -29,6 +29,9 @@ def latency_requests(
     settings: LatencyRequests, target: Path, drafts: Mapping[str, Path], answers: Path
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Decode the first requests of ``answers`` with every contender in llama.cpp, and describe the run."""
+    taken = {PLAIN, AGAIN, *(f"{name}_adaptive" for name in drafts if settings.adaptive)}
+    if clash := sorted(taken & set(drafts)):
+        raise UserError(f"a draft is named {clash[0]!r}, as a contender of its own is", remedy="give it another name")
     requests = list(itertools.islice(read_jsonl(answers, Answer), settings.requests))
     if not requests:
         raise UserError("no requests", file=answers, remedy="record answers first")
