@@ -88,6 +88,13 @@ def test_panels_that_share_an_axis_share_its_ticks(known):
     assert figure.axes[0].get_xticks().tolist() == figure.axes[-1].get_xticks().tolist() == [0, 600, 1200]
 
 
+def test_marks_stand_on_their_own_lines(known):
+    figure = figures.FIGURES["mdss_quality"](_table("mdss_quality"), "laptop", known)
+    lines = [line for ax in figure.axes for line in ax.lines if len(line.get_xdata()) > 2]
+    assert lines
+    assert all(line.get_marker() not in ("", "None") for line in lines if line.get_linestyle() != "None")
+
+
 def test_printed_values_are_drawn(known):
     figure = figures.FIGURES["osd_offline"](_table("osd_offline"), "laptop", known)
     diamonds = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_marker() == "D"]

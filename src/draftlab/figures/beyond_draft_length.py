@@ -24,6 +24,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         ylabel="alpha",
         also=[
             ("tokens per target call", "emitted", "blocks"),
-            ("predicted (Eq. 1,\nc = 0.1) speed-up", "emitted", "cost"),
+            ("speed-up predicted\nby Eq. 1, c = 0.1", "emitted", "cost"),
         ],
     )

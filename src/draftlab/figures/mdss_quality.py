@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from draftlab.figures.forms import curves, printed_points
-from draftlab.figures.style import LOOKS, counted, footer, legend, panels, seeds
+from draftlab.figures.style import LOOKS, counted, footer, in_order, legend, panels, seeds
 from draftlab.published import Published
 from draftlab.stats import ratio_table
 
@@ -33,7 +33,12 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         n = found["n"]
         claim, x = PRINTED[metric, identical]
         rated = found[found["scheme"] != "plain"]
-        curves(ax, rated, "draft_temperature", "scheme", list(LOOKS), 0.03)
+        schemes = in_order(rated["scheme"].tolist(), LOOKS)
+        apart = 0.03 * (rated["scheme"].map(schemes.index) - (len(schemes) - 1) / 2)
+        shifted = rated.assign(
+            draft_temperature=rated["draft_temperature"] + apart
+        )  # so that no interval hides another
+        curves(ax, shifted, "draft_temperature", "scheme", list(LOOKS))
         for plain in found.loc[found["scheme"] == "plain", "estimate"]:
             ax.axhline(plain, **LOOKS["plain"].options(marker=""))
         printed = published.of(claim)

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draftlab.figures.style import BLUE, COLUMN, RED, footer, legend, name, panels, seeds
+from draftlab.figures.style import BLUE, COLUMN, GREY, RED, footer, legend, name, panels, seeds
 from draftlab.published import Published
 from draftlab.stats import ratio
 
@@ -56,6 +56,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
 
 
 def _times(ax: Axes, short: float, long: float, place: int) -> None:
-    """How many times the update fits, between the two marks."""
-    middle = (short * long) ** 0.5, place
-    ax.annotate(f"{long / short:.0f}x", middle, ha="center", va="bottom", xytext=(0, 2), textcoords="offset points")
+    """How many times the update fits, on the line between the two marks."""
+    ax.plot([short, long], [place, place], color=GREY, linewidth=0.6, zorder=0)
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    ax.text((short * long) ** 0.5, place, f"{long / short:.0f}x", ha="center", va="center", bbox=white)
