@@ -1,143 +1,32 @@
 """Tidy table -> picture: one module per figure, named as its experiment.
 
-A figure function takes (table, scale, published) and returns a matplotlib ``Figure``; it reads nothing else.
+A module's ``draw`` takes (table, scale, published) and returns a matplotlib ``Figure``; it reads nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.figures import (
-    beyond_block_multidraft,
-    beyond_break_even,
-    beyond_compute_matched,
-    beyond_context_batch,
-    beyond_draft_length,
-    beyond_forgetting,
-    beyond_hybrid,
-    beyond_interference,
-    beyond_loss_positions,
-    beyond_online_multidraft,
-    beyond_regime,
-    beyond_routing_errors,
-    beyond_sinkhorn,
-    beyond_specialised,
-    beyond_stream_length,
-    beyond_switching,
-    beyond_temperature,
-    beyond_temperature_online,
-    beyond_three_baselines,
-    beyond_update_interval,
-    beyond_update_lag,
-    beyond_within_task_drift,
-    mdss_acceptance,
-    mdss_cone,
-    mdss_cost,
-    mdss_draft_temperature,
-    mdss_drafts,
-    mdss_mixed_temperature,
-    mdss_quality,
-    mdss_region,
-    mdss_target_temperature,
-    mdss_three_drafts,
-    mdss_topk,
-    mdss_truncation,
-    osd_arena_classes,
-    osd_arena_language,
-    osd_arena_topic,
-    osd_draft_size,
-    osd_draft_size_t5,
-    osd_epochs,
-    osd_latency_alpha,
-    osd_latency_dataset,
-    osd_latency_length,
-    osd_medusa,
-    osd_memory_traffic,
-    osd_offline,
-    osd_offline_t5,
-    osd_online,
-    osd_online_t5,
-    osd_routing,
-    osd_shift_mixed,
-    osd_shift_sharp,
-    osd_shift_smooth,
-    osd_speedup_theory,
-    osd_token_recall,
-    osd_two_mix,
-    osd_update_cost,
-    osd_utilisation,
-)
 from draftlab.figures.forms import overview
 from draftlab.figures.style import save
 from draftlab.published import Published
 
-FIGURES: dict[str, Callable[[pd.DataFrame, str, Published], Figure]] = {
-    "osd_offline": osd_offline.draw,
-    "osd_online": osd_online.draw,
-    "osd_offline_t5": osd_offline_t5.draw,
-    "osd_online_t5": osd_online_t5.draw,
-    "osd_arena_classes": osd_arena_classes.draw,
-    "osd_speedup_theory": osd_speedup_theory.draw,
-    "osd_latency_alpha": osd_latency_alpha.draw,
-    "osd_latency_dataset": osd_latency_dataset.draw,
-    "osd_latency_length": osd_latency_length.draw,
-    "osd_medusa": osd_medusa.draw,
-    "osd_memory_traffic": osd_memory_traffic.draw,
-    "osd_update_cost": osd_update_cost.draw,
-    "osd_utilisation": osd_utilisation.draw,
-    "osd_arena_language": osd_arena_language.draw,
-    "osd_arena_topic": osd_arena_topic.draw,
-    "osd_draft_size": osd_draft_size.draw,
-    "osd_draft_size_t5": osd_draft_size_t5.draw,
-    "osd_epochs": osd_epochs.draw,
-    "osd_routing": osd_routing.draw,
-    "osd_shift_mixed": osd_shift_mixed.draw,
-    "osd_shift_sharp": osd_shift_sharp.draw,
-    "osd_shift_smooth": osd_shift_smooth.draw,
-    "osd_token_recall": osd_token_recall.draw,
-    "osd_two_mix": osd_two_mix.draw,
-    "mdss_region": mdss_region.draw,
-    "mdss_acceptance": mdss_acceptance.draw,
-    "mdss_cone": mdss_cone.draw,
-    "mdss_cost": mdss_cost.draw,
-    "mdss_draft_temperature": mdss_draft_temperature.draw,
-    "mdss_drafts": mdss_drafts.draw,
-    "mdss_mixed_temperature": mdss_mixed_temperature.draw,
-    "mdss_quality": mdss_quality.draw,
-    "mdss_target_temperature": mdss_target_temperature.draw,
-    "mdss_three_drafts": mdss_three_drafts.draw,
-    "mdss_topk": mdss_topk.draw,
-    "mdss_truncation": mdss_truncation.draw,
-    "beyond_block_multidraft": beyond_block_multidraft.draw,
-    "beyond_break_even": beyond_break_even.draw,
-    "beyond_hybrid": beyond_hybrid.draw,
-    "beyond_online_multidraft": beyond_online_multidraft.draw,
-    "beyond_regime": beyond_regime.draw,
-    "beyond_sinkhorn": beyond_sinkhorn.draw,
-    "beyond_context_batch": beyond_context_batch.draw,
-    "beyond_interference": beyond_interference.draw,
-    "beyond_three_baselines": beyond_three_baselines.draw,
-    "beyond_compute_matched": beyond_compute_matched.draw,
-    "beyond_draft_length": beyond_draft_length.draw,
-    "beyond_forgetting": beyond_forgetting.draw,
-    "beyond_loss_positions": beyond_loss_positions.draw,
-    "beyond_routing_errors": beyond_routing_errors.draw,
-    "beyond_stream_length": beyond_stream_length.draw,
-    "beyond_switching": beyond_switching.draw,
-    "beyond_temperature": beyond_temperature.draw,
-    "beyond_temperature_online": beyond_temperature_online.draw,
-    "beyond_update_interval": beyond_update_interval.draw,
-    "beyond_update_lag": beyond_update_lag.draw,
-    "beyond_specialised": beyond_specialised.draw,
-    "beyond_within_task_drift": beyond_within_task_drift.draw,
-}
+DESIGNED = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*_*.py"))
+"""The experiments that have a figure of their own."""
+
+
+def figure(experiment: str, table: pd.DataFrame, scale: str, published: Published) -> Figure:
+    """The experiment's own figure, or an overview of its table."""
+    if experiment not in DESIGNED:
+        return overview(experiment, table, scale)
+    drawn: Figure = importlib.import_module(f"draftlab.figures.{experiment}").draw(table, scale, published)
+    return drawn
 
 
 def draw(experiment: str, table: pd.DataFrame, scale: str, published: Published, prefix: Path) -> None:
-    """Write ``prefix.pdf`` and ``prefix.png``; the same table gives the same bytes. Without a figure of its own, an overview."""
-    designed = FIGURES.get(experiment)
-    save(designed(table, scale, published) if designed else overview(experiment, table, scale), prefix)
+    """Write ``prefix.pdf`` and ``prefix.png``; the same table gives the same bytes."""
+    save(figure(experiment, table, scale, published), prefix)
