@@ -57,8 +57,8 @@ def bench(
     max_new_tokens: int = 96,
     repeats: int = 4,
     inflated_layers: int = 6,
-    inflated_ffn: int = 2048,
-    inflated_widths: int = 16,
+    inflated_ffn: int = 8192,
+    inflated_widths: int = 4,
 ) -> pd.DataFrame:
     """Time every contender on every prompt ``repeats`` times, each next to the loop; one row per (``draft_len, contender``).
 

@@ -743,8 +743,8 @@ def bench_llama_cpp(
     max_new_tokens: int = 96,
     repeats: int = 4,
     inflated_layers: int = 6,
-    inflated_ffn: int = 2048,
-    inflated_widths: int = 16,
+    inflated_ffn: int = 8192,
+    inflated_widths: int = 4,
     out: Path | None = None,
 ) -> None:
     """Time the llama.cpp loop beside llama.cpp's own C++ tools (--tools: the folder of the binaries) and transformers, in turns, one thread."""
