@@ -129,6 +129,13 @@ def osd_latency_alpha(blocks: int = 7) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def beyond_best_draft_len() -> pd.DataFrame:
+    return pd.concat(
+        osd_latency_alpha(5).assign(draft_len=length, verify_probe_seconds=0.03 * (1 + 0.1 * length))
+        for length in (1, 2, 4, 8, 12)
+    )
+
+
 def mdss_region(points: int = 13) -> pd.DataFrame:
     rows = []
     for (panel, first), drafts in itertools.product((("left", 1 / 3), ("right", 1 / 6)), (2, 3, 4)):
@@ -664,6 +671,7 @@ TABLES = {
         osd_latency_dataset,
         osd_latency_length,
         osd_update_cost,
+        beyond_best_draft_len,
         beyond_branches,
         beyond_noise_floor,
         osd_medusa,

@@ -15,6 +15,7 @@ import pytest
 from draftlab import theory
 from draftlab.errors import UserError
 from draftlab.experiments import (
+    Engine,
     LatencyBranches,
     LatencyCost,
     LatencyInterference,
@@ -24,11 +25,14 @@ from draftlab.experiments import (
 )
 from draftlab.latency.backend import Settings
 from draftlab.latency.branches import latency_branches, verify_branches
+from draftlab.latency.comparison import compare
+from draftlab.latency.cores import can_pin, pinned, usable
 from draftlab.latency.cost import calibrate, cost_model, latency_cost
 from draftlab.latency.interference import latency_interference, training
 from draftlab.latency.length import latency_length, measure_length
 from draftlab.latency.llama_cpp import LlamaCpp
-from draftlab.latency.noise import compare, latency_null
+from draftlab.latency.noise import latency_null
+from draftlab.latency.pair import open_pair
 from draftlab.latency.requests import latency_requests, measure_requests
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.summary import summarise_length
@@ -264,9 +268,11 @@ def test_branch_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
 
 def test_comparisons() -> None:
     noise = np.random.default_rng(0).lognormal(0, 0.01, (2, 12))
-    assert compare(noise[0], noise[1]).verdict == "within noise"
-    assert compare(1.1 * noise[0], noise[1]).verdict == "faster"
-    assert compare(noise[0], 1.1 * noise[1]).verdict == "slower"
+    assert not compare(noise[0], noise[1]).differs
+    assert compare(1.1 * noise[0], noise[1]).differs
+    assert compare(1.1 * noise[0], noise[1]).low > 1
+    assert compare(noise[0], 1.1 * noise[1]).differs
+    assert compare(noise[0], 1.1 * noise[1]).high < 1
     found = compare(1.1 * noise[0], noise[1])
     assert found.low < 1.1 < found.high
     assert found.ratio == pytest.approx(1.1, abs=0.02)
@@ -317,3 +323,13 @@ def test_the_training_process_ends_with_the_block(models: dict[str, Path]) -> No
             time.sleep(0.01)
         assert trainer.steps > before
     assert trainer.process.poll() is not None
+
+
+@pytest.mark.skipif(not can_pin(), reason="this system pins no process")
+def test_threads_are_pinned_while_a_pair_is_open(models: dict[str, Path]) -> None:
+    before = usable()
+    with open_pair(models["target"], settings=Engine(), context_length=64):
+        assert usable() == before[:1]
+    assert usable() == before
+    with pinned(1) as others:
+        assert others == before[1:]

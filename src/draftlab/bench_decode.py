@@ -24,7 +24,7 @@ import torch
 from draftlab.bench_online import decode_as_the_repository
 from draftlab.decode import generate, speculate
 from draftlab.errors import UserError
-from draftlab.latency.noise import compare
+from draftlab.latency.comparison import compare
 from draftlab.models import check_same_tokenizer, hf, load_model, load_tokenizer
 from draftlab.models.llama import Llama
 from draftlab.records import Prompt, read_jsonl

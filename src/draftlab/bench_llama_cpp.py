@@ -26,9 +26,9 @@ from draftlab.datasets.conversations import Turn, render
 from draftlab.errors import UserError
 from draftlab.experiments import Template
 from draftlab.latency.backend import Settings
+from draftlab.latency.comparison import compare
 from draftlab.latency.llama_cpp import LlamaCpp
 from draftlab.latency.loop import begin, fixed, speculate
-from draftlab.latency.noise import compare
 from draftlab.latency.pair import inflated
 from draftlab.models import hf, load_tokenizer
 from draftlab.models.gguf import export

@@ -24,7 +24,7 @@ from draftlab import experiments, training
 from draftlab.distill import online, traffic
 from draftlab.distill.live import live_server
 from draftlab.errors import UserError
-from draftlab.latency.noise import compare
+from draftlab.latency.comparison import compare
 from draftlab.losses import forward_kl
 from draftlab.models import hf, load_model, load_tokenizer
 from draftlab.replay import load_pass

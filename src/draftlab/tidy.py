@@ -11,6 +11,7 @@ import pandas as pd
 
 from draftlab import theory
 from draftlab.errors import UserError
+from draftlab.latency.comparison import compare
 from draftlab.latency.summary import block_ratios, summarise_length
 from draftlab.records import read_table
 
@@ -27,6 +28,15 @@ def latency(rows: pd.DataFrame) -> pd.DataFrame:
         eq1=promised,
         eq1_gap=promised - rows["speedup"],
     )
+
+
+def best_draft_len(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each block once per ``way`` to know its seconds a token: measured, by Eq. 1, and by Eq. 1 with the measured cost of verifying."""
+    rows = latency(rows)
+    names = ["alpha", "draft_len", "cost_ratio", "verify_ratio"]
+    refined = [theory.speedup(*cell) for cell in rows[names].itertuples(index=False)]
+    ways = {"measured": rows["speculative"], "refined": rows["plain"] / refined, "eq1": rows["plain"] / rows["eq1"]}
+    return pd.concat([rows.assign(way=way, token_seconds=seconds) for way, seconds in ways.items()], ignore_index=True)
 
 
 def length(rows: pd.DataFrame) -> pd.DataFrame:
@@ -53,8 +63,10 @@ def cost(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def noise(rows: pd.DataFrame) -> pd.DataFrame:
-    """A repeat is a block of pairs of equal measurements."""
-    return rows.assign(block=rows["repeat"], measured="the same plain steps, twice")
+    """A repeat is a block of pairs of equal measurements; ``winner``: whether its pairs, compared, name one of the two, which are the same."""
+    named = {repeat: compare(own["a_seconds"], own["b_seconds"]).differs for repeat, own in rows.groupby("repeat")}
+    winner = rows["repeat"].map(named).astype(float)
+    return rows.assign(block=rows["repeat"], winner=winner, measured="the same plain steps, twice")
 
 
 def live(rows: pd.DataFrame) -> pd.DataFrame:
@@ -196,6 +208,7 @@ DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "mdss_topk": live,
     "mdss_truncation": live,
     "beyond_block_multidraft": live,
+    "beyond_best_draft_len": best_draft_len,
     "beyond_break_even": break_even,
     "beyond_hybrid": acceptance,
     "beyond_noise_floor": noise,

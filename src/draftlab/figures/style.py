@@ -77,6 +77,10 @@ class Look:
 BLACK, BLUE, RED, GREEN, ORANGE, SKY, PINK = "#000000", "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7"
 
 LOOKS: dict[str, Look] = {
+    # ways to know a speed-up
+    "measured": Look("measured in llama.cpp", BLUE, "", "o"),
+    "refined": Look("Eq. 1 with the measured cost of verifying", INK, ":", ""),
+    "eq1": Look("Eq. 1", RED, "--", ""),
     # methods of OSD
     "online": Look("online", BLUE, "-", "o"),
     "online_warm": Look("online, first 10 % beforehand", SKY, (0, (4, 1)), "P"),  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ import numpy as np
 from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
+from draftlab.latency.cores import usable
 
 Logits = Float32[np.ndarray, "tokens vocab"]
 
@@ -30,7 +30,7 @@ class Settings:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = len(usable())
         if not 1 <= self.threads <= cores:
             raise UserError(
                 f"threads is {self.threads}", remedy=f"use 1 to {cores}, the cores that this process may use"

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from draftlab.experiments import LatencyInterference
 from draftlab.latency.alpha import PROMPT, measure_block
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import record, schedule
+from draftlab.latency.cores import can_pin, pin, pinned
 from draftlab.latency.pair import describe, open_pair
 
 PATIENCE = 120
@@ -59,7 +60,10 @@ def latency_interference(
     longest = max(settings.draft_len)
     context = PROMPT + settings.rounds * (longest + 1) + 2 * longest
     opened = open_pair(target, draft, settings=settings, context_length=context)
-    with opened as (big, small), _own_core() as spare:
+    with pinned(1) as others, opened as (big, small):
+        if not others:
+            raise UserError("no second core to train on", remedy="let the process use two cores")
+        spare = others[-1] if can_pin() else None
         with training(draft, settings.update_batch, settings.update_tokens, spare) as trainer:
             rows = measure_interference(big, small, trainer, settings)
         return rows, describe(big, small) | {"training_core": spare}
@@ -130,30 +134,10 @@ def training(draft: Path, batch: int, tokens: int, core: int | None = None) -> I
             process.wait()
 
 
-@contextlib.contextmanager
-def _own_core() -> Iterator[int | None]:
-    """Keep this process on one core and yield another; None where the system pins no process."""
-    pins = hasattr(os, "sched_setaffinity")
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    if len(cores) < 2:
-        raise UserError("no second core to train on", remedy="let the process use two cores")
-    _pin(cores[:1])
-    try:
-        yield cores[-1] if pins else None
-    finally:
-        _pin(cores)
-
-
-def _pin(cores: Iterable[int]) -> None:
-    """Keep this process on ``cores``, where the system can."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
-
-
 def _train(draft: Path, batch: int, tokens: int, counter: Path, core: int | None) -> None:
     """Update forever: forward and backward of cross-entropy on random tokens, AdamW; the work of a real update."""
     if core is not None:
-        _pin([core])
+        pin([core])
     import torch
 
     from draftlab.models import load_model

@@ -1,45 +1,19 @@
-"""When two measured times differ: a paired comparison, and how often it errs on the same thing against itself."""
+"""How often a comparison of two measured times errs on the same thing against itself."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
-from scipy.stats import t
 
 from draftlab.experiments import LatencyNull
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import plain_steps
 from draftlab.latency.pair import describe, open_pair
 
-CONFIDENCE = 0.99
 PROMPT = 64
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """``ratio`` = first over second, with its interval (99 %)."""
-
-    ratio: float
-    low: float
-    high: float
-
-    @property
-    def verdict(self) -> Literal["faster", "slower", "within noise"]:
-        """Whether the second is faster or slower than the first, beyond the noise."""
-        return "faster" if self.low > 1 else "slower" if self.high < 1 else "within noise"
-
-
-def compare(first: ArrayLike, second: ArrayLike) -> Comparison:
-    """Compare paired times by a t interval of the mean log ratio; entry i of both was taken within the same moment."""
-    ratios = np.log(np.asarray(first, float)) - np.log(np.asarray(second, float))
-    margin = float(t.ppf((1 + CONFIDENCE) / 2, len(ratios) - 1) * ratios.std(ddof=1) / np.sqrt(len(ratios)))
-    mean = float(ratios.mean())
-    return Comparison(*(float(np.exp(x)) for x in (mean, mean - margin, mean + margin)))
 
 
 def latency_null(settings: LatencyNull, target: Path) -> tuple[pd.DataFrame, dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 from draftlab.errors import UserError
 from draftlab.experiments import Engine
 from draftlab.latency.backend import LatencyBackend, Settings, check_pair
+from draftlab.latency.cores import pinned
 from draftlab.latency.inflate import inflate
 from draftlab.latency.llama_cpp import LlamaCpp, check_device
 from draftlab.latency.self_check import self_check
@@ -30,7 +31,8 @@ def open_pair(
     """Yield the target and the drafts, ready; a target smaller than ``settings`` ask for is inflated first.
 
     llama.cpp takes a GGUF file as it is and exports a folder first; torch takes a folder. Either takes the name of an
-    architecture of ``shapes.ARCHITECTURES`` and gives it random weights; the files lie in ``TMPDIR`` meanwhile.
+    architecture of ``shapes.ARCHITECTURES`` and gives it random weights; the files lie in ``TMPDIR`` meanwhile. Threads on a CPU
+    are pinned to as many cores.
     """
     engine = Settings(context_length, settings.threads, settings.gpu_layers, sequences, shared)
     with tempfile.TemporaryDirectory(prefix="draftlab-") as scratch, contextlib.ExitStack() as stack:
@@ -44,6 +46,8 @@ def open_pair(
             models.append(model)
         for draft in models[1:]:
             check_pair(models[0], draft)
+        if not settings.gpu_layers and settings.device == "cpu":
+            stack.enter_context(pinned(settings.threads))
         yield models
 
 

@@ -1,0 +1,70 @@
+"""The benchmark of the llama.cpp loop: its table, a stand-in for a C++ tool, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftlab.bench_llama_cpp import ASSISTED, TOOLS, bench, table
+from draftlab.errors import UserError
+from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.tokenizer import train_tokenizer
+
+SIZES = {"draft_len": (2,), "max_new_tokens": 6, "repeats": 2, "inflated_layers": 2, "inflated_ffn": 64}
+
+
+def model(folder: Path, layers: int) -> Path:
+    tokenizer = train_tokenizer(["some text, and a question?"] * 3, 300)
+    config = LlamaConfig(tokenizer.vocab_size, 32, 64, layers, 1, 1, 512)
+    Llama(config).initialise(torch.Generator().manual_seed(0)).save(folder)
+    tokenizer.save(folder)
+    return folder
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    return model(tmp_path / "target", 2), model(tmp_path / "draft", 1)
+
+
+def tools(folder: Path, said: str) -> Path:
+    """Tools that answer every call with ``said`` and note how they were called."""
+    folder.mkdir()
+    for name in TOOLS:
+        (folder / name).write_text(f"#!/bin/sh\necho \"$@\" >>{folder}/calls\nprintf '{said}'\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+SAID = "decoded    7 tokens in    0.100 seconds, speed:   70.000 t/s\\nn_accept  = 3\\n"
+
+
+def test_every_contender_is_timed_next_to_the_loop(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = tools(tmp_path / "bin", SAID)
+    frame = bench(*pair, folder, requests=2, **SIZES)
+    rows = frame.set_index("contender")
+    assert list(rows.index) == [ASSISTED, *TOOLS]
+    assert (rows["loop_tokens_per_second"] > 0).all()
+    assert (rows.loc[list(TOOLS), "tokens_per_second"] == 70).all()
+    assert ((rows["low"] <= rows["ratio"]) & (rows["ratio"] <= rows["high"])).all()
+    assert (rows["prompts"] == 2).all()
+    assert rows.loc[ASSISTED, "same_accepted"] == 2
+    assert (rows.loc[list(TOOLS), "same_accepted"] < 2).all()  # what they say is made up
+    calls = (folder / "calls").read_text().splitlines()
+    assert len(calls) == 2 * 2 * 3  # tools, prompts, turns with one to warm up
+    assert all("--spec-draft-n-max 2" in call and "-t 1" in call for call in calls)
+    assert len(table(frame).splitlines()) == 4
+
+
+def test_without_tools_they_are_left_out(pair: tuple[Path, Path]) -> None:
+    assert list(bench(*pair, requests=1, **SIZES)["contender"]) == [ASSISTED]
+
+
+def test_what_cannot_be_measured_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="repeats is 1"):
+        bench(*pair, repeats=1)
+    with pytest.raises(UserError, match="llama-speculative-simple: No such file"):
+        bench(*pair, tmp_path, requests=1, **SIZES)
+    with pytest.raises(UserError, match="exit code 0: nothing of use"):
+        bench(*pair, tools(tmp_path / "bin", "nothing of use\\n"), requests=1, **SIZES)
