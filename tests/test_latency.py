@@ -36,7 +36,7 @@ PROMPT = [1, 5, 9, 4, 7]
 class Bigram:
     """A backend whose next token depends on the last one alone, so that the law of a text can be written down."""
 
-    vocabulary = None
+    vocabulary: dict[str, str] = {}  # noqa: RUF012
     decoder_start: int | None = None
 
     def __init__(self, table: np.ndarray, context_length: int = 512) -> None:
@@ -367,9 +367,24 @@ def test_pairs_that_read_ids_differently_are_refused(files: dict[str, Path], tmp
     with LlamaCpp(files["target"]) as target, LlamaCpp(tmp_path / "pads.gguf") as pads:
         check_pair(target, pads)  # as Vicuna and LLaMA-160M, whose bos and pad differ: no verifier reads them
     one, two = bigram(4, 0), bigram(4, 1)
-    one.vocabulary, two.vocabulary = "a", "b"  # type: ignore[assignment]
+    one.vocabulary, two.vocabulary = {"tokens": "a"}, {"draftlab": "b"}  # nothing to compare
+    check_pair(one, two)
+    two.vocabulary = {"draftlab": "b", "tokens": "c"}
     with pytest.raises(UserError, match="different tokens"):
         check_pair(one, two)
+
+
+def test_files_made_elsewhere_are_compared_token_by_token(shared: Path, tmp_path: Path) -> None:
+    """Without draftlab's own digest in them."""
+    folder = shared / "models" / "stories260K"
+    whole = (folder / "stories260K-f32.gguf").read_bytes()
+    assert whole.count(b"\xe2\x96\x81time") == 1
+    (tmp_path / "other.gguf").write_bytes(whole.replace(b"\xe2\x96\x81time", b"\xe2\x96\x81emit"))
+    with LlamaCpp(folder / "stories260K-f32.gguf") as target, LlamaCpp(folder / "stories260K-f32.gguf") as same:
+        assert list(target.vocabulary) == ["tokens"]
+        check_pair(target, same)
+        with LlamaCpp(tmp_path / "other.gguf") as other, pytest.raises(UserError, match="different tokens"):
+            check_pair(target, other)
 
 
 def test_engine_limits_are_errors_not_aborts(files: dict[str, Path], tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Clockwork:
     """A backend whose work takes exactly known times: ``step`` seconds a call, ``token`` more for each token after the
     first, ``depth`` more for each cached token. Its next token is the last one plus ``stride``."""
 
-    vocabulary = None
+    vocabulary: dict[str, str] = {}  # noqa: RUF012
     decoder_start: int | None = None
 
     def __init__(

@@ -45,13 +45,13 @@ class LatencyBackend(Protocol):
     """One model and its cache on one engine; ``tokens`` are those in the cache, in order.
 
     Of an encoder-decoder that is the decoder's cache, and ``decoder_start`` the token that every answer of it begins with (None:
-    decoder-only). Until ``encode`` it has read ``SOURCE``.
+    decoder-only). Until ``encode`` it has read ``SOURCE``. ``vocabulary`` holds digests of its tokens, by what they were made of.
     """
 
     decoder_start: int | None
     vocab_size: int
     context_length: int
-    vocabulary: str | None
+    vocabulary: dict[str, str]
     eos: int | None
     tokens: list[int]
 
@@ -104,5 +104,6 @@ def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:
         raise UserError(f"the target has {target.vocab_size} tokens, the draft {draft.vocab_size}", remedy=remedy)
     if None not in (target.eos, draft.eos) and target.eos != draft.eos:
         raise UserError(f"eos is token {target.eos} of the target, {draft.eos} of the draft", remedy=remedy)
-    if target.vocabulary and draft.vocabulary and target.vocabulary != draft.vocabulary:
+    both = target.vocabulary.keys() & draft.vocabulary.keys()
+    if any(target.vocabulary[name] != draft.vocabulary[name] for name in both):
         raise UserError("target and draft have vocabularies of one size but different tokens", remedy=remedy)

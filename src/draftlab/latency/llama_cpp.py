@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -53,7 +54,7 @@ class LlamaCpp:
         self._context, self._model = None, _load(path, settings)
         vocabulary = lib.llama_model_get_vocab(self._model)
         self.vocab_size = lib.llama_vocab_n_tokens(vocabulary)
-        self.vocabulary = _metadata(self._model, VOCABULARY_KEY)
+        self.vocabulary = _digests(self._model, vocabulary)
         eos = _metadata(self._model, "tokenizer.ggml.eos_token_id")
         self.eos = None if eos is None else int(eos)
         self._context = _open_context(self._model, settings)
@@ -294,6 +295,15 @@ def _open_context(model: Any, settings: Settings) -> Any:
         reason = ERRORS[-1] if ERRORS else "no reason given"
         raise UserError(f"llama.cpp cannot open a context: {reason}", remedy="lower context_length or sequences")
     return context
+
+
+def _digests(model: Any, vocabulary: Any) -> dict[str, str]:
+    """What a file says of its vocabulary, by who says it: draftlab's digest, and one of the tokens that are in it."""
+    found = {"draftlab": _metadata(model, VOCABULARY_KEY)}
+    if lib.llama_vocab_type(vocabulary) != lib.LLAMA_VOCAB_TYPE_NONE:
+        texts = (lib.llama_vocab_get_text(vocabulary, token) for token in range(lib.llama_vocab_n_tokens(vocabulary)))
+        found["tokens"] = hashlib.sha256(b"\0".join(texts)).hexdigest()
+    return {name: digest for name, digest in found.items() if digest is not None}
 
 
 def _metadata(model: Any, key: str) -> str | None:

@@ -23,10 +23,9 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16}
 class TorchBackend:
     """One model with its cache; the cache of an encoder-decoder is its decoder's."""
 
-    vocabulary: str | None = None
-
     def __init__(self, name: str, model: LanguageModel, settings: Settings, eos: int | None = None) -> None:
         self.name, self.model, self.settings, self.eos = name, model, settings, eos
+        self.vocabulary: dict[str, str] = {}
         self.vocab_size = model.vocab_size
         self.context_length = min(settings.context_length, model.context_len)
         self.decoder_start: int | None = None

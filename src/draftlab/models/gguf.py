@@ -71,9 +71,9 @@ def _export(
         raise UserError(f"no weight type {weights!r}", remedy=f"choose one of {', '.join(get_args(Weights))}")
     shapes = expected_shapes(config, folder)
     quantization, file_type = QUANTIZATION[weights]
-    block = gguf.GGML_QUANT_SIZES[quantization][0]
     for name, shape in shapes.items():
-        if len(shape) == 2 and shape[-1] % block:
+        block, _ = gguf.GGML_QUANT_SIZES[_stored_as(name, shape, quantization)]
+        if shape[-1] % block:
             raise UserError(
                 f"rows of {name} are {shape[-1]} wide: {weights} stores blocks of {block}",
                 file=folder,
