@@ -46,7 +46,10 @@ def test_every_contender_is_timed_next_to_the_loop(pair: tuple[Path, Path], tmp_
     rows = frame.set_index("contender")
     assert list(rows.index) == [ASSISTED, *TOOLS]
     assert (rows["loop_tokens_per_second"] > 0).all()
-    assert (rows.loc[list(TOOLS), "tokens_per_second"] == 70).all()
+    assert rows.loc["llama-speculative-simple", "tokens_per_second"] == 70
+    assert rows.loc["llama-speculative", "tokens_per_second"] == pytest.approx(
+        60
+    )  # one of seven tokens was given to it
     assert ((rows["low"] <= rows["ratio"]) & (rows["ratio"] <= rows["high"])).all()
     assert (rows["prompts"] == 2).all()
     assert rows.loc[ASSISTED, "same_accepted"] == 2

@@ -28,12 +28,14 @@ MEASURED = (
     "osd_latency_length",
     "osd_update_cost",
     "beyond_context_batch",
+    "beyond_best_draft_len",
     "beyond_branches",
     "beyond_noise_floor",
 )
 ON_CPU: dict[str, object] = {"device": "cpu", "gpu_layers": 0, "blocks": 2}
 SMALLER: dict[str, dict[str, object]] = {
     "osd_latency_alpha": {"alpha": [0.5, 0.9], "rounds": 2},
+    "beyond_best_draft_len": {"alpha": [0.5, 0.9], "draft_len": [1, 2], "rounds": 2},
     "osd_latency_length": {"alpha": [0.5, 0.9], "length": [16, 64], "rounds": 2, "prefix": 32},
     "osd_update_cost": {"prompt": 8, "generated": 8, "update_interval": 2},
     "beyond_context_batch": {"context": [16], "batch": [1, 2], "verified": [2, 4]},

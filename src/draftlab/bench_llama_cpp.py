@@ -34,7 +34,8 @@ from draftlab.models import hf, load_tokenizer
 from draftlab.models.gguf import export
 from draftlab.records import Prompt, read_jsonl
 
-TOOLS = {"llama-speculative-simple": ["--spec-type", "draft-simple"], "llama-speculative": ["-np", "1"]}
+TOOLS = {"llama-speculative-simple": (["--spec-type", "draft-simple"], 0), "llama-speculative": (["-np", "1"], 1)}
+"""Their flags, and how many tokens they count that the prompt's own computation gave them."""
 ASSISTED = "transformers assisted"
 CONTEXT = 512
 ATTEMPTS = 5  # the tools' log is written by a thread of its own, and its end is lost now and then
@@ -101,7 +102,8 @@ def bench(
             }
             for tool in TOOLS if tools else ():
                 command = [str(Path(tools or "") / tool), *(str(word) for pair in files.items() for word in pair)]
-                contenders[tool] = functools.partial(_tool, [*command, *TOOLS[tool]], max_new_tokens)
+                flags, given = TOOLS[tool]
+                contenders[tool] = functools.partial(_tool, [*command, *flags], max_new_tokens, given)
             for turn in range(repeats + 1):
                 for length in draft_len:
                     for number, text in enumerate(texts):
@@ -139,8 +141,8 @@ def _summary(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def _tool(command: list[str], tokens: int, text: str, draft_len: int) -> tuple[float, int, int]:
-    """Tokens per second, accepted and decoded tokens of one run of a C++ tool."""
+def _tool(command: list[str], tokens: int, given: int, text: str, draft_len: int) -> tuple[float, int, int]:
+    """Tokens per second, accepted and decoded tokens of one run of a C++ tool, without the first ``given`` tokens."""
     threads = [word for flag in ("-t", "-tb", "-td", "-tbd") for word in (flag, "1")]
     cache = [word for flag in ("-ctk", "-ctv", "-ctkd", "-ctvd") for word in (flag, "f32")]
     limits = ["-n", tokens, "-c", CONTEXT, "--spec-draft-n-max", draft_len, "--spec-draft-p-min", 0, "--temp", 0]
@@ -155,7 +157,8 @@ def _tool(command: list[str], tokens: int, text: str, draft_len: int) -> tuple[f
         decoded = re.search(r"decoded\s+(\d+) tokens in\s+[\d.]+ seconds, speed:\s+([\d.]+)", said)
         accepted = re.search(r"n_accept\s*=\s*(\d+)", said)
         if decoded is not None and accepted is not None:
-            return float(decoded[2]), int(accepted[1]), int(decoded[1])
+            count = int(decoded[1]) - given
+            return float(decoded[2]) * count / (count + given), int(accepted[1]), count
         if done.returncode:
             break
     last = (said.strip().splitlines() or ["no output"])[-1]
