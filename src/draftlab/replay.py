@@ -9,7 +9,7 @@ at a visited position was drafted and accepted with probability min(target, draf
 ``walk`` sums over those flags exactly (no sampling), so its counts are conditional expectations given the text: unbiased, with less
 variance than live decoding, and the exact counts of live decoding when flags are 0 or 1, as they are at temperature 0. With block
 verification the first i tokens of a block stand with probability min over j <= i of prod_{l <= j} draft(y_l)/target(y_l),
-capped at 1 (the path weight of Sun et al. 2024, Eq. 4, divided by the text's own probability).
+capped at 1 (the path weight of Sun et al. 2025, Eq. 4, divided by the text's own probability).
 """
 
 from __future__ import annotations
