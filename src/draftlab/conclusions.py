@@ -48,11 +48,12 @@ def sentence(experiment: str, table: pd.DataFrame, answer: Answer) -> str:
     for group in groups:
         own = (_best if answer.best else _gap)(what, answer, group, source)
         if own is not None:
-            shown = own["best"] if answer.best else _text(own["interval"], digits, signed=True)
+            is_gap = ratio is not None or answer.right != 0  # a mean that is compared with nothing is no difference
+            shown = own["best"] if answer.best else _text(own["interval"], digits, bounds=True, signed=is_gap)
             parts.append(f"{_words(group, named=len(group) > 1)} {shown}")
             sides.add(_side(own["interval"]))
     numbers = {key: _text(found[key], digits) for key in ("left", "right")}
-    gap = _text(found["interval"], digits, signed=True)
+    gap = _text(found["interval"], digits, bounds=True, signed=True)
     apart = "{each}" in answer.level
     side = _side(found["interval"]) if not apart else sides.pop() if len(sides) == 1 else "level"
     text: str = getattr(answer, side)
@@ -117,10 +118,10 @@ def _side(gap: Interval) -> str:
     return "more" if low > 0 else "less" if high < 0 else "level"
 
 
-def _text(value: Interval, digits: int, *, signed: bool = False) -> str:
+def _text(value: Interval, digits: int, *, bounds: bool = False, signed: bool = False) -> str:
     sign = "+" if signed else ""
     interval = f" [{value.low:{sign}.{digits}f}, {value.high:{sign}.{digits}f}]" if np.isfinite(value.low) else ""
-    return f"{value.estimate:{sign}.{digits}f}{interval if signed else ''}"
+    return f"{value.estimate:{sign}.{digits}f}{interval if bounds else ''}"
 
 
 def _words(values: Mapping[str, Any], *, named: bool = True) -> str:
