@@ -32,7 +32,7 @@ def latency(rows: pd.DataFrame) -> pd.DataFrame:
 
 def best_draft_len(rows: pd.DataFrame) -> pd.DataFrame:
     """Each block once per ``way`` to know its seconds a token: measured, by Eq. 1, and by Eq. 1 with the measured cost of verifying."""
-    rows = latency(rows)
+    rows = latency(rows).assign(at="alpha = " + rows["alpha"].astype(str))
     names = ["alpha", "draft_len", "cost_ratio", "verify_ratio"]
     refined = [theory.speedup(*cell) for cell in rows[names].itertuples(index=False)]
     ways = {"measured": rows["speculative"], "refined": rows["plain"] / refined, "eq1": rows["plain"] / rows["eq1"]}

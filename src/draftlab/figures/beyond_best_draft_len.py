@@ -18,7 +18,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         above="plain",
         below="token_seconds",
         series="way",
-        panel="alpha",
+        panel="at",
         order=["measured", "refined", "eq1"],
         xlabel="draft length k",
         ylabel="speed-up over the target alone",

@@ -33,7 +33,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         c, v = float(costs["cost_ratio"]), float(costs["verify_ratio"])
         ax.plot(ALPHAS, [theory.speedup(a, int(length), c) for a in ALPHAS], **EQ1.options())
         ax.plot(ALPHAS, [theory.speedup(a, int(length), c, v) for a in ALPHAS], **REFINED.options())
-        ax.set_title(f"ours, k = {length}, c = {c:.2f}, v = {v:.2f}", fontsize=7)
+        ax.set_title(f"ours, k = {length}, c = {c:.3f}, v = {v:.2f}", fontsize=7)
     for ax, pair in zip(axes[0][len(lengths) :], PAIRS, strict=True):
         _printed(ax, pair, published)
     for ax in axes[0]:
