@@ -4,6 +4,8 @@ PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PATH
 export OMP_NUM_THREADS ?= 1
 CONFIG ?=
+# Two workers, a file each; the longest file, whose tests share one run of the workflow, comes first.
+IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/test_workflow.py tests
 
 .PHONY: reproduce reproduce-all smoke test test-slow test-faults test-slurm figures publish check format clean
 
@@ -20,10 +22,10 @@ smoke: .venv/ready  ## the whole pipeline at its smallest sizes
 	draftlab summary
 
 test: .venv/ready  ## the fast tests and one end-to-end run at scale=smoke
-	pytest -n 2 --dist loadgroup -m "not slow and not faults and not slurm"
+	pytest $(IN_TURNS) -m "not slow and not faults and not slurm"
 
 test-slow: .venv/ready  ## the slow tests too
-	pytest -n 2 --dist loadgroup -m "not faults and not slurm"
+	pytest $(IN_TURNS) -m "not faults and not slurm"
 
 test-faults: .venv/ready  ## kill a run at 30 random moments or more and compare its tables with an undisturbed run's
 	pytest -s -m faults

@@ -11,7 +11,7 @@ import yaml
 from tests.conftest import ROOT
 from tests.test_workflow import environment, jobs
 
-pytestmark = [pytest.mark.workflow, pytest.mark.xdist_group("workflow")]
+pytestmark = pytest.mark.workflow
 
 OUTER = """
 module draftlab:

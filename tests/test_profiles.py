@@ -61,7 +61,6 @@ def test_a_profile_names_only_rules_and_gives_measurements_their_threads(name):
 
 
 @pytest.mark.workflow
-@pytest.mark.xdist_group("workflow")
 @pytest.mark.parametrize(("cores", "asked"), [(("--cores", "200"), 200), ((), 1)])
 def test_a_measurement_asks_for_every_core_that_is_counted(tmp_path, cores, asked):
     folder = copy_checkout(tmp_path / "checkout")
@@ -123,7 +122,6 @@ def test_training_on_several_gpus_asks_for_them():
 
 
 @pytest.mark.workflow
-@pytest.mark.xdist_group("workflow")
 def test_the_papers_scale_plans_every_experiment_with_what_its_models_need():
     before = os.times().children_user
     planned = jobs(snakemake(ROOT, "-n", "--config", "scale=paper", "experiments=all"))
@@ -140,7 +138,6 @@ def test_the_papers_scale_plans_every_experiment_with_what_its_models_need():
 
 
 @pytest.mark.workflow
-@pytest.mark.xdist_group("workflow")
 def test_a_table_that_an_experiment_needs_is_planned_and_a_name_is_not_a_pattern():
     planned = jobs(snakemake(ROOT, "-n", "--config", "scale=smoke", "experiments=osd_memory_traffic", "name=a+b"))
     assert planned["memory_traffic"] == 1
@@ -149,7 +146,6 @@ def test_a_table_that_an_experiment_needs_is_planned_and_a_name_is_not_a_pattern
 
 
 @pytest.mark.workflow
-@pytest.mark.xdist_group("workflow")
 def test_prefetch_gets_data_and_models_and_runs_none(tmp_path):
     run = experiments.load_run({"scale": "paper"}, ROOT / "workflow")
     planned = jobs(snakemake(ROOT, "-n", "prefetch", "--config", "scale=paper"))
@@ -212,7 +208,6 @@ def kubernetes(tmp_path):
 
 
 @pytest.mark.workflow
-@pytest.mark.xdist_group("workflow")
 def test_the_kubernetes_profile_runs_jobs_with_their_needs_in_the_image(kubernetes, tmp_path):
     folder, jobs_folder, env = kubernetes
     words = ("--seconds-between-status-checks=1", "--latency-wait=5", "results/smoke/mdss_region.csv")

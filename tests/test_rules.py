@@ -12,7 +12,7 @@ from draftlab import experiments
 from tests.conftest import ROOT
 from tests.test_workflow import copy_checkout, jobs, snakemake
 
-pytestmark = [pytest.mark.workflow, pytest.mark.xdist_group("workflow")]
+pytestmark = pytest.mark.workflow
 
 PUBLISHED = ROOT / "paper_figures/laptop"
 

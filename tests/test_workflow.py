@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.workflow, pytest.mark.xdist_group("workflow")]
+pytestmark = pytest.mark.workflow
 
 COPIED = ("Snakefile", "workflow", "profiles", "envs", "src")
 

@@ -215,11 +215,9 @@ class Run(Settings):
 
     @property
     def given(self) -> list[str]:
-        """Every ``key=value`` of ``--config`` that is not the default, the scale's always."""
-        return [
-            f"{key}={value}"
-            for key, value in ({"scale": self.scale} | self.config.model_dump(exclude_defaults=True)).items()
-        ]
+        """Every ``key=value`` of ``--config`` that its tables depend on and that is not the default, the scale's always."""
+        chosen = self.config.model_dump(exclude_defaults=True, exclude={"tracker"})
+        return [f"{key}={value}" for key, value in ({"scale": self.scale} | chosen).items()]
 
     @property
     def raw_folder(self) -> str | None:
