@@ -24,7 +24,7 @@ import pytest
 from draftlab import agreement
 from tests.test_workflow import copy_checkout, environment, snakemake
 
-pytestmark = [pytest.mark.workflow, pytest.mark.xdist_group("workflow")]
+pytestmark = pytest.mark.workflow
 
 KILLS = int(os.environ.get("DRAFTLAB_KILLS", "30"))
 EXPERIMENTS = os.environ.get(

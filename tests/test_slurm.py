@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 from tests.test_faults import differing_figures
 from tests.test_workflow import copy_checkout, environment, snakemake
 
-pytestmark = [pytest.mark.slurm, pytest.mark.workflow, pytest.mark.xdist_group("workflow")]
+pytestmark = [pytest.mark.slurm, pytest.mark.workflow]
 
 EXPERIMENTS = "osd_offline,osd_latency_alpha,mdss_region"
 """Data, models, answers, training, latency, an exact table; the rest of the DAG is more of the same for a scheduler."""
