@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
+from draftlab import decode
 from draftlab.decode import GREEDY, generate, speculate
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, load_model
@@ -256,6 +257,27 @@ def test_one_draft_is_verified_by_the_verifier_given() -> None:
     assert (
         np.mean([count for trace in traces for count in trace.accepted]) < 0.5
     )  # DRAFT is often accepted, by chance alone here
+
+
+@pytest.mark.parametrize("verifier", ["k_seq", "specinfer", "optimal"])
+def test_truncated_laws_of_a_large_vocabulary_give_the_same_text(
+    verifier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verified on the tokens that top-k leaves, or on the whole vocabulary, with the same draws."""
+    asked: list[bool] = []
+    real = decode.verify_sequences
+    monkeypatch.setattr(decode, "verify_sequences", lambda *a, **k: asked.append(k["truncated"]) or real(*a, **k))
+
+    def texts(large: int) -> list[list[int]]:
+        monkeypatch.setattr(decode, "LARGE_VOCAB", large)
+        generator = torch.Generator().manual_seed(3)
+        options = {"sampling": Sampling(1.0, top_k=6), "generator": generator, "num_drafts": 2, "verifier": verifier}
+        found = speculate(make(0), make(1), PROMPTS, draft_len=3, max_new_tokens=12, eos_ids={EOS}, **options)
+        return [trace.answer_ids for trace in found.traces]
+
+    whole, restricted = texts(8192), texts(0)
+    assert set(asked) == {False, True}
+    assert whole == restricted
 
 
 def test_trace_adds_up() -> None:

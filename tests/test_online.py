@@ -271,6 +271,16 @@ def test_a_stream_carries_its_groups(results, tmp_path, streams):
     assert list(table["emitted"]) == expected
 
 
+def test_the_seeds_of_a_stream_in_time_move_neighbours_alone(results, tmp_path, streams):
+    stream = {"stream": {"kind": "by_time"}, "learns": False, "bin": 4, "inner": {"seed": [0, 1]}}
+    table, _ = mixed(results, tmp_path, streams, **stream)
+    courses = table.sort_values("record").groupby("seed")["request"].apply(list)
+    assert courses[0] == courses[1]
+    table, _ = mixed(results, tmp_path, streams, **(stream | {"stream": {"kind": "shuffled"}}))
+    courses = table.sort_values("record").groupby("seed")["request"].apply(list)
+    assert courses[0] != courses[1]
+
+
 def test_separate_drafts_learn_from_their_own_requests(results, tmp_path, streams):
     inner = {"drafts": ["shared", "by_group", "by_route"]}
     table, facts = mixed(results, tmp_path, streams, inner=inner)

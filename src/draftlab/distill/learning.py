@@ -116,7 +116,7 @@ def losses_at(
 ) -> Float[Tensor, " positions"]:
     """The loss at each position; fine-tuning sees the tokens as they were written, sampled or not, and no law."""
     if name == "hard_label":
-        target_logits = one_hot_logits(labels, logits.shape[-1])
+        target_logits = one_hot_logits(labels.to(logits.device), logits.shape[-1])
     return LOSSES[name](logits, target_logits.to(logits.device))
 
 

@@ -49,7 +49,7 @@ def verify_sequences(
     2024; Khisti et al. 2025, section 5). A sequence that stands to its end is followed by a token of the target. Sequences of a tree
     whose siblings were drawn without replacement are its leaves' paths, siblings in the order they were drawn. ``tail`` verifies what
     is left of a sequence once it is the only one: the rest of it is still a draft of the emitted prefix. Laws that are ``truncated`` (by
-    top-k or top-p) are verified on the tokens that they leave, for which a verifier takes a fifth of the time or less.
+    top-k or top-p) are verified on the tokens that they leave.
     """
     batch, drafts, length = tokens.shape
     active = torch.ones(batch, drafts, dtype=torch.bool, device=tokens.device)
