@@ -4,20 +4,20 @@
 
 ``llama-speculative-simple`` and ``llama-speculative`` (the tree tool, with one branch) are built from llama.cpp's source with the flags of
 the installed binding; without ``--tools`` they are left out. All decode the same prompts greedily to the end of text, the tools and the loop
-from the same two GGUF files, with the same fixed draft length; a prompt's own computation is not counted. A tool counts its last block
-whole, and decodes on to the end of it; beside a tool the loop does so too, so that accepted tokens can be compared one by one.
+from the same two GGUF files, with the same draft lengths; a prompt's own computation is not counted. Beside a tool the loop cuts the text
+into the blocks that the tool does (``Tool``), so that accepted tokens can be compared one by one.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -28,17 +28,64 @@ from draftlab.experiments import Template
 from draftlab.latency.backend import Settings
 from draftlab.latency.comparison import compare
 from draftlab.latency.llama_cpp import LlamaCpp
-from draftlab.latency.loop import begin, fixed, speculate
+from draftlab.latency.loop import Block, DraftLength, Generation, begin, fixed, speculate
 from draftlab.latency.pair import inflated
 from draftlab.models import hf, load_tokenizer
 from draftlab.models.gguf import export
 from draftlab.records import Prompt, read_jsonl
 
-TOOLS = {"llama-speculative-simple": (["--spec-type", "draft-simple"], 0), "llama-speculative": (["-np", "1"], 1)}
-"""Their flags, and how many tokens they count that the prompt's own computation gave them."""
+
+@dataclass(frozen=True)
+class Tool:
+    """A C++ tool's flags, and the blocks that it cuts a text into; either goes on until it has a token more than was asked for.
+
+    ``shortens``: it drafts no further than to the end of what was asked for. ``whole``: it counts its last block whole, past an end of
+    text. ``given``: its first token comes from the prompt's own computation, before anything is drafted; the tool counts it, the table
+    does not.
+    """
+
+    flags: tuple[str, ...]
+    shortens: bool = False
+    whole: bool = False
+    given: bool = False
+
+    def draft_lens(self, draft_len: int, tokens: int) -> DraftLength:
+        """The draft length of each block of this tool when asked for ``tokens`` tokens."""
+
+        def choose(blocks: Sequence[Block]) -> int:
+            if self.given and not blocks:
+                return 0
+            left = tokens - sum(block.accepted + 1 for block in blocks) - 1
+            return min(draft_len, left) if self.shortens and left > 0 else draft_len  # to this tool 0 is no limit
+
+        return choose
+
+    def counts(self, found: Generation, eos: Collection[int]) -> tuple[int, int]:
+        """Accepted and decoded tokens of ``found`` as this tool counts them, but for the given one."""
+        accepted = sum(block.accepted for block in found.blocks)
+        decoded = accepted + len(found.blocks)
+        ended = found.tokens[-1] in eos and not self.whole
+        beyond = decoded - len(found.tokens) if ended else 0
+        return accepted - beyond, decoded - beyond - int(self.given)
+
+
+TOOLS = {
+    "llama-speculative-simple": Tool(("--spec-type", "draft-simple"), shortens=True),
+    "llama-speculative": Tool(("-np", "1"), whole=True, given=True),
+}
 ASSISTED = "transformers assisted"
+
+
+class Run(NamedTuple):
+    """What one run of a contender says: ``speed`` in tokens per second, ``accepted`` and decoded ``tokens``."""
+
+    speed: float
+    accepted: int | None
+    tokens: int
+
+
 CONTEXT = 512
-ATTEMPTS = 5  # the tools' log is written by a thread of its own, and its end is lost now and then
+ATTEMPTS = 20  # the tools' log is written by a thread of its own, and its end is lost now and then
 TEXTS = (
     "Tom has 5 apples and buys 7 more. How many apples does he have?",
     "List the names of all singers who are older than 20.",
@@ -87,33 +134,39 @@ def bench(
             LlamaCpp(files["-md"], Settings(CONTEXT)) as small,
         ):
 
-            def loop(ids: list[int], length: int, tokens: int) -> tuple[float, int, int]:
+            def loop(ids: list[int], draft_lens: DraftLength, tokens: int, tool: Tool | None = None) -> Run:
                 for model in (big, small):
                     model.trim(0)
                     begin(model, ids)
                 begun = time.perf_counter()
-                found = speculate(big, small, ids, tokens, fixed(length), eos=tokenizer.eos_ids)
+                found = speculate(big, small, ids, tokens, draft_lens, eos=tokenizer.eos_ids)
                 seconds = time.perf_counter() - begun
-                accepted = sum(block.accepted for block in found.blocks)
-                return seconds, accepted, accepted + len(found.blocks)
+                if tool is None:
+                    return Run(len(found.tokens) / seconds, None, len(found.tokens))
+                seconds -= sum(block.draft_seconds + block.verify_seconds for block in found.blocks[: int(tool.given)])
+                accepted, count = tool.counts(found, tokenizer.eos_ids)
+                return Run(count / seconds, accepted, count)
 
-            contenders: dict[str, Callable[[str, int], tuple[float, int, int]]] = {
-                ASSISTED: lambda text, length: assisted(texts[text], length, max_new_tokens)
-            }
-            for tool in TOOLS if tools else ():
-                command = [str(Path(tools or "") / tool), *(str(word) for pair in files.items() for word in pair)]
-                flags, given = TOOLS[tool]
-                contenders[tool] = functools.partial(_tool, [*command, *flags], max_new_tokens, given)
+            def in_turn(contender: str, text: str, length: int) -> tuple[Run, Run]:
+                """A run of the contender and, right after it, of the loop."""
+                if contender == ASSISTED:
+                    run = assisted(texts[text], length, max_new_tokens)
+                    return run, loop(texts[text], fixed(length), run.tokens)
+                tool = TOOLS[contender]
+                run = _tool(
+                    [str(Path(tools or "") / contender), *models, *tool.flags], max_new_tokens, tool.given, text, length
+                )
+                return run, loop(texts[text], tool.draft_lens(length, max_new_tokens), max_new_tokens + 1, tool)
+
+            models = [str(word) for pair in files.items() for word in pair]
             for turn in range(repeats + 1):
                 for length in draft_len:
                     for number, text in enumerate(texts):
-                        for contender, run in contenders.items():
-                            speed, accepted, tokens = run(text, length)
-                            seconds, own, whole = loop(texts[text], length, tokens)
+                        for contender in (ASSISTED, *(TOOLS if tools else ())):
+                            run, own = in_turn(contender, text, length)
                             row = {"draft_len": length, "contender": contender, "prompt": number, "turn": turn}
-                            ours = (tokens if contender == ASSISTED else whole) / seconds
-                            same = contender == ASSISTED or (accepted, tokens) == (own, whole)
-                            rows.append(row | {"loop": ours, "speed": speed, "same": same})
+                            same = contender == ASSISTED or (run.accepted, run.tokens) == (own.accepted, own.tokens)
+                            rows.append(row | {"loop": own.speed, "speed": run.speed, "same": same})
     return _summary(pd.DataFrame(rows).query("turn > 0"))  # the first turn warms up
 
 
@@ -141,8 +194,8 @@ def _summary(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def _tool(command: list[str], tokens: int, given: int, text: str, draft_len: int) -> tuple[float, int, int]:
-    """Tokens per second, accepted and decoded tokens of one run of a C++ tool, without the first ``given`` tokens."""
+def _tool(command: list[str], tokens: int, given: bool, text: str, draft_len: int) -> Run:
+    """One run of a C++ tool, without the token that it was ``given``."""
     threads = [word for flag in ("-t", "-tb", "-td", "-tbd") for word in (flag, "1")]
     cache = [word for flag in ("-ctk", "-ctv", "-ctkd", "-ctvd") for word in (flag, "f32")]
     limits = ["-n", tokens, "-c", CONTEXT, "--spec-draft-n-max", draft_len, "--spec-draft-p-min", 0, "--temp", 0]
@@ -158,7 +211,7 @@ def _tool(command: list[str], tokens: int, given: int, text: str, draft_len: int
         accepted = re.search(r"n_accept\s*=\s*(\d+)", said)
         if decoded is not None and accepted is not None:
             count = int(decoded[1]) - given
-            return float(decoded[2]) * count / (count + given), int(accepted[1]), count
+            return Run(float(decoded[2]) * count / (count + given), int(accepted[1]), count)
         if done.returncode:
             break
     last = (said.strip().splitlines() or ["no output"])[-1]
@@ -166,15 +219,13 @@ def _tool(command: list[str], tokens: int, given: int, text: str, draft_len: int
     raise UserError(f"exit code {done.returncode}: {last}", file=command[0], remedy=remedy)
 
 
-def _assisted(
-    target: Path, draft: Path, eos_ids: Collection[int]
-) -> Callable[[list[int], int, int], tuple[float, int, int]]:
-    """Assisted generation in transformers, which does not say how many tokens it accepted (-1)."""
+def _assisted(target: Path, draft: Path, eos_ids: Collection[int]) -> Callable[[list[int], int, int], Run]:
+    """Assisted generation in transformers, which does not say how many tokens it accepted."""
     network, assistant = (hf.load(folder).network for folder in (target, draft))
     settings = assistant.generation_config
     settings.num_assistant_tokens_schedule, settings.assistant_confidence_threshold = "constant", 0.0
 
-    def run(ids: list[int], draft_len: int, most: int) -> tuple[float, int, int]:
+    def run(ids: list[int], draft_len: int, most: int) -> Run:
         settings.num_assistant_tokens = draft_len
         batch = torch.tensor([ids])
         options = {"attention_mask": torch.ones_like(batch), "do_sample": False, "pad_token_id": 0}
@@ -182,6 +233,6 @@ def _assisted(
         begun = time.perf_counter()
         found = network.generate(batch, assistant_model=assistant, **options)
         tokens = found.shape[1] - len(ids)
-        return tokens / (time.perf_counter() - begun), -1, tokens
+        return Run(tokens / (time.perf_counter() - begun), None, tokens)
 
     return run
