@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf
 import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
@@ -69,6 +70,12 @@ def our_logits(folder: Path) -> np.ndarray:
 def kl(reference: np.ndarray, other: np.ndarray) -> float:
     log_p, log_q = (torch.log_softmax(torch.from_numpy(x).double(), -1) for x in (reference, other))
     return float((log_p.exp() * (log_p - log_q)).sum(-1).max())
+
+
+@pytest.mark.parametrize("weights", ["f32", "q4_0"])
+def test_every_tensor_begins_with_a_page_of_memory(tmp_path: Path, weights: Any) -> None:
+    export(toy(tmp_path / "toy"), tmp_path / "toy.gguf", weights)
+    assert {tensor.data_offset % 4096 for tensor in gguf.GGUFReader(tmp_path / "toy.gguf").tensors} == {0}
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -238,7 +245,8 @@ def test_an_unknown_weight_type_is_refused(tmp_path: Path) -> None:
 def test_truncated_gguf_files_are_refused(tmp_path: Path) -> None:
     export(toy(tmp_path / "toy"), tmp_path / "toy.gguf")
     whole = (tmp_path / "toy.gguf").read_bytes()
-    for length in (0, 3, 24, 500, 8000, len(whole) // 2, len(whole) - 1):
+    last = gguf.GGUFReader(tmp_path / "toy.gguf").tensors[-1]
+    for length in (0, 3, 24, 500, 8000, len(whole) // 2, int(last.data_offset + last.n_bytes) - 1):
         (tmp_path / "cut.gguf").write_bytes(whole[:length])
         with pytest.raises(UserError, match="cannot load"):
             LlamaCpp(tmp_path / "cut.gguf")

@@ -38,6 +38,11 @@ DERIVED = ("rotary_emb.inv_freq", "lm_head.weight", "coder.embed_tokens.weight")
 
 POOL = 1_000_003  # a prime: no two rows of a matrix begin at the same number
 
+ALIGNMENT = 4096
+"""Bytes (a page of memory). At GGUF's default of 32 the length of the header decides whether a row of weights begins where a line of the
+processor's cache does: of two files that differed in nothing else one decoded 14 % slower, and verified 9 tokens at 2.2 instead of 2.4
+steps' cost."""
+
 # The two custom keys by which a file says where it comes from; llama.cpp passes over them.
 VOCABULARY_KEY = "draftlab.vocabulary_sha256"
 INFLATED_KEY = "draftlab.inflated_from"
@@ -82,6 +87,7 @@ def _export(
     tensors = opened(folder, shapes)
     with atomic_path(out) as temporary:
         writer = gguf.GGUFWriter(temporary, "t5" if config["model_type"] == "t5" else "llama")
+        writer.add_custom_alignment(ALIGNMENT)
         writer.add_file_type(file_type)
         if weights.startswith("q"):
             writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
