@@ -244,7 +244,7 @@ def test_your_own_prompts_replace_the_datasets(checkout):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["scale=lap"], "scale.*'smoke', 'laptop', 'shapes' or 'paper'"),
+        (["scale=lap"], "scale.*'smoke', 'laptop', 'shapes', 'shapes_cpu' or 'paper'"),
         (["experiments=osd_ofline"], "no experiment named 'osd_ofline'"),
         (["scael=smoke"], "unknown key 'scael'"),
     ],

@@ -1,4 +1,4 @@
-"""Speed of the llama.cpp loop beside llama.cpp's own C++ tools and assisted generation in ``transformers``: one thread, wall time, in turns.
+"""Speed of the llama.cpp loop beside llama.cpp's own C++ tools and assisted generation in ``transformers``: one core, wall time, in turns.
 
     draftlab bench llama-cpp --target FOLDER --draft FOLDER --tools BUILD/bin --prompts eval.jsonl
 
@@ -27,6 +27,7 @@ from draftlab.errors import UserError
 from draftlab.experiments import Template
 from draftlab.latency.backend import Settings
 from draftlab.latency.comparison import compare
+from draftlab.latency.cores import pinned
 from draftlab.latency.llama_cpp import LlamaCpp
 from draftlab.latency.loop import Block, DraftLength, Generation, begin, fixed, speculate
 from draftlab.latency.pair import inflated
@@ -130,6 +131,7 @@ def bench(
             export(folder, file)
         assisted = _assisted(dear, draft, tokenizer.eos_ids)
         with (
+            pinned(1),  # the tools too
             LlamaCpp(files["-m"], Settings(CONTEXT)) as big,
             LlamaCpp(files["-md"], Settings(CONTEXT)) as small,
         ):

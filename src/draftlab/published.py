@@ -25,7 +25,7 @@ PAPERS = {"osd": "OSD", "mdss": "MDSS", "related": "related"}
 
 Scalar = str | int | float | bool
 Wanted = Scalar | list[Scalar]
-Scale = Literal["smoke", "laptop", "shapes", "paper"]
+Scale = Literal["smoke", "laptop", "shapes", "shapes_cpu", "paper"]
 T = TypeVar("T")
 
 

@@ -153,8 +153,8 @@ def drafts_role(wildcards):
 
 
 def made_models(wildcards):
-    """Input function: the models that rules make. At shapes there are none, a model is the name of an architecture."""
-    roles = () if RUN.scale == "shapes" else ("target", drafts_role(wildcards))
+    """Input function: the models that rules make. There are none where a model is the name of an architecture."""
+    roles = () if RUN.config.by_architecture else ("target", drafts_role(wildcards))
     return {
         role: f"results/{wildcards.run}/models/{role}/config.json" for role in roles
     }
@@ -172,14 +172,14 @@ def named_models(wildcards):
         for folder, recipes in pairs.items()
         for role, recipe in recipes.items()
         if recipe.model
-        and RUN.scale != "shapes"  # where a name is that of an architecture
+        and not RUN.config.by_architecture
     ]
 
 
 def measured_model(role):
-    """What a measurement opens: the folder of a made model, or at shapes the name as the scale gives it."""
+    """What a measurement opens: the folder of a made model, or the name of an architecture."""
     named = {"target": RUN.settings.target, **RUN.drafts}[role].model
-    return named if RUN.scale == "shapes" else f"results/{RUN.name}/models/{role}"
+    return named if RUN.config.by_architecture else f"results/{RUN.name}/models/{role}"
 
 
 def held_out_prompts(datasets):

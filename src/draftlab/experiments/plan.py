@@ -176,13 +176,18 @@ class RunConfig(Settings):
     name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
     tracker: Literal["tensorboard"] | None = Field(None, description="where the curves go too")
 
+    @property
+    def by_architecture(self) -> bool:
+        """Whether a model is the name of an architecture (``draftlab.latency.shapes``), built with random weights where it is measured."""
+        return self.scale in ("shapes", "shapes_cpu")
+
 
 def _check_places(run: RunConfig) -> None:
     """Files and folders must be there; ``owner/name`` that is not there is left to the hub."""
     for key in ("raw", "dataset", "target", "draft"):
         value = getattr(run, key)
         is_model = key in ("target", "draft")
-        if is_model and run.scale == "shapes":  # names of architectures
+        if is_model and run.by_architecture:
             continue
         if value and not (os.path.exists(value) or (is_model and HUB_ID.fullmatch(value))):
             what = f"{key}: no such file or folder: {value}"

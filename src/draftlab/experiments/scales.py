@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from draftlab.datasets import streams
 
-Scale = Literal["smoke", "laptop", "shapes", "paper"]
+Scale = Literal["smoke", "laptop", "shapes", "shapes_cpu", "paper"]
 Dataset = str
 Count = Annotated[int, Field(gt=0)]
 Whole = Annotated[int, Field(ge=0)]
