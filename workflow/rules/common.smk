@@ -171,8 +171,7 @@ def named_models(wildcards):
         f"results/{RUN.name}/{folder}/{role}/config.json"
         for folder, recipes in pairs.items()
         for role, recipe in recipes.items()
-        if recipe.model
-        and not RUN.config.by_architecture
+        if recipe.model and not RUN.config.by_architecture
     ]
 
 
