@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from draftlab.bench_decode import bench, table
+from draftlab.bench import DecodeBench
+from draftlab.bench.decode import bench, table
 from draftlab.errors import UserError
 from draftlab.models import load_tokenizer
 from draftlab.models.llama import Llama, LlamaConfig, load
@@ -16,7 +18,9 @@ from draftlab.models.tokenizer import train_tokenizer
 @pytest.mark.slow
 def test_every_contender_says_what_the_target_says(shared: Path) -> None:
     folder = shared / "models/stories260K/hf"
-    frame = bench(folder, template="plain", requests=3, draft_len=3, max_new_tokens=12, batch=2, repeats=2)
+    frame = bench(
+        folder, settings=DecodeBench(template="plain", requests=3, draft_len=3, max_new_tokens=12, batch=2, repeats=2)
+    )
     assert len(frame) == 9
     assert (frame["same_text"] == 3).all()
     assert (frame["tokens"] == frame["tokens"].iloc[0]).all()
@@ -44,7 +48,7 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     assert load(target).vocab_size == load_tokenizer(target).vocab_size
     with pytest.raises(UserError, match="no first layers to draft with"):
         bench(target)
-    with pytest.raises(UserError, match="repeats is 1"):
-        bench(target, repeats=1)
+    with pytest.raises(ValidationError, match="repeats"):
+        DecodeBench(repeats=1)
     with pytest.raises(UserError, match="different vocabularies"):
         bench(target, small(tmp_path / "draft", 1, 261))

@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftlab.bench_llama_cpp import ASSISTED, TOOLS, bench, table
+from draftlab.bench import LlamaCppBench
+from draftlab.bench.llama_cpp import ASSISTED, TOOLS, bench, table
 from draftlab.errors import UserError
 from draftlab.latency.loop import Block, Generation
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
 
-SIZES = {"draft_len": (2,), "max_new_tokens": 6, "repeats": 2, "inflated_layers": 2, "inflated_ffn": 64}
+SIZES = {"draft_len": [2], "max_new_tokens": 6, "repeats": 2, "inflated_layers": 2, "inflated_ffn": 64}
+ONE = LlamaCppBench.model_validate(SIZES | {"requests": 1})
+TWO = LlamaCppBench.model_validate(SIZES | {"requests": 2})
 
 
 def model(folder: Path, layers: int) -> Path:
@@ -43,7 +46,7 @@ SAID = "decoded    7 tokens in    0.100 seconds, speed:   70.000 t/s\\nn_accept 
 
 def test_every_contender_is_timed_next_to_the_loop(pair: tuple[Path, Path], tmp_path: Path) -> None:
     folder = tools(tmp_path / "bin", SAID)
-    frame = bench(*pair, folder, requests=2, **SIZES)
+    frame = bench(*pair, folder, settings=TWO)
     rows = frame.set_index("contender")
     assert list(rows.index) == [ASSISTED, *TOOLS]
     assert (rows["loop_tokens_per_second"] > 0).all()
@@ -62,16 +65,14 @@ def test_every_contender_is_timed_next_to_the_loop(pair: tuple[Path, Path], tmp_
 
 
 def test_without_tools_they_are_left_out(pair: tuple[Path, Path]) -> None:
-    assert list(bench(*pair, requests=1, **SIZES)["contender"]) == [ASSISTED]
+    assert list(bench(*pair, settings=ONE)["contender"]) == [ASSISTED]
 
 
 def test_what_cannot_be_measured_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="repeats is 1"):
-        bench(*pair, repeats=1)
     with pytest.raises(UserError, match="llama-speculative-simple: No such file"):
-        bench(*pair, tmp_path, requests=1, **SIZES)
+        bench(*pair, tmp_path, settings=ONE)
     with pytest.raises(UserError, match="exit code 0: nothing of use"):
-        bench(*pair, tools(tmp_path / "bin", "nothing of use\\n"), requests=1, **SIZES)
+        bench(*pair, tools(tmp_path / "bin", "nothing of use\\n"), settings=ONE)
 
 
 def test_the_loop_cuts_a_text_as_each_tool_does() -> None:

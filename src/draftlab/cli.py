@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import tyro
 from pydantic import ValidationError
 
-from draftlab import experiments
+from draftlab import bench, experiments
 from draftlab.datasets import streams
 from draftlab.errors import UserError, printable
 
@@ -697,120 +697,68 @@ def verify_lossless(
 
 
 def bench_decode(
+    settings: Flat[bench.DecodeBench],
     *,
     target: Path,
     draft: Path | None = None,
     prompts: Path | None = None,
-    template: str = "vicuna_v1.1",
-    requests: int = 16,
-    draft_len: int = 5,
-    max_new_tokens: int = 64,
-    batch: int = 8,
-    repeats: int = 5,
     out: Path | None = None,
 ) -> None:
-    """Time the decoding loop and replay beside transformers, in turns, in CPU seconds on one thread.
+    """Time the decoding loop and replay beside transformers and OSD's loop, in turns, in CPU seconds on one thread.
 
     Without --draft the target's layers but the last are the draft; without --prompts a few sentences are the prompts.
     """
-    from draftlab import bench_decode
-    from draftlab.records import write_text
+    from draftlab.bench import decode
 
-    frame = bench_decode.bench(
-        target,
-        draft,
-        prompts,
-        template=template,
-        requests=requests,
-        draft_len=draft_len,
-        max_new_tokens=max_new_tokens,
-        batch=batch,
-        repeats=repeats,
-    )
-    print(bench_decode.table(frame))
-    if out is not None:
-        write_text(out, frame.to_csv(index=False, lineterminator="\n"))
+    frame = decode.bench(target, draft, prompts, settings)
+    _print_table(decode.table(frame), frame, out)
 
 
 def bench_llama_cpp(
+    settings: Flat[bench.LlamaCppBench],
     *,
     target: Path,
     draft: Path,
     tools: Path | None = None,
     prompts: Path | None = None,
-    draft_len: tuple[int, ...] = (3, 5, 8),
-    requests: int = 3,
-    max_new_tokens: int = 96,
-    repeats: int = 4,
-    inflated_layers: int = 6,
-    inflated_ffn: int = 8192,
-    inflated_widths: int = 4,
     out: Path | None = None,
 ) -> None:
-    """Time the llama.cpp loop beside llama.cpp's own C++ tools (--tools: the folder of the binaries) and transformers, in turns, one thread."""
-    from draftlab import bench_llama_cpp
-    from draftlab.records import write_text
+    """Time the llama.cpp loop beside llama.cpp's own C++ tools (--tools: the folder of the binaries) and transformers, in turns, on one core."""
+    from draftlab.bench import llama_cpp
 
-    frame = bench_llama_cpp.bench(
-        target,
-        draft,
-        tools,
-        prompts,
-        draft_len=draft_len,
-        requests=requests,
-        max_new_tokens=max_new_tokens,
-        repeats=repeats,
-        inflated_layers=inflated_layers,
-        inflated_ffn=inflated_ffn,
-        inflated_widths=inflated_widths,
-    )
-    print(bench_llama_cpp.table(frame))
-    if out is not None:
-        write_text(out, frame.to_csv(index=False, lineterminator="\n"))
+    frame = llama_cpp.bench(target, draft, tools, prompts, settings)
+    _print_table(llama_cpp.table(frame), frame, out)
 
 
 def bench_online(
+    settings: Flat[bench.OnlineBench],
     *,
     results: Path,
     dataset: str = "spider",
     draft: str = "draft",
-    requests: int = 48,
-    update_interval: int = 8,
-    repeats: int = 3,
     out: Path | None = None,
 ) -> None:
     """Time online distillation, live and by replay, beside the loop of OSD's repository, in turns, in CPU seconds on one thread."""
-    from draftlab import bench_online
+    from draftlab.bench import online
+
+    frame = online.bench(results, dataset, draft, settings)
+    _print_table(online.table(frame), frame, out)
+
+
+def bench_verify(settings: Flat[experiments.VerifierCost], *, out: Path | None = None) -> None:
+    """Print what each verifier costs per decision, one thread, contenders interleaved; with OUT also as CSV."""
+    from draftlab.multidraft import verifier_cost
+
+    frame = verifier_cost.verifier_cost(settings)
+    _print_table(verifier_cost.table(frame), frame, out)
+
+
+def _print_table(text: str, frame: pd.DataFrame, out: Path | None) -> None:
     from draftlab.records import write_text
 
-    frame = bench_online.bench(
-        results, dataset, draft, requests=requests, update_interval=update_interval, repeats=repeats
-    )
-    print(bench_online.table(frame))
+    print(text)
     if out is not None:
         write_text(out, frame.to_csv(index=False, lineterminator="\n"))
-
-
-def bench_verify(
-    *,
-    vocab: tuple[int, ...] = (32_000, 128_000),
-    num_drafts: tuple[int, ...] = (2, 4),
-    rounds: int = 40,
-    batch: int = 64,
-    seed: int = 0,
-    out: Path | None = None,
-) -> None:
-    """Print what each verifier costs per decision, one thread, contenders interleaved; with OUT also as CSV."""
-    from draftlab import bench_verify
-    from draftlab.multidraft.verifier_cost import verifier_cost
-    from draftlab.records import write_text
-
-    sizes = {"vocabs": list(vocab), "num_drafts": list(num_drafts)}
-    settings = experiments.VerifierCost.model_validate(sizes | {"rounds": rounds, "batch": batch, "seed": seed})
-    frame = verifier_cost(settings)
-    print(bench_verify.table(frame))
-    if out is not None:
-        write_text(out, frame.to_csv(index=False))
 
 
 def readme(*, file: Path = Path("README.md"), check: bool = False) -> None:

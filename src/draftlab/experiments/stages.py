@@ -410,10 +410,10 @@ class Cone(Settings):
 class VerifierCost(Settings):
     """What a decision of each scheme costs (MDSS App. G)."""
 
-    vocabs: list[Count] = Field(min_length=1)
-    num_drafts: list[Count] = Field(min_length=1)
-    batch: int = Field(gt=0)
-    rounds: int = Field(gt=0)
+    vocabs: list[Count] = Field(default=[32_000, 128_000], min_length=1)
+    num_drafts: list[Count] = Field(default=[2, 4], min_length=1)
+    batch: Count = 64
+    rounds: Count = 40
     seed: Whole = 0
 
 

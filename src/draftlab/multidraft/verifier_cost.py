@@ -1,13 +1,133 @@
-"""What a decision of each scheme costs (MDSS App. G)."""
+"""What a verifier costs (MDSS App. G): milliseconds per decision, by scheme, vocabulary, filter, number of drafts and batch."""
 
 from __future__ import annotations
 
-import pandas as pd
+import itertools
+import time
+from collections.abc import Callable
+from functools import partial
 
-from draftlab import bench_verify
+import numpy as np
+import pandas as pd
+import torch
+from torch import Generator, Tensor
+
 from draftlab.experiments import VerifierCost
+from draftlab.sampling import Sampling, draft_tokens, restrict, to_probs
+from draftlab.verify.bound import optimum_iid
+from draftlab.verify.greedy import greedy
+from draftlab.verify.k_seq import k_seq
+from draftlab.verify.optimal import optimal
+from draftlab.verify.single import single
+from draftlab.verify.specinfer import rrs, specinfer
+from draftlab.verify.token import TokenVerifier
+from draftlab.verify.truncated import Truncation, truncated
+
+Timed = Callable[[], object]
+
+CONTENDERS: dict[str, TokenVerifier] = {
+    "single": single,
+    "single (again)": single,  # the noise of the same thing against itself
+    "specinfer": specinfer,
+    "rrs": rrs,
+    "greedy": greedy,
+    "k_seq": k_seq,
+    "optimal": optimal,
+    "importance_truncated s=5": truncated(Truncation(5)),
+    "importance_truncated s=5, first": truncated(Truncation(5, tail="first")),
+    "importance_truncated s=5, highs": truncated(Truncation(5, solver="highs")),
+}
+
+SLOPES = {"top-p .95, sharp": 2.2, "top-p .95, peaked": 1.6, "no truncation": 1.05}
+"""Zipf exponent of the target's law: a nucleus of about 10 tokens, of about 1,500, and all of the vocabulary."""
+
+TURN = 5
+"""Decisions in a row on each turn, as after one target pass over 5 drafted tokens: the first finds its code out of the caches."""
+
+ROW_BY_ROW = "importance_truncated s=5, highs"
+"""Solved row by row: a batch costs it as much as its rows."""
 
 
 def verifier_cost(settings: VerifierCost) -> pd.DataFrame:
-    """The rows of ``draftlab bench verify``: CPU milliseconds per decision by scheme, vocabulary, filter, number of drafts and batch."""
-    return bench_verify.bench(settings.vocabs, settings.num_drafts, settings.rounds, settings.batch, settings.seed)
+    """Median and 90th percentile of the thread's CPU time per decision, contenders interleaved turn by turn, one thread.
+
+    Columns ``vocab, filter, support, num_drafts, batch, scheme, ms, ms_p90``; ms is per position. After a filter the verifiers work on the
+    union support; ``restrict`` is the cost of finding it from dense tables, ``optimum value`` that of the best acceptance alone.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(settings.seed)
+    sizes = itertools.product(settings.vocabs, SLOPES, settings.num_drafts, (1, settings.batch))
+    # A batch without truncation is gigabytes at 128k tokens, and nobody serves that.
+    cells = [cell for cell in sizes if cell[3] == 1 or cell[1] != "no truncation"]
+    try:
+        with torch.inference_mode():
+            return pd.concat([_cell(*cell, settings.rounds, generator) for cell in cells], ignore_index=True)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _cell(vocab: int, name: str, drafts: int, batch: int, rounds: int, generator: Generator) -> pd.DataFrame:
+    target, draft = _laws(vocab, name, batch, generator)
+    dense = draft[:, None].expand(-1, drafts, -1)
+    tokens = draft_tokens(dense, "iid", generator)
+    contenders: dict[str, Callable[[], Timed]] = {}
+    if name != "no truncation":
+        finding = partial(restrict, target, dense, tokens)
+        contenders["restrict"] = lambda: finding
+        target, dense, tokens, _ = finding()
+    valuing = partial(optimum_iid, target, dense[:, 0], drafts)
+    contenders["optimum value"] = lambda: valuing
+    for scheme, verifier in CONTENDERS.items():
+        if batch == 1 or scheme != ROW_BY_ROW:
+            contenders[scheme] = partial(_decision, verifier, target, dense, generator)
+    spent = _interleaved(contenders, rounds if batch == 1 else max(3, rounds // 5))
+    rows = [
+        {"scheme": scheme, "ms": np.median(times) / batch, "ms_p90": np.quantile(times, 0.9) / batch}
+        for scheme, times in spent.items()
+    ]
+    place = {"vocab": vocab, "filter": name, "support": target.shape[1], "num_drafts": drafts, "batch": batch}
+    return pd.DataFrame([place | row for row in rows])
+
+
+def _laws(vocab: int, name: str, batch: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Target and draft laws: a noisy power law, the draft hotter and noisier."""
+    ranks = torch.arange(1, vocab + 1, dtype=torch.float64).log()
+    noise = torch.randn(2, batch, vocab, dtype=torch.float64, generator=generator) / 2
+    logits = noise[0] - SLOPES[name] * ranks
+    sampling = Sampling(top_p=1.0 if name == "no truncation" else 0.95)
+    return to_probs(logits, sampling), to_probs(logits / 1.2 + noise[1], sampling)
+
+
+def _decision(verifier: TokenVerifier, target: Tensor, draft: Tensor, generator: Generator) -> Timed:
+    """A decision on freshly drafted tokens; drafting is outside the clock."""
+    tokens = draft_tokens(draft, verifier.drafting, generator)
+    return partial(verifier.sample, target, draft, tokens, generator, check=False)
+
+
+def _interleaved(contenders: dict[str, Callable[[], Timed]], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds per decision of each contender in each round; the first two rounds warm up."""
+    spent: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds + 2):
+        for name, prepare in contenders.items():
+            turn = [prepare() for _ in range(TURN)]
+            start = time.thread_time_ns()
+            for timed in turn:
+                timed()
+            if number >= 2:
+                spent[name].append((time.thread_time_ns() - start) / 1e6 / TURN)
+    return spent
+
+
+def table(frame: pd.DataFrame) -> str:
+    """The medians, one block per vocabulary and filter, one column per number of drafts and batch."""
+    blocks = []
+    for vocab, name in frame[["vocab", "filter"]].drop_duplicates().itertuples(index=False):
+        rows = frame[(frame["vocab"] == vocab) & (frame["filter"] == name)]
+        wide = rows.pivot_table(index="scheme", columns=["num_drafts", "batch"], values="ms", sort=False)
+        wide.columns = [f"K={drafts} batch {batch}" for drafts, batch in wide.columns]
+        support = ", ".join(f"{count:,}" for count in sorted(rows["support"].unique()))
+        blocks.append(
+            f"vocabulary {vocab:,}, {name} (support {support}): ms per position\n{wide.round(4).to_string(na_rep='')}"
+        )
+    return "\n\n".join(blocks)

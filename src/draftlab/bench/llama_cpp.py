@@ -14,7 +14,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
+from draftlab.bench import LlamaCppBench
 from draftlab.datasets.conversations import Turn, render
 from draftlab.errors import UserError
-from draftlab.experiments import Template
 from draftlab.latency.backend import Settings
 from draftlab.latency.comparison import compare
 from draftlab.latency.cores import pinned
@@ -99,33 +99,28 @@ def bench(
     draft: Path,
     tools: Path | None = None,
     prompts: Path | None = None,
-    *,
-    template: Template = "vicuna_short",
-    draft_len: Iterable[int] = (3, 5, 8),
-    requests: int = 3,
-    max_new_tokens: int = 96,
-    repeats: int = 4,
-    inflated_layers: int = 6,
-    inflated_ffn: int = 8192,
-    inflated_widths: int = 4,
+    settings: LlamaCppBench = LlamaCppBench(),  # noqa: B008 (frozen)
 ) -> pd.DataFrame:
-    """Time every contender on every prompt ``repeats`` times, each next to the loop; one row per (``draft_len, contender``).
+    """Time every contender on every prompt ``settings.repeats`` times, each next to the loop; one row per (``draft_len, contender``).
 
     Columns: ``tokens_per_second`` of the loop and of the contender (medians), ``ratio, low, high``: how much faster the loop is, from pairs
     of neighbouring runs, with the 99 % interval, and ``same_accepted``: prompts on which both accepted as many tokens.
     """
-    if repeats < 2:
-        raise UserError(f"repeats is {repeats}", remedy="give 2 or more: an interval needs them")
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(target)
     asked = [prompt.text for prompt in read_jsonl(prompts, Prompt)] if prompts else list(TEXTS)
     # What a tool reads, and its tokens: it adds the start token itself.
-    turns = ["".join(part.text for part in render(template, [Turn("user", text)])) for text in asked[:requests]]
+    turns = [
+        "".join(part.text for part in render(settings.template, [Turn("user", text)]))
+        for text in asked[: settings.requests]
+    ]
     texts = {turn: tokenizer.encode_prompt(turn, "plain") for turn in turns}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="draftlab-") as name:
         scratch = Path(name)
-        dear = inflated(target, scratch / "target", inflated_layers, inflated_ffn, inflated_widths)
+        dear = inflated(
+            target, scratch / "target", settings.inflated_layers, settings.inflated_ffn, settings.inflated_widths
+        )
         files = {"-m": scratch / "target.gguf", "-md": scratch / "draft.gguf"}
         for folder, file in zip((dear, draft), files.values(), strict=True):
             export(folder, file)
@@ -152,17 +147,23 @@ def bench(
             def in_turn(contender: str, text: str, length: int) -> tuple[Run, Run]:
                 """A run of the contender and, right after it, of the loop."""
                 if contender == ASSISTED:
-                    run = assisted(texts[text], length, max_new_tokens)
+                    run = assisted(texts[text], length, settings.max_new_tokens)
                     return run, loop(texts[text], fixed(length), run.tokens)
                 tool = TOOLS[contender]
                 run = _tool(
-                    [str(Path(tools or "") / contender), *models, *tool.flags], max_new_tokens, tool.given, text, length
+                    [str(Path(tools or "") / contender), *models, *tool.flags],
+                    settings.max_new_tokens,
+                    tool.given,
+                    text,
+                    length,
                 )
-                return run, loop(texts[text], tool.draft_lens(length, max_new_tokens), max_new_tokens + 1, tool)
+                return run, loop(
+                    texts[text], tool.draft_lens(length, settings.max_new_tokens), settings.max_new_tokens + 1, tool
+                )
 
             models = [str(word) for pair in files.items() for word in pair]
-            for turn in range(repeats + 1):
-                for length in draft_len:
+            for turn in range(settings.repeats + 1):
+                for length in settings.draft_len:
                     for number, text in enumerate(texts):
                         for contender in (ASSISTED, *(TOOLS if tools else ())):
                             run, own = in_turn(contender, text, length)

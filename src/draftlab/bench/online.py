@@ -21,9 +21,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftlab import experiments, training
+from draftlab.bench import OnlineBench
 from draftlab.distill import online, traffic
 from draftlab.distill.live import live_server
-from draftlab.errors import UserError
 from draftlab.latency.comparison import compare
 from draftlab.losses import forward_kl
 from draftlab.models import hf, load_model, load_tokenizer
@@ -36,43 +36,35 @@ def bench(
     results: Path,
     dataset: str = "spider",
     draft: str = "draft",
-    *,
-    requests: int = 48,
-    update_interval: int = 8,
-    learning_rate: float = 2e-3,
-    draft_len: int = 5,
-    max_new_tokens: int = 96,
-    repeats: int = 3,
+    settings: OnlineBench = OnlineBench(),  # noqa: B008 (frozen)
 ) -> pd.DataFrame:
-    """Serve the first ``requests`` of a run's recorded stream with each contender, ``repeats`` times in turns; one row per contender.
+    """Serve the first requests of a run's recorded stream with each contender, in turns; one row per contender.
 
     Columns: ``contender, requests_per_cpu_second, milliseconds`` (per request; median), ``alpha_accepted, speedup, low, high``: CPU
     seconds of ``repository`` over the contender's, paired by turn, with the 99 % interval.
     """
     torch.set_num_threads(1)
-    if repeats < 2:
-        raise UserError(f"repeats is {repeats}", remedy="give 2 or more: an interval needs them")
     recorded = load_pass(results / "answers" / experiments.pass_name(dataset, "train"))
-    served = traffic.whole(recorded, dataset).take(range(min(requests, len(recorded.answers))))
+    served = traffic.whole(recorded, dataset).take(range(min(settings.requests, len(recorded.answers))))
     folders = [results / "models" / name for name in ("target", draft)]
     eos_ids = load_tokenizer(folders[0]).eos_ids
-    options = {"batch": update_interval, "update_interval": update_interval, "draft_len": draft_len}
-    settings = experiments.Online.model_validate(options | {"dataset": dataset, "learning_rate": learning_rate})
-    online.check_interval(served, settings)
+    options = settings.model_dump(include={"update_interval", "draft_len", "learning_rate"})
+    job = experiments.Online.model_validate(options | {"dataset": dataset, "batch": settings.update_interval})
+    online.check_interval(served, job)
     prompts = [answer.prompt_ids for answer in served.answers.answers]
 
     def ours(server: online.Server) -> float:
-        rows, _ = online.serve(load_model(folders[1]), served, settings, server=server)
+        rows, _ = online.serve(load_model(folders[1]), served, job, server=server)
         return float(rows["accepted"].sum() / rows["visited"].sum())
 
     contenders: dict[str, Callable[[], float]] = {
-        "repository": lambda: serve_as_the_repository(folders, prompts, eos_ids, settings, max_new_tokens),
-        "live": lambda: ours(live_server(load_model(folders[0]), max_new_tokens, eos_ids)),
+        "repository": lambda: serve_as_the_repository(folders, prompts, eos_ids, job, settings.max_new_tokens),
+        "live": lambda: ours(live_server(load_model(folders[0]), settings.max_new_tokens, eos_ids)),
         "replay": lambda: ours(online.replay_server),
     }
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     alphas: dict[str, float] = {}
-    for turn in range(repeats + 1):
+    for turn in range(settings.repeats + 1):
         for name, run in contenders.items():
             begun = time.process_time()
             alphas[name] = run()

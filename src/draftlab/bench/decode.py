@@ -21,7 +21,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from draftlab.bench_online import decode_as_the_repository
+from draftlab.bench import DecodeBench
+from draftlab.bench.online import decode_as_the_repository
 from draftlab.decode import generate, speculate
 from draftlab.errors import UserError
 from draftlab.latency.comparison import compare
@@ -48,15 +49,9 @@ def bench(
     target: Path,
     draft: Path | None = None,
     prompts: Path | None = None,
-    *,
-    template: str = "vicuna_v1.1",
-    requests: int = 16,
-    draft_len: int = 5,
-    max_new_tokens: int = 64,
-    batch: int = 8,
-    repeats: int = 5,
+    settings: DecodeBench = DecodeBench(),  # noqa: B008 (frozen)
 ) -> pd.DataFrame:
-    """Time every contender ``repeats`` times, in turns; one row per contender.
+    """Time every contender ``settings.repeats`` times, in turns; one row per contender.
 
     Columns: ``contender, tokens, cpu_seconds`` (median), ``tokens_per_cpu_second, same_text`` (of ``requests``: the plain greedy text), and
     ``speedup, low, high``: CPU seconds of assisted generation in transformers over the contender's, paired by turn, with the 99 %
@@ -64,20 +59,20 @@ def bench(
     Replay gives the acceptance that the loop measures, from the recorded pass; its tokens are those it accounts for.
     """
     torch.set_num_threads(1)
-    if repeats < 2:
-        raise UserError(f"repeats is {repeats}", remedy="give 2 or more: noise needs a second look")
     with tempfile.TemporaryDirectory() as scratch:
         folders = (target, draft or _all_but_the_last_layer(target, Path(scratch)))
         tokenizer = load_tokenizer(target)
         if draft is not None:
             check_same_tokenizer(tokenizer, load_tokenizer(draft))
         texts = [prompt.text for prompt in read_jsonl(prompts, Prompt)] if prompts else list(TEXTS)
-        inputs = [tokenizer.encode_prompt(text, template) for text in texts[:requests]]
-        contenders = _contenders(folders, inputs, tokenizer.eos_ids, draft_len, max_new_tokens, batch)
+        inputs = [tokenizer.encode_prompt(text, settings.template) for text in texts[: settings.requests]]
+        contenders = _contenders(
+            folders, inputs, tokenizer.eos_ids, settings.draft_len, settings.max_new_tokens, settings.batch
+        )
         expected = contenders["plain"]()
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
         same: dict[str, int] = {}
-        for turn in range(repeats + 1):
+        for turn in range(settings.repeats + 1):
             for name, run in contenders.items():
                 begun = time.process_time()
                 answers = run()

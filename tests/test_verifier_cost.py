@@ -7,12 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from draftlab.bench_verify import CONTENDERS, ROW_BY_ROW, SLOPES, bench, table
 from draftlab.cli import bench_verify
+from draftlab.experiments import VerifierCost
+from draftlab.multidraft.verifier_cost import CONTENDERS, ROW_BY_ROW, SLOPES, table, verifier_cost
 
 
 def test_every_contender_in_every_cell() -> None:
-    frame = bench([2000], [2], rounds=2, batch=3, seed=0)
+    frame = verifier_cost(VerifierCost(vocabs=[2000], num_drafts=[2], rounds=2, batch=3))
     for (name, batch), rows in frame.groupby(["filter", "batch"]):
         expected = set(CONTENDERS) | {"optimum value"} | ({"restrict"} if name != "no truncation" else set())
         assert set(rows["scheme"]) == (expected if batch == 1 else expected - {ROW_BY_ROW})
@@ -24,7 +25,8 @@ def test_every_contender_in_every_cell() -> None:
 
 
 def test_command_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bench_verify(vocab=(500,), num_drafts=(2,), rounds=2, batch=2, out=tmp_path / "bench.csv")
+    settings = VerifierCost(vocabs=[500], num_drafts=[2], rounds=2, batch=2)
+    bench_verify(settings, out=tmp_path / "bench.csv")
     assert "vocabulary 500, top-p .95, sharp" in capsys.readouterr().out
     assert len(pd.read_csv(tmp_path / "bench.csv")) > 30
 
@@ -32,7 +34,7 @@ def test_command_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 def test_costs_stay_within_three_times_the_promise() -> None:
     """Promised: optimum and K-SEQ 0.2 ms, direct truncated program 0.3, with HiGHS 1.5, cheap schemes in a batch 0.02."""
-    frame = bench([32_000], [2], rounds=15, batch=64, seed=0)
+    frame = verifier_cost(VerifierCost(vocabs=[32_000], num_drafts=[2], rounds=15))
     sharp = frame[frame["filter"] == "top-p .95, sharp"].set_index(["batch", "scheme"])["ms"]
     promised = {
         (1, "optimal"): 0.2,
