@@ -254,6 +254,11 @@ def osd_latency_dataset() -> pd.DataFrame:
     return _requests({"before": 0.9, "distilled": 1.5})
 
 
+def beyond_sampled_latency() -> pd.DataFrame:
+    speedups = {0.0: 1.5, 1.0: 1.2}
+    return pd.concat([_requests({"before": 0.9, "distilled": x}).assign(temperature=t) for t, x in speedups.items()])
+
+
 def beyond_three_baselines() -> pd.DataFrame:
     return _requests({"before": 0.9, "distilled": 1.5, "distilled_adaptive": 1.6})
 
@@ -696,6 +701,7 @@ TABLES = {
         beyond_interference,
         beyond_online_multidraft,
         beyond_regime,
+        beyond_sampled_latency,
         beyond_sinkhorn,
         beyond_three_baselines,
     )

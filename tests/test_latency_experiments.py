@@ -193,7 +193,8 @@ def test_requests_of_known_cost() -> None:
     target = Clockwork(hands, 0.010)
     contenders = {"good": (Clockwork(hands, 0.001), fixed(4)), "bad": (Clockwork(hands, 0.001, stride=2), fixed(4))}
     requests = [Answer(str(i), [1, 2, 3 + i], [0] * length, False) for i, length in enumerate([10, 20, 5, 30])]
-    rows = measure_requests(target, contenders, requests, max_new_tokens=20)  # type: ignore[arg-type]
+    settings = LatencyRequests(dataset="toy", draft_len=4, requests=4, max_new_tokens=20)
+    rows = measure_requests(target, contenders, requests, settings)
     assert len(rows) == 4 * 4
     assert rows["same_text"].all()
     assert set(rows[rows["contender"] == "good"]["tokens"]) == {10, 20, 5}, "as long as the answers, cut at the limit"
@@ -222,6 +223,22 @@ def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path
     write_jsonl(tmp_path / "none.jsonl", [])
     with pytest.raises(UserError, match="no requests"):
         latency_requests(settings, models["target"], drafts, tmp_path / "none.jsonl")
+
+
+def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "answers.jsonl", [Answer(str(i), [1, 5, 9 + i], [0] * 40, False) for i in range(3)])
+    settings = LatencyRequests(dataset="toy", draft_len=3, requests=3, max_new_tokens=40, temperature=1)
+    drafts = {"draft": models["draft"], "itself": models["target"]}
+    rows, _ = latency_requests(settings, models["target"], drafts, tmp_path / "answers.jsonl")
+    assert set(rows["temperature"]) == {1.0}
+    found = rows.set_index(["contender", "request"])["same_text"].groupby("contender").mean()
+    assert found["none"] == found["none_again"] == 1  # the same seed
+    assert found["draft"] < 1  # sampled, in another way
+    sums = rows.groupby("contender")[["accepted", "visited"]].sum()
+    assert (
+        sums.loc["itself", "accepted"] == sums.loc["itself", "visited"]
+    )  # a draft with the target's law loses nothing
+    assert 0 < sums.loc["draft", "accepted"] < sums.loc["draft", "visited"]
 
 
 @pytest.mark.parametrize("names", [["none"], ["none_again"], ["mine", "mine_adaptive"]])

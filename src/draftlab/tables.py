@@ -171,6 +171,9 @@ LAYOUTS: dict[str, Layout] = {
     "beyond_specialised": Layout(("group", "draft"), ("method",), "overlap", "visited", "largest"),
     "beyond_stream_length": Layout(("length", "served", "peak_mb"), (), "request_ms", digits=2),
     "beyond_update_lag": Layout(("dataset",), ("lag",), "overlap", "visited"),
+    "beyond_sampled_latency": Layout(
+        ("dataset", "contender"), ("temperature",), "plain_seconds", "seconds", digits=2, note=EMULATED
+    ),
     "beyond_three_baselines": Layout(
         ("dataset",), ("contender",), "plain_seconds", "seconds", "largest", digits=2, note=EMULATED
     ),

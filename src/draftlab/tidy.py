@@ -46,7 +46,7 @@ def length(rows: pd.DataFrame) -> pd.DataFrame:
 
 def requests(rows: pd.DataFrame) -> pd.DataFrame:
     """Beside the seconds of each contender those of plain decoding of the same request."""
-    keys = [key for key in ("dataset", "request") if key in rows]
+    keys = [key for key in ("dataset", "temperature", "request") if key in rows]
     plain = rows[rows["contender"] == "none"].set_index(keys)["seconds"]
     plain_seconds = plain.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy()
     return rows.assign(plain_seconds=plain_seconds, milliseconds=1e3 * rows["seconds"])
@@ -216,6 +216,7 @@ DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "beyond_sinkhorn": acceptance,
     "beyond_context_batch": cost,
     "beyond_interference": latency,
+    "beyond_sampled_latency": requests,
     "beyond_three_baselines": requests,
     "beyond_draft_length": draft_length,
     "beyond_compute_matched": compute,

@@ -346,6 +346,7 @@ class LatencyRequests(Engine):
     requests: int = Field(gt=0)
     max_new_tokens: int = Field(gt=0)
     adaptive: bool = Field(False, description="also with a draft length that follows the acceptance")
+    temperature: float = Field(default=0, ge=0, description="of the samples of target and drafts; 0: greedy")
 
 
 class LatencyCost(Engine):

@@ -148,6 +148,7 @@ NAMES: dict[str, str] = {
     "tvd": "TVD",
     "jeffreys_0.9": "0.9 fwd + 0.1 rev",
     "none": "not distilled",
+    "none_again": "no draft, against itself",
     "draft_small": "small",
     "draft": "middle",
     "draft_large": "large",

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from draftlab.errors import UserError
 from draftlab.experiments import LatencyRequests
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.cost import calibrate, cost_model
-from draftlab.latency.loop import DraftLength, Generation, adaptive, decode, fixed, speculate
+from draftlab.latency.loop import DraftLength, Generation, Sampling, adaptive, decode, fixed, speculate
 from draftlab.latency.pair import describe, open_pair
 from draftlab.records import Answer, read_jsonl
 
@@ -43,8 +44,10 @@ def latency_requests(
             contenders[name] = draft, fixed(settings.draft_len)
             if settings.adaptive:
                 contenders[f"{name}_adaptive"] = draft, calibrated_length(big, draft)
-        rows = measure_requests(big, contenders, requests, settings.max_new_tokens)
-        return rows.assign(dataset=settings.dataset, draft_len=settings.draft_len), describe(big, *small)
+        rows = measure_requests(big, contenders, requests, settings)
+        return rows.assign(**settings.model_dump(include={"dataset", "draft_len", "temperature"})), describe(
+            big, *small
+        )
 
 
 def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLength:
@@ -57,25 +60,26 @@ def measure_requests(
     target: LatencyBackend,
     contenders: Mapping[str, tuple[LatencyBackend, DraftLength]],
     requests: Sequence[Answer],
-    max_new_tokens: int,
+    settings: LatencyRequests,
 ) -> pd.DataFrame:
     """One row per request and contender; a prompt is computed once, outside the measured time.
 
     A request has as many new tokens as its recorded answer, so that all contenders do the same work; ``same_text`` says
-    whether they wrote the same. The contenders take turns, in reversed order for every other request.
+    whether they wrote the same, as they must at temperature 0. The contenders take turns, in reversed order for every other request.
     """
 
-    def run(name: str, prompt: list[int], length: int) -> Generation:
+    def run(name: str, number: int, prompt: list[int], length: int) -> Generation:
+        sampling = Sampling(settings.temperature, np.random.default_rng([settings.seed, number]))
         if name in (PLAIN, AGAIN):
-            return decode(target, prompt, length)
+            return decode(target, prompt, length, sampling=sampling)
         draft, draft_len = contenders[name]
-        return speculate(target, draft, prompt, length, draft_len)
+        return speculate(target, draft, prompt, length, draft_len, sampling=sampling)
 
     names = [PLAIN, *contenders, AGAIN]
     rows = []
     for number, request in enumerate([requests[0], *requests]):  # the first request once more, as warm-up
-        length = min(len(request.answer_ids), max_new_tokens)
-        found = {name: run(name, request.prompt_ids, length) for name in names[:: 1 if number % 2 else -1]}
+        length = min(len(request.answer_ids), settings.max_new_tokens)
+        found = {name: run(name, number, request.prompt_ids, length) for name in names[:: 1 if number % 2 else -1]}
         for name, written in found.items():
             row = {
                 "request": request.id,
