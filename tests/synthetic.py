@@ -254,6 +254,18 @@ def osd_latency_dataset() -> pd.DataFrame:
     return _requests({"before": 0.9, "distilled": 1.5})
 
 
+def beyond_weights() -> pd.DataFrame:
+    slower = {"f16": 1, "q8_0": 3}
+    tables = ((kind, slower[kind], length) for kind, length in itertools.product(slower, (1, 3)))
+    return pd.concat(
+        osd_latency_alpha(5)
+        .query("alpha == 0.8")
+        .assign(weights=kind, draft_len=length)
+        .eval(f"seconds = seconds * {by}")
+        for kind, by, length in tables
+    )
+
+
 def beyond_sampled_latency() -> pd.DataFrame:
     speedups = {0.0: 1.5, 1.0: 1.2}
     return pd.concat([_requests({"before": 0.9, "distilled": x}).assign(temperature=t) for t, x in speedups.items()])
@@ -704,5 +716,6 @@ TABLES = {
         beyond_sampled_latency,
         beyond_sinkhorn,
         beyond_three_baselines,
+        beyond_weights,
     )
 } | planned.TABLES

@@ -32,6 +32,7 @@ MEASURED = (
     "beyond_branches",
     "beyond_noise_floor",
 )
+BITS = {"f16", "q8_0", "q4_0"}  # of beyond_weights, a cell each
 MEASURED_ON_CPU = set(MEASURED) - {"osd_update_cost", "beyond_noise_floor"}
 ON_CPU: dict[str, object] = {"device": "cpu", "gpu_layers": 0, "blocks": 2}
 SMALLER: dict[str, dict[str, object]] = {
@@ -58,7 +59,7 @@ def test_the_plan_measures_on_a_gpu_and_downloads_nothing(run: Run) -> None:
         run.of_stage(
             "latency_alpha", "latency_length", "latency_update", "latency_cost", "latency_branches", "latency_null"
         )
-    ) == set(MEASURED)
+    ) == {*MEASURED, "beyond_weights"}
     assert (run.settings.target.model, run.settings.draft.model) == ("vicuna-7b", "llama-160m")
     assert run.settings.data.datasets == run.settings.multidraft.datasets == []
     for name in MEASURED:
@@ -70,7 +71,8 @@ def test_the_plan_measures_on_a_gpu_and_downloads_nothing(run: Run) -> None:
 
 def test_without_a_gpu_the_same_models_are_measured_in_four_bits_on_one_core(run: Run) -> None:
     found = load_run({"scale": "shapes_cpu", "experiments": "all"}, ROOT / "workflow")
-    assert set(found.experiments) == MEASURED_ON_CPU
+    assert set(found.experiments) == {*MEASURED_ON_CPU, "beyond_weights"}
+    assert {cell.weights for cell in found.cells("beyond_weights").values()} == BITS  # type: ignore[attr-defined]
     assert (found.settings.target, found.settings.draft) == (run.settings.target, run.settings.draft)
     for name in MEASURED_ON_CPU:
         (cell,) = found.cells(name).values()
@@ -87,7 +89,7 @@ def test_the_dag_holds_no_data_and_no_training(tmp_path: Path, scale: str, measu
     assert done.returncode == 0, done.stderr
     jobs = dict(re.findall(r"^(\w+) +(\d+)$", done.stdout + done.stderr, re.MULTILINE))
     assert set(jobs) - {"closed_form"} == {"latency", "collect", "claims", "figure", "report", "all", "total"}
-    assert int(jobs["latency"]) == measured
+    assert int(jobs["latency"]) == measured + len(BITS)
 
 
 @pytest.mark.parametrize("experiment", MEASURED[:-2])  # the last two measure a target alone

@@ -149,6 +149,7 @@ LAYOUTS: dict[str, Layout] = {
     "beyond_best_draft_len": Layout(
         ("alpha", "way"), ("draft_len",), "plain", "token_seconds", digits=2, note=EMULATED
     ),
+    "beyond_weights": Layout(("weights",), ("draft_len",), "speculative_ms", best="smallest", digits=2, note=EMULATED),
     "beyond_noise_floor": Layout(("measured",), (), "a_seconds", "b_seconds", note=EMULATED),
     "beyond_interference": Layout(("alpha",), ("phase",), "speculative_ms", best="smallest", digits=2, note=EMULATED),
     "beyond_draft_length": Layout(("dataset", "method"), ("draft_len",), "emitted", "cost", "largest", digits=2),

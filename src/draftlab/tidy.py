@@ -39,6 +39,15 @@ def best_draft_len(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([rows.assign(way=way, token_seconds=seconds) for way, seconds in ways.items()], ignore_index=True)
 
 
+def weights(rows: pd.DataFrame) -> pd.DataFrame:
+    """``latency``, and as draft length 0 the plain steps around each block."""
+    measured = latency(rows)
+    plain = measured.assign(
+        draft_len=0, speculative=measured["plain"], speculative_ms=measured["plain_ms"], speedup=1.0
+    )
+    return pd.concat([plain, measured], ignore_index=True)
+
+
 def length(rows: pd.DataFrame) -> pd.DataFrame:
     """Seconds to decode ``length`` tokens plainly and speculatively, per block."""
     return summarise_length(rows)
@@ -218,6 +227,7 @@ DERIVED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "beyond_interference": latency,
     "beyond_sampled_latency": requests,
     "beyond_three_baselines": requests,
+    "beyond_weights": weights,
     "beyond_draft_length": draft_length,
     "beyond_compute_matched": compute,
     "beyond_stream_length": stream_length,

@@ -1,0 +1,27 @@
+"""Time per token and speed-up over the draft length, for weights of 32, 16, 8 and 4 bits."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from draftlab.figures.forms import curve_figure
+from draftlab.figures.style import held
+from draftlab.published import Published
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
+    """A line per type of weights; draft length 0 is plain decoding."""
+    return curve_figure(
+        table,
+        scale,
+        x="draft_len",
+        above="plain",
+        below="speculative",
+        series="weights",
+        order=["f32", "f16", "q8_0", "q4_0"],
+        xlabel="draft length k (0: no draft)",
+        ylabel="speed-up",
+        also=[("ms per token", "speculative_ms", None)],
+        facts=held(table, ["alpha"]),
+    )
