@@ -16,3 +16,11 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("no ../shared beside this checkout: the real records and the real model are absent")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout with its published tables, for all tests of a worker."""
+    from tests.checkout import copy_checkout
+
+    return copy_checkout(tmp_path_factory.mktemp("checkout") / "a folder with spaces", "paper_figures")

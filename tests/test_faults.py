@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from draftlab import agreement
-from tests.test_workflow import copy_checkout, environment, snakemake
+from tests.checkout import copy_checkout, environment, snakemake
 
 pytestmark = pytest.mark.workflow
 

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 import yaml
 
+from tests.checkout import environment, jobs
 from tests.conftest import ROOT
-from tests.test_workflow import environment, jobs
 
 pytestmark = pytest.mark.workflow
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from draftlab import experiments
+from tests.checkout import copy_checkout, environment, jobs, snakemake
 from tests.conftest import ROOT
-from tests.test_workflow import copy_checkout, environment, jobs, snakemake
 
 CLUSTERS = ("slurm", "generic", "kubernetes")
 SCALES = [path.stem for path in (ROOT / "workflow/scales").glob("*.yaml")]

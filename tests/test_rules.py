@@ -9,8 +9,8 @@ import shutil
 import pytest
 
 from draftlab import experiments
+from tests.checkout import copy_checkout, jobs, snakemake
 from tests.conftest import ROOT
-from tests.test_workflow import copy_checkout, jobs, snakemake
 
 pytestmark = pytest.mark.workflow
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from draftlab import agreement
+from tests.checkout import copy_checkout, environment, snakemake
 from tests.conftest import ROOT
 from tests.test_faults import differing_figures
-from tests.test_workflow import copy_checkout, environment, snakemake
 
 pytestmark = [pytest.mark.slurm, pytest.mark.workflow]
 

@@ -2,68 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from safetensors.numpy import load_file, save_file
 
-from tests.conftest import ROOT
+from tests.checkout import jobs, snakemake
 
 pytestmark = pytest.mark.workflow
-
-COPIED = ("Snakefile", "workflow", "profiles", "envs", "src")
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """The environment of a run in a copy of the checkout, on that copy's own package."""
-    return os.environ | {
-        "PYTHONPATH": str(folder / "src"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-
-
-def snakemake(folder: Path, *words: str, check: bool = True, cores: int = 2) -> str:
-    """Run Snakemake in a copy of the checkout; return what it printed."""
-    done = subprocess.run(
-        ["snakemake", "--cores", str(cores), *words],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=1500,
-    )
-    output = done.stdout + done.stderr
-    assert not check or done.returncode == 0, output[-6000:]
-    return output
-
-
-def jobs(output: str) -> dict[str, int]:
-    """Rule -> number of jobs, from a dry run's table."""
-    return {rule: int(count) for rule, count in re.findall(r"^(\w+) +(\d+)$", output, re.MULTILINE) if rule != "total"}
-
-
-def copy_checkout(folder: Path, *more: str) -> Path:
-    """A copy of the checkout to run in, without results, and without published ones unless they are among ``more``."""
-    folder.mkdir(parents=True)
-    for name in (*COPIED, *more):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        elif (ROOT / name).exists():
-            shutil.copyfile(ROOT / name, folder / name)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def checkout(tmp_path_factory) -> Path:
-    return copy_checkout(tmp_path_factory.mktemp("checkout") / "a folder with spaces", "paper_figures")
 
 
 @pytest.fixture(scope="session")
@@ -169,60 +117,6 @@ def test_an_edit_of_one_figure_redraws_one_figure_and_so_does_a_new_table(checko
         finally:
             (checkout / path).write_text(text)
     snakemake(checkout, "paper_figures")
-
-
-def test_real_raw_records_run_through_the_same_rules(checkout, shared):
-    snakemake(checkout, "--config", "scale=smoke", f"raw={shared / 'data'}", "experiments=osd_offline")
-    results = checkout / "results" / "smoke-raw"
-    table = pd.read_csv(results / "osd_offline.csv")
-    assert set(table["dataset"]) == {"spider", "gsm8k", "code_search_net", "finance_alpaca"}
-    summary = json.loads((results / "data/gsm8k/summary.json").read_text())
-    assert summary["provenance"]["train"]["source"] == "raw"
-    assert "Natalia sold clips" in (results / "data/gsm8k/prompts.jsonl").read_text()
-
-
-def test_a_real_trained_model_runs_as_target(checkout, shared):
-    target = shared / "models/stories260K/hf"
-    snakemake(
-        checkout,
-        "--config",
-        "scale=smoke",
-        f"target={target}",
-        "experiments=osd_offline,osd_latency_alpha,mdss_acceptance",
-    )
-    results = checkout / "results" / "smoke-target"
-    assert (results / "models/target/tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
-    record = json.loads((results / "cells/osd_latency_alpha/all/run.json").read_text())
-    assert record["target"]["parameters"] == 260_032
-    assert len(pd.read_csv(results / "mdss_acceptance.csv"))
-
-
-def test_a_real_target_and_draft_run_as_they_are(checkout, shared, tmp_path):
-    """The draft is the target's first two layers."""
-    target, draft = shared / "models/stories260K/hf", tmp_path / "draft"
-    shutil.copytree(target, draft)
-    weights = load_file(target / "model.safetensors")
-    kept = {name: value for name, value in weights.items() if not re.search(r"layers\.[2-9]\.", name)}
-    save_file(kept, draft / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((target / "config.json").read_text()) | {"num_hidden_layers": 2}
-    (draft / "config.json").write_text(json.dumps(config))
-    wanted = "experiments=osd_latency_alpha,mdss_acceptance"
-    snakemake(checkout, "--config", "scale=smoke", f"target={target}", f"draft={draft}", wanted)
-    results = checkout / "results" / "smoke-target-draft"
-    given = {
-        role: hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-        for role, folder in (("draft", draft), ("target", target))
-    }
-    timed, exact = (
-        json.loads((results / f"cells/{name}/all/run.json").read_text())["inputs"]
-        for name in ("osd_latency_alpha", "mdss_acceptance")
-    )
-    assert timed["models"] == {f"models/{role}": digest for role, digest in given.items()}
-    for name in exact["pairs"]:
-        made_of = json.loads((results / name).with_suffix(".json").read_text())
-        assert made_of["models"] == {f"multidraft/{role}": digest for role, digest in given.items()}
-    assert exact["pairs"]
-    assert len(pd.read_csv(results / "mdss_acceptance.csv"))
 
 
 def test_your_own_prompts_replace_the_datasets(checkout):

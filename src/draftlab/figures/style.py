@@ -148,6 +148,8 @@ NAMES: dict[str, str] = {
     "tvd": "TVD",
     "jeffreys_0.9": "0.9 fwd + 0.1 rev",
     "none": "not distilled",
+    "q8_0": "q8_0",
+    "q4_0": "q4_0",
     "none_again": "no draft, against itself",
     "draft_small": "small",
     "draft": "middle",

@@ -1,0 +1,70 @@
+"""The workflow at scale=smoke on real raw records and on a real trained model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+
+import pandas as pd
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.checkout import snakemake
+
+pytestmark = pytest.mark.workflow
+
+
+def test_real_raw_records_run_through_the_same_rules(checkout, shared):
+    snakemake(checkout, "--config", "scale=smoke", f"raw={shared / 'data'}", "experiments=osd_offline")
+    results = checkout / "results" / "smoke-raw"
+    table = pd.read_csv(results / "osd_offline.csv")
+    assert set(table["dataset"]) == {"spider", "gsm8k", "code_search_net", "finance_alpaca"}
+    summary = json.loads((results / "data/gsm8k/summary.json").read_text())
+    assert summary["provenance"]["train"]["source"] == "raw"
+    assert "Natalia sold clips" in (results / "data/gsm8k/prompts.jsonl").read_text()
+
+
+def test_a_real_trained_model_runs_as_target(checkout, shared):
+    target = shared / "models/stories260K/hf"
+    snakemake(
+        checkout,
+        "--config",
+        "scale=smoke",
+        f"target={target}",
+        "experiments=osd_offline,osd_latency_alpha,mdss_acceptance",
+    )
+    results = checkout / "results" / "smoke-target"
+    assert (results / "models/target/tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
+    record = json.loads((results / "cells/osd_latency_alpha/all/run.json").read_text())
+    assert record["target"]["parameters"] == 260_032
+    assert len(pd.read_csv(results / "mdss_acceptance.csv"))
+
+
+def test_a_real_target_and_draft_run_as_they_are(checkout, shared, tmp_path):
+    """The draft is the target's first two layers."""
+    target, draft = shared / "models/stories260K/hf", tmp_path / "draft"
+    shutil.copytree(target, draft)
+    weights = load_file(target / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if not re.search(r"layers\.[2-9]\.", name)}
+    save_file(kept, draft / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((target / "config.json").read_text()) | {"num_hidden_layers": 2}
+    (draft / "config.json").write_text(json.dumps(config))
+    wanted = "experiments=osd_latency_alpha,mdss_acceptance"
+    snakemake(checkout, "--config", "scale=smoke", f"target={target}", f"draft={draft}", wanted)
+    results = checkout / "results" / "smoke-target-draft"
+    given = {
+        role: hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+        for role, folder in (("draft", draft), ("target", target))
+    }
+    timed, exact = (
+        json.loads((results / f"cells/{name}/all/run.json").read_text())["inputs"]
+        for name in ("osd_latency_alpha", "mdss_acceptance")
+    )
+    assert timed["models"] == {f"models/{role}": digest for role, digest in given.items()}
+    for name in exact["pairs"]:
+        made_of = json.loads((results / name).with_suffix(".json").read_text())
+        assert made_of["models"] == {f"multidraft/{role}": digest for role, digest in given.items()}
+    assert exact["pairs"]
+    assert len(pd.read_csv(results / "mdss_acceptance.csv"))
