@@ -7,7 +7,7 @@ import pytest
 
 from draftlab import conclusions, tidy
 from draftlab.errors import UserError
-from draftlab.experiments import Answer
+from draftlab.experiments import WORKFLOW, Answer
 from tests.synthetic import TABLES
 
 SMALLER = {"beyond_compute_matched", "beyond_context_batch"}
@@ -19,7 +19,7 @@ def _sentence(name: str, table: pd.DataFrame | None = None) -> str:
     return conclusions.sentences(name, rows, conclusions.answers_of(name))
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in conclusions.EXPERIMENTS.glob("*.yaml")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in (WORKFLOW / "experiments").glob("*.yaml")))
 def test_every_experiment_answers_its_question(name):
     assert conclusions.answers_of(name), "add `answer` to the experiment's YAML file"
     if name not in SMALLER:

@@ -5,9 +5,13 @@ import pytest
 
 from draftlab import stats, tables, tidy
 from draftlab.errors import UserError
+from draftlab.experiments import WORKFLOW, Layout, load_experiment
 from tests.synthetic import TABLES
 
-LAYOUT = tables.Layout(("dataset",), ("method",), "hits", "tries", "largest")
+PLANS = {path.stem: load_experiment(path) for path in sorted((WORKFLOW / "experiments").glob("*.yaml"))}
+LAYOUTS = {name: plan.layout for name, plan in PLANS.items() if plan.layout is not None}
+
+LAYOUT = Layout(rows=["dataset"], columns=["method"], above="hits", below="tries", best="largest")
 
 
 def _rows(gap: float, requests: int = 40) -> pd.DataFrame:
@@ -43,14 +47,14 @@ def test_bold_only_where_the_interval_carries_it(gap, bold):
 
 
 def test_smallest_can_be_best():
-    layout = tables.Layout(("dataset",), ("method",), "hits", "tries", "smallest")
+    layout = Layout(rows=["dataset"], columns=["method"], above="hits", below="tries", best="smallest")
     cells = tables.summary(_rows(0.3), layout)
     assert cells.loc[cells["best"], "method"].tolist() == ["old"]
 
 
 def test_requests_of_two_datasets_are_two_requests():
     rows = pd.concat([_rows(0.3), _rows(0.3).assign(dataset="b")])
-    pooled = tables.summary(rows, tables.Layout(("method",), (), "hits", "tries"))
+    pooled = tables.summary(rows, Layout(rows=["method"], above="hits", below="tries"))
     assert pooled["n"].tolist() == [80, 80]
 
 
@@ -77,7 +81,7 @@ def test_numbers_rise_and_words_stay_as_they_came():
     rows = pd.concat(
         [_rows(0.3).assign(k=k, dataset=name) for name, k in (("b", 10.0), ("a", 2.0), ("b", 0.5), ("a", 0.123456))]
     )
-    layout = tables.Layout(("dataset", "k"), ("method",), "hits", "tries")
+    layout = Layout(rows=["dataset", "k"], columns=["method"], above="hits", below="tries")
     page = tables.arrange(tables.summary(rows, layout), layout)
     assert page["dataset"].tolist() == ["b", "b", "a", "a"]
     assert page["k"].tolist() == ["0.5", "10", "0.1235", "2"]
@@ -86,7 +90,7 @@ def test_numbers_rise_and_words_stay_as_they_came():
 
 def test_units_that_are_all_alike_have_no_interval():
     rows = _rows(0.0).assign(hits=5)
-    layout = tables.Layout(("dataset",), (), "hits", "tries")
+    layout = Layout(rows=["dataset"], above="hits", below="tries")
     cells = tables.summary(rows, layout)
     assert tables.arrange(cells, layout)["hits / tries"].tolist() == ["0.500"]
     assert "one run each, so no interval" in tables.caption("x", cells, layout, "requests", "smoke")
@@ -94,7 +98,7 @@ def test_units_that_are_all_alike_have_no_interval():
 
 def test_the_region_keeps_the_numbers_of_drafts_apart():
     table = tidy.derive("mdss_region", TABLES["mdss_region"]())
-    cells = tables.summary(table, tables.LAYOUTS["mdss_region"])
+    cells = tables.summary(table, LAYOUTS["mdss_region"])
     assert set(cells["num_drafts"]) == set(table["num_drafts"])
 
 
@@ -109,19 +113,19 @@ def test_a_binned_stream_says_what_is_drawn(column, sizes):
     assert tidy.units(pd.DataFrame({"x": [1]})) is None
 
 
-@pytest.mark.parametrize("name", list(tables.LAYOUTS))
+@pytest.mark.parametrize("name", list(LAYOUTS))
 def test_every_layout_names_its_quantity(name):
-    layout = tables.LAYOUTS[name]
+    layout = LAYOUTS[name]
     assert (layout.above, layout.below) in tables.QUANTITIES
 
 
-@pytest.mark.parametrize("name", list(tables.LAYOUTS))
+@pytest.mark.parametrize("name", list(LAYOUTS))
 def test_every_layout_fits_its_table(name, tmp_path):
     tables.write(name, tidy.derive(name, TABLES[name]()), "smoke", tmp_path / name)
     cells = tables.read_cells(tmp_path / f"{name}.csv")
     assert cells["estimate"].notna().all()
-    page = tables.arrange(cells, tables.LAYOUTS[name])
-    filled = page.drop(columns=list(tables.LAYOUTS[name].rows)) != "–"
+    page = tables.arrange(cells, LAYOUTS[name])
+    filled = page.drop(columns=list(LAYOUTS[name].rows)) != "–"
     assert filled.any(axis=0).all()
     assert filled.any(axis=1).all()
 
@@ -129,7 +133,7 @@ def test_every_layout_fits_its_table(name, tmp_path):
 @pytest.fixture
 def unknown(monkeypatch):
     """As if no experiment had a layout of its own."""
-    monkeypatch.setattr(tables, "LAYOUTS", {})
+    monkeypatch.setattr(tables, "plan_of", lambda name: PLANS[name].model_copy(update={"layout": None}))
 
 
 @pytest.mark.usefixtures("unknown")
@@ -147,13 +151,13 @@ def unknown(monkeypatch):
 )
 def test_a_table_without_a_layout_has_the_axes_of_its_experiment(name, rows, columns, measure):
     layout = tables.layout_of(name, tidy.derive(name, TABLES[name]()))
-    assert (layout.rows, layout.columns, (layout.above, layout.below)) == (rows, columns, measure)
+    assert (tuple(layout.rows), tuple(layout.columns), (layout.above, layout.below)) == (rows, columns, measure)
 
 
 @pytest.mark.usefixtures("unknown")
 @pytest.mark.parametrize("name", ["osd_epochs", "osd_shift_sharp", "osd_latency_dataset", "osd_speedup_theory"])
 def test_rows_that_the_axes_do_not_tell_apart_are_never_pooled(name):
-    with pytest.raises(UserError, match=rf"{name}\.yaml: .*not told apart by .*LAYOUTS"):
+    with pytest.raises(UserError, match=rf"{name}\.yaml: .*not told apart by .*layout"):
         tables.layout_of(name, tidy.derive(name, TABLES[name]()))
 
 

@@ -8,6 +8,11 @@ from hashlib import sha256
 DRAWN = ("pdf", "png", "md", "tex", "csv")
 
 
+def printed_parts(name):
+    """What an experiment's file says of its printed table: a change redraws it."""
+    return str((RUN.known[name].answer, RUN.known[name].layout))
+
+
 rule figure:
     """Draw one experiment's figure and format its table."""
     input:
@@ -32,7 +37,7 @@ rule figure:
         **resources_of("figure"),
     params:
         scale=RUN.scale,
-        answer=lambda wildcards: str(RUN.known[wildcards.experiment].answer),
+        said=lambda wildcards: printed_parts(wildcards.experiment),
         code=lambda wildcards: code(
             f"figures.{wildcards.experiment}", "figures.forms", "conclusions"
         ),
@@ -76,9 +81,9 @@ rule paper_figures:
         folder=lambda wildcards: f"paper_figures/{RUN.name}",
         scale=RUN.scale,
         # Digests: Snakemake notes the parameters once for each of the hundreds of files.
-        answers=lambda wildcards: sha256(
+        said=lambda wildcards: sha256(
             repr(
-                [RUN.known[name].answer for name in PUBLISHED if name in RUN.known]
+                [printed_parts(name) for name in PUBLISHED if name in RUN.known]
             ).encode()
         ).hexdigest(),
         code=code(*(f"figures.{name}" for name in PUBLISHED), "figures.batch"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,18 +10,16 @@ import pandas as pd
 
 from draftlab import claims, tables, tidy
 from draftlab.errors import UserError
-from draftlab.experiments import Answer, load_experiment
+from draftlab.experiments import Answer
 from draftlab.figures.style import name
-from draftlab.published import FOLDER, Selection
+from draftlab.published import Selection
 from draftlab.stats import Interval
 
-EXPERIMENTS = FOLDER.parent / "experiments"
 
-
-def answers_of(experiment: str, folder: Path = EXPERIMENTS) -> list[Answer]:
+def answers_of(experiment: str) -> list[Answer]:
     """How an experiment answers its question, as its YAML file says."""
-    path = folder / f"{experiment}.yaml"
-    return load_experiment(path).answer if path.exists() else []
+    said = tables.plan_of(experiment)
+    return [] if said is None else said.answer
 
 
 def sentences(experiment: str, table: pd.DataFrame, answers: Sequence[Answer]) -> str:

@@ -6,46 +6,17 @@ by an interval without 0, so a bold number never stands on noise.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from draftlab import stats, tidy
 from draftlab.errors import UserError
-from draftlab.experiments import WORKFLOW, load_experiment
+from draftlab.experiments import WORKFLOW, Experiment, Layout, load_experiment
 from draftlab.records import read_table, write_text
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Which columns of a table become rows and columns of the printed one, and what a cell holds.
-
-    A cell is ``sum(above) / sum(below)``, or the mean of ``above`` when there is no ``below``; ``best`` says which end is good;
-    ``window`` keeps a part of each stream, ``where`` rows with this value of a column; ``exact`` says why a table without units to
-    draw has no interval, ``note`` what else a reader must know.
-    """
-
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    above: str
-    below: str | None = None
-    best: Literal["largest", "smallest"] | None = None
-    digits: int = 3
-    window: tuple[float, float] | None = None
-    where: tuple[str, str] | None = None
-    exact: str = "exact, so no interval"
-    note: str = ""
-
-    @property
-    def quantity(self) -> str:
-        """What a cell is, with its unit."""
-        ratio = self.above if self.below is None else f"{self.above} / {self.below}"
-        return QUANTITIES.get((self.above, self.below), ratio)
-
 
 QUANTITIES: dict[tuple[str, str | None], str] = {
     ("overlap", "visited"): "alpha",
@@ -78,109 +49,10 @@ QUANTITIES: dict[tuple[str, str | None], str] = {
     ("count", "total"): "share of the requests",
     ("subsets", "expected_subsets"): "conditions found over those of Theorem 2",
 }
-LATE = (0.8, 1.0)
-ON_STREAM = ("measured_on", "stream")
 EMULATED = (
     "up to scale laptop the target is a small one made as dear as a large one by layers and channels that change no output bit; "
     "one thread is timed by its own CPU seconds"
 )
-LAYOUTS: dict[str, Layout] = {
-    "osd_offline": Layout(("dataset",), ("sample_source", "loss"), "overlap", "visited", "largest"),
-    "osd_online": Layout(("dataset",), ("method",), "overlap", "visited", "largest", window=LATE),
-    "osd_offline_t5": Layout(("dataset",), ("sample_source", "loss"), "overlap", "visited", "largest"),
-    "osd_online_t5": Layout(("dataset",), ("method",), "overlap", "visited", "largest", window=LATE),
-    "osd_summaries_t5": Layout(("dataset",), ("sample_source", "loss"), "overlap", "visited", "largest"),
-    "osd_draft_size_t5": Layout(("dataset",), ("draft", "method"), "overlap", "visited", "largest"),
-    "osd_epochs": Layout(("dataset",), ("epoch",), "overlap", "visited"),
-    "osd_shift_sharp": Layout(("group",), ("method",), "overlap", "visited", "largest", where=ON_STREAM),
-    "osd_shift_smooth": Layout(("shift",), ("method",), "overlap", "visited", "largest", window=(0.5, 1.0)),
-    "osd_two_mix": Layout(("group",), ("method",), "overlap", "visited", "largest"),
-    "osd_shift_mixed": Layout(("group",), ("method",), "overlap", "visited", "largest", window=LATE, where=ON_STREAM),
-    "osd_arena_language": Layout(("group",), ("method",), "overlap", "visited", "largest", window=LATE),
-    "osd_arena_topic": Layout(("group",), ("method",), "overlap", "visited", "largest", window=LATE),
-    "osd_routing": Layout(("traffic", "group"), ("method",), "overlap", "visited", "largest"),
-    "osd_token_recall": Layout(("dataset", "statistic"), ("method",), "accepted", "over", "largest"),
-    "osd_draft_size": Layout(("dataset",), ("draft", "method"), "overlap", "visited", "largest"),
-    "osd_arena_classes": Layout(("group_by", "group"), (), "count", "total", digits=2),
-    "osd_speedup_theory": Layout(("alpha",), ("draft_len", "cost_ratio"), "speedup", digits=2),
-    "osd_latency_alpha": Layout(("alpha",), ("draft_len",), "plain", "speculative", digits=2, note=EMULATED),
-    "osd_latency_dataset": Layout(("dataset",), ("contender",), "plain_seconds", "seconds", digits=2, note=EMULATED),
-    "osd_latency_length": Layout(("length",), ("alpha",), "plain", "speculative", digits=2, note=EMULATED),
-    "osd_medusa": Layout(("temperature", "contender", "verifier"), ("dataset",), "plain_seconds", "seconds", digits=2),
-    "osd_memory_traffic": Layout(
-        ("inputs", "terms", "batch", "update_interval"), ("system",), "gb", "original_gb", digits=4
-    ),
-    "osd_utilisation": Layout(("requests_per_second",), ("system",), "flops_per_second", "hardware_flops", digits=4),
-    "beyond_break_even": Layout(("contender", "update_interval"), (), "static_seconds", "cost_seconds", digits=2),
-    "osd_update_cost": Layout(("draft", "update_interval"), (), "interval_seconds", "update_seconds", digits=1),
-    "mdss_region": Layout(("panel", "scheme"), ("num_drafts",), "acceptance"),
-    "mdss_acceptance": Layout(
-        ("dataset", "draft_temperature", "num_drafts"),
-        ("scheme",),
-        "acceptance_sum",
-        "positions",
-        digits=4,
-        note="rrs draws its drafts without replacement, which has an optimum of its own, so it may stand above optimal; single_path and "
-        "block are accepted over visited tokens of a path, another quantity",
-    ),
-    "mdss_cone": Layout(("num_tokens", "num_drafts"), (), "subsets", "expected_subsets"),
-    "mdss_cost": Layout(
-        ("filter", "vocab", "num_drafts", "batch"), ("scheme",), "ms", exact="medians of repeated calls, so no interval"
-    ),
-    "mdss_draft_temperature": Layout(("draft_temperature",), ("scheme",), "emitted", "blocks", "largest"),
-    "mdss_drafts": Layout(("num_drafts",), ("scheme",), "emitted", "blocks", "largest"),
-    "mdss_mixed_temperature": Layout(("draft_temperature",), ("scheme",), "emitted", "blocks", "largest"),
-    "mdss_quality": Layout(("metric", "first_temperature", "draft_temperature"), ("scheme",), "score"),
-    "mdss_target_temperature": Layout(("target_temperature",), ("scheme",), "emitted", "blocks", "largest"),
-    "mdss_three_drafts": Layout(("draft_temperature",), ("scheme",), "emitted", "blocks", "largest"),
-    "mdss_topk": Layout(("top_k", "num_drafts"), ("scheme",), "emitted", "blocks", "largest"),
-    "mdss_truncation": Layout(("top_k",), ("scheme", "lp_threshold"), "emitted", "blocks", "largest"),
-    "beyond_block_multidraft": Layout(("draft_temperature",), ("scheme", "num_drafts"), "emitted", "blocks", "largest"),
-    "beyond_hybrid": Layout(("num_drafts", "draft_temperature"), ("scheme",), "acceptance_sum", "positions"),
-    "beyond_online_multidraft": Layout(("mixture", "drafts"), ("scheme",), "emitted", "blocks"),
-    "beyond_regime": Layout(("target_temperature",), ("draft_temperature",), "over_k_seq", "positions", digits=4),
-    "beyond_sinkhorn": Layout(
-        ("num_drafts", "iterations"), ("scheme", "sharpness"), "acceptance_sum", "positions", digits=4
-    ),
-    "beyond_context_batch": Layout(
-        ("context", "batch"), ("verified",), "verify_seconds", "plain_seconds", digits=2, note=EMULATED
-    ),
-    "beyond_branches": Layout(("num_drafts",), (), "branches_seconds", "one_branch_seconds", digits=2, note=EMULATED),
-    "beyond_best_draft_len": Layout(
-        ("alpha", "way"), ("draft_len",), "plain", "token_seconds", digits=2, note=EMULATED
-    ),
-    "beyond_weights": Layout(("weights",), ("draft_len",), "speculative_ms", best="smallest", digits=2, note=EMULATED),
-    "beyond_noise_floor": Layout(("measured",), (), "a_seconds", "b_seconds", note=EMULATED),
-    "beyond_interference": Layout(("alpha",), ("phase",), "speculative_ms", best="smallest", digits=2, note=EMULATED),
-    "beyond_draft_length": Layout(("dataset", "method"), ("draft_len",), "emitted", "cost", "largest", digits=2),
-    "beyond_temperature": Layout(("method", "temperature"), ("estimator",), "counted", "visited"),
-    "beyond_temperature_online": Layout(("temperature",), ("method",), "overlap", "visited", "largest", window=LATE),
-    "beyond_update_interval": Layout(
-        ("sweep", "update_interval"), ("setting",), "overlap", "visited", "largest", window=LATE
-    ),
-    "beyond_loss_positions": Layout(("dataset",), ("loss_positions",), "overlap", "visited", "largest", window=LATE),
-    "beyond_divergences": Layout(("source",), ("loss",), "overlap", "visited", "largest"),
-    "beyond_switching": Layout(("period",), ("method",), "overlap", "visited", "largest"),
-    "beyond_forgetting": Layout(
-        ("group", "after"), ("method",), "overlap", "visited", "largest", where=("measured_on", "held_out")
-    ),
-    "beyond_within_task_drift": Layout(
-        ("dataset_order",), ("method",), "overlap", "visited", "largest", window=(0.5, 1.0)
-    ),
-    "beyond_compute_matched": Layout(("dataset", "draft"), ("requests",), "overlap", "visited"),
-    "beyond_routing_errors": Layout(("method",), (), "overlap", "visited"),
-    "beyond_specialised": Layout(("group", "draft"), ("method",), "overlap", "visited", "largest"),
-    "beyond_stream_length": Layout(("length", "served", "peak_mb"), (), "request_ms", digits=2),
-    "beyond_update_lag": Layout(("dataset",), ("lag",), "overlap", "visited"),
-    "beyond_sampled_latency": Layout(
-        ("dataset", "contender"), ("temperature",), "plain_seconds", "seconds", digits=2, note=EMULATED
-    ),
-    "beyond_three_baselines": Layout(
-        ("dataset",), ("contender",), "plain_seconds", "seconds", "largest", digits=2, note=EMULATED
-    ),
-}
-
-
 MEASURES = (
     ("overlap", "visited"),
     ("acceptance_sum", "positions"),
@@ -200,22 +72,36 @@ PLACES = ("record", "segment")
 
 
 def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
-    """The experiment's layout, or one from its file: a known measure, what it compares last in columns, all else in rows."""
-    if experiment in LAYOUTS:
-        return LAYOUTS[experiment]
+    """The layout in the experiment's file, or one made from it: a known measure, what it compares last in columns, all else in rows."""
     path = WORKFLOW / "experiments" / f"{experiment}.yaml"
-    names = load_experiment(path).compared if path.exists() else []
+    said = plan_of(experiment)
+    if said is not None and said.layout is not None:
+        return said.layout
     # A list is named as many, its column as one: schemes, scheme.
+    names = said.compared if said is not None else []
     columns = dict.fromkeys(name if name in table else name.removesuffix("s") for name in names)
     axes = [column for column in columns if column in table and column not in ("seed", tidy.unit(table))]
     measure = next((pair for pair in MEASURES if {part for part in pair if part} <= set(table)), None)
-    remedy = "add one to draftlab.tables.LAYOUTS"
+    remedy = "give its file a `layout`"
     if measure is None or not axes:
         raise UserError(f"no layout for {experiment!r}", remedy=remedy)
     keys = [key for key in dict.fromkeys([*axes, "dataset", "seed", tidy.unit(table) or "", *PLACES]) if key in table]
     if table.duplicated(keys).any():
         raise UserError(f"{experiment}: rows are not told apart by {', '.join(keys)}", file=path, remedy=remedy)
-    return Layout(tuple(axes[:-1] or axes), tuple(axes[1:][-1:]), *measure)
+    return Layout(rows=axes[:-1] or axes, columns=axes[1:][-1:], above=measure[0], below=measure[1])
+
+
+@functools.cache
+def plan_of(experiment: str) -> Experiment | None:
+    """What the experiment's file says; none of a table that no file speaks of."""
+    path = WORKFLOW / "experiments" / f"{experiment}.yaml"
+    return load_experiment(path) if path.exists() else None
+
+
+def quantity(layout: Layout) -> str:
+    """What a cell is, with its unit."""
+    ratio = layout.above if layout.below is None else f"{layout.above} / {layout.below}"
+    return QUANTITIES.get((layout.above, layout.below), ratio)
 
 
 def write(experiment: str, table: pd.DataFrame, scale: str, prefix: Path, answer: str = "") -> None:
@@ -269,7 +155,9 @@ def kept(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
     """The rows that a layout speaks of."""
     if layout.window:
         table = table[tidy.in_window(table, *layout.window)]
-    return table[table[layout.where[0]] == layout.where[1]] if layout.where else table
+    for column, value in layout.where.items():
+        table = table[table[column] == value]
+    return table
 
 
 def _winner(table: pd.DataFrame, row: pd.DataFrame, layout: Layout, below: str) -> int | None:
@@ -297,14 +185,13 @@ def caption(experiment: str, cells: pd.DataFrame, layout: Layout, units: str | N
     """What the numbers are, in one line."""
     one_run = bool((cells["ci_low"] == cells["ci_high"]).all())
     n = f"{cells['n'].min()}" if cells["n"].nunique() == 1 else f"{cells['n'].min()} to {cells['n'].max()}"
-    parts = [f"{experiment}, scale {scale}: {layout.quantity}", f"n = {n} {units or 'rows'} per cell"]
+    parts = [f"{experiment}, scale {scale}: {quantity(layout)}", f"n = {n} {units or 'rows'} per cell"]
     if layout.window:
         parts.append(f"from {layout.window[0]:.0%} to {layout.window[1]:.0%} of the stream")
-    if layout.where:
-        parts.append(": ".join(layout.where))
+    parts += [f"{column}: {value}" for column, value in layout.where.items()]
     sure = layout.exact if units is None else "one run each, so no interval" if one_run else ""
     parts.append(sure or f"95 % bootstrap interval over {units}")
-    parts += [layout.note] if layout.note else []
+    parts += [text for text in (layout.note, EMULATED if layout.emulated else "") if text]
     if cells["best"].any():
         parts.append("bold: best of its row, by differences whose intervals leave out 0")
     return ", ".join(parts) + "."
@@ -346,7 +233,7 @@ def arrange(cells: pd.DataFrame, layout: Layout, bold: Callable[[str], str] = st
     ]
     names = [", ".join(named(key, cell[key]) for key in layout.columns) for _, cell in cells.iterrows()]
     if not layout.columns:
-        names = [layout.quantity] * len(cells)
+        names = [quantity(layout)] * len(cells)
     flat = cells[list(layout.rows)].map(_axis).assign(_name=names, _text=texts)
     page = flat.pivot(index=list(layout.rows), columns="_name", values="_text")
     order = flat[list(layout.rows)].drop_duplicates()

@@ -41,7 +41,7 @@ class Answer(Settings):
     one: an interval above 0 says ``more``, one below it ``less``, any other ``level``. The texts may name ``{gap}``, ``{left}``,
     ``{right}``, ``{n}``, ``{best}`` and ``{second}``. ``each`` repeats the difference for every value of these columns; texts that name
     ``{each}`` are chosen by all of these together (``level`` where they disagree), not by all rows pooled. ``measure`` is
-    summed numerator and denominator, by default those of the printed table, as are the ``digits``.
+    summed numerator and denominator, by default those of the ``layout``, as are the ``digits``.
     """
 
     left: dict[str, Any] = {}
@@ -53,6 +53,27 @@ class Answer(Settings):
     more: str
     less: str = ""
     level: str
+
+
+class Layout(Settings):
+    """Which columns of an experiment's table become ``rows`` and ``columns`` of the printed one, and what a cell holds.
+
+    A cell is ``sum(above) / sum(below)``, or the mean of ``above`` when there is no ``below``; ``best`` says which end is good;
+    ``window`` keeps a part of each stream, ``where`` rows with these values; ``exact`` says why a table without units to
+    draw has no interval, ``note`` what else a reader must know, ``emulated`` that the target is an inflated one up to scale laptop.
+    """
+
+    rows: list[str] = Field(min_length=1)
+    columns: list[str] = []
+    above: str
+    below: str | None = None
+    best: Literal["largest", "smallest"] | None = None
+    digits: int = 3
+    window: tuple[float, float] | None = None
+    where: dict[str, str] = {}
+    exact: str = "exact, so no interval"
+    note: str = ""
+    emulated: bool = False
 
 
 class Size(Settings):
@@ -70,6 +91,7 @@ class Experiment(Settings):
     paper: Literal["osd", "mdss", "beyond"]
     artefact: str
     answer: Annotated[list[Answer], BeforeValidator(lambda said: [said] if isinstance(said, dict) else said)] = []
+    layout: Layout | None = None
     stage: str
     axes: dict[str, Axis] = {}
     fixed: dict[str, Any] = {}

@@ -55,13 +55,14 @@ def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> 
 
 
 def _digest(experiment: str, table: Path, scale: str) -> str:
-    """What a figure and its table depend on: the observations, the printed numbers, the words of the answer, and the code."""
+    """What a figure and its table depend on: the observations, the printed numbers, the experiment's answer and layout, and the code."""
     code = experiments.code_digest(f"draftlab.figures.{experiment}", "draftlab.figures.forms", "draftlab.conclusions")
+    said = tables.plan_of(experiment)
     printed = sorted(published.FOLDER.glob("*.csv"))
     texts = [
         table.read_bytes(),
         *(path.read_bytes() for path in printed),
-        f"{code} {scale} {conclusions.answers_of(experiment)}".encode(),
+        f"{code} {scale} {said and (said.answer, said.layout)}".encode(),
     ]
     return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
 

@@ -352,7 +352,7 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
             label=words,
         )
     ax.set(
-        xlabel=textwrap.fill(layout.quantity, 50),
+        xlabel=textwrap.fill(tables.quantity(layout), 50),
         ylim=(len(rows) - 0.5, -0.5),
     )
     settings = [zip(layout.rows, row, strict=True) for row in rows]
