@@ -230,11 +230,13 @@ def test_refused_before_llama_cpp_sees_it(tmp_path: Path, message: str) -> None:
 
 
 @pytest.mark.parametrize("weights", ["q8_0", "q4_0"])
-def test_widths_that_do_not_divide_are_refused(tmp_path: Path, weights: Any) -> None:
+def test_rows_that_blocks_do_not_fill_are_stored_in_16_bits(tmp_path: Path, weights: Any) -> None:
     folder = toy(tmp_path / "toy", intermediate_size=72)
-    export(folder, tmp_path / "toy.gguf", "f16")
-    with pytest.raises(UserError, match="72 wide: q"):
-        export(folder, tmp_path / "toy.gguf", weights)
+    export(folder, tmp_path / "toy.gguf", weights)
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "toy.gguf").tensors}
+    assert {kind for name, kind in kinds.items() if "ffn_down" in name} == {"F16"}
+    assert {kind for name, kind in kinds.items() if "ffn_up" in name} == {weights.upper()}
+    assert kl(our_logits(folder), llama_logits(tmp_path / "toy.gguf")) < 0.5
 
 
 def test_an_unknown_weight_type_is_refused(tmp_path: Path) -> None:

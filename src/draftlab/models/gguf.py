@@ -51,7 +51,7 @@ INFLATED_KEY = "draftlab.inflated_from"
 def export(folder: Path | str, out: Path | str, weights: Weights = "f32", *, vocabulary: bool = True) -> None:
     """Write the Llama or T5 model in ``folder`` as the GGUF file ``out``.
 
-    Matrices are stored as ``weights``, vectors as f32. ``vocabulary=False`` leaves the tokenizer out: such a file decodes
+    Matrices are stored as ``weights`` (as f16 where a row cannot be cut into blocks of 32), vectors as f32. ``vocabulary=False`` leaves the tokenizer out: such a file decodes
     token ids, which is all that a latency measurement needs, but not text. Anything that llama.cpp could not run is a
     ``UserError``.
     """
@@ -76,14 +76,6 @@ def _export(
         raise UserError(f"no weight type {weights!r}", remedy=f"choose one of {', '.join(get_args(Weights))}")
     shapes = expected_shapes(config, folder)
     quantization, file_type = QUANTIZATION[weights]
-    for name, shape in shapes.items():
-        block, _ = gguf.GGML_QUANT_SIZES[_stored_as(name, shape, quantization)]
-        if shape[-1] % block:
-            raise UserError(
-                f"rows of {name} are {shape[-1]} wide: {weights} stores blocks of {block}",
-                file=folder,
-                remedy="export f32 or f16, or use a model whose widths divide",
-            )
     tensors = opened(folder, shapes)
     with atomic_path(out) as temporary:
         writer = gguf.GGUFWriter(temporary, "t5" if config["model_type"] == "t5" else "llama")
@@ -325,19 +317,23 @@ def _write_tensors(
         _describe(writer, target, tensors.shapes[name], kind)
     scale = _output_scale(config)
     if scale is not None:
-        _describe(writer, "output.weight", tensors.shapes["shared.weight"], quantization)
+        _describe(writer, "output.weight", tensors.shapes["shared.weight"], kinds["shared.weight"])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, tensor in tensors.items():
         writer.write_tensor_data(gguf.quantize(_rotary(name, tensor, config), kinds[name]))
     if scale is not None:
-        writer.write_tensor_data(gguf.quantize(tensors.read("shared.weight") * np.float32(scale), quantization))
+        writer.write_tensor_data(
+            gguf.quantize(tensors.read("shared.weight") * np.float32(scale), kinds["shared.weight"])
+        )
 
 
 def _stored_as(name: str, shape: tuple[int, ...], quantization: gguf.GGMLQuantizationType) -> gguf.GGMLQuantizationType:
-    matrix = len(shape) == 2 and "relative_attention_bias" not in name
-    return quantization if matrix else gguf.GGMLQuantizationType.F32
+    if len(shape) != 2 or "relative_attention_bias" in name:
+        return gguf.GGMLQuantizationType.F32
+    block, _ = gguf.GGML_QUANT_SIZES[quantization]
+    return gguf.GGMLQuantizationType.F16 if shape[-1] % block else quantization  # as llama.cpp's own tool does
 
 
 def _describe(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> None:
