@@ -30,7 +30,8 @@ def latency_alpha(settings: LatencyAlpha, target: Path, draft: Path) -> tuple[pd
     longest = max(settings.draft_len)
     context = PROMPT + settings.rounds * (longest + 1) + 2 * longest
     with open_pair(target, draft, settings=settings, context_length=context) as (big, small):
-        return measure_alpha(big, small, settings).assign(weights=settings.weights), describe(big, small)
+        run = describe(big, small)
+        return measure_alpha(big, small, settings).assign(weights=run["target"]["weights"]), run
 
 
 def measure_alpha(target: LatencyBackend, draft: LatencyBackend, settings: LatencyAlpha) -> pd.DataFrame:
