@@ -35,6 +35,7 @@ test-slurm: .venv/ready  ## start a Slurm of one node on this machine and run th
 
 figures: .venv/ready  ## redraw the published figures and tables from the committed data; trains nothing
 	snakemake --cores all paper_figures
+	snakemake --cores all paper_figures --config scale=shapes_cpu
 
 publish: .venv/ready  ## copy a finished run's tables to paper_figures/ and redraw from there
 	snakemake --cores all publish $(if $(CONFIG),--config $(CONFIG))
