@@ -8,11 +8,6 @@ from hashlib import sha256
 DRAWN = ("pdf", "png", "md", "tex", "csv")
 
 
-def printed_parts(name):
-    """What an experiment's file says of its printed table: a change redraws it."""
-    return str((RUN.known[name].answer, RUN.known[name].layout))
-
-
 rule figure:
     """Draw one experiment's figure and format its table."""
     input:

@@ -198,3 +198,8 @@ def stage_verb(wildcards):
 def multidraft_code(wildcards):
     """Digest of the module that a stage is named after."""
     return code(f"multidraft.{RUN.known[wildcards.experiment].stage}")
+
+
+def printed_parts(name):
+    """What an experiment's file says of its printed table: a change redraws it."""
+    return str((RUN.known[name].answer, RUN.known[name].layout))
