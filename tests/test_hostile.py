@@ -166,7 +166,7 @@ BAD_SETTINGS = [
     ("collect --rows", "no rows to collect"),
     ("figures --data . --scale smoke --drawn drawn --processes 0", "processes is 0"),
     ("data make --dataset spider --train 5 --eval -5", ".*less than 0"),
-    ("bench verify --vocab 0", "vocabs.0: .* greater than 0, not 0"),
+    ("bench verify --vocabs 0", "vocabs.0: .* greater than 0, not 0"),
 ]
 
 
