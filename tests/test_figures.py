@@ -134,7 +134,7 @@ def test_drawing_never_waits_for_torch():
     assert found.stdout.strip() == "False"
 
 
-def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_path):
+def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_path, monkeypatch):
     data, out, drawn = tmp_path / "data", tmp_path / "out", tmp_path / "drawn.json"
     data.mkdir()
     names = ["mdss_cone", "osd_speedup_theory"]
@@ -152,6 +152,12 @@ def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_pat
     assert batch.draw_all(data, out, "laptop", drawn, 1) == ["osd_speedup_theory"]
     assert (out / "mdss_cone.tex").read_bytes() == before["mdss_cone.tex"]
     assert (out / "osd_speedup_theory.pdf").read_bytes() != before["osd_speedup_theory.pdf"]
+    given = tables.plan_of("mdss_cone")
+    wider = given.model_copy(update={"layout": given.layout.model_copy(update={"digits": 1})})
+    known = tables.plan_of
+    monkeypatch.setattr(tables, "plan_of", lambda name: wider if name == "mdss_cone" else known(name))
+    assert batch.draw_all(data, out, "laptop", drawn, 1) == ["mdss_cone"]
+    assert (out / "mdss_cone.tex").read_bytes() != before["mdss_cone.tex"]
     rows.drop(columns="draft_len").to_csv(data / "osd_speedup_theory.csv", index=False)
     with pytest.raises(UserError, match=r"osd_speedup_theory.csv: no column 'draft_len'"):
         batch.draw_all(data, out, "laptop", drawn, 2)
