@@ -10,6 +10,7 @@ import torch
 from draftlab.bench import LlamaCppBench
 from draftlab.bench.llama_cpp import ASSISTED, TOOLS, bench, table
 from draftlab.errors import UserError
+from draftlab.latency.cores import can_pin
 from draftlab.latency.loop import Block, Generation
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
@@ -36,7 +37,9 @@ def tools(folder: Path, said: str) -> Path:
     """Tools that answer every call with ``said`` and note how they were called."""
     folder.mkdir()
     for name in TOOLS:
-        (folder / name).write_text(f"#!/bin/sh\necho \"$@\" >>{folder}/calls\nprintf '{said}'\n")
+        (folder / name).write_text(
+            f"#!/bin/sh\necho \"$@\" >>{folder}/calls\ngrep Cpus_allowed_list /proc/self/status >>{folder}/cores\nprintf '{said}'\n"
+        )
         (folder / name).chmod(0o755)
     return folder
 
@@ -59,6 +62,9 @@ def test_every_contender_is_timed_next_to_the_loop(pair: tuple[Path, Path], tmp_
     assert rows.loc[ASSISTED, "same_accepted"] == 2
     assert (rows.loc[list(TOOLS), "same_accepted"] < 2).all()  # what they say is made up
     calls = (folder / "calls").read_text().splitlines()
+    if can_pin():
+        assert len(set((folder / "cores").read_text().splitlines())) == 1
+        assert (folder / "cores").read_text().splitlines()[0].split()[-1].isdigit()  # one core, no range
     assert len(calls) == 2 * 2 * 3  # tools, prompts, turns with one to warm up
     assert all("--spec-draft-n-max 2" in call and "-t 1" in call for call in calls)
     assert len(table(frame).splitlines()) == 4

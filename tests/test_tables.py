@@ -102,6 +102,14 @@ def test_the_region_keeps_the_numbers_of_drafts_apart():
     assert set(cells["num_drafts"]) == set(table["num_drafts"])
 
 
+def test_no_draft_is_draft_length_0_of_each_kind_of_weights():
+    table = tidy.derive("beyond_weights", TABLES["beyond_weights"]())
+    none = table[table["draft_len"] == 0]
+    assert set(none["weights"]) == set(table["weights"])
+    assert (none["speculative_ms"] == none["plain_ms"]).all()
+    assert (none["speculative"] == none["plain"]).all()
+
+
 @pytest.mark.parametrize(("column", "sizes"), [("record", (10, 4)), ("request", (10, 4))])
 def test_a_binned_stream_says_what_is_drawn(column, sizes):
     binned = _rows(0.3).rename(columns={"request": column}).assign(requests=lambda rows: [*sizes] * (len(rows) // 2))

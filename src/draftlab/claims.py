@@ -17,7 +17,8 @@ import pandas as pd
 from draftlab import stats, tidy
 from draftlab.consistency import Finding, findings
 from draftlab.errors import UserError
-from draftlab.published import Comparison, Published, Rule, Scale, Selection, Statement, same
+from draftlab.experiments import Scale
+from draftlab.published import Comparison, Published, Rule, Selection, Statement, same
 from draftlab.stats import Interval
 from draftlab.tidy import records
 

@@ -16,7 +16,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from draftlab.errors import UserError
-from draftlab.experiments import refused
+from draftlab.experiments import Scale, refused
 from draftlab.records import read_table
 from draftlab.yaml_files import Place, read_yaml
 
@@ -25,7 +25,6 @@ PAPERS = {"osd": "OSD", "mdss": "MDSS", "related": "related"}
 
 Scalar = str | int | float | bool
 Wanted = Scalar | list[Scalar]
-Scale = Literal["smoke", "laptop", "shapes", "shapes_cpu", "paper"]
 T = TypeVar("T")
 
 

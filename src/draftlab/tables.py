@@ -73,7 +73,6 @@ PLACES = ("record", "segment")
 
 def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
     """The layout in the experiment's file, or one made from it: a known measure, what it compares last in columns, all else in rows."""
-    path = WORKFLOW / "experiments" / f"{experiment}.yaml"
     said = plan_of(experiment)
     if said is not None and said.layout is not None:
         return said.layout
@@ -87,15 +86,21 @@ def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
         raise UserError(f"no layout for {experiment!r}", remedy=remedy)
     keys = [key for key in dict.fromkeys([*axes, "dataset", "seed", tidy.unit(table) or "", *PLACES]) if key in table]
     if table.duplicated(keys).any():
-        raise UserError(f"{experiment}: rows are not told apart by {', '.join(keys)}", file=path, remedy=remedy)
+        raise UserError(
+            f"{experiment}: rows are not told apart by {', '.join(keys)}", file=_file(experiment), remedy=remedy
+        )
     return Layout(rows=axes[:-1] or axes, columns=axes[1:][-1:], above=measure[0], below=measure[1])
 
 
 @functools.cache
 def plan_of(experiment: str) -> Experiment | None:
     """What the experiment's file says; none of a table that no file speaks of."""
-    path = WORKFLOW / "experiments" / f"{experiment}.yaml"
+    path = _file(experiment)
     return load_experiment(path) if path.exists() else None
+
+
+def _file(experiment: str) -> Path:
+    return WORKFLOW / "experiments" / f"{experiment}.yaml"
 
 
 def quantity(layout: Layout) -> str:

@@ -26,7 +26,7 @@ ATTEMPTS = 3
 
 
 def latency_alpha(settings: LatencyAlpha, target: Path, draft: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Measure every cell of ``settings`` with llama.cpp: the rows of ``measure_alpha`` with the type of the weights, and the run's description."""
+    """Measure every cell of ``settings`` with llama.cpp: the rows of ``measure_alpha``, with the target's ``weights``, and the run's description."""
     longest = max(settings.draft_len)
     context = PROMPT + settings.rounds * (longest + 1) + 2 * longest
     with open_pair(target, draft, settings=settings, context_length=context) as (big, small):

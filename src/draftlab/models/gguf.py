@@ -51,9 +51,9 @@ INFLATED_KEY = "draftlab.inflated_from"
 def export(folder: Path | str, out: Path | str, weights: Weights = "f32", *, vocabulary: bool = True) -> None:
     """Write the Llama or T5 model in ``folder`` as the GGUF file ``out``.
 
-    Matrices are stored as ``weights`` (as f16 where a row cannot be cut into blocks of 32), vectors as f32. ``vocabulary=False`` leaves the tokenizer out: such a file decodes
-    token ids, which is all that a latency measurement needs, but not text. Anything that llama.cpp could not run is a
-    ``UserError``.
+    Matrices are stored as ``weights`` (as f16 where a row cannot be cut into blocks of 32), vectors as f32.
+    ``vocabulary=False`` leaves the tokenizer out: such a file decodes token ids, which is all that a latency measurement
+    needs, but not text. Anything that llama.cpp could not run is a ``UserError``.
     """
     config = read_object(Path(folder) / "config.json")
     _export(config, Path(folder), out, weights, Checkpoint.open, vocabulary)
