@@ -19,7 +19,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         above="plain",
         below="speculative",
         series="weights",
-        order=["f32", "f16", "q8_0", "q4_0"],
         xlabel="draft length k (0: no draft)",
         ylabel="speed-up",
         also=[("ms per token", "speculative_ms", None)],

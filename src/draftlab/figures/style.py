@@ -81,6 +81,11 @@ LOOKS: dict[str, Look] = {
     "measured": Look("measured in llama.cpp", BLUE, "", "o"),
     "refined": Look("Eq. 1 with the measured cost of verifying", INK, ":", ""),
     "eq1": Look("Eq. 1", RED, "--", ""),
+    # types of weights
+    "f32": Look("f32", BLACK),
+    "f16": Look("f16", BLUE, "--", "s"),
+    "q8_0": Look("q8_0", GREEN, "-.", "^"),
+    "q4_0": Look("q4_0", RED, ":", "v"),
     # methods of OSD
     "online": Look("online", BLUE, "-", "o"),
     "online_warm": Look("online, first 10 % beforehand", SKY, (0, (4, 1)), "P"),  # type: ignore[arg-type]
@@ -148,8 +153,6 @@ NAMES: dict[str, str] = {
     "tvd": "TVD",
     "jeffreys_0.9": "0.9 fwd + 0.1 rev",
     "none": "not distilled",
-    "q8_0": "q8_0",
-    "q4_0": "q4_0",
     "none_again": "no draft, against itself",
     "draft_small": "small",
     "draft": "middle",
