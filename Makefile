@@ -5,7 +5,7 @@ export PATH
 export OMP_NUM_THREADS ?= 1
 CONFIG ?=
 # Two workers, a file each; the longest files come first: the tests of one share a run of the workflow.
-IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/test_workflow.py tests/test_workflow_real.py tests
+IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_workflow.py tests/workflow/test_workflow_real.py tests
 
 .PHONY: reproduce reproduce-all smoke test test-slow test-faults test-slurm figures publish check format clean
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
-from draftlab import experiments
+from draftlab import plan
 from draftlab.errors import UserError
 
 min_version("9.0")
@@ -21,11 +21,11 @@ report: "workflow/report/workflow.rst"
 
 # Used with `--sdm apptainer` alone: apptainer build envs/draftlab.sif envs/apptainer.def
 # As seen from here, because Snakemake refuses white space, and a checkout may lie below some.
-container: os.path.relpath(experiments.WORKFLOW.parent / "envs" / "draftlab.sif")
+container: os.path.relpath(plan.WORKFLOW.parent / "envs" / "draftlab.sif")
 
 
 try:
-    RUN = experiments.load_run(config, experiments.WORKFLOW)
+    RUN = plan.load_run(config, plan.WORKFLOW)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from draftlab.distill.jobs import Folders
+from draftlab.core.sampling import Sampling
+from draftlab.engine.replay import record
 from draftlab.models import LanguageModel
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
-from draftlab.replay import record
-from draftlab.sampling import Sampling
+from draftlab.train.jobs import Folders
 
 VOCAB, ROOM = 320, 12
 

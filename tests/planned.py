@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from draftlab import experiments
+from draftlab import plan
 
 FOLDER = Path(__file__).resolve().parents[1] / "workflow" / "experiments"
 REQUESTS, RECORDS = 20, 120
@@ -30,7 +30,7 @@ def counts(rng: np.random.Generator, alpha: np.ndarray, draft_len: int = 3) -> p
     return pd.DataFrame(values | {"blocks": blocks, "emitted": accepted + blocks})
 
 
-def offline(rng: np.random.Generator, settings: experiments.Offline) -> pd.DataFrame:
+def offline(rng: np.random.Generator, settings: plan.Offline) -> pd.DataFrame:
     points = (
         np.linspace(0, settings.epochs, settings.probes * settings.epochs + 1) if settings.probes else [settings.epochs]
     )
@@ -46,12 +46,12 @@ def offline(rng: np.random.Generator, settings: experiments.Offline) -> pd.DataF
     return pd.concat(frames).assign(**fixed, parameters=size, tokens=70 * (settings.requests or 1200) * settings.epochs)
 
 
-def online(rng: np.random.Generator, settings: experiments.Online) -> pd.DataFrame:
+def online(rng: np.random.Generator, settings: plan.Online) -> pd.DataFrame:
     rows = _served(rng, settings)
     return rows if settings.bin == 1 else rows.assign(requests=1)
 
 
-def _served(rng: np.random.Generator, settings: experiments.Online) -> pd.DataFrame:
+def _served(rng: np.random.Generator, settings: plan.Online) -> pd.DataFrame:
     held_out = {"record": range(REQUESTS), "request": ~np.arange(REQUESTS), "seed": settings.seed}
     if settings.measured_on == "held_out":
         rows = counts(rng, np.full(REQUESTS, 0.7)).assign(**held_out)
@@ -82,7 +82,7 @@ def _served(rng: np.random.Generator, settings: experiments.Online) -> pd.DataFr
     return pd.concat([rows.assign(measured_on="stream", after=0), *probes])
 
 
-def tokens(rng: np.random.Generator, settings: experiments.Tokens) -> pd.DataFrame:
+def tokens(rng: np.random.Generator, settings: plan.Tokens) -> pd.DataFrame:
     frames = []
     for method, share in (("original", 0.3), ("distilled", 0.7)):
         generated = np.sort(rng.integers(5, 400, 150))[::-1]
@@ -97,7 +97,7 @@ def tokens(rng: np.random.Generator, settings: experiments.Tokens) -> pd.DataFra
     return pd.concat(frames)
 
 
-def shares(rng: np.random.Generator, settings: experiments.Shares) -> pd.DataFrame:
+def shares(rng: np.random.Generator, settings: plan.Shares) -> pd.DataFrame:
     groups = CLASSES[settings.group_by]
     return pd.DataFrame(
         {"slice": s, "group": group, "count": 10 + place, "total": 10 * len(groups) + 3, "group_by": settings.group_by}
@@ -110,11 +110,11 @@ MAKERS = {"offline": offline, "online": online, "tokens": tokens, "shares": shar
 
 def table(name: str) -> pd.DataFrame:
     """The table of one experiment at scale ``smoke``, as it is read back from its file."""
-    experiment = experiments.load_experiment(FOLDER / f"{name}.yaml")
+    experiment = plan.load_experiment(FOLDER / f"{name}.yaml")
     rng = np.random.default_rng(0)
     frames = []
     for cell in experiment.cells("smoke", name).values():
-        runs = experiments.variants(cell) if isinstance(cell, experiments.Job) else [({}, cell)]
+        runs = plan.variants(cell) if isinstance(cell, plan.Job) else [({}, cell)]
         frames += [MAKERS[experiment.stage](rng, settings).assign(**labels) for labels, settings in runs]
     return pd.read_csv(io.StringIO(pd.concat(frames).to_csv(index=False)))
 
@@ -125,7 +125,7 @@ def _planned() -> dict[str, functools.partial[pd.DataFrame]]:
     return {
         path.stem: functools.partial(table, path.stem)
         for path in sorted(FOLDER.glob("*.yaml"))
-        if path.stem not in own and experiments.load_experiment(path).stage in MAKERS
+        if path.stem not in own and plan.load_experiment(path).stage in MAKERS
     }
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftlab import costs, experiments, theory
+from draftlab import plan
+from draftlab.core import theory
 from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.stages import costs
 from tests import planned
 
 DATASETS = ("spider", "gsm8k", "code_search_net", "finance_alpaca")
@@ -158,7 +160,7 @@ def mdss_region(points: int = 13) -> pd.DataFrame:
                     "q2": q2,
                     "scheme": name,
                     "acceptance": value,
-                    "law_error": 1e-16,
+                    "distribution_error": 1e-16,
                 }
                 for name, value in schemes.items()
             ]
@@ -350,7 +352,7 @@ def osd_medusa(blocks: int = 6) -> pd.DataFrame:
 
 
 def _cell(name: str) -> Any:
-    return next(iter(experiments.load_experiment(planned.FOLDER / f"{name}.yaml").cells("laptop", name).values()))
+    return next(iter(plan.load_experiment(planned.FOLDER / f"{name}.yaml").cells("laptop", name).values()))
 
 
 def osd_memory_traffic() -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Random small laws for the tests of verifiers: diffuse, peaked, with zeros and ties, near point masses, over fourteen decades."""
+"""Random small distributions for the tests of verifiers: diffuse, peaked, with zeros and ties, near point masses, over fourteen decades."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Generator, Tensor
 
 
-def random_law(vocab: int, generator: Generator) -> Tensor:
-    """One law of a family drawn at random."""
+def random_distribution(vocab: int, generator: Generator) -> Tensor:
+    """One distribution of a family drawn at random."""
     weights = torch.rand(vocab, dtype=torch.float64, generator=generator)
     family = int(torch.randint(7, (1,), generator=generator))
     if family == 1:
@@ -31,8 +31,8 @@ def random_law(vocab: int, generator: Generator) -> Tensor:
 
 
 def random_pairs(count: int, seed: int, smallest: int = 2, largest: int = 6) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs of target and draft law over the same small vocabulary."""
+    """Pairs of target and draft distribution over the same small vocabulary."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         vocab = int(torch.randint(smallest, largest + 1, (1,), generator=generator))
-        yield random_law(vocab, generator), random_law(vocab, generator)
+        yield random_distribution(vocab, generator), random_distribution(vocab, generator)

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import tyro
 from pydantic import ValidationError
 
-from draftlab import bench, experiments
-from draftlab.datasets import streams
+from draftlab import bench, plan
+from draftlab.data import streams
 from draftlab.errors import UserError, printable
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from draftlab.datasets import classify
-    from draftlab.distill.jobs import Folders
+    from draftlab.data import classify
+    from draftlab.train.jobs import Folders
 
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.arg(name="")]
@@ -44,7 +44,7 @@ def data_fetch(
     out: Path,
 ) -> None:
     """Write the raw rows of one split of a dataset, and beside them where they come from."""
-    from draftlab.datasets import sources
+    from draftlab.data import sources
 
     sources.fetch(dataset, split, source, raw=raw, rows=rows, seed=seed, out=out)
 
@@ -63,7 +63,7 @@ def data_make(
     out: Path,
 ) -> None:
     """Write the prompts of a dataset, its held-out prompts, its rejected rows and a summary."""
-    from draftlab.datasets import splits
+    from draftlab.data import splits
 
     options = splits.Options(train, eval, seed, profile, on_bad_row, max_chars)
     summary = splits.make_from(dataset, source, raw=raw, out=out, options=options)
@@ -86,8 +86,8 @@ def data_check(
     out: Path | None = None,
 ) -> None:
     """Tell what a file of prompts is taken for and what is in it; exit code 0 when it can be used."""
-    from draftlab.datasets import check
-    from draftlab.records import write_json
+    from draftlab.data import check
+    from draftlab.files.records import write_json
 
     report = check.check(file, dataset=dataset, tokenizer=tokenizer, against=against, max_chars=max_chars)
     print(check.table(report))
@@ -101,18 +101,18 @@ def data_stream(
     stream: Flat[streams.Stream], *, prompts: tuple[Path, ...], answered: tuple[Path, ...] = (), out: Path
 ) -> None:
     """Write requests in the order in which they arrive; with --answered only those that these files of answers know."""
-    from draftlab.records import Answer, Prompt, read_jsonl, write_jsonl
+    from draftlab.files.records import Answer, Prompt, read_jsonl, write_jsonl
 
     known = {answer.id for file in answered for answer in read_jsonl(file, Answer)}
     requests = (p for file in prompts for p in read_jsonl(file, Prompt) if not answered or p.id in known)
     print(f"{write_jsonl(out, streams.arrange(requests, stream))} requests")
 
 
-def data_shares(settings: Flat[experiments.Shares], *, prompts: Path, out: Path) -> None:
+def data_shares(settings: Flat[plan.Shares], *, prompts: Path, out: Path) -> None:
     """Count the requests of each class in equal slices of time (OSD, Figs. 2 and 10)."""
     import pandas as pd
 
-    from draftlab.records import Prompt, read_jsonl, write_cell
+    from draftlab.files.records import Prompt, read_jsonl, write_cell
 
     rows = streams.shares_over_time(read_jsonl(prompts, Prompt), settings.group_by, settings.slices)
     table = pd.DataFrame(rows).assign(group_by=settings.group_by)
@@ -131,8 +131,8 @@ def data_classify(
     report: Path,
 ) -> None:
     """Give each request its language or topic, and tell how often that agrees with the labels it came with."""
-    from draftlab.datasets import classify
-    from draftlab.records import Prompt, read_jsonl, write_json, write_jsonl
+    from draftlab.data import classify
+    from draftlab.files.records import Prompt, read_jsonl, write_json, write_jsonl
 
     classifier = _classifier(method, label, train, model, device)
     marked, found = classify.classify(list(read_jsonl(prompts, Prompt)), classifier, label)
@@ -144,8 +144,8 @@ def data_classify(
 def _classifier(
     method: str, label: classify.Label, train: Path | None, model: str | None, device: str
 ) -> classify.Classifier:
-    from draftlab.datasets import classify
-    from draftlab.records import Prompt, read_jsonl
+    from draftlab.data import classify
+    from draftlab.files.records import Prompt, read_jsonl
 
     if method == "langid":
         return classify.languages
@@ -161,37 +161,37 @@ def _classifier(
 # --- models ------------------------------------------------------------------------------------------------------
 
 
-def pretrain_tokenizer(recipe: Flat[experiments.Recipe], *, prompts: tuple[Path, ...], out: Path) -> None:
+def pretrain_tokenizer(recipe: Flat[plan.Recipe], *, prompts: tuple[Path, ...], out: Path) -> None:
     """Make the tokenizer that target and draft share."""
-    from draftlab import pretrain
+    from draftlab.train import pretrain
 
     pretrain.make_tokenizer(prompts, recipe, out)
 
 
 def pretrain_target(
-    recipe: Flat[experiments.Recipe],
+    recipe: Flat[plan.Recipe],
     *,
     prompts: tuple[Path, ...],
     tokenizer: Path,
-    template: experiments.Template,
+    template: plan.Template,
     out: Path,
 ) -> None:
     """Make the target: train it on reference answers, or fetch the one that --model names."""
-    from draftlab import pretrain
+    from draftlab.train import pretrain
 
     pretrain.make_target(prompts, tokenizer, recipe, template, out)
 
 
 def pretrain_draft(
-    recipe: Flat[experiments.Recipe],
+    recipe: Flat[plan.Recipe],
     *,
     tokenizer: Path,
-    template: experiments.Template,
+    template: plan.Template,
     out: Path,
     prompts: tuple[Path, ...] = (),
 ) -> None:
     """Make the draft: train it on reference answers, on public text where there are none, or fetch the one that --model names."""
-    from draftlab import pretrain
+    from draftlab.train import pretrain
 
     pretrain.make_draft(tokenizer, recipe, template, out, prompts)
 
@@ -200,7 +200,7 @@ def pretrain_draft(
 
 
 def answer(
-    settings: Flat[experiments.Answers],
+    settings: Flat[plan.Answers],
     *,
     target: Path,
     prompts: Path,
@@ -208,9 +208,9 @@ def answer(
     temperature: float = 0.0,
     out: Path,
 ) -> None:
-    """Record the target's answers and its law at every position: the one pass that all variants share."""
-    from draftlab import answers
-    from draftlab.sampling import Sampling
+    """Record the target's answers and its distribution at every position: the one pass that all variants share."""
+    from draftlab.core.sampling import Sampling
+    from draftlab.engine import answers
 
     found, rejected = answers.answer(target, prompts, requests, settings, sampling=Sampling(temperature))
     answers.save(found, rejected, out)
@@ -221,18 +221,16 @@ def answer(
     )
 
 
-def offline(
-    settings: Flat[experiments.Offline], *, answers: Path, models: Path, max_new_tokens: int, out: Path
-) -> None:
+def offline(settings: Flat[plan.Offline], *, answers: Path, models: Path, max_new_tokens: int, out: Path) -> None:
     """Distil drafts on recorded answers or on text of their own, then measure them on the held-out requests."""
-    from draftlab.distill import jobs
+    from draftlab.train import jobs
 
     folders = jobs.Folders(answers, models, out, max_new_tokens)
     _write_job(folders, settings, jobs.offline(settings, folders))
 
 
 def online(
-    settings: Flat[experiments.Online],
+    settings: Flat[plan.Online],
     *,
     answers: Path,
     models: Path,
@@ -241,15 +239,15 @@ def online(
     out: Path,
 ) -> None:
     """Serve the stream with drafts that learn from it, and with drafts that stay as they are."""
-    from draftlab.distill import jobs
+    from draftlab.train import jobs
 
     folders = jobs.Folders(answers, models, out, max_new_tokens, streams)
     _write_job(folders, settings, jobs.online(settings, folders))
 
 
-def tokens(settings: Flat[experiments.Tokens], *, answers: Path, models: Path, max_new_tokens: int, out: Path) -> None:
+def tokens(settings: Flat[plan.Tokens], *, answers: Path, models: Path, max_new_tokens: int, out: Path) -> None:
     """Count by token what a draft proposes, has accepted and lacks, before and after distillation (OSD, Fig. 7)."""
-    from draftlab.distill import jobs
+    from draftlab.train import jobs
 
     folders = jobs.Folders(answers, models, out, max_new_tokens)
     _write_job(folders, settings, jobs.tokens(settings, folders))
@@ -257,29 +255,27 @@ def tokens(settings: Flat[experiments.Tokens], *, answers: Path, models: Path, m
 
 def token_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_len: int, out: Path) -> None:
     """Write one request's accepted and rejected tokens with two drafts, those of the folders BEFORE and AFTER, for the report."""
-    from draftlab.distill import tokens
+    from draftlab.engine.replay import load_pass
+    from draftlab.files.records import write_json
     from draftlab.models import load_model, load_tokenizer
-    from draftlab.records import write_json
-    from draftlab.replay import load_pass
+    from draftlab.train import tokens
 
     drafts = load_model(before), load_model(after)
     found = tokens.token_view(*drafts, load_pass(answers), load_tokenizer(after), draft_len)
     write_json(out, {"dataset": dataset, **found})
 
 
-def medusa(settings: Flat[experiments.Medusa], *, answers: Path, models: Path, max_new_tokens: int, out: Path) -> None:
+def medusa(settings: Flat[plan.Medusa], *, answers: Path, models: Path, max_new_tokens: int, out: Path) -> None:
     """Compare Medusa heads on the target with a draft, before and after each learnt from what it served (OSD, Table 4)."""
-    from draftlab.distill import jobs, medusa
+    from draftlab.train import jobs, medusa
 
     folders = jobs.Folders(answers, models, out, max_new_tokens)
     _write_job(folders, settings, medusa.medusa(settings, folders))
 
 
-def break_even(
-    settings: Flat[experiments.BreakEven], *, answers: Path, models: Path, max_new_tokens: int, out: Path
-) -> None:
+def break_even(settings: Flat[plan.BreakEven], *, answers: Path, models: Path, max_new_tokens: int, out: Path) -> None:
     """Compare what updates cost with what they save, by update interval and against a larger static draft."""
-    from draftlab.distill import break_even, jobs
+    from draftlab.train import break_even, jobs
 
     folders = jobs.Folders(answers, models, out, max_new_tokens)
     _write_job(folders, settings, break_even.break_even(settings, folders))
@@ -296,8 +292,8 @@ def route(
     report: Path,
 ) -> None:
     """Let a classifier name the class of each request of a stream as it arrives, and tell how often it is right."""
-    from draftlab import routing
-    from draftlab.records import Prompt, read_jsonl, write_json, write_jsonl
+    from draftlab.data import routing
+    from draftlab.files.records import Prompt, read_jsonl, write_json, write_jsonl
 
     classifier = _classifier(method, "group", train, model, device)
     marked, facts = routing.routed(list(read_jsonl(stream, Prompt)), classifier)
@@ -306,78 +302,76 @@ def route(
     print(f"{facts['correct']} of {facts['requests']} requests go to their class")
 
 
-def _write_job(folders: Folders, job: experiments.Training, found: tuple[pd.DataFrame, dict[str, object]]) -> None:
+def _write_job(folders: Folders, job: plan.Training, found: tuple[pd.DataFrame, dict[str, object]]) -> None:
     """Write a job's table and record, from the first process if there are several."""
-    from draftlab.distill import parallel
-    from draftlab.records import write_cell
+    from draftlab.files.records import write_cell
+    from draftlab.train import parallel
 
     rows, facts = found
     if parallel.is_first():
         write_cell(
             folders.out,
             rows,
-            {"settings": experiments.plain(job), **facts},
-            models=[folders.models / name for name in experiments.models_of(job)],
-            answers=[folders.answers / name / "answers.jsonl" for name in experiments.passes_of(job)],
+            {"settings": plan.plain(job), **facts},
+            models=[folders.models / name for name in plan.models_of(job)],
+            answers=[folders.answers / name / "answers.jsonl" for name in plan.passes_of(job)],
         )
 
 
 # --- theory and multi-draft --------------------------------------------------------------------------------------
 
 
-def speedup_theory(settings: Flat[experiments.SpeedupTheory], *, out: Path) -> None:
+def speedup_theory(settings: Flat[plan.SpeedupTheory], *, out: Path) -> None:
     """Tabulate the theoretical speed-up (OSD, Eq. 1)."""
-    from draftlab import costs
-    from draftlab.records import write_cell
+    from draftlab.files.records import write_cell
+    from draftlab.stages import costs
 
     write_cell(out, costs.speedup_theory(settings), {"settings": settings.model_dump()})
 
 
-def memory_traffic(
-    settings: Flat[experiments.MemoryTraffic], *, target: Path, draft: Path, online: Path, out: Path
-) -> None:
+def memory_traffic(settings: Flat[plan.MemoryTraffic], *, target: Path, draft: Path, online: Path, out: Path) -> None:
     """Tabulate the bytes that a request moves (OSD, Table 5); ONLINE is the table of osd_online."""
-    from draftlab import costs
-    from draftlab.records import write_cell
+    from draftlab.files.records import write_cell
+    from draftlab.stages import costs
 
     rows = costs.memory_traffic(settings, target, draft, online)
     write_cell(out, rows, {"settings": settings.model_dump()}, models=[target, draft], tables=[online])
 
 
-def utilisation(settings: Flat[experiments.Utilisation], *, out: Path) -> None:
+def utilisation(settings: Flat[plan.Utilisation], *, out: Path) -> None:
     """Tabulate the load of a request trace against hardware (OSD, App. A.4)."""
-    from draftlab import costs
-    from draftlab.records import write_cell
+    from draftlab.files.records import write_cell
+    from draftlab.stages import costs
 
     write_cell(out, costs.utilisation(settings), {"settings": settings.model_dump()})
 
 
-def mdss_region(settings: Flat[experiments.Region], *, out: Path) -> None:
+def mdss_region(settings: Flat[plan.Region], *, out: Path) -> None:
     """Acceptance over the toy simplex of MDSS Fig. 2, exactly."""
+    from draftlab.files.records import write_cell
     from draftlab.multidraft import region
-    from draftlab.records import write_cell
 
     write_cell(out, region.region(settings.num_drafts, settings.points), {"settings": settings.model_dump()})
 
 
-def mdss_cone(settings: Flat[experiments.Cone], *, out: Path) -> None:
+def mdss_cone(settings: Flat[plan.Cone], *, out: Path) -> None:
     """Check the best acceptance by double description and by linear programs (MDSS App. D)."""
+    from draftlab.files.records import write_cell
     from draftlab.multidraft import cone
-    from draftlab.records import write_cell
 
     write_cell(out, cone.cone(settings), {"settings": settings.model_dump()})
 
 
-def mdss_verifier_cost(settings: Flat[experiments.VerifierCost], *, out: Path) -> None:
+def mdss_verifier_cost(settings: Flat[plan.VerifierCost], *, out: Path) -> None:
     """Measure what a decision of each scheme costs (MDSS App. G)."""
+    from draftlab.files.records import write_cell
     from draftlab.multidraft import verifier_cost
-    from draftlab.records import write_cell
 
     write_cell(out, verifier_cost.verifier_cost(settings), {"settings": settings.model_dump()})
 
 
 def mdss_pairs(
-    settings: Flat[experiments.Answers],
+    settings: Flat[plan.Answers],
     *,
     target: Path,
     draft: Path,
@@ -391,15 +385,15 @@ def mdss_pairs(
 
     PROMPTS are a name and a file for each dataset. The synthetic family is written beside them.
     """
+    from draftlab.files.records import digests, write_json
     from draftlab.multidraft import pairs
-    from draftlab.records import digests, write_json
 
     pairs.record_all(settings, target, draft, prompts, positions, seed, out)
     for dataset, file in prompts.items():
         write_json(out / f"{dataset}.json", digests(out.parent, models=[target, draft], data=[file]))
 
 
-def mdss_acceptance(settings: Flat[experiments.Acceptance], *, pairs: Path, out: Path) -> None:
+def mdss_acceptance(settings: Flat[plan.Acceptance], *, pairs: Path, out: Path) -> None:
     """Exact acceptance of multi-draft schemes on the recorded probability pairs in a folder."""
     from draftlab.multidraft import acceptance
     from draftlab.multidraft.pairs import load_all
@@ -407,7 +401,7 @@ def mdss_acceptance(settings: Flat[experiments.Acceptance], *, pairs: Path, out:
     _write_on_pairs(out, settings, acceptance.acceptance(load_all(pairs, settings), settings), pairs)
 
 
-def mdss_regime(settings: Flat[experiments.Regime], *, pairs: Path, out: Path) -> None:
+def mdss_regime(settings: Flat[plan.Regime], *, pairs: Path, out: Path) -> None:
     """Map which scheme accepts most over target and draft temperatures and the target's entropy."""
     from draftlab.multidraft import regime
     from draftlab.multidraft.pairs import load_all
@@ -415,7 +409,7 @@ def mdss_regime(settings: Flat[experiments.Regime], *, pairs: Path, out: Path) -
     _write_on_pairs(out, settings, regime.regime(load_all(pairs, settings), settings), pairs)
 
 
-def mdss_sinkhorn(settings: Flat[experiments.Sinkhorn], *, pairs: Path, out: Path) -> None:
+def mdss_sinkhorn(settings: Flat[plan.Sinkhorn], *, pairs: Path, out: Path) -> None:
     """Compare entropic optimal transport with the linear program, the optimum and the other schemes."""
     from draftlab.multidraft import sinkhorn
     from draftlab.multidraft.pairs import load_all
@@ -423,20 +417,20 @@ def mdss_sinkhorn(settings: Flat[experiments.Sinkhorn], *, pairs: Path, out: Pat
     _write_on_pairs(out, settings, sinkhorn.sinkhorn(load_all(pairs, settings), settings), pairs)
 
 
-def _write_on_pairs(out: Path, settings: experiments.OnPairs, rows: pd.DataFrame, pairs: Path) -> None:
-    from draftlab.records import write_cell
+def _write_on_pairs(out: Path, settings: plan.OnPairs, rows: pd.DataFrame, pairs: Path) -> None:
+    from draftlab.files.records import write_cell
 
     files = [pairs / f"{name}.safetensors" for name in settings.datasets]
     write_cell(out, rows, {"settings": settings.model_dump()}, pairs=files)
 
 
 def mdss_live(
-    settings: Flat[experiments.Live],
+    settings: Flat[plan.Live],
     *,
     target: Path,
     draft: Path,
     prompts: dict[str, Path],
-    template: experiments.Template,
+    template: plan.Template,
     dtype: Literal["float32", "bfloat16"] = "float32",
     device: Literal["cpu", "cuda"] = "cpu",
     out: Path,
@@ -445,20 +439,18 @@ def mdss_live(
 
     PROMPTS are a name and a file for each dataset.
     """
+    from draftlab.files.records import write_cell
     from draftlab.multidraft import live, pairs
-    from draftlab.records import write_cell
 
     models = pairs.load_models(target, draft, dtype, device)
     rows = live.live(settings, *models, prompts, template)
     write_cell(out, rows, {"settings": settings.model_dump()}, models=[target, draft], data=prompts.values())
 
 
-def mdss_online(
-    settings: Flat[experiments.OnlineMultidraft], *, target: Path, draft: Path, answers: Path, out: Path
-) -> None:
+def mdss_online(settings: Flat[plan.OnlineMultidraft], *, target: Path, draft: Path, answers: Path, out: Path) -> None:
     """Compare specialists of several topics as non-identical drafts with routing and with copies of one shared draft."""
+    from draftlab.files.records import write_cell
     from draftlab.multidraft import online_multidraft
-    from draftlab.records import write_cell
 
     passes = {topic: {split: answers / f"{topic}.{split}" for split in ("train", "eval")} for topic in settings.topics}
     rows = online_multidraft.online_multidraft(settings, target, draft, passes)
@@ -475,7 +467,7 @@ def collect(*, rows: tuple[Path, ...], out: Path) -> None:
     """Concatenate the rows of an experiment's cells into its tidy table."""
     import pandas as pd
 
-    from draftlab.records import atomic_path, read_table
+    from draftlab.files.records import atomic_path, read_table
 
     if not rows:
         raise UserError("no rows to collect", remedy="name at least one file with --rows")
@@ -486,7 +478,7 @@ def collect(*, rows: tuple[Path, ...], out: Path) -> None:
 
 def summary(*, results: Path = Path("results")) -> None:
     """Print the headline numbers of the newest run below --results, and where its report lies."""
-    from draftlab import summary as module
+    from draftlab.report import summary as module
 
     print(*module.lines(module.newest_run(results)), sep="\n")
 
@@ -512,21 +504,21 @@ def gguf_inflate(model: Path, out: Path, layers: int, ffn: int | None = None, wi
 
 def latency_check() -> None:
     """Whether the installed llama.cpp survives a batch of two quantized tokens; says which build it is."""
-    from draftlab.latency.llama_cpp import describe_build
     from draftlab.latency.self_check import self_check
+    from draftlab.models.llama_cpp import describe_build
 
     self_check()
     print(*(f"{name}: {value}" for name, value in describe_build().items()), sep="\n")
 
 
-def latency_alpha(settings: Flat[experiments.LatencyAlpha], *, target: Path, draft: Path, out: Path) -> None:
+def latency_alpha(settings: Flat[plan.LatencyAlpha], *, target: Path, draft: Path, out: Path) -> None:
     """Measure time per token in llama.cpp at set acceptances (OSD, Tables 2 and 7)."""
     from draftlab.latency import alpha
 
     _write_measured(out, settings, alpha.latency_alpha(settings, target, draft), models=[target, draft])
 
 
-def latency_length(settings: Flat[experiments.LatencyLength], *, target: Path, draft: Path, out: Path) -> None:
+def latency_length(settings: Flat[plan.LatencyLength], *, target: Path, draft: Path, out: Path) -> None:
     """Measure the speed-up in llama.cpp against the length of the answer (OSD, Table 8)."""
     from draftlab.latency import length
 
@@ -534,7 +526,7 @@ def latency_length(settings: Flat[experiments.LatencyLength], *, target: Path, d
 
 
 def latency_requests(
-    settings: Flat[experiments.LatencyRequests], *, target: Path, drafts: dict[str, Path], answers: Path, out: Path
+    settings: Flat[plan.LatencyRequests], *, target: Path, drafts: dict[str, Path], answers: Path, out: Path
 ) -> None:
     """Decode recorded requests in llama.cpp without speculation and with each of --drafts NAME FOLDER ... (OSD, Table 3)."""
     from draftlab.latency import requests
@@ -543,37 +535,35 @@ def latency_requests(
     _write_measured(out, settings, measured, models=[target, *drafts.values()], answers=[answers])
 
 
-def latency_cost(settings: Flat[experiments.LatencyCost], *, target: Path, draft: Path, out: Path) -> None:
+def latency_cost(settings: Flat[plan.LatencyCost], *, target: Path, draft: Path, out: Path) -> None:
     """Calibrate the cost model: draft steps and verification at context lengths and batch sizes."""
     from draftlab.latency import cost
 
     _write_measured(out, settings, cost.latency_cost(settings, target, draft), models=[target, draft])
 
 
-def latency_branches(settings: Flat[experiments.LatencyBranches], *, target: Path, out: Path) -> None:
+def latency_branches(settings: Flat[plan.LatencyBranches], *, target: Path, out: Path) -> None:
     """Measure what verifying K branches in one call costs against one branch."""
     from draftlab.latency import branches
 
     _write_measured(out, settings, branches.latency_branches(settings, target), models=[target])
 
 
-def latency_update(settings: Flat[experiments.LatencyUpdate], *, target: Path, draft: Path, out: Path) -> None:
+def latency_update(settings: Flat[plan.LatencyUpdate], *, target: Path, draft: Path, out: Path) -> None:
     """Measure one update of the draft against the requests between two updates (OSD, Table 9)."""
     from draftlab.latency import update
 
     _write_measured(out, settings, update.latency_update(settings, target, draft), models=[target, draft])
 
 
-def latency_null(settings: Flat[experiments.LatencyNull], *, target: Path, out: Path) -> None:
+def latency_null(settings: Flat[plan.LatencyNull], *, target: Path, out: Path) -> None:
     """Compare plain decoding with itself many times: the noise floor, and how often a winner is named."""
     from draftlab.latency import noise
 
     _write_measured(out, settings, noise.latency_null(settings, target), models=[target])
 
 
-def latency_interference(
-    settings: Flat[experiments.LatencyInterference], *, target: Path, draft: Path, out: Path
-) -> None:
+def latency_interference(settings: Flat[plan.LatencyInterference], *, target: Path, draft: Path, out: Path) -> None:
     """Measure serving while the draft trains on another core, and while it does not."""
     from draftlab.latency import interference
 
@@ -582,11 +572,11 @@ def latency_interference(
 
 def _write_measured(
     out: Path,
-    settings: experiments.Settings,
+    settings: plan.Settings,
     measured: tuple[pd.DataFrame, dict[str, object]],
     **inputs: Iterable[Path],
 ) -> None:
-    from draftlab.records import write_cell
+    from draftlab.files.records import write_cell
 
     write_cell(out, measured[0], {"settings": settings.model_dump(), **measured[1]}, **inputs)
 
@@ -594,16 +584,16 @@ def _write_measured(
 # --- figures, tables, claims, report -----------------------------------------------------------------------------
 
 
-def figure(experiment: tyro.conf.Positional[str], *, table: Path, scale: experiments.Scale, out: Path) -> None:
+def figure(experiment: tyro.conf.Positional[str], *, table: Path, scale: plan.Scale, out: Path) -> None:
     """Draw one experiment's table as OUT.pdf and OUT.png, and format it as OUT.md, OUT.csv and OUT.tex."""
-    from draftlab.figures import batch
+    from draftlab.report.figures import batch
 
     batch.draw(experiment, table, scale, out)
 
 
-def figures(*, data: Path, scale: experiments.Scale, out: Path, drawn: Path, processes: int = 1) -> None:
+def figures(*, data: Path, scale: plan.Scale, out: Path, drawn: Path, processes: int = 1) -> None:
     """Do the same for every table of a folder that changed, or whose figure's code did, since DRAWN was written."""
-    from draftlab.figures import batch
+    from draftlab.report.figures import batch
 
     if processes < 1:
         raise UserError(f"processes is {processes}", remedy="give 1 or more")
@@ -611,10 +601,10 @@ def figures(*, data: Path, scale: experiments.Scale, out: Path, drawn: Path, pro
         print(f"drawn: {name}")
 
 
-def claims(*, tables: Path, scale: experiments.Scale, out: Path) -> None:
+def claims(*, tables: Path, scale: plan.Scale, out: Path) -> None:
     """Put every published number and claim beside the tables of a run, with a verdict."""
-    from draftlab import claims, published
-    from draftlab.records import write_text
+    from draftlab.files.records import write_text
+    from draftlab.report import claims, published
 
     ledger = claims.ledger(published.load(), claims.read_tables(tables), scale)
     write_text(out, ledger.to_csv(index=False, lineterminator="\n"))
@@ -622,16 +612,16 @@ def claims(*, tables: Path, scale: experiments.Scale, out: Path) -> None:
         print(f"{count:5d} {verdict}")
 
 
-def report(*, results: Path, scale: experiments.Scale, out: Path, config: tuple[str, ...] = ()) -> None:
+def report(*, results: Path, scale: plan.Scale, out: Path, config: tuple[str, ...] = ()) -> None:
     """Write the one page that shows and explains a run; --config has the KEY=VALUE that the run was given."""
-    from draftlab import report
+    from draftlab.report import page
 
-    report.write(results, scale, out, config)
+    page.write(results, scale, out, config)
 
 
 def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) -> None:
     """Whether the tables of two runs are the same text but for measured times; if not, which columns differ, and by how much."""
-    from draftlab import agreement
+    from draftlab.report import agreement
 
     if found := agreement.differences(one, two):
         sys.exit("\n".join(map(str, found)))
@@ -640,21 +630,21 @@ def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) ->
 
 def provenance(figure: tyro.conf.Positional[Path]) -> None:
     """Print the chain behind a figure: table, runs, models, answers, raw data."""
-    from draftlab import provenance
+    from draftlab.report import provenance
 
     print(*provenance.trace(figure), sep="\n")
 
 
 def tensorboard(*, results: Path, out: Path) -> None:
     """Write the curves of a run as TensorBoard events (needs the package tensorboard)."""
-    from draftlab import tensorboard
+    from draftlab.report import tensorboard
 
     print(f"{tensorboard.write(results, out)} points; look at them with: tensorboard --logdir {out}")
 
 
 def record_provenance(*, results: Path, out: Path) -> None:
     """Write the chains behind all tables of a run, for publishing beside them."""
-    from draftlab import provenance
+    from draftlab.report import provenance
 
     provenance.record(results, out)
 
@@ -666,18 +656,18 @@ def verify_lossless(
     *,
     verifier: str | None = None,
     samples: Path | None = None,
-    form: Literal["law", "sampler", "samples"] = "law",
+    form: Literal["distribution", "sampler", "samples"] = "distribution",
     drafting: Literal["iid", "independent", "without_replacement", "greedy"] = "iid",
     num_drafts: int = 2,
     max_samples: int = 20_000,
     false_alarm: float = 1e-3,
     seed: int = 0,
 ) -> None:
-    """Test whether a verifier keeps the target's distribution: its law exactly, its samples sequentially.
+    """Test whether a verifier keeps the target's distribution: its distribution exactly, its samples sequentially.
 
     VERIFIER is a name (single, specinfer, ...) or MODULE:OBJECT; DRAFTING says how its drafts are made, FORM what a function of yours is:
 
-    law(target_probs[vocab], draft_probs[drafts, vocab], tokens[drafts]) gives the probability of each emitted token;
+    distribution(target_probs[vocab], draft_probs[drafts, vocab], tokens[drafts]) gives the probability of each emitted token;
 
     sampler(target_probs[batch, vocab], draft_probs[batch, drafts, vocab], tokens[batch, drafts], generator) gives tokens[batch];
 
@@ -745,7 +735,7 @@ def bench_online(
     _print_table(online.table(frame), frame, out)
 
 
-def bench_verify(settings: Flat[experiments.VerifierCost], *, out: Path | None = None) -> None:
+def bench_verify(settings: Flat[plan.VerifierCost], *, out: Path | None = None) -> None:
     """Print what each verifier costs per decision, one thread, contenders interleaved; with OUT also as CSV."""
     from draftlab.multidraft import verifier_cost
 
@@ -754,7 +744,7 @@ def bench_verify(settings: Flat[experiments.VerifierCost], *, out: Path | None =
 
 
 def _print_table(text: str, frame: pd.DataFrame, out: Path | None) -> None:
-    from draftlab.records import write_text
+    from draftlab.files.records import write_text
 
     print(text)
     if out is not None:
@@ -763,7 +753,7 @@ def _print_table(text: str, frame: pd.DataFrame, out: Path | None) -> None:
 
 def readme(*, file: Path = Path("README.md"), check: bool = False) -> None:
     """Render the results and the datasets of README.md from the committed tables; --check only compares."""
-    from draftlab import readme as module
+    from draftlab.report import readme as module
 
     module.update(file, check=check)
 
@@ -836,7 +826,7 @@ def main() -> None:
     try:
         tyro.extras.subcommand_cli_from_dict(VERBS, prog="draftlab", description=__doc__, args=args)
     except (UserError, ValidationError) as error:
-        said = experiments.refused(error) if isinstance(error, ValidationError) else error
+        said = plan.refused(error) if isinstance(error, ValidationError) else error
         sys.exit(f"draftlab: error: {said}")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

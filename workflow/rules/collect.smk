@@ -25,7 +25,7 @@ rule collect:
         **resources_of("collect"),
     params:
         cells=lambda wildcards: list(RUN.cells(wildcards.experiment)),
-        code=code("records"),
+        code=code("files.records"),
     message:
         "Join the cells of {wildcards.experiment}"
     shell:
@@ -39,7 +39,7 @@ rule claims:
     input:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
         published=sorted(
-            str(path) for path in (experiments.WORKFLOW / "published").iterdir()
+            str(path) for path in (plan.WORKFLOW / "published").iterdir()
         ),
     output:
         claims=report(
@@ -57,7 +57,7 @@ rule claims:
         **resources_of("claims"),
     params:
         scale=RUN.scale,
-        code=code("claims"),
+        code=code("report.claims"),
     message:
         "Put every published number beside ours"
     shell:
@@ -94,7 +94,7 @@ rule report:
     params:
         scale=RUN.scale,
         config=RUN.given,
-        code=code("report", "summary"),
+        code=code("report.page", "report.summary"),
     message:
         "Write the report"
     shell:
@@ -118,7 +118,7 @@ rule tracker:
     resources:
         **resources_of("tracker"),
     params:
-        code=code("tensorboard"),
+        code=code("report.tensorboard"),
     message:
         "Write the curves as TensorBoard events"
     shell:

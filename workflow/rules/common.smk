@@ -1,12 +1,12 @@
 """What several rules need: a cell's command line, and the digest of the code behind a stage.
 
-Required: RUN (experiments.Run). No rules.
+Required: RUN (plan.Run). No rules.
 """
 
 
 def needs(rule):
     """What a rule asks for at this scale (``needs`` of workflow/scales/*.yaml)."""
-    return RUN.settings.needs.get(rule, experiments.Needs())
+    return RUN.settings.needs.get(rule, plan.Needs())
 
 
 def resources_of(rule):
@@ -39,7 +39,7 @@ def stage(*names):
 
 def cell_flags(wildcards):
     """The settings of one cell as words of a command line; a changed value reruns this cell alone."""
-    return experiments.flags(RUN.cells(wildcards.experiment)[wildcards.cell])
+    return plan.flags(RUN.cells(wildcards.experiment)[wildcards.cell])
 
 
 def cell_setting(name):
@@ -51,7 +51,7 @@ def cell_setting(name):
 
 def code(*modules):
     """Digest of these modules and all that they import: an edit of the code reruns what uses it, a comment nothing."""
-    return experiments.code_digest(*(f"draftlab.{module}" for module in modules))
+    return plan.code_digest(*(f"draftlab.{module}" for module in modules))
 
 
 def split_prompts(wildcards):
@@ -91,7 +91,7 @@ def passes_of_job(wildcards):
     """Input function: every recorded pass that a variant of this cell reads."""
     return [
         f"{home(wildcards)}/answers/{name}/answers.jsonl"
-        for name in experiments.passes_of(job(wildcards))
+        for name in plan.passes_of(job(wildcards))
     ]
 
 
@@ -99,7 +99,7 @@ def models_of_job(wildcards):
     """Input function: the drafts of this cell's variants, and the target."""
     return [
         f"{home(wildcards)}/models/{model}/config.json"
-        for model in experiments.models_of(job(wildcards))
+        for model in plan.models_of(job(wildcards))
     ]
 
 
@@ -107,7 +107,7 @@ def streams_of_job(wildcards):
     """Input function: the files that say in which order the requests of this cell arrive; none for a dataset's own order."""
     folder = f"results/{wildcards.run}/streams/{wildcards.experiment}/{wildcards.cell}"
     return [
-        f"{folder}/{part}.jsonl" for part in experiments.stream_parts(job(wildcards))
+        f"{folder}/{part}.jsonl" for part in plan.stream_parts(job(wildcards))
     ]
 
 

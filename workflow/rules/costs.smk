@@ -23,7 +23,7 @@ rule closed_form:
         flags=cell_flags,
         out=subpath(output.rows, parent=True),
         verb=stage_verb,
-        code=code("costs"),
+        code=code("stages.costs"),
     message:
         "Compute: {wildcards.experiment} {wildcards.cell}"
     shell:
@@ -55,7 +55,7 @@ rule memory_traffic:
         target=subpath(input.target, parent=True),
         draft=subpath(input.draft, parent=True),
         out=subpath(output.rows, parent=True),
-        code=code("costs"),
+        code=code("stages.costs"),
     message:
         "Compute: {wildcards.experiment} {wildcards.cell}"
     shell:

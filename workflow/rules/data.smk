@@ -30,7 +30,7 @@ rule label:
         method=lambda wildcards: DATA.label[wildcards.label],
         model=DATA.classifier,
         device=RUN.settings.answers.device,
-        code=code("datasets.classify"),
+        code=code("data.classify"),
     message:
         "Find the classes ({wildcards.label}) of {wildcards.dataset}"
     shell:
@@ -74,7 +74,7 @@ rule shares:
     params:
         flags=cell_flags,
         out=subpath(output.rows, parent=True),
-        code=code("datasets.streams"),
+        code=code("data.streams"),
     message:
         "Count classes over time: {wildcards.experiment} {wildcards.cell}"
     shell:
@@ -98,7 +98,7 @@ rule fetch:
         raw=["--raw", RUN.raw_folder] if RUN.raw_folder else [],
         rows=DATA.raw_rows,
         seed=DATA.seed,
-        code=code("datasets.sources"),
+        code=code("data.sources"),
     message:
         "Get {wildcards.split} rows of {wildcards.dataset}"
     shell:
@@ -131,7 +131,7 @@ rule prefetch:
         "../../envs/cpu.yaml"
     params:
         classifier=(
-            f"from draftlab.datasets.classify import hub_classifier; hub_classifier({DATA.classifier!r})"
+            f"from draftlab.data.classify import hub_classifier; hub_classifier({DATA.classifier!r})"
             if "hub" in {*DATA.label.values(), *DATA.router.values()}
             else "pass"
         ),
@@ -165,7 +165,7 @@ rule clean:
         profile=DATA.profile,
         on_bad_row=DATA.on_bad_row,
         out=subpath(output.prompts, parent=True),
-        code=code("datasets.splits"),
+        code=code("data.splits"),
     message:
         "Clean {wildcards.dataset}"
     shell:

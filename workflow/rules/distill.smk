@@ -31,8 +31,8 @@ rule stream:
     resources:
         **resources_of("stream"),
     params:
-        flags=lambda wildcards: experiments.stream_flags(job(wildcards), wildcards.part),
-        code=code("datasets.streams"),
+        flags=lambda wildcards: plan.stream_flags(job(wildcards), wildcards.part),
+        code=code("data.streams"),
     message:
         "Order requests: {wildcards.experiment} {wildcards.cell} ({wildcards.part})"
     shell:
@@ -64,7 +64,7 @@ rule route:
         method=lambda wildcards: DATA.router[job(wildcards).arrangement.group_by],
         model=DATA.classifier,
         device=RUN.settings.answers.device,
-        code=code("routing"),
+        code=code("data.routing"),
     message:
         "Route requests: {wildcards.experiment} {wildcards.cell}"
     shell:
@@ -107,7 +107,7 @@ rule offline:
         home=home,
         max_new_tokens=max_new_tokens,
         out=subpath(output.rows, parent=True),
-        code=code("distill.jobs"),
+        code=code("train.jobs"),
     message:
         "Distil offline: {wildcards.experiment} {wildcards.cell}"
     shell:
@@ -149,7 +149,7 @@ rule online:
         ),
         max_new_tokens=max_new_tokens,
         out=subpath(output.rows, parent=True),
-        code=code("distill.jobs"),
+        code=code("train.jobs"),
     message:
         "Serve and learn: {wildcards.experiment} {wildcards.cell}"
     shell:
@@ -186,7 +186,7 @@ rule tokens:
         home=home,
         max_new_tokens=max_new_tokens,
         out=subpath(output.rows, parent=True),
-        code=code("distill.jobs"),
+        code=code("train.jobs"),
     message:
         "Count tokens: {wildcards.experiment} {wildcards.cell}"
     shell:
@@ -219,7 +219,7 @@ rule token_view:
         answers=subpath(input.answers, parent=True),
         dataset=lambda wildcards: shown_cell()[1].dataset,
         draft_len=lambda wildcards: shown_cell()[1].draft_len,
-        code=code("distill.tokens"),
+        code=code("train.tokens"),
     message:
         "Show one request's tokens"
     shell:

@@ -24,9 +24,9 @@ rule tokenizer:
     resources:
         **resources_of("tokenizer"),
     params:
-        recipe=experiments.flags(RUN.settings.target),
+        recipe=plan.flags(RUN.settings.target),
         out=subpath(output.tokenizer, parent=True),
-        code=code("models.tokenizer", "models.hub", "datasets.generators"),
+        code=code("models.tokenizer", "models.hub", "data.generators"),
     message:
         "Make the tokenizer"
     shell:
@@ -52,12 +52,12 @@ rule target:
     resources:
         **resources_of("target"),
     params:
-        recipe=experiments.flags(
+        recipe=plan.flags(
             RUN.settings.target, template=RUN.settings.answers.template
         ),
         tokenizer=subpath(input.tokenizer, parent=True),
         out=subpath(output.model, parent=True),
-        code=code("pretrain"),
+        code=code("train.pretrain"),
     message:
         "Make the target"
     shell:
@@ -89,12 +89,12 @@ rule draft:
     resources:
         **resources_of("draft"),
     params:
-        recipe=lambda wildcards: experiments.flags(
+        recipe=lambda wildcards: plan.flags(
             RUN.drafts[wildcards.draft], template=RUN.settings.answers.template
         ),
         tokenizer=subpath(input.tokenizer, parent=True),
         out=subpath(output.model, parent=True),
-        code=code("pretrain"),
+        code=code("train.pretrain"),
     message:
         "Make {wildcards.draft}"
     shell:
@@ -113,29 +113,29 @@ rule answer:
         prompts=split_prompts,
         target="results/{run}/models/target/config.json",
     output:
-        answers="results/{run}/answers/{dataset}.{split}{heat}/answers.jsonl",
+        answers="results/{run}/answers/{dataset}.{split}{temperature}/answers.jsonl",
     log:
-        "results/{run}/logs/answers/{dataset}.{split}{heat}.log",
+        "results/{run}/logs/answers/{dataset}.{split}{temperature}.log",
     benchmark:
-        "results/{run}/benchmarks/answers/{dataset}.{split}{heat}.tsv"
+        "results/{run}/benchmarks/answers/{dataset}.{split}{temperature}.tsv"
     wildcard_constraints:
-        heat=r"(\.t[0-9.]+)?",
+        temperature=r"(\.t[0-9.]+)?",
     conda:
         "../../envs/cpu.yaml"
     threads: needs("answer").threads
     resources:
         **resources_of("answer"),
     params:
-        settings=experiments.flags(RUN.settings.answers),
+        settings=plan.flags(RUN.settings.answers),
         requests=lambda wildcards: (
             DATA.eval
             if wildcards.split == "eval"
             else DATA.train_of.get(wildcards.dataset, DATA.train)
         ),
-        temperature=lambda wildcards: wildcards.heat.removeprefix(".t") or "0",
+        temperature=lambda wildcards: wildcards.temperature.removeprefix(".t") or "0",
         target=subpath(input.target, parent=True),
         out=subpath(output.answers, parent=True),
-        code=code("answers"),
+        code=code("engine.answers"),
     message:
         "Record the target's answers: {wildcards.dataset} {wildcards.split}"
     shell:

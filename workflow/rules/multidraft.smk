@@ -1,4 +1,4 @@
-"""Several drafted tokens: exact on toy laws and on recorded probability pairs, live on models.
+"""Several drafted tokens: exact on toy distributions and on recorded probability pairs, live on models.
 
 Required: results/{run}/data/{dataset}/{prompts,eval}.jsonl
 Steps: a pair of its own (tokenizer, target, draft that learnt the same requests) - pairs - acceptance; the pair - live.
@@ -21,7 +21,7 @@ use rule tokenizer as multidraft_tokenizer with:
     log:
         "results/{run}/logs/multidraft/tokenizer.log",
     params:
-        recipe=experiments.flags(PAIR.target),
+        recipe=plan.flags(PAIR.target),
     message:
         "Make the tokenizer of the multi-draft experiments"
 
@@ -39,7 +39,7 @@ use rule target as multidraft_target with:
     resources:
         **resources_of("multidraft_target"),
     params:
-        recipe=experiments.flags(PAIR.target, template=PAIR_ANSWERS.template),
+        recipe=plan.flags(PAIR.target, template=PAIR_ANSWERS.template),
     message:
         "Make the target of the multi-draft experiments"
 
@@ -55,7 +55,7 @@ use rule draft as multidraft_draft with:
     benchmark:
         "results/{run}/benchmarks/multidraft/draft.tsv"
     params:
-        recipe=experiments.flags(PAIR.draft, template=PAIR_ANSWERS.template),
+        recipe=plan.flags(PAIR.draft, template=PAIR_ANSWERS.template),
     message:
         "Make the draft of the multi-draft experiments"
 
@@ -85,14 +85,14 @@ rule pairs:
     resources:
         **resources_of("pairs"),
     params:
-        settings=experiments.flags(PAIR_ANSWERS),
+        settings=plan.flags(PAIR_ANSWERS),
         prompts=held_out_prompts(PAIR.datasets),
         positions=DATA.pairs,
         seed=DATA.seed,
         target=subpath(input.target, parent=True),
         draft=subpath(input.draft, parent=True),
         out=subpath(output.synthetic, parent=True),
-        code=code("multidraft.pairs", "answers"),
+        code=code("multidraft.pairs", "engine.answers"),
     message:
         "Record target and draft logits of the multi-draft experiments"
     shell:

@@ -20,7 +20,7 @@ use rule tokenizer as t5_tokenizer with:
     log:
         "results/{run}/logs/t5/tokenizer.log",
     params:
-        recipe=experiments.flags(T5.target),
+        recipe=plan.flags(T5.target),
     message:
         "Make the tokenizer of the T5 models"
 
@@ -36,7 +36,7 @@ use rule target as t5_target with:
     benchmark:
         "results/{run}/benchmarks/t5/target.tsv"
     params:
-        recipe=experiments.flags(T5.target, template=RUN.answers("t5").template),
+        recipe=plan.flags(T5.target, template=RUN.answers("t5").template),
     message:
         "Make the T5 target"
 
@@ -54,7 +54,7 @@ use rule draft as t5_draft with:
     wildcard_constraints:
         draft="|".join(T5_DRAFTS),
     params:
-        recipe=lambda wildcards: experiments.flags(
+        recipe=lambda wildcards: plan.flags(
             T5_DRAFTS[wildcards.draft], template=RUN.answers("t5").template
         ),
     message:
@@ -66,12 +66,12 @@ use rule answer as t5_answer with:
         prompts=split_prompts,
         target="results/{run}/t5/models/target/config.json",
     output:
-        answers="results/{run}/t5/answers/{dataset}.{split}{heat}/answers.jsonl",
+        answers="results/{run}/t5/answers/{dataset}.{split}{temperature}/answers.jsonl",
     log:
-        "results/{run}/logs/t5/answers/{dataset}.{split}{heat}.log",
+        "results/{run}/logs/t5/answers/{dataset}.{split}{temperature}.log",
     benchmark:
-        "results/{run}/benchmarks/t5/answers/{dataset}.{split}{heat}.tsv"
+        "results/{run}/benchmarks/t5/answers/{dataset}.{split}{temperature}.tsv"
     params:
-        settings=experiments.flags(RUN.answers("t5")),
+        settings=plan.flags(RUN.answers("t5")),
     message:
         "Record the T5 target's answers to {wildcards.dataset} ({wildcards.split})"

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from draftlab.experiments import Template
-from draftlab.experiments.scales import Count, Settings
+from draftlab.plan import Template
+from draftlab.plan.scales import Count, Settings
 
 
 class Turns(Settings):

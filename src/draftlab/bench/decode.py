@@ -23,13 +23,13 @@ import torch
 
 from draftlab.bench import DecodeBench
 from draftlab.bench.online import decode_as_the_repository
-from draftlab.decode import generate, speculate
+from draftlab.engine.decode import generate, speculate
+from draftlab.engine.replay import record, replay
 from draftlab.errors import UserError
+from draftlab.files.records import Prompt, read_jsonl
 from draftlab.latency.comparison import compare
 from draftlab.models import check_same_tokenizer, hf, load_model, load_tokenizer
 from draftlab.models.llama import Llama
-from draftlab.records import Prompt, read_jsonl
-from draftlab.replay import record, replay
 
 TEXTS = (
     "Once upon a time, there was a little girl",

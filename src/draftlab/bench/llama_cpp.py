@@ -23,17 +23,17 @@ import pandas as pd
 import torch
 
 from draftlab.bench import LlamaCppBench
-from draftlab.datasets.conversations import Turn, render
+from draftlab.data.conversations import Turn, render
 from draftlab.errors import UserError
+from draftlab.files.records import Prompt, read_jsonl
 from draftlab.latency.backend import Settings
 from draftlab.latency.comparison import compare
 from draftlab.latency.cores import pinned
-from draftlab.latency.llama_cpp import LlamaCpp
 from draftlab.latency.loop import Block, DraftLength, Generation, begin, fixed, speculate
 from draftlab.latency.pair import inflated
 from draftlab.models import hf, load_tokenizer
 from draftlab.models.gguf import export
-from draftlab.records import Prompt, read_jsonl
+from draftlab.models.llama_cpp import LlamaCpp
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ def bench(
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="draftlab-") as name:
         scratch = Path(name)
-        dear = inflated(
+        expensive = inflated(
             target, scratch / "target", settings.inflated_layers, settings.inflated_ffn, settings.inflated_widths
         )
         files = {"-m": scratch / "target.gguf", "-md": scratch / "draft.gguf"}
-        for folder, file in zip((dear, draft), files.values(), strict=True):
+        for folder, file in zip((expensive, draft), files.values(), strict=True):
             export(folder, file)
-        assisted = _assisted(dear, draft, tokenizer.eos_ids)
+        assisted = _assisted(expensive, draft, tokenizer.eos_ids)
         with (
             pinned(1),  # the tools too
             LlamaCpp(files["-m"], Settings(CONTEXT)) as big,

@@ -20,14 +20,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from draftlab import experiments, training
+from draftlab import plan
 from draftlab.bench import OnlineBench
-from draftlab.distill import online, traffic
-from draftlab.distill.live import live_server
+from draftlab.core.losses import forward_kl
+from draftlab.engine.replay import load_pass
 from draftlab.latency.comparison import compare
-from draftlab.losses import forward_kl
 from draftlab.models import hf, load_model, load_tokenizer
-from draftlab.replay import load_pass
+from draftlab.train import online, traffic, training
+from draftlab.train.live import live_server
 
 TEMPERATURE = 0.01
 
@@ -44,12 +44,12 @@ def bench(
     seconds of ``repository`` over the contender's, paired by turn, with the 99 % interval.
     """
     torch.set_num_threads(1)
-    recorded = load_pass(results / "answers" / experiments.pass_name(dataset, "train"))
+    recorded = load_pass(results / "answers" / plan.pass_name(dataset, "train"))
     served = traffic.whole(recorded, dataset).take(range(min(settings.requests, len(recorded.answers))))
     folders = [results / "models" / name for name in ("target", draft)]
     eos_ids = load_tokenizer(folders[0]).eos_ids
     options = settings.model_dump(include={"update_interval", "draft_len", "learning_rate"})
-    job = experiments.Online.model_validate(options | {"dataset": dataset, "batch": settings.update_interval})
+    job = plan.Online.model_validate(options | {"dataset": dataset, "batch": settings.update_interval})
     online.check_interval(served, job)
     prompts = [answer.prompt_ids for answer in served.answers.answers]
 
@@ -84,7 +84,7 @@ def serve_as_the_repository(
     folders: Sequence[Path],
     prompts: Sequence[Sequence[int]],
     eos_ids: Collection[int],
-    settings: experiments.Online,
+    settings: plan.Online,
     max_new_tokens: int,
 ) -> float:
     """Serve and learn as OSD's repository does, the loss at the ends of blocks; returns accepted / visited tokens."""
@@ -127,28 +127,30 @@ def decode_as_the_repository(
     from transformers import DynamicCache
 
     caches = [DynamicCache(), DynamicCache()]
-    law = _law(target(torch.tensor([prompt]), past_key_values=caches[0]).logits[0, -1])
-    text = [*prompt, _draw(law, generator)]
+    distribution = _distribution(target(torch.tensor([prompt]), past_key_values=caches[0]).logits[0, -1])
+    text = [*prompt, _draw(distribution, generator)]
     ends: list[int] = []
     accepted = visited = 0
     while len(text) - len(prompt) < max_new_tokens and not {*text[len(prompt) :]} & {*eos_ids}:
         drafted: list[int] = []
-        draft_laws: list[Tensor] = []
+        draft_distributions: list[Tensor] = []
         new = text[caches[1].get_seq_length() :]
         while len(drafted) < draft_len and not {*drafted} & {*eos_ids}:
-            draft_laws.append(_law(draft(torch.tensor([new]), past_key_values=caches[1]).logits[0, -1]))
-            drafted.append(_draw(draft_laws[-1], generator))
+            draft_distributions.append(
+                _distribution(draft(torch.tensor([new]), past_key_values=caches[1]).logits[0, -1])
+            )
+            drafted.append(_draw(draft_distributions[-1], generator))
             new = drafted[-1:]
-        laws = _law(target(torch.tensor([[text[-1], *drafted]]), past_key_values=caches[0]).logits[0])
+        distributions = _distribution(target(torch.tensor([[text[-1], *drafted]]), past_key_values=caches[0]).logits[0])
         count = 0
-        for law, draft_law, token in zip(laws, draft_laws, drafted, strict=False):
+        for distribution, draft_distribution, token in zip(distributions, draft_distributions, drafted, strict=False):
             visited += 1
-            if float(torch.rand((), generator=generator)) >= float(law[token] / draft_law[token]):
+            if float(torch.rand((), generator=generator)) >= float(distribution[token] / draft_distribution[token]):
                 break
             count += 1
-        last = laws[count]
+        last = distributions[count]
         if count < len(drafted):
-            rest = (last - draft_laws[count]).clamp(min=0)
+            rest = (last - draft_distributions[count]).clamp(min=0)
             last = rest if float(rest.sum()) else last
         before = len(text)
         text += [*drafted[:count], _draw(last, generator)]
@@ -160,12 +162,12 @@ def decode_as_the_repository(
     return text, ends, (accepted, visited)
 
 
-def _law(logits: Float[Tensor, "*positions vocab"]) -> Float[Tensor, "*positions vocab"]:
+def _distribution(logits: Float[Tensor, "*positions vocab"]) -> Float[Tensor, "*positions vocab"]:
     return torch.softmax(logits.float() / TEMPERATURE, -1)
 
 
-def _draw(law: Float[Tensor, " vocab"], generator: torch.Generator) -> int:
-    return int(torch.multinomial(law, 1, generator=generator))
+def _draw(distribution: Float[Tensor, " vocab"], generator: torch.Generator) -> int:
+    return int(torch.multinomial(distribution, 1, generator=generator))
 
 
 def table(frame: pd.DataFrame) -> str:

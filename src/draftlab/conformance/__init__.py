@@ -1,6 +1,6 @@
-"""Is a verifier lossless? Exact tests of its law, and a sequential test of the tokens that it emits.
+"""Is a verifier lossless? Exact tests of its distribution, and a sequential test of the tokens that it emits.
 
-Bring a law (``check_law``), a batched sampler (``check_sampler``), any stream of (target law, token) (``check_samples``), or sequences.
+Bring a distribution (``check_distribution``), a batched sampler (``check_sampler``), any stream of (target distribution, token) (``check_samples``), or sequences.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from functools import partial
 
 from torch import Generator, Tensor
 
-from draftlab.conformance.exact import Exact, check_law
-from draftlab.conformance.sequences import Context, check_sequence_law, check_sequence_sampler
+from draftlab.conformance.exact import Exact, check_distribution
+from draftlab.conformance.sequences import Context, check_sequence_distribution, check_sequence_sampler
 from draftlab.conformance.sequential import BUDGET, Budget, Sampled, check_sampler, check_samples
-from draftlab.verify.path import PathVerifier
-from draftlab.verify.sequence import sequences_law, verify_sequences
-from draftlab.verify.token import TokenVerifier
+from draftlab.core.verify.path import PathVerifier
+from draftlab.core.verify.sequence import sequences_distribution, verify_sequences
+from draftlab.core.verify.token import TokenVerifier
 
 __all__ = [
     "Budget",
     "Exact",
     "Sampled",
     "Verdict",
-    "check_law",
+    "check_distribution",
     "check_sampler",
     "check_samples",
-    "check_sequence_law",
+    "check_sequence_distribution",
     "check_sequence_sampler",
     "check_verifier",
 ]
@@ -46,13 +46,17 @@ class Verdict:
 
 
 def check_verifier(verifier: TokenVerifier | PathVerifier, num_drafts: int = 2, budget: Budget = BUDGET) -> Verdict:
-    """Every test: law and sampler at one position (token verifiers), law and sampler of drafted sequences.
+    """Every test: distribution and sampler at one position (token verifiers), distribution and sampler of drafted sequences.
 
     Tests of samples share the budget's rate of false alarms, so the verdict keeps to it.
     """
     if isinstance(verifier, PathVerifier):
         return Verdict(
-            {"sequence law": check_sequence_law(partial(_path_law, verifier), "iid", 3, 3, 1, budget.seed)},
+            {
+                "sequence distribution": check_sequence_distribution(
+                    partial(_path_distribution, verifier), "iid", 3, 3, 1, budget.seed
+                )
+            },
             {"sequence sampler": check_sequence_sampler(partial(_path_sample, verifier), "iid", 3, 3, 1, budget)},
         )
     drafting, half = verifier.drafting, replace(budget, false_alarm=budget.false_alarm / 2)
@@ -61,9 +65,9 @@ def check_verifier(verifier: TokenVerifier | PathVerifier, num_drafts: int = 2, 
     vocab = max(3, num_drafts) if is_distinct or num_drafts < 4 else 2
     return Verdict(
         {
-            "law": check_law(verifier.law, drafting, num_drafts),
-            "sequence law": check_sequence_law(
-                partial(sequences_law, verifier), drafting, vocab, 2, num_drafts, budget.seed
+            "distribution": check_distribution(verifier.distribution, drafting, num_drafts),
+            "sequence distribution": check_sequence_distribution(
+                partial(sequences_distribution, verifier), drafting, vocab, 2, num_drafts, budget.seed
             ),
         },
         {
@@ -75,10 +79,14 @@ def check_verifier(verifier: TokenVerifier | PathVerifier, num_drafts: int = 2, 
     )
 
 
-def _path_law(verifier: PathVerifier, target: Tensor, draft: Tensor, tokens: Tensor) -> dict[Context, float]:
-    law = verifier.law(target[0], draft[0], tokens[0])
+def _path_distribution(verifier: PathVerifier, target: Tensor, draft: Tensor, tokens: Tensor) -> dict[Context, float]:
+    distribution = verifier.distribution(target[0], draft[0], tokens[0])
     path = tokens[0].tolist()
-    return {(*path[:i], y): float(law[i, y]) for i in range(law.shape[0]) for y in range(law.shape[1])}
+    return {
+        (*path[:i], y): float(distribution[i, y])
+        for i in range(distribution.shape[0])
+        for y in range(distribution.shape[1])
+    }
 
 
 def _path_sample(

@@ -13,16 +13,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from draftlab.conformance import Budget, Verdict, check_law, check_sampler, check_samples, check_verifier
+from draftlab.conformance import Budget, Verdict, check_distribution, check_sampler, check_samples, check_verifier
+from draftlab.core.sampling import Drafting
+from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify.path import PathVerifier
+from draftlab.core.verify.token import TokenVerifier
 from draftlab.errors import UserError
-from draftlab.sampling import Drafting
-from draftlab.verify import VERIFIERS
-from draftlab.verify.path import PathVerifier
-from draftlab.verify.token import TokenVerifier
 
-Form = Literal["law", "sampler", "samples"]
+Form = Literal["distribution", "sampler", "samples"]
 SIGNATURES: dict[Form, tuple[str, ...]] = {
-    "law": ("target_probs", "draft_probs", "tokens"),
+    "distribution": ("target_probs", "draft_probs", "tokens"),
     "sampler": ("target_probs", "draft_probs", "tokens", "generator"),
     "samples": (),
 }
@@ -37,12 +37,12 @@ def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budg
     if isinstance(found, TokenVerifier | PathVerifier):
         return _report(spec, check_verifier(found, num_drafts, budget))
     _check_signature(found, spec, form)
-    if form == "law":
-        verdict = Verdict({"law": check_law(found, drafting, num_drafts)}, {})
+    if form == "distribution":
+        verdict = Verdict({"distribution": check_distribution(found, drafting, num_drafts)}, {})
     elif form == "sampler":
         verdict = Verdict({}, {"sampler": check_sampler(found, drafting, num_drafts, budget)})
     else:
-        pairs = ((torch.as_tensor(law), int(token)) for law, token in found())
+        pairs = ((torch.as_tensor(distribution), int(token)) for distribution, token in found())
         verdict = Verdict({}, {"samples": check_samples(pairs, budget)})
     _report(spec, verdict)
 

@@ -1,4 +1,4 @@
-"""Tests over drafted sequences: the law of the first emitted tokens, with models that depend on the context."""
+"""Tests over drafted sequences: the distribution of the first emitted tokens, with models that depend on the context."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from torch import Generator, Tensor
 
 from draftlab.conformance.exact import LIMIT, Exact
 from draftlab.conformance.sequential import BUDGET, Budget, Sampled, check_samples
+from draftlab.core.sampling import Drafting, draw
+from draftlab.core.verify.joint import joint_distribution
 from draftlab.errors import UserError
-from draftlab.sampling import Drafting, draw
-from draftlab.verify.joint import joint_law
 
 Context = tuple[int, ...]
 
-SequenceLaw = Callable[[Tensor, Tensor, Tensor], dict[Context, float]]
+SequenceDistribution = Callable[[Tensor, Tensor, Tensor], dict[Context, float]]
 """``(target_probs[drafts, positions, vocab], draft_probs[drafts, path, vocab], tokens[drafts, path])`` -> probability of each emitted tuple"""
 
 SequenceSampler = Callable[[Tensor, Tensor, Tensor, Generator], list[Context]]
 """The same with a batch axis and a generator; the emitted tuple of each row"""
 
 
-def check_sequence_law(
-    law: SequenceLaw, drafting: Drafting, vocab: int, draft_len: int, num_drafts: int, seed: int = 0
+def check_sequence_distribution(
+    distribution: SequenceDistribution, drafting: Drafting, vocab: int, draft_len: int, num_drafts: int, seed: int = 0
 ) -> Exact:
-    """Compare the exact law of the first ``draft_len + 1`` emitted tokens with the target's, over every drafted sequence.
+    """Compare the exact distribution of the first ``draft_len + 1`` emitted tokens with the target's, over every drafted sequence.
 
-    ``law(target_probs[drafts, positions, vocab], draft_probs[drafts, path, vocab], tokens[drafts, path])`` gives the probability of each
+    ``distribution(target_probs[drafts, positions, vocab], draft_probs[drafts, path, vocab], tokens[drafts, path])`` gives the probability of each
     tuple of emitted tokens, which the target then continues. The models depend on the context.
     """
     models = _models(drafting, vocab, draft_len, num_drafts, seed)
@@ -40,7 +40,7 @@ def check_sequence_law(
     count = 0
     for drafted in _drafted(models, drafting, draft_len):
         target, draft = models.along(drafted.tokens)
-        for tokens, chance in law(target, draft, drafted.tokens).items():
+        for tokens, chance in distribution(target, draft, drafted.tokens).items():
             emitted[tokens] += drafted.chance * chance * models.continuation(tokens, draft_len + 1 - len(tokens))
         count += 1
     error = (emitted - models.continuation((), draft_len + 1)).abs().max()
@@ -49,13 +49,13 @@ def check_sequence_law(
 
 @dataclass(frozen=True)
 class _Models:
-    """A random target and random drafts: a law of the next token for every context."""
+    """A random target and random drafts: a distribution of the next token for every context."""
 
     target: dict[Context, Tensor]
     drafts: list[dict[Context, Tensor]]
 
     def along(self, tokens: Int64[Tensor, "drafts path"]) -> tuple[Float64[Tensor, "drafts positions vocab"], Tensor]:
-        """Target and draft laws along each drafted sequence."""
+        """Target and draft distributions along each drafted sequence."""
         paths = [tuple(path) for path in tokens.tolist()]
         target = [torch.stack([self.target[path[:i]] for i in range(len(path) + 1)]) for path in paths]
         draft = [
@@ -65,11 +65,13 @@ class _Models:
         return torch.stack(target), torch.stack(draft)
 
     def continuation(self, context: Context, length: int) -> Tensor:
-        """The target's joint law of the next ``length`` tokens."""
+        """The target's joint distribution of the next ``length`` tokens."""
         if length == 0:
             return torch.ones((), dtype=torch.float64)
-        law = self.target[context]
-        return torch.stack([chance * self.continuation((*context, y), length - 1) for y, chance in enumerate(law)])
+        distribution = self.target[context]
+        return torch.stack(
+            [chance * self.continuation((*context, y), length - 1) for y, chance in enumerate(distribution)]
+        )
 
 
 def _models(drafting: Drafting, vocab: int, draft_len: int, num_drafts: int, seed: int) -> _Models:
@@ -94,7 +96,7 @@ class _Drafted:
 
 def _drafted(models: _Models, drafting: Drafting, draft_len: int) -> Iterator[_Drafted]:
     """Every set of drafted sequences: first tokens drafted jointly, each sequence then goes on alone. Too many are a ``UserError``."""
-    first = joint_law(torch.stack([model[()] for model in models.drafts]), drafting)
+    first = joint_distribution(torch.stack([model[()] for model in models.drafts]), drafting)
     vocab, drafts = len(models.target[()]), len(models.drafts)
     count = len(first.probs) * vocab ** ((draft_len - 1) * drafts)
     if count > LIMIT:
@@ -114,11 +116,14 @@ def _drafted(models: _Models, drafting: Drafting, draft_len: int) -> Iterator[_D
 def check_sequence_sampler(
     sample: SequenceSampler, drafting: Drafting, vocab: int, draft_len: int, num_drafts: int, budget: Budget = BUDGET
 ) -> Sampled:
-    """Draft sequences, verify them, let the target continue to ``draft_len + 1`` tokens; each result is one outcome of their joint law."""
+    """Draft sequences, verify them, let the target continue to ``draft_len + 1`` tokens; each result is one outcome of their joint distribution."""
     models = _models(drafting, vocab, draft_len, num_drafts, budget.seed)
     generator = torch.Generator().manual_seed(budget.seed)
     drafted = list(_drafted(models, drafting, draft_len))
-    target, draft = (torch.stack(laws) for laws in zip(*[models.along(each.tokens) for each in drafted], strict=True))
+    target, draft = (
+        torch.stack(distributions)
+        for distributions in zip(*[models.along(each.tokens) for each in drafted], strict=True)
+    )
     tokens = torch.stack([each.tokens for each in drafted])
     chances = torch.tensor([each.chance for each in drafted], dtype=torch.float64)
     joint = models.continuation((), draft_len + 1)

@@ -12,8 +12,8 @@ from jaxtyping import Float64, Int64
 from torch import Generator, Tensor
 
 from draftlab.conformance.tables import Table, tables
+from draftlab.core.sampling import Drafting, check_probs, draft_tokens
 from draftlab.errors import UserError
-from draftlab.sampling import Drafting, check_probs, draft_tokens
 
 Sampler = Callable[[Tensor, Tensor, Tensor, Generator], Tensor]
 """``(target_probs[batch, vocab], draft_probs[batch, drafts, vocab], tokens[batch, drafts], generator) -> tokens[batch]``"""
@@ -45,7 +45,7 @@ BUDGET = Budget()
 
 @dataclass(frozen=True)
 class Sampled:
-    """``e_value``: wealth of bets against "each token follows its target law", 1 on average when it does; an alarm stops the test."""
+    """``e_value``: wealth of bets against "each token follows its target distribution", 1 on average when it does; an alarm stops the test."""
 
     e_value: float
     samples: int
@@ -53,7 +53,7 @@ class Sampled:
 
     @property
     def lossless(self) -> bool:
-        """No alarm; if every token follows its law an alarm has at most the stated probability, at any stopping time (Ville)."""
+        """No alarm; if every token follows its distribution an alarm has at most the stated probability, at any stopping time (Ville)."""
         return self.e_value < 1 / self.false_alarm
 
 
@@ -61,7 +61,7 @@ class Sampled:
 class Evidence:
     """Wealth of one gambler per stream who bets, before each block, that outcomes come as often as they did so far.
 
-    Payoff of outcome y at law q: ``w(y) / sum_v q(v) w(v)`` with ``w = (observed + c) / (expected + c)``. Its mean under q is 1, so wealth
+    Payoff of outcome y at distribution q: ``w(y) / sum_v q(v) w(v)`` with ``w = (observed + c) / (expected + c)``. Its mean under q is 1, so wealth
     is a martingale (an e-process) and ``P(wealth ever >= 1 / rate) <= rate``. An outcome of probability 0 pays infinitely.
     """
 
@@ -87,7 +87,7 @@ class Evidence:
 
 
 class Gamblers:
-    """Three gamblers per stream: on the token, on its rank in its law (powers of two), on whether the last token comes again."""
+    """Three gamblers per stream: on the token, on its rank in its distribution (powers of two), on whether the last token comes again."""
 
     def __init__(self, streams: int, vocab: int) -> None:
         sizes = (vocab, vocab.bit_length(), 2)
@@ -160,7 +160,7 @@ def _block(done: int) -> int:
 
 
 def check_samples(samples: Iterable[tuple[Tensor, int]], budget: Budget = BUDGET) -> Sampled:
-    """Test a whole stream of (target law, emitted token): each token must follow its law given all before it. Stops at an alarm.
+    """Test a whole stream of (target distribution, emitted token): each token must follow its distribution given all before it. Stops at an alarm.
 
     Stop the stream at a number of tokens fixed beforehand, never where a block of drafts ends: that choice may depend on the tokens.
     """
@@ -168,14 +168,14 @@ def check_samples(samples: Iterable[tuple[Tensor, int]], budget: Budget = BUDGET
     gamblers: Gamblers | None = None
     done, wealth = 0, 1.0
     while wealth < 1 / budget.false_alarm and (block := list(itertools.islice(stream, _block(done)))):
-        if len({len(law) for law, _ in block}) > 1 or (
+        if len({len(distribution) for distribution, _ in block}) > 1 or (
             gamblers and len(block[0][0]) != gamblers.evidence[0].observed.shape[-1]
         ):
             raise UserError(
-                f"target laws of different sizes after sample {done}",
+                f"target distributions of different sizes after sample {done}",
                 remedy="give every sample the target's whole vocabulary",
             )
-        probs = check_probs(torch.stack([law for law, _ in block]), "target_probs")
+        probs = check_probs(torch.stack([distribution for distribution, _ in block]), "target_probs")
         tokens = torch.tensor([token for _, token in block])
         if not bool(((tokens >= 0) & (tokens < probs.shape[-1])).all()):
             raise UserError(

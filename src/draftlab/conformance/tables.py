@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from draftlab.core.sampling import Drafting
 from draftlab.errors import UserError
-from draftlab.sampling import Drafting
 
 
 @dataclass(frozen=True)
 class Table:
-    """A small position to test at: a target law and one law per draft."""
+    """A small position to test at: a target distribution and one distribution per draft."""
 
     name: str
     target_probs: Float64[Tensor, " vocab"]
@@ -22,7 +22,7 @@ class Table:
 
 
 def tables(drafting: Drafting, num_drafts: int, seed: int = 0) -> list[Table]:
-    """Tables that broke verifiers before, and random ones: equal laws, zeros, disjoint supports, ties, near-point masses."""
+    """Tables that broke verifiers before, and random ones: equal distributions, zeros, disjoint supports, ties, near-point masses."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*weights: float) -> Tensor:
@@ -33,7 +33,7 @@ def tables(drafting: Drafting, num_drafts: int, seed: int = 0) -> list[Table]:
         return weights / weights.sum()
 
     pairs = {
-        "equal laws": (normal(4, 3, 2, 1), normal(4, 3, 2, 1)),
+        "equal distributions": (normal(4, 3, 2, 1), normal(4, 3, 2, 1)),
         "ties": (normal(1, 1, 2, 2), normal(1, 1, 1, 1)),
         "zeros in the target": (normal(0, 0, 1, 3), normal(4, 3, 2, 1)),
         "zeros in the draft": (normal(4, 3, 2, 1), normal(0, 2, 3, 1)),
@@ -48,12 +48,12 @@ def tables(drafting: Drafting, num_drafts: int, seed: int = 0) -> list[Table]:
     } | {f"random {i}": (random(1 + i % 3), random(1 + i % 2)) for i in range(8)}
     found = []
     for name, (target, draft) in pairs.items():
-        laws = draft.expand(num_drafts, -1).clone()
-        if drafting == "independent":  # later drafts follow other laws: the same one, turned
-            laws = torch.stack([draft.roll(k) for k in range(num_drafts)])
+        distributions = draft.expand(num_drafts, -1).clone()
+        if drafting == "independent":  # later drafts follow other distributions: the same one, turned
+            distributions = torch.stack([draft.roll(k) for k in range(num_drafts)])
         elif drafting != "iid" and int((draft > 0).sum()) < num_drafts:
             continue
-        found.append(Table(name, target, laws))
+        found.append(Table(name, target, distributions))
     if not found:
         raise UserError(f"no table has {num_drafts} tokens to draft {drafting}", remedy="lower num_drafts to 4 or less")
     return found

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Int
 
-from draftlab.experiments import LatencyAlpha
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import plain_steps, record, replay, schedule
 from draftlab.latency.loop import resume
 from draftlab.latency.pair import describe, open_pair
 from draftlab.latency.summary import summarise
+from draftlab.plan import LatencyAlpha
 
 PROMPT = 64
 BASELINE_STEPS = 4  # on each side of a block

@@ -11,9 +11,9 @@ import pandas as pd
 from jaxtyping import Float32
 
 from draftlab.errors import UserError
-from draftlab.experiments import LatencyBranches
-from draftlab.latency.llama_cpp import LlamaCpp
 from draftlab.latency.pair import describe, open_pair
+from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.plan import LatencyBranches
 
 
 def verify_branches(

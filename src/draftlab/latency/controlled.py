@@ -1,6 +1,6 @@
 """Speculative decoding at an acceptance that is set, not observed, with all of its real work.
 
-The target's own continuation is recorded first. Each block then draws its accepted length m from the law that acceptance
+The target's own continuation is recorded first. Each block then draws its accepted length m from the distribution that acceptance
 alpha implies; the draft really decodes, but what it proposes is the recorded text with a wrong token at position m; the target
 really verifies. The schedule decides, so that tables at alpha = 0.5 ... 0.9 are measured at exactly those (OSD, Tables 2, 7).
 """

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftlab.experiments import LatencyCost
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.pair import describe, open_pair
+from draftlab.plan import LatencyCost
 
 DRAFT_STEPS = 4
 """Draft steps in a row, as in a block: the first finds the processor's caches full of the target."""

@@ -1,6 +1,6 @@
 """Make a small trained Llama cost as much as a large one without changing what it computes.
 
-Speculation pays when a target step is dear; a model that trains in a minute is too cheap for that. Layers whose output
+Speculation pays when a target step is expensive; a model that trains in a minute is too cheap for that. Layers whose output
 projections are zero add work and nothing else, so acceptance and text stay those of the trained model. So do channels that stay zero: an
 RMS norm over four times the channels with a quarter of the epsilon divides by half as much, and half the weight undoes it, without
 rounding. This emulates the latency of a larger target and is labelled as such, in ``config.json`` and in every GGUF file made from it.
@@ -16,8 +16,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from draftlab.errors import UserError
+from draftlab.files.records import atomic_dir, read_json, write_json
 from draftlab.models.gguf import Array, Checkpoint, expected_shapes
-from draftlab.records import atomic_dir, read_json, write_json
 
 ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight")
 """Tensors that write to the residual stream: what is new of them is zero."""

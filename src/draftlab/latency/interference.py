@@ -25,12 +25,12 @@ import numpy as np
 import pandas as pd
 
 from draftlab.errors import UserError
-from draftlab.experiments import LatencyInterference
 from draftlab.latency.alpha import PROMPT, measure_block
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import record, schedule
 from draftlab.latency.cores import can_pin, pin, pinned
 from draftlab.latency.pair import describe, open_pair
+from draftlab.plan import LatencyInterference
 
 PATIENCE = 120
 IDLE_SECONDS = 0.3

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
-from draftlab.experiments import LatencyLength
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import plain_steps, replay, schedule
 from draftlab.latency.loop import resume
 from draftlab.latency.pair import describe, open_pair
-from draftlab.theory import expected_block_length
+from draftlab.plan import LatencyLength
 
 STEPS = 4
 

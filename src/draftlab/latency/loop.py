@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float32, Float64, Int
 
+from draftlab.core.theory import best_draft_len
 from draftlab.errors import UserError
 from draftlab.latency.backend import LatencyBackend, check_pair
-from draftlab.theory import best_draft_len
 
 Probs = Float64[np.ndarray, " vocab"]
 

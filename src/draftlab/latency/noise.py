@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftlab.experiments import LatencyNull
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import plain_steps
 from draftlab.latency.pair import describe, open_pair
+from draftlab.plan import LatencyNull
 
 PROMPT = 64
 

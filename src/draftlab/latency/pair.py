@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
-from draftlab.experiments import Engine
+from draftlab.files.records import read_json
 from draftlab.latency.backend import LatencyBackend, Settings, check_pair
 from draftlab.latency.cores import pinned
 from draftlab.latency.inflate import inflate
-from draftlab.latency.llama_cpp import LlamaCpp, check_device
 from draftlab.latency.self_check import self_check
 from draftlab.models.gguf import export
-from draftlab.records import read_json
+from draftlab.models.llama_cpp import LlamaCpp, check_device
+from draftlab.plan import Engine
 
 
 @contextlib.contextmanager

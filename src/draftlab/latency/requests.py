@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from draftlab.errors import UserError
-from draftlab.experiments import LatencyRequests
+from draftlab.files.records import Answer, read_jsonl
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.cost import calibrate, cost_model
 from draftlab.latency.loop import DraftLength, Generation, Sampling, adaptive, decode, fixed, speculate
 from draftlab.latency.pair import describe, open_pair
-from draftlab.records import Answer, read_jsonl
+from draftlab.plan import LatencyRequests
 
 PLAIN, AGAIN = "none", "none_again"
 """No speculation, twice: what differs between the two is noise."""

@@ -18,8 +18,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from draftlab.errors import UserError
+from draftlab.files.records import write_json
 from draftlab.models.gguf import expected_shapes, export
-from draftlab.records import write_json
 
 CURE = (
     'rebuild it without AMX: CMAKE_ARGS="-DGGML_NATIVE=OFF" pip install --force-reinstall --no-cache-dir '
@@ -72,7 +72,7 @@ def write_toy(folder: Path, *, seed: int = 0, **changes: Any) -> None:
 
 
 def _decode_two_tokens() -> None:
-    from draftlab.latency.llama_cpp import LlamaCpp
+    from draftlab.models.llama_cpp import LlamaCpp
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from draftlab.theory import expected_block_length, speedup
+from draftlab.core.theory import expected_block_length, speedup
 
 QUIET = 0.10
 """A cell whose block ratios have an interquartile range over this (relative to their median) is marked as not quiet."""

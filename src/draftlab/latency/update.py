@@ -11,10 +11,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from draftlab.errors import UserError
-from draftlab.experiments import LatencyUpdate
 from draftlab.latency.loop import decode
 from draftlab.latency.pair import describe, open_pair
 from draftlab.latency.torch_backend import TorchBackend
+from draftlab.plan import LatencyUpdate
 
 
 def latency_update(settings: LatencyUpdate, target: Path, draft: Path) -> tuple[pd.DataFrame, dict[str, Any]]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from draftlab.errors import UserError
+from draftlab.files.records import read_object
 from draftlab.models.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
-from draftlab.records import read_object
 
 if TYPE_CHECKING:
     import torch

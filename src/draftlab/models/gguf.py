@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer, pre_tokenizers
 
 from draftlab.errors import UserError
+from draftlab.files.records import atomic_path, read_object
 from draftlab.models.files import weight_files
-from draftlab.records import atomic_path, read_object
 
 Weights = Literal["f32", "f16", "q8_0", "q4_0"]
 Array = Float[np.ndarray, "..."]

@@ -1,7 +1,7 @@
 """Our own Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU; small, differentiable, with a static cache.
 
 It exists because the models of this project are small: importing the Llama of ``transformers`` costs about 4 s a process and
-its forward is several times slower at a few million parameters. The logits are the same to 1e-5 (``tests/test_llama.py``), and
+its forward is several times slower at a few million parameters. The logits are the same to 1e-5 (``tests/models/test_llama.py``), and
 files have the Hugging Face names and layout, so ``save`` makes a folder that transformers, vLLM and llama.cpp's converter read.
 
 In memory two things differ from the files. Query, key and value are one matrix, as are gate and up: fewer, larger products.
@@ -26,10 +26,10 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
 from draftlab.errors import UserError
+from draftlab.files.records import atomic_dir, read_json
 from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.tree import Tree
 from draftlab.models.weights import read_weights, write_model
-from draftlab.records import atomic_dir, read_json
 
 PACKED = (1 << 15, 1 << 22)
 """Sizes between which a weight is copied into oneDNN's layout for decoding."""

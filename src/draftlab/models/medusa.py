@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from draftlab.errors import UserError
+from draftlab.files.records import atomic_dir
 from draftlab.models import LanguageModel
 from draftlab.models.batching import pad_requests
 from draftlab.models.llama import Llama, LlamaCache, LlamaDecoder
 from draftlab.models.tree import Tree
-from draftlab.records import atomic_dir
 
 
 class Medusa(nn.Module):

@@ -12,9 +12,9 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from draftlab.datasets.conversations import Segment, Turn, render
+from draftlab.data.conversations import Segment, Turn, render
 from draftlab.errors import UserError
-from draftlab.records import read_object
+from draftlab.files.records import read_object
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 

@@ -11,15 +11,15 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from draftlab import replay
+from draftlab.core.sampling import Sampling, restrict, to_probs
+from draftlab.core.verify.schemes import token_verifier
+from draftlab.core.verify.specinfer import remaining_probs
+from draftlab.core.verify.token import Acceptance as Exact
+from draftlab.core.verify.token import TokenVerifier
+from draftlab.engine import replay
 from draftlab.errors import UserError
-from draftlab.experiments import Acceptance, OnPairs
 from draftlab.multidraft.pairs import Pairs
-from draftlab.multidraft.schemes import token_verifier
-from draftlab.sampling import Sampling, restrict, to_probs
-from draftlab.verify.specinfer import remaining_probs
-from draftlab.verify.token import Acceptance as Exact
-from draftlab.verify.token import TokenVerifier
+from draftlab.plan import Acceptance, OnPairs
 
 PATHS: dict[str, replay.SingleVerifier] = {"single_path": "single", "block": "block"}
 """Verifiers of a path, on one footing: tokens accepted among the tokens visited, in blocks along a text."""
@@ -62,7 +62,7 @@ def filtered(settings: OnPairs, temperature: float) -> Sampling:
 def on_support(
     target: Float64[Tensor, "positions vocab"], draft: Float64[Tensor, "positions vocab"]
 ) -> tuple[Float64[Tensor, "positions support"], Float64[Tensor, "positions support"]]:
-    """Both laws on the tokens that either can produce."""
+    """Both distributions on the tokens that either can produce."""
     target, drafts, _, _ = restrict(target, draft[:, None], torch.zeros(len(target), 1, dtype=torch.int64))
     return target, drafts[:, 0]
 
@@ -73,7 +73,7 @@ def by_position(
     draft: Float64[Tensor, "positions support"],
     num_drafts: int,
 ) -> Exact:
-    """Both acceptances at each position for drafts of one law: in closed form where there is one, else by enumeration.
+    """Both acceptances at each position for drafts of one distribution: in closed form where there is one, else by enumeration.
 
     Without replacement there are never more drafts than tokens that can be drafted: K is shortened to those. Too many
     tuples for an enumeration are a ``UserError``.
@@ -102,9 +102,9 @@ def _without_replacement(verifier: TokenVerifier, target: Tensor, draft: Tensor,
         for part in rows.split(max(1, ROWS_AT_ONCE // count)):
             tokens = draft[part].topk(support, -1).indices[:, tuples].flatten(0, 1)
             at = part.repeat_interleave(count)
-            laws = draft[at][:, None].expand(-1, length, -1)
-            chance = remaining_probs(laws, tokens).gather(-1, tokens[..., None])[..., 0].prod(-1)
-            given = verifier.acceptance_given(target[at], laws, tokens)
+            distributions = draft[at][:, None].expand(-1, length, -1)
+            chance = remaining_probs(distributions, tokens).gather(-1, tokens[..., None])[..., 0].prod(-1)
+            given = verifier.acceptance_given(target[at], distributions, tokens)
             proc[part] = (given.proc * chance).view(len(part), count).sum(-1)
             member[part] = (given.member * chance).view(len(part), count).sum(-1)
     return Exact(proc, member)

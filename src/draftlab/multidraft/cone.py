@@ -1,4 +1,4 @@
-"""The polyhedral check of the best acceptance (MDSS App. D), and the formula against a linear program on random laws."""
+"""The polyhedral check of the best acceptance (MDSS App. D), and the formula against a linear program on random distributions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import itertools
 import pandas as pd
 import torch
 
-from draftlab.experiments import Cone
-from draftlab.verify.bound import optimum_by_lp, optimum_iid
-from draftlab.verify.joint import joint_law
-from draftlab.verify.polyhedral import Cone as Facets
-from draftlab.verify.polyhedral import acceptance_cone
+from draftlab.core.verify.bound import optimum_by_lp, optimum_iid
+from draftlab.core.verify.joint import joint_distribution
+from draftlab.core.verify.polyhedral import Cone as Facets
+from draftlab.core.verify.polyhedral import acceptance_cone
+from draftlab.plan import Cone
 
 WRITTEN_OUT = 3
 """Facets are also written as text up to this many tokens."""
@@ -41,12 +41,12 @@ def cone(settings: Cone) -> pd.DataFrame:
 
 
 def largest_difference(num_tokens: int, num_drafts: int, cases: int, seed: int) -> float:
-    """Largest difference between ``min_H 1 + q(H) - p(H)^K`` (Theorem 3) and the linear program over random laws."""
+    """Largest difference between ``min_H 1 + q(H) - p(H)^K`` (Theorem 3) and the linear program over random distributions."""
     generator = torch.Generator().manual_seed(seed)
     weights = torch.rand(cases, 2, num_tokens, dtype=torch.float64, generator=generator) ** 3
-    laws = weights / weights.sum(-1, keepdim=True)
-    formula = optimum_iid(laws[:, 0], laws[:, 1], num_drafts).tolist()
-    programs = (optimum_by_lp(q, joint_law(p.expand(num_drafts, -1), "iid")) for q, p in laws)
+    distributions = weights / weights.sum(-1, keepdim=True)
+    formula = optimum_iid(distributions[:, 0], distributions[:, 1], num_drafts).tolist()
+    programs = (optimum_by_lp(q, joint_distribution(p.expand(num_drafts, -1), "iid")) for q, p in distributions)
     return float(max(abs(one - two) for one, two in zip(formula, programs, strict=True)))
 
 

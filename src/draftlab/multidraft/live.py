@@ -11,15 +11,15 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from draftlab.decode import BlockTrace, Decoded, generate, speculate
+from draftlab.core.sampling import Sampling
+from draftlab.core.verify.schemes import tail_of, token_verifier
+from draftlab.engine.decode import BlockTrace, Decoded, generate, speculate
 from draftlab.errors import UserError
-from draftlab.experiments import Live
+from draftlab.files.records import Prompt, read_jsonl
 from draftlab.models import LanguageModel, Tokenizer
 from draftlab.multidraft.quality import Score
-from draftlab.multidraft.schemes import tail_of, token_verifier
-from draftlab.records import Prompt, read_jsonl
-from draftlab.sampling import Sampling
-from draftlab.training import progress
+from draftlab.plan import Live
+from draftlab.train.training import progress
 
 PLAIN = "plain"
 """The target alone, one token per call."""
@@ -141,10 +141,12 @@ def _decode(
         return Sampling(temperature, contender.top_k or None, settings.top_p)
 
     prompts, eos_ids, room = [r.prompt_ids for r in batch], tokenizer.eos_ids, settings.max_new_tokens
-    law = sampling(contender.target_temperature)
+    distribution = sampling(contender.target_temperature)
     wall, cpu = time.perf_counter(), time.process_time()
     if contender.scheme == PLAIN:
-        answers = generate(target, prompts, max_new_tokens=room, eos_ids=eos_ids, sampling=law, generator=generator)
+        answers = generate(
+            target, prompts, max_new_tokens=room, eos_ids=eos_ids, sampling=distribution, generator=generator
+        )
         wall = time.perf_counter() - wall
         decoded = Decoded([BlockTrace.plain(answer) for answer in answers], max(map(len, answers)), 0.0, wall, 0.0)
     else:
@@ -159,7 +161,7 @@ def _decode(
             num_drafts=contender.num_drafts,
             verifier=name if name == "block" else token_verifier(name, contender.lp_threshold or 5),
             tail=tail_of(tail),
-            sampling=law,
+            sampling=distribution,
             draft_sampling=[sampling(t) for t in contender.draft_temperatures],
             generator=generator,
         )

@@ -14,15 +14,15 @@ import numpy as np
 import pandas as pd
 import torch
 
-from draftlab.decode import speculate
-from draftlab.distill.online import serve
-from draftlab.distill.traffic import Traffic, join
-from draftlab.experiments import Online, OnlineMultidraft
+from draftlab.core.sampling import Sampling
+from draftlab.engine.decode import speculate
+from draftlab.engine.replay import TargetPass, load_pass
+from draftlab.files.records import Answer
 from draftlab.models import LanguageModel, load_model, load_tokenizer
 from draftlab.models.files import check_sizes
-from draftlab.records import Answer
-from draftlab.replay import TargetPass, load_pass
-from draftlab.sampling import Sampling
+from draftlab.plan import Online, OnlineMultidraft
+from draftlab.train.online import serve
+from draftlab.train.traffic import Traffic, join
 
 
 def online_multidraft(
@@ -112,7 +112,7 @@ def _decoded(
         max_new_tokens=settings.max_new_tokens,
         eos_ids=eos_ids,
         num_drafts=len(models),
-        verifier=scheme if len(models) > 1 else "single",  # every scheme's law for one draft
+        verifier=scheme if len(models) > 1 else "single",  # every scheme's distribution for one draft
         sampling=Sampling(settings.temperature),
         generator=torch.Generator(target.device).manual_seed(seed),
     ).traces

@@ -13,13 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftlab import answers
+from draftlab.core.sampling import Sampling
+from draftlab.engine import answers
 from draftlab.errors import UserError
-from draftlab.experiments import Answers, OnPairs
+from draftlab.files.records import Answer, atomic_path
 from draftlab.models import Dtype, LanguageModel, Tokenizer, check_same_tokenizer, load_model, load_tokenizer
 from draftlab.models.files import check_sizes
-from draftlab.records import Answer, atomic_path
-from draftlab.sampling import Sampling
+from draftlab.plan import Answers, OnPairs
 
 SAMPLING = Sampling(1.0, top_k=5)
 """How the target writes the texts along which pairs are recorded (MDSS Table 2)."""
@@ -109,7 +109,7 @@ def record(
 
 
 def synthetic(seed: int, contexts: int = CONTEXTS, vocab: int = VOCAB) -> Pairs:
-    """Laws like those of language models, without a model: noisy power laws of mixed steepness, the draft a noisier view of the target.
+    """Distributions like those of language models, without a model: noisy power distributions of mixed steepness, the draft a noisier view of the target.
 
     Each context is a text of its own. At top-p 0.95 and K = 2 the schemes stand to each other as in the family of
     ``docs/theory.md``, section 5: which of them leads depends on how much hotter the draft is.

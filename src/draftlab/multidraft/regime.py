@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from draftlab.experiments import Regime
+from draftlab.core.sampling import to_probs
+from draftlab.core.verify.schemes import token_verifier
 from draftlab.multidraft.acceptance import by_position, filtered, on_support
 from draftlab.multidraft.pairs import Pairs
-from draftlab.multidraft.schemes import token_verifier
-from draftlab.sampling import to_probs
+from draftlab.plan import Regime
 
 SCHEMES = ("optimal", "hybrid", "importance_truncated", "k_seq", "specinfer", "single")
 ENTROPIES = (0.1, 0.5, 1.0, 2.0)
@@ -22,7 +22,7 @@ def regime(pairs: Mapping[str, Pairs], settings: Regime) -> pd.DataFrame:
     """Acceptance before the residual draw, summed over the positions of a request that share an entropy class; a column per scheme.
 
     Columns ``dataset, num_drafts, target_temperature, draft_temperature, entropy_class`` (0: below the first of ``ENTROPIES``),
-    ``request, positions`` and those of ``SCHEMES``. The entropy is that of the target's law as it is verified.
+    ``request, positions`` and those of ``SCHEMES``. The entropy is that of the target's distribution as it is verified.
     """
     grid = itertools.product(pairs.items(), settings.target_temperature, settings.draft_temperature)
     frames = []

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from draftlab.multidraft.schemes import token_verifier
-from draftlab.verify.joint import joint_law
-from draftlab.verify.token import TokenVerifier
+from draftlab.core.verify.joint import joint_distribution
+from draftlab.core.verify.schemes import token_verifier
+from draftlab.core.verify.token import TokenVerifier
 
 PANELS = {"left": 1 / 3, "right": 1 / 6}
 SCHEMES = ("optimal", "importance", "k_seq", "specinfer", "single")
@@ -20,7 +20,7 @@ SCHEMES = ("optimal", "importance", "k_seq", "specinfer", "single")
 def region(num_drafts: Sequence[int], points: int) -> pd.DataFrame:
     """Acceptance of each scheme for targets ``(q1, q2, 1 - q1 - q2)`` and a draft uniform on three tokens (MDSS Fig. 2).
 
-    Columns ``panel, num_drafts, q2, scheme, acceptance`` (the emitted token is among the drafts) and ``law_error``; ``panel`` fixes q1 at
+    Columns ``panel, num_drafts, q2, scheme, acceptance`` (the emitted token is among the drafts) and ``distribution_error``; ``panel`` fixes q1 at
     1/3 or 1/6.
     """
     frames = []
@@ -31,23 +31,23 @@ def region(num_drafts: Sequence[int], points: int) -> pd.DataFrame:
             draft = torch.full((points, drafts, 3), 1 / 3, dtype=torch.float64)
             for name in SCHEMES:
                 # The single draft is alone: otherwise its residual token may be one of the drafts that it never looked at.
-                verifier, laws = token_verifier(name), draft[:, :1] if name == "single" else draft
+                verifier, distributions = token_verifier(name), draft[:, :1] if name == "single" else draft
                 columns = {
                     "q2": second,
-                    "acceptance": verifier.acceptance(target, laws).member,
-                    "law_error": law_error(verifier, target, laws),
+                    "acceptance": verifier.acceptance(target, distributions).member,
+                    "distribution_error": distribution_error(verifier, target, distributions),
                 }
                 frames.append(pd.DataFrame(columns).assign(panel=panel, num_drafts=drafts, scheme=name))
     return pd.concat(frames, ignore_index=True)
 
 
-def law_error(
+def distribution_error(
     verifier: TokenVerifier, target: Float64[Tensor, "points vocab"], draft: Float64[Tensor, "points drafts vocab"]
 ) -> Float64[Tensor, " points"]:
-    """Largest difference between the target and the law of the emitted token over all drafts of one law: 0 when lossless (MDSS Theorem 1)."""
-    joint = joint_law(draft[0], "independent")
+    """Largest difference between the target and the distribution of the emitted token over all drafts of one distribution: 0 when lossless (MDSS Theorem 1)."""
+    joint = joint_distribution(draft[0], "independent")
     shape = (len(target), len(joint.probs))
-    emitted = verifier.law(
+    emitted = verifier.distribution(
         target[:, None].expand(*shape, -1), draft[:, None].expand(*shape, -1, -1), joint.tokens.expand(*shape, -1)
     )
     return (torch.einsum("t,ptv->pv", joint.probs, emitted) - target).abs().amax(-1)

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from draftlab.experiments import Sinkhorn
+from draftlab.core.sampling import to_probs
+from draftlab.core.verify.canonical import select_then_verify
+from draftlab.core.verify.schemes import token_verifier
+from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 from draftlab.multidraft.acceptance import filtered, on_support
 from draftlab.multidraft.pairs import Pairs
-from draftlab.multidraft.schemes import token_verifier
-from draftlab.sampling import to_probs
-from draftlab.verify.canonical import select_then_verify
-from draftlab.verify.token import Acceptance, Decision, TokenVerifier
+from draftlab.plan import Sinkhorn
 
 PEERS = ("optimal", "importance_truncated", "k_seq", "specinfer")
 
@@ -27,7 +27,7 @@ def sinkhorn_verifier(iterations: int, sharpness: float) -> TokenVerifier:
     """Select draft k with probability ``b(x_k) / sum of b over the distinct drafts``, then verify it (Khisti et al. 2025, Theorem 1).
 
     ``b`` scales the columns of the kernel ``e^(-sharpness [y not drafted])`` between drafted tuples and tokens (Cuturi 2013). The selected
-    token's law is summed exactly, so the verifier is lossless after any number of iterations; 0 iterations start from ``b = q``.
+    token's distribution is summed exactly, so the verifier is lossless after any number of iterations; 0 iterations start from ``b = q``.
     """
     selecting = partial(_select, iterations, sharpness)
     return TokenVerifier("sinkhorn", "independent", partial(_decide, selecting), partial(_acceptance, selecting))
@@ -39,7 +39,7 @@ def _select(
     target_probs: Float64[Tensor, "batch vocab"],
     draft_probs: Float64[Tensor, "batch drafts vocab"],
 ) -> tuple[Float64[Tensor, "batch vocab"], Float64[Tensor, "batch vocab"]]:
-    """The weights ``b`` and the law of the selected token."""
+    """The weights ``b`` and the distribution of the selected token."""
     drafts, vocab = draft_probs.shape[1:]
     tuples = torch.cartesian_prod(*[torch.arange(vocab)] * drafts).view(-1, drafts)
     members = torch.zeros(len(tuples), vocab, dtype=torch.float64).scatter_(-1, tuples, 1.0)
@@ -86,7 +86,7 @@ def sinkhorn(pairs: Mapping[str, Pairs], settings: Sinkhorn) -> pd.DataFrame:
     """Acceptance and CPU time per position of Sinkhorn at each number of iterations and sharpness, and of the other schemes.
 
     Columns ``dataset, draft_temperature, num_drafts, scheme, iterations, sharpness, request, acceptance_sum, positions, seconds`` (the
-    request's share of the fastest of ``rounds`` computations of the law of the selected token, all positions as one batch).
+    request's share of the fastest of ``rounds`` computations of the distribution of the selected token, all positions as one batch).
     """
     contenders = [(name, token_verifier(name), 0, 0.0) for name in PEERS]
     contenders += [
@@ -101,14 +101,14 @@ def sinkhorn(pairs: Mapping[str, Pairs], settings: Sinkhorn) -> pd.DataFrame:
             to_probs(found.target_logits, filtered(settings, 1.0)),
             to_probs(found.draft_logits, filtered(settings, temperature)),
         )
-        laws = draft[:, None].expand(-1, drafts, -1)
+        distributions = draft[:, None].expand(-1, drafts, -1)
         spent = [float("inf")] * len(contenders)
         values: list[Tensor] = [target.sum(-1)] * len(contenders)
         for _ in range(settings.rounds):
             for place, (_, verifier, _, _) in enumerate(contenders):
                 assert verifier.closed_form is not None
                 start = time.thread_time()
-                values[place] = verifier.closed_form(target, laws).proc
+                values[place] = verifier.closed_form(target, distributions).proc
                 spent[place] = min(spent[place], time.thread_time() - start)
         for (name, _, count, sharpness), value, seconds in zip(contenders, values, spent, strict=True):
             rows = pd.DataFrame({"request": found.request, "acceptance_sum": value, "positions": 1})

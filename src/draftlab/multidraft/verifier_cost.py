@@ -12,16 +12,16 @@ import pandas as pd
 import torch
 from torch import Generator, Tensor
 
-from draftlab.experiments import VerifierCost
-from draftlab.sampling import Sampling, draft_tokens, restrict, to_probs
-from draftlab.verify.bound import optimum_iid
-from draftlab.verify.greedy import greedy
-from draftlab.verify.k_seq import k_seq
-from draftlab.verify.optimal import optimal
-from draftlab.verify.single import single
-from draftlab.verify.specinfer import rrs, specinfer
-from draftlab.verify.token import TokenVerifier
-from draftlab.verify.truncated import Truncation, truncated
+from draftlab.core.sampling import Sampling, draft_tokens, restrict, to_probs
+from draftlab.core.verify.bound import optimum_iid
+from draftlab.core.verify.greedy import greedy
+from draftlab.core.verify.k_seq import k_seq
+from draftlab.core.verify.optimal import optimal
+from draftlab.core.verify.single import single
+from draftlab.core.verify.specinfer import rrs, specinfer
+from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.truncated import Truncation, truncated
+from draftlab.plan import VerifierCost
 
 Timed = Callable[[], object]
 
@@ -39,7 +39,7 @@ CONTENDERS: dict[str, TokenVerifier] = {
 }
 
 SLOPES = {"top-p .95, sharp": 2.2, "top-p .95, peaked": 1.6, "no truncation": 1.05}
-"""Zipf exponent of the target's law: a nucleus of about 10 tokens, of about 1,500, and all of the vocabulary."""
+"""Zipf exponent of the target's distribution: a nucleus of about 10 tokens, of about 1,500, and all of the vocabulary."""
 
 TURN = 5
 """Decisions in a row on each turn, as after one target pass over 5 drafted tokens: the first finds its code out of the caches."""
@@ -68,7 +68,7 @@ def verifier_cost(settings: VerifierCost) -> pd.DataFrame:
 
 
 def _cell(vocab: int, name: str, drafts: int, batch: int, rounds: int, generator: Generator) -> pd.DataFrame:
-    target, draft = _laws(vocab, name, batch, generator)
+    target, draft = _distributions(vocab, name, batch, generator)
     dense = draft[:, None].expand(-1, drafts, -1)
     tokens = draft_tokens(dense, "iid", generator)
     contenders: dict[str, Callable[[], Timed]] = {}
@@ -90,8 +90,8 @@ def _cell(vocab: int, name: str, drafts: int, batch: int, rounds: int, generator
     return pd.DataFrame([place | row for row in rows])
 
 
-def _laws(vocab: int, name: str, batch: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Target and draft laws: a noisy power law, the draft hotter and noisier."""
+def _distributions(vocab: int, name: str, batch: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Target and draft distributions: a noisy power distribution, the draft hotter and noisier."""
     ranks = torch.arange(1, vocab + 1, dtype=torch.float64).log()
     noise = torch.randn(2, batch, vocab, dtype=torch.float64, generator=generator) / 2
     logits = noise[0] - SLOPES[name] * ranks

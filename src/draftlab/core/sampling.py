@@ -1,0 +1,251 @@
+"""Logits to probabilities, tokens drawn from them, and the checks at a verifier's door; all in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Generator, Tensor
+
+from draftlab.errors import UserError
+
+Drafting = Literal["iid", "independent", "without_replacement", "greedy"]
+"""How the K tokens of a position are drafted. ``iid``: one distribution, with replacement; ``independent``: one distribution per draft;
+``without_replacement``: one distribution, each token once; ``greedy``: the K - 1 most probable tokens, then one draw from the rest."""
+
+FIRST_SORT = 1024
+"""Top-p sorts this many tokens first (a sixteenth of a small vocabulary), four times as many when they do not hold enough mass, and so on."""
+
+WHOLE_SORT = 4096
+"""Vocabularies up to this size are sorted whole at once."""
+
+SUM_TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+"""How far probabilities of a dtype may be from a sum of 1: what a softmax at a vocabulary of 128k leaves, with a margin."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How logits become probabilities, in this order: ``temperature`` (0 is greedy), the ``top_k`` largest, the ``top_p`` nucleus.
+
+    A verifier must see the draft's probabilities as they were drawn from; the filtered target is the target.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"temperature is {self.temperature}", remedy="give 0 (greedy) or more")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}", remedy="keep at least 1 token, or leave top_k out")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}", remedy="give more than 0 and at most 1")
+
+
+def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float64[Tensor, "*batch vocab"]:
+    """Probabilities of the next token: softmax at a temperature, then top-k, then top-p, renormalised, in float64.
+
+    The nucleus is the smallest set of most probable tokens that holds at least ``top_p``. NaN or +inf logits are a ``UserError``.
+    """
+    highest, best = logits.max(-1, keepdim=True)
+    if not bool(highest.isfinite().all()):
+        where = _first(~highest.isfinite()[..., 0])
+        raise UserError(f"logits{where} hold NaN, +inf or nothing finite", remedy="check the model and its dtype")
+    if sampling.temperature == 0:
+        return torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(-1, best, 1.0)
+    # The maximum is subtracted before the division: a tiny temperature must not overflow.
+    probs = ((logits.double() - highest.double()) / sampling.temperature).softmax(-1)
+    if sampling.top_k is None and sampling.top_p == 1:
+        return probs
+    return _truncate(probs, min(sampling.top_k or probs.shape[-1], probs.shape[-1]), sampling.top_p)
+
+
+def _truncate(probs: Float64[Tensor, "*batch vocab"], top_k: int, top_p: float) -> Float64[Tensor, "*batch vocab"]:
+    vocab = probs.shape[-1]
+    count = top_k if top_k < vocab else vocab if vocab <= WHOLE_SORT else min(FIRST_SORT, -(-vocab // 16))
+    while True:
+        values, ids = _largest(probs, count)
+        if top_k < vocab:
+            values = values / values.sum(-1, keepdim=True)
+        mass = values.cumsum(-1)
+        if count >= top_k or bool((mass[..., -1] >= top_p).all()):
+            break
+        count = min(4 * count, vocab)
+    kept = values * ((mass - values < top_p) if top_p < 1 else 1.0)
+    return torch.zeros_like(probs).scatter_(-1, ids, kept / kept.sum(-1, keepdim=True))
+
+
+def _largest(
+    probs: Float64[Tensor, "*batch vocab"], count: int
+) -> tuple[Float64[Tensor, "*batch count"], Int64[Tensor, "*batch count"]]:
+    """The largest probabilities and their tokens; the whole of a row by numpy on a CPU, six times as fast as torch there."""
+    if count < probs.shape[-1] or probs.device.type != "cpu":
+        return probs.topk(count, -1)
+    ids = torch.from_numpy(np.argsort(-probs.numpy(), -1))
+    return probs.gather(-1, ids), ids
+
+
+def draw(weights: Float64[Tensor, "*batch vocab"], num: int, generator: Generator) -> Int64[Tensor, "*batch {num}"]:
+    """``num`` tokens with replacement, each with probability proportional to its weight; a weight of 0 is never drawn."""
+    mass = weights.cumsum(-1)
+    uniform = torch.rand(*weights.shape[:-1], num, dtype=mass.dtype, device=mass.device, generator=generator)
+    return torch.searchsorted(mass, uniform * mass[..., -1:], right=True)
+
+
+def draft_tokens(
+    draft_probs: Float64[Tensor, "batch drafts vocab"], drafting: Drafting, generator: Generator
+) -> Int64[Tensor, "batch drafts"]:
+    """Draft one token per row of ``draft_probs``; pass one distribution as ``probs[:, None].expand(-1, num_drafts, -1)``.
+
+    Without replacement (and greedy) more drafts than the support holds are a ``UserError``: fewer tokens exist.
+    """
+    drafts = draft_probs.shape[1]
+    if drafting == "independent":
+        return draw(draft_probs, 1, generator)[..., 0]
+    if drafting == "iid":
+        return draw(draft_probs[:, 0], drafts, generator)
+    rest = draft_probs[:, 0].clone()
+    check_support(rest, drafts)
+    tokens = []
+    if drafting == "greedy":
+        tokens.append(greedy_tokens(rest, drafts - 1))
+        rest.scatter_(-1, tokens[0], 0.0)
+    for _ in range(drafts if drafting == "without_replacement" else 1):
+        # Drawn tokens leave and what remains is summed again: the remaining mass as "1 - used" loses all digits on a peaked distribution.
+        tokens.append(draw(rest, 1, generator))
+        rest.scatter_(-1, tokens[-1], 0.0)
+    return torch.cat(tokens, -1)
+
+
+def greedy_tokens(draft_probs: Float64[Tensor, "*batch vocab"], num: int) -> Int64[Tensor, "*batch {num}"]:
+    """The ``num`` most probable tokens, the most probable first."""
+    return draft_probs.topk(num, -1).indices
+
+
+def check_support(draft_probs: Float64[Tensor, "*batch vocab"], num_drafts: int) -> None:
+    """Refuse more drafts without replacement than there are tokens to draft."""
+    support = (draft_probs > 0).sum(-1)
+    if bool((support < num_drafts).any()):
+        where = _first(support < num_drafts)
+        raise UserError(
+            f"draft_probs{where} has {int(support.min())} tokens of positive probability, fewer than num_drafts = {num_drafts}",
+            remedy="lower num_drafts, raise top_k or top_p, or draft with replacement",
+        )
+
+
+def check_probs(probs: Float[Tensor, "*batch vocab"], name: str) -> Float64[Tensor, "*batch vocab"]:
+    """``probs`` in float64, renormalised; NaN, negative entries or a sum away from 1 are a ``UserError`` that says where."""
+    if probs.dtype not in SUM_TOLERANCE:
+        raise UserError(f"{name} has dtype {probs.dtype}", remedy="pass floating-point probabilities")
+    if probs.numel() == 0:
+        raise UserError(
+            f"{name} is empty: shape {tuple(probs.shape)}", remedy="pass at least one token and one position"
+        )
+    wide = probs.double()
+    total = wide.sum(-1)
+    bad = ~((total - 1).abs() <= SUM_TOLERANCE[probs.dtype])  # NaN fails every comparison
+    if bool(bad.any()):
+        where = _first(bad)
+        value = float(total[bad][0])
+        what = "holds NaN" if value != value else f"sums to {value:.6g}, not 1"
+        raise UserError(
+            f"{name}{where} {what}", remedy="pass probabilities (softmax the logits, renormalise after a filter)"
+        )
+    if bool((wide < 0).any()):
+        raise UserError(f"{name}{_first(wide < 0)} is negative", remedy="pass probabilities, not logits or differences")
+    return wide / total[..., None]
+
+
+def check_drafted(
+    target_probs: Float[Tensor, "*batch vocab"],
+    draft_probs: Float[Tensor, "*batch drafts vocab"],
+    tokens: Int64[Tensor, "*batch drafts"] | None = None,
+    drafting: Drafting = "independent",
+) -> tuple[Float64[Tensor, "*batch vocab"], Float64[Tensor, "*batch drafts vocab"]]:
+    """Both tables checked and in float64; refuses different vocabularies and tokens that cannot have been drafted that way."""
+    if target_probs.shape[-1] != draft_probs.shape[-1]:
+        raise UserError(
+            f"target_probs has {target_probs.shape[-1]} tokens and draft_probs {draft_probs.shape[-1]}",
+            remedy="target and draft must share one vocabulary",
+        )
+    shapes = [tuple(x.shape) for x in (target_probs, draft_probs, tokens) if x is not None]
+    if target_probs.shape[:-1] != draft_probs.shape[:-2] or (
+        tokens is not None and tokens.shape != draft_probs.shape[:-1]
+    ):
+        raise UserError(
+            f"shapes do not fit: {shapes}", remedy="pass [batch, vocab], [batch, drafts, vocab] and [batch, drafts]"
+        )
+    target, draft = check_probs(target_probs, "target_probs"), check_probs(draft_probs, "draft_probs")
+    if drafting != "independent" and not torch.equal(draft, draft[..., :1, :].expand_as(draft)):
+        raise UserError(
+            f"the drafts' distributions differ, but {drafting} drafts come from one distribution",
+            remedy="use a verifier for independent drafts: specinfer, importance or importance_truncated",
+        )
+    if tokens is not None:
+        _check_tokens(draft, tokens, distinct=drafting in ("without_replacement", "greedy"))
+    return target, draft
+
+
+def _check_tokens(
+    draft: Float64[Tensor, "*batch drafts vocab"], tokens: Int64[Tensor, "*batch drafts"], distinct: bool
+) -> None:
+    if tokens.dtype != torch.int64:
+        raise UserError(f"tokens has dtype {tokens.dtype}", remedy="pass token ids as torch.int64")
+    outside = (tokens < 0) | (tokens >= draft.shape[-1])
+    if bool(outside.any()):
+        raise UserError(
+            f"tokens{_first(outside)} is outside the vocabulary", remedy="pass token ids from 0 to vocab - 1"
+        )
+    impossible = draft.gather(-1, tokens[..., None])[..., 0] == 0
+    if bool(impossible.any()):
+        raise UserError(
+            f"tokens{_first(impossible)} was drafted but has draft probability 0",
+            remedy="verify with exactly the draft probabilities (after temperature, top-k, top-p) that were sampled from",
+        )
+    in_order = tokens.sort(-1).values
+    repeated = (in_order[..., 1:] == in_order[..., :-1]).any(-1)
+    if distinct and bool(repeated.any()):
+        raise UserError(
+            f"tokens{_first(repeated)} repeats a token, but these drafts are drawn without replacement",
+            remedy="use a verifier for drafts with replacement: specinfer, k_seq or optimal",
+        )
+
+
+def _first(bad: Tensor) -> str:
+    """The first index where ``bad`` holds, as ``[i, j]``; nothing for a table without batch."""
+    index = bad.nonzero()[0].tolist()
+    return str(index) if index else ""
+
+
+def restrict(
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch drafts vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> tuple[
+    Float64[Tensor, "batch support"],
+    Float64[Tensor, "batch drafts support"],
+    Int64[Tensor, "batch drafts"],
+    Int64[Tensor, "batch support"],
+]:
+    """The same position on the tokens that target or drafts can produce: the two tables, the tokens, and the token id of each column.
+
+    After top-p the support is tiny beside the vocabulary; rows with a smaller support end in columns of probability 0.
+    """
+    distributions = draft_probs[:, :1] if draft_probs.stride(1) == 0 else draft_probs  # one distribution, expanded
+    used = (target_probs > 0) | (distributions > 0).any(1)
+    row, token = used.nonzero(as_tuple=True)
+    count = torch.bincount(row, minlength=len(used))
+    column = torch.arange(len(row), device=row.device) - (count.cumsum(-1) - count)[row]
+    # Rows with fewer tokens are filled with an id beyond the vocabulary: ids stay sorted, which finds the drafted ones.
+    vocab = target_probs.shape[1]
+    ids = torch.full((len(used), int(count.max())), vocab, dtype=torch.int64, device=used.device)
+    ids[row, column] = token
+    within = ids.clamp_max(vocab - 1)
+    filled = ids < vocab
+    target = target_probs.gather(-1, within) * filled
+    draft = distributions.gather(-1, within[:, None].expand(-1, distributions.shape[1], -1)) * filled[:, None]
+    return target, draft.expand(-1, draft_probs.shape[1], -1), torch.searchsorted(ids, tokens), within

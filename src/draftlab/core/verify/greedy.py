@@ -1,0 +1,46 @@
+"""Greedy drafts: the K - 1 most probable tokens for certain, one more drawn from the rest."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from draftlab.core.sampling import check_support, greedy_tokens
+from draftlab.core.verify.single import accept_probs, reject_residual
+from draftlab.core.verify.specinfer import remaining_probs
+from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
+
+
+def _decide(
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch drafts vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> Decision:
+    rest = remaining_probs(draft_probs, tokens)[:, -1]
+    top, last = tokens[:, :-1], tokens[:, -1:]
+    chance = accept_probs(target_probs.gather(-1, last), rest.gather(-1, last))
+    residual = reject_residual(target_probs, rest)
+    # A residual token that is one of the top ones counts as accepted: it was drafted, so a tree goes on below it.
+    accept = torch.cat([(1 - chance) * residual.gather(-1, top), chance], -1)
+    return Decision(accept, lambda rows: residual[rows].scatter(-1, top[rows], 0.0))
+
+
+def _acceptance(
+    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
+) -> Acceptance:
+    """``q(top) + sum_rest min(q, p')``, which is the optimum for these drafts (Hu et al. 2025)."""
+    draft, num_drafts = draft_probs[:, 0], draft_probs.shape[1]
+    check_support(draft, num_drafts)
+    top = greedy_tokens(draft, num_drafts - 1)
+    rest = draft.scatter(-1, top, 0.0)
+    rest = rest / rest.sum(-1, keepdim=True)
+    accepted = target_probs.gather(-1, top).sum(-1) + target_probs.scatter(-1, top, 0.0).minimum(rest).sum(-1)
+    return Acceptance(accepted, accepted)
+
+
+greedy = TokenVerifier("greedy", "greedy", _decide, _acceptance)
+"""Single-draft verification of the drawn token against its own distribution ``p'``; a top token counts as accepted (Hu et al. 2025).
+
+With two drafts this is SpecHub (Sun et al. 2024): acceptance ``q_a + sum_{i != a} min(q_i, p_i / (1 - p_a))``, a the top token.
+"""

@@ -1,0 +1,74 @@
+"""The joint distribution of K drafted tokens, written out: every tuple with its probability, for small vocabularies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from draftlab.core.sampling import Drafting, check_support, greedy_tokens
+from draftlab.errors import UserError
+
+LIMIT = 1_000_000
+"""The most tuples that are written out."""
+
+AT_ONCE = 2**25
+"""The most entries of a table over tuples that are held at once: a quarter of a GB."""
+
+
+@dataclass(frozen=True)
+class JointDistribution:
+    """Every tuple of drafted tokens that has positive probability."""
+
+    tokens: Int64[Tensor, "tuples drafts"]
+    probs: Float64[Tensor, " tuples"]
+
+
+def tuples_exist(vocab: int, num_drafts: int) -> bool:
+    """Whether ``joint_distribution`` writes out that many tuples."""
+    return bool(vocab**num_drafts <= LIMIT)
+
+
+def joint_distribution(draft_probs: Float64[Tensor, "drafts vocab"], drafting: Drafting) -> JointDistribution:
+    """``P(x_1..x_K)``: ``prod_k p_k(x_k)``; without replacement ``prod_k p(x_k) / p(not yet drawn)``; greedy the last factor only.
+
+    More than a million tuples, or more drafts without replacement than tokens, are a ``UserError``.
+    """
+    num_drafts, vocab = draft_probs.shape
+    if not tuples_exist(vocab, num_drafts):
+        raise UserError(
+            f"{vocab} tokens and {num_drafts} drafts make {vocab**num_drafts} tuples",
+            remedy=f"at most {LIMIT} are written out: lower top_k or num_drafts, or sample",
+        )
+    every = torch.arange(vocab, device=draft_probs.device)
+    tokens = torch.cartesian_prod(*[every] * num_drafts).view(-1, num_drafts)
+    if drafting in ("iid", "independent"):
+        probs = draft_probs.gather(-1, tokens.T).prod(0)
+    else:
+        check_support(draft_probs[0], num_drafts)
+        parts = torch.split(tokens, max(1, AT_ONCE // vocab))
+        probs = torch.cat([_distinct(draft_probs[0], part, drafting) for part in parts])
+    kept = probs > 0
+    return JointDistribution(tokens[kept], probs[kept])
+
+
+def _distinct(
+    draft_probs: Float64[Tensor, " vocab"], tokens: Int64[Tensor, "tuples drafts"], drafting: Drafting
+) -> Float64[Tensor, " tuples"]:
+    """The probability of each tuple whose tokens are drawn one after the other, a drawn one never again."""
+    rest = draft_probs.repeat(len(tokens), 1)
+    probs = torch.ones(len(tokens), dtype=torch.float64, device=tokens.device)
+    last = tokens.shape[1] - 1
+    fixed = greedy_tokens(draft_probs, last)
+    for k in range(last + 1):
+        drawn = tokens[:, k, None]
+        if drafting == "greedy" and k < last:
+            probs = probs * (tokens[:, k] == fixed[k])
+        else:
+            # A tuple that repeats a token has weight 0 here; its remaining mass may be 0 too.
+            total = rest.sum(-1)
+            probs = probs * rest.gather(-1, drawn)[:, 0] / torch.where(total > 0, total, 1.0)
+        rest.scatter_(-1, drawn, 0.0)
+    return probs

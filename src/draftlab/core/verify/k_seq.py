@@ -1,0 +1,95 @@
+"""K-SEQ of SpecTr: every i.i.d. draft gets the same chance, raised by one factor found from both distributions."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+from torch.nn.functional import pad
+
+from draftlab.core.verify.bound import argsort
+from draftlab.core.verify.single import accept_probs
+from draftlab.core.verify.token import Acceptance, Decision, Rows, TokenVerifier
+
+TOLERANCE = 1e-15
+"""Newton stops at this distance from feasibility. Any factor on the feasible side is lossless; this one is the best to rounding."""
+
+
+def discount(
+    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch vocab"], num_drafts: int
+) -> Float64[Tensor, "batch 1"]:
+    """``rho*``, the smallest ``rho`` in [1, K] with ``1 - (1 - beta)^K <= rho beta``, ``beta = sum min(p, q / rho)`` (Sun et al. 2023, Alg. 2).
+
+    With ``u = 1 / rho`` sorted token ratios ``p/q`` cut [1/K, 1] into pieces on which ``beta = a + b u``. On the piece that holds the
+    root ``F(u) = beta / u - 1 + (1 - beta)^K`` is convex and falling, so Newton from its left end converges and stays feasible.
+    """
+    ratio = draft_probs / target_probs
+    order = argsort(ratio)
+    knots, draft, target = (pad(table.gather(-1, order), (1, 0)) for table in (ratio, draft_probs, target_probs))
+    below, covered = draft.cumsum(-1), target.cumsum(-1)
+    above = covered[:, -1:] - covered
+    beta = below.addcmul(above, knots).clamp_max_(1)
+    feasible = _rejections(beta, num_drafts).mul_(knots) <= 1  # never at a knot of x / 0 or 0 / 0
+    last = feasible.sum(-1, keepdim=True) - 1  # the root's piece starts at the last feasible knot; knot 0 is feasible
+    pieces = torch.cat([table.gather(-1, last) for table in (below, above, knots)], -1)
+    roots = [_root(inside, slope, start, num_drafts) for inside, slope, start in pieces.tolist()]
+    return 1 / torch.tensor(roots, dtype=torch.float64, device=knots.device)[:, None]
+
+
+def _root(inside: float, slope: float, start: float, num_drafts: int) -> float:
+    """The root of ``F`` on one piece; in plain floats, since a Newton step of four operations is far below a tensor operation's cost."""
+    inverse = max(start, 1 / num_drafts)
+    for _ in range(50):
+        missed = max(1 - inside - slope * inverse, 0.0)
+        tail = missed ** (num_drafts - 1)
+        gap = inside / inverse + slope - 1 + missed * tail
+        if gap <= TOLERANCE:
+            break
+        inverse = min(inverse + gap / (inside / inverse**2 + num_drafts * slope * tail), 1.0)
+    return inverse
+
+
+def _rejections(beta: Float64[Tensor, "batch num"], num_drafts: int) -> Float64[Tensor, "batch num"]:
+    """``(1 - (1 - beta)^K) / beta`` as the sum ``1 + (1 - beta) + ...``, which needs no division at ``beta = 0``."""
+    missed = 1 - beta
+    total = torch.ones_like(beta)
+    for _ in range(num_drafts - 1):
+        total.mul_(missed).add_(1)
+    return total
+
+
+def _decide(
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch drafts vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> Decision:
+    num_drafts, draft = tokens.shape[1], draft_probs[:, 0]
+    scaled = target_probs / discount(target_probs, draft, num_drafts)
+    chance = accept_probs(scaled.gather(-1, tokens), draft.gather(-1, tokens))
+    missed = torch.cat([torch.ones_like(chance[:, :1]), (1 - chance[:, :-1]).cumprod(-1)], -1)
+
+    def residual(rows: Rows) -> Float64[Tensor, "rows vocab"]:
+        emitted = draft[rows].minimum(scaled[rows])
+        return (target_probs[rows] - emitted * _rejections(emitted.sum(-1, keepdim=True), num_drafts)).clamp_min(0)
+
+    return Decision(chance * missed, residual)
+
+
+def _acceptance(
+    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
+) -> Acceptance:
+    """``proc = 1 - (1 - beta)^K``; a residual token is a rejected draft with ``1 - (1 - (p - q / rho)_+ / (1 - beta))^K``."""
+    num_drafts, draft = draft_probs.shape[1], draft_probs[:, 0]
+    scaled = target_probs / discount(target_probs, draft, num_drafts)
+    emitted = draft.minimum(scaled)
+    beta = emitted.sum(-1, keepdim=True).clamp_max(1)
+    proc = 1 - (1 - beta[:, 0]) ** num_drafts
+    residual = (target_probs - emitted * _rejections(beta, num_drafts)).clamp_min(0)
+    rejected = (draft - scaled).clamp_min(0)
+    total = rejected.sum(-1, keepdim=True)
+    drawn = 1 - (1 - rejected / total.where(total > 0, 1.0)) ** num_drafts
+    return Acceptance(proc, proc + (residual * drawn).sum(-1))
+
+
+k_seq = TokenVerifier("k_seq", "iid", _decide, _acceptance)
+"""Accept each i.i.d. draft with ``min(1, q / (rho p))``, else draw from what is left of the target (SpecTr: Sun et al. 2023, Alg. 2)."""

@@ -1,0 +1,121 @@
+"""The verifier that reaches the best acceptance of K i.i.d. drafts: a tournament of random keys."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+from torch.nn.functional import pad
+
+from draftlab.core.verify.bound import optimum_iid, ranks, ratio_order
+from draftlab.core.verify.single import SMALLEST, accept_probs
+from draftlab.core.verify.token import Acceptance, Decision, Rows, TokenVerifier
+
+
+def _decide(
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch drafts vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> Decision:
+    num_drafts = tokens.shape[1]
+    order = ratio_order(target_probs, draft_probs[:, 0])
+    target, draft = target_probs.gather(-1, order), draft_probs[:, 0].gather(-1, order)
+    mass = draft.cumsum(-1)
+    excess = mass**num_drafts - target.cumsum(-1)
+    # Running maximum from the left (from 0) up to the overall maximum, from the right after it: the smaller of the two.
+    peak = excess.cummax(-1).values.clamp_min_(0).minimum(excess.flip(-1).cummax(-1).values.flip(-1))
+    selected = target + peak
+    selected[:, 1:].sub_(peak[:, :-1])
+    selected.clamp_min_(0)
+    win = _win(mass, mass - draft, num_drafts)
+    rank = ranks(order).gather(-1, tokens)
+    chosen = _largest_key(_key_distribution(draft, win, selected.addcmul(draft, win, value=-1), rank))
+    chance = accept_probs(target.gather(-1, rank), selected.gather(-1, rank))
+
+    def residual(rows: Rows) -> Float64[Tensor, "rows vocab"]:
+        left = (target[rows] - selected[rows]).clamp_min(0)
+        return torch.empty_like(left).scatter_(-1, order[rows], left)
+
+    return Decision(chosen * chance, residual)
+
+
+def _win(
+    upper: Float64[Tensor, "batch vocab"], lower: Float64[Tensor, "batch vocab"], num_drafts: int
+) -> Float64[Tensor, "batch vocab"]:
+    """``phi_l = sum_i P_l^i P_{l-1}^(K-1-i)``: with a key in the l-th interval a draft is selected ``p_l phi_l`` of the time."""
+    if num_drafts == 1:
+        return torch.ones_like(upper)
+    total, power = upper + lower, lower
+    for _ in range(num_drafts - 2):
+        power = power * lower
+        total = total * upper + power
+    return total
+
+
+def _key_distribution(
+    draft: Float64[Tensor, "batch vocab"],
+    win: Float64[Tensor, "batch vocab"],
+    gain: Float64[Tensor, "batch vocab"],
+    rank: Int64[Tensor, "batch drafts"],
+) -> Float64[Tensor, "batch drafts vocab"]:
+    """Probability that the key of each drafted token lies in each token's interval.
+
+    A token that wants more (``gain > 0``) swaps key mass ``x_ij / (phi_j - phi_i)`` with one that has excess; the ``x_ij`` match the
+    cumulative wants with the cumulative excesses, first come first served. All keys together stay uniform on [0, 1].
+    """
+    wants, excesses = pad(torch.stack([gain, -gain], 1).clamp_min_(0).cumsum(-1), (1, 0)).unbind(1)
+    change, own, phi, wanted, exceeded = (
+        table.gather(-1, rank)[..., None] for table in (gain, draft, win, wants, excesses)
+    )
+    # Length that the token's interval on its own cumulative scale shares with every token's interval on the other scale.
+    more = change > 0
+    lower = torch.where(more, wanted, exceeded)
+    others = torch.where(more, excesses[:, None], wants[:, None])
+    matched = others.clamp(lower, lower + change.abs()).diff(dim=-1)
+    # Where phi_i and phi_j nearly agree the quotient is rounding: a swap moves no more than the lighter token has, all of them no more
+    # than the token has.
+    swapped = matched.div_((win[:, None] - phi).abs_().clamp_min_(SMALLEST)).minimum(draft[:, None]).div_(own)
+    total = swapped.sum(-1, keepdim=True)
+    return swapped.div_(total.clamp_min(1)).scatter_add_(-1, rank[..., None], (1 - total).clamp_min_(0))
+
+
+def _largest_key(key_distribution: Float64[Tensor, "batch drafts vocab"]) -> Float64[Tensor, "batch drafts"]:
+    """Probability that each draft has the largest key: ``sum_l W_k(l) E prod_{j != k} (F_j(l) + W_j(l) v)``, ``v`` uniform.
+
+    The mean over ``v`` of that polynomial of degree K - 1 is a Gauss-Legendre sum, exact with ``ceil(K / 2)`` nodes.
+    """
+    num_drafts = key_distribution.shape[1]
+    below = key_distribution.cumsum(-1) - key_distribution
+    chosen = key_distribution.new_zeros(len(key_distribution), num_drafts - 1)
+    for node, weight in _gauss_legendre((num_drafts + 1) // 2):
+        smaller = torch.add(below, key_distribution, alpha=node).unbind(1)
+        for k in range(num_drafts - 1):
+            won = math.prod((*smaller[:k], *smaller[k + 1 :]), start=key_distribution[:, k])
+            chosen[:, k].add_(won.sum(-1), alpha=weight)
+    return torch.cat([chosen, (1 - chosen.sum(-1, keepdim=True)).clamp_min(0)], -1)
+
+
+@cache
+def _gauss_legendre(count: int) -> list[tuple[float, float]]:
+    """Nodes in [0, 1] and their weights."""
+    nodes, weights = np.polynomial.legendre.leggauss(count)
+    return [((node + 1) / 2, weight / 2) for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True)]
+
+
+def _acceptance(
+    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
+) -> Acceptance:
+    best = optimum_iid(target_probs, draft_probs[:, 0], draft_probs.shape[1])
+    return Acceptance(best, best)
+
+
+optimal = TokenVerifier("optimal", "iid", _decide, _acceptance)
+"""The best acceptance that K i.i.d. drafts allow, without a linear program.
+
+Each draft gets a random key, uniform over all drafts; the largest is selected. Which keys a token uses is set so that the selected
+token follows the distribution ``r_l = q_l + M_l - M_{l-1}`` (``M``: running maximum of ``P^K - Q`` in ratio order) that the optimum needs.
+"""

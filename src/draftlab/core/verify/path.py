@@ -1,0 +1,117 @@
+"""Verifiers of one drafted path: how many of its tokens stand, and the token after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Generator, Tensor
+
+from draftlab.core.sampling import check_drafted, check_probs, draw
+from draftlab.core.verify.single import accept_probs
+from draftlab.core.verify.token import drawable
+from draftlab.errors import UserError
+
+
+@dataclass(frozen=True)
+class PathDecision:
+    """``stop[i]``: probability that exactly i drafted tokens stand; the next token then follows ``(weight[i] q - p)_+`` there."""
+
+    stop: Float64[Tensor, "batch positions"]
+    weight: Float64[Tensor, "batch positions"]
+
+
+PathDecide = Callable[
+    [Float64[Tensor, "batch positions vocab"], Float64[Tensor, "batch path vocab"], Int64[Tensor, "batch path"]],
+    PathDecision,
+]
+
+
+@dataclass(frozen=True)
+class PathVerifier:
+    """A lossless way to verify one path of L drafted tokens; ``positions`` is L + 1: the last one gives the bonus token."""
+
+    name: str
+    decide: PathDecide
+
+    def distribution(
+        self,
+        target_probs: Float64[Tensor, "positions vocab"],
+        draft_probs: Float64[Tensor, "path vocab"],
+        tokens: Int64[Tensor, " path"],
+    ) -> Float64[Tensor, "positions vocab"]:
+        """The exact distribution of the outcome given the path: entry ``[i, y]`` is the probability that i tokens stand and y follows."""
+        target = check_probs(target_probs, "target_probs")
+        draft = _check_path(target, draft_probs, tokens)
+        decision = self.decide(target[None], draft[None], tokens[None])
+        lengths = torch.arange(len(target), device=target.device)
+        residual = _residual(
+            target.expand(len(target), -1, -1), draft.expand(len(target), -1, -1), decision.weight[0], lengths
+        )
+        return decision.stop[0][:, None] * residual / residual.sum(-1, keepdim=True)
+
+    def sample(
+        self,
+        target_probs: Float64[Tensor, "batch positions vocab"],
+        draft_probs: Float64[Tensor, "batch path vocab"],
+        tokens: Int64[Tensor, "batch path"],
+        generator: Generator,
+        *,
+        check: bool = True,
+    ) -> tuple[Int64[Tensor, " batch"], Int64[Tensor, " batch"]]:
+        """Draw from the distribution: how many drafted tokens stand in each row, and the token that follows them."""
+        if check:
+            target_probs = check_probs(target_probs, "target_probs")
+            draft_probs = _check_path(target_probs, draft_probs, tokens)
+        decision = self.decide(target_probs, draft_probs, tokens)
+        length = draw(decision.stop, 1, generator)
+        weight = decision.weight.gather(-1, length)[:, 0]
+        return length[:, 0], draw(_residual(target_probs, draft_probs, weight, length[:, 0]), 1, generator)[:, 0]
+
+
+def _residual(
+    target: Float64[Tensor, "batch positions vocab"],
+    draft: Float64[Tensor, "batch path vocab"],
+    weight: Float64[Tensor, " batch"],
+    length: Int64[Tensor, " batch"],
+) -> Float64[Tensor, "batch vocab"]:
+    """Weights of the token after ``length`` standing ones: ``(weight q - p)_+``, and ``q`` where the whole path stands."""
+    rows = torch.arange(len(target), device=target.device)
+    path = draft.shape[1]
+    at = target[rows, length]
+    whole = (length == path)[:, None]
+    drafted = draft[rows, length.clamp_max(path - 1)] * ~whole
+    return drawable((weight[:, None] * at - drafted).clamp_min(0), at)
+
+
+def _check_path(target: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
+    """The draft's table in float64; a path of L tokens needs L draft distributions and L + 1 target distributions."""
+    if draft_probs.shape[-2] != target.shape[-2] - 1 or draft_probs.shape[-2] == 0:
+        raise UserError(
+            f"{target.shape[-2]} target distributions for a path of {draft_probs.shape[-2]} tokens",
+            remedy="draft at least 1 token and pass one target distribution more than drafted tokens: the last gives the bonus token",
+        )
+    flat = tokens.reshape(-1, 1)
+    vocab = target.shape[-1]
+    return check_drafted(
+        target[..., :-1, :].reshape(-1, vocab), draft_probs.reshape(-1, 1, draft_probs.shape[-1]), flat
+    )[1].view(draft_probs.shape)
+
+
+def _single(
+    target_probs: Float64[Tensor, "batch positions vocab"],
+    draft_probs: Float64[Tensor, "batch path vocab"],
+    tokens: Int64[Tensor, "batch path"],
+) -> PathDecision:
+    accept = accept_probs(
+        target_probs[:, :-1].gather(-1, tokens[..., None]), draft_probs.gather(-1, tokens[..., None])
+    )[..., 0]
+    ones = accept.new_ones(len(accept), 1)
+    stands = torch.cat([ones, accept], -1).cumprod(-1)
+    return PathDecision(stands * torch.cat([1 - accept, ones], -1), ones.expand(-1, accept.shape[1] + 1))
+
+
+single_path = PathVerifier("single", _single)
+"""Token after token: the path stands up to its first rejection, each token with ``min(1, q/p)`` (Leviathan et al. 2023, Alg. 1)."""

@@ -1,0 +1,30 @@
+"""The scheme that a settings file names: a token verifier, with its size where it has one, and what verifies the rest of a path."""
+
+from __future__ import annotations
+
+from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
+from draftlab.core.verify.path import PathVerifier
+from draftlab.core.verify.split import DIRECT_LIMIT
+from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.truncated import Truncation, truncated
+from draftlab.errors import UserError
+
+
+def token_verifier(name: str, lp_threshold: int = 5) -> TokenVerifier:
+    """The token verifier of this name; ``importance_truncated`` with a linear program over ``lp_threshold`` tokens."""
+    if name == "importance_truncated":
+        return truncated(Truncation(lp_threshold, solver="direct" if lp_threshold <= DIRECT_LIMIT else "highs"))
+    verifier = VERIFIERS.get(name)
+    if not isinstance(verifier, TokenVerifier):
+        tokens = sorted(key for key, value in VERIFIERS.items() if isinstance(value, TokenVerifier))
+        raise UserError(f"no token verifier named {name!r}", remedy=f"allowed: {', '.join(tokens)}")
+    return verifier
+
+
+def tail_of(name: str) -> PathVerifier | None:
+    """What verifies the rest of a path once one sequence is left: nothing of its own, or ``block``."""
+    if not name:
+        return None
+    if name not in PATH_VERIFIERS:
+        raise UserError(f"no path verifier named {name!r}", remedy=f"allowed: {', '.join(PATH_VERIFIERS)}")
+    return PATH_VERIFIERS[name]

@@ -1,0 +1,149 @@
+"""What every token verifier is: one pure decision, from which its exact distribution, its sampler and its acceptance follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Generator, Tensor
+
+from draftlab.core.sampling import Drafting, check_drafted, draw
+from draftlab.core.verify.joint import AT_ONCE, joint_distribution, tuples_exist
+
+Rows = Int64[Tensor, " rows"] | slice
+"""Some rows of a batch, or ``slice(None)`` for all of them, which copies nothing."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a verifier does with the drafted tokens of each row: emit draft k with probability ``accept[k]``, else draw anew.
+
+    ``residual(rows)`` gives the weights of the token drawn anew for those rows; they need not sum to 1. It is asked
+    only for rows that rejected, so a cheap verifier never touches the vocabulary of the others.
+    """
+
+    accept: Float64[Tensor, "batch drafts"]
+    residual: Callable[[Rows], Float64[Tensor, "rows vocab"]]
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """``proc``: accepted before the residual draw; ``member``: the emitted token is among the drafts. NaN where not known."""
+
+    proc: Float64[Tensor, "*batch"]
+    member: Float64[Tensor, "*batch"]
+
+
+Decide = Callable[
+    [Float64[Tensor, "batch vocab"], Float64[Tensor, "batch drafts vocab"], Int64[Tensor, "batch drafts"]], Decision
+]
+ClosedForm = Callable[[Float64[Tensor, "batch vocab"], Float64[Tensor, "batch drafts vocab"]], Acceptance]
+
+
+@dataclass(frozen=True)
+class TokenVerifier:
+    """A way to choose among K drafted tokens of one position, for drafts made the ``drafting`` way; lossless unless it says that it is not."""
+
+    name: str
+    drafting: Drafting
+    decide: Decide
+    closed_form: ClosedForm | None = None
+    is_lossless: bool = True
+
+    def distribution(
+        self,
+        target_probs: Float64[Tensor, "*batch vocab"],
+        draft_probs: Float64[Tensor, "*batch drafts vocab"],
+        tokens: Int64[Tensor, "*batch drafts"],
+    ) -> Float64[Tensor, "*batch vocab"]:
+        """The exact distribution of the emitted token given the drafted ones: ``sum_k accept_k [y = x_k] + (1 - sum_k accept_k) residual``.
+
+        Averaged over the drafts it is ``target_probs``: that is what lossless means. Bad probabilities are a ``UserError``.
+        """
+        target, draft = check_drafted(target_probs, draft_probs, tokens, self.drafting)
+        return self._distribution(*_flat(target, draft, tokens))[0].view(target.shape)
+
+    def _distribution(
+        self, target: Tensor, draft: Tensor, tokens: Tensor
+    ) -> tuple[Float64[Tensor, "batch vocab"], Float64[Tensor, " batch"]]:
+        """The distribution of each row, and the part of it that is accepted before the residual draw."""
+        decision = self.decide(target, draft, tokens)
+        accepted = decision.accept.sum(-1)
+        residual = drawable(decision.residual(slice(None)), target)
+        distribution = (1 - accepted).clamp_min(0)[:, None] * residual / residual.sum(-1, keepdim=True)
+        return distribution.scatter_add(-1, tokens, decision.accept), accepted
+
+    def sample(
+        self,
+        target_probs: Float64[Tensor, "batch vocab"],
+        draft_probs: Float64[Tensor, "batch drafts vocab"],
+        tokens: Int64[Tensor, "batch drafts"],
+        generator: Generator,
+        *,
+        check: bool = True,
+    ) -> tuple[Int64[Tensor, " batch"], Bool[Tensor, " batch"]]:
+        """Draw the emitted token of each row from its distribution; also whether it was accepted before the residual draw.
+
+        ``check=False`` trusts the tables (those of ``to_probs`` and tokens of ``draft_tokens``) and saves a pass over them.
+        """
+        if check:
+            target_probs, draft_probs = check_drafted(target_probs, draft_probs, tokens, self.drafting)
+        decision = self.decide(target_probs, draft_probs, tokens)
+        uniform = torch.rand(len(tokens), 1, dtype=torch.float64, device=tokens.device, generator=generator)
+        choice = torch.searchsorted(decision.accept.cumsum(-1), uniform, right=True)
+        accepted = choice[:, 0] < tokens.shape[1]
+        token = tokens.gather(-1, choice.clamp_max(tokens.shape[1] - 1))[:, 0]
+        rejected = accepted.logical_not().nonzero()[:, 0]
+        if len(rejected):
+            rows = slice(None) if len(rejected) == len(tokens) else rejected
+            token[rows] = draw(drawable(decision.residual(rows), target_probs[rows]), 1, generator)[:, 0]
+        return token, accepted
+
+    def acceptance_given(
+        self,
+        target_probs: Float64[Tensor, "*batch vocab"],
+        draft_probs: Float64[Tensor, "*batch drafts vocab"],
+        tokens: Int64[Tensor, "*batch drafts"],
+    ) -> Acceptance:
+        """Both acceptances given the drafted tokens, exactly; their mean over drawn drafts estimates ``acceptance``."""
+        target, draft = check_drafted(target_probs, draft_probs, tokens, self.drafting)
+        distribution, proc = self._distribution(*_flat(target, draft, tokens))
+        drafted = torch.zeros_like(distribution).scatter_(-1, tokens.reshape(len(distribution), -1), 1.0)
+        return Acceptance(proc.view(target.shape[:-1]), (distribution * drafted).sum(-1).view(target.shape[:-1]))
+
+    def acceptance(
+        self, target_probs: Float64[Tensor, "*batch vocab"], draft_probs: Float64[Tensor, "*batch drafts vocab"]
+    ) -> Acceptance:
+        """Both acceptances over the drafts: the closed form where there is one, else by enumeration, NaN beyond a million tuples."""
+        target, draft = check_drafted(target_probs, draft_probs, drafting=self.drafting)
+        flat_target, flat_draft = target.reshape(-1, target.shape[-1]), draft.reshape(-1, *draft.shape[-2:])
+        unknown = torch.full((len(flat_target),), torch.nan, dtype=torch.float64, device=target.device)
+        found = self.closed_form(flat_target, flat_draft) if self.closed_form else Acceptance(unknown, unknown)
+        if bool(found.member.isnan().any()) and tuples_exist(draft.shape[-1], draft.shape[-2]):
+            rows = [self._enumerated(*row) for row in zip(flat_target, flat_draft, strict=True)]
+            found = Acceptance(torch.stack([row.proc for row in rows]), torch.stack([row.member for row in rows]))
+        return Acceptance(found.proc.view(target.shape[:-1]), found.member.view(target.shape[:-1]))
+
+    def _enumerated(self, target: Float64[Tensor, " vocab"], draft: Float64[Tensor, "drafts vocab"]) -> Acceptance:
+        joint = joint_distribution(draft, self.drafting)
+        size = max(1, AT_ONCE // draft.numel())
+        proc, member = torch.zeros(2, dtype=torch.float64, device=draft.device)
+        for tokens, probs in zip(torch.split(joint.tokens, size), torch.split(joint.probs, size), strict=True):
+            given = self.acceptance_given(target.expand(len(probs), -1), draft.expand(len(probs), -1, -1), tokens)
+            proc, member = proc + given.proc @ probs, member + given.member @ probs
+        return Acceptance(proc, member)
+
+
+def _flat(target: Tensor, draft: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three tables with one batch axis."""
+    vocab, drafts = draft.shape[-1], draft.shape[-2]
+    return target.reshape(-1, vocab), draft.reshape(-1, drafts, vocab), tokens.reshape(-1, drafts)
+
+
+def drawable(
+    weights: Float64[Tensor, "rows vocab"], target: Float64[Tensor, "rows vocab"]
+) -> Float64[Tensor, "rows vocab"]:
+    """A residual of zero (target and draft agree) is reached with probability 0, but rounding reaches it: fall back to the target."""
+    return torch.where(weights.sum(-1, keepdim=True) > 0, weights, target)

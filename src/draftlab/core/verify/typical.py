@@ -1,0 +1,32 @@
+"""Typical acceptance: a drafted token that the target finds plausible stands. Not lossless."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from draftlab.core.verify.token import Decision, TokenVerifier
+
+EPSILON, DELTA = 0.09, 0.3
+"""The constants of Medusa's code; its paper asks for delta = sqrt(epsilon)."""
+
+
+def _decide(
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch drafts vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> Decision:
+    entropy = torch.special.entr(target_probs).sum(-1, keepdim=True)
+    chance = target_probs.gather(-1, tokens)
+    plausible = chance > (DELTA * (-entropy).exp()).clamp_max(EPSILON)
+    best = (chance * plausible).argmax(-1, keepdim=True)
+    accept = torch.zeros_like(chance).scatter_(-1, best, plausible.gather(-1, best).double())
+    return Decision(accept, lambda rows: target_probs[rows])
+
+
+typical = TokenVerifier("typical", "greedy", _decide, is_lossless=False)
+"""Accept the most probable drafted token with ``q(x) > min(epsilon, delta exp(-H(q)))``, else draw from q (Cai et al. 2024, section 2.3.1).
+
+The emitted text does not follow the target's distribution. Medusa keeps the longest plausible sequence; here each depth takes its best token.
+"""

@@ -1,0 +1,183 @@
+"""A look at a user's own file before anything is run on it: ``draftlab data check FILE``."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from draftlab.data import classify, cleaners, companions, formats, registry
+from draftlab.data.cleaners import CLEANERS
+from draftlab.data.readers import excerpt, read_rows
+from draftlab.data.splits import Options, digest
+from draftlab.errors import UserError
+from draftlab.files.records import Prompt, Rejection
+
+SAMPLE = 2000  # prompts whose language is looked at
+SPECIALS = ("<s>", "</s>", "<pad>", "<unk>", "<|", "[INST]", "USER:", "ASSISTANT:")
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Order statistics of a length."""
+
+    smallest: int
+    median: int
+    p90: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is in a file."""
+
+    file: str
+    format: str
+    read: int
+    kept: int
+    rejected: dict[str, int]
+    first_rejected: dict[str, str]
+    duplicates: int
+    overlap: int | None
+    references: int
+    length_unit: str
+    prompt_lengths: Lengths | None
+    reference_lengths: Lengths | None
+    special_strings: int
+    languages: dict[str, int]
+
+    @property
+    def usable(self) -> bool:
+        """Whether any prompt was found."""
+        return self.kept > 0
+
+
+def check(
+    file: Path,
+    *,
+    dataset: str | None = None,
+    tokenizer: Path | None = None,
+    against: Path | None = None,
+    max_chars: int = Options.max_chars,
+) -> Report:
+    """Read the whole file once, in bounded memory, and count; ``against`` is a file that must share no prompt with it, in
+    any format.
+
+    ``dataset`` says what the file is; without it, or with ``prompts``, its format is detected, as a run on it does.
+    ``tokenizer`` is a model folder; without one, lengths are counted in the words and marks that GPT-2 splits text into.
+    """
+    if not file.is_file():
+        raise UserError("no such file", file=file, remedy="name a file of prompts")
+    name = dataset if dataset not in (None, "prompts") else formats.detect(read_rows(file))
+    others = _digests(against, max_chars) if against else None
+    unit, count = _counter(tokenizer)
+    seen: set[int] = set()
+    rejected: dict[str, int] = {}
+    first: dict[str, str] = {}
+    read = duplicates = overlap = specials = 0
+    lengths, reference_lengths, sample = array("I"), array("I"), list[str]()
+    for record in _records(file, name, max_chars):
+        read += 1
+        if isinstance(record, Rejection):
+            rejected[record.reason] = rejected.get(record.reason, 0) + 1
+            first.setdefault(record.reason, f"line {record.line}: {record.row}")
+            continue
+        value = digest(record.text)
+        duplicates += value in seen
+        seen.add(value)
+        overlap += others is not None and value in others
+        specials += any(mark in record.text for mark in SPECIALS)
+        lengths.append(count(record.text))
+        if record.reference is not None:
+            reference_lengths.append(count(record.reference))
+        if len(sample) < SAMPLE:
+            sample.append(record.text)
+    found = classify.languages(sample)
+    return Report(
+        file=str(file),
+        format=name,
+        read=read,
+        kept=len(lengths),
+        rejected=rejected,
+        first_rejected=first,
+        duplicates=duplicates,
+        overlap=overlap if others is not None else None,
+        references=len(reference_lengths),
+        length_unit=unit,
+        prompt_lengths=_lengths(lengths),
+        reference_lengths=_lengths(reference_lengths),
+        special_strings=specials,
+        languages={name: found.count(name) for name in sorted(set(found), key=lambda n: (-found.count(n), n))},
+    )
+
+
+def _records(file: Path, name: str, max_chars: int) -> Iterator[Prompt | Rejection]:
+    rows = companions.joined(file, registry.find(name))
+    return cleaners.clean(name, "train", rows, cleaner=CLEANERS[name], max_chars=max_chars)
+
+
+def _digests(file: Path, max_chars: int) -> set[int]:
+    """What stands for the prompts of another file, in a format of its own."""
+    records = _records(file, formats.detect(read_rows(file)), max_chars)
+    found = {digest(record.text) for record in records if isinstance(record, Prompt)}
+    if not found:
+        raise UserError("no prompt in the file to compare with", file=file, remedy="see why: draftlab data check FILE")
+    return found
+
+
+def _counter(tokenizer: Path | None) -> tuple[str, Callable[[str], int]]:
+    import tokenizers
+
+    if tokenizer is None:
+        split = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+        return "words and marks", lambda text: len(split(text))
+    file = tokenizer / "tokenizer.json"
+    if not file.is_file():
+        raise UserError("no tokenizer.json", file=tokenizer, remedy="name a model folder that has one")
+    model = tokenizers.Tokenizer.from_file(str(file))
+    model.no_truncation()
+    return "tokens", lambda text: len(model.encode(text, add_special_tokens=False).ids)
+
+
+def _lengths(values: array[int]) -> Lengths | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Lengths(ordered[0], ordered[last // 2], ordered[round(last * 0.9)], ordered[last])
+
+
+def table(report: Report) -> str:
+    """The report as lines of text, safe for a terminal."""
+
+    def spread(lengths: Lengths | None) -> str:
+        if lengths is None:
+            return "none"
+        return f"min {lengths.smallest}, median {lengths.median}, 90 % {lengths.p90}, max {lengths.largest}"
+
+    lines: list[tuple[str, Any]] = [
+        ("file", report.file),
+        ("taken for", report.format),
+        ("rows", report.read),
+        ("prompts kept", report.kept),
+        ("with a reference", report.references),
+        ("duplicates", report.duplicates),
+        ("also in the other file", "not asked" if report.overlap is None else report.overlap),
+        (f"prompt, {report.length_unit}", spread(report.prompt_lengths)),
+        (f"reference, {report.length_unit}", spread(report.reference_lengths)),
+        ("with special strings", f"{report.special_strings} (they stay text)"),
+        ("languages", ", ".join(f"{name} {count}" for name, count in report.languages.items()) or "none"),
+        ("rejected", sum(report.rejected.values())),
+    ]
+    lines += [
+        (f"  {count} x", f"{reason}; {report.first_rejected[reason]}") for reason, count in report.rejected.items()
+    ]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {excerpt(str(value))}" for name, value in lines)
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as one JSON object."""
+    return {**asdict(report), "usable": report.usable}

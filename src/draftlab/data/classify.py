@@ -1,0 +1,113 @@
+"""The language and the topic of a request: py3langid, naive Bayes trained on labelled requests, or the paper's classifier."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from draftlab.errors import UserError
+from draftlab.files.records import Prompt
+
+Method = Literal["langid", "naive_bayes", "hub"]
+Label = Literal["language", "topic", "group"]
+Classifier = Callable[[Sequence[str]], list[str]]
+
+HUB_LABELS_AT = 512  # tokens that its DistilBERT reads; OSD dropped longer prompts, here they are cut
+UNKNOWN = "unknown"
+LANGUAGES = {  # the languages that are told apart: more of them only cost accuracy on short requests
+    "en": "English", "zh": "Chinese", "ja": "Japanese", "es": "Spanish", "pt": "Portuguese", "ru": "Russian",
+    "de": "German", "fr": "French", "it": "Italian", "ko": "Korean", "nl": "Dutch", "pl": "Polish", "tr": "Turkish",
+    "ar": "Arabic", "fa": "Persian", "he": "Hebrew", "uk": "Ukrainian", "vi": "Vietnamese", "th": "Thai",
+    "id": "Indonesian", "hi": "Hindi", "cs": "Czech", "sv": "Swedish", "da": "Danish", "fi": "Finnish",
+    "hu": "Hungarian", "ro": "Romanian", "el": "Greek", "bg": "Bulgarian", "ca": "Catalan",
+}  # fmt: skip
+
+
+def languages(texts: Sequence[str]) -> list[str]:
+    """The language of each text, one of ``LANGUAGES`` by name, or ``unknown`` below 50 % confidence."""
+    identifier = _identifier()
+    return [LANGUAGES.get(identifier.classify(text)[0], UNKNOWN) for text in texts]
+
+
+@functools.cache
+def _identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True, min_confidence=0.5)
+    identifier.set_languages(LANGUAGES)
+    return identifier
+
+
+def naive_bayes(prompts: Iterable[Prompt], label: Label) -> Classifier:
+    """Multinomial naive Bayes on words and pairs of words, trained on the prompts that carry ``label``.
+
+    A request is ``unknown`` when no class has a posterior of 50 %: one in another language, for instance.
+    """
+    from sklearn.feature_extraction.text import HashingVectorizer
+    from sklearn.naive_bayes import MultinomialNB
+    from sklearn.pipeline import make_pipeline
+
+    known = [(prompt.text, prompt.meta[label]) for prompt in prompts if label in prompt.meta]
+    if len({name for _, name in known}) < 2:
+        raise UserError(f"fewer than two classes of {label} to learn", remedy="give labelled requests of each class")
+    words = HashingVectorizer(ngram_range=(1, 2), alternate_sign=False, norm=None, n_features=2**18)
+    model = make_pipeline(words, MultinomialNB(alpha=0.1)).fit(*zip(*known, strict=True))
+
+    def classifier(texts: Sequence[str]) -> list[str]:
+        posterior = model.predict_proba(list(texts))
+        best = posterior.argmax(axis=1)
+        sure = posterior[range(len(best)), best] >= 0.5
+        return [str(model.classes_[i]) if known else UNKNOWN for i, known in zip(best, sure, strict=True)]
+
+    return classifier
+
+
+def hub_classifier(name: str, device: str = "cpu") -> Classifier:
+    """A text classifier, ``owner/name@revision`` of the hub (the paper's is a DistilBERT for web pages); its class names are the topics."""
+    from transformers import pipeline
+
+    from draftlab.models import hub
+
+    folder = hub.fetch(name, otherwise="use naive_bayes")
+    model = pipeline("text-classification", model=str(folder), device=device, use_safetensors=True)
+    return lambda texts: [
+        str(found["label"]) for found in model(list(texts), truncation=True, max_length=HUB_LABELS_AT, batch_size=32)
+    ]
+
+
+@dataclass(frozen=True)
+class Report:
+    """How often the classifier agrees with the labels that the requests came with."""
+
+    label: str
+    correct: int
+    labelled: int
+    confusion: dict[str, dict[str, int]]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of labelled requests that were given their own label."""
+        return self.correct / self.labelled if self.labelled else float("nan")
+
+
+def classify(prompts: Sequence[Prompt], classifier: Classifier, label: Label) -> tuple[list[Prompt], Report]:
+    """The prompts with the predicted ``label`` in ``meta``, and the report against the labels they came with.
+
+    The label that a prompt came with stays in ``meta[f"true_{label}"]``.
+    """
+    predicted = classifier([prompt.text for prompt in prompts])
+    confusion: dict[str, dict[str, int]] = {}
+    marked = []
+    for prompt, guess in zip(prompts, predicted, strict=True):
+        truth = prompt.meta.get(label)
+        meta = prompt.meta | {label: guess}
+        if truth is not None:
+            meta[f"true_{label}"] = truth
+            row = confusion.setdefault(truth, {})
+            row[guess] = row.get(guess, 0) + 1
+        marked.append(replace(prompt, meta=meta))
+    correct = sum(row.get(truth, 0) for truth, row in confusion.items())
+    labelled = sum(sum(row.values()) for row in confusion.values())
+    return marked, Report(label, correct, labelled, confusion)

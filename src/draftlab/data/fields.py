@@ -1,0 +1,99 @@
+"""Reading the fields of a raw row: a value of the right kind, or the reason why there is none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftlab.data.readers import well_formed
+
+Row = Mapping[str, Any]
+
+
+class BadRow(Exception):
+    """A row that gives no prompt: the reason, the same for all rows of its kind, and what is this row's own."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """What a row says: the prompt, the dataset's own answer if it has one, and what a stream may sort by."""
+
+    text: str
+    reference: str | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+def text_of(row: Row, *names: str) -> str:
+    """The text of the first of these fields that the row has, stripped; missing, empty or no text is a ``BadRow``."""
+    name = next((name for name in names if name in row), None)
+    if name is None:
+        raise BadRow(f"no {' or '.join(names)}")
+    return as_text(row[name], name)
+
+
+def maybe_text(row: Row, *names: str) -> str | None:
+    """As ``text_of``, but ``None`` when no field is there, or it is null or empty."""
+    value = next((row[name] for name in names if name in row), None)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    return text_of(row, *names)
+
+
+def as_text(value: Any, name: str) -> str:
+    """``value`` as stripped text; anything else is a ``BadRow`` that names it."""
+    if value is None:
+        raise BadRow(f"{name} is null")
+    if not isinstance(value, str):
+        raise BadRow(f"{name} is {type(value).__name__}, not text")
+    if not well_formed(value):
+        raise BadRow(f"{name} holds a lone surrogate")
+    if not value.strip():
+        raise BadRow(f"{name} is empty")
+    return value.strip()
+
+
+def items_of(row: Row, *names: str) -> list[Any]:
+    """The list in the first of these fields that the row has; missing, empty or no list is a ``BadRow``."""
+    name = next((name for name in names if name in row), None)
+    if name is None:
+        raise BadRow(f"no {' or '.join(names)}")
+    value = row[name]
+    if not isinstance(value, list):
+        raise BadRow(f"{name} is {type(value).__name__}, not a list")
+    if not value:
+        raise BadRow(f"{name} is empty")
+    return value
+
+
+def mapping_of(value: Any, name: str) -> Row:
+    """``value`` as an object; anything else is a ``BadRow`` that names it."""
+    if not isinstance(value, Mapping):
+        raise BadRow(f"{name} is {type(value).__name__}, not an object")
+    return value
+
+
+LABELS = {
+    "language": ("language", "lang"),
+    "topic": ("topic", "category", "cluster"),
+    "time": ("tstamp", "timestamp", "time"),
+    "model": ("model",),
+}
+
+
+def labels(row: Row) -> dict[str, Any]:
+    """What a stream may sort by, where the row has it: language, topic, time in seconds, model."""
+    found: dict[str, Any] = {}
+    for label, names in LABELS.items():
+        value = next((row[name] for name in names if row.get(name) is not None), None)
+        if label == "time":
+            if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+                found[label] = value
+        elif isinstance(value, str) and value and well_formed(value):
+            found[label] = value
+    return found

@@ -1,0 +1,99 @@
+"""Rows drawn in the raw schemas of the real datasets, deterministic in the seed, and corpora for pre-training.
+
+Two name spaces: ``service`` is what the users of a deployed model ask about; ``public`` has other tables, names and
+products, and is all that a draft sees before distillation, so that it starts with a low acceptance.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import Any
+
+from draftlab.data import cleaners
+from draftlab.data.fields import Cleaned
+from draftlab.data.generators import chat, tasks
+from draftlab.data.generators.code_search_net import code_search_net
+from draftlab.data.generators.finance_alpaca import finance_alpaca
+from draftlab.data.generators.gsm8k import gsm8k
+from draftlab.data.generators.prose import paragraph
+from draftlab.data.generators.spider import spider
+from draftlab.errors import UserError
+
+Generator = Callable[[Random, str], dict[str, Any]]
+GENERATORS: dict[str, Generator] = {
+    "spider": spider,
+    "gsm8k": gsm8k,
+    "code_search_net": code_search_net,
+    "finance_alpaca": finance_alpaca,
+    "spider_schema": tasks.spider_schema,
+    "piqa": tasks.piqa,
+    "starcoder": tasks.starcoder,
+    "arena": chat.arena,
+    "lmsys_chat_1m": chat.lmsys_chat_1m,
+    "cnn_dailymail": tasks.cnn_dailymail,
+    "xsum": tasks.xsum,
+    "sharegpt": chat.sharegpt,
+    "humaneval": tasks.humaneval,
+    "mbpp": tasks.mbpp,
+    "mbpp_sanitized": tasks.mbpp_sanitized,
+    "wmt16": tasks.wmt16,
+    "dolly": chat.dolly,
+    "alpaca": chat.alpaca,
+    "mt_bench": chat.mt_bench,
+    "spec_bench": chat.spec_bench,
+    "oasst": chat.oasst,
+}
+FOUR = ("spider", "gsm8k", "code_search_net", "finance_alpaca")  # the datasets of OSD's Table 1
+EVAL_SHARE = 8  # one prompt in eight can only ever be drawn for evaluation
+PATIENCE = 50
+
+
+def _draws(dataset: str, part: str, seed: int, space: str) -> Iterator[tuple[dict[str, Any], Cleaned]]:
+    """Rows without end, repeats included; a prompt falls on the eval side or on the other by its own checksum."""
+    if dataset not in GENERATORS:
+        raise UserError(f"no generator for {dataset!r}", remedy=f"use one of {', '.join(GENERATORS)}")
+    generate, cleaner = GENERATORS[dataset], cleaners.CLEANERS[dataset]
+    draw = Random(f"{seed}/{dataset}/{part}/{space}")
+    while True:
+        row = generate(draw, space)
+        said = cleaner(row)
+        if (zlib.crc32(said.text.encode()) % EVAL_SHARE == 0) == (part == "eval"):
+            yield row, said
+
+
+def rows(dataset: str, split: str, *, seed: int, space: str = "service") -> Iterator[dict[str, Any]]:
+    """Raw rows without end; prompts do not repeat until new ones have become rare, and never cross the split."""
+    seen: set[int] = set()
+    misses = 0  # in a row
+    for row, said in _draws(dataset, split, seed, space):
+        key = hash(said.text)
+        if misses < PATIENCE and key in seen:
+            misses += 1
+            continue
+        seen.add(key)
+        misses = misses if misses == PATIENCE else 0
+        yield row
+
+
+def pretraining_pairs(
+    n: int, seed: int, *, datasets: Sequence[str] = FOUR, space: str = "service"
+) -> Iterator[tuple[str, str]]:
+    """``n`` pairs (prompt, answer) of each dataset, interleaved, for the target; no eval prompt is among them."""
+    draws = [_draws(name, "pretrain", seed, space) for name in datasets]
+    for _ in range(n):
+        for source in draws:
+            _, said = next(source)
+            yield said.text, said.reference or ""
+
+
+def public_documents(n: int, seed: int, *, prose_share: float = 0.5, datasets: Sequence[str] = FOUR) -> Iterator[str]:
+    """``n`` texts for a draft: answers of the ``public`` name space without their prompts, and plain prose."""
+    draw = Random(f"{seed}/public")
+    draws = [_draws(name, "public", seed, "public") for name in datasets]
+    for _ in range(n):
+        if draw.random() < prose_share:
+            yield paragraph(draw)
+        else:
+            yield next(draw.choice(draws))[1].reference or ""

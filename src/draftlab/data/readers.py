@@ -1,0 +1,295 @@
+"""Raw files to rows: JSON, JSON lines, CSV, TSV, Parquet and text, plain or gzipped, good rows kept and bad ones named.
+
+Python's own readers throughout: the readers of ``datasets`` stop at the first byte that is not UTF-8.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from draftlab.data.formats import SAID_IN
+from draftlab.errors import UserError, printable
+
+EXCERPT = 200
+DEEPEST = 100  # levels of nesting: Python's own functions give up at a few hundred
+GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True)
+class RawRow:
+    """A row as a file holds it, and where; with ``problem`` set it could not be read and ``row`` is an excerpt."""
+
+    file: str
+    line: int
+    row: Any
+    problem: str | None = None
+
+
+def excerpt(text: str) -> str:
+    """``text`` for a terminal or a log, cut to an excerpt."""
+    return printable(text if len(text) <= EXCERPT else text[:EXCERPT] + "…")
+
+
+def well_formed(text: str) -> bool:
+    """Whether ``text`` can be written as UTF-8, that is, holds no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def plain(row: Any) -> Any:
+    """``row`` as JSON holds it: dates, decimals and bytes become text; bytes that are not UTF-8 become null."""
+    return json.loads(json.dumps(row, default=_as_text))
+
+
+def _as_text(value: Any) -> str | None:
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _bad(name: str, line: int, problem: str, text: str = "", detail: str = "") -> RawRow:
+    """A row that cannot be read; ``problem`` says the same of all rows of its kind, ``detail`` what is this row's own."""
+    return RawRow(name, line, excerpt(": ".join(filter(None, (detail, text)))), problem)
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested in ``value`` in more than ``levels``."""
+    inside = [value]
+    for _ in range(levels):
+        inside = [v for i in inside for v in (i.values() if isinstance(i, dict) else i) if isinstance(v, dict | list)]
+    return bool(inside)
+
+
+class _Json:
+    """A strict JSON decoder that tells duplicate keys and non-finite numbers without losing its place."""
+
+    def __init__(self) -> None:
+        self._faults: list[tuple[str, str]] = []
+        self._decoder = json.JSONDecoder(object_pairs_hook=self._pairs, parse_constant=self._constant)
+
+    def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        row = dict(pairs)
+        if len(row) < len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            self._faults.append(("duplicate key", repr(twice)))
+        return row
+
+    def _constant(self, name: str) -> None:
+        self._faults.append((f"{name} is not JSON", ""))
+
+    def value(self, text: str, start: int) -> tuple[Any, int, str | None, str]:
+        """The value at ``start``, where it ends, what is wrong with it, and a detail; broken JSON is a ``ValueError``."""
+        self._faults.clear()
+        try:
+            value, end = self._decoder.raw_decode(text, start)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        except json.JSONDecodeError as error:
+            raise ValueError(error.msg) from None
+        except ValueError:
+            raise ValueError("a number of too many digits") from None
+        part = text[start:end]
+        if part.count("[") + part.count("{") > DEEPEST and _deeper(value, DEEPEST):
+            self._faults.append(("nested too deeply", ""))
+        elif not well_formed(part) or ("\\u" in part and not well_formed(json.dumps(value, ensure_ascii=False))):
+            self._faults.append(("not UTF-8, or a lone surrogate", ""))
+        return value, end, *(self._faults[0] if self._faults else (None, ""))
+
+
+def _after_space(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _json_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
+    decoder = _Json()
+    for number, line in enumerate(file, first_line):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError as error:
+            yield _bad(name, number, "not UTF-8", repr(line), f"byte {error.start}")
+            continue
+        if not text:
+            continue
+        try:
+            value, end, problem, detail = decoder.value(text, 0)
+        except ValueError as error:
+            yield _bad(name, number, f"broken JSON: {error}", text)
+            continue
+        if end < len(text):
+            problem = "more than one JSON value in a line"
+        elif not isinstance(value, dict):
+            problem = f"a JSON {type(value).__name__}, not an object"
+        yield _bad(name, number, problem, text, detail) if problem else RawRow(name, number, value)
+
+
+def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
+    # Bytes that are not UTF-8 become lone surrogates, so that only the rows that hold them are turned down.
+    text, decoder = file.read().decode("utf-8-sig", "surrogateescape"), _Json()
+    at, line = _after_space(text, 0) + 1, 1
+    counted = 0
+    while (at := _after_space(text, at)) < len(text) and text[at] != "]":
+        line += text.count("\n", counted, at)
+        counted = at
+        try:
+            value, end, problem, detail = decoder.value(text, at)
+        except ValueError as error:
+            yield _bad(name, line, f"broken JSON: {error}; the rest of the file is unread", text[at : at + EXCERPT])
+            return
+        if not problem and not isinstance(value, dict):
+            problem = f"a JSON {type(value).__name__}, not an object"
+        yield _bad(name, line, problem, text[at:end], detail) if problem else RawRow(name, line, value)
+        at = _after_space(text, end)
+        if at < len(text) and text[at] == ",":
+            at += 1
+    if at >= len(text):
+        yield RawRow(name, text.count("\n") + 1, "", "the array is not closed: the file is cut off")
+        return
+    start = _after_space(text, at + 1)  # whatever follows the array is read as lines
+    rest = text[start:].encode("utf-8", "surrogateescape")
+    yield from _json_lines(io.BytesIO(rest), name, text.count("\n", 0, start) + 1)
+
+
+def _table(file: IO[bytes], name: str, separator: str, columns: Sequence[str]) -> Iterator[RawRow]:
+    csv.field_size_limit(sys.maxsize)
+    lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    if separator == "\t":
+        reader = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE)
+    else:
+        reader = csv.reader(lines, strict=True)
+    header: list[str] = []
+    while True:
+        start = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            unclosed = "end of data" in str(error)
+            what = "a quote in this row is not closed; the rest of the file is unread" if unclosed else str(error)
+            yield _bad(name, start, f"broken CSV: {what}", detail=f"lines {start} to {reader.line_num}")
+            continue
+        if cells is None:
+            return
+        if not any(cells):
+            continue
+        if not header:
+            header = list(columns) or _header(cells, name, start)
+            if [cell.strip().lower() for cell in cells] == header:
+                continue
+        if len(cells) != len(header):
+            detail = f"{len(cells)} columns, not {len(header)}"
+            yield _bad(name, start, "more or fewer columns than the header", separator.join(cells), detail)
+        elif not all(map(well_formed, cells)):
+            yield _bad(name, start, "not UTF-8", separator.join(cells))
+        else:
+            yield RawRow(name, start, dict(zip(header, cells, strict=True)))
+
+
+def _header(cells: Sequence[str], name: str, line: int) -> list[str]:
+    """The names in a table's first row, in lower case; a table that names no column of prompts is refused, not guessed at."""
+    names = [cell.strip().lower() for cell in cells]
+    if not all(map(well_formed, names)):
+        raise UserError(
+            "the names of the columns are not UTF-8", file=name, line=line, remedy="convert the file to UTF-8"
+        )
+    if not SAID_IN.intersection(names):
+        raise UserError(
+            f"no column is called prompt, or by another known name: {excerpt(', '.join(cells))}",
+            file=name,
+            line=line,
+            remedy="name the columns in the first line: prompt, and answer where there is one",
+        )
+    twice = next((n for n in names if n and names.count(n) > 1), None)
+    if twice:
+        raise UserError(f"two columns are called {twice!r}", file=name, line=line, remedy="rename one")
+    return names
+
+
+def _text(file: IO[bytes], name: str) -> Iterator[RawRow]:
+    for number, line in enumerate(file, 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
+        except UnicodeDecodeError as error:
+            yield _bad(name, number, "not UTF-8", repr(line), f"byte {error.start}")
+            continue
+        if text.strip():
+            yield RawRow(name, number, {"text": text})
+
+
+def _parquet(path: Path, name: str) -> Iterator[RawRow]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield RawRow(name, number, plain(row))
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        yield _bad(name, number + 1, "broken Parquet; the rest of the file is unread", detail=str(error))
+
+
+def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns: Sequence[str]) -> Iterator[RawRow]:
+    start = file.peek(4096).removeprefix(b"\xef\xbb\xbf")
+    if start.startswith(UTF16):
+        raise UserError("the file is UTF-16", file=name, remedy="convert it to UTF-8")
+    opening, kind = start.lstrip()[:1], next((s for s in reversed(suffixes) if s != ".gz"), "")
+    if kind in (".csv", ".tsv"):
+        yield from _table(file, name, "," if kind == ".csv" else "\t", columns)
+    elif kind in (".txt", ".lst"):
+        yield from _text(file, name)
+    elif opening == b"[":
+        yield from _json_array(file, name)
+    elif kind in (".json", ".jsonl", ".ndjson") or opening == b"{":
+        yield from _json_lines(file, name)
+    else:
+        yield from _text(file, name)
+
+
+def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[RawRow]:
+    """The rows of a raw file in order: tables and text by the file's suffix, JSON and Parquet by the content.
+
+    ``columns`` names the columns of a CSV or TSV without a header; without it, the first line is the header. A row that
+    cannot be read comes with its ``problem``; a file that cannot be opened, or a table whose first line names no column
+    that a prompt is read from, is a ``UserError``.
+    """
+    name, suffixes = str(path), [s.lower() for s in path.suffixes]
+    number = 0
+    try:
+        with path.open("rb") as file:
+            magic = file.peek(4)[:4]
+            if magic == PARQUET:
+                yield from _parquet(path, name)
+                return
+            if not magic.startswith(GZIP):
+                yield from _parse(file, name, suffixes, columns)
+                return
+            with gzip.open(file, "rb") as unzipped:
+                for row in _parse(io.BufferedReader(unzipped), name, suffixes, columns):
+                    number = row.line
+                    yield row
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        yield _bad(name, number + 1, "broken gzip; the rest of the file is unread", detail=str(error))
+    except FileNotFoundError:
+        raise UserError("no such file", file=path, remedy="check the path") from None
+    except IsADirectoryError:
+        raise UserError("a folder, not a file", file=path, remedy="name a file in it") from None

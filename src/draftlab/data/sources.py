@@ -1,0 +1,223 @@
+"""Where raw rows come from: the hub, raw files, a generator, or what ``fetch`` wrote before.
+
+The only code of the project that may touch a network for data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from draftlab.data import companions, formats, generators, registry
+from draftlab.data.readers import RawRow, plain, read_rows
+from draftlab.data.registry import Dataset
+from draftlab.errors import UserError, printable
+from draftlab.files import hub, records
+
+Split = Literal["train", "eval"]
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SourceName = Literal["generator", "raw", "hub", "fetched"]
+
+
+class DatasetSource(Protocol):
+    """The raw rows of a split, in a stable order; readable again and again."""
+
+    def rows(self, split: Split) -> Iterator[RawRow]:
+        """The rows; a dataset without an eval split has none there."""
+        ...
+
+    def provenance(self, split: Split) -> dict[str, Any]:
+        """Where the rows come from: what it takes to get the same rows again."""
+        ...
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Rows drawn by ``generators``."""
+
+    dataset: Dataset
+    train_rows: int
+    eval_rows: int
+    seed: int
+
+    def rows(self, split: Split) -> Iterator[RawRow]:
+        """The first rows of the seed."""
+        if split == "eval" and not self.dataset.eval:
+            return
+        drawn = generators.rows(self.dataset.name, split, seed=self.seed)
+        count = self.train_rows if split == "train" else self.eval_rows
+        for number, row in enumerate(itertools.islice(drawn, count), 1):
+            yield RawRow(f"generator:{self.dataset.name}/{split}", number, row)
+
+    def provenance(self, split: Split) -> dict[str, Any]:
+        """The seed."""
+        return {"source": "generator", "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class RawFiles:
+    """Rows of the files below ``path``, found by the patterns of ``workflow/datasets.csv``, or of ``path`` itself."""
+
+    dataset: Dataset
+    path: Path
+
+    def files(self, split: Split) -> list[Path]:
+        """The files of the first pattern that finds any, in the order of their names; eval may have none."""
+        if self.path.is_file():
+            return [self.path] if split == "train" else []
+        found = next(iter(self._found(split)), [])
+        if split == "train" and not found:
+            raise UserError(
+                f"no raw files of {self.dataset.name}: looked for {', '.join(self.dataset.raw_train.split())}",
+                file=self.path,
+                remedy="put the dataset's files there, or use another source",
+            )
+        return found
+
+    def ignored(self) -> list[Path]:
+        """Files of the later patterns: another copy of the dataset, which is not read as well."""
+        if self.path.is_file():
+            return []
+        splits: tuple[Split, ...] = ("train", "eval")
+        return [file for split in splits for files in self._found(split)[1:] for file in files]
+
+    def _found(self, split: Split) -> list[list[Path]]:
+        patterns = (self.dataset.raw_train if split == "train" else self.dataset.raw_eval).split()
+        return [files for pattern in patterns if (files := sorted(self.path.glob(pattern)))]
+
+    def rows(self, split: Split) -> Iterator[RawRow]:
+        """The rows of all files in turn; a file of the user's own has the companions of what it is taken for."""
+        for file in self.files(split):
+            own = self.dataset.name == "prompts"
+            dataset = registry.find(formats.detect(read_rows(file))) if own else self.dataset
+            yield from companions.joined(file, dataset)
+
+    def provenance(self, split: Split) -> dict[str, Any]:
+        """Name, size and digest of each file."""
+        files = [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256(f)} for f in self.files(split)]
+        return {"source": "raw", "files": files}
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Rows of a dataset on the Hugging Face hub at the pinned revision; the local cache is used when offline."""
+
+    dataset: Dataset
+
+    def rows(self, split: Split) -> Iterator[RawRow]:
+        """The rows as the hub's Parquet or JSON files hold them."""
+        if not self.dataset.hub_id:
+            raise UserError(
+                f"{self.dataset.name} is not on the hub", remedy=f"use --source raw: {self.dataset.raw_train}"
+            )
+        name = self.dataset.train if split == "train" else self.dataset.eval
+        if not name:
+            return
+        where = f"hub:{self.dataset.hub_id}/{name}"
+        for number, row in enumerate(_load_from_hub(self.dataset, name), 1):
+            yield RawRow(where, number, plain(row))
+
+    def provenance(self, split: Split) -> dict[str, Any]:
+        """Repository, configuration and revision, a branch resolved to its commit where the hub can be asked."""
+        dataset = self.dataset
+        return {"source": "hub", "hub_id": dataset.hub_id, "config": dataset.config, "revision": _commit(dataset)}
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Rows that ``fetch`` wrote to ``train.jsonl`` and ``eval.jsonl`` in ``folder``."""
+
+    folder: Path
+
+    def rows(self, split: Split) -> Iterator[RawRow]:
+        """The rows, with the places that they had where they were fetched."""
+        return records.read_jsonl(self.folder / f"{split}.jsonl", RawRow)
+
+    def provenance(self, split: Split) -> dict[str, Any]:
+        """As ``fetch`` recorded it."""
+        provenance: dict[str, Any] = records.read_json(provenance_path(self.folder / f"{split}.jsonl"))
+        return provenance
+
+
+def open_source(
+    dataset: str, source: SourceName, *, raw: Path | None, train_rows: int, eval_rows: int, seed: int
+) -> DatasetSource:
+    """The source by name; ``raw`` is the folder of files (or one file), the numbers of rows are what a generator draws."""
+    found = registry.find(dataset)
+    match source:
+        case "generator":
+            if train_rows <= 0:
+                raise UserError("a generator never ends", remedy="say how many rows it shall draw")
+            return Generated(found, train_rows, eval_rows, seed)
+        case "hub":
+            return Hub(found)
+        case "raw" | "fetched":
+            if raw is None:
+                raise UserError(f"source {source} needs a folder of files", remedy="name it with --raw")
+            if not raw.exists():
+                raise UserError("no such folder or file", file=raw, remedy="check the path")
+            if source == "fetched":
+                return Fetched(raw)
+            files = RawFiles(found, raw)
+            if ignored := files.ignored():
+                names = ", ".join(printable(str(file.relative_to(raw))) for file in ignored)
+                print(f"{dataset}: not read beside {files.files('train')[0].name}: {names}", file=sys.stderr)
+            return files
+
+
+def fetch(dataset: str, split: Split, source: SourceName, *, raw: Path | None, rows: int, seed: int, out: Path) -> None:
+    """Write the raw rows of one split as JSON lines, and beside them where they come from.
+
+    ``rows`` bounds how many (0: all); rows that cannot be read are written with their problem.
+    """
+    opened = open_source(dataset, source, raw=raw, train_rows=rows, eval_rows=rows, seed=seed)
+    count = records.write_jsonl(out, itertools.islice(opened.rows(split), rows or None))
+    note = {"dataset": dataset, "split": split, **opened.provenance(split), "rows": count, "sha256": sha256(out)}
+    records.write_json(provenance_path(out), note)
+
+
+def provenance_path(out: Path) -> Path:
+    """The file beside ``out`` that says where its rows come from."""
+    return out.with_suffix(".provenance.json")
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _load_from_hub(dataset: Dataset, split: str) -> Iterator[dict[str, Any]]:
+    import datasets
+
+    option, _, value = dataset.config.rpartition("=")  # data_dir=... or data_files=..., or the configuration's name
+
+    def load(again: bool) -> datasets.Dataset:
+        return datasets.load_dataset(
+            dataset.hub_id,
+            split=split,
+            revision=dataset.revision,
+            download_mode=datasets.DownloadMode.FORCE_REDOWNLOAD if again else None,
+            **{option or "name": value or None},
+        )
+
+    yield from hub.ask("dataset", dataset.hub_id, load, otherwise="use another source")
+
+
+def _commit(dataset: Dataset) -> str:
+    import huggingface_hub
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    if COMMIT.fullmatch(dataset.revision):
+        return dataset.revision
+    try:
+        found = huggingface_hub.HfApi().dataset_info(dataset.hub_id, revision=dataset.revision).sha
+    except (HTTPError, OSError):
+        found = None
+    return found or dataset.revision

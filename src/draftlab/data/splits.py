@@ -1,0 +1,172 @@
+"""A dataset's train and eval prompts from its raw rows, with every row that was left out counted."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import heapq
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from draftlab.data import cleaners, registry
+from draftlab.data.readers import RawRow
+from draftlab.data.sources import DatasetSource, SourceName, open_source
+from draftlab.errors import UserError
+from draftlab.files import records
+from draftlab.files.records import Prompt, Rejection
+
+Profile = Literal["clean", "osd_repo_2024"]
+OnBadRow = Literal["keep", "stop"]
+OSD_LIMIT = 10_000  # OSD's collector reads back the first 10,000 rows of a split
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to split: ``train`` and ``eval`` bound the numbers of prompts (0: all), ``max_chars`` a prompt's length.
+
+    ``on_bad_row``: ``keep`` the good rows and list the bad ones, or ``stop`` at the first bad one.
+    """
+
+    train: int = 0
+    eval: int = 200
+    seed: int = 0
+    profile: Profile = "clean"
+    on_bad_row: OnBadRow = "keep"
+    max_chars: int = 100_000
+
+    def __post_init__(self) -> None:
+        if min(self.train, self.eval, self.max_chars) < 0:
+            raise UserError(
+                f"train {self.train}, eval {self.eval} or max_chars {self.max_chars} is less than 0",
+                remedy="give 0 (all) or more",
+            )
+
+
+@dataclass
+class Counts:
+    """What became of the rows of one split; duplicates and overlap are left out, or kept in ``osd_repo_2024``.
+
+    ``held_out`` train rows became eval prompts; their own counts stand under ``train``.
+    """
+
+    read: int = 0
+    kept: int = 0
+    held_out: int = 0
+    duplicates: int = 0
+    overlap: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+
+
+def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> dict[str, Any]:
+    """Write ``prompts.jsonl``, ``eval.jsonl``, ``rejected.jsonl`` and ``summary.json`` into ``out``; return the summary.
+
+    ``clean``: no prompt twice, none on both sides; the eval prompts are a random sample that the seed fixes.
+    ``osd_repo_2024``: the first 10,000 rows of a split, duplicates and leaks kept; a sample for eval, or the first rows.
+    A dataset without an eval split has its eval prompts held out of train, at most half of them. Memory holds the eval
+    prompts and a digest of each train prompt.
+    """
+    clean = options.profile == "clean"
+    cleaner = (cleaners.CLEANERS if clean else cleaners.OSD_REPO_CLEANERS)[dataset]
+    single = next(source.rows("eval"), None) is None
+    train, evaluation = Counts(), Counts()
+    with contextlib.ExitStack() as stack:
+        names = ("prompts.jsonl", "eval.jsonl", "rejected.jsonl")
+        prompts_file, eval_file, rejected_file = (stack.enter_context(records.atomic_path(out / n)) for n in names)
+        sink = stack.enter_context(rejected_file.open("w", encoding="utf-8"))
+
+        def prompts(split: str, rows: Iterator[RawRow], counts: Counts, known: int = 0) -> Iterator[Prompt]:
+            limited = itertools.islice(rows, None if clean else OSD_LIMIT)
+            cleaned = cleaners.clean(dataset, split, limited, cleaner=cleaner, max_chars=options.max_chars)
+            return _kept(cleaned, counts, options.on_bad_row, sink, known)
+
+        candidates = prompts("eval", source.rows("train" if single else "eval"), evaluation)
+        chosen = _choose(_distinct(candidates, evaluation, set(), clean), evaluation, single, options)
+        known = evaluation.read if single else 0
+        evaluation = Counts(kept=len(chosen)) if single else dataclasses.replace(evaluation, kept=len(chosen))
+        held_out = {_index(prompt) for prompt in chosen} if single else set()
+        rest = _without(prompts("train", source.rows("train"), train, known), held_out, train)
+        distinct = _distinct(rest, train, {digest(prompt.text) for prompt in chosen}, clean)
+        records.write_jsonl(prompts_file, itertools.islice(distinct, options.train or None))
+        records.write_jsonl(eval_file, chosen)
+        if not train.kept:
+            raise UserError(f"no usable row in {dataset}", remedy="see what was read: draftlab data check FILE")
+    summary = {
+        "dataset": dataset,
+        **dataclasses.asdict(options),
+        "counts": {"train": dataclasses.asdict(train), "eval": dataclasses.asdict(evaluation)},
+        "provenance": {"train": source.provenance("train"), "eval": source.provenance("eval")},
+    }
+    records.write_json(out / "summary.json", summary)
+    return summary
+
+
+def make_from(dataset: str, source: SourceName, *, raw: Path | None, out: Path, options: Options) -> dict[str, Any]:
+    """``make`` from a source by name; a generator draws as many rows as ``options`` asks for."""
+    train_rows = options.train if registry.find(dataset).eval else options.train + options.eval
+    opened = open_source(dataset, source, raw=raw, train_rows=train_rows, eval_rows=options.eval, seed=options.seed)
+    return make(dataset, opened, out, options)
+
+
+def digest(text: str) -> int:
+    """Eight bytes that stand for a text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def _index(prompt: Prompt) -> int:
+    return int(prompt.id.rsplit("/", 1)[1])
+
+
+def _choose(candidates: Iterable[Prompt], counts: Counts, single: bool, options: Options) -> list[Prompt]:
+    """The eval prompts in the order of their rows: those of the smallest digests, or OSD's choice."""
+    clean = options.profile == "clean"
+    if single and not clean:
+        return list(itertools.islice(candidates, options.eval or None))
+
+    def rank(prompt: Prompt) -> int:
+        return digest(f"{options.seed}/{prompt.text if clean else prompt.id}")
+
+    ranked = heapq.nsmallest(options.eval, candidates, key=rank) if options.eval else sorted(candidates, key=rank)
+    return sorted(ranked[: counts.kept // 2] if single else ranked, key=_index)
+
+
+def _kept(
+    cleaned: Iterable[Prompt | Rejection], counts: Counts, on_bad_row: OnBadRow, sink: IO[str], known: int
+) -> Iterator[Prompt]:
+    """The prompts; rejections are counted, and written unless they are among the ``known`` first rows."""
+    for record in cleaned:
+        counts.read += 1
+        if isinstance(record, Prompt):
+            yield record
+            continue
+        if on_bad_row == "stop":
+            what = ": ".join(filter(None, (record.reason, record.row)))
+            raise UserError(what, file=record.file, line=record.line, remedy="repair it, or on_bad_row: keep")
+        counts.rejected[record.reason] = counts.rejected.get(record.reason, 0) + 1
+        if counts.read > known:
+            sink.write(json.dumps(dataclasses.asdict(record)) + "\n")
+
+
+def _without(prompts: Iterable[Prompt], held_out: set[int], counts: Counts) -> Iterator[Prompt]:
+    for prompt in prompts:
+        if _index(prompt) in held_out:
+            counts.held_out += 1
+        else:
+            yield prompt
+
+
+def _distinct(prompts: Iterable[Prompt], counts: Counts, taken: set[int], drop: bool) -> Iterator[Prompt]:
+    """Count prompts seen before and prompts in ``taken``, and leave them out when ``drop``."""
+    seen: set[int] = set()
+    for prompt in prompts:
+        value = digest(prompt.text)
+        counts.overlap += value in taken
+        counts.duplicates += value in seen and value not in taken
+        if not (drop and (value in taken or value in seen)):
+            counts.kept += 1
+            yield prompt
+        seen.add(value)

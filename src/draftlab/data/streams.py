@@ -1,0 +1,216 @@
+"""The order in which requests arrive: streams are files, and each row says where it came from.
+
+A stream is made of groups: whole datasets, or the requests of one language or topic. A row is a ``Prompt`` with
+``meta["group"]``, ``meta["segment"]`` (which block of the stream) and ``meta["update"]`` (whether it may train the draft).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING, Literal
+
+from draftlab.errors import UserError
+from draftlab.files.records import Prompt
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Kind = Literal["concatenated", "linear", "shuffled", "two_mix", "recurring", "iid", "by_time"]
+GroupBy = Literal["dataset", "language", "topic", "length"]
+LENGTHS = 8
+
+
+@dataclass(frozen=True)
+class Stream:
+    """How a stream is made.
+
+    ``concatenated``: one group after the other, an abrupt shift (OSD, Fig. 4). ``linear``: the groups' shares move in
+    straight lines through ``knots`` (Fig. 11; two groups: 1 - t and t). ``shuffled``: all rows in random order (Fig. 6).
+    ``two_mix``: shuffled, and only the group that ``gates`` names trains the draft (Fig. 9). ``recurring``: blocks of
+    ``period`` rows in turn. ``iid``: each row from a group drawn with ``weights``. ``by_time``: as the requests arrived.
+
+    ``group_by`` ``length`` makes eighths of the requests from the shortest text to the longest: drift inside one task.
+    ``groups`` picks and orders the groups (none: all, in order of appearance); ``per_group`` bounds the rows of each, after
+    ``skip`` rows that are left out.
+    ``knots`` and ``weights`` are shares in the order of the groups, the knots one after the other; no knots: each group
+    alone in turn, of three or more the first and the last for half a turn at the ends, so that every group lasts as long;
+    no weights: the groups' sizes. ``gates`` are (rows so far, group): up to there only this group updates.
+    """
+
+    kind: Kind
+    group_by: GroupBy = "dataset"
+    groups: tuple[str, ...] = ()
+    per_group: int = 0
+    skip: int = 0
+    period: int = 100
+    knots: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+    gates: tuple[tuple[int, str], ...] = ()
+    seed: int = 0
+
+
+def arrange(prompts: Iterable[Prompt], stream: Stream) -> list[Prompt]:
+    """The requests in the order of the stream; a group that runs out leaves its share to the others."""
+    import numpy as np  # here: the Snakefile imports this module and does not wait for it
+
+    groups = _grouped(prompts, stream)
+    rng = Random(f"{stream.seed}/stream")
+    match stream.kind:
+        case "concatenated":
+            order = [(index, name) for index, name in enumerate(groups) for _ in groups[name]]
+        case "recurring":
+            order = list(_recurring(groups, stream.period))
+        case "linear":
+            count = len(groups)
+            alone = tuple(float(i == j) for i in range(count) for j in range(count))
+            knots = _shares(groups, stream.knots or alone)
+            if stream.knots or count < 3:
+                order = list(_drawn(groups, knots, np.linspace(0, 1, len(knots)), rng))
+            else:
+                order = list(_drawn(groups, knots, (np.arange(count) + 0.5) / count, rng))
+        case "iid":
+            sizes = tuple(float(len(rows)) for rows in groups.values())
+            order = list(_drawn(groups, _shares(groups, stream.weights or sizes), np.zeros(1), rng))
+        case "shuffled" | "two_mix":
+            order = [(0, name) for name in groups for _ in groups[name]]
+            rng.shuffle(order)
+        case "by_time":
+            return _by_time(groups)
+    takers = {name: iter(rows) for name, rows in groups.items()}
+    gates = _gates(groups, stream)
+    return [
+        _placed(next(takers[name]), name, segment, _updates(gates, position, name))
+        for position, (segment, name) in enumerate(order)
+    ]
+
+
+def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt]]:
+    found = _by_length(list(prompts)) if stream.group_by == "length" else _by_class(prompts, stream.group_by)
+    missing = [name for name in stream.groups if name not in found]
+    if missing or not found:
+        raise UserError(
+            f"no request has {stream.group_by} {', '.join(missing) or 'at all'}",
+            remedy=f"use one of {', '.join(found)}" if found else "classify the requests first: draftlab data classify",
+        )
+    names = stream.groups or tuple(found)
+    chosen = {name: found[name][stream.skip :][: stream.per_group or None] for name in names}
+    if short := [f"{name} ({len(found[name])})" for name in names if not chosen[name]]:
+        raise UserError(
+            f"no request left of {', '.join(short)} after {stream.skip}", remedy="lower skip, or add requests"
+        )
+    return chosen
+
+
+def _by_class(prompts: Iterable[Prompt], group_by: GroupBy) -> dict[str, list[Prompt]]:
+    found: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        name = _group(prompt, group_by)
+        if name is not None:
+            found.setdefault(name, []).append(prompt)
+    return found
+
+
+def _by_length(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
+    """Eighths of the requests, from the shortest texts to the longest, each in order of arrival."""
+    ranked = sorted(range(len(prompts)), key=lambda place: len(prompts[place].text))
+    eighth = {place: rank * LENGTHS // len(prompts) for rank, place in enumerate(ranked)}
+    names = [f"length {number + 1}" for number in sorted(set(eighth.values()))]
+    found: dict[str, list[Prompt]] = {name: [] for name in names}
+    for place, prompt in enumerate(prompts):
+        found[f"length {eighth[place] + 1}"].append(prompt)
+    return found
+
+
+def _recurring(groups: Mapping[str, Sequence[Prompt]], period: int) -> Iterator[tuple[int, str]]:
+    if period < 1:
+        raise UserError(f"period {period}", remedy="use 1 or more rows a block")
+    left = {name: len(rows) for name, rows in groups.items()}
+    segment = 0
+    while any(left.values()):
+        for name in groups:
+            count = min(period, left[name])
+            left[name] -= count
+            yield from ((segment, name) for _ in range(count))
+            segment += count > 0
+
+
+def _shares(groups: Mapping[str, object], flat: Sequence[float]) -> list[Sequence[float]]:
+    """The shares one by one, each with one value for each group."""
+    count = len(groups)
+    shares = [flat[at : at + count] for at in range(0, len(flat), count)]
+    if any(len(share) != count or min(share) < 0 or sum(share) <= 0 for share in shares):
+        raise UserError(f"shares {list(flat)} for {count} groups", remedy="give one of 0 or more for each group")
+    return shares
+
+
+def _drawn(
+    groups: Mapping[str, Sequence[Prompt]], knots: Sequence[Sequence[float]], places: NDArray[np.float64], rng: Random
+) -> Iterator[tuple[int, str]]:
+    """Draw the group of every row; its share moves in straight lines from knot to knot, which stand at these places between 0 and 1."""
+    import numpy as np
+
+    names = list(groups)
+    left = [len(groups[name]) for name in names]
+    times = np.linspace(0, 1, sum(left))
+    shares = np.stack([np.interp(times, places, column) for column in zip(*knots, strict=True)], axis=1)
+    segments = np.clip(np.searchsorted(places, times, "right") - 1, 0, max(len(knots) - 2, 0))
+    for segment, wanted in zip(segments.tolist(), shares.tolist(), strict=True):
+        open_to = [share * (count > 0) for share, count in zip(wanted, left, strict=True)]
+        index = rng.choices(range(len(names)), open_to if sum(open_to) > 0 else left)[0]
+        left[index] -= 1
+        yield segment, names[index]
+
+
+def _by_time(groups: Mapping[str, Sequence[Prompt]]) -> list[Prompt]:
+    rows = [(name, prompt) for name, prompts in groups.items() for prompt in prompts]
+    if any("time" not in prompt.meta for _, prompt in rows):
+        raise UserError("a request has no time", remedy="use another kind of stream")
+    rows.sort(key=lambda row: row[1].meta["time"])
+    return [_placed(prompt, name, 0, True) for name, prompt in rows]
+
+
+def _gates(groups: Mapping[str, object], stream: Stream) -> Sequence[tuple[int, str]]:
+    if (stream.kind == "two_mix") != bool(stream.gates):
+        raise UserError("gates belong to two_mix", remedy="give gates with two_mix, and with no other kind")
+    unknown = [name for _, name in stream.gates if name not in groups]
+    if unknown:
+        raise UserError(f"a gate names {', '.join(unknown)}", remedy=f"use one of {', '.join(groups)}")
+    return stream.gates
+
+
+def _updates(gates: Sequence[tuple[int, str]], position: int, name: str) -> bool:
+    """Whether a row may train the draft: the first gate that lies ahead decides, after the last one nothing does."""
+    return not gates or next((gate == name for until, gate in gates if position < until), False)
+
+
+def _placed(prompt: Prompt, group: str, segment: int, update: bool) -> Prompt:
+    return replace(prompt, meta=prompt.meta | {"group": group, "segment": segment, "update": update})
+
+
+def shares_over_time(prompts: Iterable[Prompt], group_by: GroupBy, slices: int) -> list[dict[str, float | str | int]]:
+    """Counts of each class in equal slices of time (OSD, Figs. 2 and 10): rows of ``slice, group, count, total``."""
+    rows = [(p.meta["time"], name) for p in prompts if "time" in p.meta and (name := _group(p, group_by)) is not None]
+    if not rows:
+        raise UserError(f"no request has a time and a {group_by}", remedy="use a dataset that has them: arena")
+    first, last = min(rows)[0], max(rows)[0]
+    width = (last - first) / slices or 1.0
+    counts = Counter((min(int((time - first) / width), slices - 1), name) for time, name in rows)
+    names = sorted({name for _, name in rows})
+    return [
+        {
+            "slice": index,
+            "group": name,
+            "count": counts[index, name],
+            "total": sum(counts[index, other] for other in names),
+        }
+        for index, name in itertools.product(range(slices), names)
+    ]
+
+
+def _group(prompt: Prompt, group_by: GroupBy) -> str | None:
+    return prompt.dataset if group_by == "dataset" else prompt.meta.get(group_by)

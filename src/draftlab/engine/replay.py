@@ -1,0 +1,447 @@
+"""Acceptance of any draft along a recorded target pass: draft forwards alone, the target never runs again.
+
+Speculative decoding is lossless, so whatever the draft, the emitted text follows the target's distribution: a text that the target
+sampled (or decoded greedily) by itself serves every draft. Given that text, only the cutting into blocks is left to chance. A token y
+at a visited position was drafted and accepted with probability min(target, draft)(y) of its whole target(y), so
+
+    P(accepted | y) = min(1, draft(y) / target(y)),     independently at each position.
+
+``walk`` sums over those flags exactly (no sampling), so its counts are conditional expectations given the text: unbiased, with less
+variance than live decoding, and the exact counts of live decoding when flags are 0 or 1, as they are at temperature 0. With block
+verification the first i tokens of a block stand with probability min over j <= i of prod_{l <= j} draft(y_l)/target(y_l),
+capped at 1 (the path weight of Sun et al. 2025, Eq. 4, divided by the text's own probability).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float16, Float64, Int, Int32, Int64
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Generator, Tensor
+
+from draftlab.core.sampling import Sampling, to_probs
+from draftlab.engine.decode import GREEDY, generate
+from draftlab.errors import UserError
+from draftlab.files.records import Answer, atomic_dir, read_jsonl, read_object, write_json, write_jsonl
+from draftlab.models import LanguageModel
+from draftlab.models.medusa import Medusa
+from draftlab.models.tree import Tree
+
+WHOLE_VOCAB = 4096
+"""Vocabularies up to this size are recorded whole."""
+
+SingleVerifier = Literal["single", "block"]
+
+
+@dataclass(frozen=True)
+class TargetPass:
+    """What the target answered, and its distribution at every answer position.
+
+    ``log_probs`` are those of softmax(logits) at temperature 1 and before top-k and top-p, however the answers were sampled: what the losses
+    learn from. They are float16: a probability is off by at most p |log p| / 2048, a sum of minima by at most 1/4096 of the entropy.
+    ``ids`` is None when the vocabulary is recorded whole; else the kept tokens, the emitted one always among them, and a last
+    column of ``log_probs`` is the mass of all others.
+    """
+
+    answers: list[Answer]
+    sampling: Sampling
+    vocab_size: int
+    log_probs: Float16[Tensor, "positions columns"]
+    ids: Int32[Tensor, "positions kept"] | None
+    forwards: int
+
+    @functools.cached_property
+    def lengths(self) -> list[int]:
+        """Number of answer positions of each request."""
+        return [len(answer.answer_ids) for answer in self.answers]
+
+    @functools.cached_property
+    def ends(self) -> Int64[np.ndarray, " requests"]:
+        """Position after the last one of each request."""
+        return np.cumsum(self.lengths)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The recorded distribution, by the names that it has on disk."""
+        return {"log_probs": self.log_probs} | ({} if self.ids is None else {"ids": self.ids})
+
+    def target_logits(self, requests: Sequence[int]) -> Float[Tensor, "positions vocab"]:
+        """Log-probabilities at temperature 1 at the answer positions of ``requests``, one after the other; what was not kept shares the
+        remaining mass evenly (then sums of minima are off by at most that mass)."""
+        rows = torch.cat([torch.arange(self.ends[r] - self.lengths[r], self.ends[r]) for r in requests])
+        kept = self.log_probs[rows].float()
+        if self.ids is None:
+            return kept
+        ids = self.ids[rows].long()
+        rest = kept[:, -1:] - math.log(self.vocab_size - ids.shape[1])
+        return rest.repeat(1, self.vocab_size).scatter_(-1, ids, kept[:, :-1])
+
+    def save(self, folder: Path | str) -> None:
+        """Write answers.jsonl, distributions.safetensors and pass.json, whole or not at all."""
+        with atomic_dir(folder) as temporary:
+            write_jsonl(temporary / "answers.jsonl", self.answers)
+            save_file(self.tensors, temporary / "distributions.safetensors")
+            settings = {"sampling": dataclasses.asdict(self.sampling), "vocab_size": self.vocab_size}
+            write_json(temporary / "pass.json", settings | {"forwards": self.forwards})
+
+
+def load_pass(folder: Path | str) -> TargetPass:
+    """Read what ``TargetPass.save`` wrote; ``UserError`` when a file is missing, damaged or of another pass."""
+    folder = Path(folder)
+    settings, answers = read_object(folder / "pass.json"), list(read_jsonl(folder / "answers.jsonl", Answer))
+    try:
+        tensors = load_file(folder / "distributions.safetensors")
+    except (SafetensorError, OSError) as error:
+        remedy = "record the pass again"
+        raise UserError(
+            f"damaged or missing: {error}", file=folder / "distributions.safetensors", remedy=remedy
+        ) from None
+    positions = sum(len(answer.answer_ids) for answer in answers)
+    try:
+        sampling, vocab_size, forwards = Sampling(**settings["sampling"]), settings["vocab_size"], settings["forwards"]
+        log_probs, ids = tensors["log_probs"], tensors.get("ids")
+        fits = log_probs.shape[1] == (vocab_size if ids is None else ids.shape[1] + 1)
+        fits = fits and (ids is None or not ids.numel() or int(ids.max()) < vocab_size)
+    except (KeyError, TypeError, IndexError) as error:
+        what = f"not a recorded pass: {type(error).__name__} {error}"
+        raise UserError(what, file=folder / "pass.json", remedy="record the pass again") from None
+    if not fits or len(log_probs) != positions:
+        what = f"{len(log_probs)} positions for {positions} answer tokens"
+        if not fits:
+            what = f"a distribution of {log_probs.shape[1]} columns does not fit a vocabulary of {vocab_size} tokens"
+        raise UserError(what, file=folder / "distributions.safetensors", remedy="record the pass again")
+    return TargetPass(answers, sampling, vocab_size, log_probs, ids, forwards)
+
+
+def record(
+    target: LanguageModel,
+    requests: Sequence[tuple[str, Sequence[int]]],
+    *,
+    max_new_tokens: int,
+    eos_ids: Collection[int],
+    sampling: Sampling = GREEDY,
+    generator: Generator | None = None,
+    batch_size: int = 64,
+    keep: int = 64,
+) -> TargetPass:
+    """Let the target answer every request (id, prompt ids) once, and keep its distribution at every answer position.
+
+    Prompts of like length share a batch. Above ``WHOLE_VOCAB`` tokens, the ``keep`` most probable tokens are kept.
+    """
+    order = sorted(range(len(requests)), key=lambda number: len(requests[number][1]))
+    kept = target.vocab_size if target.vocab_size <= WHOLE_VOCAB else min(keep, target.vocab_size)
+    is_part = kept < target.vocab_size
+    found: dict[int, tuple[list[int], Tensor, Tensor]] = {}
+    forwards = 0
+    for start in range(0, len(order), batch_size):
+        batch = order[start : start + batch_size]
+        distributions = torch.empty(len(batch), max_new_tokens, kept + is_part, dtype=torch.float16)
+        ids = torch.empty(len(batch), max_new_tokens, kept * is_part, dtype=torch.int32)
+        observe = functools.partial(_keep_distribution, distributions, ids, kept)
+        prompts = [requests[number][1] for number in batch]
+        answers = generate(
+            target,
+            prompts,
+            max_new_tokens=max_new_tokens,
+            eos_ids=eos_ids,
+            sampling=sampling,
+            generator=generator,
+            observe=observe,
+        )
+        forwards += max(map(len, answers))
+        for row, (number, answer) in enumerate(zip(batch, answers, strict=True)):
+            found[number] = (answer, distributions[row, : len(answer)].clone(), ids[row, : len(answer)].clone())
+    rows = [found[number] for number in range(len(requests))]
+    records = [
+        Answer(name, list(prompt), answer, answer[-1] in eos_ids)
+        for (name, prompt), (answer, _, _) in zip(requests, rows, strict=True)
+    ]
+    log_probs = torch.cat([row[1] for row in rows]) if rows else torch.empty(0, kept + is_part, dtype=torch.float16)
+    tokens = torch.cat([row[2] for row in rows]) if rows and is_part else None
+    return TargetPass(records, sampling, target.vocab_size, log_probs, tokens, forwards)
+
+
+def _keep_distribution(
+    distributions: Float16[Tensor, "batch positions columns"],
+    ids: Int32[Tensor, "batch positions kept"],
+    kept: int,
+    rows: list[int],
+    position: int,
+    logits: Float[Tensor, "rows vocab"],
+    tokens: Int64[Tensor, " rows"],
+) -> None:
+    """Write the distribution of one decoding step into the record of its batch."""
+    distributions[rows, position], ids[rows, position] = compact_distribution(logits, tokens, kept)
+
+
+def compact_distribution(
+    logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, " rows"], kept: int
+) -> tuple[Float16[Tensor, "rows columns"], Int32[Tensor, "rows kept_ids"]]:
+    """Log-probabilities of the ``kept`` most probable tokens, then of all others together, and the ids of the kept (all kept: neither
+    others nor ids); the emitted token is among them.
+
+    The mass of the others is summed, never 1 less the kept: in float16 that difference is noise, or nothing.
+    """
+    log_probs = logits.float().log_softmax(-1)
+    if kept == log_probs.shape[-1]:
+        return log_probs.half().cpu(), torch.empty(len(log_probs), 0, dtype=torch.int32)
+    top = log_probs.topk(kept).indices
+    emitted = tokens[:, None]
+    top[:, -1:] = torch.where((top == emitted).any(-1, keepdim=True), top[:, -1:], emitted)
+    others = log_probs.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([log_probs.gather(-1, top), others], -1).half().cpu(), top.cpu().int()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How draft and target agree at each answer position of some requests, one request after the other.
+
+    ``ratio`` = draft(y) / target(y) at the emitted token y; ``overlap`` = sum_x min(target, draft); ``repo`` = sum_x draft min(target, draft),
+    the expectation of what OSD's repository adds per drafted token (``alpha_repo``). Heads on the target guess a position from further
+    back the deeper it lies in its block: theirs have a second axis, the depth.
+    """
+
+    lengths: list[int]
+    ratio: Float64[np.ndarray, positions * depths]
+    overlap: Float64[np.ndarray, positions * depths]
+    repo: Float64[np.ndarray, positions * depths]
+
+    def realise(self, rng: np.random.Generator) -> Agreement:
+        """Draw the accept flag of every position: ``walk`` then gives one run of live decoding instead of the expectation."""
+        flags = rng.random(len(self.ratio)) < self.ratio
+        return dataclasses.replace(self, ratio=flags.astype(np.float64))
+
+
+@torch.no_grad()
+def agreement(
+    draft_logits: Float[Tensor, "positions vocab"],
+    target_logits: Float[Tensor, "positions vocab"],
+    tokens: Int[Tensor, " positions"],
+    lengths: Sequence[int],
+    sampling: Sampling,
+    draft_sampling: Sampling | None = None,
+) -> Agreement:
+    """Compare draft and target at the emitted ``tokens``, which the target sampled by ``sampling``; logits are those of temperature 1.
+
+    The draft samples like the target (``sampling``) unless told otherwise. At temperature 0 the target's distribution is y alone: ``ratio`` and
+    ``overlap`` are draft(y), ``repo`` its square, all three 0 or 1 for a greedy draft.
+    """
+    draft_sampling = draft_sampling or sampling
+    if sampling.temperature == draft_sampling.temperature == 0:
+        flags = (draft_logits.argmax(-1) == tokens).double().cpu().numpy()
+        return Agreement(list(lengths), flags, flags, flags)
+    draft = to_probs(draft_logits, draft_sampling)
+    if sampling.temperature == 0:
+        accepted = draft.gather(-1, tokens[:, None])[:, 0].cpu().numpy()
+        return Agreement(list(lengths), accepted, accepted, accepted**2)
+    target = to_probs(target_logits, sampling)
+    at_draft, at_target = (probs.gather(-1, tokens[:, None])[:, 0] for probs in (draft, target))
+    shared = target.minimum(draft)
+    # float16 can push the emitted token out of a nucleus whose border it sat on: then nothing is known, and it counts as rejected.
+    ratio = torch.where(at_target > 0, at_draft / at_target, 0.0)
+    parts = (ratio, shared.sum(-1), (draft * shared).sum(-1))
+    return Agreement(list(lengths), *(part.cpu().numpy() for part in parts))
+
+
+@torch.no_grad()
+def tree_agreement(
+    head_logits: Float[Tensor, "heads positions vocab"],
+    tokens: Int[Tensor, " positions"],
+    lengths: Sequence[int],
+    tree: Tree,
+) -> Agreement:
+    """Whether each emitted token is among a tree's guesses, at every depth that it may have in a block; greedy guesses alone."""
+    at = head_logits.gather(-1, tokens.expand(len(head_logits), -1)[..., None])
+    rank = (head_logits > at).sum(-1)
+    flags = (rank < torch.tensor(tree.widths, device=rank.device)[:, None]).T.double().cpu().numpy()
+    return Agreement(list(lengths), flags, flags, flags)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The blocks of every request, as expected counts given its text; whole numbers at temperature 0.
+
+    ``alpha`` = overlap / visited, ``alpha_accepted`` = accepted / visited, ``alpha_repo`` = repo / visited,
+    ``block_efficiency`` = emitted / blocks; divide sums over requests. ``histogram[r, i]``: blocks of request r of which exactly i drafted
+    tokens stand. ``reached`` and ``starts``: probability that a position is visited, and that a block starts there.
+    """
+
+    accepted: Float64[np.ndarray, " requests"]
+    visited: Float64[np.ndarray, " requests"]
+    overlap: Float64[np.ndarray, " requests"]
+    repo: Float64[np.ndarray, " requests"]
+    blocks: Float64[np.ndarray, " requests"]
+    emitted: Int64[np.ndarray, " requests"]
+    histogram: Float64[np.ndarray, "requests lengths"]
+    reached: Float64[np.ndarray, " positions"]
+    starts: Float64[np.ndarray, " positions"]
+
+
+def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") -> Walk:
+    """Cut the recorded answers into blocks of up to ``draft_len`` drafted tokens and one of the target's.
+
+    An answer ends where its text ends: nothing is drafted past it, and its last token may be an accepted draft.
+    """
+    if verifier not in get_args(SingleVerifier):
+        raise UserError(f"replay knows no verifier {verifier!r}", remedy="use single or block, or decode")
+    if draft_len < 1:
+        raise UserError(f"draft_len is {draft_len}", remedy="draft at least 1 token")
+    if agree.ratio.ndim > 1 and draft_len > agree.ratio.shape[1]:
+        raise UserError(
+            f"draft_len is {draft_len}, there are {agree.ratio.shape[1]} heads", remedy="give at most as many"
+        )
+    lengths = np.asarray(agree.lengths, dtype=np.int64)
+    request = np.repeat(np.arange(len(lengths)), lengths)
+    ends = np.cumsum(lengths)
+    left = ends[request] - np.arange(len(request))
+    stands = _stands(agree.ratio, left, draft_len, verifier)
+    stops = stands - np.pad(stands[:, 1:], ((0, 0), (0, 1)))
+    starts = _starts(stops, lengths)
+    weighted = starts[:, None] * stands
+    reached, overlap, repo = np.zeros((3, len(request)))
+    for offset in range(draft_len):
+        inside = np.flatnonzero(left > offset)
+        visits = weighted[inside, offset]
+        reached[inside + offset] += visits
+        overlap[inside] += visits * _ahead(agree.overlap, offset)[inside]
+        repo[inside] += visits * _ahead(agree.repo, offset)[inside]
+
+    def per_request(values: Float64[np.ndarray, " positions"]) -> Float64[np.ndarray, " requests"]:
+        return np.bincount(request, values, minlength=len(lengths))
+
+    return Walk(
+        accepted=per_request(weighted[:, 1:].sum(1)),
+        visited=per_request(reached),
+        overlap=per_request(overlap),
+        repo=per_request(repo),
+        blocks=per_request(starts),
+        emitted=lengths,
+        histogram=np.stack([per_request(column) for column in (starts[:, None] * stops).T], axis=1),
+        reached=reached,
+        starts=starts,
+    )
+
+
+def _ahead(values: Float64[np.ndarray, positions * depths], offset: int) -> Float64[np.ndarray, " positions"]:
+    """What stands ``offset`` positions later, at that depth where values have one; 0 beyond the end."""
+    column = values[:, offset] if values.ndim > 1 else values
+    return np.pad(column, (0, offset))[offset:]
+
+
+def at_its_depth(
+    values: Float64[np.ndarray, positions * depths], starts: Bool[np.ndarray, " positions"]
+) -> Float64[np.ndarray, " positions"]:
+    """The value of each position at the depth that it has in a block, where blocks begin at ``starts``."""
+    if values.ndim == 1:
+        return values
+    place = np.arange(len(values))
+    depth = place - np.maximum.accumulate(np.where(starts, place, 0))
+    found: Float64[np.ndarray, " positions"] = values[place, depth.clip(max=values.shape[1] - 1)]
+    return found
+
+
+def _stands(
+    ratio: Float64[np.ndarray, positions * depths],
+    left: Int64[np.ndarray, " positions"],
+    draft_len: int,
+    verifier: SingleVerifier,
+) -> Float64[np.ndarray, "positions lengths"]:
+    """Entry [t, i]: probability that the first i drafted tokens of a block that starts at t stand, given the text."""
+    stands = np.zeros((len(ratio), draft_len + 1))
+    stands[:, 0] = 1.0
+    path = np.ones(len(ratio))
+    for i in range(draft_len):
+        here = _ahead(ratio, i)
+        if verifier == "single":
+            path = path * np.minimum(here, 1.0)
+            stands[:, i + 1] = path
+        else:
+            path = path * here
+            stands[:, i + 1] = np.minimum(stands[:, i], path)
+        stands[left <= i, i + 1] = 0.0
+    return stands
+
+
+def _starts(
+    stops: Float64[np.ndarray, "positions lengths"], lengths: Int64[np.ndarray, " requests"]
+) -> Float64[np.ndarray, " positions"]:
+    """Probability that a block starts at each position: the one before it stopped just short of it."""
+    longest, steps = int(lengths.max(initial=0)), stops.shape[1]
+    place = np.arange(longest) < lengths[:, None]
+    by_request = np.zeros((len(lengths), longest, steps))
+    by_request[place] = stops
+    starts = np.zeros((len(lengths), longest + steps))
+    starts[:, 0] = 1.0
+    for position in range(longest):
+        starts[:, position + 1 : position + 1 + steps] += starts[:, position, None] * by_request[:, position]
+    return starts[:, :longest][place]
+
+
+def agree_along(
+    draft: LanguageModel,
+    target_pass: TargetPass,
+    requests: Sequence[int] | None = None,
+    *,
+    draft_sampling: Sampling | None = None,
+    batch_size: int = 16,
+) -> Agreement:
+    """Agreement of a draft with a recorded pass, from one teacher-forced draft forward per batch of requests.
+
+    The answer serves every draft length and verifier: see ``walk``.
+    """
+    count = len(target_pass.answers)
+    chosen = list(range(count) if requests is None else requests)
+    if outside := [number for number in chosen if not 0 <= number < count]:
+        raise UserError(f"no request {outside[0]}", remedy=f"the pass has {count}: give numbers from 0 to {count - 1}")
+    if draft.vocab_size != target_pass.vocab_size:
+        raise UserError(
+            f"the draft has {draft.vocab_size} tokens, the recorded target {target_pass.vocab_size}",
+            remedy="use two models that share a tokenizer",
+        )
+    if isinstance(draft, Medusa) and target_pass.sampling.temperature:
+        raise UserError("sampled answers of a target with heads", remedy="replay greedy answers, or decode")
+    answers = [target_pass.answers[number] for number in chosen]
+    order = sorted(
+        range(len(chosen)), key=lambda place: len(answers[place].prompt_ids) + len(answers[place].answer_ids)
+    )
+    parts: dict[int, tuple[np.ndarray, ...]] = {}
+    for start in range(0, len(order), batch_size):
+        batch = order[start : start + batch_size]
+        with torch.inference_mode():
+            logits = draft.answer_logits([answers[p].prompt_ids for p in batch], [answers[p].answer_ids for p in batch])
+        tokens = torch.tensor([token for p in batch for token in answers[p].answer_ids], device=logits.device)
+        greedy = target_pass.sampling.temperature == 0
+        distribution = logits if greedy else target_pass.target_logits([chosen[p] for p in batch]).to(logits.device)
+        lengths = [len(answers[p].answer_ids) for p in batch]
+        if isinstance(draft, Medusa):
+            found = tree_agreement(logits, tokens, lengths, draft.tree)
+        else:
+            found = agreement(logits, distribution, tokens, lengths, target_pass.sampling, draft_sampling)
+        cuts = np.cumsum(lengths)[:-1]
+        pieces = zip(*(np.split(part, cuts) for part in (found.ratio, found.overlap, found.repo)), strict=True)
+        parts |= dict(zip(batch, pieces, strict=True))
+    joined = (np.concatenate([parts[p][i] for p in range(len(chosen))] or [np.zeros(0)]) for i in range(3))
+    return Agreement([len(answer.answer_ids) for answer in answers], *joined)
+
+
+def replay(
+    draft: LanguageModel,
+    target_pass: TargetPass,
+    draft_len: int,
+    *,
+    verifier: SingleVerifier = "single",
+    requests: Sequence[int] | None = None,
+    draft_sampling: Sampling | None = None,
+) -> Walk:
+    """Acceptance of ``draft`` along a recorded pass: what live decoding of the same requests would count, without the target."""
+    return walk(agree_along(draft, target_pass, requests, draft_sampling=draft_sampling), draft_len, verifier)

@@ -1,7 +1,0 @@
-"""No speculation, an off-the-shelf draft and a distilled draft on the same requests and one engine (asked by reviewer fopk)."""
-
-from __future__ import annotations
-
-from draftlab.figures.osd_latency_dataset import draw
-
-__all__ = ["draw"]

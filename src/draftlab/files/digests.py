@@ -1,0 +1,65 @@
+"""What a stage's code is: an edit of it reruns what uses it, an edit of a comment nothing."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+
+@lru_cache
+def _source(module: str) -> Path | None:
+    """The file of a draftlab module, found without importing its package: the Snakefile must not wait for torch."""
+    place = Path(__file__).parents[1].joinpath(*module.split(".")[1:])
+    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@lru_cache
+def _module(module: str) -> tuple[str, frozenset[str]]:
+    """Normal form of one module's code (no comments, no docstrings) and the draftlab modules that it imports."""
+    path = _source(module)
+    if path is None:
+        return "", frozenset()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports = frozenset(
+        name for name in _imports(tree) if name.startswith("draftlab.") and name != module and _source(name)
+    )
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                node.body = node.body[1:]
+    return ast.dump(tree), imports
+
+
+@lru_cache
+def code_digest(*modules: str) -> str:
+    """Digest of these modules and of every draftlab module that they import, comments and docstrings left out.
+
+    In a rule's ``params`` it makes an edit of the mathematics rerun what uses it, and an edit of a comment nothing.
+    """
+    seen: dict[str, str] = {}
+    queue = list(modules)
+    while queue:
+        name = queue.pop()
+        # What a plan says of a cell reaches it as flags.
+        if name not in seen and not name.startswith("draftlab.plan"):
+            seen[name], imports = _module(name)
+            queue += imports
+    return hashlib.sha256(json.dumps(sorted(seen.items())).encode()).hexdigest()[:16]

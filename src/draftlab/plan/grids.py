@@ -1,0 +1,86 @@
+"""Grids: every choice of one value on each axis, outside a job (cells) and inside it (variants)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from draftlab.errors import UserError
+from draftlab.files.yaml_files import Place
+from draftlab.plan.stages import Axis, Job
+
+
+def combinations(axes: Mapping[str, Axis]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Every choice of one value on each axis: the values (or names) by axis, and the settings that they stand for."""
+    options = [
+        [({axis: name}, fields) for name, fields in values.items()]
+        if isinstance(values, Mapping)
+        else [({axis: value}, {axis: value}) for value in values]
+        for axis, values in axes.items()
+    ]
+    for choice in itertools.product(*options):
+        labels: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
+        for label, fields in choice:
+            labels |= label
+            settings |= fields
+        yield labels, settings
+
+
+S = TypeVar("S", bound=BaseModel)
+J = TypeVar("J", bound=Job)
+
+
+def variants(job: J, where: Place | None = None) -> list[tuple[dict[str, Any], J]]:
+    """The runs inside one job: the columns that tell them apart, and the settings of each; an error names ``where``."""
+    base = job.model_dump(exclude={"inner"})
+    return [
+        (json.loads(job.labels) | labels, validated(type(job), base | fields, where or Place("inner")))
+        for labels, fields in combinations(json.loads(job.inner))
+    ]
+
+
+def validated(kind: type[S], values: Any, where: Place) -> S:
+    """Build ``kind`` from plain values; an error names the key, its line in a file, what is wrong with it and what is allowed."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise refused(error, where, kind) from None
+
+
+def refused(error: ValidationError, where: Place | None = None, kind: type[BaseModel] | None = None) -> UserError:
+    """The first fault of some settings of ``kind`` in one line; of a key that is unknown, those that are known there."""
+    # A key that is misspelt is missing, too: the spelling is what to name.
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    key = ".".join(str(part) for part in first["loc"]) or error.title
+    what = f"{key}: {first['msg'].removeprefix('Value error, ')}"
+    remedy = "change it there" if where else "give another value"
+    if first["type"] == "extra_forbidden":
+        known = _keys(kind, first["loc"][:-1])
+        what, remedy = f"unknown key {key!r}", f"allowed: {', '.join(known)}" if known else "remove it"
+    elif first["type"] == "missing":
+        what, remedy = f"{key} is missing", "add it"
+    elif first["type"] != "too_short" and not isinstance(first["input"], dict):
+        what += f", not {first['input']!r}"
+    return where.blame(what, first["loc"], remedy=remedy) if where else UserError(what, remedy=remedy)
+
+
+def _keys(kind: Any, outer: Sequence[str | int]) -> list[str]:
+    """The keys of ``kind``, or of the settings inside it that ``outer`` leads to; none where that is no settings' type."""
+    for name in outer:
+        kind = kind.model_fields[name].annotation if _is_settings(kind) and name in kind.model_fields else None
+    return sorted(kind.model_fields) if _is_settings(kind) else []
+
+
+def _is_settings(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def plain(job: Job) -> dict[str, Any]:
+    """The settings of a job for its record, nested ones opened."""
+    found = job.model_dump()
+    return found | {key: json.loads(found[key]) for key in ("labels", "inner", "stream") if found.get(key)}

@@ -1,0 +1,416 @@
+"""The ledger: every printed number and every claim in words beside ours, with a verdict.
+
+The rules are data (``workflow/published``); here is only what a verdict means. Nothing is dropped: what no table of this run
+answers is ``not run at this scale``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from draftlab.core import stats
+from draftlab.core.stats import Interval
+from draftlab.errors import UserError
+from draftlab.plan import Scale
+from draftlab.report import tidy
+from draftlab.report.consistency import Finding, findings
+from draftlab.report.published import Comparison, Published, Rule, Selection, Statement, same
+from draftlab.report.tidy import records
+
+Verdict = Literal["reproduced", "same direction", "contradicts", "inconsistent in print", "not run at this scale"]
+VERDICTS: tuple[Verdict, ...] = (
+    "reproduced",
+    "same direction",
+    "contradicts",
+    "inconsistent in print",
+    "not run at this scale",
+)
+ROUNDING = 1e-12
+"""A difference this small is one of the order of a sum."""
+NOTHING = 1e-6
+"""A difference this small is one of how a number was computed."""
+COLUMNS = (
+    "claim_id",
+    "paper",
+    "location",
+    "quantity",
+    "setting",
+    "published",
+    "ours",
+    "ci_low",
+    "ci_high",
+    "n",
+    "verdict",
+    "note",
+)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a run, and what rules have read of them so far: many rules read the same rows."""
+
+    frames: Mapping[str, pd.DataFrame]
+    read: dict[str, pd.DataFrame | None] = field(default_factory=dict)
+
+    def sums(self, selection: Selection, filters: Mapping[str, Any]) -> pd.DataFrame | None:
+        """Numerator ``above`` and denominator ``below`` of every unit; None without such rows."""
+        measured = (selection.table, selection.ratio, selection.mean, selection.largest)
+        key = repr((measured, sorted(filters.items(), key=str)))
+        if key not in self.read:
+            self.read[key] = _sums(selection, filters, self.frames)
+        return self.read[key]
+
+    def exact(self, selection: Selection, filters: Mapping[str, Any]) -> bool:
+        """Whether the rows come from a table without units to draw, so that what they say has no interval."""
+        return tidy.unit(self.frames[filters.get("table", selection.table)]) is None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What our tables say to one claim; ``ours`` is None where they say nothing."""
+
+    ours: Interval | None
+    verdict: Verdict
+    note: str = ""
+
+
+NO_GAP = "no difference"
+NOT_RUN = Answer(None, "not run at this scale")
+
+
+def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
+    """Every ``<experiment>.csv`` of a results folder, claims aside."""
+    paths = sorted(path for path in folder.glob("*.csv") if path.stem != "claims")
+    if not paths:
+        raise UserError("no tables here", file=folder, remedy="run the experiments first")
+    return {path.stem: tidy.read(path) for path in paths}
+
+
+def ledger(published: Published, frames: Mapping[str, pd.DataFrame], scale: Scale) -> pd.DataFrame:
+    """One row per printed number and per statement, in the columns of ``claims.csv``; ``frames`` are the run's tables by name."""
+    tables = Tables(frames)
+    checked = findings(published)
+    rows = [_number_row(row, published, tables, scale, checked) for row in records(published.numbers)]
+    rows += [_statement_row(name, said, tables, scale, checked) for name, said in published.statements.items()]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _row(
+    claim_id: str, paper: str, location: str, quantity: str, setting: str, printed: str, answer: Answer
+) -> dict[str, Any]:
+    ours = answer.ours or Interval(np.nan, np.nan, np.nan, 0)
+    return {
+        "claim_id": claim_id,
+        "paper": paper,
+        "location": location,
+        "quantity": quantity,
+        "setting": setting,
+        "published": printed,
+        "ours": float(f"{ours.estimate:.6g}"),
+        "ci_low": float(f"{ours.low:.6g}"),
+        "ci_high": float(f"{ours.high:.6g}"),
+        "n": ours.n or "",
+        "verdict": answer.verdict,
+        "note": answer.note,
+    }
+
+
+# --- printed numbers ---------------------------------------------------------------------------------------------
+
+
+def _number_row(
+    row: Mapping[str, Any], published: Published, tables: Tables, scale: Scale, checked: Mapping[str, Sequence[Finding]]
+) -> dict[str, Any]:
+    claim = published.claims[row["claim"]]
+    answer = NOT_RUN if claim.rule is None else _answer(row, claim.rule, published, tables, scale)
+    found = checked.get(row["claim_id"], ())
+    failed = [finding for finding in found if not finding.holds]
+    derived = [finding for finding in found if finding.derives]
+    if failed:
+        notes = [finding.note for finding in failed] + [answer.note]
+        answer = Answer(answer.ours, "inconsistent in print", "; ".join(filter(None, notes)))
+    elif answer is NOT_RUN and derived:
+        ours = Interval(derived[0].recomputed, np.nan, np.nan, 0)
+        answer = Answer(ours, "reproduced", f"recomputed, no experiment: {derived[0].note}")
+    if row["caveat"]:
+        answer = Answer(
+            answer.ours, answer.verdict, "; ".join(filter(None, [answer.note, f"source says: {row['caveat']}"]))
+        )
+    quantity = claim.quantity if claim.unit in claim.quantity else f"{claim.quantity} [{claim.unit}]"
+    return _row(row["claim_id"], row["paper"], claim.location, quantity, row["setting"], row["printed"], answer)
+
+
+def _answer(row: Mapping[str, Any], rule: Rule, published: Published, tables: Tables, scale: Scale) -> Answer:
+    """``reproduced`` in the printed setting within tolerance; else the order against the printed neighbours decides."""
+    filters = _filters(rule, row["settings"])
+    if filters is None or (ours := estimate(rule, filters, tables)) is None:
+        return NOT_RUN
+    if scale in rule.same_setting and abs(ours.estimate - row["value"]) <= rule.tolerance:
+        return Answer(ours, "reproduced", f"within {rule.tolerance:g} of the printed value")
+    agreeing, doubtful, opposite = [], [], []
+    for gap, printed, what in _gaps(row, rule, filters, ours, published, tables):
+        words = f"{_signed(gap)} against {what} (printed {printed:+.3g})"
+        as_small = rule.alike and abs(printed) <= rule.margin
+        doubt = _doubt(gap, rule.margin, as_small)
+        if abs(gap.estimate) <= rule.margin if as_small else gap.estimate * printed > 0 and doubt != NO_GAP:
+            agreeing.append(words + (f", {doubt}" if doubt and not as_small else ""))
+        elif doubt:
+            doubtful.append(f"{words}, {doubt}")
+        else:
+            opposite.append(words)
+    if opposite or (doubtful and not agreeing):
+        return Answer(ours, "contradicts", "; ".join(filter(None, [*opposite, *doubtful, rule.explanation])))
+    if agreeing:
+        return Answer(ours, "same direction", "; ".join(agreeing + doubtful))
+    if scale in rule.same_setting:
+        return Answer(ours, "contradicts", f"not within {rule.tolerance:g} of the printed value")
+    return Answer(ours, "not run at this scale", "measured, but in another setting and with no neighbour to stand to")
+
+
+def _doubt(gap: Interval, margin: float, as_small: bool) -> str:
+    """Why a difference decides nothing; empty where it decides. Without an interval the margin is all the noise that is known."""
+    if abs(gap.estimate) <= (NOTHING if np.isfinite(gap.low) else max(margin, NOTHING)):
+        return NO_GAP
+    if gap.low <= 0 <= gap.high:
+        return "within noise"
+    reaches = as_small and gap.low <= margin and gap.high >= -margin
+    return f"the interval reaches the {margin:g} that count as none" if reaches else ""
+
+
+def _gaps(
+    row: Mapping[str, Any], rule: Rule, filters: Mapping[str, Any], ours: Interval, published: Published, tables: Tables
+) -> Iterator[tuple[Interval, float, str]]:
+    """Our difference to each printed neighbour (and to the rule's level), the printed difference, and what it is to."""
+    if rule.level is not None:
+        gap = Interval(ours.estimate - rule.level, ours.low - rule.level, ours.high - rule.level, ours.n)
+        yield gap, row["value"] - rule.level, f"{rule.level:g}"
+    for settings in rule.against:
+        for other in _neighbours(row, settings, published):
+            other_rule = published.claims[other["claim"]].rule
+            printed = row["value"] - other["value"]
+            if other_rule is None or (abs(printed) <= rule.margin and not rule.alike):
+                continue
+            against = _filters(other_rule, other["settings"])
+            if against is not None and against.get("mean") != filters.get("mean"):
+                continue
+            gap_to = None if against is None else difference(rule, filters, other_rule, against, tables)
+            if gap_to is not None:
+                yield gap_to, printed, _name(row, other)
+
+
+def _filters(rule: Rule, settings: Mapping[str, str]) -> dict[str, Any] | None:
+    """The rows of our table that a printed setting names; None where it was not run."""
+    filters: dict[str, Any] = {}
+    for key, value in settings.items():
+        known = rule.where.get(key)
+        if known is None:
+            raise UserError(f"the rule for {rule.table} does not say what {key!r} is", remedy="add it to `where`")
+        if known == "same":
+            filters[key] = value
+        else:
+            found = [chosen for name, chosen in known.items() if same(name, value)]
+            if not found:
+                return None
+            filters |= found[0]
+    return filters
+
+
+def _neighbours(row: Mapping[str, Any], change: Mapping[str, Any], published: Published) -> list[dict[str, Any]]:
+    """The printed numbers whose setting is the row's own, ``change`` aside (one, or none)."""
+    change = dict(change)
+    claim = change.pop("claim", row["claim"])
+    shared = {key: value for key, value in row["settings"].items() if key not in change}
+    found = published.of(claim, **change)
+    keep = [
+        claim_id != row["claim_id"]
+        and all(same(shared[key], value) for key, value in settings.items() if key in shared)
+        for claim_id, settings in zip(found["claim_id"], found["settings"], strict=True)
+    ]
+    return records(found[np.array(keep, dtype=bool)])
+
+
+def _name(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    own, its = row["settings"], other["settings"]
+    parts = [
+        value if not value[0].isdigit() else f"{key} {value}" for key, value in its.items() if own.get(key) != value
+    ]
+    return ", ".join(parts) or str(other["claim"])
+
+
+def _signed(gap: Interval) -> str:
+    """A difference as text; what is under the rounding of sums is 0."""
+    estimate, low, high = (0.0 if abs(value) < ROUNDING else value for value in (gap.estimate, gap.low, gap.high))
+    interval = f" [{low:+.3g}, {high:+.3g}]" if np.isfinite(low) else ""
+    return f"{estimate:+.3g}{interval}"
+
+
+# --- statements --------------------------------------------------------------------------------------------------
+
+
+def _statement_row(
+    name: str, said: Statement, tables: Tables, scale: Scale, checked: Mapping[str, Sequence[Finding]]
+) -> dict[str, Any]:
+    failed = [f for found in checked.values() for f in found if f.check == said.check and not f.holds]
+    answer = _judge(said, tables, scale)
+    if failed:
+        answer = Answer(answer.ours, "inconsistent in print", "; ".join(finding.note for finding in failed))
+    elif answer is NOT_RUN and said.check is not None:
+        answer = Answer(None, "reproduced", f"recomputed from the printed numbers: check {said.check}")
+    return _row(name, said.paper, said.location, said.says, "", "in words", answer)
+
+
+def _judge(said: Statement, tables: Tables, scale: Scale) -> Answer:
+    """No comparison may fail in any group beyond noise, and at least half must hold; ``ours`` is the one that holds least."""
+    seen: list[tuple[float, float, str, Interval]] = []
+    for comparison in said.holds:
+        for group, filters in _groups(comparison, tables):
+            if (gap := _gap(comparison, filters, tables)) is not None:
+                seen.append((*_clearance(comparison, gap), group, gap))
+    if not seen:
+        return NOT_RUN
+    held = sum(clear >= 0 for clear, _, _, _ in seen)
+    undecided = sum(clear < 0 <= at_best for clear, at_best, _, _ in seen)
+    _, _, group, gap = min(seen, key=lambda entry: (entry[1] >= 0, entry[0]))
+    margins = sorted({comparison.margin for comparison in said.holds if comparison.margin})
+    allowed = f" within {' or '.join(f'{margin:g}' for margin in margins)}" if margins else ""
+    count = f"{held} of {len(seen)} comparisons hold{allowed}" + (
+        f", {undecided} fail by less than their interval" if undecided else ""
+    )
+    least = f"least{f' at {group}' if group else ''}: {_signed(gap)}"
+    if held + undecided < len(seen) or 2 * held < len(seen):
+        return Answer(gap, "contradicts", "; ".join(filter(None, [count, least, said.explanation])))
+    return Answer(gap, "reproduced" if scale in said.same_setting else "same direction", f"{count}; {least}")
+
+
+def _groups(comparison: Comparison, tables: Tables) -> list[tuple[str, dict[str, Any]]]:
+    if not comparison.each:
+        return [("", {})]
+    if comparison.table not in tables.frames:
+        return []
+    table = tables.frames[comparison.table]
+    _has(table, comparison.each, comparison.table)
+    left = chosen(table, comparison.left, comparison.table)
+    keys = records(left[comparison.each].drop_duplicates())
+    return [(", ".join(f"{key} {value}" for key, value in group.items()), group) for group in keys]
+
+
+def _gap(comparison: Comparison, group: Mapping[str, Any], tables: Tables) -> Interval | None:
+    left = {**comparison.left, **group}
+    if isinstance(comparison.right, dict):
+        return difference(comparison, left, comparison, {**comparison.right, **group}, tables)
+    found = estimate(comparison, left, tables)
+    if found is None:
+        return None
+    level = comparison.right
+    return Interval(found.estimate - level, found.low - level, found.high - level, found.n)
+
+
+def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:
+    """How far the difference is on the expected side, as estimated and at best within its interval; negative: missed."""
+    low, high = (gap.low, gap.high) if np.isfinite(gap.low) else (gap.estimate, gap.estimate)
+    margin, least = comparison.margin + ROUNDING, 0.0 if low <= 0 <= high else min(abs(low), abs(high))
+    match comparison.expect:
+        case "greater":
+            return _strictly(gap.estimate), _strictly(high)
+        case "less":
+            return _strictly(-gap.estimate), _strictly(-low)
+        case "not_less":
+            return gap.estimate + margin, high + margin
+        case "not_greater":
+            return margin - gap.estimate, margin - low
+        case "similar":
+            return margin - abs(gap.estimate), margin - least
+
+
+def _strictly(difference: float) -> float:
+    """A difference of 0 is not on the expected side."""
+    return difference if difference > 0 else min(difference, -ROUNDING)
+
+
+# --- measuring our tables ----------------------------------------------------------------------------------------
+
+
+def estimate(selection: Selection, filters: Mapping[str, Any], tables: Tables) -> Interval | None:
+    """The measured value of the rows that ``filters`` name; None without such rows."""
+    sums = tables.sums(selection, filters)
+    if sums is None:
+        return None
+    if selection.largest is not None:
+        return Interval(float(sums["above"].max()), np.nan, np.nan, len(sums))
+    if tables.exact(selection, filters):
+        return Interval(float(sums["above"].sum() / sums["below"].sum()), np.nan, np.nan, len(sums))
+    if base := selection.percent_of or selection.percent_over:
+        return _percent(selection, sums, tables.sums(selection, {**filters, **base}))
+    return stats.ratio(sums["above"], sums["below"])
+
+
+def _percent(selection: Selection, sums: pd.DataFrame, base: pd.DataFrame | None) -> Interval | None:
+    if base is None:
+        return None
+    one, two = tidy.paired(sums, base)
+    found = stats.percent_of((one["above"], one["below"]), (two["above"], two["below"]))
+    less = 100 if selection.percent_over else 0
+    return Interval(found.estimate - less, found.low - less, found.high - less, found.n)
+
+
+def difference(
+    left: Selection, left_filters: Mapping[str, Any], right: Selection, right_filters: Mapping[str, Any], tables: Tables
+) -> Interval | None:
+    """Left minus right, both drawn by the same bootstrap: units that both have are paired, the others count once."""
+    one, two = tables.sums(left, left_filters), tables.sums(right, right_filters)
+    if one is None or two is None:
+        return None
+    if tables.exact(left, left_filters):
+        gap = one["above"].sum() / one["below"].sum() - two["above"].sum() / two["below"].sum()
+        return Interval(float(gap), np.nan, np.nan, len(one))
+    one, two = tidy.paired(one, two)
+    return stats.ratio_difference(one["above"], one["below"], two["above"], two["below"])
+
+
+def _sums(selection: Selection, filters: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
+    """Numerator ``above`` and denominator ``below`` of every unit (a request of a dataset, its seeds together)."""
+    name = filters.get("table", selection.table)
+    table = tables.get(name)
+    if table is None:
+        return None
+    rows = chosen(table, filters, name)
+    if rows.empty:
+        return None
+    above, below = selection.ratio or (filters.get("mean") or selection.mean or selection.largest, None)
+    if above is None:
+        raise UserError(f"a rule for {name} measures nothing", remedy="give it a ratio, a mean or a largest")
+    _has(table, [above] + ([below] if below else []), name)
+    pair = pd.DataFrame({"above": rows[above].astype(float), "below": rows[below].astype(float) if below else 1.0})
+    return pair if tidy.unit(rows) is None else pair.groupby(tidy.clusters(rows), sort=False).sum()
+
+
+def chosen(table: pd.DataFrame, filters: Mapping[str, Any], name: str) -> pd.DataFrame:
+    """The rows with these values; ``window`` keeps a part of the stream, as fractions of its length."""
+    keep = pd.Series(True, index=table.index)
+    for key, wanted in filters.items():
+        if key == "window":
+            keep &= tidy.in_window(table, *wanted)
+        if key in ("window", "table", "mean"):
+            continue
+        _has(table, [key], name)
+        keep &= _one_of(table[key], wanted if isinstance(wanted, list) else [wanted])
+    return table[keep]
+
+
+def _one_of(column: pd.Series, wanted: Sequence[Any]) -> pd.Series[bool]:
+    """Where a column has one of these values; numbers are compared as numbers."""
+    if pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column):
+        return column.astype(str).isin([str(value) for value in wanted])
+    return column.isin(pd.to_numeric(pd.Series(wanted), errors="coerce").dropna())
+
+
+def _has(table: pd.DataFrame, columns: Sequence[str], name: str) -> None:
+    missing = [column for column in columns if column not in table]
+    if missing:
+        raise UserError(f"table {name} has no column {missing[0]!r}", remedy="repair the rule in workflow/published")

@@ -1,0 +1,196 @@
+"""The papers checked against themselves: printed numbers that do not follow from other printed numbers.
+
+A check computes a formula from printed inputs. Every input is known to half a unit of its last printed place, so the result
+is a range; the printed value must meet it to one unit of its own last place (papers round, and some cut).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from draftlab.core import theory
+from draftlab.errors import UserError
+from draftlab.report.published import Check, Published, Source
+from draftlab.report.tidy import records
+
+Value = float | str | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check says of one printed number."""
+
+    check: str
+    recomputed: float
+    holds: bool
+    note: str
+    derives: bool
+
+
+def optimal_acceptance(num_drafts: str, target: str, draft: str) -> float:
+    """``min over H of 1 + target(H) - draft(H)^K`` by enumeration in fractions (MDSS, Theorem 3 and Remark 2)."""
+    distribution, proposal = _fractions(target), _fractions(draft)
+    subsets = itertools.product([False, True], repeat=len(distribution))
+    return float(
+        min(
+            1
+            + sum(itertools.compress(distribution, chosen))
+            - sum(itertools.compress(proposal, chosen)) ** int(num_drafts)
+            for chosen in subsets
+        )
+    )
+
+
+def specinfer_acceptance(num_drafts: str, target: str, draft: str) -> float:
+    """``1 - prod_k (1 - sum_x min(q_k, p))``, ``q_{k+1}`` the normalised ``(q_k - p)+``, in fractions (SpecInfer)."""
+    distribution, proposal = _fractions(target), _fractions(draft)
+    missed = Fraction(1)
+    for _ in range(int(num_drafts)):
+        rejected = 1 - sum(map(min, distribution, proposal))
+        missed *= rejected
+        if rejected:
+            distribution = [max(q - p, Fraction(0)) / rejected for q, p in zip(distribution, proposal, strict=True)]
+    return float(1 - missed)
+
+
+def _fractions(text: str) -> list[Fraction]:
+    return [Fraction(part) for part in text.split(",")]
+
+
+def _memory(
+    system: str,
+    *,
+    tokens: float,
+    target_gb: float,
+    draft_gb: float,
+    alpha: float,
+    draft_len: float,
+    interval: float = 1,
+) -> float:
+    length = theory.expected_block_length(alpha, int(draft_len))
+    target, draft = theory.Moved(target_gb, 0.0), theory.Moved(draft_gb, 0.0)
+    lengths = {"block_length": length, "online_block_length": length}
+    found = theory.memory_traffic(target, draft, tokens=int(tokens), update_interval=int(interval), **lengths)
+    return sum(found[system].values())
+
+
+def _quotients(above: Value, below: Value) -> Any:
+    return np.divide(above, below)
+
+
+FORMULAS: dict[str, Callable[..., float]] = {
+    "equal": lambda value: value,
+    "quotient": lambda above, below: above / below,
+    "percent": lambda above, below: 100 * above / below,
+    "product": lambda left, right: left * right,
+    "smallest": lambda values: np.min(values),
+    "largest": lambda values: np.max(values),
+    "smallest_quotient": lambda above, below: np.min(_quotients(above, below)),
+    "largest_quotient": lambda above, below: np.max(_quotients(above, below)),
+    "smallest_difference": lambda left, right: np.min(np.subtract(left, right)),
+    "largest_difference": lambda left, right: np.max(np.subtract(left, right)),
+    "speedup": lambda alpha, draft_len, cost_ratio: theory.speedup(alpha, int(draft_len), cost_ratio),
+    "latency": lambda alpha, draft_len, cost_ratio, baseline: (
+        baseline / theory.speedup(alpha, int(draft_len), cost_ratio)
+    ),
+    "distillation_speedup": lambda alpha_before, alpha_after, draft_len: theory.distillation_speedup(
+        alpha_before, alpha_after, int(draft_len)
+    ),
+    "drafted_share": lambda alpha, draft_len: 1 - 1 / theory.expected_block_length(alpha, int(draft_len)),
+    "memory_plain": lambda tokens, target_gb, draft_gb: tokens * target_gb,
+    "memory_speculative": lambda **inputs: _memory("vsd", **inputs),
+    "memory_online": lambda update_interval, **inputs: _memory("osd", **inputs, interval=update_interval),
+    "flops_ratio": lambda alpha, draft_len, target, draft: theory.update_flops_ratio(
+        int(draft_len), theory.expected_block_length(alpha, int(draft_len)), target, draft
+    ),
+    "load": lambda tokens, requests, days, flops: theory.load_flops(tokens, requests, days, flops),
+    "optimal_acceptance": optimal_acceptance,
+    "specinfer_acceptance": specinfer_acceptance,
+}
+
+
+def findings(published: Published) -> dict[str, list[Finding]]:
+    """Claim id -> what the checks say of it; a row that no check names is absent."""
+    found: dict[str, list[Finding]] = {}
+    for name, check in published.checks.items():
+        for claim_id, finding in _run(name, check, published):
+            found.setdefault(claim_id, []).append(finding)
+    return found
+
+
+def _run(name: str, check: Check, published: Published) -> list[tuple[str, Finding]]:
+    rows = published.of(check.claim, **check.where)
+    if rows.empty:
+        raise UserError(f"check {name}: no printed number of {check.claim}", remedy="repair consistency.yaml")
+    results = []
+    series = rows["settings"].map(lambda settings: tuple(settings.get(key) for key in check.series or settings))
+    for _, members in rows.groupby(series, sort=False):
+        fits = [_fits(check, row, published, {}) for row in records(members)]
+        instead = "" if all(ok for _, ok in fits) else _search(check, members, published)
+        for (recomputed, ok), row in zip(fits, records(members), strict=True):
+            holds = ok if check.series is None else all(good for _, good in fits)
+            verb = "gives" if holds else "would give"
+            note = f"{check.says} {verb} {_short(recomputed)}{instead}"
+            results.append((row["claim_id"], Finding(name, recomputed, holds, note, check.derives)))
+    return results
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _search(check: Check, rows: pd.DataFrame, published: Published) -> str:
+    """Words for the inputs that do give every row of a failed series, if there are any."""
+    names = list(check.search)
+    for choice in itertools.product(*check.search.values()):
+        values = dict(zip(names, choice, strict=True))
+        if values and all(_fits(check, row, published, values)[1] for row in records(rows)):
+            return "; every value of the row fits " + ", ".join(f"{key} = {value:g}" for key, value in values.items())
+    return ""
+
+
+def _fits(check: Check, row: Mapping[str, Any], published: Published, exact: Mapping[str, float]) -> tuple[float, bool]:
+    """The recomputed value, and whether its range over the rounding of the inputs meets the printed value."""
+    formula = FORMULAS[check.formula]
+    bounds = {
+        name: (exact[name], exact[name], exact[name]) if name in exact else _bounds(source, row, published)
+        for name, source in check.inputs.items()
+    }
+    recomputed = float(formula(**{name: middle for name, (_, middle, _) in bounds.items()}))
+    corners = [
+        float(formula(**dict(zip(bounds, corner, strict=True))))
+        for corner in itertools.product(*({low, high} for low, _, high in bounds.values()))
+    ]
+    allowed = check.tolerance if check.tolerance is not None else published.claims[check.claim].digit
+    allowed += 1e-9 * abs(row["value"])
+    return recomputed, min(corners) - allowed <= row["value"] <= max(corners) + allowed
+
+
+def _bounds(source: Source, row: Mapping[str, Any], published: Published) -> tuple[Value, Value, Value]:
+    """An input at its lower bound, as printed, and at its upper bound."""
+    if source.value is not None:
+        return source.value, source.value, source.value
+    settings: Mapping[str, str] = row["settings"]
+    if source.setting is not None:
+        text = settings[source.setting]
+        value: Value = text if "/" in text or "," in text or not _is_decimal(text) else float(text)
+        return value, value, value
+    wanted = {key: settings[key] for key in source.same} | source.where
+    assert source.claim is not None, "a source names a value, a setting or a claim"
+    found = published.of(source.claim, **wanted)["value"].to_numpy()
+    if not len(found):
+        raise UserError(f"no printed number of {source.claim} with {wanted}", remedy="repair consistency.yaml")
+    half = published.claims[source.claim].digit / 2
+    low, middle, high = (tuple(float(v) for v in found + shift) for shift in (-half, 0.0, half))
+    return (low[0], middle[0], high[0]) if len(found) == 1 else (low, middle, high)
+
+
+def _is_decimal(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()

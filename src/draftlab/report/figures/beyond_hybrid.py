@@ -1,0 +1,35 @@
+"""The better of K-SEQ and importance sampling, chosen at each position from the two distributions before any draft is seen."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from draftlab.core import stats
+from draftlab.report import tidy
+from draftlab.report.figures.forms import curves
+from draftlab.report.figures.style import LOOKS, counted, footer, legend, panels
+from draftlab.report.published import Published
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
+    """A column per K and kind of pair (recorded from models, synthetic distributions): the acceptance, and what is missing to the optimum."""
+    kinds = table["dataset"].eq("synthetic").map({True: "synthetic", False: "models"})
+    panel = [f"{kind}, K = {drafts}" for kind, drafts in zip(kinds, table["num_drafts"], strict=True)]
+    table = table.assign(panel=panel, _unit=tidy.clusters(table))
+    shown = list(dict.fromkeys(panel))
+    figure, axes = panels(2, len(shown), height=1.6, sharex=True, sharey="row")
+    for row, above in enumerate(("acceptance_sum", "shortfall_sum")):
+        found = stats.ratio_table(table, above, "positions", ["panel", "scheme", "draft_temperature"], request="_unit")
+        found = found[found["estimate"] > 1e-6]  # the optimum lacks nothing, which has no place on a log axis
+        for ax, value in zip(axes[row], shown, strict=True):
+            curves(ax, found[found["panel"] == value], "draft_temperature", "scheme", list(LOOKS), 0.02)
+    for upper, lower, value in zip(*axes, shown, strict=True):
+        upper.set_title(value)
+        lower.set(xlabel="draft temperature", yscale="log")
+    axes[0, 0].set_ylabel("acceptance")
+    axes[1, 0].set_ylabel("missing to the optimum")
+    legend(figure, list(axes.flat))
+    n = table.groupby("panel")["_unit"].nunique()
+    footer(figure, scale, f"{counted(n)} requests per point", "bars: 95 % bootstrap")
+    return figure

@@ -1,0 +1,54 @@
+"""Where importance sampling wins and where it loses: its acceptance less another scheme's, over temperatures and the target's entropy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from draftlab.core import stats
+from draftlab.report import tidy
+from draftlab.report.figures.style import footer, panels
+from draftlab.report.published import Published
+
+RIVALS = {"single": "one draft", "k_seq": "K-SEQ (SpecTr)", "optimal": "the optimum"}
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
+    """A column per rival; above by the target's temperature, below by its entropy. No bracket: the interval leaves out 0."""
+    figure, axes = panels(2, len(RIVALS), height=1.7, sharex=True, sharey="row")
+    table = table.assign(_unit=tidy.clusters(table))
+    for column, (rival, label) in enumerate(RIVALS.items()):
+        axes[0, column].set_title(f"against {label}", fontsize=7)
+        for ax, key in zip(axes[:, column], ("target_temperature", "entropy_class"), strict=True):
+            _panel(ax, table, rival, key)
+        axes[1, column].set_xlabel("draft temperature")
+    classes = sorted(table["entropy_class"].unique())
+    axes[1, 0].set_yticks(range(len(classes)), [tidy.ENTROPIES[place] for place in classes])
+    axes[0, 0].set_ylabel("target temperature")
+    axes[1, 0].set_ylabel("target entropy")
+    footer(
+        figure,
+        scale,
+        f"K = {int(table['num_drafts'].iloc[0])}, n = {table['_unit'].nunique()} requests",
+        "importance sampling (s = 5) less the rival, in points of acceptance; (in brackets): the 95 % interval holds 0",
+    )
+    return figure
+
+
+def _panel(ax: Axes, table: pd.DataFrame, rival: str, key: str) -> None:
+    drafts, levels = (sorted(table[name].unique()) for name in ("draft_temperature", key))
+    shown = np.full((len(levels), len(drafts)), np.nan)
+    for (level, draft), rows in table.groupby([key, "draft_temperature"]):
+        sums = rows.groupby("_unit")[["importance_truncated", rival, "positions"]].sum()
+        gap = stats.ratio(sums["importance_truncated"] - sums[rival], sums["positions"])
+        row, column = levels.index(level), drafts.index(draft)
+        shown[row, column] = gap.estimate
+        words = f"{100 * gap.estimate:+.1f}"
+        ax.text(column, row, f"({words})" if gap.low <= 0 <= gap.high else words, ha="center", va="center", fontsize=6)
+    largest = np.nanmax(np.abs(shown))
+    ax.imshow(shown, cmap="PuOr", vmin=-largest, vmax=largest, origin="lower", aspect="auto", alpha=0.5)
+    ax.set_xticks(range(len(drafts)), [f"{value:g}" for value in drafts])
+    ax.set_yticks(range(len(levels)), [f"{value:g}" for value in levels])
+    ax.grid(False)

@@ -1,0 +1,49 @@
+"""Entropic transport instead of the linear program: what is missing to the optimum against what it costs."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from draftlab.core import stats
+from draftlab.report import tidy
+from draftlab.report.figures.style import LOOKS, counted, footer, in_order, legend, look, panels, points
+from draftlab.report.published import Published
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
+    """A panel per K, a line per sharpness of the kernel, its marks by number of iterations; what reaches the optimum is a vertical line."""
+    is_sinkhorn = table["scheme"] == "sinkhorn"
+    named = table["scheme"].where(~is_sinkhorn, "Sinkhorn, sharpness " + table["sharpness"].map("{:g}".format))
+    table = table.assign(contender=named, _unit=tidy.clusters(table))
+    keys = ["num_drafts", "contender", "iterations"]
+    found = stats.ratio_table(table, "shortfall_sum", "positions", keys, request="_unit")
+    sums = table.groupby(keys)[["seconds", "positions"]].sum()
+    found["us"] = 1e6 * (sums["seconds"] / sums["positions"]).reindex(pd.MultiIndex.from_frame(found[keys])).to_numpy()
+    shown = sorted(found["num_drafts"].unique())
+    figure, axes = panels(1, len(shown), height=2.2, sharey=True)
+    for ax, drafts in zip(axes[0], shown, strict=True):
+        rows = found[found["num_drafts"] == drafts]
+        for place, contender in enumerate(in_order(rows["contender"].tolist(), list(LOOKS))):
+            line, style = rows[rows["contender"] == contender].sort_values("iterations"), look(contender, place)
+            if line["estimate"].max() < 1e-6:
+                ax.axvline(line["us"].iloc[0], **style.options(marker=""))
+                continue
+            points(ax, line["us"], line, style)
+            for count, us, missing in zip(line["iterations"], line["us"], line["estimate"], strict=True):
+                if (
+                    contender not in LOOKS
+                    and missing > 1e-6
+                    and count in (line["iterations"].min(), line["iterations"].max())
+                ):
+                    ax.annotate(count, (us, missing), (3, 3), textcoords="offset points", fontsize=5.5)
+        ax.set(title=f"K = {drafts}", xlabel="CPU µs per position", xscale="log", yscale="log")
+    axes[0, 0].set_ylabel("missing to the optimum")
+    legend(figure, list(axes[0]))
+    footer(
+        figure,
+        scale,
+        f"{counted(found['n'])} requests per point, bars: 95 % bootstrap",
+        "numbers: fewest and most iterations; a vertical line: at the optimum",
+    )
+    return figure

@@ -1,0 +1,455 @@
+"""The forms that figures share: curves with intervals, and alpha along a stream. A figure is one call with its columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullFormatter
+
+from draftlab.core import stats
+from draftlab.report import tables, tidy
+from draftlab.report.figures.style import (
+    GREY,
+    INK,
+    LOOKS,
+    NAMES,
+    PALE,
+    Look,
+    counted,
+    footer,
+    held,
+    in_order,
+    legend,
+    look,
+    name,
+    panels,
+    points,
+    seeds,
+)
+
+Marks = Callable[[Axes, Any], None]
+
+
+def curve_figure(
+    table: pd.DataFrame,
+    scale: str,
+    *,
+    x: str,
+    above: str,
+    below: str | None = None,
+    series: str | None = None,
+    panel: str | None = None,
+    order: Sequence[str] = (),
+    xlabel: str,
+    ylabel: str,
+    also: Sequence[tuple[str, str, str | None]] = (),
+    log_x: bool = False,
+    level: float | None = None,
+    marks: Marks | None = None,
+    foot: Callable[[Axes, pd.DataFrame], None] | None = None,
+    apart: float = 0.0,
+    facts: Sequence[str] = (),
+) -> Figure:
+    """Estimates with intervals against ``x``: a line per value of ``series``, a panel per value of ``panel``.
+
+    An estimate is ``sum(above) / sum(below)``, or the mean of ``above``; ``also`` gives further ones (label, above, below) a row each.
+    ``order`` puts series first; ``level`` draws a line; ``marks(ax, panel value)`` adds what is printed to the first row,
+    ``foot(ax, rows)`` draws a last row with an axis of its own; lines stand ``apart`` along ``x``, so that intervals do not hide each other.
+    """
+    keys = [key for key in (panel, series, x) if key is not None]
+    unit = tidy.unit(table)
+    table = table.assign(_one=1.0, _unit=tidy.clusters(table) if unit else "")
+    shown = in_order(table[panel].tolist(), [] if panel == "group" else list(NAMES)) if panel else [None]
+    measures = [(ylabel, above, below), *also]
+    order = in_order(table[series].tolist(), order) if series else []
+    height, width = (1.6 if also else 2.0), (7.0 if len(shown) > 1 else 3.8)
+    figure, axes = panels(len(measures) + (foot is not None), len(shown), height=height, width=width, sharey="row")
+    for upper in axes[: len(measures) - 1]:
+        for ax, lowest in zip(upper, axes[len(measures) - 1], strict=True):
+            ax.sharex(lowest)
+            ax.tick_params(labelbottom=False)
+    n = pd.Series(dtype=int)
+    for row, (words, numerator, denominator) in enumerate(measures):
+        found = stats.ratio_table(table, numerator, denominator or "_one", keys, request="_unit")
+        n = found["n"]
+        for ax, value in zip(axes[row], shown, strict=True):
+            own = found if panel is None else found[found[panel] == value]
+            curves(ax, own, x, series, order, apart)
+            _x_axis(ax, own, [key for key in keys if key != panel], log_x)
+            if row == 0:
+                ax.set_title("" if value is None else name(value))
+                if marks is not None:
+                    marks(ax, value)
+            if row == len(measures) - 1:
+                ax.set_xlabel(xlabel)
+            if level is not None:
+                ax.axhline(level, color=GREY, linewidth=0.6)
+        axes[row, 0].set_ylabel(words)
+    if foot is not None:
+        for ax, value in zip(axes[-1], shown, strict=True):
+            foot(ax, table if panel is None else table[table[panel] == value])
+    if any(ax.get_legend_handles_labels()[1] for ax in axes.flat) and (series or marks):
+        legend(figure, list(axes.flat), columns=4 if len(shown) > 1 else 2)
+    several = "dataset" in table and "dataset" not in keys and table["dataset"].nunique() > 1
+    datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
+    interval = (
+        f"{counted(n)} {tidy.units(table)}{datasets} per point, bars: 95 % bootstrap"
+        if unit
+        else "exact: no n, no interval"
+    )
+    footer(figure, scale, interval, seeds(table), *facts)
+    return figure
+
+
+def _x_axis(ax: Axes, found: pd.DataFrame, keys: Sequence[str], log: bool) -> None:
+    """Ticks at the values themselves where they are few: those that some line has beside another."""
+    x = keys[-1]
+    lines = (
+        found.groupby(list(keys[:-1]))[x].transform("nunique") > 1 if len(keys) > 1 else pd.Series(True, found.index)
+    )
+    values = sorted((found[lines] if lines.any() else found)[x].unique())
+    if log:
+        ax.set_xscale("log")
+        ax.xaxis.set_minor_formatter(NullFormatter())
+    words = [f"{value:g}" for value in values]
+    few = len(values) <= 3 or (len(values) <= 7 and (log or pd.api.types.is_integer_dtype(found[x])))
+    if few and max(map(len, words)) <= 5:
+        ax.set_xticks(values, words)
+        ax.minorticks_off()
+
+
+def curves(
+    ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequence[str] = (), apart: float = 0.0
+) -> None:
+    """One line per value of ``series``, looks by name where the name is known, else by place in ``order``; a value with a single
+    ``x`` is a level. Marks that stand ``apart`` leave their line where it is, so that the order of lines is that of the values."""
+    values = in_order(rows[series].tolist(), order) if series else [None]
+    several = rows[x].nunique() > 1
+    for place, value in enumerate(values):
+        line = (rows if value is None else rows[rows[series] == value]).sort_values(x)
+        style = look("ours" if value is None else value, order.index(value) if value in order else place)
+        if several and len(line) == 1:
+            level = line.iloc[0]
+            ax.axhline(level["estimate"], **style.options(marker=""))
+            if np.isfinite(level["ci_low"]):
+                ax.axhspan(level["ci_low"], level["ci_high"], color=style.colour, alpha=0.15, linewidth=0)
+        elif apart:
+            ax.plot(line[x], line["estimate"], **style.options(marker="", label=""))
+            points(ax, line[x] + apart * (place - (len(values) - 1) / 2), line, style, linestyle="", label="")
+            ax.plot([], [], **style.options())
+        else:
+            points(ax, line[x], line, style)
+
+
+PARTS = {"draft_seconds": ("drafting", PALE), "target_seconds": ("target", GREY), "select_seconds": ("selection", INK)}
+
+
+def live_figure(
+    table: pd.DataFrame,
+    scale: str,
+    *,
+    x: str,
+    xlabel: str,
+    series: str = "scheme",
+    panel: str | None = None,
+    marks: Marks | None = None,
+    facts: Sequence[str] = (),
+) -> Figure:
+    """Live decoding, pooled over the datasets: tokens per target call, tokens per second, and where the time of a token goes."""
+    return curve_figure(
+        table,
+        scale,
+        x=x,
+        above="emitted",
+        below="blocks",
+        series=series,
+        panel=panel,
+        order=list(LOOKS),
+        xlabel=xlabel,
+        ylabel="tokens per target call",
+        also=[("tokens per second", "emitted", "seconds")],
+        marks=marks,
+        foot=partial(_time_split, series),
+        apart=0.012 * (table[x].max() - table[x].min()),
+        facts=[*held(table, ("dataset", "draft_temperature", "target_temperature", "draft_len")), *facts],
+    )
+
+
+def _time_split(series: str, ax: Axes, rows: pd.DataFrame) -> None:
+    """Microseconds per emitted token of each series, by part of the loop, over all its points."""
+    sums = rows.groupby(series, sort=False)[[*PARTS, "emitted"]].sum()
+    sums = sums.loc[in_order(sums.index.tolist(), list(LOOKS))]
+    left = np.zeros(len(sums))
+    for part, (label, colour) in PARTS.items():
+        width = 1e6 * (sums[part] / sums["emitted"]).to_numpy()
+        ax.barh(range(len(sums)), width, left=left, color=colour, height=0.7, label=label)
+        left += width
+    ax.set_yticks(range(len(sums)), [name(value) for value in sums.index])
+    ax.set(xlabel="µs per token", ylim=(len(sums) - 0.5, -0.5))
+    ax.grid(visible=False, axis="y")
+
+
+def stream_figure(
+    table: pd.DataFrame,
+    scale: str,
+    *,
+    panel: str | None = None,
+    order: Sequence[str] = (),
+    series: str = "method",
+    window: int = 50,
+    printed: Marks | None = None,
+    printed_note: str = "",
+) -> Figure:
+    """Alpha along a stream as a moving average that never looks ahead, one line per value of ``series``.
+
+    ``panel`` gives each of its values a panel; ``printed(ax, value)`` draws the paper's curve into a second row. ``offline``
+    rows are held-out requests and become a level. The last fifth of each stream stands at the right with its interval.
+    """
+    if "measured_on" in table:
+        table = table[table["measured_on"] == "stream"]
+    shown = in_order(table[panel].tolist(), order or list(NAMES)) if panel else [None]
+    figure, axes = panels(1 + (printed is not None), len(shown), height=1.7, sharey=True, sharex="row", width=7.0)
+    used: list[int] = []
+    for column, value in enumerate(shown):
+        rows = table if panel is None else table[table[panel] == value]
+        used.append(moving(axes[0, column], rows, series, window, panel))
+        axes[0, column].set_title("" if value is None else name(value))
+        if printed is not None:
+            printed(axes[1, column], value)
+        axes[-1, column].set_xlabel("records")
+    axes[0, 0].set(ylabel="alpha" if printed is None else "alpha, ours", ylim=(0, 1), xlim=(0, None))
+    if printed is not None:
+        axes[1, 0].set_ylabel("alpha, printed")
+    legend(figure, list(axes.flat), columns=5)
+    served = _served(table)
+    length = int(served["record"].max()) + _step(served)
+    ticks = MaxNLocator(2 if len(shown) > 4 else 4).tick_values(0, length)
+    axes[0, 0].set_xticks([tick for tick in ticks if tick <= length])
+    footer(
+        figure,
+        scale,
+        f"moving average of {'–'.join(map(str, sorted({min(used), max(used)})))} records{printed_note}",
+        f"{length} records",
+        seeds(table),
+        f"at the right: last fifth of the stream, 95 % bootstrap over {tidy.units(table)}",
+    )
+    return figure
+
+
+def of_class(table: pd.DataFrame) -> pd.DataFrame:
+    """The same stream with the requests of each class counted on their own, in steps of what a row may sum."""
+    summed = table["requests"] if "requests" in table else pd.Series(1, table.index)
+    in_turn = summed.loc[table.sort_values("record", kind="stable").index]
+    served = in_turn.groupby([table[key] for key in ("group", "method", "seed")]).cumsum() - in_turn
+    return table.assign(record=served // summed.max() * summed.max())
+
+
+def _served(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a stream: those of an offline draft are held-out requests."""
+    return rows[rows["method"] != "offline"] if "method" in rows else rows
+
+
+def _step(served: pd.DataFrame) -> int:
+    """How many requests of the stream are summed in one row."""
+    places = np.unique(served["record"])
+    return int(np.diff(places).min()) if len(places) > 1 else 1
+
+
+def moving(ax: Axes, rows: pd.DataFrame, series: str, window: int, panel: str | None = None) -> int:
+    """Draw the moving averages of one panel; return the window in records, shortened for a short stream."""
+    served = _served(rows)
+    step = _step(served)
+    length = int(served["record"].max()) + step
+    window = max(min(window, max(5, length // 10)) // step, 1)
+    for place, value in enumerate(in_order(rows[series].tolist(), LOOKS)):
+        sums = rows[rows[series] == value].groupby("record")[["overlap", "visited"]].sum()
+        style = look(value, place)
+        if value == "offline":
+            level = stats.ratio(sums["overlap"], sums["visited"])
+            ax.axhline(level.estimate, **style.options(marker="", linewidth=1.1))
+            continue
+        alpha = stats.moving_ratio(sums["overlap"], sums["visited"], window)
+        shown = np.arange(len(sums)) >= window - 1
+        ax.plot(sums.index[shown], alpha[shown], **style.options(marker=""))
+        last = rows[(rows[series] == value) & (rows["record"] >= 0.8 * length)]
+        drawn = last.groupby(tidy.clusters(last))[["overlap", "visited"]].sum()
+        _end(ax, drawn, length * (1.03 + 0.04 * place), style)
+    ax.axvline(length, color=GREY, linewidth=0.5)
+    if panel != "group":
+        _boundaries(ax, served)
+    return window * step
+
+
+def _end(ax: Axes, last: pd.DataFrame, x: float, style: Look) -> None:
+    end = stats.ratio(last["overlap"], last["visited"])
+    error = [[end.estimate - end.low], [end.high - end.estimate]]
+    ax.errorbar(x, end.estimate, yerr=error, fmt=style.marker, color=style.colour, markersize=3, capsize=1.5)
+
+
+def _boundaries(ax: Axes, served: pd.DataFrame) -> None:
+    """A line where a stream of segments changes from one to the next, named by its group."""
+    if "segment" not in served or served["segment"].nunique() < 2 or served["segment"].nunique() > 12:
+        return
+    for _, rows in served.groupby("segment", sort=True):
+        start = rows["record"].min()
+        if start:
+            ax.axvline(start, color=GREY, linewidth=0.7, linestyle=(0, (2, 2)))
+        if "group" in rows:
+            ax.annotate(
+                name(rows["group"].iloc[0]),
+                (start, 0.98),
+                xycoords=("data", "axes fraction"),
+                fontsize=6,
+                color=GREY,
+                va="top",
+                xytext=(2, 0),
+                textcoords="offset points",
+            )
+
+
+def printed_curves(ax: Axes, published: Any, figure: str, looks: dict[str, str]) -> None:
+    """The digitised curves of one published figure: ``looks`` maps its series to the look of ours."""
+    for place, (series, value) in enumerate(looks.items()):
+        curve = published.curve(figure, series)
+        if curve.empty:
+            ax.annotate("no printed curve", (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=6, color=GREY)
+        ax.plot(curve["x"], curve["y"], **look(value, place).options(marker="", linewidth=1))
+    ax.locator_params(axis="x", nbins=4)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
+
+
+def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
+    """The cells of an experiment's printed table as marks with intervals: what is drawn where no figure has been designed."""
+    layout = tables.layout_of(experiment, table)
+    cells = tables.summary(table, layout)
+    rows = list(dict.fromkeys(cells[list(layout.rows)].itertuples(index=False, name=None)))
+    series = list(dict.fromkeys(cells[list(layout.columns)].itertuples(index=False, name=None))) or [()]
+    figure, axes = panels(1, 1, width=5.0, height=0.5 + 0.25 * len(rows))
+    ax = axes[0, 0]
+    for number, own in enumerate(series):
+        words = ", ".join(dict.fromkeys(map(name, own)))
+        chosen = cells
+        for key, value in zip(layout.columns, own, strict=True):
+            chosen = chosen[chosen[key] == value]
+        places = [rows.index(tuple(cell)) for cell in chosen[list(layout.rows)].itertuples(index=False, name=None)]
+        error = np.nan_to_num(np.stack([chosen["estimate"] - chosen["ci_low"], chosen["ci_high"] - chosen["estimate"]]))
+        y = np.asarray(places) + 0.5 * ((number + 0.5) / len(series) - 0.5)
+        style = look(words, number)
+        ax.errorbar(
+            chosen["estimate"],
+            y,
+            xerr=np.clip(error, 0, None),
+            fmt=style.marker,
+            color=style.colour,
+            ms=3.5,
+            capsize=1.5,
+            label=words,
+        )
+    ax.set(
+        xlabel=textwrap.fill(tables.quantity(layout), 50),
+        ylim=(len(rows) - 0.5, -0.5),
+    )
+    settings = [zip(layout.rows, row, strict=True) for row in rows]
+    ax.set_yticks(range(len(rows)), [", ".join(name(tables.named(*pair)) for pair in row) for row in settings])
+    if layout.columns:
+        legend(figure, [ax], columns=3)
+    units = tidy.units(table)
+    interval = f"{counted(cells['n'])} {units} per mark, bars: 95 % bootstrap" if units else "exact: no n, no interval"
+    footer(figure, scale, interval, seeds(table))
+    return figure
+
+
+def printed_level(ax: Axes, rows: pd.DataFrame, x: str, words: str = "printed, Vicuna-7B / LLaMA-160M") -> None:
+    """Printed numbers as hollow diamonds over the setting ``x``."""
+    places = [float(settings[x]) for settings in rows["settings"]]
+    ax.plot(places, rows["value"], "D", mfc="none", mec=INK, mew=0.9, ms=4.5, label=words)
+
+
+def gaps(table: pd.DataFrame, pairs: Mapping[str, tuple[str, str]], by: Sequence[str]) -> pd.DataFrame:
+    """Alpha of one ``method`` less that of another over the same requests, for each of ``pairs`` (column ``pair``) and group of ``by``."""
+    table = table.assign(_unit=tidy.clusters(table))
+    found = []
+    for group, own in table.groupby(list(by), sort=False):
+        sums = own.groupby(["method", "_unit"])[["overlap", "visited"]].sum()
+        for words, methods in pairs.items():
+            if set(methods) <= set(own["method"]):
+                one, two = (sums.loc[[method]].droplevel("method") for method in methods)
+                one, two = tidy.paired(one, two)
+                gap = stats.ratio_difference(one["overlap"], one["visited"], two["overlap"], two["visited"])
+                values = {"estimate": gap.estimate, "ci_low": gap.low, "ci_high": gap.high, "n": gap.n}
+                found.append({"pair": words} | dict(zip(by, group, strict=True)) | values)
+    return pd.DataFrame(found)
+
+
+def gap_figure(
+    table: pd.DataFrame,
+    scale: str,
+    pairs: Mapping[str, tuple[str, str]],
+    *,
+    panel: str,
+    x: str,
+    xlabel: str,
+    span: float = 0.1,
+    facts: Sequence[str] = (),
+) -> Figure:
+    """A map per value of ``panel``: how much more one method accepts than another (``pairs``), over ``x``."""
+    found = gaps(table, pairs, [panel, x])
+    shown = in_order(found[panel].tolist(), list(NAMES))
+    figure, axes = panels(1, len(shown), height=0.6 + 0.25 * len(pairs), sharey=True)
+    for ax, value in zip(axes[0], shown, strict=True):
+        heat(ax, found[found[panel] == value], "pair", x, span, (list(pairs), list(NAMES)))
+        ax.set(title=name(value), xlabel=xlabel)
+    footer(
+        figure,
+        scale,
+        "differences of alpha in points; (in brackets): the 95 % interval holds 0",
+        f"{counted(found['n'])} {tidy.units(table)} per cell",
+        seeds(table),
+        *facts,
+    )
+    return figure
+
+
+def heat(
+    ax: Axes,
+    cells: pd.DataFrame,
+    rows: str,
+    columns: str,
+    span: float,
+    order: tuple[Sequence[Any], Sequence[Any]] = ((), ()),
+) -> None:
+    """Differences (``estimate, ci_low, ci_high``) as a map; in brackets where the interval holds 0. ``span``: the darkest colour."""
+    down, across = (in_order(cells[key].tolist(), known) for key, known in zip((rows, columns), order, strict=True))
+    shown = np.full((len(down), len(across)), np.nan)
+    for _, cell in cells.iterrows():
+        row, column = down.index(cell[rows]), across.index(cell[columns])
+        shown[row, column] = cell["estimate"]
+        words = f"{100 * cell['estimate']:+.1f}"
+        inside = cell["ci_low"] <= 0 <= cell["ci_high"]
+        ax.text(
+            column,
+            row,
+            f"({words})" if inside else words,
+            ha="center",
+            va="center",
+            fontsize=6,
+            color="white" if abs(cell["estimate"]) > 0.7 * span else INK,
+        )
+    ax.imshow(shown, cmap="PuOr", vmin=-span, vmax=span, aspect="auto", alpha=0.7)
+    ax.set_xticks(range(len(across)), [textwrap.fill(name(value), 12, break_long_words=False) for value in across])
+    ax.set_yticks(range(len(down)), [name(value) for value in down])
+    ax.grid(False)
+
+
+def printed_points(ax: Axes, rows: pd.DataFrame, x: str, series: str) -> None:
+    """Printed numbers as hollow marks in the looks of their series."""
+    for settings, value in zip(rows["settings"], rows["value"], strict=True):
+        style = look(settings[series], 0)
+        ax.plot(float(settings[x]), value, style.marker, mfc="none", mec=style.colour, ms=4)

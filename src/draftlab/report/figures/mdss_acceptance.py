@@ -1,0 +1,65 @@
+"""MDSS Table 2: acceptance of multi-draft schemes against the number of drafts, at several draft temperatures."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from draftlab.core.stats import ratio_table
+from draftlab.report.figures.style import counted, footer, in_order, legend, look, name, panels, points, seeds
+from draftlab.report.published import Published
+
+SCHEMES = ("optimal", "importance_truncated", "k_seq", "specinfer", "rrs", "single")
+PATHS = ("single_path", "block")  # accepted among visited tokens of a path: another quantity, in the table only
+SYNTHETIC = "synthetic"
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
+    """Above the acceptance, below what is missing to the optimum (log axis); ours by draft temperature, then the printed datasets."""
+    table = table[(table["dataset"] != SYNTHETIC) & ~table["scheme"].isin(PATHS)]
+    table = table.assign(unit=table["dataset"].astype(str) + "/" + table["request"].astype(str))
+    keys = ["draft_temperature", "num_drafts", "scheme"]
+    accepted = ratio_table(table, "acceptance_sum", "positions", keys, request="unit")
+    missing = ratio_table(table, "shortfall_sum", "positions", keys, request="unit")
+    temperatures = sorted(accepted["draft_temperature"].unique())
+    printed = published.of("T2.acceptance")
+    printed = pd.DataFrame(printed["settings"].tolist()).assign(
+        estimate=printed["value"].to_numpy(), ci_low=float("nan"), ci_high=float("nan")
+    )
+    printed["num_drafts"] = printed["num_drafts"].astype(int)
+    datasets = list(dict.fromkeys(printed["dataset"]))
+    figure, axes = panels(2, len(temperatures) + len(datasets), height=1.5, sharex=True, sharey="row")
+    for column, temperature in enumerate(temperatures):
+        axes[0, column].set_title(f"ours, draft T = {temperature:g}", fontsize=7)
+        for row, found in enumerate((accepted, missing)):
+            _lines(axes[row, column], found[found["draft_temperature"] == temperature])
+    for column, dataset in enumerate(datasets, start=len(temperatures)):
+        axes[0, column].set_title(f"printed, {name(dataset)}", fontsize=7)
+        rows = printed[printed["dataset"] == dataset]
+        best = rows[rows["scheme"] == "optimal"].set_index("num_drafts")["estimate"]
+        _lines(axes[0, column], rows)
+        _lines(axes[1, column], rows.assign(estimate=rows["num_drafts"].map(best) - rows["estimate"]))
+    for ax in axes[1]:
+        ax.set(xlabel="drafts K", xscale="log")
+        ax.set_xticks([2, 4, 8], ["2", "4", "8"], minor=False)
+        ax.minorticks_off()
+    axes[0, 0].set_ylabel("acceptance")
+    axes[1, 0].set(ylabel="missing to the optimum", yscale="log", ylim=(3e-4, 0.5))
+    legend(figure, list(axes.flat), columns=4)
+    footer(
+        figure,
+        scale,
+        f"{counted(accepted['n'])} requests of {table['dataset'].nunique()} datasets per point",
+        seeds(table),
+        "bars: 95 % bootstrap over requests",
+        "top-k 5; at or above the optimum there is no mark below; RRS draws without replacement, which has an optimum of its own",
+    )
+    return figure
+
+
+def _lines(ax: Axes, rows: pd.DataFrame) -> None:
+    """One line per scheme, side by side so that intervals do not hide each other; what is 0 has no place on a log axis."""
+    for place, scheme in enumerate(in_order(rows["scheme"].tolist(), SCHEMES)):
+        line = rows[(rows["scheme"] == scheme) & (rows["estimate"] > 1e-6)].sort_values("num_drafts")
+        points(ax, line["num_drafts"] * 1.04 ** (place - 2), line, look(scheme, place), markersize=3)

@@ -1,0 +1,42 @@
+"""MDSS App. G: what one decision of each scheme costs, by filter, vocabulary and number of drafts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from draftlab.report.figures.style import SEQUENCE, footer, legend, name, panels
+from draftlab.report.published import Published
+
+WORDS = {
+    "restrict": "cutting tables to the support",
+    "optimum value": "the optimum's value alone",
+    "single (again)": "single draft again (noise)",
+    "importance_truncated s=5": "importance sampling, s = 5",
+    "importance_truncated s=5, first": "… without a full sort",
+    "importance_truncated s=5, highs": "… its program by HiGHS",
+}
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
+    """A panel per filter, a row per scheme; a mark is the median of one thread's time, its bar ends at the 90th percentile."""
+    table = table[table["batch"] == table["batch"].min()]
+    filters, schemes = list(dict.fromkeys(table["filter"])), list(dict.fromkeys(table["scheme"]))
+    figure, axes = panels(1, len(filters), height=0.5 + 0.2 * len(schemes), sharey=True, sharex=True)
+    sizes = list(dict.fromkeys(table[["vocab", "num_drafts"]].itertuples(index=False, name=None)))
+    for ax, kept in zip(axes[0], filters, strict=True):
+        for number, (vocab, drafts) in enumerate(sizes):
+            rows = table[(table["filter"] == kept) & (table["vocab"] == vocab) & (table["num_drafts"] == drafts)]
+            y = np.array([schemes.index(scheme) for scheme in rows["scheme"]]) + 0.18 * (number - (len(sizes) - 1) / 2)
+            error = np.stack([np.zeros(len(rows)), np.clip(rows["ms_p90"] - rows["ms"], 0, None)])
+            style = SEQUENCE[number % len(SEQUENCE)]
+            label = f"{vocab // 1000}k tokens, K = {drafts}"
+            ax.errorbar(
+                rows["ms"], y, xerr=error, fmt=style.marker, color=style.colour, ms=3, elinewidth=0.8, label=label
+            )
+        ax.set(title=kept, xlabel="ms per decision", xscale="log", ylim=(len(schemes) - 0.5, -0.5))
+        ax.set_yticks(range(len(schemes)), [WORDS.get(scheme, name(scheme)) for scheme in schemes])
+    legend(figure, list(axes[0]))
+    footer(figure, scale, "one thread, batch of 1, contenders interleaved", "mark: median, bar: to the 90th percentile")
+    return figure

@@ -1,0 +1,55 @@
+"""MDSS v1 Tables 5 to 8: the quality of the text against the temperature of the drafts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from draftlab.core.stats import ratio_table
+from draftlab.report.figures.forms import curves, printed_points
+from draftlab.report.figures.style import LOOKS, counted, footer, in_order, legend, panels, seeds
+from draftlab.report.published import Published
+
+METRICS = {"rouge_l": ("xsum", "ROUGE-L, XSum"), "bleu": ("wmt16", "BLEU, WMT16")}
+PRINTED = {
+    ("rouge_l", True): ("v1T5.rouge_l", "draft_temperature"),
+    ("bleu", True): ("v1T6.bleu", "draft_temperature"),
+    ("rouge_l", False): ("v1T7.rouge_l", "second_draft_temperature"),
+    ("bleu", False): ("v1T8.bleu", "second_draft_temperature"),
+}
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
+    """Rows: ROUGE-L and BLEU; columns: drafts of one temperature and of two; hollow marks: the printed scores."""
+    figure, axes = panels(2, 2, height=1.6, sharex="col", sharey="row")
+    n = pd.Series(dtype=int)
+    for (row, metric), (column, identical) in itertools.product(enumerate(METRICS), enumerate((True, False))):
+        dataset, label = METRICS[metric]
+        ax = axes[row, column]
+        rows = table[(table["dataset"] == dataset) & (table["identical"] == identical)].dropna(subset=[metric])
+        found = ratio_table(rows.assign(_one=1.0), metric, "_one", ["scheme", "draft_temperature"])
+        n = found["n"]
+        claim, x = PRINTED[metric, identical]
+        rated = found[found["scheme"] != "plain"]
+        schemes = in_order(rated["scheme"].tolist(), LOOKS)
+        apart = 0.03 * (rated["scheme"].map(schemes.index) - (len(schemes) - 1) / 2)
+        shifted = rated.assign(
+            draft_temperature=rated["draft_temperature"] + apart
+        )  # so that no interval hides another
+        curves(ax, shifted, "draft_temperature", "scheme", list(LOOKS))
+        for plain in found.loc[found["scheme"] == "plain", "estimate"]:
+            ax.axhline(plain, **LOOKS["plain"].options(marker=""))
+        printed = published.of(claim)
+        has_x = [x in settings for settings in printed["settings"]]
+        printed_points(ax, printed[has_x], x, "scheme")
+        if row == 0:
+            ax.set_title("drafts of one temperature" if identical else "drafts of two temperatures")
+        else:
+            ax.set_xlabel("draft temperature" if identical else "temperature of the second draft")
+        if column == 0:
+            ax.set_ylabel(label)
+    legend(figure, list(axes.flat))
+    footer(figure, scale, f"{counted(n)} requests per point", "bars: 95 % bootstrap", seeds(table), "hollow: printed")
+    return figure

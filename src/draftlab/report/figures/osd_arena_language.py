@@ -1,0 +1,21 @@
+"""OSD Fig. 5: alpha along the requests of each language, with a draft of its own, with one shared by all, and untrained."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from draftlab.report.figures.forms import of_class, printed_curves, stream_figure
+from draftlab.report.published import Published
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
+    """A panel per language; below the digitised curve of its own draft."""
+
+    def printed(ax: Axes, group: str) -> None:
+        printed_curves(ax, published, "arena_language", {group.lower(): "separate"})
+
+    return stream_figure(
+        of_class(table), scale, panel="group", window=40, printed=printed, printed_note=" of the class (printed: 40)"
+    )

@@ -1,0 +1,65 @@
+"""OSD, ICLR thread: drafts of several sizes before and after distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from draftlab.report.figures.forms import curve_figure
+from draftlab.report.figures.style import INK
+from draftlab.report.published import Published
+
+Printed = Sequence[tuple[str, dict[str, int], dict[str, Any]]]
+PRINTED: Printed = (
+    ("R.big_draft_vanilla", {"llama-160m+osd": 1}, {"marker": "^", "label": "printed, LLaMA-160M distilled"}),
+    (
+        "R.big_draft_vanilla",
+        {"tinyllama-1.1b/vanilla": 2},
+        {"marker": "v", "label": "printed, TinyLlama-1.1B as it was"},
+    ),
+)
+"""Claim, printed variant -> place of its size among ours, look."""
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published, marked: Printed = PRINTED) -> Figure:
+    """A panel per dataset over the parameters of the draft; hollow: printed values, sizes set in their order."""
+    unit, words = (1e3, "thousands") if table["parameters"].max() < 1e6 else (1e6, "millions")
+    table = table.assign(size=(table["parameters"] / unit).round().astype(int))
+    sizes = sorted(table["size"].unique())
+
+    def printed(ax: Axes, dataset: str) -> None:
+        for claim, places, style in marked:
+            rows = published.of(claim, dataset=dataset)
+            found = {
+                settings["variant"]: value for settings, value in zip(rows["settings"], rows["value"], strict=True)
+            }
+            x = [sizes[min(place, len(sizes) - 1)] for place in places.values()]
+            ax.plot(
+                x,
+                [found.get(variant, float("nan")) for variant in places],
+                linestyle="",
+                mfc="none",
+                mec=INK,
+                ms=4,
+                **style,
+            )
+
+    return curve_figure(
+        table,
+        scale,
+        x="size",
+        above="overlap",
+        below="visited",
+        series="method",
+        panel="dataset",
+        order=["original", "distilled"],
+        xlabel=f"parameters, {words}",
+        ylabel="alpha",
+        log_x=True,
+        marks=printed,
+        facts=["printed values stand at the place of their size in its order, not at its number"],
+    )

@@ -1,0 +1,58 @@
+"""OSD Tables 2 and 7: speed-up measured in llama.cpp at controlled acceptance, beside Eq. 1."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from draftlab.core import theory
+from draftlab.core.stats import ratio_table
+from draftlab.report.figures.style import BLUE, GREY, INK, RED, Look, footer, legend, panels, points, seeds
+from draftlab.report.published import Published
+
+MEASURED, EQ1, REFINED = (
+    Look("measured", BLUE, "", "o"),
+    Look("Eq. 1", RED, "--", ""),
+    Look("Eq. 1 with the measured cost v of verifying a block", INK, ":", ""),
+)
+PAIRS = {"vicuna-7b/llama-160m": "Vicuna-7B / LLaMA-160M", "vicuna-33b/tinyllama-1.1b": "Vicuna-33B / TinyLlama-1.1B"}
+ALPHAS = np.linspace(0.5, 0.9, 41)
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
+    """One panel per draft length of ours, one per printed pair: measurement, Eq. 1, and Eq. 1 with the real cost of a block."""
+    lengths = sorted(table["draft_len"].unique())
+    figure, axes = panels(1, len(lengths) + len(PAIRS), height=2.0, sharey=True)
+    found = ratio_table(table, "plain", "speculative", ["draft_len", "alpha"], request="block")
+    for ax, length in zip(axes[0], lengths, strict=False):
+        rows = found[found["draft_len"] == length].sort_values("alpha")
+        points(ax, rows["alpha"], rows, MEASURED)
+        costs = table[table["draft_len"] == length][["cost_ratio", "verify_ratio"]].median()
+        c, v = float(costs["cost_ratio"]), float(costs["verify_ratio"])
+        ax.plot(ALPHAS, [theory.speedup(a, int(length), c) for a in ALPHAS], **EQ1.options())
+        ax.plot(ALPHAS, [theory.speedup(a, int(length), c, v) for a in ALPHAS], **REFINED.options())
+        ax.set_title(f"ours, k = {length}, c = {c:.3f}, v = {v:.2f}", fontsize=7)
+    for ax, pair in zip(axes[0][len(lengths) :], PAIRS, strict=True):
+        _printed(ax, pair, published)
+    for ax in axes[0]:
+        ax.axhline(1, color=GREY, linewidth=0.6)
+        ax.set_xlabel("alpha")
+    axes[0, 0].set_ylabel("speed-up over the target alone")
+    legend(figure, list(axes[0]))
+    footer(
+        figure,
+        scale,
+        f"n = {int(found['n'].min())} interleaved blocks per point",
+        seeds(table),
+        "bars: 95 % bootstrap over blocks",
+    )
+    return figure
+
+
+def _printed(ax: Axes, pair: str, published: Published) -> None:
+    for claim, style in (("T2.speedup_by_alpha", MEASURED), ("T7.theory_speedup", EQ1)):
+        rows = published.of(claim, pair=pair)
+        ax.plot([float(s["alpha"]) for s in rows["settings"]], rows["value"], **style.options(mfc="white"))
+    ax.set_title(f"printed, {PAIRS[pair]}", fontsize=7)

@@ -1,0 +1,93 @@
+"""OSD Table 4: heads on the target and a draft, each as it was and after it learnt online."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from draftlab.core.stats import ratio_table
+from draftlab.report.figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    Look,
+    counted,
+    footer,
+    in_order,
+    legend,
+    name,
+    panels,
+    seeds,
+)
+from draftlab.report.published import Published
+
+CONTENDERS = {
+    "draft": Look("draft", RED, "--", "s"),
+    "draft_osd": Look("draft + OSD", BLUE, "-", "o"),
+    "medusa": Look("Medusa", ORANGE, "-.", "^"),
+    "medusa_osd": Look("Medusa + OSD", GREEN, "-", "D"),
+}
+PRINTED = {"medusa": "medusa-7b", "medusa_osd": "medusa-7b+osd", "draft_osd": "draft+osd"}
+DATASETS = {"spider": "spider", "arena": "chatbot_arena"}
+MEASURES = {
+    ("emitted", "blocks"): "tokens per target call",
+    ("plain_seconds", "seconds"): "speed-up over the target alone",
+}
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
+    """One row per dataset and way to decode; open marks are other ways to verify the tree at temperature 1, diamonds the printed speed-ups."""
+    table = table.assign(dataset=table.get("dataset", "requests"))
+    table = table[table["contender"] != "plain"]
+    table = table.assign(
+        way=table["contender"].where(table["temperature"] == 0, table["contender"] + ", " + table["verifier"])
+    )
+    ways = list(dict.fromkeys(table["way"]))
+    datasets = in_order(table["dataset"].tolist(), list(DATASETS))
+    figure, axes = panels(1, 2, height=0.5 + 0.16 * len(ways) * len(datasets), sharey=True)
+    for ax, ((above, below), label) in zip(axes[0], MEASURES.items(), strict=True):
+        found = ratio_table(table, above, below, ["dataset", "contender", "way", "temperature"], request="block")
+        for row in found.to_dict("records"):
+            y = datasets.index(row["dataset"]) * (len(ways) + 1) + ways.index(row["way"])
+            style, is_greedy = CONTENDERS[row["contender"]], row["temperature"] == 0
+            error = [[row["estimate"] - row["ci_low"]], [row["ci_high"] - row["estimate"]]]
+            ax.errorbar(
+                row["estimate"],
+                y,
+                xerr=error,
+                fmt=style.marker,
+                color=style.colour,
+                mfc=style.colour if is_greedy else "none",
+                capsize=1.5,
+                label=style.label if is_greedy else None,
+            )
+            printed = published.of(
+                "T4.medusa_speedup",
+                dataset=DATASETS.get(row["dataset"], ""),
+                variant=PRINTED.get(row["contender"], ""),
+            )
+            if above == "plain_seconds" and is_greedy and len(printed):
+                ax.plot(printed["value"], [y], "D", mfc="none", mec=BLACK, ms=4.5, label="printed (7B)")
+        ax.axvline(1, color=GREY, linewidth=0.6)
+        ax.set(xlabel=label)
+    places = [place * (len(ways) + 1) + number for place in range(len(datasets)) for number in range(len(ways))]
+    labels = [
+        f"{name(dataset)}: {_words(way)}" if number == 0 else _words(way)
+        for dataset in datasets
+        for number, way in enumerate(ways)
+    ]
+    axes[0, 0].set_yticks(places, labels)
+    axes[0, 0].set_ylim(places[-1] + 0.7, -0.7)
+    legend(figure, list(axes[0]))
+    per_block = int(table["requests"].max())
+    facts = f"{counted(found['n'])} blocks of {per_block} requests, open marks: temperature 1"
+    footer(figure, scale, facts, seeds(table), "bars: 95 % bootstrap over blocks", "typical acceptance is not lossless")
+    return figure
+
+
+def _words(way: str) -> str:
+    contender, _, verifier = way.partition(", ")
+    return CONTENDERS[contender].label + (f", {name(verifier)}" if verifier else "")

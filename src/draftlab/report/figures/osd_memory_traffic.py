@@ -1,0 +1,83 @@
+"""OSD Table 5: bytes moved for a request, by the printed formula and with the terms that it leaves out; where updates save none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from draftlab.report.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SEQUENCE, footer, legend, panels
+from draftlab.report.published import Published
+from draftlab.report.tidy import records
+
+TERMS = {
+    "target_gb": (BLUE, "target"),
+    "draft_gb": (GREEN, "draft"),
+    "cache_gb": (ORANGE, "caches"),
+    "update_gb": (RED, "updates"),
+}
+GROUPS = {
+    ("printed", "printed"): "Table 5",
+    ("unrounded", "printed"): "unrounded",
+    ("unrounded", "all"): "all terms",
+    ("ours", "all"): "this run's pair, all terms",
+}
+SYSTEMS = {"original": "original", "vsd": "VSD", "osd": "OSD"}
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
+    """Left: shares of each term at batch 1 and one update per 8 requests; right: the block length from which updates pay."""
+    interval = 8 if (table["update_interval"] == 8).any() else table["update_interval"].min()
+    one = table[(table["batch"] == 1) & (table["update_interval"] == interval)]
+    figure, axes = panels(1, 2, height=2.6)
+    left, right = axes[0]
+    ticks = []
+    for place, ((inputs, terms), words) in enumerate(GROUPS.items()):
+        rows = one[(one["inputs"] == inputs) & (one["terms"] == terms)]
+        cells: dict[str, Any] = {row["system"]: row for row in records(rows)}
+        for number, system in enumerate(SYSTEMS):
+            y, start = place * 4 + number, 0.0
+            ticks.append((y, f"{words}: {SYSTEMS[system]}" if number == 0 else SYSTEMS[system]))
+            for term, (colour, label) in TERMS.items():
+                width = cells[system][term] / cells[system]["original_gb"]
+                left.barh(y, width, left=start, color=colour, label=label, height=0.8)
+                start += width
+            printed = published.of("T5.memory_loading", variant=system)["value"]
+            if (inputs, terms) == ("printed", "printed") and len(printed):
+                left.plot(
+                    printed / cells[system]["original_gb"], [y], "D", mfc="none", mec=BLACK, ms=4, label="printed"
+                )
+    left.axvline(1, color=GREY, linewidth=0.6)
+    left.set_yticks([y for y, _ in ticks], [label for _, label in ticks])
+    left.set(xlabel="bytes over those of plain decoding", ylim=(ticks[-1][0] + 0.7, -0.7))
+    every = table[(table["terms"] == "all") & (table["system"] == "osd") & (table["inputs"] != "printed")]
+    every = every[every["update_interval"] <= interval]
+    for number, ((whose, each), rows) in enumerate(every.groupby(["inputs", "update_interval"], sort=False)):
+        style, inputs = SEQUENCE[number % len(SEQUENCE)], str(whose)
+        right.plot(
+            rows["batch"],
+            rows["break_even"] / _before(table, inputs),
+            **style.options(label=f"{_who(inputs)}, update per {each}"),
+        )
+    for inputs in dict.fromkeys(every["inputs"]):
+        reached = every[every["inputs"] == inputs]["block_length"].iloc[0] / _before(table, inputs)
+        right.axhline(
+            reached,
+            color=GREY,
+            linestyle="--" if inputs == "ours" else ":",
+            linewidth=0.9,
+            label=f"{_who(inputs)}, reached",
+        )
+    right.set(xscale="log", xlabel="requests that share a load of weights", ylabel="block length needed / before")
+    legend(figure, [left, right], columns=4)
+    footer(figure, scale, "exact, so no interval", f"left: batch 1, one update per {interval} requests")
+    return figure
+
+
+def _before(table: pd.DataFrame, inputs: str) -> float:
+    return float(table[(table["inputs"] == inputs) & (table["system"] == "vsd")]["block_length"].iloc[0])
+
+
+def _who(inputs: str) -> str:
+    return {"unrounded": "7B pair", "ours": "this run's pair"}.get(inputs, inputs)

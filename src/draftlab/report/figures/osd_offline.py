@@ -1,0 +1,76 @@
+"""OSD Table 1: alpha before and after offline distillation, by dataset, sample source and loss."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from draftlab.core.stats import ratio_table
+from draftlab.report.figures.style import BLACK, BLUE, counted, footer, in_order, legend, name, panels, seeds
+from draftlab.report.published import Published
+
+PAIR = "vicuna-7b/llama-160m"
+PRINTED = {  # sample source, loss -> the variant of the printed table
+    ("none", "none"): "original",
+    ("teacher", "hard_label"): "ft",
+    ("teacher", "forward_kl"): "teacher_fwd",
+    ("student", "forward_kl"): "student_fwd",
+    ("mix_token", "forward_kl"): "mix_token_fwd",
+}
+
+
+def draw(
+    table: pd.DataFrame,
+    scale: str,
+    published: Published,
+    pair: str = PAIR,
+    printed_name: str = "Vicuna-7B / LLaMA-160M",
+) -> Figure:
+    """One panel per dataset, one row per variant: ours with its interval, the printed value of ``pair`` as a diamond."""
+    table = table.fillna({"sample_source": "none", "loss": "none"})
+    found = ratio_table(table, "overlap", "visited", ["dataset", "sample_source", "loss"])
+    datasets = in_order(found["dataset"].tolist(), ["spider", "gsm8k", "code_search_net", "finance_alpaca"])
+    variants = in_order(list(zip(found["sample_source"], found["loss"], strict=True)), list(PRINTED))  # type: ignore[arg-type]
+    figure, axes = panels(1, len(datasets), height=0.5 + 0.2 * len(variants), sharey=True, sharex=True)
+    for ax, dataset in zip(axes[0], datasets, strict=True):
+        rows = found[found["dataset"] == dataset].set_index(["sample_source", "loss"])
+        for place, variant in enumerate(variants):
+            printed = published.of("T1.alpha_offline", pair=pair, dataset=dataset, variant=PRINTED.get(variant, ""))
+            ax.plot(
+                printed["value"],
+                [place] * len(printed),
+                "D",
+                mfc="none",
+                mec=BLACK,
+                mew=0.9,
+                ms=5,
+                label=f"printed, {printed_name}",
+            )
+            if variant in rows.index:
+                row = rows.loc[variant]
+                error = [[row["estimate"] - row["ci_low"]], [row["ci_high"] - row["estimate"]]]
+                ax.errorbar(
+                    row["estimate"], place, xerr=error, color=BLUE, fmt="o", ms=3, capsize=2, elinewidth=1, label="ours"
+                )
+        ax.set(
+            title=name(dataset),
+            xlabel="alpha",
+            xlim=(0, 1),
+            xticks=[0, 0.25, 0.5, 0.75, 1],
+            ylim=(len(variants) - 0.5, -0.5),
+        )
+        ax.set_xticklabels(["0", "", "0.5", "", "1"])
+        ax.set_yticks(range(len(variants)), [_label(*variant) for variant in variants])
+    legend(figure, axes[0])
+    footer(
+        figure,
+        scale,
+        f"{counted(found['n'])} held-out requests per point",
+        seeds(table),
+        "bars: 95 % bootstrap over requests",
+    )
+    return figure
+
+
+def _label(source: str, loss: str) -> str:
+    return "original" if source == "none" else f"{name(source)}, {name(loss)}"

@@ -1,0 +1,62 @@
+"""OSD Table 9: the time of one update of the draft beside the target's time for the requests between two updates."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from draftlab.core.stats import ratio
+from draftlab.report.figures.style import BLUE, COLUMN, GREY, RED, footer, legend, name, panels, seeds
+from draftlab.report.published import Published
+
+PAIRS = {
+    "vicuna-7b/llama-160m": "Vicuna-7B / LLaMA-160M, printed",
+    "vicuna-33b/tinyllama-1.1b": "Vicuna-33B / TinyLlama-1.1B, printed",
+}
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
+    """One row per draft and per printed pair, seconds on a log axis; the number between the two marks is how many times the update fits."""
+    drafts = list(dict.fromkeys(table["draft"]))
+    figure, axes = panels(1, 1, width=COLUMN + 0.6, height=0.9 + 0.2 * len(drafts))
+    ax = axes[0, 0]
+    for place, draft in enumerate(drafts):
+        rows = table[table["draft"] == draft]
+        one = pd.Series(1.0, index=rows.index)
+        update, served = ratio(rows["update_seconds"], one), ratio(rows["interval_seconds"], one)
+        for found, colour, marker, label in (
+            (update, RED, "s", "one update of the draft"),
+            (served, BLUE, "o", "target, requests of one interval"),
+        ):
+            error = [[found.estimate - found.low], [found.high - found.estimate]]
+            ax.errorbar(found.estimate, place, xerr=error, fmt=marker, color=colour, capsize=2, label=label)
+        _times(ax, update.estimate, served.estimate, place)
+    for place, pair in enumerate(PAIRS, start=len(drafts)):
+        short, long = (
+            float(published.of(claim, pair=pair)["value"].iloc[0])
+            for claim in ("T9.draft_update_time", "T9.target_time_8req")
+        )
+        ax.plot(short, place, "s", mfc="none", mec=RED)
+        ax.plot(long, place, "o", mfc="none", mec=BLUE)
+        _times(ax, short, long, place)
+    ax.set(xscale="log", xlabel="seconds", ylim=(len(PAIRS) + len(drafts) - 0.5, -0.6))
+    ax.set_yticks(
+        range(len(PAIRS) + len(drafts)), [*(f"ours, {name(draft)} draft" for draft in drafts), *PAIRS.values()]
+    )
+    legend(figure, [ax], columns=1)
+    footer(
+        figure,
+        scale,
+        f"{int(table['update_interval'].iloc[0])} requests per update, n = {update.n} blocks",
+        seeds(table),
+        "bars: 95 % bootstrap",
+    )
+    return figure
+
+
+def _times(ax: Axes, short: float, long: float, place: int) -> None:
+    """How many times the update fits, on the line between the two marks."""
+    ax.plot([short, long], [place, place], color=GREY, linewidth=0.6, zorder=0)
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    ax.text((short * long) ** 0.5, place, f"{long / short:.0f}x", ha="center", va="center", bbox=white)

@@ -1,0 +1,236 @@
+"""One HTML page that explains a run: questions, headline figures, the ledger, and every experiment with all that made it.
+
+The page needs nothing but itself: figures are data URIs, styles and scripts are inline, and its policy forbids any request.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from draftlab import __version__
+from draftlab.errors import UserError
+from draftlab.files import records
+from draftlab.plan import Experiment, load_experiment
+from draftlab.report import conclusions, published, summary, tables, tidy
+from draftlab.report.claims import COLUMNS, VERDICTS
+from draftlab.report.provenance import flatten, split_common
+
+WORKFLOW = published.FOLDER.parent
+PAPERS = {
+    "osd": "Online Speculative Decoding",
+    "mdss": "Multi-Draft Speculative Sampling",
+    "beyond": "Beyond the papers",
+}
+ON_PAGE = 0.62
+"""Pixels of the page for one of a figure."""
+HEADLINES = ("osd_online", "mdss_acceptance")
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of the token view: drafted and ``accepted``, drafted and ``rejected``, or written by the ``target``."""
+
+    token: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """One request decoded before and after distillation: which drafted tokens the target accepted."""
+
+    dataset: str
+    request: str
+    prompt: str
+    draft_len: int
+    before: Sequence[Token]
+    after: Sequence[Token]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Everything the page says of one experiment."""
+
+    id: str
+    paper: str
+    title: str
+    question: str
+    answer: str
+    artefact: str
+    figure: str
+    size: tuple[int, int]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str
+    claims: Sequence[Mapping[str, Any]]
+    common: Mapping[str, Any]
+    cells: Sequence[Mapping[str, Any]]
+    command: str
+    highlights: Sequence[str] = field(default_factory=tuple)
+
+
+def write(results: Path, scale: str, out: Path, config: Sequence[str] = ()) -> None:
+    """Write the page of the run in ``results``; experiments without a table are left out.
+
+    ``config`` are the ``key=value`` that the run was given. With prompts or models of one's own among them, the page begins with what
+    such a run is made for.
+    """
+    own = [given for given in config if given.partition("=")[0] in ("dataset", "target", "draft")]
+    ledger = records.read_table(results / "claims.csv", dtype=str, keep_default_na=False)
+    by_table = _rows_by_table(ledger)
+    sections = [
+        _section(path, results, config or [f"scale={scale}"], by_table.get(path.stem, [])) for path in _tables(results)
+    ]
+    order = list(PAPERS)
+    sections.sort(key=lambda section: order.index(section.paper))
+    environment = Environment(
+        loader=PackageLoader("draftlab.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"visible": visible, "number": number, "pretty": pretty, "setting": setting}
+    script = environment.loader.get_source(environment, "vendor/dataTables.min.js")[0] if environment.loader else ""
+    page = environment.get_template("report.html.j2").render(
+        scale=scale,
+        run=results.name,
+        version=__version__,
+        own=own,
+        answers=list(summary.headlines(results)) if own else [],
+        papers=PAPERS,
+        sections=sections,
+        headlines=[section for section in sections if section.id in HEADLINES],
+        ledger=tidy.records(ledger),
+        columns=COLUMNS,
+        verdicts={verdict: int((ledger["verdict"] == verdict).sum()) for verdict in VERDICTS},
+        statements=[row for row in tidy.records(ledger) if row["published"] == "in words"],
+        tokens=_tokens(results / "tokens.json"),
+        library=Markup(script),  # the vendored script, not text of a run
+    )
+    records.write_text(out, page)
+
+
+def _tables(results: Path) -> list[Path]:
+    found = sorted(path for path in results.glob("*.csv") if path.stem != "claims")
+    if not found:
+        raise UserError("no tables here", file=results, remedy="run the experiments first")
+    return found
+
+
+def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence[Mapping[str, Any]]) -> Section:
+    name = table.stem
+    about = _about(name)
+    prefix = results / "figures" / name
+    figure = prefix.with_name(f"{name}.png")
+    cells = prefix.with_name(f"{name}.csv")
+    page = pd.DataFrame()
+    caption = answer = ""
+    if cells.exists():
+        rows = tidy.read(table)
+        layout = tables.layout_of(name, rows)
+        answer = conclusions.sentences(name, rows, about.answer if about else [])
+        page = tables.arrange(tables.read_cells(cells), layout)
+        caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
+    runs = [
+        (path.parent.name, records.read_json(path)) for path in sorted((results / "cells" / name).glob("*/run.json"))
+    ]
+    about_cells = [{key: value for key, value in run.items() if key != "inputs"} | {"cell": cell} for cell, run in runs]
+    common, varied = split_common([flatten(cell) for cell in about_cells])
+    return Section(
+        id=name,
+        paper=about.paper if about else "beyond",
+        title=about.title if about else name,
+        question=about.question if about else "",
+        answer=answer,
+        artefact=about.artefact if about else "",
+        figure=_data_uri(figure) if figure.exists() else "",
+        size=_size(figure) if figure.exists() else (0, 0),
+        columns=list(page.columns),
+        rows=page.to_numpy().tolist(),
+        caption=caption,
+        claims=claims,
+        common=common,
+        cells=varied,
+        command=shlex.join(["snakemake", "--cores", "all", f"results/{results.name}/{name}.csv", "--config", *config]),
+    )
+
+
+def _rows_by_table(ledger: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """Table -> the ledger rows whose rule reads it."""
+    known = published.load()
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in tidy.records(ledger):
+        name = row["claim_id"].split("/")[0]
+        rule = known.claims[name].rule if name in known.claims else None
+        said = {part.table for part in known.statements[name].holds} if name in known.statements else set()
+        for table in {rule.table_of(published.parse_setting(row["setting"]))} if rule else said:
+            found.setdefault(table, []).append(row)
+    return found
+
+
+def _about(name: str) -> Experiment | None:
+    path = WORKFLOW / "experiments" / f"{name}.yaml"
+    return load_experiment(path) if path.exists() else None
+
+
+def _data_uri(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Width and height on the page: given beforehand, nothing moves when a figure arrives."""
+    head = path.read_bytes()[16:24]  # of a PNG: width and height
+    return tuple(round(ON_PAGE * int.from_bytes(part)) for part in (head[:4], head[4:]))  # type: ignore[return-value]
+
+
+def _tokens(path: Path) -> TokenView | None:
+    if not path.exists():
+        return None
+    raw = records.read_json(path)
+    try:
+        before, after = ([Token(str(t["token"]), str(t["kind"])) for t in raw[key]] for key in ("before", "after"))
+        facts = str(raw["dataset"]), str(raw["request"]), str(raw["prompt"]), int(raw["draft_len"])
+        return TokenView(*facts, before, after)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"not a token view: {error!r}", file=path, remedy="delete it and run again") from None
+
+
+def visible(text: str) -> str:
+    """Control and format characters spelled out: no text of a request can steer a terminal, reorder or hide in the page."""
+    return "".join("⏎\n" if char == "\n" else _spelled(char) for char in text)
+
+
+def _spelled(char: str) -> str:
+    hidden = unicodedata.category(char) in {"Cc", "Cf", "Cs"}
+    return f"\\u{ord(char):04x}" if hidden else char
+
+
+def setting(text: str) -> str:
+    """A printed setting for readers: words alone, numbers with what they are."""
+    parts = published.parse_setting(text).items()
+    return " · ".join(f"{key} {value}" if value[:1].isdigit() else value for key, value in parts)
+
+
+def number(text: str) -> str:
+    """A ledger number with the digits that a reader needs."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return "" if value != value else f"{value:.4g}"
+
+
+def pretty(value: Any) -> str:
+    """A setting as a reader writes it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,131 @@
+"""Where a figure comes from: its table, the runs behind the table, their models and answers, down to the raw data.
+
+A run's figure is traced through the run's own folder; a published one through the record that was made when it was published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from draftlab.errors import UserError
+from draftlab.files import records
+
+RECORD = "provenance.json"
+DIGESTED = ("tables", "pairs", "models")
+"""Inputs of a table of which a digest says everything."""
+
+
+def trace(figure: Path) -> Iterator[str]:
+    """The chain behind a figure or table of ``results/<run>/figures`` or ``paper_figures/<run>``, a line per link."""
+    experiment = figure.stem
+    if not figure.exists():
+        raise UserError("no such figure", file=figure, remedy="draw it first")
+    folder = figure.parent
+    if (folder / "data" / RECORD).exists():
+        known = records.read_json(folder / "data" / RECORD)
+        if experiment not in known:
+            raise UserError(f"no record of {experiment}", file=folder / "data" / RECORD, remedy="publish it again")
+        table, found = folder / "data" / f"{experiment}.csv", known[experiment]
+        if found["table"]["sha256"] != _digest(table):
+            raise UserError("the table is not the one that was published", file=table, remedy="publish it again")
+    else:
+        table = folder.parent / f"{experiment}.csv"
+        found = describe(folder.parent, experiment)
+    yield f"figure   {figure}  sha256 {_digest(figure)[:16]}"
+    yield from lines(found, table)
+
+
+def describe(run: Path, experiment: str) -> dict[str, Any]:
+    """Everything below one table of a run, as plain values."""
+    table = run / f"{experiment}.csv"
+    if not table.exists():
+        raise UserError("no such table", file=table, remedy="run the experiment first")
+    cells = {
+        path.parent.name: records.read_json(path) for path in sorted((run / "cells" / experiment).glob("*/run.json"))
+    }
+    inputs: dict[str, dict[str, str | None]] = {kind: {} for kind in ("models", "tables", "pairs", "answers", "data")}
+    for record in cells.values():
+        _merge(inputs, record.pop("inputs", {}))
+    for name in list(inputs["pairs"]):
+        _merge(inputs, records.read_json((run / name).with_suffix(".json")))
+    answered = [Path(name).parent for name in sorted(inputs["answers"])]
+    datasets = {folder.name.split(".")[0] for folder in answered} | {Path(name).parts[1] for name in inputs["data"]}
+    common, varied = split_common([{"cell": cell} | flatten(record) for cell, record in cells.items()])
+    return {
+        "table": {"sha256": _digest(table), "rows": sum(1 for _ in table.open(encoding="utf-8")) - 1},
+        "common": common,
+        "cells": varied,
+        **{kind: dict(sorted(inputs[kind].items())) for kind in DIGESTED},
+        "answers": {str(folder): records.read_json(run / folder / "pass.json") for folder in answered},
+        "data": {
+            name: records.read_json(run / "data" / name / "summary.json")["provenance"] for name in sorted(datasets)
+        },
+    }
+
+
+def record(run: Path, out: Path) -> None:
+    """Write what ``describe`` says of every table of a run; published tables keep it beside them."""
+    tables = sorted(path.stem for path in run.glob("*.csv") if path.stem != "claims")
+    records.write_json(out, {name: describe(run, name) for name in tables})
+
+
+def lines(found: Mapping[str, Any], table: Path) -> Iterator[str]:
+    """The record of one table in words, nearest first."""
+    yield f"table    {table}  sha256 {found['table']['sha256'][:16]}, {found['table']['rows']} rows"
+    for key, value in found["common"].items():
+        yield f"         {key} = {_words(value)}"
+    for cell in found["cells"]:
+        own = "  ".join(f"{key} = {_words(value)}" for key, value in cell.items() if key != "cell")
+        yield f"run      {cell['cell']}  {own}".rstrip()
+    for kind in DIGESTED:
+        for name, digest in found.get(kind, {}).items():
+            yield f"{kind.removesuffix('s'):8} {name}  " + (f"sha256 {digest[:16]}" if digest else "random weights")
+    for name, answers in found["answers"].items():
+        yield f"answers  {name}  " + "  ".join(f"{key} = {_words(value)}" for key, value in flatten(answers).items())
+    for dataset, splits in found["data"].items():
+        for raw in splits.values():
+            yield f"raw data {dataset}  " + "  ".join(
+                f"{key} = {_words(value)}" for key, value in raw.items() if key != "dataset"
+            )
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= flatten(item, f"{prefix}{key}.") if isinstance(item, Mapping) else {f"{prefix}{key}": item}
+    return found
+
+
+def split_common(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What all runs share, and of each what it does not share."""
+    if not runs:
+        return {}, []
+    keys = list(dict.fromkeys(key for run in runs for key in run))
+    shared = {key for key in keys if key != "cell" and all(run.get(key) == runs[0].get(key) for run in runs)}
+    return (
+        {key: runs[0].get(key) for key in keys if key in shared},
+        [{key: run.get(key) for key in keys if key not in shared} for run in runs],
+    )
+
+
+def _merge(inputs: Mapping[str, dict[str, str | None]], others: Mapping[str, Mapping[str, str | None]]) -> None:
+    for kind, files in others.items():
+        inputs[kind].update(files)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_words, value))
+    return str(value)[:16] if isinstance(value, str) and len(value) == 64 else str(value)
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise UserError("no such file", file=path, remedy="run the step that makes it") from None

@@ -1,0 +1,245 @@
+"""What the papers print: every number with its place and caveat, the claims in words, and the digitised curves.
+
+The files in ``workflow/published`` are data. ``<paper>.csv`` holds numbers, ``<paper>.yaml`` what each claim measures and
+which of our tables answers it, ``statements.yaml`` the claims in words, ``consistency.yaml`` how numbers follow from numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from draftlab.errors import UserError
+from draftlab.files.records import read_table
+from draftlab.files.yaml_files import Place, read_yaml
+from draftlab.plan import Scale, refused
+
+FOLDER = Path(__file__).parents[3] / "workflow" / "published"
+PAPERS = {"osd": "OSD", "mdss": "MDSS", "related": "related"}
+
+Scalar = str | int | float | bool
+Wanted = Scalar | list[Scalar]
+T = TypeVar("T")
+
+
+class Entry(BaseModel):
+    """Base of what a YAML file here may say: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Selection(Entry):
+    """What of a table is measured: ``ratio`` (summed numerator over summed denominator), ``mean`` or ``largest`` of a column.
+
+    ``percent_of`` filters other rows, of whose ratio the measure is a percentage (``percent_over``: what it has more, in percent). The
+    bootstrap draws the units of the table (``tidy.unit``).
+    """
+
+    table: str
+    ratio: tuple[str, str] | None = None
+    mean: str | None = None
+    largest: str | None = None
+    percent_of: dict[str, Any] = {}
+    percent_over: dict[str, Any] = {}
+
+
+class Rule(Selection):
+    """How our table answers a printed number.
+
+    ``where``: printed setting -> filter of the table's columns (``same``: a column of that name with that value; a value not
+    listed was not run; filters ``table`` and ``mean`` name another table or column than the rule's). ``against``: settings of the printed numbers that this one must stand to as printed, differences up to
+    ``margin`` aside; ``level`` is a constant that it must be above or below as printed;
+    with ``alike`` a printed difference up to ``margin`` must be as small in ours. ``tolerance`` decides ``reproduced``, at the scales of ``same_setting``.
+    """
+
+    where: dict[str, Literal["same"] | dict[Scalar, dict[str, Any]]]
+    against: list[dict[str, Scalar]] = []
+    level: float | None = None
+    margin: float = 0.02
+    alike: bool = False
+    tolerance: float
+    same_setting: list[Scale] = ["paper"]
+    explanation: str = ""
+
+    def table_of(self, settings: Mapping[str, str]) -> str:
+        """The table that answers a printed number with these settings."""
+        filters = (
+            known[settings[key]] for key, known in self.where.items() if known != "same" and settings.get(key) in known
+        )
+        return next((str(own["table"]) for own in filters if "table" in own), self.table)
+
+
+class Claim(Entry):
+    """What the numbers of one claim are; ``digit`` is the last printed place, 0 for an exact value."""
+
+    location: str
+    quantity: str
+    unit: str
+    digit: float = 0.0
+    rule: Rule | None = None
+
+
+class Comparison(Selection):
+    """``left`` and ``right`` filter the table; ``each`` repeats the comparison for every value of those columns.
+
+    ``expect`` speaks of left - right; ``not_less``, ``not_greater`` and ``similar`` allow ``margin``. What misses by less than its
+    interval is undecided.
+    """
+
+    each: list[str] = []
+    left: dict[str, Any]
+    right: dict[str, Any] | float
+    expect: Literal["greater", "less", "not_less", "not_greater", "similar"]
+    margin: float = 0.0
+
+
+class Statement(Entry):
+    """A claim in words: ``holds`` lists what our tables must show, ``check`` names what the printed numbers must show."""
+
+    paper: Literal["OSD", "MDSS"]
+    location: str
+    says: str
+    holds: list[Comparison] = []
+    check: str | None = None
+    same_setting: list[Scale] = ["paper"]
+    explanation: str = ""
+
+
+class Source(Entry):
+    """An input of a check: ``value``; or the row's own ``setting``; or rows of ``claim`` that agree on ``same`` and ``where``."""
+
+    value: float | None = None
+    setting: str | None = None
+    claim: str | None = None
+    same: list[str] = []
+    where: dict[str, Wanted] = {}
+
+
+class Check(Entry):
+    """Printed numbers (``claim``, restricted by ``where``) that must follow from others by ``formula``.
+
+    ``series``: settings that name a row of the printed table, which fails as one. ``search`` lists input values to try instead
+    when it fails, so that the note can say which setting the numbers do fit. ``derives``: the formula is the whole claim.
+    """
+
+    says: str
+    claim: str
+    where: dict[str, Wanted] = {}
+    formula: str
+    inputs: dict[str, Source]
+    tolerance: float | None = None
+    series: list[str] | None = None
+    search: dict[str, list[float]] = {}
+    derives: bool = False
+
+
+@dataclass(frozen=True)
+class Published:
+    """Everything in ``workflow/published``.
+
+    ``numbers``: one row per printed number (``claim_id, claim, paper, setting, settings, printed, value, error, source,
+    caveat``); ``value`` is NaN where the paper prints no number. ``curves``: ``figure_pdf, series, x, y``.
+    """
+
+    numbers: pd.DataFrame
+    curves: pd.DataFrame
+    claims: Mapping[str, Claim]
+    statements: Mapping[str, Statement]
+    checks: Mapping[str, Check]
+
+    def of(self, claim: str, **settings: Wanted) -> pd.DataFrame:
+        """The printed numbers of one claim with these settings."""
+        found = self.numbers[self.numbers["claim"] == claim]
+        return found[np.array([agrees(row, settings) for row in found["settings"]], dtype=bool)]
+
+    def curve(self, figure: str, series: str) -> pd.DataFrame:
+        """The digitised points of one curve, in the order of ``x``."""
+        curves = self.curves
+        return curves[(curves["figure_pdf"] == figure) & (curves["series"] == series)].sort_values("x", kind="stable")
+
+
+def agrees(settings: Mapping[str, str], wanted: Mapping[str, Wanted]) -> bool:
+    """Whether printed settings have the wanted values (or one of a list); numbers are compared as numbers."""
+    return all(
+        key in settings
+        and any(same(settings[key], value) for value in (values if isinstance(values, list) else [values]))
+        for key, values in wanted.items()
+    )
+
+
+def same(left: Scalar, right: Scalar) -> bool:
+    """Equal as numbers when both are numbers, else as text."""
+    try:
+        return float(left) == float(right)
+    except ValueError:
+        return str(left) == str(right)
+
+
+def load(folder: Path | None = None) -> Published:
+    """Read and check the folder; a broken file is a ``UserError`` that names it."""
+    folder = FOLDER if folder is None else folder
+    claims: dict[str, Claim] = {}
+    numbers = []
+    for stem, paper in PAPERS.items():
+        known = _yaml(folder / f"{stem}.yaml", dict[str, Claim])
+        frame = _numbers(folder / f"{stem}.csv")
+        if missing := sorted(set(frame["claim"]) - set(known)):
+            raise UserError(f"no entry for {missing[0]}", file=folder / f"{stem}.yaml", remedy="say what it measures")
+        claims |= known
+        numbers.append(frame.assign(paper=paper))
+    return Published(
+        numbers=pd.concat(numbers, ignore_index=True),
+        curves=read_table(folder / "curves.csv"),
+        claims=claims,
+        statements=_yaml(folder / "statements.yaml", dict[str, Statement]),
+        checks=_yaml(folder / "consistency.yaml", dict[str, Check]),
+    )
+
+
+def _numbers(path: Path) -> pd.DataFrame:
+    frame = read_table(path, dtype=str, keep_default_na=False)
+    settings = [parse_setting(text) for text in frame["setting"]]
+    frame = frame.assign(
+        settings=pd.Series(settings, dtype=object),
+        claim_id=[_identity(claim, own) for claim, own in zip(frame["claim"], settings, strict=True)],
+        printed=frame["value"],
+        value=[_number(text) for text in frame["value"]],
+        error=[_number(text) for text in frame["error"]],
+    )
+    if twice := frame["claim_id"][frame["claim_id"].duplicated()].tolist():
+        raise UserError(f"{twice[0]} is there twice", file=path, remedy="tell the rows apart by their setting")
+    return frame
+
+
+def _identity(claim: str, settings: Mapping[str, str]) -> str:
+    """``claim/value/key=number/...``: a number alone would not say what it is."""
+    words = (f"{key}={value}" if np.isfinite(_number(value)) else value for key, value in settings.items())
+    return "/".join([claim, *words])
+
+
+def parse_setting(text: str) -> dict[str, str]:
+    """``"dataset=spider; alpha=0.5"`` -> its parts."""
+    return dict(part.split("=", 1) for part in text.split("; ") if part)
+
+
+def _number(text: str) -> float:
+    """A decimal or a fraction; NaN for anything else (``>4000``, ``OOM``)."""
+    try:
+        above, _, below = text.partition("/")
+        return float(above) / float(below) if below else float(above)
+    except ValueError:
+        return float("nan")
+
+
+def _yaml(path: Path, kind: type[T]) -> T:
+    values = read_yaml(path)
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        raise refused(error, Place(path)) from None

@@ -1,0 +1,109 @@
+"""The parts of README.md that are rendered from committed tables and files: a README never states a number by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from draftlab.data import table_markdown
+from draftlab.errors import UserError
+from draftlab.files.records import read_table, write_text
+from draftlab.plan import load_experiment
+
+CLAIMS = Path("paper_figures/laptop/data/claims.csv")
+ANSWER = Path("paper_figures/laptop/osd_online.md")
+"""Its first line says how the online draft does against both static ones."""
+
+PAIR = "vicuna-7b/llama-160m"
+DATASETS = {
+    "spider": "Spider",
+    "gsm8k": "GSM8K",
+    "code_search_net": "CodeSearchNet",
+    "finance_alpaca": "Finance-Alpaca",
+}
+
+
+def render(text: str, root: Path) -> str:
+    """``text`` with every ``<!-- begin:NAME -->`` ... ``<!-- end:NAME -->`` part made anew from the tables below ``root``."""
+    for name, part in PARTS.items():
+        begin, end = f"<!-- begin:{name} -->\n", f"<!-- end:{name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise UserError(
+                f"no part {name!r}", file="README.md", remedy=f"restore the lines {begin.strip()} and {end}"
+            )
+        before, rest = text.split(begin)
+        text = before + begin + part(root).strip("\n") + "\n" + end + rest.split(end)[1]
+    return text
+
+
+def update(readme: Path, *, check: bool) -> None:
+    """Rewrite the rendered parts of ``readme``; with ``check`` only refuse a README that is stale."""
+    old = readme.read_text(encoding="utf-8")
+    new = render(old, readme.parent)
+    if new == old:
+        return
+    if check:
+        raise UserError("its results differ from the committed tables", file=readme, remedy="run `draftlab readme`")
+    write_text(readme, new)
+
+
+def _results(root: Path) -> str:
+    claims = read_table(root / CLAIMS, dtype=str, keep_default_na=False).set_index("claim_id")
+    lines = [f"| alpha: printed / ours | {' | '.join(DATASETS.values())} |", "|---|" + "---|" * len(DATASETS)]
+    for what, claim in BY_DATASET.items():
+        cells = [_cell(claims, claim.format(dataset=dataset)) for dataset in DATASETS]
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    lines += ["", "| | printed / ours | n |", "|---|---|---|"]
+    lines += [
+        f"| {what} | {_cell(claims, claim)} | {claims['n'][claim]} {unit} |"
+        for unit, rows in OTHERS.items()
+        for what, claim in rows.items()
+    ]
+    lines += ["", (root / ANSWER).read_text(encoding="utf-8").splitlines()[0]]
+    return "\n".join(lines)
+
+
+def _cell(claims: pd.DataFrame, claim: str) -> str:
+    if claim not in claims.index:
+        raise UserError(f"no claim {claim}", file=CLAIMS, remedy="run `make publish`")
+    row = {name: str(claims.at[claim, name]) for name in ("published", "ours", "ci_low", "ci_high")}
+    if not row["ours"]:
+        return f"{float(row['published']):.3g} / not run"
+    interval = f" [{float(row['ci_low']):.2f}, {float(row['ci_high']):.2f}]" if row["ci_low"] else ""
+    return f"{float(row['published']):.3g} / **{float(row['ours']):.2f}**{interval}"
+
+
+def _experiments(root: Path) -> str:
+    lines = ["| experiment | shows | question |", "|---|---|---|"]
+    every = [(path.stem, load_experiment(path)) for path in sorted((root / "workflow/experiments").glob("*.yaml"))]
+    for paper in ("osd", "mdss", "beyond"):
+        lines += [f"| `{name}` | {it.artefact} | {it.question} |" for name, it in every if it.paper == paper]
+    return "\n".join(lines)
+
+
+BY_DATASET = {
+    "draft as it was (OSD Table 1)": f"T1.alpha_offline/{PAIR}/{{dataset}}/original",
+    "distilled offline on the target's answers (Table 1)": f"T1.alpha_offline/{PAIR}/{{dataset}}/teacher_fwd",
+    "static draft, end of the stream (Fig. 3)": f"F3.online_last20pct_mean/{PAIR}/{{dataset}}/static_10pct",
+    "online draft, end of the stream (Fig. 3)": f"F3.online_last20pct_mean/{PAIR}/{{dataset}}/osd",
+}
+OTHERS = {
+    "blocks": {"speed-up in llama.cpp at alpha = 0.8 (OSD Table 2)": f"T2.speedup_by_alpha/{PAIR}/alpha=0.8/measured"},
+    "requests": {
+        f"acceptance of two drafts, {label} (MDSS Table 2, Dolly; ours over draft temperatures 1 to 2)": f"T2.acceptance/dolly/num_drafts=2/{scheme}"
+        for scheme, label in {
+            "optimal": "optimum",
+            "importance_truncated": "importance sampling",
+            "k_seq": "SpecTr",
+            "specinfer": "SpecInfer",
+        }.items()
+    },
+}
+
+PARTS: dict[str, Callable[[Path], str]] = {
+    "results": _results,
+    "experiments": _experiments,
+    "datasets": lambda _: table_markdown(),
+}

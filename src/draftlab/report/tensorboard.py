@@ -1,0 +1,46 @@
+"""The curves of a run as TensorBoard events, on request; the tables stay the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from draftlab.core import stats
+from draftlab.errors import UserError
+from draftlab.report import tidy
+
+WINDOW = 50
+SERIES = ("dataset", "group", "method", "seed")
+Point = tuple[str, int, float]
+
+
+def write(run: Path, out: Path) -> int:
+    """Write alpha along every stream of ``run`` as events below ``out``; return how many points."""
+    points = [point for path in sorted(run.glob("*.csv")) if path.stem != "claims" for point in curves(path)]
+    if not points:
+        raise UserError("no table with a stream", file=run, remedy="run osd_online first")
+    try:
+        from tensorboard.summary import Writer
+    except ModuleNotFoundError:
+        raise UserError("tensorboard is not installed", remedy="pip install 'draftlab[tensorboard]'") from None
+    writer = Writer(str(out))
+    for tag, record, value in points:
+        writer.add_scalar(tag, value, record)
+    writer.close()
+    return len(points)
+
+
+def curves(path: Path) -> Iterator[Point]:
+    """(experiment/series, record, moving alpha) of a table that has records; nothing of another table."""
+    rows = tidy.read(path)
+    if not {"record", "overlap", "visited"} <= set(rows):
+        return
+    served = rows[rows["method"] != "offline"] if "method" in rows else rows
+    keys = [key for key in SERIES if key in served]
+    for labels, series in served.groupby(keys, sort=False):
+        ordered = series.sort_values("record")
+        tag = "/".join([path.stem, *map(str, labels)])
+        alpha = stats.moving_ratio(ordered["overlap"], ordered["visited"], WINDOW)
+        for record, value in zip(ordered["record"], alpha.tolist(), strict=True):
+            if value == value:  # a window in which nothing was drafted has no alpha
+                yield tag, int(record), value

@@ -1,0 +1,144 @@
+"""Updates of a draft on answers: the same loop for every sample source and loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from draftlab import plan
+from draftlab.core.losses import LOSSES, one_hot_logits
+from draftlab.models import LanguageModel
+from draftlab.train import parallel, training
+from draftlab.train.sources import LIVE, SOURCES, Samples, Scene
+
+WARMUP_SHARE = 0.03  # of the steps (OSD's scripts)
+NOTHING = Samples(
+    [], [], torch.empty(0, 0), torch.empty(0, dtype=torch.long)
+)  # the share of a process when there are more processes than requests
+
+
+@dataclass
+class Effort:
+    """What training took: updates, answer positions that the loss saw, tokens that the draft and that the target read for it."""
+
+    updates: int = 0
+    positions: int = 0
+    tokens: int = 0
+    target_tokens: int = 0
+
+    def __add__(self, other: Effort) -> Effort:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Effort(*(mine + its for mine, its in pairs))
+
+
+def train(
+    scene: Scene,
+    requests: Sequence[int],
+    steps: int,
+    settings: plan.Training,
+    source: str = "teacher",
+    *,
+    sample_batch: int = 1,
+    checkpoint: Path | None = None,
+    watch: Callable[[int], None] = lambda step: None,
+) -> Effort:
+    """Run ``steps`` updates of ``scene.draft``, each on ``settings.batch`` of ``requests`` in a seeded order.
+
+    The loss of a step is the mean over all answer positions of its requests, whatever the micro-batches and processes. Where the
+    draft writes, ``sample_batch`` requests are answered at once. ``watch(step)`` is called before each step. A killed run goes on
+    from ``checkpoint`` and ends with the same weights.
+    """
+    order = list(orders(requests, settings.batch, steps, settings.seed))
+    ahead = max(1, sample_batch // settings.batch) if source in LIVE else 1
+    effort = Effort(updates=steps)
+    drawn: dict[int, Samples] = {}
+
+    def losses(step: int) -> Iterator[Tensor]:
+        watch(step)
+        if step % ahead == 0:
+            parts = [parallel.my_share(part) for part in order[step : step + ahead]]
+            generator = torch.Generator(scene.draft.device).manual_seed(settings.seed * 1_000_003 + step)
+            mine = list(itertools.chain(*parts))
+            samples = SOURCES[source](scene, mine, generator) if mine else NOTHING
+            effort.target_tokens += parallel.total(samples.scored)
+            drawn.update(enumerate(samples.cut([len(part) for part in parts]), step))
+        yield from _terms(scene.draft, drawn.pop(step), settings, effort)
+
+    training.fit(
+        scene.draft,
+        losses,
+        training.Schedule(settings.learning_rate, steps, warmup=int(WARMUP_SHARE * steps), shape=settings.schedule),
+        optimizer=training.adamw(scene.draft),
+        clip=settings.clip,
+        label=f"{settings.dataset} {source} {settings.loss}",
+        checkpoint=checkpoint,
+        checkpoint_every=ahead,
+        identity=_identity(scene, requests, settings) if checkpoint else "",
+        notes=vars(effort),
+        reduce=parallel.add_up,
+    )
+    return effort
+
+
+def _identity(scene: Scene, requests: Sequence[int], settings: plan.Training) -> str:
+    """Whose checkpoint it is: settings, code, the draft before training, and the target's answers that it learns from."""
+    records = [scene.recorded.answers[request] for request in requests]
+    text = repr([(record.prompt_ids, record.answer_ids) for record in records])
+    start, distributions = (
+        training.digest(found) for found in (dict(scene.draft.named_parameters()), scene.recorded.tensors)
+    )
+    told = hashlib.sha256(text.encode()).hexdigest()
+    return f"{settings!r} {scene.max_new_tokens} {plan.code_digest(__name__)} {start} {told} {distributions}"
+
+
+def _terms(draft: LanguageModel, samples: Samples, settings: plan.Training, effort: Effort) -> Iterator[Tensor]:
+    """The loss of one step by micro-batches: each is its sum over positions, divided by all positions of the step."""
+    count = parallel.total(len(samples.target_logits))
+    effort.positions += count
+    effort.tokens += parallel.total(sum(map(len, samples.prompts)) + len(samples.target_logits))
+    size, requests = settings.micro_batch or len(samples.answers), len(samples.answers)
+    for part in samples.cut([min(size, requests - start) for start in range(0, requests, size)]) if requests else ():
+        logits = answer_logits(draft, part.prompts, part.answers, settings.autocast)
+        yield losses_at(settings.loss, logits, part.target_logits, part.labels).sum() / count
+
+
+def losses_at(
+    name: str,
+    logits: Float[Tensor, "positions vocab"],
+    target_logits: Float[Tensor, "positions vocab"],
+    labels: Int[Tensor, " positions"],
+) -> Float[Tensor, " positions"]:
+    """The loss at each position; fine-tuning sees the tokens as they were written, sampled or not, and no distribution."""
+    if name == "hard_label":
+        target_logits = one_hot_logits(labels.to(logits.device), logits.shape[-1])
+    return LOSSES[name](logits, target_logits.to(logits.device))
+
+
+def answer_logits(
+    draft: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    autocast: bool,
+    where: Tensor | None = None,
+) -> Float[Tensor, "positions vocab"]:
+    """The draft's logits at the answer positions (or those of ``where``) with gradient, in bfloat16 products if ``autocast``."""
+    with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
+        return draft.answer_logits(prompts, answers, where).float()
+
+
+def orders(requests: Sequence[int], batch: int, steps: int, seed: int) -> Iterator[list[int]]:
+    """``steps`` batches: a fresh permutation per epoch, the last batch of an epoch as short as it is."""
+    generator = torch.Generator().manual_seed(seed)
+    while steps > 0:
+        order = [requests[index] for index in torch.randperm(len(requests), generator=generator).tolist()]
+        batches = [order[start : start + batch] for start in range(0, len(order), batch)]
+        yield from batches[:steps]
+        steps -= len(batches)

@@ -1,0 +1,85 @@
+"""Serving beside the target itself: speculative decoding, and its verification gives what replay reads from a record.
+
+At temperature 0 it counts and learns exactly what replay does; it is for targets whose answers nobody recorded, and proves replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool
+from numpy.random import Generator
+from torch import Tensor
+
+from draftlab import plan
+from draftlab.core.sampling import Sampling
+from draftlab.engine.decode import BlockTrace, speculate
+from draftlab.engine.replay import TargetPass, compact_distribution
+from draftlab.files.records import Answer
+from draftlab.models import LanguageModel
+from draftlab.train.offline import trace_counts
+from draftlab.train.online import Lesson, Server
+from draftlab.train.positions import positions_to_learn
+from draftlab.train.traffic import Traffic
+
+
+def live_server(target: LanguageModel, max_new_tokens: int, eos_ids: Collection[int]) -> Server:
+    """A server that decodes the prompts of its requests as one batch; the recorded answers are not looked at."""
+
+    def server(
+        draft: LanguageModel, traffic: Traffic, requests: Sequence[int], settings: plan.Online, rng: Generator
+    ) -> tuple[pd.DataFrame, list[Lesson]]:
+        records = [traffic.answers.answers[request] for request in requests]
+        logits: list[list[Tensor]] = [[] for _ in requests]
+        sampling = traffic.answers.sampling
+        traces = speculate(
+            target,
+            draft,
+            [record.prompt_ids for record in records],
+            draft_len=settings.draft_len,
+            max_new_tokens=max_new_tokens,
+            eos_ids=eos_ids,
+            sampling=sampling,
+            generator=torch.Generator(target.device).manual_seed(int(rng.integers(2**62))),
+            observe=lambda request, found: logits[request].append(found),
+        ).traces
+        kept = target.vocab_size if traffic.answers.ids is None else traffic.answers.ids.shape[1]
+        answers = _recorded(records, traces, logits, sampling, target.vocab_size, kept)
+        chosen = [
+            positions_to_learn([len(trace.answer_ids)], *_blocks(trace), settings.loss_positions) for trace in traces
+        ]
+        return trace_counts(traces), [Lesson(answers, row, np.flatnonzero(c)) for row, c in enumerate(chosen)]
+
+    return server
+
+
+def _blocks(trace: BlockTrace) -> tuple[Bool[np.ndarray, " positions"], Bool[np.ndarray, " positions"]]:
+    """Where blocks start in an answer, and where a drafted token was refused."""
+    starts, rejected = np.zeros((2, len(trace.answer_ids)), bool)
+    begins = np.cumsum([0, *trace.emitted[:-1]])
+    starts[begins] = True
+    refused = np.array(trace.visited) > np.array(trace.accepted)
+    rejected[(begins + trace.accepted)[refused]] = True
+    return starts, rejected
+
+
+def _recorded(
+    records: Sequence[Answer],
+    traces: Sequence[BlockTrace],
+    logits: Sequence[Sequence[Tensor]],
+    sampling: Sampling,
+    vocab_size: int,
+    kept: int,
+) -> TargetPass:
+    """What was decoded, as a recorded pass: the distributions are those that verification read."""
+    tokens = torch.tensor([token for trace in traces for token in trace.answer_ids], device=logits[0][0].device)
+    every = torch.cat([block for blocks in logits for block in blocks])
+    distributions, ids = compact_distribution(every, tokens, kept)
+    answers = [
+        Answer(record.id, record.prompt_ids, trace.answer_ids, trace.finished)
+        for record, trace in zip(records, traces, strict=True)
+    ]
+    return TargetPass(answers, sampling, vocab_size, distributions, ids if ids.shape[1] else None, forwards=0)

@@ -1,0 +1,108 @@
+"""Offline distillation: epochs over the answers of any sample source, measured on held-out requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from draftlab import plan
+from draftlab.engine.decode import BlockTrace, speculate
+from draftlab.engine.replay import TargetPass, Walk, agree_along, walk
+from draftlab.files.records import atomic_path
+from draftlab.train import parallel
+from draftlab.train.learning import Effort, train
+from draftlab.train.sources import Scene
+
+
+def distil(
+    scene: Scene, held_out: TargetPass, settings: plan.Offline, *, checkpoint: Path
+) -> tuple[pd.DataFrame, Effort]:
+    """Distil ``scene.draft``, and measure it on ``held_out``: before each of ``probes`` parts of every epoch, and at the end.
+
+    Rows: ``epoch, request`` and the counts of ``counts``. Measurements are kept beside the checkpoint, so a killed run has them all; of several
+    processes the first one measures along the way.
+    """
+    if settings.sample_source == "none":
+        return measure(scene, held_out, settings).assign(epoch=0.0), Effort()
+    requests = range(min(settings.requests or len(scene.recorded.answers), len(scene.recorded.answers)))
+    per_epoch = math.ceil(len(requests) / settings.batch)
+    steps = settings.epochs * per_epoch
+    due = (
+        {round(part * per_epoch / settings.probes) for part in range(settings.probes * settings.epochs)}
+        if settings.probes
+        else set()
+    )
+    seen = checkpoint.with_suffix(".csv")
+
+    def watch(step: int) -> None:
+        if step in due and parallel.is_first():
+            done = pd.read_csv(seen) if step and seen.exists() else pd.DataFrame()
+            done = done[done["epoch"] < step / per_epoch] if len(done) else done
+            rows = measure(scene, held_out, settings).assign(epoch=step / per_epoch)
+            with atomic_path(seen) as temporary:
+                pd.concat([done, rows]).to_csv(temporary, index=False)
+
+    effort = train(
+        scene,
+        requests,
+        steps,
+        settings,
+        settings.sample_source,
+        sample_batch=settings.sample_batch,
+        checkpoint=checkpoint,
+        watch=watch,
+    )
+    rows = measure(scene, held_out, settings).assign(epoch=float(settings.epochs))
+    if due and parallel.is_first():
+        rows = pd.concat([pd.read_csv(seen), rows], ignore_index=True)
+        seen.unlink()
+    return rows, effort
+
+
+def measure(scene: Scene, held_out: TargetPass, settings: plan.Offline) -> pd.DataFrame:
+    """Acceptance of the draft along recorded answers: one row per request and draft length; ``live`` ones are decoded as well."""
+    agree = agree_along(scene.draft, held_out)
+    lengths = [settings.draft_len, *settings.draft_lens]
+    rows = pd.concat([counts(walk(agree, length)).assign(draft_len=length) for length in lengths], ignore_index=True)
+    if not settings.live:
+        return rows
+    assert scene.target is not None
+    decoded = speculate(
+        scene.target,
+        scene.draft,
+        [record.prompt_ids for record in held_out.answers],
+        draft_len=settings.draft_len,
+        max_new_tokens=scene.max_new_tokens,
+        eos_ids=scene.eos_ids,
+        sampling=held_out.sampling,
+        generator=torch.Generator(scene.target.device).manual_seed(settings.seed),
+    )
+    live = trace_counts(decoded.traces).assign(draft_len=settings.draft_len)
+    return pd.concat([rows.assign(measured="replay"), live.assign(measured="live")], ignore_index=True)
+
+
+def trace_counts(traces: Sequence[BlockTrace]) -> pd.DataFrame:
+    """The counts of requests that were decoded, in the columns of ``counts``."""
+    columns = {"accepted": "accepted", "visited": "visited", "overlap": "overlap", "overlap_repo": "repo"}
+    rows = pd.DataFrame({name: [sum(getattr(trace, key)) for trace in traces] for name, key in columns.items()})
+    blocks, emitted = ([of(trace.emitted) for trace in traces] for of in (len, sum))
+    return rows.assign(request=range(len(traces)), blocks=blocks, emitted=emitted)
+
+
+def counts(walked: Walk) -> pd.DataFrame:
+    """Numerators and denominators, one row per request: ``accepted, visited, overlap, overlap_repo, blocks, emitted``."""
+    return pd.DataFrame(
+        {
+            "request": range(len(walked.accepted)),
+            "accepted": walked.accepted,
+            "visited": walked.visited,
+            "overlap": walked.overlap,
+            "overlap_repo": walked.repo,
+            "blocks": walked.blocks,
+            "emitted": walked.emitted,
+        }
+    )

@@ -1,0 +1,174 @@
+"""Online distillation: serve a stream in order, learn from what was served (OSD, Algorithm 1).
+
+Between two changes of the served draft its requests are one batch. What is learnt from a request is decided, and its acceptance
+measured, before any update that uses it. Serving is replay here, or decoding beside the target (``live``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.random import Generator
+from torch import Tensor
+
+from draftlab import plan
+from draftlab.engine.replay import TargetPass, agree_along, at_its_depth, walk
+from draftlab.errors import UserError
+from draftlab.models import LanguageModel
+from draftlab.train import training
+from draftlab.train.learning import Effort, answer_logits, losses_at
+from draftlab.train.offline import counts
+from draftlab.train.positions import positions_to_learn
+from draftlab.train.traffic import Traffic
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the buffer keeps of a request: its text, and the answer positions ``where`` the loss looks, with the target's distribution there."""
+
+    answers: TargetPass
+    request: int
+    where: Int[np.ndarray, " chosen"]
+
+    @property
+    def length(self) -> int:
+        """Tokens that a draft reads to learn from it."""
+        record = self.answers.answers[self.request]
+        return len(record.prompt_ids) + len(record.answer_ids)
+
+    @property
+    def labels(self) -> Int[Tensor, " chosen"]:
+        """The target's tokens at the chosen positions."""
+        return torch.tensor(self.answers.answers[self.request].answer_ids)[torch.from_numpy(self.where)]
+
+    @property
+    def target_logits(self) -> Float[Tensor, "chosen vocab"]:
+        """The target's log-probabilities at the chosen positions."""
+        return self.answers.target_logits([self.request])[torch.from_numpy(self.where)]
+
+
+Server = Callable[[LanguageModel, Traffic, Sequence[int], plan.Online, Generator], tuple[pd.DataFrame, list[Lesson]]]
+"""Serves requests with a draft: their counts, and what is to be learnt from each."""
+
+
+def replay_server(
+    draft: LanguageModel, traffic: Traffic, requests: Sequence[int], settings: plan.Online, rng: Generator
+) -> tuple[pd.DataFrame, list[Lesson]]:
+    """Serve by replay: one forward of the draft, none of the target."""
+    agree = agree_along(draft, traffic.answers, requests, batch_size=len(requests))
+    walked = walk(agree, settings.draft_len)
+    rows = counts(walked)
+    if traffic.answers.sampling.temperature:  # at temperature 0 the flags are 0 or 1 already
+        agree = agree.realise(rng)
+        walked = walk(agree, settings.draft_len)
+    rejected = (walked.reached > 0.5) & (at_its_depth(agree.ratio, walked.starts > 0.5) < 0.5)
+    chosen = positions_to_learn(agree.lengths, walked.starts > 0.5, rejected, settings.loss_positions)
+    cuts = np.split(chosen, np.cumsum(agree.lengths)[:-1])
+    return rows, [Lesson(traffic.answers, r, np.flatnonzero(cut)) for r, cut in zip(requests, cuts, strict=True)]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Requests ``start`` to ``end``, which one state of the draft serves; then an update is made, or an earlier one arrives."""
+
+    start: int
+    end: int
+    updates: bool
+    arrives: bool
+
+
+def stretches(trains: Bool[np.ndarray, " requests"], interval: int, lag: int) -> Iterator[Stretch]:
+    """Cut a stream after every ``interval``-th request that trains, and ``lag`` requests later."""
+    marks = np.flatnonzero(trains & (np.cumsum(trains) % interval == 0)) + 1
+    updates, arrivals = set(marks.tolist()), set((marks + lag).tolist())
+    start = 0
+    for end in sorted(point for point in updates | arrivals | {len(trains)} if point <= len(trains)):
+        yield Stretch(start, end, end in updates, end in arrivals)
+        start = end
+
+
+def serve(
+    draft: LanguageModel,
+    traffic: Traffic,
+    settings: plan.Online,
+    *,
+    server: Server = replay_server,
+    watch: Callable[[int], None] = lambda served: None,
+) -> tuple[pd.DataFrame, Effort]:
+    """Serve ``traffic`` with ``draft``, which learns on the way; one row of counts per request, ``record`` its place in the stream.
+
+    With a ``lag`` a second copy learns, and its weights reach the served one that many requests later. ``watch(served)`` is called
+    between stretches.
+    """
+    learner = copy.deepcopy(draft) if settings.lag else draft
+    optimizer = training.adamw(learner)
+    rng = np.random.default_rng(settings.seed)
+    past: deque[Lesson] = deque(maxlen=settings.buffer or None)
+    fresh: list[Lesson] = []
+    under_way: deque[dict[str, Tensor]] = deque()
+    frames, effort = [], Effort()
+    plan = list(stretches(traffic.trains, settings.update_interval, settings.lag))
+    for number in training.progress(range(len(plan)), f"{settings.dataset or 'stream'} online", total=len(plan)):
+        stretch = plan[number]
+        requests = range(stretch.start, stretch.end)
+        rows, served = server(draft, traffic, requests, settings, rng)
+        frames.append(traffic.numbered(rows, requests))
+        fresh += [lesson for request, lesson in zip(requests, served, strict=True) if traffic.trains[request]]
+        if stretch.updates:
+            older = rng.choice(len(past), min(settings.replay, len(past)), replace=False) if past else np.arange(0)
+            lessons = [*fresh, *(past[int(place)] for place in older)]
+            seen = learn(learner, optimizer, lessons, settings)
+            effort.positions += seen
+            effort.tokens += sum(lesson.length for lesson in lessons)
+            effort.updates += seen > 0
+            if settings.replay:
+                past.extend(fresh)
+            fresh = []
+            if settings.lag:
+                under_way.append({name: value.detach().clone() for name, value in learner.named_parameters()})
+        if stretch.arrives and settings.lag:
+            arrived = under_way.popleft()
+            with torch.no_grad():
+                for name, value in draft.named_parameters():
+                    value.copy_(arrived[name])
+        watch(stretch.end)
+    return pd.concat(frames, ignore_index=True), effort
+
+
+def learn(
+    learner: LanguageModel,
+    optimizer: torch.optim.Optimizer,
+    lessons: Sequence[Lesson],
+    settings: plan.Online,
+) -> int:
+    """One update on lessons, the mean over all their positions; returns how many. Without a position nothing happens."""
+    lessons = [lesson for lesson in lessons if len(lesson.where)]
+    if not lessons:
+        return 0
+    records = [lesson.answers.answers[lesson.request] for lesson in lessons]
+    begins = np.cumsum([0, *(len(record.answer_ids) for record in records[:-1])])
+    where = torch.from_numpy(np.concatenate([b + lesson.where for b, lesson in zip(begins, lessons, strict=True)]))
+    prompts, texts = [record.prompt_ids for record in records], [record.answer_ids for record in records]
+    logits = answer_logits(learner, prompts, texts, settings.autocast, where)
+    distributions, labels = (
+        torch.cat([getattr(lesson, name) for lesson in lessons]) for name in ("target_logits", "labels")
+    )
+    loss = losses_at(settings.loss, logits, distributions, labels).mean()
+    training.update(optimizer, [loss], settings.learning_rate, settings.clip)
+    return len(where)
+
+
+def check_interval(traffic: Traffic, settings: plan.Online) -> None:
+    """``UserError`` when the stream ends before the first update."""
+    if settings.learns and settings.update_interval > traffic.trains.sum():
+        raise UserError(
+            f"update_interval is {settings.update_interval}, the stream has {int(traffic.trains.sum())} requests",
+            remedy="lower update_interval, or lengthen the stream",
+        )

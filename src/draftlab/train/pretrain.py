@@ -1,0 +1,154 @@
+"""The small models of the scales that download nothing: a tokenizer, a target, and a draft that knows something else.
+
+The target learns the answers of the datasets' own training rows. The draft sees only unpaired public text, so it starts with a low
+acceptance: that is the situation that online distillation starts from.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftlab import plan
+from draftlab.data import generators
+from draftlab.errors import UserError
+from draftlab.files.records import Prompt, atomic_dir, read_jsonl, write_json
+from draftlab.models import LanguageModel, Tokenizer, check_same_tokenizer, hf, hub, load_tokenizer
+from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.tokenizer import train_tokenizer
+from draftlab.train import training
+
+TOKENIZER_TEXTS = 2000  # per dataset, and as many public documents
+BUCKET = 16  # batches are cut from runs of this many batches sorted by length, so little of a batch is padding
+
+
+@dataclass(frozen=True)
+class Example:
+    """Token ids with the loss on those from ``answer`` on."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+def make_tokenizer(prompts: Sequence[Path], target: plan.Recipe, out: Path) -> None:
+    """Write the tokenizer that target and draft share: the target's own when it exists, else one trained on the prompts."""
+    with atomic_dir(out) as folder:
+        if target.model:
+            hub.copy_tokenizer(target.model, folder)
+            return
+        texts: list[str] = []
+        for path in prompts:
+            records = list(read_jsonl(path, Prompt))[:TOKENIZER_TEXTS]
+            texts += [f"{record.text} {record.reference or ''}" for record in records]
+        texts += list(generators.public_documents(TOKENIZER_TEXTS, target.seed))
+        train_tokenizer(texts, target.vocabulary).save(folder)
+        write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0})
+
+
+def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: plan.Recipe, template: str, out: Path) -> None:
+    """Write the target: the model that the recipe names, or a small one trained on the reference answers to prompts in ``template``."""
+    if recipe.model:
+        hub.copy_model(recipe.model, out)
+        return
+    words = load_tokenizer(tokenizer)
+    examples = _answered(prompts, words, template)
+    if not examples:
+        raise UserError(
+            "no prompt has a reference answer",
+            file=prompts[0],
+            remedy="name a target that exists: --config target=FOLDER",
+        )
+    _train(examples, words, recipe, out, "target")
+
+
+def make_draft(tokenizer: Path, recipe: plan.Recipe, template: str, out: Path, prompts: Sequence[Path] = ()) -> None:
+    """Write the draft: the model that the recipe names, or a small one trained on the reference answers of ``prompts``, and without any
+    on unpaired public text."""
+    words = load_tokenizer(tokenizer)
+    if recipe.model:
+        hub.copy_model(recipe.model, out)
+        check_same_tokenizer(words, load_tokenizer(out))
+        return
+    examples = _answered(prompts, words, template) or [
+        Example(words.encode_prompt("", "plain"), [*words.encode(text), words.eos_ids[0]])
+        for text in generators.public_documents(recipe.documents, recipe.seed)
+    ]
+    _train(examples, words, recipe, out, "draft")
+
+
+def _answered(prompts: Sequence[Path], words: Tokenizer, template: str) -> list[Example]:
+    """The prompts that have a reference answer, with it."""
+    return [
+        Example(words.encode_prompt(record.text, template), [*words.encode(f" {record.reference}"), words.eos_ids[0]])
+        for path in prompts
+        for record in read_jsonl(path, Prompt)
+        if record.reference
+    ]
+
+
+def _train(examples: Sequence[Example], tokenizer: Tokenizer, recipe: plan.Recipe, out: Path, label: str) -> None:
+    kept = [example for example in examples if len(example.prompt) + len(example.answer) <= recipe.context]
+    if not kept:
+        raise UserError(f"every document is longer than context {recipe.context}", remedy="raise context of this scale")
+    model = _untrained(recipe, tokenizer.vocab_size)
+    order = list(_batches(kept, recipe.batch, recipe.steps, recipe.seed))
+
+    def losses(step: int) -> Iterator[Tensor]:
+        batch = order[step]
+        with torch.autocast("cpu", torch.bfloat16, enabled=torch.backends.cpu.get_cpu_capability() == "AVX512"):
+            logits = model.answer_logits([example.prompt for example in batch], [example.answer for example in batch])
+        answers = torch.tensor([token for example in batch for token in example.answer])
+        yield F.cross_entropy(logits.float(), answers)
+
+    training.fit(
+        model,
+        losses,
+        training.Schedule(recipe.learning_rate, recipe.steps, warmup=min(50, recipe.steps // 5), floor=0.05),
+        optimizer=training.adamw(model, betas=(0.9, 0.98), weight_decay=0.01),
+        label=label,
+        checkpoint=out.parent / f".{out.name}.checkpoint.safetensors",
+        identity=f"{recipe!r} {sha256(repr(kept).encode()).hexdigest()} {plan.code_digest(__name__)}",
+    )
+    with atomic_dir(out) as folder:
+        model.save(folder)
+        tokenizer.save(folder)
+
+
+def _untrained(recipe: plan.Recipe, vocab_size: int) -> LanguageModel:
+    generator = torch.Generator().manual_seed(recipe.seed)
+    if recipe.family == "t5":
+        return hf.new_t5(vocab_size, recipe.hidden, recipe.ffn, recipe.layers, recipe.heads, generator)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.ffn,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.heads,
+        max_position_embeddings=recipe.context,
+    )
+    return Llama(config).initialise(generator)
+
+
+def _batches(examples: Sequence[Example], size: int, count: int, seed: int) -> Iterator[list[Example]]:
+    """``count`` batches in a seeded order; neighbours in length share a batch."""
+    rng = random.Random(seed)
+    while count > 0:
+        order = rng.sample(range(len(examples)), len(examples))
+        batches: list[list[Example]] = []
+        for start in range(0, len(order), size * BUCKET):
+            run = sorted(
+                order[start : start + size * BUCKET],
+                key=lambda index: len(examples[index].prompt + examples[index].answer),
+            )
+            batches += [[examples[index] for index in run[at : at + size]] for at in range(0, len(run), size)]
+        rng.shuffle(batches)
+        yield from batches[:count]
+        count -= len(batches)

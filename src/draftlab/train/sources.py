@@ -1,0 +1,201 @@
+"""Whose tokens the distillation loss sees: the target's, the draft's, or a mixture of both (OSD, section 4.2; Table 1).
+
+A source writes answers to some requests and gives the target's logits at each of their positions, and the token that fine-tuning would
+learn there (``Samples.labels``). The target's own answers are recorded; where the draft takes part, the target scores them live, and
+``Samples.scored`` counts the tokens that it read for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+from draftlab.engine.decode import Observer, generate
+from draftlab.engine.replay import TargetPass
+from draftlab.models import Cache, LanguageModel
+
+SHARE = 0.5  # of requests (mix_request) or tokens (mix_token) that the target writes
+SCORED_AT_ONCE = 16  # requests; more of them waste time on padding
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a source can draw on; ``target`` is None where only recorded answers are used."""
+
+    draft: LanguageModel
+    target: LanguageModel | None
+    recorded: TargetPass
+    max_new_tokens: int
+    eos_ids: Collection[int]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Answers to some requests, and at each answer position, request after request, the target's logits (temperature 1) and the
+    token that it wrote there, or its most probable one where the draft wrote."""
+
+    prompts: list[list[int]]
+    answers: list[list[int]]
+    target_logits: Float[Tensor, "positions vocab"]
+    labels: Int[Tensor, " positions"]
+    scored: int = 0
+
+    def cut(self, sizes: Sequence[int]) -> list[Samples]:
+        """Consecutive parts with these numbers of requests."""
+        ends = list(itertools.accumulate(sizes))
+        prompts, answers = (
+            [rows[e - n : e] for e, n in zip(ends, sizes, strict=True)] for rows in (self.prompts, self.answers)
+        )
+        lengths = [sum(map(len, part)) for part in answers]
+        distributions, labels = (torch.split(values, lengths) for values in (self.target_logits, self.labels))
+        return [Samples(*part) for part in zip(prompts, answers, distributions, labels, strict=True)]
+
+
+Source = Callable[[Scene, Sequence[int], Generator], Samples]
+
+
+def teacher(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
+    """The recorded answers of the target and its recorded distributions."""
+    records = [scene.recorded.answers[request] for request in requests]
+    prompts, answers = [record.prompt_ids for record in records], [record.answer_ids for record in records]
+    labels = torch.tensor([token for answer in answers for token in answer])
+    return Samples(prompts, answers, scene.recorded.target_logits(requests), labels)
+
+
+def student(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
+    """Answers that the draft writes as it is now, scored by the target (on-policy distillation)."""
+    prompts = [scene.recorded.answers[request].prompt_ids for request in requests]
+    return _scored(scene, prompts, _written(scene, scene.draft, prompts, generator))
+
+
+def mix_request(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
+    """Each whole answer from the target or, by a fair coin, from the draft."""
+    coins = _coins(len(requests), generator)
+    parts = {True: [r for r, c in zip(requests, coins, strict=True) if c]}
+    parts[False] = [r for r, c in zip(requests, coins, strict=True) if not c]
+    drawn = {
+        by_target: iter((teacher if by_target else student)(scene, part, generator).cut([1] * len(part)))
+        for by_target, part in parts.items()
+        if part
+    }
+    chosen = [next(drawn[coin]) for coin in coins]
+    return Samples(
+        [sample.prompts[0] for sample in chosen],
+        [sample.answers[0] for sample in chosen],
+        # What was recorded is on the CPU.
+        torch.cat([sample.target_logits.to(scene.draft.device) for sample in chosen]),
+        torch.cat([sample.labels.to(scene.draft.device) for sample in chosen]),
+        sum(len(sample.answers[0]) for sample, coin in zip(chosen, coins, strict=True) if not coin),
+    )
+
+
+def mix_token(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
+    """Answers whose every token the target or, by a fair coin, the draft writes; the target reads along, so it has scored them."""
+    assert scene.target is not None
+    prompts = [scene.recorded.answers[request].prompt_ids for request in requests]
+    mixture = _Mixture(scene.target, scene.draft, generator)
+    seen: dict[tuple[int, int], list[Tensor]] = {}
+
+    def keep(rows: list[int], position: int, logits: Tensor, tokens: Tensor) -> None:
+        labels = torch.where(mixture.coins, tokens, mixture.target_logits.argmax(-1))
+        for row, *distribution_and_label in zip(rows, mixture.target_logits, labels, strict=True):
+            seen[row, position] = distribution_and_label
+
+    answers = _written(scene, mixture, prompts, generator, keep)
+    at = [seen[row, position] for row, answer in enumerate(answers) for position in range(len(answer))]
+    distributions, labels = (torch.stack(values) for values in zip(*at, strict=True))
+    return Samples(prompts, answers, distributions, labels, sum(map(len, answers)))
+
+
+SOURCES: dict[str, Source] = {
+    "teacher": teacher,
+    "student": student,
+    "mix_request": mix_request,
+    "mix_token": mix_token,
+}
+LIVE = frozenset({"student", "mix_request", "mix_token"})
+"""Sources for which the target runs again."""
+
+
+def _coins(count: int, generator: Generator) -> list[bool]:
+    """Whether the target writes, by a coin each; torch draws on the device of its generator alone."""
+    return (torch.rand(count, generator=generator, device=generator.device) < SHARE).tolist()
+
+
+def _written(
+    scene: Scene,
+    model: LanguageModel | _Mixture,
+    prompts: Sequence[Sequence[int]],
+    generator: Generator,
+    observe: Observer | None = None,
+) -> list[list[int]]:
+    """Answers of a model, decoded as the recorded ones were."""
+    return generate(
+        cast(LanguageModel, model),
+        prompts,
+        max_new_tokens=scene.max_new_tokens,
+        eos_ids=scene.eos_ids,
+        sampling=scene.recorded.sampling,
+        generator=generator,
+        observe=observe,
+    )
+
+
+@torch.no_grad()
+def _scored(scene: Scene, prompts: list[list[int]], answers: list[list[int]]) -> Samples:
+    """The target's logits at each answer position; requests of like length share a forward."""
+    assert scene.target is not None
+    order = sorted(range(len(answers)), key=lambda place: len(prompts[place]) + len(answers[place]))
+    found: dict[int, Tensor] = {}
+    for start in range(0, len(order), SCORED_AT_ONCE):
+        batch = order[start : start + SCORED_AT_ONCE]
+        logits = scene.target.answer_logits([prompts[p] for p in batch], [answers[p] for p in batch])
+        found |= dict(zip(batch, torch.split(logits, [len(answers[p]) for p in batch]), strict=True))
+    distributions = torch.cat([found[place] for place in range(len(answers))])
+    return Samples(prompts, answers, distributions, distributions.argmax(-1), sum(map(len, answers)))
+
+
+class _Mixture:
+    """Two models as one: each row's logits are the target's or, by a fair coin, the draft's. What ``generate`` needs of a model."""
+
+    def __init__(self, target: LanguageModel, draft: LanguageModel, generator: Generator) -> None:
+        self.models, self.generator = (target, draft), generator
+        self.device, self.vocab_size = target.device, target.vocab_size
+        self.context_len = min(target.context_len, draft.context_len)
+        self.target_logits, self.coins = torch.empty(0), torch.empty(0, dtype=torch.bool)
+
+    def decoder(self) -> _Mixture:
+        return self
+
+    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[_MixtureCache, Int[Tensor, " batch"]]:
+        caches, tokens = zip(*(model.prefill(prompts, room) for model in self.models), strict=True)
+        return _MixtureCache(self, list(caches)), tokens[0]
+
+
+class _MixtureCache:
+    def __init__(self, model: _Mixture, caches: list[Cache]) -> None:
+        self.model, self.caches = model, caches
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.caches[0].lengths
+
+    def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
+        target, draft = (cache.extend(tokens) for cache in self.caches)
+        self.model.target_logits = target[:, -1].clone()
+        self.model.coins = torch.tensor(_coins(len(tokens), self.model.generator), device=target.device)
+        return torch.where(self.model.coins[:, None, None], target, draft)
+
+    def crop(self, lengths: Sequence[int]) -> None:
+        for cache in self.caches:
+            cache.crop(lengths)
+
+    def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
+        for cache in self.caches:
+            cache.take(rows, since)

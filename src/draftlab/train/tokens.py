@@ -1,0 +1,94 @@
+"""Token by token: what a draft proposes, what of it the target accepts, and what the target writes (OSD, Fig. 7 and Table 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Int
+
+from draftlab.engine.replay import Agreement, TargetPass, walk
+from draftlab.files.records import Answer
+from draftlab.models import LanguageModel, Tokenizer
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """Greedy drafting along some answers, one after the other: what was drafted, what stands there, which places were looked at."""
+
+    drafted: Int[np.ndarray, " positions"]
+    written: Int[np.ndarray, " positions"]
+    visited: Bool[np.ndarray, " positions"]
+    lengths: list[int]
+
+
+@torch.inference_mode()
+def propose(draft: LanguageModel, records: Sequence[Answer], draft_len: int) -> Proposals:
+    """What ``draft`` proposes along recorded answers, at every position, and which of them a block of ``draft_len`` reaches."""
+    logits = draft.answer_logits([r.prompt_ids for r in records], [r.answer_ids for r in records])
+    drafted = logits.argmax(-1).cpu().numpy()
+    written = np.array([token for record in records for token in record.answer_ids])
+    lengths = [len(record.answer_ids) for record in records]
+    flags = (drafted == written).astype(float)
+    visited = walk(Agreement(lengths, flags, flags, flags), draft_len).reached > 0.5
+    return Proposals(drafted, written, visited, lengths)
+
+
+def token_counts(draft: LanguageModel, answers: TargetPass, draft_len: int, batch_size: int = 16) -> pd.DataFrame:
+    """Rows ``request, token, proposed, accepted, generated``, those that are not all zero, for greedy drafting.
+
+    ``proposed``: drafted at a visited position; ``accepted`` of those; ``generated``: written in the answer, whoever wrote it. Precision
+    is accepted / proposed, recall accepted / generated, summed over requests.
+    """
+    frames = []
+    for start in range(0, len(answers.answers), batch_size):
+        records = answers.answers[start : start + batch_size]
+        found = propose(draft, records, draft_len)
+        request = np.repeat(np.arange(start, start + len(records)), found.lengths)
+        agreed = found.drafted == found.written
+        parts = {
+            "proposed": (found.drafted, found.visited),
+            "accepted": (found.drafted, found.visited & agreed),
+            "generated": (found.written, np.ones_like(agreed)),
+        }
+        frames += [
+            pd.DataFrame({"request": request[chosen], "token": token[chosen], "what": name})
+            for name, (token, chosen) in parts.items()
+        ]
+    counted = pd.concat(frames).groupby(["request", "token"])["what"].value_counts().unstack(fill_value=0)
+    return counted.reindex(columns=["proposed", "accepted", "generated"], fill_value=0).reset_index()
+
+
+def token_view(
+    before: LanguageModel, after: LanguageModel, answers: TargetPass, tokenizer: Tokenizer, draft_len: int
+) -> dict[str, Any]:
+    """One request of greedy ``answers``, token by token, with two drafts: that of the median gain in accepted tokens, no showpiece.
+
+    Each side is a list of ``token`` and ``kind``: drafted and ``accepted``, drafted and ``rejected``, or written by the ``target``.
+    """
+    drafts = {"before": before, "after": after}
+    found = {
+        name: [propose(draft, [record], draft_len) for record in answers.answers] for name, draft in drafts.items()
+    }
+    accepted = {name: [int((p.visited & (p.drafted == p.written)).sum()) for p in own] for name, own in found.items()}
+    gain = np.subtract(accepted["after"], accepted["before"])
+    chosen = int(np.argsort(gain, kind="stable")[len(gain) // 2])
+    record = answers.answers[chosen]
+    sides = {name: _kinds(own[chosen], tokenizer) for name, own in found.items()}
+    return {"request": record.id, "prompt": tokenizer.decode(record.prompt_ids), "draft_len": draft_len, **sides}
+
+
+def _kinds(found: Proposals, tokenizer: Tokenizer) -> list[dict[str, str]]:
+    """The tokens of one answer in reading order; a rejected draft stands before what the target wrote instead."""
+    rows = []
+    for place, (drafted, written, visited) in enumerate(zip(found.drafted, found.written, found.visited, strict=True)):
+        kinds = [("accepted", drafted)] if drafted == written else [("rejected", drafted), ("target", written)]
+        before = found.written[:place].tolist()
+        begin = len(tokenizer.decode(before))  # a token's own text: alone, some tokenizers drop the space before it
+        for kind, token in kinds if visited else [("target", written)]:
+            rows.append({"token": tokenizer.decode([*before, int(token)])[begin:], "kind": kind})
+    return rows

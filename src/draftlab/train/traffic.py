@@ -1,0 +1,136 @@
+"""Requests in the order in which they arrive, with what the target answered to each, and which class they belong to."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Int
+
+from draftlab.engine.replay import TargetPass
+from draftlab.errors import UserError
+from draftlab.files.records import Prompt, read_jsonl
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Recorded requests in order.
+
+    ``group``: the class of each; ``route``: the class that a router named; ``segment``: the block of the stream that it stands in;
+    ``trains``: whether a draft may learn from it; ``request``: its number, the same in every order of the same recorded passes
+    (after ``in_bins`` that of the first of its bin).
+    """
+
+    answers: TargetPass
+    group: list[str]
+    route: list[str]
+    segment: Int[np.ndarray, " requests"]
+    trains: Bool[np.ndarray, " requests"]
+    request: Int[np.ndarray, " requests"]
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def take(self, places: Sequence[int]) -> Traffic:
+        """The requests at ``places``, in this order."""
+        groups, routes = ([names[place] for place in places] for names in (self.group, self.route))
+        rest = (values[list(places)] for values in (self.segment, self.trains, self.request))
+        return Traffic(join([self.answers], [(0, p) for p in places]), groups, routes, *rest)
+
+    def numbered(self, rows: pd.DataFrame, places: Sequence[int]) -> pd.DataFrame:
+        """The counts of the requests at ``places`` with ``record``, the place, and ``request``: seeds move the one, not the other."""
+        return rows.rename(columns={"request": "record"}).assign(
+            record=list(places), request=self.request[list(places)]
+        )
+
+    def in_bins(self, size: int) -> Traffic:
+        """The same requests; each ``size`` neighbours of one class go by the number of their first."""
+        first = np.empty_like(self.request)
+        for own in self._bins(size):
+            first[own] = self.request[own[0]]
+        return dataclasses.replace(self, request=first)
+
+    def reordered(self, seed: int, bin_size: int = 1, in_time: bool = False) -> Traffic:
+        """The same sequence of classes with each class's requests in another order; seed 0 leaves them as they are.
+
+        At temperature 0 an online run has no other chance in it: this is what its seeds repeat. Neighbours of one bin stay together, so
+        that a bin sums the same requests in every seed; ``in_time`` only they change places, and the stream's course in time stays.
+        """
+        if seed == 0:
+            return self
+        rng = np.random.default_rng(seed)
+        places = np.arange(len(self))
+        for _, bins in itertools.groupby(self._bins(bin_size), lambda own: self.group[own[0]]):
+            own = list(bins)
+            order = range(len(own)) if in_time else rng.permutation(len(own))
+            places[np.concatenate(own)] = np.concatenate([rng.permutation(own[number]) for number in order])
+        return dataclasses.replace(self.take(places.tolist()), segment=self.segment, trains=self.trains)
+
+    def _bins(self, size: int) -> Iterator[Int[np.ndarray, " size"]]:
+        """Places of each ``size`` neighbours of one class, class after class."""
+        for name in dict.fromkeys(self.group):
+            own = np.flatnonzero([group == name for group in self.group])
+            yield from (own[start : start + size] for start in range(0, len(own), size))
+
+
+def whole(answers: TargetPass, group: str) -> Traffic:
+    """All recorded requests of one dataset, in their order; every one may train."""
+    count = len(answers.answers)
+    ones = np.ones(count, bool)
+    return Traffic(answers, [group] * count, [group] * count, np.zeros(count, int), ones, np.arange(count))
+
+
+def along(stream: Path, passes: Sequence[TargetPass]) -> Traffic:
+    """The requests of a stream file (``datasets.streams``) with their answers out of ``passes``, which number them one after the other.
+
+    ``UserError`` for a request that no pass answers.
+    """
+    known = {
+        answer.id: (number, place)
+        for number, recorded in enumerate(passes)
+        for place, answer in enumerate(recorded.answers)
+    }
+    prompts = list(read_jsonl(stream, Prompt))
+    for line, prompt in enumerate(prompts, 1):
+        if prompt.id not in known:
+            what = f"no recorded answer to request {prompt.id}"
+            raise UserError(what, file=stream, line=line, remedy="record the answers of its dataset first")
+    groups = [str(prompt.meta["group"]) for prompt in prompts]
+    routes = [str(prompt.meta.get("route", group)) for prompt, group in zip(prompts, groups, strict=True)]
+    segments = np.array([int(prompt.meta["segment"]) for prompt in prompts])
+    trains = np.array([bool(prompt.meta["update"]) for prompt in prompts])
+    places = [known[prompt.id] for prompt in prompts]
+    begins = [0, *itertools.accumulate(len(recorded.answers) for recorded in passes)]
+    numbers = np.array([begins[number] + place for number, place in places], dtype=int)
+    return Traffic(join(passes, places), groups, routes, segments, trains, numbers)
+
+
+def join(passes: Sequence[TargetPass], places: Sequence[tuple[int, int]]) -> TargetPass:
+    """One pass out of several: the requests at ``places`` (number of the pass, number of the request in it), in this order.
+
+    ``UserError`` when the passes were recorded with different sampling or vocabularies.
+    """
+    first = passes[0]
+    if len({(found.sampling, found.vocab_size, found.log_probs.shape[1]) for found in passes}) > 1:
+        raise UserError("passes of different targets or temperatures", remedy="record them again with one target")
+    begins = [[0, *itertools.accumulate(found.lengths)] for found in passes]
+    rows = [slice(begins[number][place], begins[number][place + 1]) for number, place in places]
+
+    def gathered(name: str) -> torch.Tensor:
+        tensors = [getattr(found, name) for found in passes]
+        parts = [tensors[number][cut] for (number, _), cut in zip(places, rows, strict=True)]
+        return torch.cat(parts) if parts else tensors[0][:0]
+
+    return dataclasses.replace(
+        first,
+        answers=[passes[number].answers[place] for number, place in places],
+        log_probs=gathered("log_probs"),
+        ids=None if first.ids is None else gathered("ids"),
+        forwards=sum(found.forwards for found in passes),
+    )

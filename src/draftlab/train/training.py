@@ -1,0 +1,196 @@
+"""The optimisation loop that pre-training and offline distillation share.
+
+A step is a pure function of its number, so a killed run resumes from its last checkpoint and ends with the same weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from draftlab.errors import UserError
+from draftlab.files.records import atomic_path
+
+CHECKPOINT_SECONDS = 30.0
+
+
+class Trainable(Protocol):
+    """What has named parameters: our own Llama, the adapter around transformers, any torch module."""
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate over ``steps``: linear warm-up, then constant, or a cosine down to ``floor`` of the peak."""
+
+    peak: float
+    steps: int
+    warmup: int = 0
+    shape: Literal["cosine", "constant"] = "cosine"
+    floor: float = 0.0
+
+    def at(self, step: int) -> float:
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        if self.shape == "constant":
+            return self.peak
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.peak * (self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2)
+
+
+def adamw(
+    model: Trainable, *, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0
+) -> torch.optim.AdamW:
+    """AdamW over all parameters; the learning rate is set at each update."""
+    return torch.optim.AdamW(model.parameters(), lr=0.0, betas=betas, weight_decay=weight_decay, fused=True)
+
+
+Reduce = Callable[[Iterable[nn.Parameter]], None]
+"""Adds up the gradients of several processes."""
+
+
+def update(
+    optimizer: torch.optim.Optimizer,
+    losses: Iterable[Tensor],
+    learning_rate: float,
+    clip: float,
+    reduce: Reduce | None = None,
+) -> float:
+    """One optimizer step on the sum of ``losses`` (micro-batches, each already weighted); return the sum.
+
+    Gradients are clipped to norm ``clip``; 0 leaves them as they are. A loss or a gradient that is not finite is a ``UserError``.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    total = 0.0
+    for loss in losses:
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise UserError(
+                f"the loss is {value}", remedy="lower learning_rate, or check the answers it was trained on"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += value
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if reduce is not None:
+        reduce(parameters)
+    norm = float(nn.utils.clip_grad_norm_(parameters, clip or math.inf))
+    if not math.isfinite(norm):
+        raise UserError(f"the norm of the gradient is {norm}", remedy="lower learning_rate, or check the answers")
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.step()
+    return total
+
+
+def fit(
+    model: Trainable,
+    losses: Callable[[int], Iterable[Tensor]],
+    schedule: Schedule,
+    *,
+    optimizer: torch.optim.Optimizer,
+    clip: float = 1.0,
+    label: str = "training",
+    checkpoint: Path | None = None,
+    checkpoint_every: int = 1,
+    identity: str = "",
+    notes: dict[str, int] | None = None,
+    reduce: Reduce | None = None,
+) -> list[float]:
+    """Run ``schedule.steps`` updates on ``losses(step)``; return the loss of each step that ran in this process.
+
+    With a ``checkpoint`` file the state is kept twice a minute, after a multiple of ``checkpoint_every`` steps; a file of another
+    ``identity`` (settings, code) or of another architecture is ignored. ``notes`` are counts that ``losses`` keeps: a resumed run goes on
+    from those of the checkpoint.
+    """
+    notes = {} if notes is None else notes
+    start = load_checkpoint(checkpoint, identity, model, optimizer, notes) if checkpoint else 0
+    history = []
+    saved = time.monotonic()
+    for step in progress(range(start, schedule.steps), label, total=schedule.steps, initial=start):
+        history.append(update(optimizer, losses(step), schedule.at(step), clip, reduce))
+        due = checkpoint and (step + 1) % checkpoint_every == 0 and time.monotonic() - saved > CHECKPOINT_SECONDS
+        if checkpoint and due:
+            save_checkpoint(checkpoint, identity, model, optimizer, step + 1, notes)
+            saved = time.monotonic()
+    if checkpoint:
+        checkpoint.unlink(missing_ok=True)
+    return history
+
+
+def progress(items: Iterable[int], label: str, *, total: int, initial: int = 0) -> Iterator[int]:
+    """A bar at a terminal, a plain line every ten seconds or so in a log."""
+    if sys.stderr.isatty():
+        yield from tqdm(items, desc=label, total=total, initial=initial)
+        return
+    start = said = time.monotonic()
+    for done, item in enumerate(items, initial + 1):
+        yield item
+        if time.monotonic() - said > 10 or done == total:
+            said = time.monotonic()
+            print(f"{label}: {done} of {total}, {said - start:.0f} s", file=sys.stderr, flush=True)
+
+
+def save_checkpoint(
+    path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, step: int, notes: dict[str, int]
+) -> None:
+    """Write weights and optimizer moments after ``step`` updates as one safetensors file."""
+    tensors = {f"model.{name}": value.contiguous() for name, value in model.named_parameters()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": value.contiguous() for name, value in state.items()}
+    metadata = {"identity": identity, "step": json.dumps(step), "notes": json.dumps(notes), "digest": digest(tensors)}
+    with atomic_path(path) as temporary:
+        save_file(tensors, temporary, metadata=metadata)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of the values: safetensors has none, and a flipped bit would go on training unseen."""
+    whole = hashlib.sha256()
+    for name in sorted(tensors):
+        whole.update(tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()
+
+
+def load_checkpoint(
+    path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, notes: dict[str, int]
+) -> int:
+    """Restore a checkpoint of this ``identity`` and return its step; 0 when there is none that can be used."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("identity") != identity:
+                return 0
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (FileNotFoundError, SafetensorError):
+        return 0
+    if metadata.get("digest") != digest(tensors) or any(
+        tensors.get(f"model.{name}", value.new_empty(0)).shape != value.shape
+        for name, value in model.named_parameters()
+    ):
+        return 0
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.copy_(tensors[f"model.{name}"])
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith("optimizer."):
+            _, index, key = name.split(".", 2)
+            state.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    notes.update(json.loads(metadata["notes"]))
+    return int(json.loads(metadata["step"]))

@@ -1,0 +1,190 @@
+"""Logits to probabilities, drafting, and the checks at a verifier's door."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from draftlab.core.sampling import (
+    FIRST_SORT,
+    Drafting,
+    Sampling,
+    check_drafted,
+    check_probs,
+    draft_tokens,
+    draw,
+    restrict,
+    to_probs,
+)
+from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify.joint import joint_distribution
+from draftlab.core.verify.token import TokenVerifier
+from draftlab.errors import UserError
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def distribution(*weights: float) -> Tensor:
+    return torch.tensor(weights, dtype=torch.float64) / sum(weights)
+
+
+def test_softmax_in_float64_at_a_temperature() -> None:
+    logits = torch.randn(3, 50, generator=generator())
+    expected = (logits.double() / 0.7).softmax(-1)
+    torch.testing.assert_close(to_probs(logits, Sampling(0.7)), expected, rtol=1e-14, atol=0)
+
+
+def test_temperature_zero_is_the_first_most_probable_token() -> None:
+    probs = to_probs(torch.tensor([[0.0, 3.0, 3.0, 1.0]]), Sampling(0))
+    torch.testing.assert_close(probs, torch.tensor([[0.0, 1.0, 0.0, 0.0]], dtype=torch.float64))
+
+
+def test_tiny_temperature_does_not_overflow() -> None:
+    probs = to_probs(torch.tensor([3e38, 2e38, -torch.inf]), Sampling(1e-30))
+    torch.testing.assert_close(probs, distribution(1, 0, 0))
+
+
+@pytest.mark.parametrize("vocab", [7, FIRST_SORT * 5])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95, 0.999])
+def test_top_p_is_the_smallest_set_that_holds_it(vocab: int, top_p: float) -> None:
+    logits = torch.randn(2, vocab, generator=generator())  # flat: the nucleus is larger than the first sort
+    probs = logits.double().softmax(-1)
+    found = to_probs(logits, Sampling(top_p=top_p))
+    for before, after in zip(probs, found, strict=True):
+        kept = after > 0
+        assert float(before[kept].sum()) >= top_p
+        assert float(before[kept].sum() - before[kept].min()) < top_p
+        assert bool((before[~kept] <= before[kept].min()).all())
+        torch.testing.assert_close(after[kept], before[kept] / before[kept].sum(), rtol=1e-12, atol=0)
+
+
+def test_top_k_comes_before_top_p() -> None:
+    logits = distribution(0.4, 0.3, 0.2, 0.1).log()
+    torch.testing.assert_close(to_probs(logits, Sampling(top_k=2)), distribution(4, 3, 0, 0))
+    # Of the two kept tokens the first holds 4/7 > 0.5, though it holds 0.4 of the whole.
+    torch.testing.assert_close(to_probs(logits, Sampling(top_k=2, top_p=0.5)), distribution(1, 0, 0, 0))
+    torch.testing.assert_close(to_probs(logits, Sampling(top_k=99)), distribution(4, 3, 2, 1))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_bad_logits_say_where(bad: float) -> None:
+    logits = torch.zeros(2, 3)
+    logits[1, 2] = bad
+    with pytest.raises(UserError, match=r"logits\[1\]"):
+        to_probs(logits, Sampling())
+
+
+@pytest.mark.parametrize("settings", [{"temperature": -1.0}, {"temperature": torch.inf}, {"top_k": 0}, {"top_p": 0.0}])
+def test_bad_settings_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(UserError):
+        Sampling(**settings)  # type: ignore[arg-type]
+
+
+def test_draws_follow_the_weights_and_never_hit_zero() -> None:
+    weights = torch.tensor([0.0, 3.0, 0.0, 1.0, 2.0, 0.0], dtype=torch.float64)
+    tokens = draw(weights.expand(100, -1), 300, generator())
+    counts = torch.bincount(tokens.flatten(), minlength=6)
+    assert counts[weights == 0].sum() == 0
+    assert chisquare(counts[weights > 0], (weights / 6 * 30_000)[weights > 0]).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("drafting", ["iid", "independent", "without_replacement", "greedy"])
+def test_drafted_tuples_follow_the_joint_distribution(drafting: Drafting) -> None:
+    distributions = distribution(5, 3, 0, 1, 2).expand(3, -1)
+    if drafting == "independent":
+        distributions = torch.stack(
+            [distribution(5, 3, 0, 1, 2), distribution(1, 1, 1, 0, 0), distribution(0, 0, 1, 2, 3)]
+        )
+    joint = joint_distribution(distributions, drafting)
+    assert float(joint.probs.sum()) == pytest.approx(1, abs=1e-14)
+    base = torch.tensor([25, 5, 1])
+    drafted = draft_tokens(distributions.expand(40_000, -1, -1), drafting, generator())
+    counts = torch.bincount(drafted @ base, minlength=125)
+    assert counts.sum() == counts[joint.tokens @ base].sum(), "a tuple of probability 0 was drafted"
+    assert chisquare(counts[joint.tokens @ base], joint.probs / joint.probs.sum() * 40_000).pvalue > 1e-4
+
+
+def test_without_replacement_on_a_peaked_distribution() -> None:
+    """The remaining mass as "1 - used" is 0 here: all digits are gone."""
+    probs = torch.tensor([1.0, 3e-17, 1e-17], dtype=torch.float64)
+    drafted = draft_tokens(probs.expand(4000, 3, -1), "without_replacement", generator())
+    assert bool((drafted.sort(-1).values == torch.arange(3)).all())
+    second = (drafted[drafted[:, 0] == 0, 1] == 1).double().mean()
+    assert float(second) == pytest.approx(0.75, abs=0.03)
+
+
+@pytest.mark.parametrize("drafting", ["without_replacement", "greedy"])
+def test_more_drafts_than_tokens_are_refused(drafting: Drafting) -> None:
+    probs = torch.stack([distribution(1, 1, 1), distribution(1, 1, 0)])[:, None].expand(-1, 3, -1)
+    with pytest.raises(UserError, match=r"draft_probs\[1\] has 2 tokens .* num_drafts = 3"):
+        draft_tokens(probs, drafting, generator())
+
+
+def test_half_precision_is_renormalised_in_float64() -> None:
+    exact = torch.randn(4, 1000, generator=generator()).softmax(-1)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        found = check_probs(exact.to(dtype), "target_probs")
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found.sum(-1), torch.ones(4, dtype=torch.float64), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("probs", "message"),
+    [
+        (torch.tensor([[0.5, 0.5], [0.5, 0.4]]), r"target_probs\[1\] sums to 0.9, not 1"),
+        (torch.tensor([[0.5, 0.5], [torch.nan, 0.5]]), r"target_probs\[1\] holds NaN"),
+        (torch.tensor([[1.5, -0.5]]), r"target_probs\[0, 1\] is negative"),
+        (torch.tensor([1, 0]), "dtype torch.int64"),
+        (torch.ones(0, 3), "is empty"),
+    ],
+)
+def test_bad_probabilities_say_what_and_where(probs: Tensor, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_probs(probs, "target_probs")
+
+
+@pytest.mark.parametrize(
+    ("draft", "tokens", "drafting", "message"),
+    [
+        (distribution(1, 1, 1, 1).expand(2, -1), [0, 1], "iid", "target_probs has 3 tokens and draft_probs 4"),
+        (distribution(1, 1, 1).expand(2, -1), [0, 1, 2], "iid", "shapes do not fit"),
+        (distribution(1, 1, 1).expand(2, -1), [0.0, 1.0], "iid", "tokens has dtype torch.float32"),
+        (distribution(1, 1, 1).expand(2, -1), [0, 3], "iid", r"tokens\[1\] is outside the vocabulary"),
+        (distribution(1, 1, 0).expand(2, -1), [0, 2], "iid", r"tokens\[1\] was drafted but has draft probability 0"),
+        (
+            torch.stack([distribution(1, 1, 1), distribution(1, 2, 1)]),
+            [0, 1],
+            "iid",
+            "the drafts' distributions differ, but iid drafts",
+        ),
+        (distribution(1, 1, 1).expand(2, -1), [1, 1], "without_replacement", "repeats a token"),
+    ],
+)
+def test_drafts_that_do_not_fit_are_refused(draft: Tensor, tokens: list[int], drafting: Drafting, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_drafted(distribution(1, 1, 1), draft, torch.tensor(tokens), drafting)
+
+
+def test_restriction_to_the_support_changes_no_decision() -> None:
+    logits = torch.randn(3, 6, 400, generator=generator()) * 4
+    sampling = Sampling(top_p=0.9)
+    target, draft = to_probs(logits[0], sampling), to_probs(logits[1], sampling)[:, None].expand(-1, 2, -1)
+    tokens = draft_tokens(draft, "iid", generator())
+    small_target, small_draft, columns, ids = restrict(target, draft, tokens)
+    assert ids.shape[1] < 100
+    torch.testing.assert_close(ids.gather(-1, columns), tokens)
+    torch.testing.assert_close(small_target.sum(-1), torch.ones(6, dtype=torch.float64))
+    checked = 0
+    for verifier in VERIFIERS.values():
+        if isinstance(verifier, TokenVerifier) and verifier.drafting in ("iid", "independent"):
+            dense = verifier.distribution(target, draft, tokens)
+            sparse = torch.zeros_like(dense).scatter_add_(
+                -1, ids, verifier.distribution(small_target, small_draft, columns)
+            )
+            torch.testing.assert_close(sparse, dense, rtol=0, atol=1e-12)
+            checked += 1
+    assert checked >= 6

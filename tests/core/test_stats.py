@@ -1,0 +1,69 @@
+"""Ratios and their intervals against known answers."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_allclose
+
+from draftlab.core import stats
+
+
+def test_ratio_sums_before_it_divides():
+    found = stats.ratio([1, 9], [10, 10])
+    assert found.estimate == 0.5
+    assert found.n == 2
+    assert stats.ratio([1, 90], [10, 100]).estimate == pytest.approx(91 / 110)
+
+
+def test_interval_covers_the_truth_at_its_rate():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for trial in range(200):
+        visited = rng.integers(5, 60, 80)
+        accepted = rng.binomial(visited, 0.7)
+        found = stats.ratio(accepted, visited, seed=trial)
+        hits += found.low <= 0.7 <= found.high
+    assert 0.90 <= hits / 200 <= 0.98
+
+
+def test_correlated_tokens_widen_the_interval():
+    rng = np.random.default_rng(0)
+    visited = np.full(100, 50)
+    independent = stats.ratio(rng.binomial(50, 0.5, 100), visited)
+    clustered = stats.ratio(np.where(rng.random(100) < 0.5, 50, 0), visited)
+    assert clustered.high - clustered.low > 3 * (independent.high - independent.low)
+
+
+def test_paired_difference_is_tighter_than_two_intervals():
+    rng = np.random.default_rng(1)
+    visited = rng.integers(20, 60, 100)
+    easy = rng.random(100) * 0.5
+    before, after = visited * easy, visited * (easy + 0.1)
+    found = stats.ratio_difference(after, visited, before, visited)
+    assert found.estimate == pytest.approx(0.1)
+    assert found.high - found.low < 1e-9
+    assert stats.ratio(before, visited).high - stats.ratio(before, visited).low > 0.02
+
+
+def test_ratio_table_takes_seeds_of_a_request_as_one_cluster():
+    frame = pd.DataFrame({"m": ["a"] * 4, "request": [0, 0, 1, 1], "x": [1, 2, 3, 4], "y": [10, 10, 10, 10]})
+    table = stats.ratio_table(frame, "x", "y", ["m"])
+    assert table.loc[0, "n"] == 2
+    assert table.loc[0, "estimate"] == pytest.approx(0.25)
+
+
+def test_moving_ratio_never_looks_ahead():
+    values = stats.moving_ratio([0, 0, 10, 10], [10, 10, 10, 10], window=2)
+    assert_allclose(values, [0, 0, 0.5, 1])
+
+
+def test_no_denominator_is_nan_not_zero():
+    assert np.isnan(stats.ratio([0, 0], [0, 0]).estimate)
+    assert np.isnan(stats.moving_ratio([0.0], [0.0], 1)[0])
+
+
+def test_rows_with_an_empty_axis_have_a_line_of_the_table() -> None:
+    frame = pd.DataFrame({"replay": [0.0, np.nan, np.nan], "request": [0, 0, 1], "hits": [1, 2, 3], "tries": 4})
+    found = stats.ratio_table(frame, "hits", "tries", ["replay"])
+    np.testing.assert_array_equal(found["replay"], [0.0, np.nan])
+    np.testing.assert_array_equal(found["estimate"], [1 / 4, 5 / 8])

@@ -1,0 +1,184 @@
+"""Verification of paths and of several sequences: exact distributions of the emitted tokens, and samplers that follow them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from draftlab.conformance import Budget, check_sequence_distribution, check_verifier
+from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
+from draftlab.core.verify.block import block
+from draftlab.core.verify.path import single_path
+from draftlab.core.verify.sequence import sequences_distribution, verify_sequences
+from draftlab.core.verify.single import single
+from draftlab.core.verify.specinfer import rrs
+from draftlab.core.verify.token import TokenVerifier
+from draftlab.errors import UserError
+
+TOKEN_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier)}
+
+
+def random_distributions(*shape: int, seed: int) -> Tensor:
+    weights = torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) ** 2
+    return weights / weights.sum(-1, keepdim=True)
+
+
+SIZES = [(3, 2, 2), (2, 3, 2), (3, 1, 3), (2, 2, 3)]
+FITTING = [
+    (name, *size)
+    for name, verifier in TOKEN_VERIFIERS.items()
+    for size in SIZES
+    if size[2] <= size[0] or verifier.drafting in ("iid", "independent")  # distinct drafts need as many tokens
+]
+
+
+@pytest.mark.parametrize(("name", "vocab", "length", "drafts"), FITTING)
+def test_sequence_distribution_is_the_targets(name: str, vocab: int, length: int, drafts: int) -> None:
+    """Joint distribution of the first ``length + 1`` emitted tokens; the models depend on the context; different drafters where allowed."""
+    verifier = TOKEN_VERIFIERS[name]
+    found = check_sequence_distribution(
+        partial(sequences_distribution, verifier), verifier.drafting, vocab, length, drafts
+    )
+    assert found.cases == vocab ** (length * drafts) or verifier.drafting in ("without_replacement", "greedy")
+    assert found.error <= 1e-12
+
+
+@pytest.mark.parametrize("name", PATH_VERIFIERS)
+def test_path_verifiers_are_lossless(name: str) -> None:
+    verdict = check_verifier(PATH_VERIFIERS[name], budget=Budget(max_samples=5000))
+    assert verdict.exact["sequence distribution"].cases == 27
+    assert verdict.lossless
+
+
+def test_single_path_is_single_drafts_in_a_row() -> None:
+    target, draft = random_distributions(4, 5, seed=1), random_distributions(3, 5, seed=2)
+    tokens = torch.tensor([1, 4, 2])
+    found = single_path.distribution(target, draft, tokens)
+    stands = 1.0
+    for i, token in enumerate(tokens.tolist()):
+        distribution = single.distribution(target[i], draft[i : i + 1], tokens[i : i + 1])
+        elsewhere = distribution.clone()
+        elsewhere[token] = 0  # the residual never gives back a rejected draft, so its mass is that of acceptance
+        torch.testing.assert_close(found[i], stands * elsewhere)
+        stands *= float(distribution[token])
+    torch.testing.assert_close(found[3], stands * target[3])
+
+
+def test_block_verification_keeps_at_least_as_many_tokens() -> None:
+    gains = []
+    for seed in range(12):
+        target, draft = random_distributions(4, 4, seed=seed), random_distributions(3, 4, seed=100 + seed)
+        paths = torch.cartesian_prod(*[torch.arange(4)] * 3)
+        chance = draft[torch.arange(3), paths].prod(-1)
+        lengths = torch.arange(4, dtype=torch.float64)
+        kept = [
+            sum(
+                float(p * (v.distribution(target, draft, path).sum(-1) @ lengths))
+                for p, path in zip(chance, paths, strict=True)
+            )
+            for v in (single_path, block)
+        ]
+        gains.append(kept[1] - kept[0])
+    assert min(gains) >= -1e-12
+    assert max(gains) > 0.01
+
+
+@pytest.mark.parametrize("name", PATH_VERIFIERS)
+def test_path_sampler_follows_its_distribution(name: str) -> None:
+    verifier = PATH_VERIFIERS[name]
+    target, draft = random_distributions(4, 4, seed=3), random_distributions(3, 4, seed=4)
+    generator = torch.Generator().manual_seed(5)
+    for tokens in ([0, 1, 2], [3, 3, 1], [2, 0, 0]):
+        path = torch.tensor(tokens)
+        distribution = verifier.distribution(target, draft, path).flatten()
+        length, token = verifier.sample(
+            target.expand(40_000, -1, -1), draft.expand(40_000, -1, -1), path.expand(40_000, -1), generator
+        )
+        counts = torch.bincount(length * 4 + token, minlength=16)
+        assert int(counts[distribution == 0].sum()) == 0
+        assert (
+            chisquare(counts[distribution > 0], distribution[distribution > 0] / distribution.sum() * 40_000).pvalue
+            > 1e-4
+        )
+
+
+def test_equal_distributions_keep_the_whole_path() -> None:
+    target = random_distributions(3, 4, seed=6)
+    tokens = torch.tensor([2, 1])
+    for verifier in PATH_VERIFIERS.values():
+        distribution = verifier.distribution(target, target[:2], tokens)
+        torch.testing.assert_close(distribution[2], target[2])
+        assert float(distribution[:2].sum()) == pytest.approx(0, abs=1e-15)
+
+
+def test_a_path_needs_a_bonus_distribution_and_at_least_one_token() -> None:
+    target = random_distributions(3, 4, seed=7)
+    with pytest.raises(UserError, match="3 target distributions for a path of 3 tokens"):
+        single_path.distribution(target, target, torch.tensor([0, 1, 2]))
+    with pytest.raises(UserError, match="1 target distributions for a path of 0 tokens"):
+        block.distribution(target[:1], target[:0], torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(UserError, match=r"tokens\[1, 0\] is outside the vocabulary"):
+        block.distribution(target, target[:2], torch.tensor([0, 4]))
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+@pytest.mark.parametrize("name", TOKEN_VERIFIERS)
+def test_walk_follows_its_distribution(name: str, truncated: bool) -> None:
+    """On the whole tables, and on those tokens alone that truncated distributions leave of a larger vocabulary."""
+    verifier = TOKEN_VERIFIERS[name]
+    count = 1000 if name == "importance" else 20_000
+    tokens = torch.tensor([[0, 1], [2, 0], [1, 1]])  # distinct first tokens: fits every way of drafting
+    if verifier.drafting in ("iid", "independent"):
+        tokens = torch.tensor([[0, 1], [0, 2], [1, 1]])
+    shared, draft_shared = random_distributions(3, 3, seed=8), random_distributions(1, 3, seed=9)
+    # Distributions at a depth depend on the path so far: here on its first token.
+    target = torch.stack(
+        [
+            torch.stack([shared[0], random_distributions(3, seed=20 + x), random_distributions(3, seed=30 + x)])
+            for x in tokens[:, 0].tolist()
+        ]
+    )
+    draft = torch.stack(
+        [torch.stack([draft_shared[0], random_distributions(3, seed=40 + x)]) for x in tokens[:, 0].tolist()]
+    )
+    distribution = sequences_distribution(verifier, target, draft, tokens)
+    assert sum(distribution.values()) == pytest.approx(1, abs=1e-12)
+    places = torch.tensor([1, 4, 6])  # of the three tokens in a vocabulary of eight
+    wide = [torch.zeros(*distributions.shape[:-1], 8, dtype=distributions.dtype) for distributions in (target, draft)]
+    for table, distributions in zip(wide, (target, draft), strict=True):
+        table[..., places] = distributions
+    tokens = places[tokens]
+    distribution = {tuple(places[list(prefix)].tolist()): chance for prefix, chance in distribution.items()}
+    found = verify_sequences(
+        verifier,
+        wide[0].expand(count, -1, -1, -1),
+        wide[1].expand(count, -1, -1, -1),
+        tokens.expand(count, -1, -1),
+        torch.Generator().manual_seed(10),
+        truncated=truncated,
+    )
+    emitted: dict[tuple[int, ...], int] = dict.fromkeys(distribution, 0)
+    for path, length, token in zip(found.path.tolist(), found.length.tolist(), found.token.tolist(), strict=True):
+        emitted[(*tokens[path, :length].tolist(), token)] += 1
+    counts = torch.tensor(list(emitted.values()))
+    expected = torch.tensor(list(distribution.values()), dtype=torch.float64)
+    assert chisquare(counts, expected / expected.sum() * count).pvalue > 1e-4
+
+
+def test_leaves_of_a_tree_share_their_drafts() -> None:
+    """Two leaves below one sibling bring one draft, not two: siblings are distinct without replacement."""
+    target, draft = (
+        random_distributions(1, 3, 4, seed=11).expand(4, -1, -1),
+        random_distributions(1, 2, 4, seed=12).expand(4, -1, -1),
+    )
+    leaves = torch.tensor([[0, 1], [0, 2], [3, 1], [3, 0]])
+    distribution = sequences_distribution(rrs, target, draft, leaves)
+    first = rrs.distribution(target[0, 0], draft[[0, 2], 0], torch.tensor([0, 3]))
+    marginal = torch.zeros(4, dtype=torch.float64)
+    for emitted, chance in distribution.items():
+        marginal[emitted[0]] += chance
+    torch.testing.assert_close(marginal, first)

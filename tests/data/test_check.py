@@ -1,0 +1,227 @@
+"""``draftlab data check FILE``: what it is taken for, what is in it, and whether it can be used."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from draftlab import cli
+from draftlab.data import check, formats, generators, sources, splits
+from draftlab.data.cleaners import CLEANERS
+from draftlab.data.readers import read_rows
+from draftlab.errors import UserError
+from draftlab.files.records import Prompt, read_jsonl
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+ALIKE = {  # formats that cannot be told apart
+    "finance_alpaca": "alpaca", "spider_schema": "spider", "spec_bench": "mt_bench",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dataset", [name for name in generators.GENERATORS if name != "mt_bench"])
+def test_generated_rows_are_recognised(tmp_path: Path, dataset: str) -> None:
+    file = write(tmp_path / "rows.jsonl", list(itertools.islice(generators.rows(dataset, "train", seed=0), 30)))
+    assert formats.detect(read_rows(file)) == ALIKE.get(dataset, dataset)
+    report = check.check(file)
+    assert report.kept == report.references == 30
+    assert report.usable
+
+
+def test_hub_rows_of_mt_bench_are_prompts(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", list(itertools.islice(generators.rows("mt_bench", "train", seed=0), 5)))
+    assert formats.detect(read_rows(file)) == "prompts"
+    assert check.check(file).kept == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "first question\nsecond question\n"),
+        ("a.jsonl", '{"prompt": "first question"}\n{"prompt": "second question"}\n'),
+        ("a.json", '[{"messages": [{"role": "user", "content": "first question"}]}, {"text": "second question"}]'),
+        ("a.csv", "prompt,when\nfirst question,1\nsecond question,2\n"),
+        ("a", '{"question": "first question"}\n{"question": "second question"}\n'),
+    ],
+)
+def test_a_users_own_traffic(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    report = check.check(tmp_path / name)
+    assert (report.format, report.kept, report.read) == ("prompts", 2, 2)
+    assert report.prompt_lengths == check.Lengths(2, 2, 2, 2)
+
+
+def test_counts(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"prompt": f"question number {i} is this one"} for i in range(10)]
+    rows += [rows[0], {"prompt": ""}, {"prompt": "</s> USER: do as I say"}, {"prompt": 3}]
+    file = write(tmp_path / "mine.jsonl", rows)
+    other = write(tmp_path / "other.jsonl", rows[3:5])
+    report = check.check(file, against=other)
+    assert (report.read, report.kept, report.duplicates, report.overlap) == (14, 12, 1, 2)
+    assert report.special_strings == 1
+    assert report.rejected == {"prompt is empty": 1, "prompt is int, not text": 1}
+    assert report.first_rejected["prompt is empty"].startswith("line 12: ")
+    assert sum(report.languages.values()) == 12
+    assert json.loads(json.dumps(check.as_json(report)))["usable"] is True
+
+
+def test_the_other_file_has_a_format_of_its_own(tmp_path: Path) -> None:
+    questions = write(tmp_path / "gsm8k.jsonl", [{"question": q, "answer": "1"} for q in "abc"])
+    mine = write(tmp_path / "mine.jsonl", [{"prompt": q} for q in "bcd"])
+    assert check.check(questions, against=mine).overlap == check.check(mine, against=questions).overlap == 2
+    assert check.check(questions, dataset="gsm8k", against=mine).overlap == 2
+    nothing = write(tmp_path / "nothing.jsonl", [{"id": 1}])
+    with pytest.raises(UserError, match=r"nothing.jsonl: no prompt in the file to compare with"):
+        check.check(mine, against=nothing)
+
+
+def test_check_and_make_have_the_same_longest_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "mine.jsonl", [{"prompt": "x" * 100_001}, {"prompt": "y" * 100_000}, {"prompt": "z"}])
+    assert check.check(file).kept == 2
+    assert run(monkeypatch, "data", "check", str(file), "--out", str(tmp_path / "report.json")) == 0
+    assert json.loads((tmp_path / "report.json").read_text())["kept"] == 2
+    made = [
+        "--dataset",
+        "prompts",
+        "--source",
+        "raw",
+        "--raw",
+        str(file),
+        "--eval",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert run(monkeypatch, "data", "make", *made) == 0
+    assert "1 rejected" in capsys.readouterr().out
+
+
+def test_lengths_in_tokens_of_a_model(shared: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.jsonl", [{"prompt": "Once upon a time"}, {"prompt": "</s>"}])
+    report = check.check(file, tokenizer=shared / "models" / "stories260K" / "hf")
+    assert report.length_unit == "tokens"
+    assert report.prompt_lengths is not None
+    assert report.prompt_lengths.largest >= 4
+    with pytest.raises(UserError, match=r"no tokenizer.json"):
+        check.check(file, tokenizer=tmp_path)
+
+
+def test_the_table_is_safe_to_print(tmp_path: Path) -> None:
+    file = write(tmp_path / "mi\x1b[2Jne.jsonl", [{"prompt": 3, "note": "\x1b[2J"}, {"prompt": "ok"}])
+    assert all(line.isprintable() for line in check.table(check.check(file)).splitlines())
+
+
+def assert_agree(file: Path, folder: Path) -> None:
+    """What ``data check`` says of a file is what a run on it makes of it: fetched and cleaned as ``prompts``."""
+    report = check.check(file)
+    for split in ("train", "eval"):
+        sources.fetch("prompts", split, "raw", raw=file, rows=0, seed=0, out=folder / "raw" / f"{split}.jsonl")
+    options = splits.Options(eval=1, max_chars=0)
+    summary = splits.make_from("prompts", "fetched", raw=folder / "raw", out=folder / "out", options=options)
+    counts = summary["counts"]["train"]
+    assert (counts["read"], counts["rejected"], counts["duplicates"] + counts["overlap"]) == (
+        report.read,
+        report.rejected,
+        report.duplicates,
+    )
+    made = [p for name in ("prompts", "eval") for p in read_jsonl(folder / "out" / f"{name}.jsonl", Prompt)]
+    assert len(made) == report.kept - report.duplicates > 0
+    if not report.duplicates:
+        assert sum(prompt.reference is not None for prompt in made) == report.references
+    assert {prompt.dataset for prompt in made} == {"prompts"}
+
+
+@pytest.mark.parametrize("dataset", sorted(generators.GENERATORS))
+def test_a_run_on_a_file_reads_it_as_check_does(tmp_path: Path, dataset: str) -> None:
+    rows = list(itertools.islice(generators.rows(dataset, "train", seed=0), 30))
+    assert_agree(write(tmp_path / "rows.jsonl", [*rows, {"nothing": 1}]), tmp_path)
+
+
+def test_a_run_on_a_file_of_piqa_has_the_labels_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "mine-labels.lst").write_text("0\n1\n")
+    rows = [{"goal": goal, "sol1": "one", "sol2": "two"} for goal in "ab"]
+    assert_agree(write(tmp_path / "mine.jsonl", rows), tmp_path)
+    (made,) = read_jsonl(tmp_path / "out/eval.jsonl", Prompt)
+    assert made.reference == {"a": "one", "b": "two"}[made.text]
+
+
+def test_every_file_of_a_folder_is_read_for_what_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"translation": {"en": "yes", "de": "ja"}}])
+    write(tmp_path / "b.jsonl", [{"prompt": "own"}])
+    splits.make_from("prompts", "raw", raw=tmp_path, out=tmp_path / "out", options=splits.Options(eval=1))
+    made = [p for name in ("prompts", "eval") for p in read_jsonl(tmp_path / "out" / f"{name}.jsonl", Prompt)]
+    found = {(p.id.rsplit("/", 1)[1], p.text) for p in made}
+    assert found == {("00000", "translate English to German: yes"), ("00001", "own")}
+
+
+def test_a_number_for_an_answer_is_of_no_known_format(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.jsonl", [{"question": "two and two?", "answer": 4}])
+    assert formats.detect(read_rows(file)) == "prompts"
+    assert check.check(file).kept == 1
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["draftlab", *words])
+    try:
+        cli.main()
+    except SystemExit as stop:
+        return 0 if stop.code in (None, 0) else 1
+    return 0
+
+
+def test_exit_code_says_whether_it_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write(tmp_path / "good.jsonl", [{"prompt": "ok"}, {"prompt": ""}])
+    bad = write(tmp_path / "bad.jsonl", [{"prompt": ""}])
+    assert run(monkeypatch, "data", "check", str(good), "--out", str(tmp_path / "report.json")) == 0
+    assert "taken for" in capsys.readouterr().out
+    assert json.loads((tmp_path / "report.json").read_text())["kept"] == 1
+    assert run(monkeypatch, "data", "check", str(bad)) == 1
+    assert run(monkeypatch, "data", "check", str(tmp_path / "absent.jsonl")) == 1
+
+
+REAL = {
+    "arena_hard/question.jsonl": "arena_hard",
+    "chat_torchspec/sample_conversations.jsonl": "sharegpt",
+    "code_search_net/python/final/jsonl/test/python_test_0.jsonl.gz": "code_search_net",
+    "dolly/databricks-dolly-15k.jsonl": "dolly",
+    "finance_like/Cleaned_date.json": "alpaca",
+    "gsm8k/test.jsonl": "gsm8k",
+    "mbpp/mbpp.jsonl": "mbpp",
+    "mbpp/sanitized-mbpp.json": "mbpp_sanitized",
+    "oasst/en_message.jsonl": "oasst",
+    "piqa/train.jsonl": "piqa",
+    "self_instruct_seed/seed_tasks.jsonl": "self_instruct",
+    "sharegpt_fastchat/dummy_conversation.json": "sharegpt",
+    "spider/dev.json": "spider",
+    "tatqa/tatqa_dataset_dev.json": "tatqa",
+    "translation_ende/wmt_like.jsonl": "wmt16",
+}
+
+
+def test_a_real_table_without_a_header_needs_its_datasets_name(shared: Path) -> None:
+    file = shared / "data/mgsm/mgsm_de.tsv"
+    with pytest.raises(UserError, match=r"mgsm_de.tsv:1: no column is called prompt"):
+        check.check(file)
+    assert check.check(file, dataset="mgsm").kept > 200
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_real_file_is_recognised_and_a_run_on_it_reads_the_same(shared: Path, tmp_path: Path, name: str) -> None:
+    assert formats.detect(read_rows(shared / "data" / name)) == REAL[name]
+    assert_agree(shared / "data" / name, tmp_path)
+
+
+def test_every_format_has_a_cleaner() -> None:
+    assert set(formats.FORMATS) <= set(CLEANERS)

@@ -1,0 +1,74 @@
+"""Classes of requests: agreement with the labels they came with is counted, not assumed."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from draftlab.data import classify, generators
+from draftlab.data.cleaners import CLEANERS
+from draftlab.errors import UserError
+from draftlab.files.records import Prompt
+
+
+def arena(split: str, n: int) -> list[Prompt]:
+    rows = itertools.islice(generators.rows("arena", split, seed=0), n)
+    said = [CLEANERS["arena"](row) for row in rows]
+    return [Prompt(f"arena/{split}/{i:05d}", "arena", split, s.text, s.reference, s.meta) for i, s in enumerate(said)]
+
+
+def test_languages_of_generated_requests() -> None:
+    marked, report = classify.classify(arena("train", 600), classify.languages, "language")
+    assert report.labelled == 600
+    assert report.accuracy > 0.9
+    assert set(report.confusion) == {"English", "Chinese", "Japanese", "Spanish", "Portuguese", "Russian"}
+    assert all(p.meta["true_language"] for p in marked)
+
+
+def test_a_text_without_words_is_unknown() -> None:
+    assert classify.languages(["12 + 3", ""]) == ["unknown", "unknown"]
+
+
+def test_languages_of_real_questions(shared: Path) -> None:
+    from draftlab.data.readers import read_rows
+
+    for code, name in (("de", "German"), ("es", "Spanish"), ("fr", "French"), ("en", "English")):
+        rows = read_rows(shared / "data" / "mgsm" / f"mgsm_{code}.tsv", ("question", "answer"))
+        found = classify.languages([row.row["question"] for row in rows])
+        assert found.count(name) >= 0.98 * len(found)
+
+
+def test_topics_are_learned() -> None:
+    english = [p for p in arena("train", 800) if p.meta["language"] == "English"]
+    held_out = [p for p in arena("eval", 200) if p.meta["language"] == "English"]
+    marked, report = classify.classify(held_out, classify.naive_bayes(english, "topic"), "topic")
+    assert report.accuracy > 0.95
+    assert {p.meta["topic"] for p in marked} >= {"Games", "Education"}
+
+
+def test_naive_bayes_is_unsure_of_what_it_never_saw() -> None:
+    known = [
+        Prompt("", "", "", text, None, {"topic": topic}) for text, topic in (("red apple", "a"), ("blue sky", "b"))
+    ]
+    classifier = classify.naive_bayes(known * 5, "topic")
+    assert classifier(["red apple", "a blue sky"]) == ["a", "b"]
+    three = [*known, Prompt("", "", "", "green leaf", None, {"topic": "c"})]
+    assert classify.naive_bayes(three * 5, "topic")(["xylophone"]) == ["unknown"]
+
+
+def test_the_report_counts_confusion() -> None:
+    prompts = [Prompt(f"{i}", "d", "train", text, None, meta) for i, (text, meta) in enumerate([
+        ("x", {"topic": "a"}), ("y", {"topic": "a"}), ("x", {"topic": "b"}), ("y", {}),
+    ])]  # fmt: skip
+    marked, report = classify.classify(prompts, lambda texts: ["a" if t == "x" else "b" for t in texts], "topic")
+    assert report.confusion == {"a": {"a": 1, "b": 1}, "b": {"a": 1}}
+    assert (report.correct, report.labelled) == (1, 3)
+    assert [p.meta.get("true_topic") for p in marked] == ["a", "a", "b", None]
+    assert [p.meta["topic"] for p in marked] == ["a", "b", "a", "b"]
+
+
+def test_one_class_teaches_nothing() -> None:
+    with pytest.raises(UserError, match="fewer than two classes"):
+        classify.naive_bayes([Prompt("", "", "", "x", None, {"topic": "a"})], "topic")

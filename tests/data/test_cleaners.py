@@ -1,0 +1,191 @@
+"""Cleaners: any row gives a prompt that can be written, or a reason; never an exception."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftlab.data import cleaners, generators
+from draftlab.data.cleaners import CLEANERS, OSD_REPO_CLEANERS, Cleaner
+from draftlab.data.fields import BadRow
+from draftlab.data.readers import RawRow
+from draftlab.files.records import Prompt, Rejection
+
+ALL = [*CLEANERS.items(), ("finance_alpaca", OSD_REPO_CLEANERS["finance_alpaca"])]
+CASES = [pytest.param(name, cleaner, id=f"{name}-{cleaner.__name__}") for name, cleaner in ALL]
+FIELDS = sorted(
+    {key for name in generators.GENERATORS for key in next(generators.rows(name, "train", seed=0))}
+    | {"table", "paragraphs", "questions", "instances", "cluster", "docstring", "translation", "messages", "system"}
+)
+TEXT = st.text(st.characters(codec=None), max_size=20) | st.sampled_from(
+    [
+        "",
+        " ",
+        "\x00",
+        "\ud800",
+        "</s>",
+        "USER: x ASSISTANT:",
+        "user",
+        "human",
+        "gpt",
+        "assistant",
+        "system",
+        "tool",
+        "developer",
+        "word " * 160,
+    ]
+)
+LEAF = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([10**400, -(10**400)]) | st.floats() | TEXT
+PARTS = st.lists(st.fixed_dictionaries({}, optional={"type": TEXT, "text": LEAF}) | LEAF, max_size=3)
+MESSAGE = st.fixed_dictionaries({}, optional={"role": TEXT, "content": LEAF | PARTS, "from": TEXT, "value": LEAF})
+VALUE = st.recursive(
+    LEAF | st.lists(MESSAGE, max_size=4),
+    lambda v: st.lists(v, max_size=3) | st.dictionaries(st.sampled_from([*FIELDS, "en", "de", "text", "input"]), v, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+ROW = st.dictionaries(st.sampled_from(FIELDS), VALUE, max_size=6)
+
+
+def outcome(name: str, cleaner: Cleaner, row: Any) -> Prompt | Rejection:
+    found = list(cleaners.clean(name, "train", [RawRow("f", 1, row)], cleaner=cleaner, max_chars=50_000))
+    assert len(found) == 1
+    return found[0]
+
+
+def assert_sound(record: Prompt | Rejection) -> None:
+    json.dumps(dataclasses.asdict(record), ensure_ascii=False, allow_nan=False).encode()
+    if isinstance(record, Prompt):
+        assert record.text == record.text.strip() != ""
+        assert record.reference is None or record.reference.strip()
+    else:
+        assert record.reason
+        assert record.reason.isprintable()
+        assert record.row.isprintable()
+
+
+@pytest.mark.parametrize(("name", "cleaner"), CASES)
+@settings(max_examples=40, deadline=None)
+@given(row=ROW | VALUE)
+def test_any_row(name: str, cleaner: Cleaner, row: Any) -> None:
+    assert_sound(outcome(name, cleaner, row))
+
+
+@pytest.mark.parametrize(("name", "cleaner"), [case for case in CASES if case.values[0] in generators.GENERATORS])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_damaged_row(name: str, cleaner: Cleaner, data: st.DataObject) -> None:
+    row = generators.GENERATORS[name](Random(data.draw(st.integers(0, 50))), "service")
+    assert isinstance(outcome(name, cleaner, row), Prompt)
+    for key in data.draw(st.lists(st.sampled_from(sorted(row)), min_size=1, max_size=3)):
+        if data.draw(st.booleans()):
+            row.pop(key, None)
+        else:
+            row[key] = data.draw(VALUE)
+    assert_sound(outcome(name, cleaner, row))
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "reason"),
+    [
+        ("gsm8k", {"answer": "1"}, "no question"),
+        ("gsm8k", {"question": None}, "question is null"),
+        ("gsm8k", {"question": " \n"}, "question is empty"),
+        ("gsm8k", {"question": 7}, "question is int, not text"),
+        ("gsm8k", {"question": "q", "answer": 72}, "answer is int, not text"),
+        ("gsm8k", {"question": "x" * 200_000}, "longer than 50000 characters"),
+        ("gsm8k", ["question"], "the row is list, not an object"),
+        ("gsm8k", {"question": "\ud800"}, "lone surrogate"),
+        ("starcoder", {"content": "word " * 150}, "no more than 150 words"),
+        ("wmt16", {"translation": "Hallo"}, "translation is str, not an object"),
+        ("oasst", {"text": "yes", "parent_id": "a"}, "a reply"),
+        ("sharegpt", {"conversations": [{"from": "gpt", "value": "hi"}]}, "no user turn"),
+        ("sharegpt", {"conversations": [{"from": "robot", "value": "hi"}]}, "unknown role"),
+        ("sharegpt", {"id": "1"}, "the conversation is NoneType, not a list"),
+        ("tatqa", {"table": {"table": []}}, "table is empty"),
+    ],
+)
+def test_reasons(name: str, row: Any, reason: str) -> None:
+    found = outcome(name, CLEANERS[name], row)
+    assert isinstance(found, Rejection)
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "text", "reference"),
+    [
+        ("spider", {"question": "How many?", "query": "SELECT 1"}, f"{cleaners.SPIDER_INSTRUCTION}How many?", "SELECT 1"),
+        ("gsm8k", {"question": "q", "answer": None}, "q", None),
+        ("gsm8k", {"question": "q", "answer": ""}, "q", None),
+        ("gsm8k", {"question": "say </s> USER:", "answer": "a"}, "say </s> USER:", "a"),
+        ("gsm8k", {"question": "bell\x07", "answer": "a"}, "bell\x07", "a"),
+        ("finance_alpaca", {"instruction": "i", "input": "more", "output": "o"}, "i\nmore", "o"),
+        ("code_search_net", {"docstring": "Add.", "code": "+"},
+         "Please generate code based on the following doc:\nAdd.", "+"),
+        ("code_search_net", {"func_documentation_string": "Add.", "func_code_string": "+"},
+         "Please generate code based on the following doc:\nAdd.", "+"),
+        ("piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": 1}, "g", "b"),
+        ("piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": -1}, "g", None),
+        ("piqa", {"goal": "g", "sol1": "a", "sol2": "b"}, "g", None),
+        ("piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": True}, "g", None),
+        ("humaneval", {"prompt": "def f():\n", "canonical_solution": "\n    x = 1\n    return x\n"}, "def f():",
+         "    x = 1\n    return x"),
+        ("humaneval", {"prompt": "def f():\n", "canonical_solution": "  \n"}, "def f():", None),
+        ("mbpp", {"prompt": "p", "code": "c"}, "p", "c"),
+        ("wmt16", {"translation": {"en": "yes", "de": "ja"}}, "translate English to German: yes", "ja"),
+        ("dolly", {"instruction": "i", "context": "c", "response": "r"}, "i\nc", "r"),
+        ("mt_bench", {"turns": ["one", "two"], "reference": ["r"]}, "one", "r"),
+        ("prompts", {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]}, "u", "a"),
+        ("prompts", {"turns": ["one", "two"]}, "one", None),
+        ("prompts", {"prompt": "good", "messages": None}, "good", None),
+        ("prompts", {"prompt": "good", "conversations": None, "messages": []}, "good", None),
+        ("prompts", {"text": "t", "response": "r"}, "t", "r"),
+        ("prompts", {"instruction": "i", "input": "x", "output": "o"}, "i\nx", "o"),
+    ],
+)  # fmt: skip
+def test_prompts(name: str, row: Any, text: str, reference: str | None) -> None:
+    found = outcome(name, CLEANERS[name], row)
+    assert isinstance(found, Prompt)
+    assert (found.text, found.reference) == (text, reference)
+
+
+def test_osd_leaves_the_input_out() -> None:
+    said = OSD_REPO_CLEANERS["finance_alpaca"]({"instruction": "i", "input": "more", "output": "o"})
+    assert said.text == "i"
+
+
+def test_labels_come_along() -> None:
+    conversation = [{"role": "user", "content": "u"}]
+    row = {"conversation_a": conversation, "language": "English", "tstamp": 5.0, "model": "m", "topic": None}
+    assert CLEANERS["arena"](row).meta == {"turns": 1, "language": "English", "time": 5.0, "model": "m"}
+    never = {"conversation": conversation, "tstamp": float("nan"), "language": "\ud800"}
+    assert CLEANERS["arena"](never).meta == {"turns": 1}
+    with pytest.raises(BadRow):
+        CLEANERS["arena"]({"language": "English"})
+
+
+def test_a_reason_is_the_same_for_all_rows_of_its_kind() -> None:
+    found = [
+        outcome("sharegpt", CLEANERS["sharegpt"], {"conversations": [{"from": f"r{i}", "value": "hi"}]})
+        for i in range(9)
+    ]
+    assert {record.reason for record in found if isinstance(record, Rejection)} == {"unknown role"}
+    assert isinstance(found[3], Rejection)
+    assert found[3].row.startswith("'r3': {")
+
+
+def test_a_time_may_be_any_number() -> None:
+    assert "time" not in cleaners.labels({"time": 10**400})
+    assert cleaners.labels({"time": 10**15})["time"] == 10**15
+
+
+def test_ids_are_the_rows_places() -> None:
+    rows = [RawRow("f", i, {"question": q}) for i, q in enumerate(["a", "", "b"], 1)]
+    found = list(cleaners.clean("gsm8k", "train", rows, cleaner=CLEANERS["gsm8k"], max_chars=0))
+    assert [r.id for r in found if isinstance(r, Prompt)] == ["gsm8k/train/00000", "gsm8k/train/00002"]
+    assert [(r.file, r.line) for r in found if isinstance(r, Rejection)] == [("f", 2)]

@@ -1,0 +1,230 @@
+"""Raw files as they come: every kind of damage has a stated outcome (docs/data.md), and good rows survive it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from draftlab.data.readers import RawRow, excerpt, read_rows
+from draftlab.errors import UserError
+
+GOOD = {"question": "How many?", "answer": "Two."}
+LINE = json.dumps(GOOD).encode()
+
+
+def read(tmp_path: Path, content: bytes, name: str = "train.jsonl") -> list[RawRow]:
+    file = tmp_path / name
+    file.write_bytes(content)
+    return list(read_rows(file))
+
+
+def good(rows: list[RawRow]) -> list[int]:
+    return [row.line for row in rows if row.problem is None]
+
+
+def problems(rows: list[RawRow]) -> list[tuple[int, str]]:
+    return [(row.line, row.problem) for row in rows if row.problem is not None]
+
+
+@pytest.mark.parametrize(
+    ("content", "good_lines", "bad"),
+    [
+        pytest.param(b"\xef\xbb\xbf" + LINE + b"\n" + LINE, [1, 2], [], id="byte order mark"),
+        pytest.param(LINE + b"\r\n" + LINE + b"\r\n", [1, 2], [], id="CRLF"),
+        pytest.param(b"\n" + LINE + b"\n \n" + LINE, [2, 4], [], id="blank lines"),
+        pytest.param(LINE + b'\n{"question": \n' + LINE, [1, 3], [(2, "broken JSON")], id="broken line"),
+        pytest.param(LINE + b"\n" + LINE[:12], [1], [(2, "broken JSON")], id="truncated last line"),
+        pytest.param(b"garbage\n" + LINE, [2], [(1, "broken JSON")], id="broken first line"),
+        pytest.param(LINE + b'\n{"a": 1, "a": 2}\n', [1], [(2, "duplicate key")], id="duplicate key"),
+        pytest.param(LINE + b'\n{"a": NaN}\n', [1], [(2, "NaN is not JSON")], id="not a number"),
+        pytest.param(LINE + b"\n" + LINE + LINE + b"\n", [1], [(2, "more than one")], id="two values in a line"),
+        pytest.param(LINE + b"\n[1, 2]\n7\n" + LINE, [1, 4], [(2, "JSON list"), (3, "JSON int")], id="no objects"),
+        pytest.param(LINE + b'\n{"q": "caf\xe9"}\n' + LINE, [1, 3], [(2, "not UTF-8")], id="Latin-1"),
+        pytest.param(LINE + b'\n{"q": "\\ud83d"}\n' + LINE, [1, 3], [(2, "lone surrogate")], id="lone surrogate"),
+        pytest.param(b'{"q": "\\ud83d\\ude00"}', [1], [], id="surrogate pair"),
+        pytest.param('{"q": "one\u2028two"}\n'.encode() + LINE, [1, 2], [], id="line separator in a string"),
+        pytest.param(b"[" * 100_000 + b"\n", [], [(1, "nested too deeply")], id="deep nesting"),
+        pytest.param(b'{"q": ' + b"9" * 5000 + b"}\n" + LINE, [2], [(1, "too many digits")], id="endless number"),
+        pytest.param(
+            b'{"a": ' + b"[" * 300 + b'"\\u0041"' + b"]" * 300 + b"}\n" + LINE,
+            [2],
+            [(1, "nested too deeply")],
+            id="deep escape",
+        ),
+        pytest.param(b'{"a": ' + b"[" * 90 + b"]" * 90 + b"}\n" + LINE, [1, 2], [], id="nested, but not too deeply"),
+        pytest.param(b"", [], [], id="empty file"),
+    ],
+)
+def test_damaged_lines(tmp_path: Path, content: bytes, good_lines: list[int], bad: list[tuple[int, str]]) -> None:
+    rows = read(tmp_path, content)
+    assert good(rows) == good_lines
+    found = problems(rows)
+    assert [line for line, _ in found] == [line for line, _ in bad]
+    assert all(want in what for (_, what), (_, want) in zip(found, bad, strict=True))
+
+
+def test_string_with_line_separator_is_whole(tmp_path: Path) -> None:
+    assert read(tmp_path, '{"q": "one\u2028two"}\n'.encode())[0].row == {"q": "one\u2028two"}
+
+
+def test_array_in_a_jsonl(tmp_path: Path) -> None:
+    rows = read(tmp_path, json.dumps([GOOD, GOOD], indent=1).encode())
+    assert [row.row for row in rows] == [GOOD, GOOD]
+    assert good(rows) == [2, 6]
+
+
+def test_array_keeps_the_good_rows(tmp_path: Path) -> None:
+    rows = read(tmp_path, b'[\n{"q": "caf\xe9"},\n' + LINE + b",\n3,\n" + LINE + b"\n]\n" + LINE, "dev.json")
+    assert good(rows) == [3, 5, 7]
+    assert [line for line, _ in problems(rows)] == [2, 4]
+
+
+@pytest.mark.parametrize("cut", [b"[" + LINE + b",\n" + LINE[:9], b"[" + LINE + b",\n" + LINE])
+def test_array_cut_off(tmp_path: Path, cut: bytes) -> None:
+    rows = read(tmp_path, cut, "dev.json")
+    assert good(rows)[0] == 1
+    assert len(problems(rows)) == 1
+
+
+def test_gzip_by_content(tmp_path: Path) -> None:
+    assert read(tmp_path, gzip.compress(LINE), "train.jsonl")[0].row == GOOD
+    assert read(tmp_path, LINE, "train.jsonl.gz")[0].row == GOOD
+
+
+def test_gzip_cut_off(tmp_path: Path) -> None:
+    import random
+
+    lines = [json.dumps({"q": f"{random.Random(i).random()}"}).encode() for i in range(5000)]
+    whole = gzip.compress(b"\n".join(lines))
+    rows = read(tmp_path, whole[: len(whole) // 2], "train.jsonl.gz")
+    assert 100 < len(good(rows)) < 5000
+    assert "broken gzip" in problems(rows)[-1][1]
+
+
+def test_utf16_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="UTF-16"):
+        read(tmp_path, LINE.decode().encode("utf-16"))
+
+
+def test_tables(tmp_path: Path) -> None:
+    rows = read(tmp_path, b'prompt,answer\n"a, b",c\nonly one\n"two\nlines",d\n', "mine.csv")
+    assert [row.row for row in rows if row.problem is None] == [
+        {"prompt": "a, b", "answer": "c"},
+        {"prompt": "two\nlines", "answer": "d"},
+    ]
+    assert good(rows) == [2, 4]
+    assert problems(rows) == [(3, "more or fewer columns than the header")]
+    assert rows[1].row == "1 columns, not 2: only one"
+    tsv = read(tmp_path, b'prompt\tanswer\nWhat is "x"?\t18\n', "mine.tsv")
+    assert [row.row for row in tsv] == [{"prompt": 'What is "x"?', "answer": "18"}]
+    assert "not UTF-8" in problems(read(tmp_path, b"prompt,answer\ncaf\xe9,1\n", "mine.csv"))[0][1]
+
+
+@pytest.mark.parametrize(
+    ("content", "want"),
+    [
+        (b"Prompt,Response\nhow?,so\n", {"prompt": "how?", "response": "so"}),
+        (b"id, request text ,PROMPT\n1,x,how?\n", {"id": "1", "request text": "x", "prompt": "how?"}),
+        (b'\xef\xbb\xbf"Question"\nhow?\n', {"question": "how?"}),
+        (b",prompt,\n0,how?,\n", {"": "", "prompt": "how?"}),
+    ],
+)
+def test_the_header_of_a_table(tmp_path: Path, content: bytes, want: dict[str, str]) -> None:
+    assert [row.row for row in read(tmp_path, content, "mine.csv")] == [want]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"id,request text\n1,how are you\n", "mine.csv:1: no column is called prompt, .*: id, request text"),
+        (b"\nWhat is two and two?,4\n", "mine.csv:2: no column is called prompt"),
+        (b"how are you\n", "no column"),
+        (b"prompt;answer\na;b\n", "no column"),
+        (b"prompt,caf\xe9\na,b\n", "mine.csv:1: the names of the columns are not UTF-8"),
+        (b"prompt,Prompt\na,b\n", "two columns are called 'prompt'"),
+    ],
+)
+def test_a_table_without_known_columns_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, content, "mine.csv")
+
+
+def test_columns_of_a_dataset_need_no_header(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("how?\t1\n")
+    (tmp_path / "b.tsv").write_text("Question\tAnswer\nhow?\t1\n")
+    for file in sorted(tmp_path.iterdir()):
+        rows = list(read_rows(file, ("question", "answer")))
+        assert [row.row for row in rows] == [{"question": "how?", "answer": "1"}]
+
+
+def test_a_quote_that_is_not_closed_is_named_where_it_opens(tmp_path: Path) -> None:
+    rows = read(tmp_path, b'prompt,n\na,1\nb,"2\nc,3\nd,4\n', "mine.csv")
+    assert good(rows) == [2]
+    assert problems(rows) == [(3, "broken CSV: a quote in this row is not closed; the rest of the file is unread")]
+    assert rows[-1].row == "lines 3 to 5"
+    rows = read(tmp_path, b'prompt,n\n"b,2\n"c",3\nd,4\n', "mine.csv")  # closed by the next quote: two lines are lost
+    assert good(rows) == [4]
+    assert (rows[0].line, rows[0].row) == (2, "lines 2 to 3")
+
+
+def test_a_long_cell_of_a_table(tmp_path: Path) -> None:
+    assert len(read(tmp_path, b"prompt\n" + b"x" * 200_000 + b"\n", "mine.csv")[0].row["prompt"]) == 200_000
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame([GOOD] * 3).to_parquet(tmp_path / "train.parquet")
+    assert [row.row for row in read_rows(tmp_path / "train.parquet")] == [GOOD] * 3
+    content = (tmp_path / "train.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(content[:-40])
+    assert "broken Parquet" in problems(list(read_rows(tmp_path / "cut.parquet")))[0][1]
+
+
+def test_parquet_of_what_json_has_not(tmp_path: Path) -> None:
+    import datetime
+    import decimal
+
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    when = datetime.datetime(2024, 5, 6, 7, 8, 9)
+    row = {"prompt": b"how?", "when": when, "day": when.date(), "image": b"\xff\xd8", "cost": decimal.Decimal("1.50")}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "mine.parquet")
+    want = {"prompt": "how?", "when": str(when), "day": "2024-05-06", "image": None, "cost": "1.50"}
+    assert [found.row for found in read_rows(tmp_path / "mine.parquet")] == [want]
+
+
+def test_reasons_do_not_grow_with_the_file(tmp_path: Path) -> None:
+    lines = [b"x" * i + b"\xff" for i in range(20)] + [b'{"k%d": 1, "k%d": 2}' % (i, i) for i in range(20)]
+    found = read(tmp_path, b"\n".join(lines))
+    assert {problem for _, problem in problems(found)} == {"not UTF-8", "duplicate key"}
+    assert found[7].row.startswith("byte 7: ")
+    assert found[25].row.startswith("'k5': {")
+
+
+@pytest.mark.parametrize("first", [b"[sic] is that right?", b"{name}, how are you?"])
+def test_text_that_looks_like_json_is_text(tmp_path: Path, first: bytes) -> None:
+    rows = read(tmp_path, first + b"\nsecond\n", "mine.txt")
+    assert [row.row for row in rows] == [{"text": first.decode()}, {"text": "second"}]
+
+
+def test_text_is_one_prompt_a_line(tmp_path: Path) -> None:
+    rows = read(tmp_path, b"first\r\n\nsecond\n", "mine.txt")
+    assert [(row.line, row.row) for row in rows] == [(1, {"text": "first"}), (3, {"text": "second"})]
+
+
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        list(read_rows(tmp_path / "absent.jsonl"))
+    with pytest.raises(UserError, match="a folder"):
+        list(read_rows(tmp_path))
+
+
+def test_nothing_that_is_printed_can_move_the_cursor() -> None:
+    shown = excerpt("a\x1b[2Jb\r\n\x00\x7f\x9b\u202e\u2028\ud800 é")
+    assert shown.isprintable()
+    assert shown.endswith(" é")
+    assert len(excerpt("x" * 10_000)) < 300

@@ -1,0 +1,201 @@
+"""Sources: generator, raw files, hub and fetched files give the same rows through one interface."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from draftlab import data as package
+from draftlab.data import registry, sources, splits
+from draftlab.data.readers import RawRow
+from draftlab.data.sources import Fetched, Hub, RawFiles, fetch, open_source, provenance_path, sha256
+from draftlab.errors import UserError
+from draftlab.files.records import read_json, read_jsonl
+
+GSM8K = registry.find("gsm8k")
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return path
+
+
+def test_fetched_rows_clean_like_the_rows_they_came_from(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    write(
+        raw / "gsm8k/train.jsonl", {"question": "a", "answer": "1"}, {"question": ""}, {"question": "b", "answer": "2"}
+    )
+    (raw / "gsm8k/train.jsonl").open("a").write('{"question": \n')
+    write(raw / "gsm8k/test.jsonl", {"question": "c", "answer": "3"})
+    for split in ("train", "eval"):
+        fetch("gsm8k", split, "raw", raw=raw, rows=0, seed=0, out=tmp_path / "fetched" / f"{split}.jsonl")
+    for name, source in (("direct", RawFiles(GSM8K, raw)), ("again", Fetched(tmp_path / "fetched"))):
+        splits.make("gsm8k", source, tmp_path / name, splits.Options())
+    for file in ("prompts.jsonl", "eval.jsonl", "rejected.jsonl"):
+        assert (tmp_path / "direct" / file).read_text() == (tmp_path / "again" / file).read_text()
+    rejected = [json.loads(line) for line in (tmp_path / "again/rejected.jsonl").read_text().splitlines()]
+    assert [(Path(r["file"]).name, r["line"]) for r in rejected] == [("train.jsonl", 2), ("train.jsonl", 4)]
+
+
+def test_provenance_tells_where_rows_come_from(tmp_path: Path) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "train.jsonl"
+    file = write(raw / "gsm8k/train.jsonl", {"question": "a"}, {"question": "b"})
+    fetch("gsm8k", "train", "raw", raw=raw, rows=1, seed=0, out=out)
+    note = read_json(provenance_path(out))
+    assert (note["source"], note["rows"], note["sha256"]) == ("raw", 1, sha256(out))
+    assert note["files"] == [{"file": "train.jsonl", "bytes": file.stat().st_size, "sha256": sha256(file)}]
+    fetch("gsm8k", "train", "generator", raw=None, rows=5, seed=3, out=out)
+    assert read_json(provenance_path(out)) == {
+        "dataset": "gsm8k", "split": "train", "source": "generator", "seed": 3, "rows": 5, "sha256": sha256(out)
+    }  # fmt: skip
+
+
+def test_a_dataset_without_an_eval_split_has_no_eval_rows(tmp_path: Path) -> None:
+    fetch("finance_alpaca", "eval", "generator", raw=None, rows=5, seed=0, out=tmp_path / "eval.jsonl")
+    assert list(read_jsonl(tmp_path / "eval.jsonl", RawRow)) == []
+
+
+def test_files_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    folder = tmp_path / "code_search_net/python/final/jsonl/train"
+    for name in ("b", "a"):
+        write(folder / f"{name}.jsonl.gz", {"docstring": name})
+    rows = list(RawFiles(registry.find("code_search_net"), tmp_path).rows("train"))
+    assert [row.row["docstring"] for row in rows] == ["a", "b"]
+
+
+def test_files_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "b.jsonl", {"prompt": "b"})
+    write(tmp_path / "a.jsonl", {"prompt": "a"})
+    fetch("prompts", "train", "raw", raw=tmp_path, rows=0, seed=0, out=tmp_path / "out/train.jsonl")
+    assert capsys.readouterr().err == ""
+    (tmp_path / "more.csv").write_text("prompt\nc\n")
+    (tmp_path / "te\x1bxt.txt").write_text("d\n")
+    fetch("prompts", "train", "raw", raw=tmp_path, rows=0, seed=0, out=tmp_path / "out/train.jsonl")
+    assert capsys.readouterr().err == "prompts: not read beside a.jsonl: te\\x1bxt.txt, more.csv\n"
+    assert [row.row["prompt"] for row in read_jsonl(tmp_path / "out/train.jsonl", RawRow)] == ["a", "b"]
+
+
+def test_one_file_of_the_users_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("".join(f"question {i}\n" for i in range(10)))
+    summary = splits.make_from("prompts", "raw", raw=file, out=tmp_path / "out", options=splits.Options(eval=3))
+    assert (summary["counts"]["train"]["kept"], summary["counts"]["eval"]["kept"]) == (7, 3)
+
+
+def test_labels_stand_in_a_file_beside(tmp_path: Path) -> None:
+    piqa = registry.find("piqa")
+    rows = [{"goal": g, "sol1": "one", "sol2": "two"} for g in "abc"]
+    write(tmp_path / "piqa/train.jsonl", *rows)
+    labels = tmp_path / "piqa/train-labels.lst"
+    labels.write_text("0\n1\n0\n")
+    assert [r.row["label"] for r in RawFiles(piqa, tmp_path).rows("train")] == [0, 1, 0]
+    labels.write_text("-1\n1\n0\n")  # not known
+    assert [r.row["label"] for r in RawFiles(piqa, tmp_path).rows("train")] == [-1, 1, 0]
+    for content, message in {
+        "0\n1\n": r"labels.lst: 2 labels for 3 rows of train.jsonl",
+        '{"label": 0}\n{"label": 1}\n{"label": 1}\n': r"labels.lst:1: a label is neither 0 nor 1",
+        "0\n1\nright\n": r"labels.lst:3: a label is neither",
+    }.items():
+        labels.write_text(content)
+        with pytest.raises(UserError, match=message):
+            list(RawFiles(piqa, tmp_path).rows("train"))
+    labels.unlink()
+    assert [r.row for r in RawFiles(piqa, tmp_path).rows("train")] == rows
+
+
+def test_schemas_stand_in_a_file_beside(tmp_path: Path) -> None:
+    row = {"db_id": "zoo", "question": "How many?", "query": "SELECT 1"}
+    write(tmp_path / "spider/train_spider.json", row, row | {"db_id": "unknown"}, row | {"db_id": ["zoo"]})
+    source = RawFiles(registry.find("spider_schema"), tmp_path)
+    with pytest.raises(UserError, match=r"no tables.json"):
+        list(source.rows("train"))
+    columns = [[-1, "*"], [0, "id"], [0, "name"], [1, "day"]]
+    write(
+        tmp_path / "spider/tables.json",
+        {"db_id": "zoo", "table_names_original": ["animal", "visit"], "column_names_original": columns},
+    )
+    found = list(source.rows("train"))
+    assert found[0].row["db_schema"] == "animal(id, name); visit(day)"
+    assert "db_schema" not in found[1].row
+    assert "db_schema" not in found[2].row
+    for damage in (
+        {},
+        {"column_names_original": columns},
+        {"column_names_original": [1], "table_names_original": ["a"]},
+    ):
+        write(tmp_path / "spider/tables.json", {"db_id": "zoo", **damage})
+        with pytest.raises(UserError, match=r"tables.json:1: no table_names_original and column_names_original"):
+            list(source.rows("train"))
+
+
+def test_hub_reads_a_repository_in_its_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    write(tmp_path / "repository/train.jsonl", {"question": "a", "answer": "1"}, {"question": "b", "answer": "2"})
+    local = dataclasses.replace(GSM8K, hub_id=str(tmp_path / "repository"), config="")
+    assert [row.row["question"] for row in Hub(local).rows("train")] == ["a", "b"]
+    assert Hub(local).provenance("train")["revision"] == GSM8K.revision
+    assert list(Hub(registry.find("finance_alpaca")).rows("eval")) == []
+
+
+def test_offline_without_a_cache_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("Couldn't reach it with token hf_abcDEF123\nsecond line")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(UserError, match="cannot read dataset openai/gsm8k") as caught:
+        list(Hub(GSM8K).rows("train"))
+    assert "abcDEF" not in str(caught.value)
+    assert "second line" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "source", "options", "message"),
+    [
+        ("nope", "raw", {}, "unknown dataset 'nope'"),
+        ("../gsm8k", "raw", {}, "unknown dataset"),
+        ("gsm8k", "raw", {}, "needs a folder"),
+        ("gsm8k", "raw", {"raw": Path("/absent")}, "no such folder"),
+        ("gsm8k", "generator", {}, "never ends"),
+    ],
+)
+def test_refusals(dataset: str, source: sources.SourceName, options: dict[str, Path], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        open_source(dataset, source, **({"raw": None, "train_rows": 0, "eval_rows": 0, "seed": 0} | options))
+
+
+def test_missing_raw_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"looked for gsm8k/train.jsonl"):
+        list(RawFiles(GSM8K, tmp_path).rows("train"))
+    assert list(RawFiles(GSM8K, tmp_path).rows("eval")) == []
+
+
+def test_every_dataset_of_the_table_has_a_cleaner() -> None:
+    from draftlab.data.cleaners import CLEANERS
+
+    assert set(registry.load()) == set(CLEANERS)
+    for row in registry.load().values():
+        assert row.hub_id or row.raw_train
+        assert not row.hub_id or row.revision
+
+
+def test_the_tables_markdown_has_a_line_for_each_dataset() -> None:
+    lines = package.table_markdown().splitlines()
+    assert len(lines) == 2 + len(registry.load())
+    assert len({line.count(" | ") for line in lines[2:]}) == 1
+
+
+def test_the_package_does_without_torch() -> None:
+    import subprocess
+
+    code = (
+        "import sys; from draftlab.data import check, classify, streams, splits;"
+        " assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,241 @@
+"""Train and eval sets: every row is accounted for, and no prompt is on both sides."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftlab.data import registry, splits
+from draftlab.data.readers import RawRow
+from draftlab.data.sources import Split
+from draftlab.data.splits import Options
+from draftlab.errors import UserError
+from draftlab.files.records import Prompt, read_jsonl
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Questions as a source; an empty one is a bad row."""
+
+    train: Sequence[str]
+    eval: Sequence[str] = ()
+
+    def rows(self, split: Split) -> Iterator[RawRow]:
+        for line, text in enumerate(self.train if split == "train" else self.eval, 1):
+            yield RawRow(f"{split}.jsonl", line, {"question": text, "instruction": text, "input": "in"})
+
+    def provenance(self, split: Split) -> dict[str, Any]:
+        return {"source": "test"}
+
+
+def made(out: Path) -> tuple[list[Prompt], list[Prompt]]:
+    return list(read_jsonl(out / "prompts.jsonl", Prompt)), list(read_jsonl(out / "eval.jsonl", Prompt))
+
+
+QUESTIONS = st.lists(st.sampled_from([*"abcdefghij", ""]), max_size=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(train=QUESTIONS, evaluation=QUESTIONS, n=st.integers(0, 12), seed=st.integers(0, 3))
+def test_clean_splits_account_for_every_row(
+    tmp_path_factory: pytest.TempPathFactory, train: list[str], evaluation: list[str], n: int, seed: int
+) -> None:
+    out = tmp_path_factory.mktemp("out")
+    try:
+        summary = splits.make("gsm8k", Rows(train, evaluation), out, Options(eval=n, seed=seed))
+    except UserError:
+        assert not list(out.iterdir())  # nothing half-written
+        assert not set(train) - {""} - set(evaluation) or not set(train) - {""}
+        return
+    prompts, held_out = made(out)
+    texts = [p.text for p in prompts]
+    assert len(texts) == len(set(texts)) > 0
+    assert not set(texts) & {p.text for p in held_out}
+    counts = summary["counts"]["train"]
+    parts = ("kept", "held_out", "duplicates", "overlap")
+    assert counts["read"] == len(train) == sum(counts[part] for part in parts) + sum(counts["rejected"].values())
+    assert counts["kept"] == len(prompts)
+    if evaluation:
+        counts = summary["counts"]["eval"]
+        beyond = len(set(evaluation) - {""}) - len(held_out)
+        others = counts["duplicates"] + sum(counts["rejected"].values())
+        assert counts["read"] == len(evaluation) == counts["kept"] + others + beyond
+    assert set(texts) | {p.text for p in held_out} >= set(train) - {""}
+    rejected = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
+    assert len(rejected) == train.count("") + evaluation.count("")
+    assert json.loads((out / "summary.json").read_text()) == summary
+
+
+def test_eval_is_a_sample_that_the_seed_fixes(tmp_path: Path) -> None:
+    rows = Rows(["t"], [f"q{i}" for i in range(100)])
+
+    def chosen(seed: int, questions: Rows = rows) -> list[str]:
+        splits.make("gsm8k", questions, tmp_path / "out", Options(eval=20, seed=seed))
+        return [p.text for p in made(tmp_path / "out")[1]]
+
+    assert chosen(0) == chosen(0)
+    assert set(chosen(0)) != set(chosen(1))
+    assert chosen(0) == sorted(chosen(0), key=lambda q: int(q[1:]))  # in the order of their rows
+    kept = set(chosen(0)) & {f"q{i}" for i in range(50)}
+    assert kept <= set(chosen(0, Rows(["t"], [f"q{i}" for i in range(50)])))  # more rows only push prompts out
+    assert 5 <= len(kept) <= 15
+
+
+def test_at_most_half_is_held_out(tmp_path: Path) -> None:
+    splits.make("gsm8k", Rows(list("abcdef")), tmp_path, Options(eval=200))
+    prompts, held_out = made(tmp_path)
+    assert (len(prompts), len(held_out)) == (3, 3)
+    assert all(p.split == "eval" and p.id.startswith("gsm8k/eval/") for p in held_out)
+
+
+def test_train_is_bounded(tmp_path: Path) -> None:
+    summary = splits.make("gsm8k", Rows(list("abcdef"), ["z"]), tmp_path, Options(train=2))
+    assert summary["counts"]["train"]["read"] == 2
+    assert [p.id for p in made(tmp_path)[0]] == ["gsm8k/train/00000", "gsm8k/train/00001"]
+
+
+def test_osd_keeps_duplicates_and_leaks_and_counts_them(tmp_path: Path) -> None:
+    rows = Rows(["a", "b", "a", "c", "c", "", "d"])
+    summary = splits.make("finance_alpaca", rows, tmp_path, Options(eval=2, profile="osd_repo_2024"))
+    prompts, held_out = made(tmp_path)
+    assert [p.text for p in held_out] == ["a", "b"]  # the first rows, input left out
+    assert [p.text for p in prompts] == ["a", "c", "c", "d"]
+    counts = summary["counts"]["train"]
+    assert (counts["overlap"], counts["duplicates"], counts["held_out"]) == (1, 1, 2)
+    assert counts["read"] == 7 == counts["kept"] + counts["held_out"] + sum(counts["rejected"].values())
+    assert len((tmp_path / "rejected.jsonl").read_text().splitlines()) == 1
+
+
+def test_osd_reads_ten_thousand_rows(tmp_path: Path) -> None:
+    rows = Rows([f"t{i}" for i in range(10_100)], [f"e{i}" for i in range(10_100)])
+    summary = splits.make("gsm8k", rows, tmp_path, Options(profile="osd_repo_2024"))
+    assert summary["counts"]["train"]["read"] == summary["counts"]["eval"]["read"] == 10_000
+    assert len(made(tmp_path)[1]) == 200
+
+
+def test_stop_at_a_bad_row_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train.jsonl:2: question is empty"):
+        splits.make("gsm8k", Rows(["a", ""], ["b"]), tmp_path, Options(on_bad_row="stop"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_usable_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no usable row"):
+        splits.make("gsm8k", Rows([""]), tmp_path, Options())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_long_prompt_is_rejected_or_kept_as_asked(tmp_path: Path) -> None:
+    rows = Rows(["x" * 200_000, "short"], ["z"])
+    splits.make("gsm8k", rows, tmp_path, Options())
+    assert [p.text for p in made(tmp_path)[0]] == ["short"]
+    splits.make("gsm8k", rows, tmp_path, Options(max_chars=0))
+    assert len(made(tmp_path)[0]) == 2
+
+
+@pytest.mark.parametrize("dataset", ["spider", "gsm8k", "code_search_net", "finance_alpaca"])
+def test_generated_datasets_have_the_sizes_asked_for(tmp_path: Path, dataset: str) -> None:
+    splits.make_from(dataset, "generator", raw=None, out=tmp_path, options=Options(train=3000, eval=150))
+    prompts, held_out = made(tmp_path)
+    assert (len(prompts), len(held_out)) == (3000, 150)
+    assert all(p.reference for p in prompts + held_out)
+
+
+def test_generated_finance_shows_osds_duplicates(tmp_path: Path) -> None:
+    options = Options(train=3000, eval=150, profile="osd_repo_2024")
+    summary = splits.make_from("finance_alpaca", "generator", raw=None, out=tmp_path, options=options)
+    assert summary["counts"]["train"]["duplicates"] > 100
+
+
+# --- real rows ---------------------------------------------------------------------------------------------------
+
+
+def records_of(shared: Path, *names: str) -> int:
+    manifest = json.loads((shared / "data" / "manifest.json").read_text())
+    return sum(entry["records"] for entry in manifest if any(entry["file"].endswith(name) for name in names))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "raw", "files", "rejected"),
+    [
+        ("spider", "", ("train_spider.json",), 0),
+        ("spider_schema", "", ("train_spider.json",), 0),
+        ("gsm8k", "", ("gsm8k/train.jsonl",), 0),
+        ("code_search_net", "", ("python_train_0.jsonl.gz",), 0),
+        ("finance_alpaca", "", ("Cleaned_date.json",), 0),
+        ("piqa", "", ("piqa/train.jsonl",), 0),
+        ("sharegpt", "", ("dummy_conversation.json",), 0),
+        ("sharegpt", "chat_torchspec/sample_conversations.jsonl", ("sample_conversations.jsonl",), 0),
+        ("mbpp", "", ("mbpp/mbpp.jsonl",), 0),
+        ("mbpp_sanitized", "", ("sanitized-mbpp.json",), 0),
+        ("wmt16", "", ("wmt_like.jsonl",), 1),  # line 5 has no English side
+        ("dolly", "", ("databricks-dolly-15k.jsonl",), 0),
+        ("oasst", "", ("en_message.jsonl",), 0),
+        ("arena_hard", "", ("question.jsonl",), 0),
+        ("mgsm", "", ("mgsm_de.tsv", "mgsm_en.tsv", "mgsm_es.tsv", "mgsm_fr.tsv"), 0),
+        ("self_instruct", "", ("seed_tasks.jsonl",), 0),
+        ("tatqa", "", ("tatqa_dataset_dev.json",), 0),
+    ],
+)
+def test_real_rows(shared: Path, tmp_path: Path, dataset: str, raw: str, files: tuple[str, ...], rejected: int) -> None:
+    folder = shared / "data" / raw
+    summary = splits.make_from(dataset, "raw", raw=folder, out=tmp_path, options=Options(eval=20))
+    counts = summary["counts"]["train"]
+    assert counts["read"] == records_of(shared, *files) > 0
+    assert sum(counts["rejected"].values()) == rejected
+    parts = ("kept", "held_out", "duplicates", "overlap")
+    assert counts["read"] == sum(counts[part] for part in parts) + rejected
+    prompts, held_out = made(tmp_path)
+    assert len(held_out) == 20
+    assert sum(p.reference is None for p in prompts) == (len(prompts) if dataset == "arena_hard" else 0)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "file"),
+    [("spider", "spider/dev.json"), ("gsm8k", "gsm8k/test.jsonl"), ("code_search_net", "python_test_0.jsonl.gz")],
+)
+def test_real_eval_rows(shared: Path, tmp_path: Path, dataset: str, file: str) -> None:
+    summary = splits.make_from(dataset, "raw", raw=shared / "data", out=tmp_path, options=Options(eval=0))
+    assert summary["counts"]["eval"]["read"] == records_of(shared, file)
+
+
+def test_real_schemas_reach_the_prompt(shared: Path, tmp_path: Path) -> None:
+    splits.make_from("spider_schema", "raw", raw=shared / "data", out=tmp_path, options=Options(eval=20))
+    assert "Tables: stadium(Stadium_ID, " in made(tmp_path)[0][0].text
+
+
+def test_every_folder_of_real_rows_has_a_reader(shared: Path) -> None:
+    table = registry.load().values()
+    rows_of = (shared / "data").glob("*/PROVENANCE.md")
+    folders = [file.parent for file in rows_of if file.parent.name != "serving"]  # traces of servers, no requests
+    assert len(folders) >= 15
+    for folder in folders:
+        patterns = [p for row in table if row.name != "prompts" for p in (row.raw_train + " " + row.raw_eval).split()]
+        assert any(p.startswith(f"{folder.name}/") for p in patterns), folder.name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    with file.open("w") as lines:
+        for i in range(300_000):
+            lines.write(json.dumps({"question": f"{i} " + "word " * 40, "answer": "long answer " * 20}) + "\n")
+    code = (
+        "import re; from pathlib import Path; from draftlab.data import splits\n"
+        f"splits.make_from('gsm8k', 'raw', raw=Path({str(file)!r}), out=Path({str(tmp_path / 'out')!r}),"
+        " options=splits.Options())\n"
+        "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"  # ru_maxrss begins at the parent's
+    )
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert file.stat().st_size > 100 * 2**20
+    assert int(run.stdout) < 110 * 2**10  # KiB: a digest of each prompt, never the prompts

@@ -1,0 +1,446 @@
+"""The speculative loop: greedy output token for token, sampled output in distribution, its trace against replay, its refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify.token import Decision, TokenVerifier
+from draftlab.engine import decode
+from draftlab.engine.decode import GREEDY, generate, speculate
+from draftlab.engine.replay import record, replay
+from draftlab.errors import UserError
+from draftlab.models import LanguageModel, load_model
+from draftlab.models.llama import Llama, LlamaConfig
+
+EOS = 4
+
+
+def make(seed: int, vocab: int = 40, context: int = 64) -> Llama:
+    """A random model, far from an initialisation: its greedy text does not repeat itself at once."""
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=context,
+        tie_word_embeddings=False,
+    )
+    generator, model = torch.Generator().manual_seed(seed), Llama(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.4, generator=generator)
+    return model
+
+
+def near(model: Llama, noise: float) -> Llama:
+    """A draft that agrees with ``model`` often, but not always."""
+    draft = Llama(model.config)
+    draft.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight.add_(noise * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(9)))
+    return draft
+
+
+TARGET = make(3)
+DRAFT = near(TARGET, 0.1)
+PROMPTS = [[1, *range(5, 6 + i % 5), 7 + i] for i in range(9)]
+
+
+def own_greedy(model: LanguageModel, prompt: Sequence[int], count: int, eos_ids: Sequence[int] = (EOS,)) -> list[int]:
+    """The model's greedy answer by whole-sequence forwards alone: no cache, no batch."""
+    answer: list[int] = []
+    while len(answer) < count and (not answer or answer[-1] not in eos_ids):
+        answer.append(int(model.answer_logits([prompt], [[*answer, 0]])[-1].argmax()))
+    return answer
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    answers = [own_greedy(TARGET, prompt, 20) for prompt in PROMPTS]
+    assert {len(answer) for answer in answers} != {20}, "some answers must end early for the tests to mean anything"
+    return answers
+
+
+def test_plain_greedy_is_the_models_own(expected: list[list[int]]) -> None:
+    for batch in (1, 4, None):
+        assert generate(TARGET, PROMPTS, max_new_tokens=20, eos_ids=[EOS], batch=batch) == expected
+
+
+@pytest.mark.parametrize("draft_len", [1, 2, 5, 30])
+@pytest.mark.parametrize("batch", [1, 4, None])
+def test_greedy_output_is_the_targets_own(expected: list[list[int]], draft_len: int, batch: int | None) -> None:
+    settings = {"draft_len": draft_len, "max_new_tokens": 20, "eos_ids": [EOS]}
+    traces = speculate(TARGET, DRAFT, PROMPTS, batch=batch, **settings).traces  # type: ignore[arg-type]
+    assert [trace.answer_ids for trace in traces] == expected
+    assert sum(sum(trace.accepted) for trace in traces) > len(PROMPTS)
+
+
+@pytest.mark.parametrize("verifier", sorted(VERIFIERS))
+def test_greedy_target_with_sampled_drafts_says_the_same(expected: list[list[int]], verifier: str) -> None:
+    """Any verifier, several sequences: at temperature 0 the target leaves no choice."""
+    num_drafts = 1 if verifier == "block" else 3
+    decoded = speculate(
+        TARGET,
+        DRAFT,
+        PROMPTS,
+        draft_len=4,
+        max_new_tokens=20,
+        eos_ids=[EOS],
+        num_drafts=num_drafts,
+        verifier=verifier,
+        draft_sampling=Sampling(1.0, top_k=6),
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert [trace.answer_ids for trace in decoded.traces] == expected
+    assert sum(sum(trace.accepted) for trace in decoded.traces) > len(PROMPTS)
+
+
+@pytest.mark.parametrize("draft_len", [1, 3, 5, 16])
+def test_replay_equals_live_decoding_block_by_block(expected: list[list[int]], draft_len: int) -> None:
+    requests = [(str(number), prompt) for number, prompt in enumerate(PROMPTS)]
+    target_pass = record(TARGET, requests, max_new_tokens=20, eos_ids=[EOS], batch_size=4)
+    assert [answer.answer_ids for answer in target_pass.answers] == expected
+    replayed = replay(DRAFT, target_pass, draft_len)
+    live = speculate(TARGET, DRAFT, PROMPTS, draft_len=draft_len, max_new_tokens=20, eos_ids=[EOS]).traces
+    for field in ("accepted", "visited", "overlap", "repo", "emitted"):
+        np.testing.assert_array_equal(getattr(replayed, field), [sum(getattr(trace, field)) for trace in live])
+    np.testing.assert_array_equal(replayed.blocks, [len(trace.emitted) for trace in live])
+    starts = [at in {0, *np.cumsum(trace.emitted)} for trace in live for at in range(len(trace.answer_ids))]
+    np.testing.assert_array_equal(replayed.starts, np.array(starts, dtype=float))
+
+
+@pytest.mark.parametrize("verifier", ["single", "block"])
+def test_replay_of_sampled_texts_agrees_with_live_decoding(verifier: str) -> None:
+    """Means over 3,000 texts each; the two sets of texts are independent, so the means differ by chance alone."""
+    sampling, prompt = Sampling(0.8, top_k=20), PROMPTS[0]
+    settings = {"max_new_tokens": 8, "eos_ids": [EOS], "sampling": sampling}
+    requests = [(str(number), prompt) for number in range(3000)]
+    generator = torch.Generator().manual_seed(1)
+    target_pass = record(TARGET, requests, generator=generator, batch_size=500, **settings)
+    replayed = replay(DRAFT, target_pass, 3, verifier=verifier)  # type: ignore[arg-type]
+    live = speculate(
+        TARGET, DRAFT, [prompt] * 3000, draft_len=3, verifier=verifier, generator=generator, **settings
+    ).traces
+    fields = ("accepted", "visited", "overlap", "repo", "emitted") if verifier == "single" else ("accepted", "emitted")
+    for field in fields:
+        ours, theirs = getattr(replayed, field), np.array([sum(getattr(trace, field)) for trace in live])
+        error = np.sqrt((ours.var() + theirs.var()) / 3000)
+        assert abs(ours.mean() - theirs.mean()) < 4 * error, field
+    assert abs(replayed.blocks.mean() - np.mean([len(trace.emitted) for trace in live])) < 0.1
+
+
+def test_replay_of_a_sampled_draft_along_greedy_texts_agrees_with_live_decoding() -> None:
+    count, settings = 300, {"max_new_tokens": 12, "eos_ids": [EOS]}
+    hot = Sampling(0.3)
+    target_pass = record(TARGET, [(str(number), prompt) for number, prompt in enumerate(PROMPTS)], **settings)  # type: ignore[arg-type]
+    replayed = replay(DRAFT, target_pass, 3, draft_sampling=hot)
+    generator = torch.Generator().manual_seed(1)
+    options = {"draft_len": 3, "draft_sampling": hot, "generator": generator, **settings}
+    live = speculate(TARGET, DRAFT, PROMPTS * count, **options).traces  # type: ignore[arg-type]
+    assert replayed.accepted.sum() < 0.5 * replay(DRAFT, target_pass, 3).accepted.sum()  # a hot draft is another draft
+    for field in ("accepted", "visited", "overlap", "repo"):
+        runs = np.array([sum(getattr(trace, field)) for trace in live]).reshape(count, len(PROMPTS)).sum(1)
+        assert abs(getattr(replayed, field).sum() - runs.mean()) < 4 * runs.std() / np.sqrt(count), field
+
+
+def exact_distribution(model: Llama, prompt: list[int], sampling: Sampling, count: int) -> dict[tuple[int, ...], float]:
+    """Probability of every text of up to ``count`` tokens, from whole-sequence forwards."""
+    distribution: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(count):
+        grown: dict[tuple[int, ...], float] = {}
+        for text, reached in distribution.items():
+            if text and text[-1] == EOS:
+                grown[text] = reached
+                continue
+            probs = to_probs(model.answer_logits([prompt], [[*text, 0]])[-1].detach(), sampling)
+            for token, chance in enumerate(probs.tolist()):
+                if chance:
+                    grown[(*text, token)] = reached * chance
+        distribution = grown
+    return distribution
+
+
+@pytest.mark.parametrize("verifier", sorted(VERIFIERS))
+def test_sampled_output_has_the_targets_distribution(verifier: str) -> None:
+    """Chi-square over all texts of up to 3 tokens, thousands of runs in one ragged batch, fixed seed."""
+    runs = 300 if verifier == "importance" else 3000  # a linear program per context
+    target = make(3, vocab=6)
+    draft = near(target, 0.2)
+    sampling = Sampling(0.9, top_k=4)
+    prompts = [[1, 3], [1, 3, 5, 2]]
+    num_drafts = {"block": 1, "single": 1}.get(verifier, 2)
+    draft_sampling = [Sampling(0.9), Sampling(1.5, top_k=5)] if verifier == "specinfer" else Sampling(1.2)
+    decoded = speculate(
+        target,
+        draft,
+        prompts * runs,
+        draft_len=2,
+        max_new_tokens=3,
+        eos_ids=[EOS],
+        num_drafts=num_drafts,
+        verifier=verifier,
+        sampling=sampling,
+        draft_sampling=draft_sampling,
+        generator=torch.Generator().manual_seed(4),
+    )
+    accepted = 0
+    for number, prompt in enumerate(prompts):
+        traces = decoded.traces[number::2]
+        accepted += sum(sum(trace.accepted) for trace in traces)
+        counts = Counter(tuple(trace.answer_ids) for trace in traces)
+        distribution = exact_distribution(target, prompt, sampling, 3)
+        assert counts.keys() <= distribution.keys()
+        common = [text for text, chance in distribution.items() if chance * runs >= 5]
+        rare = 1 - sum(distribution[text] for text in common)
+        seen = [counts[text] for text in common] + [sum(counts.values()) - sum(counts[text] for text in common)]
+        expected = [runs * distribution[text] for text in common] + [runs * rare]
+        if expected[-1] < 1e-6:
+            seen, expected = seen[:-1], expected[:-1]
+        assert stats.chisquare(seen, np.array(expected) * sum(seen) / sum(expected)).pvalue > 1e-4
+    assert runs / 3 < accepted < 6 * runs
+
+
+@pytest.mark.parametrize("verifier", ["rrs", "greedy"])
+def test_distinct_drafts_of_the_whole_vocabulary_never_miss(verifier: str) -> None:
+    """As many distinct drafts as tokens hold whatever the target wants: drawn any other way, some would repeat and miss."""
+    target = make(3, vocab=6)
+    traces = speculate(
+        target,
+        near(target, 0.2),
+        [[1, 3], [1, 3, 5]],
+        draft_len=1,
+        max_new_tokens=30,
+        eos_ids=[],
+        num_drafts=6,
+        verifier=verifier,
+        sampling=Sampling(1.0),
+        generator=torch.Generator().manual_seed(0),
+    ).traces
+    for trace in traces:
+        assert trace.accepted == trace.visited == [1] * 15
+
+
+def test_sampled_drafts_of_a_plain_generator_have_the_same_distribution() -> None:
+    target = make(3, vocab=6)
+    distribution = exact_distribution(target, [1, 3], Sampling(0.9), 2)
+    settings = {"max_new_tokens": 2, "eos_ids": [EOS], "sampling": Sampling(0.9)}
+    answers = generate(target, [[1, 3]] * 4000, generator=torch.Generator().manual_seed(0), **settings)
+    counts = Counter(map(tuple, answers))
+    seen, expected = zip(*((counts[text], 4000 * chance) for text, chance in distribution.items()), strict=True)
+    assert stats.chisquare(seen, np.array(expected) * 4000 / sum(expected)).pvalue > 1e-4
+
+
+def test_one_draft_is_verified_by_the_verifier_given() -> None:
+    calls = []
+
+    def decide(target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor) -> Decision:
+        calls.append(tokens.shape)
+        return Decision(torch.zeros(tokens.shape, dtype=torch.float64), lambda rows: target[rows])
+
+    mine = TokenVerifier("mine", "iid", decide)  # lossless: it looks at no draft
+    options = {"sampling": Sampling(1.0), "generator": torch.Generator().manual_seed(0)}
+    traces = speculate(TARGET, DRAFT, PROMPTS, verifier=mine, **GOOD, **options).traces  # type: ignore[arg-type]
+    assert calls
+    assert (
+        np.mean([count for trace in traces for count in trace.accepted]) < 0.5
+    )  # DRAFT is often accepted, by chance alone here
+
+
+@pytest.mark.parametrize("verifier", ["k_seq", "specinfer", "optimal"])
+def test_truncated_distributions_of_a_large_vocabulary_give_the_same_text(
+    verifier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verified on the tokens that top-k leaves, or on the whole vocabulary, with the same draws."""
+    asked: list[bool] = []
+    real = decode.verify_sequences
+    monkeypatch.setattr(decode, "verify_sequences", lambda *a, **k: asked.append(k["truncated"]) or real(*a, **k))
+
+    def texts(large: int) -> list[list[int]]:
+        monkeypatch.setattr(decode, "LARGE_VOCAB", large)
+        generator = torch.Generator().manual_seed(3)
+        options = {"sampling": Sampling(1.0, top_k=6), "generator": generator, "num_drafts": 2, "verifier": verifier}
+        found = speculate(make(0), make(1), PROMPTS, draft_len=3, max_new_tokens=12, eos_ids={EOS}, **options)
+        return [trace.answer_ids for trace in found.traces]
+
+    whole, restricted = texts(8192), texts(0)
+    assert set(asked) == {False, True}
+    assert whole == restricted
+
+
+def test_trace_adds_up() -> None:
+    decoded = speculate(
+        TARGET,
+        DRAFT,
+        PROMPTS,
+        draft_len=4,
+        max_new_tokens=20,
+        eos_ids=[EOS],
+        sampling=Sampling(1.0),
+        generator=torch.Generator().manual_seed(0),
+    )
+    for trace in decoded.traces:
+        assert sum(trace.emitted) == len(trace.answer_ids) <= 20
+        assert trace.finished == (trace.answer_ids[-1] == EOS)
+        assert EOS not in trace.answer_ids[:-1]
+        for drafted, visited, accepted, emitted, overlap in zip(
+            trace.drafted, trace.visited, trace.accepted, trace.emitted, trace.overlap, strict=True
+        ):
+            assert accepted <= visited <= min(accepted + 1, drafted)
+            assert emitted in (accepted, accepted + 1)
+            assert 0 <= overlap <= visited + 1e-9
+    assert decoded.blocks == max(len(trace.emitted) for trace in decoded.traces)
+    assert min(decoded.draft_seconds, decoded.target_seconds, decoded.verify_seconds) > 0
+
+
+class Counting:
+    """A model that counts the tokens its caches read."""
+
+    def __init__(self, model: Llama) -> None:
+        self.model, self.read = model, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.model, name)
+
+    def decoder(self) -> Counting:
+        return self
+
+    def prefill(self, prompts: list[list[int]], room: int) -> object:
+        cache, following = self.model.prefill(prompts, room)
+        extend = cache.extend
+
+        def counted(tokens: torch.Tensor) -> torch.Tensor:
+            self.read += tokens.numel()
+            return extend(tokens)
+
+        cache.extend = counted  # type: ignore[method-assign]
+        return cache, following
+
+
+def test_no_token_is_read_twice() -> None:
+    """Batch of one: the target reads last + drafted, the draft each drafted token at most once and what it has not seen."""
+    target, draft = Counting(TARGET), Counting(DRAFT)
+    trace = speculate(target, draft, PROMPTS[:1], draft_len=4, max_new_tokens=20, eos_ids=[EOS]).traces[0]  # type: ignore[arg-type]
+    assert target.read == sum(trace.drafted) + len(trace.drafted)
+    fully = sum(a == d for a, d in zip(trace.accepted[:-1], trace.drafted[:-1], strict=True))
+    assert draft.read == sum(trace.drafted) + fully
+
+
+def test_context_may_be_filled_to_the_last_place(expected: list[list[int]]) -> None:
+    prompt = [3] * 44
+    for prompts in ([prompt], [prompt, [1, 5]]):
+        decoded = speculate(TARGET, DRAFT, prompts, draft_len=7, max_new_tokens=20, eos_ids=[])
+        assert [trace.answer_ids for trace in decoded.traces] == [own_greedy(TARGET, p, 20, ()) for p in prompts]
+
+
+def test_real_model_with_its_first_layers_as_draft(shared: Path) -> None:
+    target = load_model(shared / "models/stories260K/hf")
+    assert isinstance(target, Llama)
+    draft = Llama(dataclasses.replace(target.config, num_hidden_layers=3))
+    draft.load_state_dict({k: v for k, v in target.state_dict().items() if not k.startswith(("layers.3", "layers.4"))})
+    prompts = [[1, 403, 407], [1], [1, 410, 420, 430, 440]]
+    decoded = speculate(target, draft, prompts, draft_len=4, max_new_tokens=60, eos_ids=[1, 2])
+    assert [trace.answer_ids for trace in decoded.traces] == [own_greedy(target, p, 60, (1, 2)) for p in prompts]
+
+
+GOOD = {"draft_len": 3, "max_new_tokens": 20, "eos_ids": [EOS]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"draft_len": 0}, "draft_len is 0"),
+        ({"num_drafts": 0}, "num_drafts is 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"batch": 0}, "batch is 0"),
+        ({"max_new_tokens": 61}, "request 1 has 65 tokens, the context holds 64"),
+        ({"verifier": "magic"}, "unknown verifier 'magic'"),
+        ({"verifier": "block", "num_drafts": 2}, "block verifies one sequence, not 2"),
+        ({"sampling": Sampling(1.0)}, "sampling without a generator"),
+        ({"num_drafts": 2, "draft_sampling": [GREEDY] * 3}, "3 draft samplings for 2 drafts"),
+        (
+            {"num_drafts": 2, "verifier": "k_seq", "draft_sampling": [GREEDY, Sampling(1.0)]},
+            "k_seq needs drafts of one distribution",
+        ),
+    ],
+)
+def test_bad_input_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        speculate(TARGET, DRAFT, [[1, 2], [1, 2, 3, 4]], **(GOOD | change))  # type: ignore[arg-type]
+
+
+def test_different_vocabularies_and_contexts_are_refused() -> None:
+    with pytest.raises(UserError, match=r"different vocabularies \(40 and 41 tokens\)"):
+        speculate(TARGET, make(1, vocab=41), [[1, 2]], **GOOD)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="the context holds 16"):
+        speculate(TARGET, make(1, context=16), [[1, 2]], **GOOD)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="no prompts"):
+        speculate(TARGET, DRAFT, [], **GOOD)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="request 0 has an empty prompt"):
+        generate(TARGET, [[]], max_new_tokens=3, eos_ids=[EOS])
+    for token in (40, -1):
+        with pytest.raises(UserError, match=f"request 1 has token {token}, the vocabulary 40 tokens"):
+            generate(TARGET, [[1], [2, token]], max_new_tokens=3, eos_ids=[EOS])
+
+
+def hub_pair(kind: str, folder: Path) -> tuple[LanguageModel, LanguageModel]:
+    """A random model of transformers and a perturbed copy of it, through the adapter."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if kind == "t5":
+        sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "tie_word_embeddings": False}
+        network = transformers.T5ForConditionalGeneration(
+            transformers.T5Config(vocab_size=40, decoder_start_token_id=0, eos_token_id=EOS, **sizes)
+        )
+    else:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "tie_word_embeddings": False}
+        config = transformers.OPTConfig(
+            vocab_size=40, ffn_dim=32, word_embed_proj_dim=16, max_position_embeddings=64, **sizes
+        )
+        network = transformers.AutoModelForCausalLM.from_config(config)
+    for name in ("target", "draft"):
+        with torch.no_grad():
+            for weight in network.parameters():
+                weight.add_(torch.randn_like(weight) * (0.4 if name == "target" else 0.02))
+        network.save_pretrained(folder / name)
+    return load_model(folder / "target"), load_model(folder / "draft")
+
+
+@pytest.mark.parametrize("kind", ["opt", "t5"])
+def test_models_of_transformers_go_through_the_same_loop(kind: str, tmp_path: Path) -> None:
+    """Greedy, batched and ragged, one draft and three; replay agrees; decoder-only and encoder-decoder."""
+    target, draft = hub_pair(kind, tmp_path)
+    expected = [own_greedy(target, prompt, 15) for prompt in PROMPTS]
+    assert generate(target, PROMPTS, max_new_tokens=15, eos_ids=[EOS]) == expected
+    settings = {"draft_len": 3, "max_new_tokens": 15, "eos_ids": [EOS]}
+    live = speculate(target, draft, PROMPTS, **settings).traces
+    assert [trace.answer_ids for trace in live] == expected
+    several = speculate(
+        target,
+        draft,
+        PROMPTS,
+        num_drafts=3,
+        verifier="specinfer",
+        draft_sampling=Sampling(0.8),
+        generator=torch.Generator().manual_seed(0),
+        **settings,
+    ).traces
+    assert [trace.answer_ids for trace in several] == expected
+    for traces in (live, several):
+        assert sum(sum(trace.accepted) for trace in traces) > len(PROMPTS)
+    requests = [(str(number), prompt) for number, prompt in enumerate(PROMPTS)]
+    replayed = replay(draft, record(target, requests, max_new_tokens=15, eos_ids=[EOS]), 3)
+    np.testing.assert_array_equal(replayed.blocks, [len(trace.emitted) for trace in live])
+    np.testing.assert_array_equal(replayed.accepted, [sum(trace.accepted) for trace in live])

@@ -1,0 +1,297 @@
+"""Replay against live speculative decoding: exactly in expectation over all texts, and block by block at temperature 0."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from draftlab.core.losses import LOSSES
+from draftlab.core.sampling import Sampling
+from draftlab.core.verify import PATH_VERIFIERS
+from draftlab.engine.replay import (
+    Agreement,
+    TargetPass,
+    agree_along,
+    agreement,
+    compact_distribution,
+    load_pass,
+    record,
+    replay,
+    walk,
+)
+from draftlab.errors import UserError
+from draftlab.files.records import Answer
+from draftlab.models.llama import Llama, LlamaConfig
+
+VOCAB, EOS, LONGEST = 3, 0, 4
+
+
+@functools.cache
+def distribution(model: str, text: tuple[int, ...]) -> Tensor:
+    """A next-token distribution that depends on the whole text before it."""
+    seed = hash((model == "target", *text)) % 2**31
+    logits = 1.5 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return logits.softmax(-1)
+
+
+def texts(prefix: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Every text that ends with its first EOS or at the longest length."""
+    for token in range(VOCAB):
+        text = (*prefix, token)
+        if token == EOS or len(text) == LONGEST:
+            yield text
+        else:
+            yield from texts(text)
+
+
+def live_expectation(verifier: str, draft_len: int, text: tuple[int, ...] = ()) -> np.ndarray:
+    """Expected (accepted, visited, overlap, repo, blocks) of live decoding from ``text`` on, by enumerating every path and outcome."""
+    if text and (text[-1] == EOS or len(text) == LONGEST):
+        return np.zeros(5)
+    path_len = min(draft_len, LONGEST - len(text))
+    total = np.zeros(5)
+    for path in itertools.product(range(VOCAB), repeat=path_len):
+        target = torch.stack([distribution("target", text + path[:i]) for i in range(path_len + 1)])
+        draft = torch.stack([distribution("draft", text + path[:i]) for i in range(path_len)])
+        drafted = float(torch.stack([draft[i, token] for i, token in enumerate(path)]).prod())
+        outcomes = PATH_VERIFIERS[verifier].distribution(target, draft, torch.tensor(path))
+        for stands, following in itertools.product(range(path_len + 1), range(VOCAB)):
+            probability = drafted * float(outcomes[stands, following])
+            if probability == 0:
+                continue
+            emitted = (*path[:stands], following)[: LONGEST - len(text)]
+            if EOS in emitted:
+                emitted = emitted[: emitted.index(EOS) + 1]
+            visited = min(stands + (stands < path_len), len(emitted))
+            shared = target[:visited].minimum(draft[:visited])
+            repo = (draft[:visited] * shared).sum()
+            counts = np.array([min(stands, len(emitted)), visited, float(shared.sum()), float(repo), 1.0])
+            total += probability * (counts + live_expectation(verifier, draft_len, text + emitted))
+    return total
+
+
+@pytest.mark.parametrize("draft_len", [1, 2, 3])
+@pytest.mark.parametrize("verifier", sorted(PATH_VERIFIERS.keys() & {"single", "block"}))
+def test_replay_is_unbiased_over_the_text(verifier: str, draft_len: int) -> None:
+    """Mean of the replayed counts over the target's own texts = mean of the live counts; no sampling anywhere."""
+    expected = np.zeros(5)
+    for text in texts():
+        target = torch.stack([distribution("target", text[:i]) for i in range(len(text))])
+        draft = torch.stack([distribution("draft", text[:i]) for i in range(len(text))])
+        probability = float(torch.stack([target[i, token] for i, token in enumerate(text)]).prod())
+        agree = agreement(draft.log(), target.log(), torch.tensor(text), [len(text)], Sampling())
+        found = walk(agree, draft_len, verifier)  # type: ignore[arg-type]
+        expected += probability * np.array(
+            [found.accepted[0], found.visited[0], found.overlap[0], found.repo[0], found.blocks[0]]
+        )
+    live = live_expectation(verifier, draft_len)
+    if verifier == "single":
+        np.testing.assert_allclose(expected, live, rtol=1e-12)
+    else:  # all of a path is looked at: visited and what is summed over it are the single verifier's notions
+        np.testing.assert_allclose(expected[[0, 4]], live[[0, 4]], rtol=1e-12)
+
+
+def test_realised_flags_average_to_the_expectation() -> None:
+    rng = np.random.default_rng(0)
+    agree = Agreement([7, 5], rng.random(12) * 1.3, rng.random(12), rng.random(12))
+    expected = walk(agree, 3)
+    runs = [walk(agree.realise(rng), 3) for _ in range(4000)]
+    for field in ("accepted", "visited", "overlap", "repo", "blocks"):
+        values = np.array([getattr(run, field) for run in runs])
+        error = values.std(0) / np.sqrt(len(runs))
+        assert (np.abs(values.mean(0) - getattr(expected, field)) < 4 * error + 1e-12).all(), field
+    assert all(set(np.unique(run.starts)) <= {0.0, 1.0} for run in runs[:100])
+
+
+def blocks_by_hand(flags: list[bool], draft_len: int) -> list[int]:
+    """Tokens emitted by each block, read off the flags the slow way."""
+    blocks, at = [], 0
+    while at < len(flags):
+        accepted = 0
+        while accepted < draft_len and at + accepted < len(flags) and flags[at + accepted]:
+            accepted += 1
+        blocks.append(min(accepted + 1, len(flags) - at))
+        at += accepted + 1
+    return blocks
+
+
+@pytest.mark.parametrize("draft_len", [1, 2, 5, 16])
+def test_flags_are_cut_into_blocks(draft_len: int) -> None:
+    rng = np.random.default_rng(draft_len)
+    lengths = [1, 30, 2, 17]
+    flags = rng.random(sum(lengths)) < 0.7
+    cuts = np.split(flags, np.cumsum(lengths)[:-1])
+    agree = Agreement(lengths, flags.astype(float), flags.astype(float), flags.astype(float))
+    for verifier in ("single", "block"):
+        found = walk(agree, draft_len, verifier)  # type: ignore[arg-type]
+        blocks = [blocks_by_hand(list(cut), draft_len) for cut in cuts]
+        np.testing.assert_array_equal(found.blocks, [len(row) for row in blocks])
+        np.testing.assert_array_equal(found.emitted, lengths)
+        starts = [float(i in {sum(row[:j]) for j in range(len(row))}) for row in blocks for i in range(sum(row))]
+        np.testing.assert_array_equal(found.starts, starts)
+        at_the_end = [
+            cut[-1] and row[-1] <= draft_len for cut, row in zip(cuts, blocks, strict=True)
+        ]  # no token follows
+        accepted = [sum(row) - len(row) + end for row, end in zip(blocks, at_the_end, strict=True)]
+        np.testing.assert_array_equal(found.accepted, accepted)
+        np.testing.assert_array_equal(found.histogram.sum(1), found.blocks)
+        np.testing.assert_array_equal(found.histogram @ np.arange(draft_len + 1), found.accepted)
+        np.testing.assert_array_equal(found.overlap, found.accepted)
+
+
+def make(seed: int, width: int = 16, vocab: int = 40) -> Llama:
+    model = Llama(LlamaConfig(vocab, width, 2 * width, 1, 2, 2, 64)).initialise(torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        model.embed.mul_(20)
+    return model
+
+
+REQUESTS = [(f"r{i}", [1, *range(5, 6 + i % 4), 7 + i]) for i in range(10)]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0), Sampling(0.7, top_k=10, top_p=0.9)], ids=str)
+def test_record_keeps_what_the_target_would_say_again(sampling: Sampling) -> None:
+    """The recorded distribution is the teacher-forced distribution of the recorded text at temperature 1, however it was sampled and batched."""
+    target = make(0)
+    got = record(
+        target,
+        REQUESTS,
+        max_new_tokens=12,
+        eos_ids={2, 9},
+        sampling=sampling,
+        generator=torch.Generator(),
+        batch_size=4,
+    )
+    assert [answer.id for answer in got.answers] == [name for name, _ in REQUESTS]
+    prompts, answers = zip(*((answer.prompt_ids, answer.answer_ids) for answer in got.answers), strict=True)
+    logits = target.answer_logits(prompts, answers)
+    probs = got.target_logits(range(len(REQUESTS))).exp()
+    torch.testing.assert_close(probs, logits.softmax(-1), atol=2e-4, rtol=1e-2)
+    for answer in got.answers:
+        assert answer.finished == (answer.answer_ids[-1] in {2, 9})
+        assert answer.finished or len(answer.answer_ids) == 12
+        assert not {2, 9} & set(answer.answer_ids[:-1])
+    if sampling.temperature == 0:
+        assert torch.equal(logits.argmax(-1), torch.tensor([token for answer in answers for token in answer]))
+
+
+def test_large_vocabularies_keep_the_largest_and_the_emitted_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = make(0), make(1)
+    settings = {"max_new_tokens": 12, "eos_ids": {2}, "sampling": Sampling(1.0)}
+    whole = record(target, REQUESTS, generator=torch.Generator().manual_seed(5), **settings)
+    monkeypatch.setattr("draftlab.engine.replay.WHOLE_VOCAB", 39)
+    part = record(target, REQUESTS, generator=torch.Generator().manual_seed(5), keep=8, **settings)
+    assert part.answers == whole.answers
+    assert part.ids is not None
+    assert part.log_probs.shape == (sum(part.lengths), 8 + 1)
+    tail = part.log_probs[:, -1].float().exp().numpy()
+    np.testing.assert_allclose(tail, 1 - part.log_probs[:, :-1].float().exp().sum(-1).numpy(), atol=1e-3)
+    one, other = agree_along(draft, whole), agree_along(draft, part)
+    np.testing.assert_allclose(other.ratio, one.ratio, rtol=1e-2)
+    assert (np.abs(other.overlap - one.overlap) <= tail + 1e-3).all()
+    everything = part.target_logits(range(len(REQUESTS))).exp().sum(-1)
+    torch.testing.assert_close(everything, torch.ones_like(everything), atol=1e-3, rtol=0)
+
+
+def test_reverse_kl_to_a_recorded_distribution_of_a_large_vocabulary_is_nearly_exact() -> None:
+    """Float16 rounds the kept mass to 1 or more at sharp positions: what is left for the others must not come out as 0."""
+    vocab, positions = 32000, 64
+    generator = torch.Generator().manual_seed(0)
+    ranks = torch.rand(positions, vocab, generator=generator).argsort(-1) + 1
+    sharpness = torch.linspace(1.5, 4, positions)[:, None]
+    target = -sharpness * ranks.log() + 0.3 * torch.randn(positions, vocab, generator=generator)
+    draft = target + torch.randn(positions, vocab, generator=generator)
+    distributions, ids = compact_distribution(target, target.argmax(-1), 64)
+    kept = TargetPass([Answer("a", [1], [0] * positions, True)], Sampling(), vocab, distributions, ids, positions)
+    assert (distributions[:, :-1].double().exp().sum(-1) >= 1).any()
+    exact = target.double().softmax(-1)
+    others = exact.scatter(-1, ids.long(), 0.0)
+    even = torch.where(others > 0, others.sum(-1, keepdim=True) / (vocab - 64), exact)
+    found, best, whole = (
+        LOSSES["reverse_kl"](draft, distribution) for distribution in (kept.target_logits([0]), even.log(), target)
+    )
+    torch.testing.assert_close(
+        found, best, rtol=2e-3, atol=2e-3
+    )  # but for float16, the best that 64 tokens and the rest can say
+    assert float((found - whole).abs().median()) < 5e-3
+    assert float((found - whole).abs().max()) < 0.3  # at the flattest position, where the others hold a tenth
+
+
+def test_greedy_agreement_is_where_the_draft_would_say_the_same() -> None:
+    target, draft = make(0), make(1, width=8)
+    got = record(target, REQUESTS, max_new_tokens=12, eos_ids={2})
+    agree = agree_along(draft, got, [4, 0, 7])
+    flags = []
+    for number in (4, 0, 7):
+        answer = got.answers[number]
+        guesses = draft.answer_logits([answer.prompt_ids], [answer.answer_ids]).argmax(-1)
+        flags += (guesses == torch.tensor(answer.answer_ids)).tolist()
+    assert agree.lengths == [got.lengths[number] for number in (4, 0, 7)]
+    np.testing.assert_array_equal(agree.ratio, np.array(flags, dtype=float))
+    np.testing.assert_array_equal(agree.overlap, agree.ratio)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[TargetPass, Path]:
+    got = record(make(0), REQUESTS, max_new_tokens=12, eos_ids={2})
+    got.save(tmp_path / "pass")
+    return got, tmp_path / "pass"
+
+
+def test_a_saved_pass_is_the_same_pass(saved: tuple[TargetPass, Path]) -> None:
+    got, folder = saved
+    again = load_pass(folder)
+    assert (again.answers, again.sampling, again.forwards) == (got.answers, got.sampling, got.forwards)
+    assert torch.equal(again.log_probs, got.log_probs)
+
+
+def test_a_pass_of_other_answers_is_refused(saved: tuple[TargetPass, Path]) -> None:
+    _, folder = saved
+    lines = (folder / "answers.jsonl").read_text().splitlines(keepends=True)
+    (folder / "answers.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(UserError, match="positions for"):
+        load_pass(folder)
+    (folder / "distributions.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="damaged or missing"):
+        load_pass(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (None, "KeyError 'sampling'"),
+        ({"sampling": {"temperature": "x"}}, "TypeError"),
+        ({"sampling": {"heat": 1}}, "TypeError"),
+        ({"vocab_size": "x"}, "40 columns does not fit a vocabulary of x tokens"),
+        ({"vocab_size": 39}, "40 columns does not fit a vocabulary of 39 tokens"),
+    ],
+)
+def test_a_damaged_description_of_a_pass_is_refused(
+    saved: tuple[TargetPass, Path], change: dict[str, object] | None, message: str
+) -> None:
+    _, folder = saved
+    settings = json.loads((folder / "pass.json").read_text())
+    (folder / "pass.json").write_text(json.dumps({} if change is None else settings | change))
+    with pytest.raises(UserError, match=message):
+        load_pass(folder)
+
+
+def test_bad_input_is_refused(saved: tuple[TargetPass, Path]) -> None:
+    got, _ = saved
+    with pytest.raises(UserError, match="draft_len is 0"):
+        replay(make(1), got, 0)
+    with pytest.raises(UserError, match="replay knows no verifier 'rrs'"):
+        replay(make(1), got, 3, verifier="rrs")  # type: ignore[arg-type]
+    for number in (-1, 10):
+        with pytest.raises(UserError, match=f"no request {number}"):
+            agree_along(make(1), got, [number])
+    with pytest.raises(UserError, match="the draft has 41 tokens, the recorded target 40"):
+        replay(make(1, vocab=41), got, 3)

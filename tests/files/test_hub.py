@@ -1,0 +1,203 @@
+"""The hub's path against a server on localhost that misbehaves: retried, resumed, or one clear message; no token anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftlab import cli
+from draftlab.files.records import Prompt, write_jsonl
+from tests.conftest import ROOT
+from tests.fake_hub import FAULTS, FakeHub, serve
+
+TOKEN = "secret-4f2a91"  # not of the hub's own form: only the value can give it away
+WEIGHTS = bytes(range(256)) * 2000
+MODEL = {"config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}", "model.safetensors": WEIGHTS}
+ROWS = b"".join(json.dumps({"question": f"q{n}", "answer": f"{n}"}).encode() + b"\n" for n in range(500))
+
+CLIENT = """
+import dataclasses, json, sys, time
+from pathlib import Path
+from draftlab import cli
+from draftlab.files import hub
+from draftlab.data import registry, sources
+from draftlab.errors import UserError
+from draftlab.models.hub import copy_model
+from huggingface_hub import constants
+constants.DOWNLOAD_CHUNK_SIZE = 1024                    # files here are smaller than the 10 MB that are written at once
+time.sleep = lambda seconds: None                       # waits between attempts: ours and the libraries'
+kind, folder, *faults = sys.argv[1:]
+said = {}
+for fault in faults:
+    try:
+        if kind == "models":
+            copy_model(f"faulty/{fault}", Path(folder) / fault)
+            said[fault] = (Path(folder) / fault / "model.safetensors").stat().st_size
+        else:
+            registry.load()[fault] = dataclasses.replace(
+                registry.find("gsm8k"), hub_id=f"faulty/{fault}", config="", revision="main"
+            )
+            cli.data_fetch(dataset=fault, split="train", source="hub", out=Path(folder) / f"{fault}.jsonl")
+            said[fault] = len((Path(folder) / f"{fault}.jsonl").read_text().splitlines())
+    except UserError as error:
+        said[fault] = str(error)
+print(json.dumps(said))
+"""
+
+EXPECTED = {  # what the message says; None: it works
+    "fine": None,
+    "busy": None,
+    "down": None,
+    "dead": "Server error '500",
+    "slow": None,
+    "cut": None,
+    "torn": "peer closed connection",
+    "wrong": "is not what the hub announced",
+    "short": "should be of size",
+    "gated": "it is gated (ask for access at https://huggingface.co/",
+    "private": "it does not exist or is private (check its name",
+    "moved": None,
+}
+
+
+def client(hub: FakeHub, kind: str, folder: Path, faults: list[str], **environment: str) -> tuple[dict[str, Any], str]:
+    """What happened to each repository, in a process of its own (the endpoint is read at import), and all that it printed."""
+    variables = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(folder / "home"),
+        "HF_TOKEN": TOKEN,
+        "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+        "HF_HUB_ETAG_TIMEOUT": "1",
+        "NO_PROXY": "127.0.0.1",
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, kind, str(folder), *faults],
+        env=os.environ | variables | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("kind", "size"), [("models", len(WEIGHTS)), ("datasets", 500)])
+def test_every_fault_is_overcome_or_one_clear_message(kind: str, size: int, tmp_path: Path) -> None:
+    with serve({"models": MODEL, "datasets": {"train.jsonl": ROWS}}) as hub:
+        said, printed = client(hub, kind, tmp_path, list(FAULTS))
+        assert set(said) == set(EXPECTED) == set(FAULTS)
+        for fault, message in EXPECTED.items():
+            if message is None:
+                assert said[fault] == size, fault
+            else:
+                assert message in said[fault], fault
+                assert "\n" not in said[fault]
+                assert not (tmp_path / fault).exists()
+                assert not (tmp_path / f"{fault}.jsonl").exists()
+        large = "model.safetensors" if kind == "models" else "train.jsonl"
+        parts = [r.range for r in hub.asked("cut") if r.method == "GET" and r.path.endswith(large)]
+        assert parts[0] is None, "the whole file is asked for first"
+        assert int(parts[1].removeprefix("bytes=").removesuffix("-")) > 1000, "then from where it was cut"
+        assert sum(r.path.endswith(large) and r.method == "GET" for r in hub.asked("wrong")) > 1, "fetched anew"
+        assert len(hub.asked("gated")) < 8, "what is refused is not asked for again and again"
+
+        # Offline: what is in the cache is used, what is not is refused, and nobody is asked.
+        hub.requests.clear()
+        offline, more = client(hub, kind, tmp_path, ["fine", "dead"], HF_HUB_OFFLINE="1")
+        assert hub.requests == []
+        assert offline["fine"] == size
+        assert "unset HF_HUB_OFFLINE" in offline["dead"]
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 5
+    assert TOKEN not in printed + more
+    assert not [path for path in written if TOKEN.encode() in path.read_bytes()]
+
+
+def test_the_server_was_sent_the_token_and_a_damaged_cache_is_found(tmp_path: Path) -> None:
+    """The token does travel (so its absence elsewhere means something); bytes that change in the cache are fetched again."""
+    with serve({"models": MODEL, "datasets": {}}) as hub:
+        client(hub, "models", tmp_path, ["fine"])
+        assert f"Bearer {TOKEN}" in {request.authorization for request in hub.requests}
+        weights = (tmp_path / "fine" / "model.safetensors").resolve()
+        weights.write_bytes(WEIGHTS[:-1] + b"?")
+        said, _ = client(hub, "models", tmp_path, ["fine"])
+        assert said["fine"] == len(WEIGHTS)
+        assert weights.read_bytes() == WEIGHTS
+
+
+def test_a_revision_is_part_of_a_models_name(tmp_path: Path) -> None:
+    with serve({"models": MODEL, "datasets": {}}) as hub:
+        said, _ = client(hub, "models", tmp_path, ["fine@refs/pr/7", "fine@absent"])
+        assert said["fine@refs/pr/7"] == len(WEIGHTS)
+        assert "it does not exist or is private (check its name and revision" in said["fine@absent"]
+        assert "/api/models/faulty/fine/revision/refs%2Fpr%2F7" in {request.path for request in hub.requests}
+
+
+def test_a_repository_of_pickled_weights_is_one_clear_message(tmp_path: Path) -> None:
+    pickled = {"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model-00001-of-00001.bin": WEIGHTS}
+    with serve({"models": pickled, "datasets": {}}) as hub:
+        said, _ = client(hub, "models", tmp_path, ["fine"])
+        assert re.match(r"faulty/fine: no safetensors weights.*safetensors/convert.*local folder", said["fine"])
+        assert not any("pytorch_model" in request.path for request in hub.requests), "nor fetched"
+
+
+@pytest.mark.parametrize("verb", ["classify", "route"])
+def test_the_classifier_offline_is_one_line(verb: str, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "p.jsonl", [Prompt("0", "arena", "train", "hello")])
+    words = {
+        "classify": ["data", "classify", "--prompts", "p.jsonl", "--label", "topic"],
+        "route": ["route", "--stream", "p.jsonl", "--train", "p.jsonl"],
+    }
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "draftlab",
+            *words[verb],
+            "--method",
+            "hub",
+            "--model",
+            "owner/topics@abc",
+            "--out",
+            "o",
+            "--report",
+            "r",
+        ],
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT / "src")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"draftlab: error: cannot read model owner/topics.* \(unset HF_HUB_OFFLINE, or use naive_bayes\)\n",
+        done.stderr,
+    )
+
+
+def test_an_error_that_is_not_the_systems_has_no_remedy_of_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = []
+    for error in (OSError("the hub\nis far"), OSError(28, "No space left on device", "out")):
+
+        def fail(*_: object, error: OSError = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr("draftlab.data.check.check", fail)
+        monkeypatch.setattr(sys, "argv", ["draftlab", "data", "check", "file"])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        said.append(stop.value.code)
+    assert said == [
+        r"draftlab: error: the hub\nis far",
+        "draftlab: error: No space left on device: out (free space or fix permissions, run again)",
+    ]

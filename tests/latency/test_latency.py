@@ -1,0 +1,429 @@
+"""The two-model loop, controlled acceptance, and what a broken engine or pair leads to."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from draftlab.core.theory import expected_block_length, speedup
+from draftlab.errors import UserError
+from draftlab.latency import loop, self_check
+from draftlab.latency.alpha import latency_alpha, measure_alpha
+from draftlab.latency.backend import Settings, check_pair
+from draftlab.latency.controlled import record, replay, schedule
+from draftlab.latency.loop import Block, Sampling, adaptive, decode, fixed, resume, speculate
+from draftlab.latency.self_check import write_toy
+from draftlab.latency.summary import summarise
+from draftlab.models.gguf import export
+from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.plan import LatencyAlpha
+from draftlab.report import agreement
+
+PROMPT = [1, 5, 9, 4, 7]
+
+
+class Bigram:
+    """A backend whose next token depends on the last one alone, so that the distribution of a text can be written down."""
+
+    vocabulary: dict[str, str] = {}  # noqa: RUF012
+    decoder_start: int | None = None
+
+    def __init__(self, table: np.ndarray, context_length: int = 512) -> None:
+        self.table, self.vocab_size, self.context_length = table, len(table), context_length
+        self.tokens: list[int] = []
+        self.eos: int | None = None
+        self.computed = 0
+
+    def extend(self, tokens: Sequence[int]) -> np.ndarray:
+        assert len(self.tokens) + len(tokens) <= self.context_length
+        self.tokens.extend(tokens)
+        self.computed += len(tokens)
+        return np.log(self.table[list(tokens)]).astype(np.float32)
+
+    def prefill(self, tokens: Sequence[int]) -> np.ndarray:
+        return self.extend(tokens)[-1]
+
+    def greedy(self, tokens: Sequence[int]) -> np.ndarray:
+        return self.extend(tokens).argmax(-1)
+
+    def trim(self, length: int) -> None:
+        assert length <= len(self.tokens)
+        del self.tokens[length:]
+
+    def clock(self) -> Callable[[], float]:
+        return time.perf_counter
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+def bigram(vocab: int, seed: int, **options: Any) -> Bigram:
+    return Bigram(np.random.default_rng(seed).dirichlet(np.full(vocab, 0.7), vocab).clip(1e-3), **options)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A target, and a draft that agrees with it now and then: the target with noise on its weights."""
+    folder = tmp_path_factory.mktemp("latency")
+    write_toy(folder / "target", num_hidden_layers=3, hidden_size=64, vocab_size=96)
+    write_toy(folder / "draft", num_hidden_layers=1, hidden_size=64, vocab_size=96)
+    from safetensors.numpy import load_file, save_file
+
+    core = load_file(folder / "target" / "model.safetensors")
+    own = load_file(folder / "draft" / "model.safetensors")
+    save_file({name: core[name] for name in own}, folder / "draft" / "model.safetensors")
+    found = {"target_folder": folder / "target", "draft_folder": folder / "draft"}
+    for name in ("target", "draft"):
+        found[name] = folder / f"{name}.gguf"
+        export(folder / name, found[name], vocabulary=False)
+    return found
+
+
+# --- greedy ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draft_len", [1, 2, 3, 5, 8])
+def test_llama_cpp_speculative_text_equals_plain_text(files: dict[str, Path], draft_len: int) -> None:
+    with LlamaCpp(files["target"]) as target, LlamaCpp(files["draft"]) as draft:
+        plain = decode(target, PROMPT, 100)
+        fast = speculate(target, draft, PROMPT, 100, fixed(draft_len))
+        assert fast.tokens == plain.tokens
+        accepted = sum(block.accepted for block in fast.blocks)
+        assert 0 < accepted < sum(block.drafted for block in fast.blocks), "both outcomes must have been exercised"
+        assert sum(block.accepted + 1 for block in fast.blocks) >= 100 > sum(b.accepted + 1 for b in fast.blocks[:-1])
+
+
+def test_a_perfect_draft_is_always_accepted(files: dict[str, Path]) -> None:
+    with LlamaCpp(files["target"]) as target, LlamaCpp(files["target"]) as draft:
+        run = speculate(target, draft, PROMPT, 60, fixed(4))
+        assert [block.accepted for block in run.blocks] == [4] * 12
+        assert run.tokens == decode(target, PROMPT, 60).tokens
+
+
+@pytest.mark.parametrize("draft_len", [3, 5])
+def test_target_calls_equal_those_of_transformers(files: dict[str, Path], draft_len: int) -> None:
+    """``transformers`` assisted generation, an independent implementation: the same text from as many target calls."""
+    from transformers import LlamaForCausalLM
+
+    target, draft = (LlamaForCausalLM.from_pretrained(files[f"{name}_folder"]) for name in ("target", "draft"))
+    draft.generation_config.num_assistant_tokens = draft_len
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0
+    calls, forward = [], target.forward
+    target.forward = lambda *args, **kwargs: calls.append(1) or forward(*args, **kwargs)
+    prompt = torch.tensor([PROMPT])
+    theirs = target.generate(
+        prompt, assistant_model=draft, max_new_tokens=60, min_new_tokens=60, do_sample=False, eos_token_id=None,
+        attention_mask=torch.ones_like(prompt), pad_token_id=0,
+    )  # fmt: skip
+    with LlamaCpp(files["target"]) as big, LlamaCpp(files["draft"]) as small:
+        ours = speculate(big, small, PROMPT, 60, fixed(draft_len))
+    assert ours.tokens == theirs[0, len(PROMPT) :].tolist()
+    assert len(ours.blocks) == len(calls)
+
+
+def test_adaptive_draft_length_changes_blocks_but_not_text(files: dict[str, Path]) -> None:
+    choose = adaptive(0.05, {k: 1 + 0.1 * k for k in range(1, 9)})
+    with LlamaCpp(files["target"]) as target, LlamaCpp(files["draft"]) as draft:
+        run = speculate(target, draft, PROMPT, 100, choose)
+        assert run.tokens == decode(target, PROMPT, 100).tokens
+        assert len({block.drafted for block in run.blocks}) > 1
+    assert choose([Block(8, 8, 0, 0)] * 20) == 8
+    assert choose([Block(8, 0, 0, 0)] * 20) == 1
+
+
+def test_text_stops_after_the_end_token(files: dict[str, Path]) -> None:
+    with LlamaCpp(files["target"]) as target, LlamaCpp(files["target"]) as draft:
+        text = decode(target, PROMPT, 40).tokens
+        eos = {text[10]}
+        expected = text[: text.index(text[10]) + 1]
+        for draft_len in (1, 3, 7):
+            assert speculate(target, draft, PROMPT, 40, fixed(draft_len), eos=eos).tokens == expected
+        assert decode(target, PROMPT, 40, eos=eos).tokens == expected
+
+
+def test_caches_hold_what_the_next_request_can_reuse() -> None:
+    target, draft = bigram(8, 0), bigram(8, 1)
+    first = speculate(target, draft, [1, 2, 3, 4], 20, fixed(3))
+    text = [1, 2, 3, 4, *first.tokens]
+    assert text[: len(target.tokens)] == target.tokens
+    assert len(target.tokens) == len(text) - 1
+    assert text[: len(draft.tokens)] == draft.tokens
+    computed = target.computed
+    resume(target, [*text[:-1], 5, 6])
+    assert target.tokens == [*text[:-1], 5, 6]
+    assert target.computed == computed + 2, "the conversation so far is kept, not recomputed"
+    resume(target, text[:3])
+    assert (target.tokens, target.computed) == (text[:3], computed + 2)
+
+
+def test_near_the_end_of_the_context_blocks_shrink() -> None:
+    target, draft = bigram(8, 0, context_length=24), bigram(8, 1, context_length=24)
+    run = speculate(target, draft, [1, 2, 3, 4], 20, fixed(6))
+    assert run.tokens == decode(target, [1, 2, 3, 4], 20).tokens
+    with pytest.raises(UserError, match="do not fit the context of 24"):
+        speculate(target, draft, [1, 2, 3, 4], 21, fixed(6))
+    with pytest.raises(UserError, match="prompt is empty"):
+        decode(target, [], 3)
+
+
+# --- sampled -----------------------------------------------------------------------------------------------------
+
+
+def distribution(table: np.ndarray, last: int, length: int, temperature: float) -> dict[tuple[int, ...], float]:
+    """Probability of every text of ``length`` tokens after ``last``."""
+    heated = table ** (1 / temperature)
+    heated /= heated.sum(-1, keepdims=True)
+    texts = itertools.product(range(len(table)), repeat=length)
+    return {text: float(np.prod([heated[a, b] for a, b in itertools.pairwise((last, *text))])) for text in texts}
+
+
+@pytest.mark.parametrize(("draft_len", "temperature"), [(1, 1.0), (3, 1.0), (3, 0.6)])
+def test_sampled_text_has_the_targets_distribution(draft_len: int, temperature: float) -> None:
+    target, draft = bigram(4, 0), bigram(4, 1)
+    sampling = Sampling(temperature, np.random.default_rng(draft_len))
+    counts = dict.fromkeys(itertools.product(range(4), repeat=3), 0)
+    runs = 6000
+    for _ in range(runs):
+        counts[tuple(speculate(target, draft, [0, 2], 3, fixed(draft_len), sampling=sampling).tokens)] += 1
+    expected = distribution(target.table, 2, 3, temperature)
+    assert counts.keys() == expected.keys()
+    assert chisquare(list(counts.values()), [runs * p for p in expected.values()]).pvalue > 1e-3
+
+
+def test_plain_sampling_has_the_targets_distribution() -> None:
+    target, sampling = bigram(4, 0), Sampling(1.0, np.random.default_rng(0))
+    counts = dict.fromkeys(itertools.product(range(4), repeat=2), 0)
+    for _ in range(6000):
+        counts[tuple(decode(target, [0, 2], 2, sampling=sampling).tokens)] += 1
+    assert (
+        chisquare(list(counts.values()), [6000 * p for p in distribution(target.table, 2, 2, 1.0).values()]).pvalue
+        > 1e-3
+    )
+
+
+def test_one_verified_token_has_the_targets_distribution() -> None:
+    """Every proposal, and every pair of uniforms on a grid: no luck is involved, only the grid's width."""
+    rng = np.random.default_rng(3)
+    target_probs, draft_probs = rng.dirichlet(np.ones(5)), rng.dirichlet(np.ones(5))
+    target = Bigram(np.tile(target_probs, (5, 1)), context_length=10**6)
+    first, second = (np.arange(150) + 0.5) / 150, (np.arange(20) + 0.5) / 20
+    emitted = np.zeros(5)
+    for token, u, v in itertools.product(range(5), first, second):
+        sampling = Sampling(1.0, Uniforms([u, v]))  # type: ignore[arg-type]
+        emitted[loop.verify(target, 0, [token], [draft_probs], sampling)[0]] += draft_probs[token] / 3000
+    np.testing.assert_allclose(emitted, target_probs, atol=0.01)
+
+
+class Uniforms:
+    """A generator that returns the given numbers."""
+
+    def __init__(self, numbers: list[float]) -> None:
+        self.numbers = numbers
+
+    def random(self) -> float:
+        return self.numbers.pop(0)
+
+
+# --- controlled acceptance ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("alpha", "draft_len"), [(0.5, 3), (0.8, 5), (0.9, 8), (0.0, 2)])
+def test_scheduled_blocks_have_the_expected_length(alpha: float, draft_len: int) -> None:
+    kept = schedule(alpha, draft_len, 4000, np.random.default_rng(0))
+    assert kept.min() >= 0
+    assert kept.max() <= draft_len
+    assert np.mean(kept + 1) == pytest.approx(expected_block_length(alpha, draft_len), rel=2e-3)
+    for m in range(draft_len):
+        assert np.mean(kept == m) == pytest.approx(alpha**m * (1 - alpha), abs=1e-3)
+
+
+def test_few_scheduled_blocks_are_stratified() -> None:
+    means = [np.mean(schedule(0.8, 5, 25, np.random.default_rng(seed)) + 1) for seed in range(50)]
+    assert np.std(means) < 0.1, "independent draws would scatter by 0.37"
+
+
+def test_an_impossible_acceptance_is_refused() -> None:
+    with pytest.raises(UserError, match="alpha is 1"):
+        schedule(1.0, 3, 5, np.random.default_rng(0))
+
+
+def test_replay_does_the_real_work_and_follows_the_schedule(files: dict[str, Path]) -> None:
+    with LlamaCpp(files["target"]) as target, LlamaCpp(files["draft"]) as draft:
+        text = record(target, PROMPT, 60)
+        assert text[len(PROMPT) :] == decode(target, PROMPT, 60).tokens
+        resume(target, PROMPT[:-1])
+        resume(draft, PROMPT[:-1])
+        run = replay(target, draft, text, len(PROMPT), [0, 4, 2, 4, 1], 4)
+        assert (run.blocks, run.tokens, run.draft_steps) == (5, 16, 20)
+        assert run.disagreements == 0, "the target's own choice must end every block where the schedule does"
+        assert target.tokens == text[: len(PROMPT) + 15]
+        assert 0 < run.draft_seconds < run.seconds
+        assert 0 < run.verify_seconds < run.seconds
+
+
+SETTINGS = LatencyAlpha(alpha=[0.5, 0.8], draft_len=[2, 4], inflated_layers=0, inflated_ffn=0, blocks=3, rounds=2)
+
+
+def test_alpha_experiment_rows(files: dict[str, Path]) -> None:
+    settings = SETTINGS.model_copy(update={"inflated_layers": 6, "inflated_ffn": 512})
+    rows, run = latency_alpha(settings, files["target_folder"], files["draft"])
+    last = rows.groupby(["alpha", "draft_len"])
+    assert set(last.groups) == {(0.5, 2), (0.5, 4), (0.8, 2), (0.8, 4)}
+    assert (last.size() == 3).all()
+    assert (rows["rounds"] == 2).all()
+    assert (rows["disagreements"] == 0).all()
+    assert (rows["draft_steps"] == 2 * rows["draft_len"]).all()
+    seconds = rows.filter(like="seconds")
+    assert seconds.shape[1] == 7
+    assert (seconds > 0).all(axis=None)
+    assert run["target"]["inflated_from"] is not None
+    assert (run["target"]["threads"], run["target"]["weights"]) == (1, "f32")
+    assert run["target"]["llama_version"]
+    assert run["drafts"][0]["file"] == "draft.gguf"
+
+
+def test_a_large_target_is_not_inflated(files: dict[str, Path]) -> None:
+    settings = SETTINGS.model_copy(update={"inflated_layers": 2, "alpha": [0.5], "draft_len": [2]})
+    _, run = latency_alpha(settings, files["target_folder"], files["draft"])
+    rows, plain = latency_alpha(SETTINGS.model_copy(update={"weights": "f16"}), files["target"], files["draft"])
+    assert run["target"]["parameters"] == plain["target"]["parameters"]
+    assert set(rows["weights"]) == {"f32"}, "a GGUF file is taken as it is, whatever the settings say"
+    with pytest.raises(UserError, match="cannot be inflated"):
+        latency_alpha(settings, files["target"], files["draft"])
+
+
+def test_noisy_cells_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftlab.latency import alpha
+
+    calls = []
+
+    def noisy(rows: pd.DataFrame) -> pd.DataFrame:
+        cells = rows[["alpha", "draft_len"]].drop_duplicates()
+        calls.append(len(cells))
+        return cells.assign(quiet=(cells["alpha"] != 0.8) | (len(calls) > 2))
+
+    monkeypatch.setattr(alpha, "summarise", noisy)
+    rows = measure_alpha(bigram(16, 0), bigram(16, 1), SETTINGS)
+    assert calls == [4, 2, 2]
+    assert rows.groupby("alpha")["attempt"].unique().map(list).to_dict() == {0.5: [0], 0.8: [2]}
+    assert len(rows) == 12
+    monkeypatch.setattr(alpha, "summarise", lambda rows: noisy(rows).assign(quiet=True))
+    at_once = measure_alpha(bigram(16, 0), bigram(16, 1), SETTINGS)
+    work = [column for column in rows if not agreement.is_measured("osd_latency_alpha", column)]
+    assert set(work) >= {"tokens", "disagreements"}
+    assert at_once[work].equals(rows[work])
+
+
+def test_summary_of_known_times() -> None:
+    alpha, draft_len, plain, verify, step = 0.8, 3, 0.010, 0.016, 0.0005
+    row = {
+        "alpha": alpha, "draft_len": draft_len, "plain_before_seconds": 4 * plain, "plain_after_seconds": 4 * plain,
+        "plain_steps": 8, "rounds": 5, "tokens": 14, "draft_steps": 15, "draft_seconds": 15 * step,
+        "verify_seconds": 5 * verify, "seconds": 5 * (verify + 3 * step), "disagreements": 1,
+        "verify_probe_seconds": 2 * verify, "verify_probes": 2, "draft_probe_seconds": 6 * step, "draft_probes": 6,
+    }  # fmt: skip
+    rows = pd.DataFrame([row | {"block": block} for block in range(4)])
+    (found,) = summarise(rows).to_dict("records")
+    expected = speedup(alpha, draft_len, step / plain, verify / plain)
+    assert found["speedup"] == pytest.approx(expected)
+    assert found["calibrated"] == pytest.approx(expected)
+    assert found["eq1"] == pytest.approx(speedup(alpha, draft_len, step / plain))
+    assert found["verify_ratio"] == pytest.approx(1.6)
+    assert found["plain_ms"] == pytest.approx(10)
+    assert found["disagreement"] == pytest.approx(0.2)
+    assert found["quiet"]
+    shaken = rows.assign(seconds=rows["seconds"] * [1, 1.3, 0.8, 1])
+    assert not summarise(shaken)["quiet"].item()
+
+
+# --- bad input ---------------------------------------------------------------------------------------------------
+
+
+def test_pairs_that_read_ids_differently_are_refused(files: dict[str, Path], tmp_path: Path) -> None:
+    write_toy(tmp_path / "other", vocab_size=64)
+    write_toy(tmp_path / "ends", vocab_size=96, eos_token_id=3)
+    for name in ("other", "ends"):
+        export(tmp_path / name, tmp_path / f"{name}.gguf", vocabulary=False)
+    with LlamaCpp(files["target"]) as target:
+        with LlamaCpp(tmp_path / "other.gguf") as other, pytest.raises(UserError, match="96 tokens, the draft 64"):
+            speculate(target, other, PROMPT, 4, fixed(2))
+        with (
+            LlamaCpp(tmp_path / "ends.gguf") as ends,
+            pytest.raises(UserError, match="eos is token 2 of the target, 3"),
+        ):
+            check_pair(target, ends)
+    write_toy(tmp_path / "pads", vocab_size=96, bos_token_id=0, pad_token_id=1)
+    export(tmp_path / "pads", tmp_path / "pads.gguf", vocabulary=False)
+    with LlamaCpp(files["target"]) as target, LlamaCpp(tmp_path / "pads.gguf") as pads:
+        check_pair(target, pads)  # as Vicuna and LLaMA-160M, whose bos and pad differ: no verifier reads them
+    one, two = bigram(4, 0), bigram(4, 1)
+    one.vocabulary, two.vocabulary = {"tokens": "a"}, {"draftlab": "b"}  # nothing to compare
+    check_pair(one, two)
+    two.vocabulary = {"draftlab": "b", "tokens": "c"}
+    with pytest.raises(UserError, match="different tokens"):
+        check_pair(one, two)
+
+
+def test_files_made_elsewhere_are_compared_token_by_token(shared: Path, tmp_path: Path) -> None:
+    """Without draftlab's own digest in them."""
+    folder = shared / "models" / "stories260K"
+    whole = (folder / "stories260K-f32.gguf").read_bytes()
+    assert whole.count(b"\xe2\x96\x81time") == 1
+    (tmp_path / "other.gguf").write_bytes(whole.replace(b"\xe2\x96\x81time", b"\xe2\x96\x81emit"))
+    with LlamaCpp(folder / "stories260K-f32.gguf") as target, LlamaCpp(folder / "stories260K-f32.gguf") as same:
+        assert list(target.vocabulary) == ["tokens"]
+        check_pair(target, same)
+        with LlamaCpp(tmp_path / "other.gguf") as other, pytest.raises(UserError, match="different tokens"):
+            check_pair(target, other)
+
+
+def test_engine_limits_are_errors_not_aborts(files: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        LlamaCpp(tmp_path / "absent.gguf")
+    with pytest.raises(UserError, match="finds no GPU"):
+        LlamaCpp(files["target"], Settings(gpu_layers=-1))
+    with pytest.raises(UserError, match="cores"):
+        Settings(threads=len(os.sched_getaffinity(0)) + 1)
+    with LlamaCpp(files["target"], Settings(context_length=256)) as model:
+        with pytest.raises(UserError, match="do not fit the context of 256"):
+            model.prefill([1] * 300)
+        model.trim(0)
+        with pytest.raises(UserError, match="check the token ids"):
+            model.extend([96])
+        assert len(model.extend([1, 2])) == 2, "the model stays usable"
+        with pytest.raises(ValueError, match="cannot trim"):
+            model.trim(5)
+        model.close()
+
+
+def test_self_check_passes_here() -> None:
+    self_check.self_check()
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "dies .SIGSEGV.*GGML_NATIVE=OFF"),
+        ("raise SystemExit('no libllama')", "fails its self-check: no libllama.*GGML_NATIVE=OFF"),
+    ],
+)
+def test_a_build_that_dies_is_refused_with_its_cure(tmp_path: Path, script: str, message: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n{script}\n")
+    python.chmod(0o755)
+    with pytest.raises(UserError, match=message):
+        self_check.self_check(str(python))

@@ -1,0 +1,121 @@
+"""torch as a latency engine: the same logits and text as llama.cpp, and the papers' architectures at reduced width."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from draftlab.errors import UserError
+from draftlab.latency.alpha import latency_alpha
+from draftlab.latency.backend import Settings
+from draftlab.latency.branches import latency_branches
+from draftlab.latency.cost import latency_cost
+from draftlab.latency.length import latency_length
+from draftlab.latency.loop import Sampling, decode, fixed, speculate
+from draftlab.latency.self_check import write_toy
+from draftlab.latency.shapes import ARCHITECTURES, on_meta, reduced
+from draftlab.latency.torch_backend import open_torch
+from draftlab.latency.update import latency_update
+from draftlab.models.gguf import export
+from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.plan import Engine, LatencyAlpha, LatencyBranches, LatencyCost, LatencyLength, LatencyUpdate
+
+ON_TORCH = Engine(backend="torch")
+
+
+def test_torch_and_llama_cpp_agree(tmp_path: Path) -> None:
+    write_toy(tmp_path / "target", num_hidden_layers=2)
+    export(tmp_path / "target", tmp_path / "target.gguf", vocabulary=False)
+    model = open_torch(tmp_path / "target", ON_TORCH, Settings(context_length=128))
+    with LlamaCpp(tmp_path / "target.gguf") as reference:
+        np.testing.assert_allclose(model.extend([1, 5, 9]), reference.extend([1, 5, 9]), atol=1e-4)
+        np.testing.assert_allclose(model.prefill([4]), reference.prefill([4]), atol=1e-4)
+        model.trim(2)
+        reference.trim(2)
+        np.testing.assert_allclose(model.extend([7, 7]), reference.extend([7, 7]), atol=1e-4)
+        np.testing.assert_array_equal(model.greedy([3]), reference.greedy([3]))
+        assert decode(model, [1, 5], 40).tokens == decode(reference, [1, 5], 40).tokens
+    with pytest.raises(UserError, match="do not fit the context of 128"):
+        model.extend([1] * 200)
+    with pytest.raises(ValueError, match="cannot trim"):
+        model.trim(10**6)
+
+
+def test_speculative_text_in_torch(tmp_path: Path) -> None:
+    write_toy(tmp_path / "target", num_hidden_layers=2)
+    write_toy(tmp_path / "draft", seed=1)
+    target, draft = (open_torch(tmp_path / name, ON_TORCH, Settings()) for name in ("target", "draft"))
+    plain = decode(target, [1, 5], 40).tokens
+    assert speculate(target, draft, [1, 5], 40, fixed(3)).tokens == plain
+    sampled = speculate(target, target, [1, 5], 12, fixed(3), sampling=Sampling(1.0))
+    assert len(sampled.tokens) == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("vicuna-33b", 32529), ("vicuna-7b", 6738), ("tinyllama-1.1b", 1100), ("llama-160m", 162), ("t5-xl", 2784), ("t5-small", 60)],
+)  # fmt: skip
+def test_architectures_have_their_published_sizes(name: str, millions: int) -> None:
+    found = sum(weight.numel() for weight in on_meta(ARCHITECTURES[name]).parameters()) / 1e6
+    assert found == pytest.approx(millions, rel=0.01)
+
+
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+def test_reduction_keeps_the_shape_valid(name: str) -> None:
+    for by in (4, 16, 64):
+        small = reduced(ARCHITECTURES[name], by)
+        assert small.heads % small.kv_heads == 0
+        assert small.hidden == small.heads * (ARCHITECTURES[name].hidden // ARCHITECTURES[name].heads)
+        assert small.layers >= 1
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [("vicuna-33b/32", "tinyllama-1.1b/32"), ("vicuna-7b/16", "llama-160m/16"), ("t5-xl/16", "t5-small/16")],
+)
+def test_tables_of_the_papers_pairs_at_reduced_width(target: str, draft: str) -> None:
+    pair = Path(target), Path(draft)
+    on_torch = {"backend": "torch"}
+    settings = LatencyAlpha(alpha=[0.8], draft_len=[3], blocks=2, rounds=2, **on_torch)
+    rows, run = latency_alpha(settings, *pair)
+    assert len(rows) >= 2
+    assert (rows.filter(like="seconds") > 0).all(axis=None)
+    assert (rows["disagreements"] <= rows["rounds"]).all()
+    assert (run["target"]["engine"], run["target"]["model"]) == ("torch", target)
+    assert run["target"]["parameters"] > run["drafts"][0]["parameters"]
+    settings_cost = LatencyCost(context=[8, 16], batch=[1, 2], verified=[4], blocks=2, **on_torch)
+    assert len(latency_cost(settings_cost, *pair)[0]) == 8
+    settings_length = LatencyLength(alpha=[0.5], length=[4, 8], prefix=8, draft_len=2, blocks=1, rounds=2, **on_torch)
+    assert len(latency_length(settings_length, *pair)[0]) == 2
+    settings_update = LatencyUpdate(prompt=6, generated=6, update_interval=2, blocks=2, **on_torch)
+    updates, _ = latency_update(settings_update, *pair)
+    assert (updates["update_seconds"] > updates["update_forward_seconds"]).all()
+    assert (updates["update_forward_seconds"] > 0).all()
+    assert (updates["target_request_seconds"] > 0).all()
+
+
+def test_probes_in_torch_append_and_forget() -> None:
+    for name in ("llama-160m/16", "t5-small/16"):
+        model = open_torch(Path(name), ON_TORCH, Settings(context_length=64))
+        model.fill(3, 10)
+        for _ in range(20):
+            model.probe(5)
+        assert model._batch.lengths == [10, 10, 10]
+
+
+def test_what_torch_cannot_do_is_refused() -> None:
+    with pytest.raises(UserError, match="no folder and no architecture 'gpt-5'"):
+        open_torch(Path("gpt-5"), ON_TORCH, Settings())
+    with pytest.raises(UserError, match="torch has no q8_0 weights"):
+        open_torch(Path("llama-160m/16"), Engine(backend="torch", weights="q8_0"), Settings())
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="no GPU"):
+            open_torch(Path("llama-160m/16"), Engine(backend="torch", device="cuda"), Settings())
+    branches = LatencyBranches(num_drafts=[2], draft_len=2, blocks=1, backend="torch")
+    with pytest.raises(UserError, match=r"need llama\.cpp"):
+        latency_branches(branches, Path("llama-160m/16"))
+    with pytest.raises(UserError, match="does not train"):
+        latency_update(LatencyUpdate(blocks=1), Path("vicuna-7b/32"), Path("llama-160m/32"))

@@ -1,0 +1,171 @@
+"""Scales shapes and shapes_cpu: their plans, and every measurement, table and figure of it at a sixteenth of the papers' widths on the CPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from draftlab import cli
+from draftlab.errors import UserError
+from draftlab.files.records import read_json
+from draftlab.latency.backend import Settings
+from draftlab.latency.pair import open_pair
+from draftlab.latency.shapes import random_gguf, random_model
+from draftlab.models.gguf import RandomTensors
+from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.plan import Engine, Run, flags, load_run
+from tests.conftest import ROOT
+
+MEASURED = (
+    "osd_latency_alpha",
+    "osd_latency_length",
+    "osd_update_cost",
+    "beyond_context_batch",
+    "beyond_best_draft_len",
+    "beyond_branches",
+    "beyond_noise_floor",
+)
+BITS = {"f16", "q8_0", "q4_0"}  # of beyond_weights, a cell each
+MEASURED_ON_CPU = set(MEASURED) - {"osd_update_cost", "beyond_noise_floor"}
+ON_CPU: dict[str, object] = {"device": "cpu", "gpu_layers": 0, "blocks": 2}
+SMALLER: dict[str, dict[str, object]] = {
+    "osd_latency_alpha": {"alpha": [0.5, 0.9], "rounds": 2},
+    "beyond_best_draft_len": {"alpha": [0.5, 0.9], "draft_len": [1, 2], "rounds": 2},
+    "osd_latency_length": {"alpha": [0.5, 0.9], "length": [16, 64], "rounds": 2, "prefix": 32},
+    "osd_update_cost": {"prompt": 8, "generated": 8, "update_interval": 2},
+    "beyond_context_batch": {"context": [16], "batch": [1, 2], "verified": [2, 4]},
+}
+
+
+@pytest.fixture
+def run() -> Run:
+    return load_run({"scale": "shapes", "experiments": "all"}, ROOT / "workflow")
+
+
+def draftlab(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["draftlab", *words])
+    cli.main()
+
+
+def test_the_plan_measures_on_a_gpu_and_downloads_nothing(run: Run) -> None:
+    assert set(
+        run.of_stage(
+            "latency_alpha", "latency_length", "latency_update", "latency_cost", "latency_branches", "latency_null"
+        )
+    ) == {*MEASURED, "beyond_weights"}
+    assert (run.settings.target.model, run.settings.draft.model) == ("vicuna-7b", "llama-160m")
+    assert run.settings.data.datasets == run.settings.multidraft.datasets == []
+    for name in MEASURED:
+        for cell in run.cells(name).values():
+            assert isinstance(cell, Engine)
+            assert (cell.gpu_layers, cell.device) in [(-1, "cpu"), (0, "cuda")]
+            assert cell.weights == "f16"
+
+
+def test_without_a_gpu_the_same_models_are_measured_in_four_bits_on_one_core(run: Run) -> None:
+    found = load_run({"scale": "shapes_cpu", "experiments": "all"}, ROOT / "workflow")
+    assert set(found.experiments) == {*MEASURED_ON_CPU, "beyond_weights"}
+    assert {cell.weights for cell in found.cells("beyond_weights").values()} == BITS  # type: ignore[attr-defined]
+    assert (found.settings.target, found.settings.draft) == (run.settings.target, run.settings.draft)
+    for name in MEASURED_ON_CPU:
+        (cell,) = found.cells(name).values()
+        assert isinstance(cell, Engine)
+        assert (cell.gpu_layers, cell.threads, cell.weights, cell.backend) == (0, 1, "q4_0", "llama_cpp")
+
+
+@pytest.mark.workflow
+@pytest.mark.parametrize(("scale", "measured"), [("shapes", len(MEASURED)), ("shapes_cpu", len(MEASURED_ON_CPU))])
+def test_the_dag_holds_no_data_and_no_training(tmp_path: Path, scale: str, measured: int) -> None:
+    words = ["--directory", str(tmp_path), "--config", f"scale={scale}", "experiments=all"]
+    command = [sys.executable, "-m", "snakemake", "-n", "--snakefile", str(ROOT / "Snakefile"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    jobs = dict(re.findall(r"^(\w+) +(\d+)$", done.stdout + done.stderr, re.MULTILINE))
+    assert set(jobs) - {"closed_form"} == {"latency", "collect", "claims", "figure", "report", "all", "total"}
+    assert int(jobs["latency"]) == measured + len(BITS)
+
+
+@pytest.mark.parametrize("experiment", MEASURED[:-2])  # the last two measure a target alone
+@pytest.mark.parametrize("backend", ["llama_cpp", "torch"])
+def test_a_measurement_and_its_figure_at_reduced_width(
+    run: Run, experiment: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (backend, experiment) == ("llama_cpp", "osd_update_cost"):
+        pytest.skip("llama.cpp does not train")
+    (cell,) = run.cells(experiment).values()
+    cell = cell.model_copy(update=ON_CPU | {"backend": backend} | SMALLER[experiment])
+    verb = run.known[experiment].stage.removeprefix("latency_")
+    words = flags(cell, target="vicuna-7b/16", draft="llama-160m/16", out=tmp_path / "cell")
+    draftlab(monkeypatch, "latency", verb, *words)
+    record = read_json(tmp_path / "cell" / "run.json")
+    assert record["target"]["engine"] == {"llama_cpp": "llama.cpp", "torch": "torch"}[backend]
+    assert record["target"]["parameters"] > 5 * record["drafts"][0]["parameters"]
+    rows = pd.read_csv(tmp_path / "cell" / "rows.csv")
+    assert (rows.filter(like="seconds") > 0).all(axis=None)
+    out = tmp_path / experiment
+    draftlab(
+        monkeypatch, "figure", experiment, "--scale", "shapes", "--out", str(out),
+        "--table", str(tmp_path / "cell" / "rows.csv"),
+    )  # fmt: skip
+    assert out.with_suffix(".png").stat().st_size > 5000
+    assert out.with_suffix(".md").read_text(encoding="utf-8").count("\n") > 3
+
+
+@pytest.mark.parametrize("weights", ["f32", "f16", "q8_0"])
+def test_a_random_gguf_has_the_size_of_the_architecture(tmp_path: Path, weights: str) -> None:
+    random_gguf("tinyllama-1.1b/16", tmp_path / "model.gguf", weights)  # type: ignore[arg-type]
+    expected = random_model("tinyllama-1.1b/16", torch.float32, torch.device("cpu"))
+    with LlamaCpp(tmp_path / "model.gguf", Settings(context_length=64)) as model:
+        logits = model.extend([1, 5, 9]).copy()
+        found = model.describe()
+    assert found["parameters"] == sum(weight.numel() for weight in expected.parameters())
+    assert found["weights"] == weights
+    assert np.isfinite(logits).all()
+    assert logits.std() > 0.001
+    assert not np.allclose(logits[0], logits[1])
+
+
+def test_random_tensors_follow_the_seed_and_differ() -> None:
+    shapes = {"a.weight": (8, 1024), "b.weight": (8, 1024), "norm": (4,)}
+    one, again, other = (RandomTensors.draw(shapes, seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one.read("a.weight"), again.read("a.weight"))
+    assert not np.array_equal(one.read("a.weight"), other.read("a.weight"))
+    assert not np.array_equal(one.read("a.weight"), one.read("b.weight"))
+    assert one.read("a.weight").std() == pytest.approx(0.02, rel=0.05)
+    assert one.read("norm").tolist() == [1.0] * 4
+
+
+def test_an_update_trains_in_f32_whatever_the_target_runs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--backend", "torch", "--weights", "f16", "--prompt", "4", "--generated", "4", "--blocks", "1"]
+    models = ["--target", "t5-xl/16", "--draft", "t5-small/16", "--out", str(tmp_path)]
+    draftlab(monkeypatch, "latency", "update", *words, *models)
+    record = read_json(tmp_path / "run.json")
+    assert (record["target"]["weights"], record["drafts"][0]["weights"]) == ("float16", "float32")
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("draftlab.latency.pair.self_check", lambda: None)
+    for name, settings, message in (
+        ("vicuna-7b", Engine(gpu_layers=-1), "finds no GPU"),
+        ("vicuna-8b", Engine(), "no folder and no architecture 'vicuna-8b'"),
+        ("vicuna-7b/0", Engine(), "no architecture 'vicuna-7b/0'.*NAME/8"),
+        ("vicuna-7b/²", Engine(), "no architecture 'vicuna-7b/²'"),
+        ("vicuna-7b/99999", Engine(), "no architecture 'vicuna-7b/99999'"),
+    ):
+        if "GPU" in message and torch.cuda.is_available():
+            continue
+        with (
+            pytest.raises(UserError, match=message),
+            open_pair(Path(name), settings=settings, context_length=64),
+        ):
+            pass

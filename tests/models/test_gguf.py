@@ -1,0 +1,288 @@
+"""GGUF export: the same logits and tokens as the model folder, and a refusal for whatever llama.cpp could not run."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from draftlab.errors import UserError
+from draftlab.latency.inflate import inflate
+from draftlab.latency.self_check import write_toy
+from draftlab.models import load_model
+from draftlab.models.gguf import export
+from draftlab.models.llama_cpp import LlamaCpp
+
+IDS = [1, *np.random.default_rng(0).integers(4, 320, 40).tolist()]
+TEXTS = [
+    "SELECT name FROM shops;",
+    " two  spaces",
+    "naïve façade",
+    "日本語 😀",
+    "a\n\n\tb",
+    "it's 1,234.5!!  1,234.5 (12)",
+    "USER: hi ASSISTANT:",
+]
+
+
+def byte_level(alphabet: bool = True) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        show_progress=False,
+        special_tokens=["<pad>", "<s>", "</s>", "<unk>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if alphabet else [],
+    )
+    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    return tokenizer
+
+
+def toy(folder: Path, **changes: Any) -> Path:
+    write_toy(folder, num_hidden_layers=2, vocab_size=320, **changes)
+    byte_level().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def llama_logits(file: Path) -> np.ndarray:
+    with LlamaCpp(file) as model:
+        return model.extend(IDS).copy()
+
+
+def our_logits(folder: Path) -> np.ndarray:
+    """Logits after each of ``IDS``, from the project's own Llama."""
+    with torch.no_grad():
+        return load_model(folder).answer_logits([IDS[:1]], [[*IDS[1:], 0]]).numpy()
+
+
+def kl(reference: np.ndarray, other: np.ndarray) -> float:
+    log_p, log_q = (torch.log_softmax(torch.from_numpy(x).double(), -1) for x in (reference, other))
+    return float((log_p.exp() * (log_p - log_q)).sum(-1).max())
+
+
+@pytest.mark.parametrize("weights", ["f32", "q4_0"])
+def test_every_tensor_begins_with_a_page_of_memory(tmp_path: Path, weights: Any) -> None:
+    export(toy(tmp_path / "toy"), tmp_path / "toy.gguf", weights)
+    assert {tensor.data_offset % 4096 for tensor in gguf.GGUFReader(tmp_path / "toy.gguf").tensors} == {0}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("weights", "distance"), [("f32", 1e-4), ("f16", 2e-2)])
+def test_logits_equal_those_of_the_folder(tmp_path: Path, weights: Any, distance: float, tied: bool) -> None:
+    folder = toy(tmp_path / "toy", tie_word_embeddings=tied)
+    export(folder, tmp_path / "toy.gguf", weights)
+    np.testing.assert_allclose(llama_logits(tmp_path / "toy.gguf"), our_logits(folder), atol=distance, rtol=0)
+
+
+@pytest.mark.parametrize(("weights", "divergence"), [("q8_0", 5e-3), ("q4_0", 0.5)])
+def test_quantized_logits_stay_close(tmp_path: Path, weights: Any, divergence: float) -> None:
+    folder = toy(tmp_path / "toy")
+    export(folder, tmp_path / "toy.gguf", weights)
+    assert 0 < kl(our_logits(folder), llama_logits(tmp_path / "toy.gguf")) < divergence
+
+
+def test_a_head_width_and_rotation_of_its_own(tmp_path: Path) -> None:
+    folder = toy(tmp_path / "toy", head_dim=16, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    export(folder, tmp_path / "toy.gguf")
+    np.testing.assert_allclose(llama_logits(tmp_path / "toy.gguf"), our_logits(folder), atol=1e-4, rtol=0)
+
+
+def test_bfloat16_weights_are_read(tmp_path: Path) -> None:
+    folder = toy(tmp_path / "toy")
+    tensors = {name: torch.from_numpy(x).bfloat16() for name, x in load_file(folder / "model.safetensors").items()}
+    save_torch(tensors, folder / "model.safetensors")
+    export(folder, tmp_path / "toy.gguf")
+    np.testing.assert_allclose(llama_logits(tmp_path / "toy.gguf"), our_logits(folder), atol=1e-4, rtol=0)
+
+
+def test_real_model(shared: Path, tmp_path: Path) -> None:
+    folder = shared / "models" / "stories260K" / "hf"
+    export(folder, tmp_path / "stories.gguf", vocabulary=False)
+    ours = llama_logits(tmp_path / "stories.gguf")
+    np.testing.assert_allclose(ours, our_logits(folder), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(ours, llama_logits(folder.parent / "stories260K-f32.gguf"), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tied", "weights", "divergence"),
+    [
+        *((kind, tied, "f32", 5e-4 if kind == "gated-gelu" else 1e-8) for kind in ("relu", "gated-gelu") for tied in (True, False)),
+        *((kind, True, "f16", 5e-4) for kind in ("relu", "gated-gelu")),
+        *((kind, True, "q8_0", 2e-2) for kind in ("relu", "gated-gelu")),
+        *((kind, True, "q4_0", 1.0) for kind in ("relu", "gated-gelu")),
+    ],
+)  # fmt: skip
+def test_t5(tmp_path: Path, kind: str, tied: bool, weights: Any, divergence: float) -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=1, num_heads=4,
+        feed_forward_proj=kind, tie_word_embeddings=tied, decoder_start_token_id=0,
+    )  # fmt: skip
+    model = T5ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                wide = "shared" in name or "relative" in name
+                parameter.copy_(torch.randn_like(parameter) * (1 if wide else parameter.shape[-1] ** -0.5))
+    model.save_pretrained(tmp_path / "t5")
+    export(tmp_path / "t5", tmp_path / "t5.gguf", weights, vocabulary=False)
+    source, answer = [5, 9, 33, 80, 1], [0, 7, 60, 12]
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([answer])).logits[0].numpy()
+    # llama.cpp's GELU is a table of half-precision values
+    with LlamaCpp(tmp_path / "t5.gguf") as decoder:
+        for _ in range(2):  # what an earlier prompt left is gone
+            decoder.encode(source)
+            found = decoder.extend(answer)
+            if weights == "f32":
+                np.testing.assert_allclose(found, expected, atol=1e-4 if kind == "relu" else 5e-2, rtol=0)
+            assert kl(expected, found) < divergence
+
+
+def test_text_is_tokenized_as_by_the_tokenizer(tmp_path: Path) -> None:
+    folder = toy(tmp_path / "toy")
+    export(folder, tmp_path / "toy.gguf")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with LlamaCpp(tmp_path / "toy.gguf") as model:
+        vocabulary = lib.llama_model_get_vocab(model._model)
+        for text in TEXTS:
+            raw, buffer = text.encode(), (ctypes.c_int32 * 256)()
+            count = lib.llama_tokenize(vocabulary, raw, len(raw), buffer, 256, False, False)
+            assert list(buffer[:count]) == tokenizer.encode(text).ids, text
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(folder: Path, edit: Any) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def without_bytes(folder: Path) -> None:
+    byte_level(alphabet=False).save(str(folder / "tokenizer.json"))
+
+
+def more_tokens(folder: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens([f"<{i}>" for i in range(100)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def other_tokenizer(folder: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def not_finite(tensors: dict[str, np.ndarray]) -> None:
+    tensors["model.norm.weight"][3] = np.nan
+
+
+BROKEN = {
+    "byte tokens are missing": without_bytes,
+    "not a plain byte-level BPE": other_tokenizer,
+    "tokens, the model has 320": more_tokens,
+    "not a tokenizer": lambda folder: (folder / "tokenizer.json").write_text("{}"),
+    "architecture 'gpt2'": lambda folder: edit_config(folder, model_type="gpt2"),
+    "rope type": lambda folder: edit_config(folder, rope_parameters={"rope_type": "llama3", "rope_theta": 1e4}),
+    "config.json has no 'hidden_size'": lambda folder: (folder / "config.json").write_text('{"model_type": "llama"}'),
+    "3 key-value heads": lambda folder: edit_config(folder, num_key_value_heads=3),
+    "eos_token_id is 320": lambda folder: edit_config(folder, eos_token_id=[320]),
+    "not whole": truncate,
+    "no model.safetensors": lambda folder: (folder / "model.safetensors").unlink(),
+    "model.norm.weight is missing": lambda folder: edit_tensors(folder, lambda x: x.pop("model.norm.weight")),
+    "has shape": lambda folder: edit_config(folder, intermediate_size=32),
+    "implies no tensor": lambda folder: edit_config(folder, num_hidden_layers=1),
+    "not finite": lambda folder: edit_tensors(folder, not_finite),
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_refused_before_llama_cpp_sees_it(tmp_path: Path, message: str) -> None:
+    folder = toy(tmp_path / "toy")
+    BROKEN[message](folder)
+    with pytest.raises(UserError, match=message):
+        export(folder, tmp_path / "out" / "toy.gguf")
+    assert not list((tmp_path / "out").glob("*")), "a refused export leaves no file"
+
+
+@pytest.mark.parametrize("weights", ["q8_0", "q4_0"])
+def test_rows_that_blocks_do_not_fill_are_stored_in_16_bits(tmp_path: Path, weights: Any) -> None:
+    folder = toy(tmp_path / "toy", intermediate_size=72)
+    export(folder, tmp_path / "toy.gguf", weights)
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "toy.gguf").tensors}
+    assert {kind for name, kind in kinds.items() if "ffn_down" in name} == {"F16"}
+    assert {kind for name, kind in kinds.items() if "ffn_up" in name} == {weights.upper()}
+    assert kl(our_logits(folder), llama_logits(tmp_path / "toy.gguf")) < 0.5
+
+
+def test_an_unknown_weight_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="f32, f16, q8_0, q4_0"):
+        export(toy(tmp_path / "toy"), tmp_path / "toy.gguf", "q5_1")  # type: ignore[arg-type]
+
+
+def test_truncated_gguf_files_are_refused(tmp_path: Path) -> None:
+    export(toy(tmp_path / "toy"), tmp_path / "toy.gguf")
+    whole = (tmp_path / "toy.gguf").read_bytes()
+    last = gguf.GGUFReader(tmp_path / "toy.gguf").tensors[-1]
+    for length in (0, 3, 24, 500, 8000, len(whole) // 2, int(last.data_offset + last.n_bytes) - 1):
+        (tmp_path / "cut.gguf").write_bytes(whole[:length])
+        with pytest.raises(UserError, match="cannot load"):
+            LlamaCpp(tmp_path / "cut.gguf")
+
+
+@pytest.mark.parametrize("weights", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("widths", [1, 4, 16])
+def test_inflation_changes_no_logit(tmp_path: Path, weights: Any, widths: int) -> None:
+    folder = toy(tmp_path / "toy")
+    inflate(folder, tmp_path / "big", layers=5, ffn=256, widths=widths)
+    export(folder, tmp_path / "toy.gguf", weights)
+    export(tmp_path / "big", tmp_path / "big.gguf", weights)
+    np.testing.assert_array_equal(llama_logits(tmp_path / "big.gguf"), llama_logits(tmp_path / "toy.gguf"))
+    with LlamaCpp(tmp_path / "big.gguf") as big, LlamaCpp(tmp_path / "toy.gguf") as small:
+        assert big.describe()["parameters"] > 4 * small.describe()["parameters"]
+        assert json.loads(big.describe()["inflated_from"]) | {"hidden_size": 0} == {
+            "num_hidden_layers": 2,
+            "intermediate_size": 64,
+            "hidden_size": 0,
+        }
+        assert small.describe()["inflated_from"] is None
+
+
+def test_deeper_inflation_changes_no_logit_in_torch(tmp_path: Path) -> None:
+    folder = toy(tmp_path / "toy")
+    inflate(folder, tmp_path / "deep", layers=4)
+    np.testing.assert_array_equal(our_logits(tmp_path / "deep"), our_logits(folder))
+
+
+def test_inflation_does_not_shrink(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot inflate"):
+        inflate(toy(tmp_path / "toy"), tmp_path / "small", layers=1)
+    with pytest.raises(UserError, match="widths is 2"):
+        inflate(tmp_path / "toy", tmp_path / "small", layers=4, widths=2)
+    shutil.rmtree(tmp_path / "toy")
+    with pytest.raises(UserError, match="no such file"):
+        inflate(tmp_path / "toy", tmp_path / "small", layers=4)

@@ -1,0 +1,485 @@
+"""Plans of runs: what is refused, which cells exist, and what an edit of code or values changes."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from draftlab import conformance, plan
+from draftlab.core import losses, verify
+from draftlab.errors import UserError
+from draftlab.files import digests
+from draftlab.multidraft import acceptance
+from draftlab.plan import registries
+from draftlab.plan.plan import PROFILES
+from draftlab.train import sources
+
+WORKFLOW = Path(__file__).resolve().parents[2] / "workflow"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A working folder with a file of prompts and a folder of raw files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "?"}\n')
+    (tmp_path / "x").mkdir()
+
+
+def write(folder, **changes):
+    values = {
+        "title": "t",
+        "question": "q",
+        "paper": "osd",
+        "artefact": "a",
+        "stage": "offline",
+        "axes": {"dataset": ["spider", "gsm8k"], "method": {"ft": {"sample_source": "teacher", "loss": "hard_label"}}},
+        "fixed": {"epochs": 1, "batch": 8, "learning_rate": 0.1},
+        "scales": {"smoke": {}},
+    } | changes
+    path = folder / "osd_test.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def test_the_guide_to_configuration_names_every_key():
+    guide = (WORKFLOW.parent / "config/README.md").read_text(encoding="utf-8")
+    keys = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in guide.splitlines() if line.startswith("| `")]
+    assert sorted(key for row in keys for key in row) == sorted(plan.RunConfig.model_fields)
+
+
+def test_the_guides_verifier_is_lossless_and_its_experiment_is_one(tmp_path):
+    guide = (WORKFLOW.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code, text = (re.search(rf"```{kind}\n(.*?)```", guide, re.DOTALL)[1] for kind in ("python", "yaml"))
+    made = {}
+    exec(code, made)
+    assert conformance.check_distribution(made["last"].distribution, made["last"].drafting, 3).lossless
+    path = tmp_path / "beyond_last.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="not 'last'"):  # which no registry holds
+        plan.load_experiment(path)
+    path.write_text(text.replace("[last,", "[rrs,"), encoding="utf-8")
+    experiment = plan.load_experiment(path)
+    assert experiment.compared == ["num_drafts", "draft_temperature", "schemes"]
+
+
+def test_cells_are_the_product_of_the_axes(tmp_path):
+    cells = plan.load_experiment(write(tmp_path)).cells("smoke", "x")
+    assert list(cells) == ["spider.ft", "gsm8k.ft"]
+    assert cells["gsm8k.ft"].loss == "hard_label"
+
+
+def test_inner_axes_are_variants_of_one_job(tmp_path):
+    inner = {"method": {"kl": {}, "slow": {"learning_rate": 0.01}}, "seed": [0, 1]}
+    path = write(tmp_path, fixed={"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": inner})
+    cell = plan.load_experiment(path).cells("smoke", "x")["gsm8k.ft"]
+    found = plan.variants(cell)
+    assert [labels for labels, _ in found] == [
+        {"dataset": "gsm8k", "method": name, "seed": seed} for name in ("kl", "slow") for seed in (0, 1)
+    ]
+    assert [(s.learning_rate, s.seed) for _, s in found] == [(0.1, 0), (0.1, 1), (0.01, 0), (0.01, 1)]
+
+
+def test_a_profile_stands_for_its_keys_and_what_is_beside_or_inside_wins(tmp_path):
+    inner = {
+        "method": {"a": {}, "b": {"profile": "readme_2024"}, "c": {"profile": "readme_2024", "update_interval": 2}}
+    }
+    fixed = {"profile": "paper_2023", "dataset": "spider", "batch": 8, "inner": inner}
+    path = write(tmp_path, stage="online", axes={}, fixed=fixed)
+    found = plan.variants(plan.load_experiment(path).cells("smoke")["all"])
+    told = [(own.update_interval, own.learning_rate, own.clip) for _, own in found]
+    assert told == [(1, 1e-5, 1.0), (8, 1e-4, 0.0), (2, 1e-4, 0.0)]
+    path.write_text(path.read_text().replace("paper_2023", "paper_2024"))
+    with pytest.raises(
+        UserError, match=r"osd_test.yaml:\d+: unknown profile 'paper_2024' \(allowed: paper_2023, readme_2024\)"
+    ):
+        plan.load_experiment(path)
+
+
+@pytest.mark.parametrize("name", ["osd_online", "osd_online_t5"])
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
+def test_a_fair_static_draft_has_as_many_updates_as_the_online_one(name, scale):
+    for cell in plan.load_run({"scale": scale}, WORKFLOW).cells(name).values():
+        found = {labels["method"]: own for labels, own in plan.variants(cell)}
+        assert found["static_10_fair"].update_interval == found["online"].update_interval
+
+
+def test_online_drafts_at_paper_are_updated_as_a_script_did():
+    run = plan.load_run({"scale": "paper", "experiments": "all"}, WORKFLOW)
+    swept = {
+        "beyond_update_interval",
+        "osd_online_t5",
+        "beyond_routing_errors",
+    }  # the last: as often as a shared draft in all
+    seen = set()
+    for name in set(run.of_stage("online")) - swept:
+        for cell in run.cells(name).values():
+            for labels, own in plan.variants(cell):
+                told = {key: getattr(own, key) for key in ("update_interval", "learning_rate", "clip")}
+                if own.learns and labels.get("method") != "separate_fast":
+                    seen.add((name, next(key for key, profile in PROFILES.items() if profile == told)))
+                if own.warm_on != "nothing" and not own.learns and not own.warm_fair:
+                    assert own.learning_rate == 2e-5
+    assert ("osd_online", "paper_2023") in seen
+    assert {name for name, profile in seen if profile == "readme_2024"} == {
+        "beyond_update_lag", "osd_online", "osd_routing",
+    }  # fmt: skip
+
+
+def test_an_experiment_without_its_dataset_is_left_out_or_refused(tmp_path):
+    (tmp_path / "spider").mkdir()
+    (tmp_path / "spider" / "train_spider.json").write_text("[]")
+    for config in ({"raw": str(tmp_path)}, {"dataset": "mine.jsonl"}):
+        with pytest.raises(UserError, match=r"needs dataset arena; this run has"):
+            plan.load_run(config | {"experiments": "osd_arena_classes"}, WORKFLOW)
+        run = plan.load_run(config | {"experiments": "all"}, WORKFLOW)
+        assert "osd_offline" in run.experiments
+        assert "osd_arena_classes" not in run.experiments
+    assert "osd_arena_classes" in plan.load_run({"experiments": "all"}, WORKFLOW).experiments
+
+
+FIXED = {"epochs": 1, "batch": 8, "learning_rate": 0.1}
+STREAMED = {"of": ["spider"], "learning_rate": 0.1, "batch": 8, "update_interval": 8}
+LATENCY = {"alpha": [0.5], "draft_len": [3], "blocks": 1, "rounds": 1}
+LIVE = {"num_drafts": [2], "draft_temperature": [1.0], "draft_len": 4, "requests": 1, "batch": 1, "max_new_tokens": 1}
+NO_AXIS = "an axis is a list of values or a mapping from names to settings, with at least one entry"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stage": "offlin"}, r"offlin.*allowed: .*offline"),
+        ({"fixed": FIXED | {"lr": 1}}, r"unknown key 'lr'.*learning_rate"),
+        ({"fixed": FIXED | {"batch": 0}}, "batch.*greater than 0"),
+        ({"axes": {"dataset": ["x"], "loss": ["kl"], "sample_source": ["teacher"]}}, r"loss.*'forward_kl'.*not 'kl'"),
+        ({"axes": {"dataset": ["spidr"]}}, "unknown dataset 'spidr'.*spider"),
+        ({"axes": {"dataset": []}}, NO_AXIS),
+        ({"axes": {"dataset": "spider"}}, NO_AXIS),
+        ({"axes": {"method": {"a b/c": {}}}}, "'a b/c' names a cell"),
+        ({"axes": {"dataset": ["spider", "spider"]}}, "two cells named 'spider'"),
+        ({"scales": {"tiny": {}}}, "smoke"),
+        ({"scales": {"smoke": {"axes": {"datasets": ["spider"]}}}}, r"no axis named \['datasets'\]"),
+        ({"scales": {"smoke": {"axes": {"dataset": "spider"}}}}, NO_AXIS),
+        ({"scales": {"smoke": {"axes": {"dataset": 5}}}}, NO_AXIS),
+        ({"color": "red"}, "unknown key 'color'"),
+        ({"fixed": FIXED | {"inner": 5}}, "inner: give a mapping"),
+        ({"fixed": FIXED | {"inner": [1, 2]}}, "inner: give a mapping"),
+        ({"fixed": FIXED | {"inner": "hello"}}, "inner: give a mapping"),
+        ({"fixed": FIXED | {"inner": {"seed": 3}}}, f"inner: {NO_AXIS}"),
+        ({"fixed": FIXED | {"inner": {"seed": []}}}, f"inner: {NO_AXIS}"),
+        ({"fixed": FIXED | {"inner": {"loss": ["kl"]}}}, r"loss.*'forward_kl'.*not 'kl'"),
+        ({"fixed": FIXED | {"inner": {"sample_source": ["mine"]}}}, r"'mix_request'.*not 'mine'"),
+        ({"stage": "online", "axes": {}, "fixed": STREAMED | {"stream": 5}}, "stream: give a mapping"),
+        ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"alpha": [1.5]}}, "alpha.*less than 1, not 1.5"),
+        ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"alpha": []}}, "alpha.*at least 1 item"),
+        ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"draft_len": [0]}}, "draft_len.*greater than 0"),
+        ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"gpu_layers": -7}}, "gpu_layers.*equal to -1"),
+        ({"stage": "latency_alpha", "axes": {}, "fixed": LATENCY | {"inflated_layers": -3}}, "inflated_layers"),
+        ({"stage": "live", "axes": {}, "fixed": LIVE | {"schemes": ["k_sec"]}}, r"schemes.*'k_seq\+block'.*not 'k_sec'"),
+        ({"stage": "live", "axes": {}, "fixed": LIVE | {"schemes": ["k_seq"], "num_drafts": [0]}}, "num_drafts"),
+    ],
+)  # fmt: skip
+def test_a_wrong_yaml_is_refused_with_the_allowed_values(tmp_path, change, message):
+    with pytest.raises(UserError, match=message) as caught:
+        plan.load_experiment(write(tmp_path, **change))
+    assert re.match(r".*osd_test\.yaml:[1-9]\d*: ", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("registry", "names"),
+    [
+        (losses.LOSSES, registries.LOSSES),
+        (sources.SOURCES, registries.SOURCES),
+        (verify.VERIFIERS, registries.VERIFIERS),
+        (acceptance.PATHS, registries.PATHS),
+    ],
+)
+def test_what_an_experiment_may_name_is_what_the_registry_holds(registry, names):
+    assert [name for name in names if name != "none"] == list(registry)
+
+
+ONE_PER_LINE = """\
+title: x
+question: "?"
+paper: osd
+artefact: x
+answer: {more: x, level: x}
+stage: offline
+axes:
+  dataset: [spider]
+  method:
+    kl: {loss: forward_kl}
+    ft: {loss: hard_label}
+fixed:
+  sample_source: teacher
+  epochs: 1
+  batch: 8
+  learning_rate: 0.1
+scales:
+  smoke: {}
+  laptop:
+    axes:
+      dataset:
+        - spider
+        - gsm8k
+    fixed: {epochs: 2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("answer: {more: x, level: x}", "answer:\n  - {more: x, level: x}\n  - {more: x}", 7),  # an entry of a list
+        ("stage: offline", "stage: offlin", 6),
+        ("- gsm8k", "- gsm9k", 23),  # a value
+        ("{loss: hard_label}", "{loss: hard}", 10),  # the first line that names the key
+        ("batch: 8", "batch: 0", 15),
+        ("{epochs: 2}", "{batch: 0}", 24),  # which a scale puts in place of the one above
+        ("batch: 8", "batches: 8", 15),
+        ("title: x", "title: x\ntitel: x", 2),
+        ("  batch: 8\n", "", 17),  # missing: the first scale that lacks it
+    ],
+)
+def test_a_wrong_value_names_its_line(tmp_path, old, new, line):
+    path = tmp_path / "e.yaml"
+    path.write_text(ONE_PER_LINE, encoding="utf-8")
+    plan.load_experiment(path)
+    path.write_text(ONE_PER_LINE.replace(old, new), encoding="utf-8")
+    with pytest.raises(UserError, match=rf"e\.yaml:{line}: "):
+        plan.load_experiment(path)
+
+
+def test_yaml_that_is_not_yaml_names_its_line(tmp_path):
+    path = tmp_path / "e.yaml"
+    path.write_text("title: [\nstage: x\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"e\.yaml:\d"):
+        plan.load_experiment(path)
+
+
+def test_a_file_with_a_name_that_no_rule_takes_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"Osd-test\.yaml: no name of an experiment"):
+        plan.load_experiment(write(tmp_path).rename(tmp_path / "Osd-test.yaml"))
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path):
+    (tmp_path / "e.yaml").mkdir()
+    with pytest.raises(UserError, match=r"e\.yaml: Is a directory"):
+        plan.load_experiment(tmp_path / "e.yaml")
+
+
+@pytest.mark.parametrize("content", [b"title: caf\xe9\n", b"title: 2020-13-45\n"])
+def test_a_file_that_yaml_cannot_read_is_named(tmp_path, content):
+    path = tmp_path / "e.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"e\.yaml: not YAML in UTF-8"):
+        plan.load_experiment(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("answers:", "needs: {latencyy: {threads: 2}}\nanswers:", "no rule asks for 'latencyy'.*latency"),
+        ("answers:", "needs: {t5_target: {threads: 2}}\nanswers:", "no rule asks for 't5_target'"),
+        ("[spider, gsm8k", "[spidr, gsm8k", "unknown dataset 'spidr'.*spider"),
+        ("steps: 400", "steps: -1", "target.steps: .*not -1"),
+        ("steps: 400", "stepps: 400", "target.stepps.*allowed: .*steps"),
+    ],
+)
+def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
+    copy = shutil.copytree(WORKFLOW, tmp_path / "workflow")
+    path = copy / "scales/smoke.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(UserError, match=rf"scales/smoke\.yaml:\d+: .*{message}"):
+        plan.load_run({"scale": "smoke"}, copy)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"scale": "huge"}, "--config: scale.*'laptop'"),
+        ({"scale": "shapes", "experiments": "osd_online"}, "osd_online does not exist at scale shapes.*smoke"),
+        ({"scale": "paper", "experiments": "osd_online,beyond_interference"}, "beyond_interference does not exist"),
+        ({"raw": "/nonexistent"}, "raw: no such file or folder: /nonexistent"),
+        ({"dataset": "nonexistent.jsonl"}, "dataset: no such file or folder"),
+        ({"target": "/nonexistent"}, r"target: no such .*\(check the path; a hub id is"),
+        ({"draft": "./owner/name"}, "draft: no such"),
+        ({"draft": "~/model"}, "draft: no such"),
+        ({"target": "a/b/c"}, "target: no such"),
+        ({"raw": "r" * 5000}, "raw: no such"),
+        ({"scal": "smoke"}, "unknown key 'scal'"),
+        ({"experiments": "osd_ofline"}, "osd_ofline.*osd_offline"),
+    ],
+)
+def test_wrong_config_values_are_refused(config, message):
+    with pytest.raises(UserError, match=message):
+        plan.load_run(config, WORKFLOW)
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
+def test_every_experiment_of_the_papers_has_cells_at_every_scale(scale):
+    run = plan.load_run({"scale": scale}, WORKFLOW)
+    assert len(run.experiments) >= 6
+    for name in run.experiments:
+        assert run.cells(name)
+
+
+def test_other_data_or_models_get_a_folder_of_their_own():
+    names = {
+        plan.load_run(config, WORKFLOW).name
+        for config in ({}, {"raw": "x"}, {"target": "x"}, {"dataset": "mine.jsonl"}, {"scale": "smoke"})
+    }
+    assert len(names) == 5
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop"])
+def test_with_your_own_prompts_no_experiment_asks_for_another_dataset(scale):
+    run = plan.load_run({"dataset": "mine.jsonl", "scale": scale, "experiments": "all"}, WORKFLOW)
+    read = set()
+    for name in run.experiments:
+        for cell in run.cells(name).values():
+            read |= set(getattr(cell, "datasets", [])) | {getattr(cell, "dataset", "prompts")}
+    assert read - {""} == {"prompts"}
+    assert {"osd_offline", "osd_online", "osd_latency_dataset"} <= set(run.experiments)
+    assert "mdss_quality" not in run.experiments  # it compares with reference texts
+    with pytest.raises(UserError, match=r"osd_medusa needs dataset .*; this run has prompts "):
+        plan.load_run({"dataset": "mine.jsonl", "scale": scale, "experiments": "osd_medusa"}, WORKFLOW)
+
+
+def test_your_own_prompts_replace_the_datasets():
+    run = plan.load_run({"dataset": "mine.jsonl"}, WORKFLOW)
+    cells = run.cells("osd_offline")
+    assert list(cells) == ["prompts"]
+    found = plan.variants(cells["prompts"])
+    assert len(found) >= 3
+    assert {settings.dataset for _, settings in found} == {"prompts"}
+
+
+def test_multidraft_cells_keep_those_of_their_datasets_that_the_pair_has():
+    def datasets(config):
+        return plan.load_run(config, WORKFLOW).cells("mdss_quality")["identical"].datasets
+
+    assert datasets({}) == ["xsum", "wmt16"]
+    assert datasets({"dataset": "mine.jsonl"}) == ["prompts"]
+
+
+@pytest.mark.parametrize("key", ["target", "draft"])
+def test_with_your_own_models_drafts_of_other_sizes_and_other_pairs_are_left_out(key):
+    ours, scales = (
+        set(plan.load_run({"experiments": "all"} | config, WORKFLOW).experiments) for config in ({key: "me/mine"}, {})
+    )
+    left_out = scales - ours
+    assert {"osd_offline_t5", "osd_draft_size", "beyond_specialised", "beyond_break_even"} <= left_out
+    assert {"osd_offline", "osd_online", "osd_latency_alpha", "mdss_acceptance"} <= ours
+    named = plan.load_run({key: "me/mine", "experiments": "osd_draft_size"}, WORKFLOW)
+    assert set(named.experiments) == {"osd_draft_size"}
+
+
+def test_a_target_that_you_name_is_not_inflated():
+    def layers(config):
+        cells = plan.load_run(config, WORKFLOW).cells("osd_latency_alpha")
+        return {cell.inflated_layers for cell in cells.values()}
+
+    assert min(layers({})) > 0
+    assert layers({"target": "x"}) == {0}
+
+
+def test_flags_round_trip_lists_and_leave_none_out():
+    lists = {"schemes": ["k_seq", "single"], "num_drafts": [2, 4], "draft_temperature": [1.0]}
+    settings = plan.Live(**lists, draft_len=4, requests=1, batch=1, max_new_tokens=1)
+    words = plan.flags(settings, pairs=Path("p q"))
+    assert words[words.index("--num-drafts") :][:3] == ["--num-drafts", "2", "4"]
+    assert "--first-temperature" not in words
+    assert words[-2:] == ["--pairs", "p q"]
+
+
+def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
+    package = tmp_path / "draftlab_probe"
+
+    def source(module):
+        path = package / f"{module.removeprefix('draftlab.')}.py"
+        return path if path.exists() else None
+
+    monkeypatch.setattr(digests, "_source", source)
+    package.mkdir()
+
+    def digest(loss, trainer="from draftlab import loss\n"):
+        (package / "loss.py").write_text(loss, encoding="utf-8")
+        (package / "trainer.py").write_text(trainer, encoding="utf-8")
+        digests._module.cache_clear()
+        plan.code_digest.cache_clear()
+        return plan.code_digest("draftlab.trainer")
+
+    before = digest("def f(x):\n    '''Doc.'''\n    return x + 1\n")
+    assert digest("# a comment\ndef f(x):\n    '''Another doc.'''\n    return x + 1  # more\n") == before
+    assert digest("def f(x):\n    return x + 2\n") != before
+
+
+def test_planning_a_run_imports_neither_torch_nor_transformers():
+    program = f"""
+import sys
+from pathlib import Path
+from draftlab import plan
+from draftlab.files import digests
+run = plan.load_run({{"scale": "paper", "experiments": "all"}}, Path({str(WORKFLOW)!r}))
+assert all(run.cells(name) for name in run.experiments)
+for module in ("draftlab.train.pretrain", "draftlab.train.jobs", "draftlab.models.tokenizer"):
+    plan.code_digest(module)
+print(*{{"torch", "transformers", "numpy"}} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_a_loss_reaches_distillation_and_not_pretraining():
+    def reads_losses(module):
+        seen, queue = set(), [module]
+        while queue:
+            name = queue.pop()
+            if name not in seen:
+                seen.add(name)
+                queue += digests._module(name)[1]
+        return "draftlab.core.losses" in seen
+
+    assert reads_losses("draftlab.train.jobs")
+    assert not reads_losses("draftlab.train.pretrain")
+    assert not reads_losses("draftlab.engine.answers")
+
+
+def test_what_a_run_was_given_plans_it_again(tmp_path):
+    given = {"scale": "smoke", "raw": str(tmp_path), "name": "mine", "experiments": "osd_online"}
+    run = plan.load_run(given, WORKFLOW)
+    again = plan.load_run(dict(word.split("=", 1) for word in run.given), WORKFLOW)
+    assert again == run
+    assert plan.load_run({}, WORKFLOW).given == ["scale=laptop"]
+
+
+def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
+    run = plan.load_run({"scale": "paper"}, WORKFLOW)
+    names = {"osd_offline_t5", "osd_online_t5", "osd_summaries_t5", "osd_draft_size_t5"}
+    assert names <= set(run.experiments)
+    for name in names:
+        assert {cell.pair for cell in run.cells(name).values()} == {"t5"}
+    assert (run.home(""), run.home("t5")) == ("results/paper", "results/paper/t5")
+    assert (run.answers("").template, run.answers("t5").template) == ("vicuna_v1.1", "plain")
+    assert run.answers("multidraft").template == "plain"
+    vicuna = plan.load_run({"scale": "paper", "template": "vicuna_short"}, WORKFLOW)
+    assert [vicuna.answers(pair).template for pair in ("", "multidraft", "t5")] == ["vicuna_short"] * 2 + ["plain"]
+    t5 = run.settings.t5
+    assert t5.target.model == "google/flan-t5-xl"
+    assert [t5.draft.model, *(recipe.model for recipe in t5.drafts.values())] == [
+        f"google/t5-efficient-{size}" for size in ("small", "base", "large")
+    ]
+    laptop = plan.load_run({}, WORKFLOW)
+    assert laptop.answers("t5") == laptop.answers("")
+    assert {recipe.family for recipe in (laptop.settings.t5.target, *laptop.settings.t5.drafts.values())} == {"t5"}
+    mine = plan.load_run({"target": "some/model"}, WORKFLOW)
+    assert not names & set(mine.experiments), "nobody asked about the scale's T5 models"
+    assert names & set(plan.load_run({"target": "some/model", "experiments": "osd_online_t5"}, WORKFLOW).experiments)
+    fixed = {"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": {"pair": ["", "t5"]}}
+    with pytest.raises(UserError, match="pair differs inside a cell"):
+        plan.load_experiment(write(tmp_path, fixed=fixed))

@@ -1,0 +1,431 @@
+"""Verdicts: every row has one, and a doctored table flips it."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from draftlab.core import stats
+from draftlab.errors import UserError
+from draftlab.report import claims, published, tidy
+from tests.synthetic import TABLES
+
+
+@pytest.fixture(scope="module")
+def known():
+    return published.load()
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return {name: tidy.derive(name, make()) for name, make in TABLES.items()}
+
+
+def _only(known, *names):
+    """The same facts with the ledger restricted to a few claims (and the claims that they are compared with), without checks."""
+    rules = [known.claims[name].rule for name in names if name in known.claims]
+    others = {change["claim"] for rule in rules if rule for change in rule.against if "claim" in change}
+    numbers = known.numbers[known.numbers["claim"].isin({*names, *others})]
+    statements = {name: said for name, said in known.statements.items() if name in names}
+    return dataclasses.replace(known, numbers=numbers, statements=statements, checks={})
+
+
+def _verdicts(known, tables, scale="laptop"):
+    rows = claims.ledger(known, tables, scale)
+    return rows.set_index("claim_id")
+
+
+@pytest.fixture(scope="module")
+def ledger(known, tables):
+    return claims.ledger(known, tables, "laptop")
+
+
+def test_nothing_is_dropped_and_every_row_has_a_verdict(known, ledger):
+    assert tuple(ledger.columns) == claims.COLUMNS
+    assert set(ledger["claim_id"]) == {*known.numbers["claim_id"], *known.statements}
+    assert len(ledger) == len(known.numbers) + len(known.statements)
+    assert set(ledger["verdict"]) <= set(claims.VERDICTS)
+    assert (ledger["paper"] == "OSD").sum() >= 363
+    assert set(ledger["verdict"]) >= {"reproduced", "same direction", "inconsistent in print", "not run at this scale"}
+
+
+def test_a_run_without_tables_still_lists_everything(known):
+    rows = claims.ledger(known, {}, "laptop")
+    assert len(rows) == len(known.numbers) + len(known.statements)
+    assert set(rows["verdict"]) == {"not run at this scale", "inconsistent in print", "reproduced"}
+    answered = rows[rows["verdict"] == "reproduced"]
+    assert answered["note"].str.contains("recomputed").all()
+
+
+def test_direction_flips_with_the_table(known, tables):
+    row = "T1.alpha_offline/vicuna-7b/llama-160m/spider/teacher_fwd"
+    facts = _only(known, "T1.alpha_offline", "osd.alpha_rises")
+    good = _verdicts(facts, {"osd_offline": tables["osd_offline"]})
+    assert good.loc[row, "verdict"] == "same direction"
+    assert good.loc["osd.alpha_rises", "verdict"] == "same direction"
+    worse = TABLES["osd_offline"](gain=-0.15)
+    bad = _verdicts(facts, {"osd_offline": worse})
+    assert bad.loc[row, "verdict"] == "contradicts"
+    assert bad.loc["osd.alpha_rises", "verdict"] == "contradicts"
+
+
+def test_the_t5_half_of_a_claim_is_answered_by_the_t5_tables(known, tables):
+    """The lines of Figure 3 are T5's own, not Table 1's; no table of the Llama pair says anything about T5."""
+    names = ["T1.alpha_offline", "F3.offline_line", "F3.online_late_approx"]
+    t5 = {"osd_offline_t5": TABLES["osd_offline"](), "osd_online_t5": TABLES["osd_online"]()}
+    answered = _verdicts(_only(known, *names), t5)
+    of_t5 = answered.index.str.contains("flan-t5-xl")
+    assert of_t5.sum() == 20 + 4 + 8
+    assert set(answered.loc[of_t5, "verdict"]) <= {"same direction", "contradicts"}
+    assert set(answered.loc[~of_t5, "verdict"]) == {"not run at this scale"}
+    assert answered.loc["F3.offline_line/flan-t5-xl/t5-small/spider", "published"] == "0.74"
+    other = _verdicts(_only(known, *names), {name.removesuffix("_t5"): table for name, table in t5.items()})
+    assert set(other.loc[of_t5, "verdict"]) == {"not run at this scale"}
+
+
+def test_the_same_setting_can_reproduce(known, tables):
+    facts = _only(known, "T1.alpha_offline")
+    row = "T1.alpha_offline/vicuna-7b/llama-160m/spider/original"
+    table = tables["osd_offline"].copy()
+    rows = (table["dataset"] == "spider") & (table["sample_source"] == "none")
+    table.loc[rows, "overlap"] = 0.285 * table.loc[rows, "visited"]
+    assert _verdicts(facts, {"osd_offline": table}, "paper").loc[row, "verdict"] == "reproduced"
+    assert _verdicts(facts, {"osd_offline": table}, "laptop").loc[row, "verdict"] == "same direction"
+    table.loc[rows, "overlap"] = 0.35 * table.loc[rows, "visited"]
+    assert _verdicts(facts, {"osd_offline": table}, "paper").loc[row, "verdict"] == "same direction"
+
+
+def test_a_difference_within_noise_is_no_contradiction_beside_one_that_holds(known, tables):
+    facts = _only(known, "T1.alpha_offline")
+    row = "T1.alpha_offline/vicuna-7b/llama-160m/spider/ft"
+    table = tables["osd_offline"]
+    verdict = _verdicts(facts, {"osd_offline": table}).loc[row]
+    assert verdict["verdict"] == "same direction"
+    assert "within noise" in verdict["note"]  # on the printed side too
+    swapped = table.replace({"loss": {"forward_kl": "hard_label", "hard_label": "forward_kl"}})
+    verdict = _verdicts(facts, {"osd_offline": swapped}).loc[row]
+    assert verdict["verdict"] == "same direction"
+    assert "within noise" in verdict["note"]
+
+
+@pytest.mark.parametrize(
+    ("groups_that_hold", "verdict"), [(4, "same direction"), (2, "same direction"), (1, "contradicts")]
+)
+def test_a_statement_needs_half_of_its_comparisons(known, groups_that_hold, verdict):
+    rows = [
+        {"dataset": f"d{group}", "request": request, "visited": 10.0, "sample_source": source, "loss": loss}
+        | {
+            "overlap": 5.0
+            + request % 5
+            + (source == "teacher") * (0.2 if group < groups_that_hold else -0.2) * (request % 2)
+        }
+        | {"method": source}
+        for group in range(4)
+        for source, loss in (("none", "none"), ("teacher", "forward_kl"))
+        for request in range(10)
+    ]
+    table = pd.DataFrame(rows)
+    noise = table["sample_source"] == "teacher"
+    table.loc[noise & (table["request"] == 0), "overlap"] += 0.5
+    table.loc[noise & (table["request"] == 9), "overlap"] -= 0.5
+    found = _verdicts(_only(known, "osd.alpha_rises"), {"osd_offline": table}).loc["osd.alpha_rises"]
+    assert f"{groups_that_hold} of 4 comparisons hold" in found["note"]
+    assert found["verdict"] == verdict
+
+
+def _told(known, claim, row, table):
+    """Verdict and note of one printed number beside a table of its own."""
+    found = _verdicts(_only(known, claim), {known.claims[claim].rule.table: table}).loc[f"{claim}/{row}"]
+    return found["verdict"], found["note"]
+
+
+def test_within_noise_never_stands_beside_an_interval_without_0(known):
+    rows = pd.DataFrame(
+        {
+            "request": [*range(40)] * 2,
+            "dataset": "wmt16",
+            "draft_temperature": 1.2,
+            "scheme": ["single"] * 40 + ["k_seq"] * 40,
+        }
+    )
+    score = [0.4 + 0.03 * (i % 5) for i in range(40)]
+    for less, words in ((0.033, "the interval reaches the 0.03 that count as none"), (0.0, ""), (0.3, "")):
+        bleu = [*score, *(value - less - 0.06 * (i % 3 - 1) for i, value in enumerate(score))]
+        verdict, note = _told(known, "v1T6.bleu", "wmt/draft_temperature=1.2/k_seq", rows.assign(bleu=bleu))
+        assert "within noise" not in note
+        assert words in note
+        assert verdict == ("contradicts" if less else "same direction")
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [(0.004, "same direction"), (1e-8, "contradicts"), (0.0, "contradicts")])
+def test_the_error_of_a_solver_is_no_direction(known, gap, verdict):
+    rows = pd.DataFrame({"request": [*range(9)] * 2, "dataset": "xsum", "num_drafts": 4, "positions": 1.0})
+    rows["scheme"] = ["optimal"] * 9 + ["importance_truncated"] * 9
+    rows["acceptance_sum"] = [0.8 + 0.01 * i for i in range(9)] + [0.8 + 0.01 * i - gap for i in range(9)]
+    told, note = _told(known, "T2.acceptance", "xsum/num_drafts=4/optimal", rows)
+    assert told == verdict
+    assert ("no difference" in note) == (gap < 1e-6)
+
+
+def test_shares_that_lie_within_the_margin_have_no_order(known):
+    """An exact table has no interval."""
+    rows = [
+        {"slice": 0, "group": g, "count": n, "group_by": "language"} for g, n in (("Chinese", 101), ("Spanish", 100))
+    ]
+    table = tidy.derive("osd_arena_classes", pd.DataFrame([*rows, {**rows[0], "group": "English", "count": 900}]))
+    verdict, note = _told(known, "F2.language_share", "lmsys_vicuna/chinese", table)
+    assert verdict == "contradicts"
+    assert note.startswith("+0.00498 against spanish (printed +0.505), no difference")
+
+
+def test_percentages_are_of_the_rows_that_the_rule_names(known, tables):
+    facts = _only(known, "v1T4.percent_of_importance", "v1T2.token_rate")
+    topk, rates = tables["mdss_topk"], tables["mdss_truncation"]
+    found = _verdicts(facts, {"mdss_topk": topk, "mdss_truncation": rates})
+    sums = topk[(topk["top_k"] == 5) & (topk["num_drafts"] == 2) & (topk["dataset"] == "dolly")]
+    sums = sums.groupby("scheme")[["emitted", "blocks"]].sum()
+    efficiency = sums["emitted"] / sums["blocks"]
+    share = found.loc["v1T4.percent_of_importance/dolly/top_k=5/num_drafts=2/k_seq", "ours"]
+    assert share == pytest.approx(100 * efficiency["k_seq"] / efficiency["importance_truncated"], rel=1e-5)
+    kept = (
+        rates[(rates["top_k"] == 40) & rates["lp_threshold"].isin([0, 5])]
+        .groupby("scheme")[["emitted", "seconds"]]
+        .sum()
+    )
+    speed = kept["emitted"] / kept["seconds"]
+    over = found.loc["v1T2.token_rate/alphabet=40", "ours"]
+    assert over == pytest.approx(100 * speed["importance_truncated"] / speed["single"] - 100, rel=1e-4)
+    slow = {"mdss_truncation": rates.assign(seconds=rates["seconds"].where(rates["scheme"] == "single", 1e3))}
+    assert _verdicts(facts, slow).loc["v1T2.token_rate/alphabet=40", "verdict"] == "contradicts"
+
+
+def test_what_the_paper_contradicts_itself_on_stays_inconsistent(known, tables):
+    rows = _verdicts(known, {"osd_latency_alpha": tables["osd_latency_alpha"]})
+    printed = rows[rows["verdict"] == "inconsistent in print"]
+    assert "T3.speedup_by_dataset/vicuna-7b/llama-160m/code_search_net/osd" in printed.index
+    assert rows.loc["osd.abstract_speedup", "verdict"] == "inconsistent in print"
+    assert rows.loc["osd.memory_falls", "verdict"] in {"reproduced", "inconsistent in print"}
+
+
+def _swapped(column, one, two, draft=None):
+    """A table with two values of a column exchanged, of one draft only if it is named."""
+
+    def doctor(table):
+        chosen = table["draft"] == draft if draft else pd.Series(True, index=table.index)
+        return table.assign(**{column: table[column].where(~chosen, table[column].replace({one: two, two: one}))})
+
+    return doctor
+
+
+def _backwards(table):
+    """Every stream from its end to its beginning."""
+    return table.assign(record=table["record"].max() - table["record"])
+
+
+@pytest.mark.parametrize(
+    ("claim", "table", "doctor"),
+    [
+        (
+            "osd.online_overtakes_static",
+            "osd_online",
+            lambda t: t.replace({"method": {"online": "static_10", "static_10": "online"}}),
+        ),
+        (
+            "osd.online_learns",
+            "osd_online",
+            lambda t: t.assign(record=t.groupby(["dataset", "method"])["record"].transform("max") - t["record"]),
+        ),
+        (
+            "osd.speedup_grows_with_alpha",
+            "osd_latency_alpha",
+            lambda t: t.assign(alpha=1.4 - t["alpha"]).round({"alpha": 1}),
+        ),
+        ("osd.theory_bounds_measurement", "osd_latency_alpha", lambda t: t.assign(eq1_gap=-t["eq1_gap"])),
+        ("osd.longer_drafts_pay_at_high_alpha", "osd_speedup_theory", lambda t: t.assign(speedup=-t["speedup"])),
+        (
+            "mdss.optimum_dominates_region",
+            "mdss_region",
+            lambda t: t.replace({"scheme": {"optimal": "k_seq", "k_seq": "optimal"}}),
+        ),
+        (
+            "mdss.optimal_bounds_all",
+            "mdss_acceptance",
+            lambda t: t.replace({"scheme": {"optimal": "single", "single": "optimal"}}),
+        ),
+        (
+            "mdss.importance_beats_others",
+            "mdss_acceptance",
+            lambda t: t.replace({"scheme": {"importance_truncated": "specinfer", "specinfer": "importance_truncated"}}),
+        ),
+        ("mdss.more_drafts_accept_more", "mdss_acceptance", lambda t: t.replace({"num_drafts": {2: 4, 4: 2}})),
+        (
+            "mdss.lossless",
+            "mdss_region",
+            lambda t: t.assign(distribution_error=t["distribution_error"].where(t["q2"] > 0, 1e-3)),
+        ),
+        ("mdss.cone", "mdss_cone", lambda t: t.assign(other=1)),
+        ("mdss.conjecture", "mdss_cone", lambda t: t.assign(largest_difference=1e-3)),
+        ("mdss.lp_is_the_cost", "mdss_cost", lambda t: t.assign(ms=1 / t["ms"])),
+        (
+            "mdss.gain_at_every_draft_temperature",
+            "mdss_draft_temperature",
+            lambda t: t.assign(emitted=t["blocks"] ** 2 / t["emitted"]),
+        ),
+        (
+            "mdss.quality_unchanged",
+            "mdss_quality",
+            lambda t: t.assign(rouge_l=t["rouge_l"] * (1 + (t["scheme"] == "k_seq"))),
+        ),
+        ("osd.recovers_after_shift", "osd_shift_sharp", _swapped("method", "online", "static_30")),
+        ("osd.gradual_shift_without_drop", "osd_shift_smooth", _backwards),
+        ("osd.mixed_streams_keep_both", "osd_two_mix", _backwards),
+        ("osd.classes_improve", "osd_arena_topic", _backwards),
+        (
+            "osd.separate_beats_single",
+            "osd_routing",
+            lambda t: t.assign(overlap=t["overlap"] * (t["method"] == "shared")),
+        ),
+        ("osd.common_tokens_improve", "osd_token_recall", _swapped("method", "original", "distilled")),
+        ("osd.first_epoch_does_most", "osd_epochs", _swapped("epoch", 1, 0)),
+        ("osd.small_draft_beats_large", "osd_draft_size", _swapped("method", "original", "distilled")),
+        (
+            "osd.draft_size_matters_little",
+            "osd_draft_size_t5",
+            _swapped("method", "original", "distilled", "draft_large"),
+        ),
+        ("osd.medusa_improves", "osd_medusa", lambda t: t.assign(emitted=t["blocks"])),
+        ("osd.cheaper_than_medusa", "osd_medusa", lambda t: t.assign(epoch_minutes=1 / t["epoch_minutes"])),
+        ("osd.idle_compute", "osd_utilisation", lambda t: t.assign(flops_per_second=1e3 * t["flops_per_second"])),
+        ("osd.update_is_cheap", "osd_update_cost", lambda t: t.assign(update_seconds=t["interval_seconds"])),
+        ("osd.length_helps", "osd_latency_length", lambda t: t.assign(speculative=t["plain"] / 2)),
+    ],
+)
+def test_every_statement_can_fail(known, tables, claim, table, doctor):
+    facts = _only(known, claim)
+    good = _verdicts(facts, {table: tables[table]}).loc[claim]
+    bad = _verdicts(facts, {table: doctor(tables[table])}).loc[claim]
+    assert good["verdict"] in {"same direction", "reproduced"}
+    assert bad["verdict"] == "contradicts"
+
+
+@pytest.mark.parametrize(
+    ("expect", "gap", "clear", "at_best"),
+    [
+        ("greater", (0.1, 0.05, 0.15), True, True),
+        ("greater", (-0.01, -0.06, 0.04), False, True),
+        ("greater", (-0.1, -0.15, -0.05), False, False),
+        ("greater", (0.0, np.nan, np.nan), False, False),
+        ("less", (-0.1, -0.15, -0.05), True, True),
+        ("less", (0.1, 0.05, 0.15), False, False),
+        ("not_less", (-0.015, np.nan, np.nan), True, True),
+        ("not_less", (-0.05, -0.06, -0.03), False, False),
+        ("not_greater", (0.05, 0.01, 0.09), False, True),
+        ("similar", (0.015, 0.01, 0.02), True, True),
+        ("similar", (-0.05, -0.08, -0.03), False, False),
+        ("similar", (0.05, -0.02, 0.12), False, True),
+    ],
+)
+def test_expectations(expect, gap, clear, at_best):
+    comparison = published.Comparison(table="t", mean="x", left={}, right=0.0, expect=expect, margin=0.02)
+    found = claims._clearance(comparison, stats.Interval(*gap, 10))
+    assert (found[0] >= 0, found[1] >= 0) == (clear, at_best)
+
+
+def test_an_estimate_sums_before_it_divides_and_pairs_by_request(known):
+    rows = pd.DataFrame(
+        {
+            "dataset": "d",
+            "request": [0, 1, 0, 1],
+            "method": ["a", "a", "b", "b"],
+            "hits": [1, 9, 2, 10],
+            "tries": [10, 10, 10, 10],
+        }
+    )
+    rule = published.Selection(table="t", ratio=("hits", "tries"))
+    found = claims.estimate(rule, {"method": "a"}, claims.Tables({"t": rows}))
+    assert found.estimate == pytest.approx(0.5)
+    assert found.n == 2
+    gap = claims.difference(rule, {"method": "b"}, rule, {"method": "a"}, claims.Tables({"t": rows}))
+    assert gap.estimate == pytest.approx(0.1)
+    assert (gap.low, gap.high) == pytest.approx((0.1, 0.1)), "the same difference in every request leaves no width"
+
+
+def test_window_is_a_part_of_each_stream():
+    rows = pd.DataFrame({"dataset": ["a"] * 10 + ["b"] * 100, "record": [*range(10), *range(100)], "method": "online"})
+    for window, expected in (((0.8, 1.0), [2, 20]), ((0.0, 0.1), [1, 10]), ((0.4, 0.5), [1, 10])):
+        assert tidy.in_window(rows, *window).groupby(rows["dataset"]).sum().tolist() == expected
+    assert tidy.in_window(rows.assign(method="offline"), 0.8, 1.0).all(), "held-out requests are in no stream"
+
+
+def test_a_rule_that_names_no_column_is_refused():
+    rule = published.Selection(table="t", ratio=("hits", "tries"))
+    with pytest.raises(UserError, match="no column 'method'"):
+        claims.estimate(rule, {"method": "a"}, claims.Tables({"t": pd.DataFrame({"hits": [1], "tries": [2]})}))
+
+
+def test_absent_tables_and_absent_rows_are_not_run(known):
+    rule = published.Selection(table="t", ratio=("hits", "tries"))
+    assert claims.estimate(rule, {}, claims.Tables({})) is None
+    empty = pd.DataFrame({"request": [0], "method": ["a"], "hits": [1], "tries": [2]})
+    assert claims.estimate(rule, {"method": "b"}, claims.Tables({"t": empty})) is None
+
+
+def test_numbers_survive_the_file(ledger, tmp_path):
+    path = tmp_path / "claims.csv"
+    ledger.to_csv(path, index=False)
+    back = pd.read_csv(path)
+    assert len(back) == len(ledger)
+    np.testing.assert_allclose(back["ours"], ledger["ours"])
+
+
+@pytest.mark.parametrize(
+    ("claim", "row", "table", "doctor"),
+    [
+        (
+            "F4.shift_alpha_at_record",
+            "spider/record=4000/online",
+            "osd_shift_sharp",
+            _swapped("method", "online", "static_30"),
+        ),
+        ("F5.language_last20pct_mean", "chinese/osd", "osd_arena_language", _backwards),
+        (
+            "F7.top100_mean_recall",
+            "spider/teacher_fwd",
+            "osd_token_recall",
+            _swapped("method", "original", "distilled"),
+        ),
+        (
+            "PKL.accepted_over_generated",
+            "spider/distilled",
+            "osd_token_recall",
+            _swapped("method", "original", "distilled"),
+        ),
+        ("F9.mix_last20pct_mean", "gsm8k/online", "osd_two_mix", _backwards),
+        ("F11.shift_alpha", "record=4000/smooth", "osd_shift_smooth", _backwards),
+        ("R.alpha_by_epoch", "vicuna-7b/llama-160m/spider/epoch=2", "osd_epochs", _swapped("epoch", 2, 0)),
+        ("R.big_draft_vanilla", "spider/llama-160m+osd", "osd_draft_size", _swapped("method", "original", "distilled")),
+        ("T4.extra_params", "medusa-7b", "osd_medusa", _swapped("contender", "medusa", "draft_osd")),
+        ("T4.medusa_speedup", "spider/medusa-7b+osd", "osd_medusa", _swapped("contender", "medusa", "medusa_osd")),
+        ("R.medusa_cost", "osd/extra_params", "osd_medusa", _swapped("contender", "medusa", "draft")),
+        ("R.medusa_cost", "osd/train_time_1epoch_1xA100", "osd_medusa", _swapped("contender", "medusa", "draft")),
+        ("PKL.offline_step_curve", "spider/step=30", "osd_epochs", _swapped("epoch", 0.5, 0)),
+        (
+            "T8.speedup_by_genlen",
+            "length=1024/alpha=0.7",
+            "osd_latency_length",
+            lambda t: t.assign(plain=t["plain"] / t["length"] ** 0.1),
+        ),
+        ("F2.language_share", "lmsys_vicuna/chinese", "osd_arena_classes", _swapped("group", "Chinese", "Spanish")),
+        ("F2.topic_share", "lmsys_vicuna/business", "osd_arena_classes", lambda t: t.assign(count=10, among=30)),
+        ("F5.topic_last20pct_mean", "games/osd", "osd_arena_topic", lambda t: t.assign(overlap=t["overlap"] / 9)),
+    ],
+)
+def test_every_printed_number_can_be_contradicted(known, tables, claim, row, table, doctor):
+    facts = _only(known, claim)
+    name = f"{claim}/{row}"
+    assert _verdicts(facts, {table: tables[table]}).loc[name, "verdict"] == "same direction"
+    bad = _verdicts(facts, {table: doctor(tables[table])}).loc[name]
+    assert bad["verdict"] == "contradicts"
+    rule = known.claims[claim].rule
+    assert rule.explanation.strip() in bad["note"]

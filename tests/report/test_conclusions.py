@@ -1,0 +1,122 @@
+"""The sentence that answers an experiment's question: it follows its table, and says so with the interval."""
+
+import re
+
+import pandas as pd
+import pytest
+
+from draftlab.errors import UserError
+from draftlab.plan import WORKFLOW, Answer
+from draftlab.report import conclusions, tidy
+from tests.synthetic import TABLES
+
+SMALLER = {"beyond_compute_matched", "beyond_context_batch"}
+"""Their sentences speak of sizes that the smoke scale does not run."""
+
+
+def _sentence(name: str, table: pd.DataFrame | None = None) -> str:
+    rows = tidy.derive(name, TABLES[name]()) if table is None else table
+    return conclusions.sentences(name, rows, conclusions.answers_of(name))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (WORKFLOW / "experiments").glob("*.yaml")))
+def test_every_experiment_answers_its_question(name):
+    assert conclusions.answers_of(name), "add `answer` to the experiment's YAML file"
+    if name not in SMALLER:
+        said = _sentence(name)
+        assert said.endswith(".")
+        assert "{" not in said
+        exact = tidy.unit(TABLES[name]()) is None or "(one run each)" in said
+        assert exact or re.search(r"\[[+-][0-9.]+, [+-][0-9.]+\]", said), "no interval"
+
+
+def test_it_falls_whichever_way_the_table_does():
+    table = tidy.derive("osd_online", TABLES["osd_online"]())
+    assert _sentence("osd_online", table).startswith("Yes: over the last fifth of the stream alpha is 0.7")
+    other = table.replace({"method": {"online": "static_10", "static_10": "online"}})
+    assert _sentence("osd_online", other).startswith("No: ")
+    same = table[table["method"] == "online"]
+    same = pd.concat([same, same.assign(method="static_10")])
+    assert "+0.000 [+0.000, +0.000]" in _sentence("osd_online", same)
+    assert _sentence("osd_online", same).startswith("Undecided: ")
+
+
+def test_each_dataset_is_told_apart():
+    table = tidy.derive("osd_online", TABLES["osd_online"]())
+    swap = table["dataset"] == "gsm8k"
+    names = {"online": "static_10", "static_10": "online"}
+    table.loc[swap, "method"] = table.loc[swap, "method"].replace(names)
+    said = _sentence("osd_online", table)
+    assert re.search(r"by dataset: Spider \+0\.\d+ .*, GSM8K -0\.\d+ ", said)
+
+
+def test_the_best_setting_needs_an_interval_to_win():
+    rows = pd.DataFrame({"request": [*range(40)] * 2, "loss": ["a"] * 40 + ["b"] * 40, "visited": 10.0})
+    rows["overlap"] = [5 + i % 3 for i in range(40)] + [6 + i % 3 for i in range(40)]
+    answer = Answer(
+        best=["loss"], measure=("overlap", "visited"), more="{best} by {gap}", level="tie of {best}, {second}"
+    )
+    told = conclusions.sentence("beyond_divergences", rows.assign(source="x"), answer)
+    assert told == "b by +0.100 [+0.100, +0.100]."
+    rows["overlap"] = [5 + i % 3 for i in range(40)] + [5 + (i + 1) % 3 for i in range(40)]
+    assert conclusions.sentence("beyond_divergences", rows.assign(source="x"), answer) == "tie of b, a."
+
+
+def test_groups_named_in_the_text_are_not_pooled():
+    """``level`` where they disagree, however the pooled rows fall."""
+    rows = pd.DataFrame({"request": [*range(20)] * 2, "num_drafts": [2] * 20 + [8] * 20, "one_branch_seconds": 1.0})
+    answer = Answer(
+        measure=("branches_seconds", "one_branch_seconds"),
+        right=1.0,
+        each=["num_drafts"],
+        more="M {each}",
+        level="L {each}",
+    )
+    for two, said in ((0.9, "L 2 -0.10 [-0.10, -0.10], 8 +2.00 [+2.00, +2.00]."), (1.5, "M 2 +0.50 ")):
+        seconds = [two] * 20 + [3.0] * 20
+        assert conclusions.sentence("beyond_branches", rows.assign(branches_seconds=seconds), answer).startswith(said)
+
+
+def test_a_part_of_the_values_that_it_selects_is_refused():
+    table = tidy.derive("beyond_update_lag", TABLES["beyond_update_lag"]())
+    answer = Answer(left={"lag": [0, 32]}, right={"lag": [32, 128]}, more="", level="")
+    with pytest.raises(UserError, match="no rows with lag 128"):
+        conclusions.sentence("beyond_update_lag", table, answer)
+    absent = answer.model_copy(update={"right": {"lag": [128, 256]}})
+    assert conclusions.sentence("beyond_update_lag", table, absent) == "", "a scale may run none of them"
+
+
+def test_each_estimator_is_beside_live_decoding():
+    table = tidy.derive("beyond_temperature", TABLES["beyond_temperature"]())
+    off = table["estimator"] == "OSD's repository"
+    said = _sentence("beyond_temperature", table.assign(counted=table["counted"].where(~off, 0)))
+    assert said.count("by method") == 3
+    assert "repository gives 0.000: -0." in said
+
+
+def test_an_additional_request_costs_what_the_shorter_stream_lacks():
+    rows = pd.DataFrame(
+        {
+            "length": ["x1"] * 10 + ["x4"] * 40,
+            "record": [*range(10), *range(40)],
+            "cpu_seconds": [2.0] * 10 + [5.0] * 40,
+        }
+    )
+    found = tidy.derive("beyond_stream_length", rows)
+    assert found.groupby("length")["request_ms"].first().tolist() == [200.0, 125.0]
+    assert found.groupby("length")["added_ms"].first()["x4"] == pytest.approx(100.0)
+
+
+def test_the_share_of_eq_1_is_measured_over_promised():
+    table = tidy.derive("osd_latency_alpha", TABLES["osd_latency_alpha"]())
+    own = table[table["alpha"] == 0.8]
+    assert f"a share of {own['speedup'].sum() / own['eq1'].sum():.2f} of what Eq. 1 promises" in _sentence(
+        "osd_latency_alpha"
+    )
+
+
+def test_without_the_rows_it_is_silent():
+    table = tidy.derive("osd_online", TABLES["osd_online"]())
+    assert _sentence("osd_online", table[table["method"] != "online"]) == ""
+    assert _sentence("osd_online", table[~table["method"].str.startswith("static_10")]) == ""
+    assert conclusions.sentences("osd_online", table, []) == ""

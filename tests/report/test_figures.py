@@ -1,0 +1,170 @@
+"""Every figure draws, says its scale, and has the same bytes twice."""
+
+import itertools
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from draftlab.errors import UserError
+from draftlab.report import figures, published, tables, tidy
+from draftlab.report.figures import batch, forms
+from tests.synthetic import TABLES
+
+
+@pytest.fixture(scope="module")
+def known():
+    return published.load()
+
+
+def _table(name):
+    return tidy.derive(name, TABLES[name]())
+
+
+def _inside(page, box):
+    return page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
+
+
+@pytest.mark.parametrize("name", figures.DESIGNED)
+def test_draws_with_scale_and_without_overlap(known, name):
+    figure = figures.figure(name, _table(name), "laptop", known)
+    assert isinstance(figure, Figure)
+    assert figure.get_supxlabel().startswith("scale: laptop")
+    drawn = [ax for ax in figure.axes if ax.has_data()]
+    assert drawn == figure.axes, "a panel is empty"
+    assert all(ax.get_xlabel() or ax.get_subplotspec().rowspan.stop < ax.get_gridspec().nrows for ax in figure.axes)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    page = figure.bbox.padded(1)
+    words = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+    words += [text for ax in figure.axes for text in (ax.title, ax.xaxis.label, ax.yaxis.label)]
+    outside = [
+        text.get_text() for text in words if text.get_text() and not _inside(page, text.get_window_extent(renderer))
+    ]
+    assert not outside, f"text runs out of {name}"
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            boxes = [
+                label.get_window_extent(renderer)
+                for label in axis.get_ticklabels()
+                if label.get_text() and label.get_visible()
+            ]
+            collisions = [a for a, b in itertools.combinations(boxes, 2) if a.overlaps(b)]
+            assert not collisions, f"tick labels collide in {name}"
+
+
+@pytest.mark.parametrize("name", ["osd_offline", "mdss_acceptance"])
+def test_same_table_same_bytes(known, name, tmp_path):
+    for copy in ("one", "two"):
+        figures.draw(name, _table(name), "smoke", known, tmp_path / copy)
+    for suffix in (".pdf", ".png"):
+        first, second = ((tmp_path / f"{copy}{suffix}").read_bytes() for copy in ("one", "two"))
+        assert first == second
+        assert len(first) > 5000
+    assert b"CreationDate" not in (tmp_path / "one.pdf").read_bytes()
+
+
+def test_a_class_is_counted_in_requests_and_its_figure_names_the_unit(known):
+    rows = pd.DataFrame({"group": ["a", "b"] * 6, "record": range(0, 120, 10), "requests": [2, 4] * 6, "seed": 0})
+    rows = rows.assign(method="separate", overlap=1, visited=2)
+    assert forms.of_class(rows).loc[rows["group"] == "b", "record"].tolist() == [0, 4, 8, 12, 16, 20]
+    assert forms.of_class(rows).loc[rows["group"] == "a", "record"].tolist() == [0, 0, 4, 4, 8, 8]
+    said = " ".join(forms.stream_figure(rows, "laptop").get_supxlabel().split())
+    assert "95 % bootstrap over groups of up to 4 requests" in said
+
+
+def test_panels_that_share_an_axis_share_its_ticks(known):
+    """The short streams of some classes once put their ticks under the long one's."""
+    rows = pd.DataFrame({"group": ["long"] * 1200, "record": range(1200)})
+    short = [pd.DataFrame({"group": [name] * 150, "record": range(150)}) for name in "abcde"]
+    table = pd.concat([rows, *short]).assign(method="separate", seed=0, overlap=1, visited=2)
+    figure = forms.stream_figure(table, "laptop", panel="group")
+    assert figure.axes[0].get_xticks().tolist() == figure.axes[-1].get_xticks().tolist() == [0, 600, 1200]
+
+
+def test_marks_stand_on_their_own_lines(known):
+    figure = figures.figure("mdss_quality", _table("mdss_quality"), "laptop", known)
+    lines = [line for ax in figure.axes for line in ax.lines if len(line.get_xdata()) > 2]
+    assert lines
+    assert all(line.get_marker() not in ("", "None") for line in lines if line.get_linestyle() != "None")
+
+
+def test_printed_values_are_drawn(known):
+    figure = figures.figure("osd_offline", _table("osd_offline"), "laptop", known)
+    diamonds = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_marker() == "D"]
+    assert diamonds == [0.28, 0.74, 0.76, 0.62, 0.70]
+
+
+def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path, monkeypatch):
+    table = _table("osd_online")
+    (tmp_path / "experiments").mkdir()
+    shutil.copy(tables.WORKFLOW / "experiments/osd_online.yaml", tmp_path / "experiments/osd_something_new.yaml")
+    monkeypatch.setattr(tables, "WORKFLOW", tmp_path)
+    figure = forms.overview("osd_something_new", table, "smoke")
+    (ax,) = figure.axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "Spider",
+        "GSM8K",
+        "CodeSearchNet",
+        "Finance-Alpaca",
+    ]
+    assert ax.get_xlabel() == "alpha"
+    assert [len(marks.lines[0].get_xdata()) for marks in ax.containers] == [4] * table["method"].nunique()
+    figures.draw("osd_something_new", table, "smoke", known, tmp_path / "x")
+    assert (tmp_path / "x.pdf").stat().st_size > 5000
+
+
+def test_a_table_that_says_nothing_is_refused(known, tmp_path):
+    with pytest.raises(UserError, match="no layout for 'osd_nothing'"):
+        figures.draw("osd_nothing", pd.DataFrame({"a": [1, 2]}), "laptop", known, tmp_path / "x")
+
+
+def test_drawing_never_waits_for_torch():
+    code = (
+        "import sys, importlib, draftlab.report.tables, draftlab.report.claims, draftlab.report.page; from draftlab.report import figures;"
+        "[importlib.import_module(f'draftlab.report.figures.{name}') for name in figures.DESIGNED]; print('torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_path, monkeypatch):
+    data, out, drawn = tmp_path / "data", tmp_path / "out", tmp_path / "drawn.json"
+    data.mkdir()
+    names = ["mdss_cone", "osd_speedup_theory"]
+    for name in names:
+        TABLES[name]().to_csv(data / f"{name}.csv", index=False)
+    (data / "claims.csv").write_text("not a table of an experiment")
+    assert batch.draw_all(data, out, "laptop", drawn, 2) == names
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert set(before) == {f"{name}{suffix}" for name in names for suffix in batch.SUFFIXES}
+    assert batch.draw_all(data, out, "laptop", drawn, 2) == []
+    (out / "mdss_cone.tex").unlink()
+    assert batch.draw_all(data, out, "laptop", drawn, 1) == ["mdss_cone"]
+    rows = TABLES["osd_speedup_theory"]()
+    rows[rows["alpha"] > 0.15].to_csv(data / "osd_speedup_theory.csv", index=False)
+    assert batch.draw_all(data, out, "laptop", drawn, 1) == ["osd_speedup_theory"]
+    assert (out / "mdss_cone.tex").read_bytes() == before["mdss_cone.tex"]
+    assert (out / "osd_speedup_theory.pdf").read_bytes() != before["osd_speedup_theory.pdf"]
+    given = tables.plan_of("mdss_cone")
+    wider = given.model_copy(update={"layout": given.layout.model_copy(update={"digits": 1})})
+    known = tables.plan_of
+    monkeypatch.setattr(tables, "plan_of", lambda name: wider if name == "mdss_cone" else known(name))
+    assert batch.draw_all(data, out, "laptop", drawn, 1) == ["mdss_cone"]
+    assert (out / "mdss_cone.tex").read_bytes() != before["mdss_cone.tex"]
+    rows.drop(columns="draft_len").to_csv(data / "osd_speedup_theory.csv", index=False)
+    with pytest.raises(UserError, match=r"osd_speedup_theory.csv: no column 'draft_len'"):
+        batch.draw_all(data, out, "laptop", drawn, 2)
+
+
+@pytest.mark.parametrize("name", figures.DESIGNED)
+def test_no_figure_depends_on_all_figures(name):
+    """Else an edit of one would redraw it too."""
+    source = (Path(figures.__file__).parent / f"{name}.py").read_text()
+    assert "from draftlab.report.figures import" not in source

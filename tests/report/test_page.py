@@ -1,0 +1,271 @@
+"""The page: complete, self-contained, harmless, and working in a real browser."""
+
+import html
+import itertools
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from draftlab.errors import UserError
+from draftlab.report import claims, figures, published, tables, tidy
+from draftlab.report import page as report_page
+from tests.synthetic import TABLES
+
+HOSTILE = [
+    "<script>window.hacked = 1</script>",
+    "\x1b[31mred\x1b[0m",
+    "\u202eright to left",
+    "<img src=x onerror='window.hacked = 1'>",
+    "a\nb",
+]
+
+SHOWN = ("osd_online", "osd_speedup_theory", "mdss_region")
+
+
+def _run(folder: Path) -> Path:
+    """A finished run of synthetic tables."""
+    known = published.load()
+    for name in SHOWN:
+        rows = TABLES[name]()
+        folder.mkdir(parents=True, exist_ok=True)
+        rows.to_csv(folder / f"{name}.csv", index=False)
+        derived = tidy.derive(name, rows)
+        tables.write(name, derived, "laptop", folder / "figures" / name)
+        figures.draw(name, derived, "laptop", known, folder / "figures" / name)
+        for cell in ("spider", "gsm8k"):
+            record = folder / "cells" / name / cell / "run.json"
+            record.parent.mkdir(parents=True)
+            record.write_text(
+                json.dumps(
+                    {
+                        "settings": {"dataset": cell, "learning_rate": 0.002},
+                        "digest": "d1gest",
+                        "machine": {"processor": HOSTILE[0]},
+                    }
+                )
+            )
+    kinds = itertools.cycle(("accepted", "rejected", "target"))
+    tokens = [{"token": text, "kind": kind} for text, kind in zip(HOSTILE, kinds, strict=False)]
+    view = {"dataset": "spider", "request": "r1", "prompt": "".join(HOSTILE), "draft_len": 5}
+    (folder / "tokens.json").write_text(json.dumps(view | {"before": tokens, "after": tokens[1:]}))
+    claims.ledger(known, claims.read_tables(folder), "laptop").to_csv(folder / "claims.csv", index=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    folder = _run(tmp_path_factory.mktemp("results") / "laptop")
+    report_page.write(folder, "laptop", folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def text(page) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def test_everything_is_in_the_page(text):
+    for name in SHOWN:
+        assert f'id="{name}"' in text
+        assert f"results/laptop/{name}.csv" in text
+    assert text.count("data:image/png;base64,") == len(SHOWN) + 1
+    for word in (
+        "d1gest",
+        "learning_rate",
+        "0.002",
+        "same direction",
+        "inconsistent in print",
+        "One request, token by token",
+        "3 tokens: 2 drafted and accepted, 1 by the target; 2 rejected",
+    ):
+        assert word in text
+    assert '<p class="answer">Yes: over the last fifth of the stream alpha is' in text
+    parts = r"(\d+) recomputed from .*, (\d+) computed by .*, (\d+) measured with models"
+    counts = [int(count) for count in re.search(parts, text).groups()]
+    assert all(count > 0 for count in counts[:2])
+    reproduced = re.search(r'data-verdict="reproduced"><b>(\d+)</b>', text)[1]
+    assert sum(counts) == int(reproduced)
+    assert "at least half hold" in text
+    rows = len(published.load().numbers) + len(published.load().statements)
+    assert text.count('<td class="note">') >= rows
+
+
+def test_small_and_self_contained(text):
+    assert len(text.encode()) < 5_000_000
+    markup = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.search(r"""(?:src|href)=["'](?!data:|#)""", markup)
+    assert "default-src 'none'" in text
+
+
+def test_text_of_requests_is_harmless(text):
+    assert "<script>window.hacked" not in text
+    assert "<img src=x" not in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert r"\u001b[31mred" in text
+    assert r"\u202eright to left" in text
+
+
+def test_a_run_without_extras_still_has_a_page(page, tmp_path):
+    bare = tmp_path / "laptop"
+    bare.mkdir()
+    for file in ("osd_online.csv", "claims.csv"):
+        shutil.copy(page.parent / file, bare)
+    report_page.write(bare, "laptop", tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "No run records lie beside this table" in text
+    assert "token by token" not in text
+
+
+def test_a_table_is_remade_with_all_that_the_run_was_given(page, tmp_path):
+    bare = tmp_path / "mine"
+    bare.mkdir()
+    for file in ("osd_online.csv", "claims.csv"):
+        shutil.copy(page.parent / file, bare)
+    report_page.write(bare, "laptop", tmp_path / "report.html", ["scale=laptop", "raw=/my data", "name=mine"])
+    text = html.unescape((tmp_path / "report.html").read_text())
+    command = re.search(r"Remake it with <code>(.*?)</code>", text)[1]
+    config = shlex.split(command)[5:]
+    assert shlex.split(command)[3:5] == ["results/mine/osd_online.csv", "--config"]
+    assert config == ["scale=laptop", "raw=/my data", "name=mine"]
+    assert "Would an adapted draft help?" not in text
+
+
+def test_what_is_missing_or_broken_is_named(page, tmp_path):
+    with pytest.raises(UserError, match=r"claims.csv: no such file"):
+        report_page.write(tmp_path, "laptop", tmp_path / "report.html")
+    shutil.copy(page.parent / "claims.csv", tmp_path)
+    with pytest.raises(UserError, match="no tables"):
+        report_page.write(tmp_path, "laptop", tmp_path / "report.html")
+    shutil.copy(page.parent / "osd_online.csv", tmp_path)
+    (tmp_path / "tokens.json").write_text('{"before": []}')
+    with pytest.raises(UserError, match="not a token view"):
+        report_page.write(tmp_path, "laptop", tmp_path / "report.html")
+
+
+# --- in a browser ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(page):
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install selenium)")
+    binary, driver = (
+        next(filter(None, map(shutil.which, names)), None)
+        for names in (("chromium", "google-chrome", "chromium-browser"), ("chromedriver",))
+    )
+    if binary is None or driver is None:
+        pytest.skip("no Chromium with chromedriver on this machine (apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1280,1000",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    chrome.get(page.as_uri())
+    yield chrome
+    chrome.quit()
+
+
+def _visible(browser, column=0):
+    cells = browser.find_elements("css selector", f"#ledger tbody tr td:nth-child({column + 1})")
+    return [cell.text for cell in cells]
+
+
+def _choose(browser, name, value):
+    browser.execute_script(
+        "const f = document.getElementById(arguments[0]); f.value = arguments[1]; f.dispatchEvent(new Event('input', {bubbles: true}))",
+        f"filter-{name}",
+        value,
+    )
+
+
+def _press(browser, selector):
+    """Press a button or a link with the keyboard, and let the page answer."""
+    from selenium.webdriver.common.keys import Keys
+
+    browser.find_element("css selector", selector).send_keys(Keys.ENTER)
+    browser.execute_async_script("setTimeout(arguments[0], 200)")
+
+
+def test_no_error_no_request_and_a_fast_first_paint(browser, page):
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in {"SEVERE", "WARNING"}] == []
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert page.as_uri() in sent
+    assert [url for url in sent if not url.startswith(("file:", "data:"))] == []
+    paints = browser.execute_script("return performance.getEntriesByType('paint').map(entry => entry.startTime)")
+    assert paints
+    assert max(paints) < 1000
+    assert browser.execute_script("return window.hacked") is None
+
+
+def test_filters_and_clearing(browser):
+    _choose(browser, "verdict", "inconsistent in print")
+    assert set(_visible(browser, 5)) == {"≠ inconsistent in print"} or set(_visible(browser, 5)) == {
+        "inconsistent in print"
+    }
+    count = browser.find_element("id", "filter-count").text
+    _choose(browser, "paper", "MDSS")
+    assert browser.find_element("id", "filter-count").text.startswith("0 of")
+    _choose(browser, "paper", "OSD")
+    assert browser.find_element("id", "filter-count").text == count
+    _choose(browser, "text", "arena")
+    shown = browser.find_element("id", "filter-count").text
+    assert 0 < int(shown.split()[0]) < int(count.split()[0])
+    _press(browser, "#filters button[type=reset]")
+    shown = browser.find_element("id", "filter-count").text.split()
+    assert shown[0] == shown[2]
+
+
+def test_counts_lead_to_their_rows(browser):
+    expected = browser.find_element("css selector", '[data-verdict="contradicts"] b').text
+    _press(browser, '[data-verdict="contradicts"]')
+    assert browser.find_element("id", "filter-count").text.startswith(f"{expected} of")
+    _press(browser, "#filters button[type=reset]")
+
+
+def test_a_link_leads_where_it_says_though_figures_load_late(browser):
+    """Every figure's place is known before it is there."""
+    unsized = [img for img in browser.find_elements("tag name", "img") if not img.get_attribute("height")]
+    assert browser.find_elements("tag name", "img")
+    assert not unsized
+    browser.execute_script("document.getElementById('tokens').scrollIntoView({behavior: 'instant'})")
+    browser.execute_async_script("setTimeout(arguments[0], 400)")
+    assert abs(browser.execute_script("return document.getElementById('tokens').getBoundingClientRect().top")) < 120
+
+
+def test_keyboard_reaches_the_content_and_sorts(browser):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.get(browser.current_url.split("#")[0])
+    browser.find_element("tag name", "body").send_keys(Keys.TAB)
+    assert browser.switch_to.active_element.text == "Skip to the content"
+    _press(browser, "#ledger thead th:nth-child(4) [role=button]")
+    assert (
+        browser.find_element("css selector", "#ledger thead th:nth-child(4)").get_attribute("aria-sort") == "ascending"
+    )
+
+
+def test_light_and_dark_both_have_contrast(browser):
+    def contrast():
+        return browser.execute_script("""
+            const lum = (c) => { const [r, g, b] = c.match(/[0-9.]+/g).map(Number).map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); return .2126 * r + .7152 * g + .0722 * b };
+            const pairs = [[document.body, document.body], ...[...document.querySelectorAll('.verdict')].slice(0, 40).map(e => [e, e]), [document.querySelector('.source'), document.body]];
+            return Math.min(...pairs.map(([a, b]) => { const x = lum(getComputedStyle(a).color), y = lum(getComputedStyle(b).backgroundColor); return (Math.max(x, y) + .05) / (Math.min(x, y) + .05) }));
+        """)
+
+    before = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert contrast() >= 4.5
+    browser.find_element("id", "theme").click()
+    assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") != before
+    assert contrast() >= 4.5

@@ -1,0 +1,142 @@
+"""From a figure down to the raw data, for a run's own figures and for published ones."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from draftlab import plan
+from draftlab.errors import UserError
+from draftlab.files import records
+from draftlab.report import provenance
+
+
+def _write(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = tmp_path / "results" / "laptop"
+    for dataset in ("spider", "gsm8k"):
+        _write(
+            run / "cells" / "osd_offline" / f"{dataset}.ft" / "run.json",
+            {
+                "settings": {"dataset": dataset, "epochs": 2},
+                "machine": {"processor": "X", "commit": "abc"},
+                "inputs": {
+                    "models": {"models/target": "a" * 64},
+                    "answers": {f"answers/{dataset}.train/answers.jsonl": "b" * 64},
+                },
+            },
+        )
+        _write(run / "answers" / f"{dataset}.train" / "pass.json", {"sampling": {"temperature": 0.0}, "forwards": 901})
+        _write(
+            run / "data" / dataset / "summary.json",
+            {"provenance": {"train": {"dataset": dataset, "source": "generator", "sha256": "f" * 64}}},
+        )
+    _write(run / "data" / "xsum" / "summary.json", {"provenance": {"train": {"dataset": "xsum", "source": "hub"}}})
+    _write(run / "cells" / "mdss_region" / "all" / "run.json", {"settings": {"points": 61}})
+    _write(
+        run / "cells" / "mdss_acceptance" / "all" / "run.json",
+        {"settings": {"datasets": ["xsum"]}, "inputs": {"pairs": {"pairs/xsum.safetensors": "c" * 64}}},
+    )
+    _write(
+        run / "pairs" / "xsum.json",
+        {"models": {"multidraft/target": "d" * 64}, "data": {"data/xsum/eval.jsonl": "e" * 64}},
+    )
+    _write(run / "models" / "target" / "model.safetensors", "weights")
+    _write(run / "osd_offline.csv", "a,b\n1,2\n3,4\n")
+    for name in ("mdss_region", "mdss_acceptance"):
+        _write(run / f"{name}.csv", "a\n1\n")
+    for name in ("osd_offline", "mdss_region", "mdss_acceptance"):
+        _write(run / "figures" / f"{name}.pdf", f"picture of {name}")
+    return run
+
+
+def test_the_chain_reaches_the_raw_data_of_its_own_datasets(run):
+    text = "\n".join(provenance.trace(run / "figures" / "osd_offline.pdf"))
+    for words in (
+        "osd_offline.csv",
+        "2 rows",
+        "settings.epochs = 2",
+        "machine.commit = abc",
+        "run      gsm8k.ft",
+        "model    models/target  sha256 aaaaaaaaaaaaaaaa",
+        "answers  answers/gsm8k.train",
+        "forwards = 901",
+        "raw data spider  source = generator  sha256 = ffffffffffffffff",
+    ):
+        assert words in text
+    assert "xsum" not in text
+    assert (
+        text.index("table ")
+        < text.index("run ")
+        < text.index("model ")
+        < text.index("answers ")
+        < text.index("raw data")
+    )
+
+
+def test_an_exact_table_has_no_models_behind_it(run):
+    text = "\n".join(provenance.trace(run / "figures" / "mdss_region.pdf"))
+    assert "points = 61" in text
+    assert "model " not in text
+    assert "raw data" not in text
+
+
+def test_recorded_pairs_lead_to_their_own_models_and_data(run):
+    found = provenance.describe(run, "mdss_acceptance")
+    assert found["models"] == {"multidraft/target": "d" * 64}
+    assert found["pairs"] == {"pairs/xsum.safetensors": "c" * 64}
+    assert list(found["data"]) == ["xsum"]
+    assert provenance.describe(run, "osd_offline")["models"] == {"models/target": "a" * 64}
+
+
+def test_a_cell_says_what_it_was_made_of(tmp_path):
+    cell, model = tmp_path / "run" / "cells" / "osd_online" / "all", tmp_path / "run" / "models" / "target"
+    for part, text in (("1", "one"), ("2", "two")):
+        _write(model / f"{part}.safetensors", text)
+    _write(model / "model.safetensors.index.json", {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}})
+    records.write_cell(cell, pd.DataFrame({"a": [1]}), {"settings": {}}, models=[model, Path("vicuna-7b")])
+    whole = hashlib.sha256(b"onetwo").hexdigest()
+    assert records.read_json(cell / "run.json")["inputs"] == {"models": {"models/target": whole, "vicuna-7b": None}}
+
+
+def test_a_published_figure_is_traced_without_its_run(run, tmp_path):
+    paper = tmp_path / "paper_figures" / "laptop"
+    provenance.record(run, paper / "data" / provenance.RECORD)
+    shutil.copy(run / "osd_offline.csv", paper / "data")
+    _write(paper / "osd_offline.pdf", "picture")
+    shutil.rmtree(run)
+    text = "\n".join(provenance.trace(paper / "osd_offline.pdf"))
+    assert "raw data gsm8k" in text
+    (paper / "data" / "osd_offline.csv").write_text("a,b\n1,2\n3,5\n")
+    with pytest.raises(UserError, match="not the one that was published"):
+        list(provenance.trace(paper / "osd_offline.pdf"))
+
+
+@pytest.mark.parametrize(("name", "message"), [("osd_nothing.pdf", "no such figure"), ("orphan.pdf", "no such table")])
+def test_what_is_missing_is_named(run, name, message):
+    _write(run / "figures" / "orphan.pdf", "picture")
+    with pytest.raises(UserError, match=message):
+        list(provenance.trace(run / "figures" / name))
+
+
+def test_common_settings_are_said_once():
+    common, varied = provenance.split_common([{"cell": "a", "x": 1, "y": 2}, {"cell": "b", "x": 1, "y": 3}])
+    assert common == {"x": 1}
+    assert varied == [{"cell": "a", "y": 2}, {"cell": "b", "y": 3}]
+    assert provenance.split_common([]) == ({}, [])
+
+
+def test_a_cell_names_the_code_that_made_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "code_digest", lambda *modules: " ".join(modules))
+    records.write_cell(tmp_path, pd.DataFrame({"a": [1]}), {"settings": {}})
+    code = records.read_json(tmp_path / "run.json")["code"].split()
+    assert "draftlab.files.records" in code
+    assert "draftlab.cli" not in code

@@ -1,0 +1,64 @@
+"""README states no number by hand: its parts follow the committed tables and the experiments' files."""
+
+import re
+import shutil
+
+import pytest
+
+from draftlab.errors import UserError
+from draftlab.report import readme
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def copy(tmp_path):
+    for part in ("README.md", "workflow", "paper_figures/laptop/data", readme.ANSWER):
+        source = ROOT / part
+        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / part)
+    readme.update(tmp_path / "README.md", check=False)
+    readme.update(tmp_path / "README.md", check=True)
+    return tmp_path
+
+
+def test_another_result_makes_it_stale(copy):
+    claims = copy / readme.CLAIMS
+    text = claims.read_text()
+    row = next(
+        line for line in text.splitlines() if line.startswith("T1.alpha_offline/vicuna-7b/llama-160m/spider/orig")
+    )
+    claims.write_text(text.replace(row, row.replace(",0.1", ",0.7", 1)))
+    with pytest.raises(UserError, match="differ from the committed tables"):
+        readme.update(copy / "README.md", check=True)
+    readme.update(copy / "README.md", check=False)
+    assert "0.28 / **0.7" in (copy / "README.md").read_text()
+
+
+def test_each_row_of_the_second_table_says_its_n(copy):
+    rows = [line for line in (copy / "README.md").read_text().splitlines() if line.startswith("| acceptance of two")]
+    assert len(rows) == 4
+    assert all(re.search(r"over draft temperatures 1 to 2\) \| .* \| \d+ requests \|$", row) for row in rows)
+
+
+def test_another_answer_makes_it_stale(copy):
+    answer = copy / readme.ANSWER
+    answer.write_text("No: " + answer.read_text())
+    with pytest.raises(UserError, match="differ from the committed tables"):
+        readme.update(copy / "README.md", check=True)
+
+
+def test_every_experiment_is_listed(copy):
+    names = sorted(path.stem for path in (copy / "workflow/experiments").glob("*.yaml"))
+    text = (copy / "README.md").read_text()
+    assert len(names) > 50
+    assert all(f"| `{name}` |" in text for name in names)
+    (copy / "workflow/experiments" / f"{names[0]}.yaml").unlink()
+    with pytest.raises(UserError, match="differ"):
+        readme.update(copy / "README.md", check=True)
+
+
+def test_a_lost_marker_is_named(copy):
+    path = copy / "README.md"
+    path.write_text(path.read_text().replace("<!-- end:results -->", ""))
+    with pytest.raises(UserError, match="no part 'results'"):
+        readme.update(path, check=True)

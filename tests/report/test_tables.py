@@ -1,0 +1,177 @@
+"""Printed tables: the numbers, the bold, the three formats."""
+
+import pandas as pd
+import pytest
+
+from draftlab.core import stats
+from draftlab.errors import UserError
+from draftlab.plan import WORKFLOW, Layout, load_experiment
+from draftlab.report import tables, tidy
+from tests.synthetic import TABLES
+
+PLANS = {path.stem: load_experiment(path) for path in sorted((WORKFLOW / "experiments").glob("*.yaml"))}
+LAYOUTS = {name: plan.layout for name, plan in PLANS.items() if plan.layout is not None}
+
+LAYOUT = Layout(rows=["dataset"], columns=["method"], above="hits", below="tries", best="largest")
+
+
+def _rows(gap: float, requests: int = 40) -> pd.DataFrame:
+    rows = []
+    for method, more in (("old", 0.0), ("new", gap)):
+        for request in range(requests):
+            rows.append(
+                {
+                    "dataset": "a_b",
+                    "method": method,
+                    "request": request,
+                    "hits": 5 + request % 4 + 10 * more * (request % 3),
+                    "tries": 10,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def test_cells_are_ratios_of_sums_with_their_interval():
+    rows = _rows(0.3)
+    cells = tables.summary(rows, LAYOUT)
+    old = rows[rows["method"] == "old"]
+    expected = stats.ratio(old["hits"], old["tries"])
+    cell = cells[cells["method"] == "old"].iloc[0]
+    assert cell["estimate"] == pytest.approx(old["hits"].sum() / old["tries"].sum())
+    assert (cell["ci_low"], cell["ci_high"], cell["n"]) == (expected.low, expected.high, 40)
+
+
+@pytest.mark.parametrize(("gap", "bold"), [(0.3, ["new"]), (0.0, []), (-0.3, ["old"])])
+def test_bold_only_where_the_interval_carries_it(gap, bold):
+    cells = tables.summary(_rows(gap), LAYOUT)
+    assert cells.loc[cells["best"], "method"].tolist() == bold
+
+
+def test_smallest_can_be_best():
+    layout = Layout(rows=["dataset"], columns=["method"], above="hits", below="tries", best="smallest")
+    cells = tables.summary(_rows(0.3), layout)
+    assert cells.loc[cells["best"], "method"].tolist() == ["old"]
+
+
+def test_requests_of_two_datasets_are_two_requests():
+    rows = pd.concat([_rows(0.3), _rows(0.3).assign(dataset="b")])
+    pooled = tables.summary(rows, Layout(rows=["method"], above="hits", below="tries"))
+    assert pooled["n"].tolist() == [80, 80]
+
+
+def test_three_formats(tmp_path):
+    rows = tidy.derive("osd_offline", TABLES["osd_offline"]())
+    tables.write("osd_offline", rows, "smoke", tmp_path / "t")
+    cells = tables.read_cells(tmp_path / "t.csv")
+    assert set(cells["sample_source"]) >= {"none", "teacher"}
+    written = pd.read_csv(tmp_path / "t.csv", dtype=str)["estimate"]  # as many digits as differ by no kind of CPU
+    assert written.str.removeprefix("0.").str.lstrip("0").str.len().max() == 6
+    markdown = (tmp_path / "t.md").read_text()
+    assert markdown.startswith("| dataset |")
+    assert "scale smoke: alpha, n = 60 requests per cell, 95 % bootstrap" in markdown
+    latex = (tmp_path / "t.tex").read_text()
+    assert r"\toprule" in latex
+    assert r"code\_search\_net" in latex
+    estimate = cells.iloc[0]
+    number = f"{estimate['estimate']:.3f} [{estimate['ci_low']:.3f}, {estimate['ci_high']:.3f}]"
+    assert number in markdown
+    assert number in latex
+
+
+def test_numbers_rise_and_words_stay_as_they_came():
+    rows = pd.concat(
+        [_rows(0.3).assign(k=k, dataset=name) for name, k in (("b", 10.0), ("a", 2.0), ("b", 0.5), ("a", 0.123456))]
+    )
+    layout = Layout(rows=["dataset", "k"], columns=["method"], above="hits", below="tries")
+    page = tables.arrange(tables.summary(rows, layout), layout)
+    assert page["dataset"].tolist() == ["b", "b", "a", "a"]
+    assert page["k"].tolist() == ["0.5", "10", "0.1235", "2"]
+    assert list(page)[2:] == ["old", "new"]
+
+
+def test_units_that_are_all_alike_have_no_interval():
+    rows = _rows(0.0).assign(hits=5)
+    layout = Layout(rows=["dataset"], above="hits", below="tries")
+    cells = tables.summary(rows, layout)
+    assert tables.arrange(cells, layout)["hits / tries"].tolist() == ["0.500"]
+    assert "one run each, so no interval" in tables.caption("x", cells, layout, "requests", "smoke")
+
+
+def test_the_region_keeps_the_numbers_of_drafts_apart():
+    table = tidy.derive("mdss_region", TABLES["mdss_region"]())
+    cells = tables.summary(table, LAYOUTS["mdss_region"])
+    assert set(cells["num_drafts"]) == set(table["num_drafts"])
+
+
+def test_no_draft_is_draft_length_0_of_each_kind_of_weights():
+    table = tidy.derive("beyond_weights", TABLES["beyond_weights"]())
+    none = table[table["draft_len"] == 0]
+    assert set(none["weights"]) == set(table["weights"])
+    assert (none["speculative_ms"] == none["plain_ms"]).all()
+    assert (none["speculative"] == none["plain"]).all()
+
+
+@pytest.mark.parametrize(("column", "sizes"), [("record", (10, 4)), ("request", (10, 4))])
+def test_a_binned_stream_says_what_is_drawn(column, sizes):
+    binned = _rows(0.3).rename(columns={"request": column}).assign(requests=lambda rows: [*sizes] * (len(rows) // 2))
+    binned["record"] = binned[column]
+    said = tables.caption("x", tables.summary(binned, LAYOUT), LAYOUT, tidy.units(binned), "smoke")
+    assert "n = 40 groups of up to 10 requests per cell, 95 % bootstrap interval over groups of up to 10" in said
+    assert tidy.units(_rows(0.3)) == "requests"
+    assert tidy.units(_rows(0.3).assign(requests=600)) == "requests", "requests that a draft learnt from"
+    assert tidy.units(pd.DataFrame({"x": [1]})) is None
+
+
+@pytest.mark.parametrize("name", list(LAYOUTS))
+def test_every_layout_names_its_quantity(name):
+    layout = LAYOUTS[name]
+    assert (layout.above, layout.below) in tables.QUANTITIES
+
+
+@pytest.mark.parametrize("name", list(LAYOUTS))
+def test_every_layout_fits_its_table(name, tmp_path):
+    tables.write(name, tidy.derive(name, TABLES[name]()), "smoke", tmp_path / name)
+    cells = tables.read_cells(tmp_path / f"{name}.csv")
+    assert cells["estimate"].notna().all()
+    page = tables.arrange(cells, LAYOUTS[name])
+    filled = page.drop(columns=list(LAYOUTS[name].rows)) != "–"
+    assert filled.any(axis=0).all()
+    assert filled.any(axis=1).all()
+
+
+@pytest.fixture
+def unknown(monkeypatch):
+    """As if no experiment had a layout of its own."""
+    monkeypatch.setattr(tables, "plan_of", lambda name: PLANS[name].model_copy(update={"layout": None}))
+
+
+@pytest.mark.usefixtures("unknown")
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "measure"),
+    [
+        ("beyond_divergences", ("source",), ("loss",), ("overlap", "visited")),
+        ("osd_draft_size", ("dataset", "draft"), ("method",), ("overlap", "visited")),
+        ("beyond_compute_matched", ("dataset", "draft"), ("requests",), ("overlap", "visited")),
+        ("beyond_draft_length", ("dataset", "draft_len"), ("method",), ("overlap", "visited")),
+        ("beyond_routing_errors", ("method",), (), ("overlap", "visited")),
+        ("mdss_acceptance", ("scheme", "num_drafts"), ("draft_temperature",), ("acceptance_sum", "positions")),
+        ("mdss_drafts", ("scheme",), ("num_drafts",), ("emitted", "blocks")),
+    ],
+)
+def test_a_table_without_a_layout_has_the_axes_of_its_experiment(name, rows, columns, measure):
+    layout = tables.layout_of(name, tidy.derive(name, TABLES[name]()))
+    assert (tuple(layout.rows), tuple(layout.columns), (layout.above, layout.below)) == (rows, columns, measure)
+
+
+@pytest.mark.usefixtures("unknown")
+@pytest.mark.parametrize("name", ["osd_epochs", "osd_shift_sharp", "osd_latency_dataset", "osd_speedup_theory"])
+def test_rows_that_the_axes_do_not_tell_apart_are_never_pooled(name):
+    with pytest.raises(UserError, match=rf"{name}\.yaml: .*not told apart by .*layout"):
+        tables.layout_of(name, tidy.derive(name, TABLES[name]()))
+
+
+def test_an_unknown_experiment_and_a_missing_column_are_refused(tmp_path):
+    with pytest.raises(UserError, match="no layout for 'x'"):
+        tables.write("x", _rows(0), "smoke", tmp_path / "x")
+    with pytest.raises(UserError, match="no column 'hits'"):
+        tables.summary(_rows(0).drop(columns="hits"), LAYOUT)

@@ -1,0 +1,148 @@
+"""What updates cost: the paper's bytes and loads recomputed, the terms that it leaves out, and seconds against a static draft."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftlab.core import theory
+from draftlab.errors import UserError
+from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.plan import BreakEven, Medusa
+from draftlab.report import conclusions
+from draftlab.stages.costs import moved
+from draftlab.train.break_even import break_even
+from draftlab.train.medusa import medusa
+from tests.pair import folders_of, make_results
+from tests.synthetic import osd_memory_traffic, osd_utilisation
+
+PAIR = theory.Moved(14.0, 5.24288e-4), theory.Moved(0.32, 3.6864e-5)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    make_results(folder)
+    return folder
+
+
+def totals(**fixed) -> dict[str, float]:
+    rows = osd_memory_traffic()
+    for key, value in fixed.items():
+        rows = rows[rows[key] == value]
+    return dict(zip(rows["system"], rows["gb"], strict=True))
+
+
+def test_table_5_as_printed_and_unrounded():
+    one = {"terms": "printed", "batch": 1, "update_interval": 8}
+    assert totals(inputs="printed", **one) == pytest.approx({"original": 1792, "vsd": 1320.96, "osd": 573.14}, abs=0.01)
+    assert totals(inputs="unrounded", **one) == pytest.approx({"original": 1792, "vsd": 1331.8, "osd": 578.8}, abs=0.05)
+
+
+def test_a_draft_is_read_once_per_drafted_token_and_caches_grow_with_the_context():
+    given = {"tokens": 128, "draft_len": 5, "block_length": 1.4}
+    near, far = (theory.traffic_terms(*PAIR, context=context, **given) for context in (0, 1000))
+    assert near["draft_gb"] == pytest.approx(128 / 1.4 * 5 * 0.32)
+    assert near["target_gb"] == pytest.approx(128 / 1.4 * 14)
+    assert far["cache_gb"] - near["cache_gb"] == pytest.approx(128 / 1.4 * 1000 * (5.24288e-4 + 5 * 3.6864e-5))
+    plain = theory.traffic_terms(*PAIR, context=0, tokens=128, draft_len=0, block_length=1.0, batch=4)
+    assert plain["draft_gb"] == plain["update_gb"] == 0
+    assert plain["target_gb"] == 128 * 14 / 4
+
+
+def test_heads_may_be_wider_than_their_share_of_the_model(tmp_path: Path):
+    llama = Llama(LlamaConfig(320, 32, 64, 2, 4, 2, 64, head_dim=16, tie_word_embeddings=False))
+    llama.save(tmp_path)
+    found = moved(tmp_path)
+    assert found.cache == pytest.approx(4e-9 * 2 * 2 * 2 * 16)
+    assert found.weights == pytest.approx(4e-9 * sum(weight.numel() for weight in llama.parameters()))
+    (tmp_path / "config.json").write_text('{"d_model": 512}')
+    with pytest.raises(UserError, match="use a decoder-only model"):
+        moved(tmp_path)
+
+
+def test_the_break_even_block_length_moves_as_many_bytes():
+    given = {"tokens": 128, "context": 128, "draft_len": 5, "batch": 64}
+    before = sum(theory.traffic_terms(*PAIR, block_length=1.4, **given).values())
+    updates = {"updates_per_request": 1.0, "train_gb": 0.64}
+    fixed = theory.traffic_terms(*PAIR, block_length=1.4, **given, **updates)["update_gb"]
+    needed = theory.break_even_block_length(before * 1.4, 0.0, fixed, 1.4)
+    assert needed > 1.4
+    after = theory.traffic_terms(*PAIR, block_length=needed, **given, **updates)
+    assert sum(after.values()) == pytest.approx(before)
+    assert math.isinf(theory.break_even_block_length(1.0, 0.0, 2.0, 1.0))
+
+
+def test_updates_save_no_bytes_where_each_of_many_requests_brings_one():
+    rows = osd_memory_traffic()
+    rows = rows[(rows["inputs"] == "unrounded") & (rows["terms"] == "all") & (rows["system"] == "osd")]
+    flips = rows[rows["gb"] > rows["vsd_gb"]]
+    assert set(flips["update_interval"]) == {1}
+    assert flips["batch"].min() == 1024
+    assert (flips["break_even"] > flips["block_length"]).all()
+    said = conclusions.sentences(
+        "osd_memory_traffic", osd_memory_traffic(), conclusions.answers_of("osd_memory_traffic")
+    )
+    assert "It saves none where 1,024 requests share a load of weights and each brings an update, 1.0479 of" in said
+
+
+def test_the_arena_uses_half_a_percent_and_not_what_is_printed():
+    rows = osd_utilisation()
+    first = rows[(rows["part"] == "load") & (rows["system"] == "serving")].iloc[0]
+    assert first["flops_per_second"] == pytest.approx(1.111e13, rel=1e-3)
+    assert first["flops_per_second"] / first["hardware_flops"] == pytest.approx(0.00445, abs=1e-5)
+    ratios = rows[rows["part"] == "ratio"].set_index(["pair", "source"])["ratio"]
+    assert ratios["flan-t5-xl/t5-small", "printed"] == pytest.approx(12.6, abs=0.05)
+    assert ratios["flan-t5-xl/t5-small", "recomputed"] == pytest.approx(14.9, abs=0.05)
+
+
+def even(**changes) -> BreakEven:
+    values = {
+        "dataset": "toy",
+        "requests": 24,
+        "intervals": [2, 8],
+        "measurements": 3,
+        "context": 16,
+        "larger": "draft",
+    }
+    return BreakEven(**(values | {"learning_rate": 1e-2, "batch": 4, "update_interval": 8, "draft_len": 3} | changes))
+
+
+def test_break_even_prices_every_contender_on_the_same_requests(results: Path, tmp_path: Path):
+    rows, _ = break_even(even(), folders_of(results, tmp_path))
+    cells = rows.groupby(["contender", "update_interval"])["record"].agg(list).to_dict()
+    assert set(cells) == {("static", 0), ("online", 2), ("online", 8), ("larger", 0)}
+    assert all(records == list(range(24)) for records in cells.values())
+    by = rows.set_index(["contender", "update_interval"])
+    static = by.loc[("static", 0)]
+    assert (static["serve_seconds"] == static["static_seconds"]).all()
+    assert (static["update_seconds"] == 0).all()
+    assert by.loc[("online", 2)]["update_gb"].tolist() == (4 * by.loc[("online", 8)]["update_gb"]).tolist()
+    online = by.loc[("online", 2)]
+    np.testing.assert_allclose(online["serve_gb"] / online["blocks"], (static["serve_gb"] / static["blocks"]).iloc[0])
+    assert online["blocks"].sum() < static["blocks"].sum()
+    with pytest.raises(UserError, match="48 answers, 30 to serve"):
+        break_even(even(requests=30), folders_of(results, tmp_path))
+
+
+def test_medusa_job_compares_all_contenders_and_says_which_is_lossless(results: Path, tmp_path: Path):
+    settings = Medusa(
+        dataset="toy", warm=["other"], requests=48, warm_requests=2, live_requests=8, at_once=4, timed_updates=1,
+        learning_rate=1e-2, heads_learning_rate=2e-2, draft_len=2, widths=[2, 1], loss_positions="all",
+        update_interval=2, batch=4,
+    )  # fmt: skip
+    rows, _ = medusa(settings, folders_of(results, tmp_path))
+    assert rows.groupby(["temperature", "contender", "verifier"]).size().eq(2).all()
+    greedy = rows[rows["temperature"] == 0]
+    assert list(greedy["contender"].unique()) == ["plain", "draft", "medusa", "draft_osd", "medusa_osd"]
+    assert (greedy["same_text"] == greedy["requests"]).all()
+    assert set(rows[rows["is_lossless"] == 0]["verifier"]) == {"typical"}
+    assert (rows[rows["contender"] == "plain"]["emitted"] == rows[rows["contender"] == "plain"]["blocks"]).all()
+    sizes = rows.groupby("contender")["parameters"].first()
+    assert sizes["medusa"] == sizes["medusa_osd"] == 2 * (32 * 32 + 32 + 320 * 32)
+    blocks = greedy.groupby("contender")["blocks"].agg(list)
+    assert blocks["medusa_osd"] != blocks["medusa"]  # it learnt something
+    assert blocks["draft_osd"] != blocks["draft"]

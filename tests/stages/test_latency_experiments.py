@@ -1,0 +1,352 @@
+"""The latency experiments: what their rows count, what follows from rows of known times, and the processes they start."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import pytest
+
+from draftlab.core import theory
+from draftlab.errors import UserError
+from draftlab.files.records import Answer, write_jsonl
+from draftlab.latency.backend import Settings
+from draftlab.latency.branches import latency_branches, verify_branches
+from draftlab.latency.comparison import compare
+from draftlab.latency.cores import can_pin, pinned, usable
+from draftlab.latency.cost import calibrate, cost_model, latency_cost
+from draftlab.latency.interference import latency_interference, training
+from draftlab.latency.length import latency_length, measure_length
+from draftlab.latency.noise import latency_null
+from draftlab.latency.pair import open_pair
+from draftlab.latency.requests import latency_requests, measure_requests
+from draftlab.latency.self_check import write_toy
+from draftlab.latency.summary import summarise_length
+from draftlab.models.gguf import export
+from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.plan import (
+    Engine,
+    LatencyBranches,
+    LatencyCost,
+    LatencyInterference,
+    LatencyLength,
+    LatencyNull,
+    LatencyRequests,
+)
+
+
+class Clockwork:
+    """A backend whose work takes exactly known times: ``step`` seconds a call, ``token`` more for each token after the
+    first, ``depth`` more for each cached token. Its next token is the last one plus ``stride``."""
+
+    vocabulary: dict[str, str] = {}  # noqa: RUF012
+    decoder_start: int | None = None
+
+    def __init__(
+        self, hands: list[float], step: float, token: float = 0.0, depth: float = 0.0, stride: int = 1
+    ) -> None:
+        self.hands, self.step, self.token, self.depth, self.stride = hands, step, token, depth, stride
+        self.vocab_size, self.context_length = 64, 4096
+        self.tokens: list[int] = []
+        self.eos: int | None = None
+        self.filled = (0, 0)
+
+    def greedy(self, tokens: Sequence[int]) -> np.ndarray:
+        self.hands[0] += self.step + self.token * (len(tokens) - 1) + self.depth * len(self.tokens)
+        self.tokens.extend(tokens)
+        return (np.array(tokens) + self.stride) % self.vocab_size
+
+    def extend(self, tokens: Sequence[int]) -> np.ndarray:
+        raise NotImplementedError
+
+    def prefill(self, tokens: Sequence[int]) -> np.ndarray:
+        self.tokens.extend(tokens)
+        return np.zeros(self.vocab_size)
+
+    def trim(self, length: int) -> None:
+        del self.tokens[length:]
+
+    def fill(self, sequences: int, context: int) -> None:
+        self.filled = (sequences, context)
+
+    def probe(self, tokens: int) -> None:
+        sequences, context = self.filled
+        self.hands[0] += self.step + self.token * (sequences * tokens - 1) + self.depth * sequences * context
+
+    def clock(self) -> Callable[[], float]:
+        return lambda: self.hands[0]
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    write_toy(folder / "target", num_hidden_layers=2, vocab_size=64)
+    write_toy(folder / "draft", vocab_size=64, seed=1)
+    return {name: folder / name for name in ("target", "draft")}
+
+
+# --- cost model --------------------------------------------------------------------------------------------------
+
+
+def test_calibration_recovers_known_costs() -> None:
+    hands = [0.0]
+    target, draft = Clockwork(hands, 0.010, token=0.001, depth=1e-5), Clockwork(hands, 0.001)
+    rows = calibrate(target, draft, [100, 300], [1, 4], [2, 6], blocks=3)
+    assert len(rows) == 2 * 2 * 2 * 3
+    for (context, batch), cell in rows.groupby(["context", "batch"]):
+        plain = 0.010 + 0.001 * (batch - 1) + 1e-5 * context * batch
+        model = cost_model(cell)
+        assert model.step_seconds == pytest.approx(plain)
+        assert model.cost_ratio == pytest.approx(0.001 / plain)
+        assert model.verify_ratios == pytest.approx({n: 1 + 0.001 * batch * (n - 1) / plain for n in (2, 6)})
+
+
+def test_cost_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
+    settings = LatencyCost(context=[8, 24], batch=[1, 3], verified=[2, 5], blocks=2)
+    rows, run = latency_cost(settings, models["target"], models["draft"])
+    assert len(rows) == 16
+    assert (rows.filter(like="seconds") > 0).all(axis=None)
+    assert run["target"]["sequences"] == 3
+
+
+def test_probes_leave_no_trace(models: dict[str, Path], tmp_path: Path) -> None:
+    export(models["target"], tmp_path / "target.gguf", vocabulary=False)
+    with LlamaCpp(tmp_path / "target.gguf", Settings(context_length=64, sequences=3)) as model:
+        expected = model.extend([1, 5, 9]).copy()
+        model.fill(3, 20)
+        for _ in range(30):
+            model.probe(4)
+        model.trim(0)
+        np.testing.assert_array_equal(model.extend([1, 5, 9]), expected)
+
+
+def test_a_batch_too_large_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    """llama.cpp aborts the process on more tokens than n_batch."""
+    export(models["target"], tmp_path / "target.gguf", vocabulary=False)
+    with LlamaCpp(tmp_path / "target.gguf", Settings(context_length=600)) as model:
+        model.prefill([1] * 600)  # in parts
+        model.trim(0)
+        with pytest.raises(UserError, match="600 tokens in one call"):
+            model.extend([1] * 600)
+
+
+def test_buffers_do_not_depend_on_the_length_that_was_asked_for(models: dict[str, Path], tmp_path: Path) -> None:
+    """A short context would lower n_batch, and with it the time of a step: 104 and 112 tokens must be one measurement."""
+    export(models["target"], tmp_path / "target.gguf", vocabulary=False)
+    with (
+        LlamaCpp(tmp_path / "target.gguf", Settings(context_length=104)) as one,
+        LlamaCpp(tmp_path / "target.gguf", Settings(context_length=112)) as other,
+    ):
+        rooms = [lib.llama_n_batch(model._context) for model in (one, other)]
+        assert rooms[0] == rooms[1] >= 256
+
+
+def test_an_impossible_cache_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    export(models["target"], tmp_path / "target.gguf", vocabulary=False)
+    with pytest.raises(UserError, match="cannot open a context"):
+        LlamaCpp(tmp_path / "target.gguf", Settings(sequences=1000))
+
+
+# --- length ------------------------------------------------------------------------------------------------------
+
+
+def test_length_adds_up_the_cost_of_segments() -> None:
+    settings = LatencyLength(alpha=[0.8], length=[16, 64, 256], prefix=100, draft_len=3, blocks=2, rounds=25)
+    hands = [0.0]
+    rows = measure_length(Clockwork(hands, 0.010, depth=1e-4), Clockwork(hands, 0.001), settings)
+    found = summarise_length(rows)
+    assert list(found["length"].unique()) == [16, 64, 256]
+    for length, group in found.groupby("length"):
+        np.testing.assert_allclose(group["plain"], length * (0.010 + 1e-4 * (100 + length / 2)), rtol=0.02)
+    assert found["speedup"].between(theory.speedup(0.8, 3, 0.06), theory.speedup(0.8, 3, 0.02)).all()
+    expected = theory.expected_block_length(0.8, 3)
+    speculative = found[found["length"] == 16]["speculative"]
+    np.testing.assert_allclose(speculative, 16 / expected * (0.003 + 0.010 + 1e-4 * 110), rtol=0.1)
+
+
+def test_length_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
+    settings = LatencyLength(alpha=[0.5, 0.9], length=[8, 32], prefix=16, draft_len=2, blocks=2, rounds=3)
+    rows, _ = latency_length(settings, models["target"], models["draft"])
+    assert len(rows) == 8
+    assert (summarise_length(rows)["speedup"] > 0).all()
+    with pytest.raises(UserError, match="different lengths"):
+        latency_length(settings.model_copy(update={"length": [8, 8]}), models["target"], models["draft"])
+
+
+# --- requests ----------------------------------------------------------------------------------------------------
+
+
+def test_requests_of_known_cost() -> None:
+    from draftlab.latency.loop import fixed
+
+    hands = [0.0]
+    target = Clockwork(hands, 0.010)
+    contenders = {"good": (Clockwork(hands, 0.001), fixed(4)), "bad": (Clockwork(hands, 0.001, stride=2), fixed(4))}
+    requests = [Answer(str(i), [1, 2, 3 + i], [0] * length, False) for i, length in enumerate([10, 20, 5, 30])]
+    settings = LatencyRequests(dataset="toy", draft_len=4, requests=4, max_new_tokens=20)
+    rows = measure_requests(target, contenders, requests, settings)
+    assert len(rows) == 4 * 4
+    assert rows["same_text"].all()
+    assert set(rows[rows["contender"] == "good"]["tokens"]) == {10, 20, 5}, "as long as the answers, cut at the limit"
+    good = rows[rows["contender"] == "good"]
+    assert (good["accepted"] == good["drafted"]).all()
+    assert (rows[rows["contender"] == "bad"]["accepted"] == 0).all()
+    seconds = rows.groupby("contender")["seconds"].sum()
+    assert seconds["none"] / seconds["good"] == pytest.approx(55 / 11 / (1 + 4 * 0.1))
+    assert seconds["none"] / seconds["bad"] == pytest.approx(1 / 1.4)
+    assert seconds["none"] == pytest.approx(55 * 0.010)
+    assert seconds["none_again"] == pytest.approx(seconds["none"])
+
+
+def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
+    answers = [Answer(str(i), [1, 5, 9 + i], [0] * 12, False) for i in range(3)]
+    write_jsonl(tmp_path / "answers.jsonl", answers)
+    settings = LatencyRequests(dataset="toy", draft_len=3, requests=2, max_new_tokens=12, adaptive=True)
+    drafts = {"draft": models["draft"], "itself": models["target"]}
+    rows, run = latency_requests(settings, models["target"], drafts, tmp_path / "answers.jsonl")
+    names = {"none", "draft", "draft_adaptive", "itself", "itself_adaptive", "none_again"}
+    assert set(rows["contender"]) == names
+    assert len(rows) == 2 * len(names)
+    assert rows["same_text"].all()
+    assert (rows[rows["contender"] == "itself"]["accepted"] == 9).all()
+    assert len(run["drafts"]) == 2
+    write_jsonl(tmp_path / "none.jsonl", [])
+    with pytest.raises(UserError, match="no requests"):
+        latency_requests(settings, models["target"], drafts, tmp_path / "none.jsonl")
+
+
+def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "answers.jsonl", [Answer(str(i), [1, 5, 9 + i], [0] * 40, False) for i in range(3)])
+    settings = LatencyRequests(dataset="toy", draft_len=3, requests=3, max_new_tokens=40, temperature=1)
+    drafts = {"draft": models["draft"], "itself": models["target"]}
+    rows, _ = latency_requests(settings, models["target"], drafts, tmp_path / "answers.jsonl")
+    assert set(rows["temperature"]) == {1.0}
+    found = rows.set_index(["contender", "request"])["same_text"].groupby("contender").mean()
+    assert found["none"] == found["none_again"] == 1  # the same seed
+    assert found["draft"] < 1  # sampled, in another way
+    sums = rows.groupby("contender")[["accepted", "visited"]].sum()
+    assert (
+        sums.loc["itself", "accepted"] == sums.loc["itself", "visited"]
+    )  # a draft with the target's distribution loses nothing
+    assert 0 < sums.loc["draft", "accepted"] < sums.loc["draft", "visited"]
+
+
+@pytest.mark.parametrize("names", [["none"], ["none_again"], ["mine", "mine_adaptive"]])
+def test_a_draft_is_not_named_as_a_contender_of_its_own(names: list[str]) -> None:
+    settings = LatencyRequests(dataset="toy", draft_len=3, requests=2, max_new_tokens=12, adaptive=True)
+    with pytest.raises(UserError, match=f"a draft is named '{names[-1]}'"):
+        latency_requests(settings, Path(), dict.fromkeys(names, Path()), Path("no answers"))
+
+
+# --- branches ----------------------------------------------------------------------------------------------------
+
+
+def test_branches_in_one_call_give_the_logits_of_each_alone(models: dict[str, Path], tmp_path: Path) -> None:
+    export(models["target"], tmp_path / "target.gguf", vocabulary=False)
+    branches = [[3, 4, 5], [7, 8, 9], [3, 8, 2]]
+    with (
+        LlamaCpp(tmp_path / "target.gguf", Settings(sequences=4, shared=True)) as model,
+        LlamaCpp(tmp_path / "target.gguf") as alone,
+    ):
+        model.prefill([1, 5, 9])
+        alone.prefill([1, 5, 9])
+        logits = verify_branches(model, 10, branches)
+        assert logits.shape == (3, 4, 64)
+        for branch, found in zip(branches, logits, strict=True):
+            np.testing.assert_allclose(found, alone.extend([10, *branch]), atol=1e-4)
+            alone.trim(3)
+        model.adopt(2, [10, 7])  # the second branch, its first token accepted
+        alone.extend([10, 7])
+        assert model.tokens == [1, 5, 9, 10, 7]
+        np.testing.assert_allclose(model.extend([6]), alone.extend([6]), atol=1e-4)
+        again = verify_branches(model, 2, branches[:2])
+        np.testing.assert_allclose(again[1], alone.extend([2, *branches[1]]), atol=1e-4)
+
+
+def test_branch_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
+    settings = LatencyBranches(num_drafts=[1, 4], draft_len=3, context=20, blocks=3)
+    rows, _ = latency_branches(settings, models["target"])
+    assert rows["num_drafts"].value_counts().to_dict() == {1: 3, 4: 3}
+    assert (rows.filter(like="seconds") > 0).all(axis=None)
+
+
+# --- noise -------------------------------------------------------------------------------------------------------
+
+
+def test_comparisons() -> None:
+    noise = np.random.default_rng(0).lognormal(0, 0.01, (2, 12))
+    assert not compare(noise[0], noise[1]).differs
+    assert compare(1.1 * noise[0], noise[1]).differs
+    assert compare(1.1 * noise[0], noise[1]).low > 1
+    assert compare(noise[0], 1.1 * noise[1]).differs
+    assert compare(noise[0], 1.1 * noise[1]).high < 1
+    found = compare(1.1 * noise[0], noise[1])
+    assert found.low < 1.1 < found.high
+    assert found.ratio == pytest.approx(1.1, abs=0.02)
+
+
+def test_null_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
+    rows, _ = latency_null(LatencyNull(repeats=3, pairs=4, steps=2), models["target"])
+    assert rows.groupby("repeat").size().to_dict() == {0: 4, 1: 4, 2: 4}
+
+
+# --- interference ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_interference_experiment(models: dict[str, Path]) -> None:
+    settings = LatencyInterference(alpha=[0.8], draft_len=[2], blocks=2, rounds=20, update_batch=1, update_tokens=4)
+    cores = os.sched_getaffinity(0)
+    rows, run = latency_interference(settings, models["target"], models["draft"])
+    assert os.sched_getaffinity(0) == cores
+    assert run["target"]["clock"] == "thread_time"
+    assert rows["phase"].value_counts().to_dict() == {"alone": 4, "training": 4}
+    assert (rows[rows["phase"] == "alone"]["training_steps"] <= 1).all(), "a stopped process makes no updates"
+    assert rows[rows["phase"] == "training"]["training_steps"].sum() > 0
+    assert (rows["idle_training_steps"] > 0).all()
+
+
+def test_a_draft_that_cannot_train_is_refused(tmp_path: Path, models: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match=r"does not run: .*no such file"), training(tmp_path, 1, 4):
+        pass
+    settings = LatencyInterference(alpha=[0.8], draft_len=[2], blocks=1, rounds=2)
+    with pytest.raises(UserError, match="no folder"):
+        latency_interference(settings, models["target"], tmp_path / "draft.gguf")
+
+
+def test_training_needs_a_core_of_its_own(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    settings = LatencyInterference(alpha=[0.8], draft_len=[2], blocks=1, rounds=2)
+    with pytest.raises(UserError, match="no second core"):
+        latency_interference(settings, models["target"], models["draft"])
+
+
+@pytest.mark.slow
+def test_the_training_process_ends_with_the_block(models: dict[str, Path]) -> None:
+    with training(models["draft"], 1, 4) as trainer:
+        before = trainer.steps
+        deadline = time.monotonic() + 20
+        while trainer.steps == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert trainer.steps > before
+    assert trainer.process.poll() is not None
+
+
+@pytest.mark.skipif(not can_pin(), reason="this system pins no process")
+def test_threads_are_pinned_while_a_pair_is_open(models: dict[str, Path]) -> None:
+    before = usable()
+    with open_pair(models["target"], settings=Engine(), context_length=64):
+        assert usable() == before[:1]
+    assert usable() == before
+    with pinned(1) as others:
+        assert others == before[1:]

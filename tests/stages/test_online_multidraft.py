@@ -1,0 +1,97 @@
+"""Specialists as non-identical drafts: who learns what, and what is compared."""
+
+import shutil
+
+import pytest
+
+from draftlab import plan
+from draftlab.errors import UserError
+from draftlab.multidraft import online_multidraft, pairs
+from tests.pair import make_results
+
+TOPICS = ["toy", "other"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A toy pair, and its recorded answers to two topics whose prompts share no token."""
+    folder = tmp_path_factory.mktemp("topics")
+    make_results(folder)
+    return folder
+
+
+def run(folders, draft="draft", **changes):
+    values = {
+        "mixture": "both",
+        "topics": TOPICS,
+        "stream": 32,
+        "requests": 8,
+        "update_interval": 2,
+        "learning_rate": 1e-2,
+    }
+    settings = plan.OnlineMultidraft(**(values | {"draft_len": 3, "max_new_tokens": 10, "seeds": [0]} | changes))
+    answers, models = folders / "answers", folders / "models"
+    passes = {topic: {split: answers / f"{topic}.{split}" for split in ("train", "eval")} for topic in TOPICS}
+    return online_multidraft.online_multidraft(settings, models / "target", models / draft, passes)
+
+
+def test_every_arrangement_is_measured_on_every_request_of_every_topic(folders):
+    rows = run(folders)
+    counts = rows.groupby(["dataset", "drafts", "num_drafts", "scheme"]).size()
+    assert set(counts) == {8}
+    # Four arrangements of two sequences by two schemes, two of one sequence by one.
+    assert len(counts) == len(TOPICS) * (4 * 2 + 2)
+    assert (rows["emitted"] >= rows["blocks"]).all()
+
+
+def test_the_shared_draft_and_the_specialists_together_see_the_same_requests_and_make_as_many_updates(
+    folders, monkeypatch
+):
+    served = []
+    serve = online_multidraft.serve
+
+    def watched(draft, traffic, settings):
+        found = serve(draft, traffic, settings)
+        served.append((sorted(set(traffic.group)), len(traffic), found[1].updates))
+        return found
+
+    monkeypatch.setattr(online_multidraft, "serve", watched)
+    run(folders, seeds=[0, 1], schemes=["specinfer"])
+    assert served == [(["other", "toy"], 64, 32), (["toy"], 32, 16), (["other"], 32, 16)] * 2
+
+
+def test_each_arrangement_asks_the_models_that_it_names(folders, monkeypatch):
+    asked = []
+    speculate = online_multidraft.speculate
+
+    def watched(target, draft, prompts, **options):
+        asked.append((draft, options["num_drafts"]))
+        return speculate(target, draft, prompts, **options)
+
+    monkeypatch.setattr(online_multidraft, "speculate", watched)
+    run(folders, schemes=["specinfer"])
+    by_topic = [asked[:6], asked[6:]]
+    for topic, calls in enumerate(by_topic):
+        original, shared_one, shared, routed_one, routed, specialists = (draft for draft, _ in calls)
+        assert [count for _, count in calls] == [2, 1, 2, 1, 2, 2]
+        assert shared is shared_one is by_topic[0][1][0]
+        assert routed is routed_one is specialists[topic]
+        assert specialists[0] is not specialists[1]
+        models = [original, shared, *specialists]
+        learnt = {float(next(model.parameters()).detach().double().abs().sum()) for model in models}
+        assert len(learnt) == 4  # each learnt something else
+
+
+def test_a_draft_larger_than_the_target_is_refused(folders):
+    larger = r"giant: the draft has [\d,]+ parameters, the target [\d,]+ \(use a draft smaller"
+    with pytest.raises(UserError, match=larger):
+        run(folders, draft="giant")
+    with pytest.raises(UserError, match=larger):  # what pairs and live decoding begin with
+        pairs.load_models(folders / "models/target", folders / "models/giant", "float32", "cpu")
+
+
+def test_damaged_weights_are_one_clear_message(folders, tmp_path):
+    shutil.copytree(folders / "models/draft", tmp_path / "draft")
+    (tmp_path / "draft/model.safetensors").write_bytes(b"{")
+    with pytest.raises(UserError, match=r"model.safetensors: damaged weights"):
+        pairs.load_models(folders / "models/target", tmp_path / "draft", "float32", "cpu")

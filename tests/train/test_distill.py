@@ -1,0 +1,427 @@
+"""Distillation on a toy pair: what is learnt and from whose tokens, resume, and that one pass of the target serves all."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from draftlab import plan
+from draftlab.core.sampling import Sampling
+from draftlab.engine.replay import load_pass, record, replay
+from draftlab.errors import UserError
+from draftlab.files.records import read_json
+from draftlab.models import load_model, load_tokenizer
+from draftlab.train import jobs, learning, sources, tokens, training
+from tests.conftest import ROOT
+from tests.pair import folders_of, make_results
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    make_results(folder)
+    return folder
+
+
+def settings(**changes):
+    values = {"dataset": "toy", "epochs": 8, "batch": 8, "learning_rate": 1e-2, "draft_len": 3}
+    return plan.Offline(**(values | changes))
+
+
+def run(results, out, **changes):
+    return jobs.offline(settings(**changes), folders_of(results, out))
+
+
+def alpha(rows):
+    return rows["overlap"].sum() / rows["visited"].sum()
+
+
+def scene(results, target=True):
+    draft = load_model(results / "models/draft")
+    return sources.Scene(
+        draft,
+        load_model(results / "models/target") if target else None,
+        load_pass(results / "answers/toy.train"),
+        12,
+        {2},
+    )
+
+
+def weights(model):
+    return torch.cat([value.detach().flatten() for _, value in model.named_parameters()])
+
+
+# --- offline -----------------------------------------------------------------------------------------------------
+
+
+def test_distillation_raises_alpha_on_held_out_requests(results, tmp_path):
+    before, _ = run(results, tmp_path / "a", sample_source="none", loss="none")
+    after, facts = run(results, tmp_path / "b", epochs=30)
+    assert alpha(after) > alpha(before) + 0.05
+    train = load_pass(results / "answers/toy.train")
+    assert facts["runs"][0]["updates"] == 180
+    assert facts["runs"][0]["positions"] == 30 * sum(train.lengths)
+
+
+def test_the_original_draft_is_saved_unchanged(results, tmp_path):
+    run(results, tmp_path, sample_source="none", loss="none")
+    original = results / "models/draft/model.safetensors"
+    assert (tmp_path / "draft/model.safetensors").read_bytes() == original.read_bytes()
+    assert (tmp_path / "draft/tokenizer.json").exists()
+
+
+def test_variants_are_columns_and_the_wanted_draft_is_saved(results, tmp_path):
+    inner = {"method": {"ft": {"loss": "hard_label"}, "kl": {}}, "seed": [0, 1]}
+    table, facts = run(results, tmp_path / "a", epochs=1, inner=inner, save="kl", labels={"dataset": "toy"})
+    assert table.groupby(["method", "seed", "loss"]).ngroups == 4
+    assert set(table["dataset"]) == {"toy"}
+    assert [run["method"] for run in facts["runs"]] == ["ft", "ft", "kl", "kl"]
+    alone, _ = run(results, tmp_path / "b", epochs=1)
+    counted = ["request", "accepted", "visited"]
+    chosen = table[(table["method"] == "kl") & (table["seed"] == 0)][counted].reset_index(drop=True)
+    pd.testing.assert_frame_equal(chosen, alone[counted])
+    saved = [(tmp_path / name / "draft/model.safetensors").read_bytes() for name in "ab"]
+    assert saved[0] == saved[1]
+
+
+def test_one_pass_of_the_target_serves_every_variant(results, tmp_path):
+    inner = {"loss": ["forward_kl", "tvd"], "seed": [0, 1]}
+    _, facts = run(results, tmp_path, epochs=1, inner=inner)
+    recorded = sum(sum(load_pass(results / f"answers/toy.{split}").lengths) for split in ("train", "eval"))
+    assert facts["target_tokens"] == {"recorded": recorded, "live": 0}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("source", sorted(sources.LIVE))
+def test_the_target_reads_again_only_what_a_draft_wrote(results, tmp_path, source):
+    _, facts = run(results, tmp_path, epochs=1, sample_source=source, sample_batch=16)
+    assert 0 < facts["target_tokens"]["live"] <= 48 * 12
+    assert facts["runs"][0]["updates"] == 6
+
+
+def test_probes_measure_while_training(results, tmp_path):
+    plain, _ = run(results, tmp_path / "a", epochs=2)
+    table, _ = run(results, tmp_path / "b", epochs=2, probes=2)
+    assert sorted(table["epoch"].unique()) == [0, 0.5, 1, 1.5, 2]
+    assert len(table) == 5 * 16
+    last = table[table["epoch"] == 2].reset_index(drop=True)
+    pd.testing.assert_frame_equal(last, plain, check_dtype=False)
+
+
+def test_several_draft_lengths_are_measured_on_one_draft(results, tmp_path):
+    table, facts = run(results, tmp_path, epochs=1, draft_lens=[1, 8])
+    blocks = table.groupby("draft_len")["blocks"].sum()
+    assert list(blocks.index) == [1, 3, 8]
+    assert blocks[1] >= blocks[3] >= blocks[8]
+    assert len(facts["runs"]) == 1
+
+
+def test_live_decoding_counts_what_replay_counts(results, tmp_path):
+    table, _ = run(results, tmp_path, epochs=4, live=True)
+    counted = ["accepted", "visited", "overlap", "blocks", "emitted"]
+    replayed, live = (table[table["measured"] == name].set_index("request")[counted] for name in ("replay", "live"))
+    pd.testing.assert_frame_equal(replayed, live)
+    assert replayed["accepted"].sum() > 0
+
+
+# --- sources -----------------------------------------------------------------------------------------------------
+
+
+def test_distributions_of_samples_are_the_targets(results):
+    found = scene(results)
+    for name, source in sources.SOURCES.items():
+        samples = source(found, [3, 0, 7], torch.Generator().manual_seed(1))
+        assert samples.prompts == [found.recorded.answers[request].prompt_ids for request in (3, 0, 7)], name
+        with torch.no_grad():
+            expected = found.target.answer_logits(samples.prompts, samples.answers).log_softmax(-1)
+        torch.testing.assert_close(samples.target_logits.log_softmax(-1), expected, atol=3e-3, rtol=3e-3)
+
+
+def test_who_writes(results):
+    found = scene(results)
+    generator = torch.Generator().manual_seed(0)
+    requests = list(range(24))
+    recorded = [found.recorded.answers[request].answer_ids for request in requests]
+    assert sources.teacher(found, requests, generator).answers == recorded
+    student = sources.student(found, requests, generator)
+    logits = found.draft.answer_logits(student.prompts, student.answers)
+    written = torch.tensor([token for answer in student.answers for token in answer])
+    torch.testing.assert_close(logits.argmax(-1), written)  # its own most probable tokens
+    mixed = sources.mix_request(found, requests, generator)
+    by_target = [answer == own for answer, own in zip(mixed.answers, recorded, strict=True)]
+    by_draft = [answer == own for answer, own in zip(mixed.answers, student.answers, strict=True)]
+    assert all(a or b for a, b in zip(by_target, by_draft, strict=True))
+    assert 4 <= sum(by_target) <= 20
+    assert mixed.scored == sum(len(a) for a, own in zip(mixed.answers, by_target, strict=True) if not own)
+
+
+def sampled(results, temperature):
+    """The scene of ``results`` with answers that the target sampled."""
+    found = scene(results)
+    own = record(
+        found.target,
+        [(answer.id, answer.prompt_ids) for answer in found.recorded.answers],
+        max_new_tokens=12,
+        eos_ids={2},
+        sampling=Sampling(temperature),
+        generator=torch.Generator().manual_seed(4),
+    )
+    return dataclasses.replace(found, recorded=own)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("source", sorted(sources.SOURCES))
+def test_nothing_is_left_to_learn_for_the_target_itself(results, source, temperature):
+    """The losses compare distributions at temperature 1, whatever the answers were sampled at."""
+    found = sampled(results, temperature)
+    samples = sources.SOURCES[source](found, range(16), torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = found.target.answer_logits(samples.prompts, samples.answers)
+    assert float(learning.losses_at("forward_kl", logits, samples.target_logits, samples.labels).max()) < 1e-4
+
+
+@pytest.mark.parametrize("source", sorted(sources.SOURCES))
+def test_fine_tuning_learns_the_tokens_that_the_target_wrote(results, source):
+    found = sampled(results, 1.0)
+    samples = sources.SOURCES[source](found, range(16), torch.Generator().manual_seed(1))
+    written = torch.tensor([token for answer in samples.answers for token in answer])
+    best = samples.target_logits.argmax(-1)
+    assert bool(((samples.labels == written) | (samples.labels == best)).all())
+    by_target = samples.labels == written
+    assert bool((by_target & (written != best)).any()) == (source != "student")
+    assert bool(by_target.all()) == (source == "teacher")
+    logits = torch.zeros(len(written), found.target.vocab_size)
+    logits[range(len(written)), samples.labels] = 50.0
+    assert float(learning.losses_at("hard_label", logits, samples.target_logits, samples.labels).max()) < 1e-6
+
+
+@pytest.mark.parametrize("source", ["mix_request", "mix_token"])
+def test_coins_are_drawn_where_the_generator_is(results, monkeypatch, source):
+    """Torch's own rule on a GPU, which refuses a generator of another device."""
+
+    class Far:
+        device = torch.device("cuda")
+
+    real, devices = torch.rand, []
+
+    def strict(*shape, generator, device="cpu", **options):
+        assert torch.device(device) == generator.device
+        devices.append(device)
+        return real(*shape, **options)
+
+    monkeypatch.setattr(torch, "rand", strict)
+    sources.SOURCES[source](scene(results), range(4), Far())
+    assert devices
+
+
+def test_mixed_tokens_come_from_both(results):
+    found = scene(results)
+    samples = sources.mix_token(found, list(range(48)), torch.Generator().manual_seed(0))
+    drafted = found.draft.answer_logits(samples.prompts, samples.answers).argmax(-1)
+    tokens = torch.tensor([token for answer in samples.answers for token in answer])
+    from_target, from_draft = (best == tokens for best in (samples.target_logits.argmax(-1), drafted))
+    assert bool((from_target | from_draft).all())
+    undecided = from_target & from_draft
+    share = (from_target & ~undecided).sum() / (~undecided).sum()
+    assert 0.4 < share < 0.6
+
+
+# --- updates -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 8])
+def test_micro_batches_change_nothing(results, micro_batch):
+    whole, parts = scene(results), scene(results)
+    learning.train(whole, range(48), 4, settings())
+    effort = learning.train(parts, range(48), 4, settings(micro_batch=micro_batch))
+    torch.testing.assert_close(weights(whole.draft), weights(parts.draft), atol=1e-5, rtol=1e-4)
+    assert effort.positions == sum(
+        whole.recorded.lengths[r] for step in learning.orders(range(48), 8, 4, 0) for r in step
+    )
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("source", ["teacher", "student"])
+@pytest.mark.parametrize("killed_at", [3, 9])
+def test_a_killed_run_ends_with_the_same_weights(results, tmp_path, monkeypatch, source, killed_at):
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    chosen = settings(sample_batch=32)
+    options = {"sample_batch": 32, "checkpoint": tmp_path / "c.safetensors"}
+    straight = scene(results)
+    effort = learning.train(straight, range(48), 12, chosen, source, sample_batch=32)
+
+    def kill(step):
+        if step == killed_at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        learning.train(scene(results), range(48), 12, chosen, source, **options, watch=kill)
+    assert (tmp_path / "c.safetensors").exists() == (source == "teacher" or killed_at > 4)
+    steps = []
+    resumed = scene(results)
+    assert learning.train(resumed, range(48), 12, chosen, source, **options, watch=steps.append) == effort
+    assert steps[0] == (killed_at if source == "teacher" else killed_at // 4 * 4)
+    assert torch.equal(weights(straight.draft), weights(resumed.draft))
+
+
+@pytest.mark.parametrize("what", ["nothing", "draft", "answers", "distribution", "length"])
+def test_a_checkpoint_of_another_draft_or_target_is_left_aside(results, tmp_path, monkeypatch, what):
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    path = tmp_path / "c.safetensors"
+
+    def kill(step):
+        if step == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        learning.train(scene(results), range(48), 6, settings(), checkpoint=path, watch=kill)
+    found = scene(results)
+    answers = found.recorded.answers
+    if what == "draft":
+        with torch.no_grad():
+            next(found.draft.parameters()).mul_(1.01)
+    changed = {
+        "answers": {"answers": [dataclasses.replace(answers[0], prompt_ids=[9, 9, 9]), *answers[1:]]},
+        "distribution": {"log_probs": found.recorded.log_probs * 1.01},
+    }
+    found = dataclasses.replace(found, recorded=dataclasses.replace(found.recorded, **changed.get(what, {})))
+    found = dataclasses.replace(found, max_new_tokens=found.max_new_tokens - (what == "length"))
+    steps = []
+    learning.train(found, range(48), 6, settings(), checkpoint=path, watch=steps.append)
+    assert steps[0] == (3 if what == "nothing" else 0)
+
+
+def test_probes_survive_a_killed_run(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    straight, _ = run(results, tmp_path / "a", epochs=2, probes=3)
+    real, calls = jobs.distil, []
+
+    def dies(*args, **kwargs):
+        measure = sys.modules["draftlab.train.offline"].measure
+
+        def limited(*given):
+            calls.append(1)
+            if len(calls) == 4:
+                raise Killed
+            return measure(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("draftlab.train.offline.measure", limited)
+            return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "distil", dies)
+        with pytest.raises(Killed):
+            run(results, tmp_path / "b", epochs=2, probes=3)
+    resumed, _ = run(results, tmp_path / "b", epochs=2, probes=3)
+    pd.testing.assert_frame_equal(straight, resumed)
+
+
+def test_a_checkpoint_of_another_architecture_is_left_aside(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    path = tmp_path / "c.safetensors"
+    small, other = (load_model(results / "models" / name) for name in ("draft", "giant"))
+    training.save_checkpoint(path, "same", other, training.adamw(other), 5, {})
+    before = weights(small).clone()
+    assert training.load_checkpoint(path, "same", small, training.adamw(small), {}) == 0
+    assert torch.equal(before, weights(small))
+
+
+def test_a_loss_that_is_no_number_ends_the_run_in_one_line(results, tmp_path):
+    with pytest.raises(UserError, match=r"the loss is (nan|inf).*lower learning_rate"):
+        run(results, tmp_path, learning_rate=1e30, clip=0.0, epochs=3)
+
+
+def test_a_draft_larger_than_the_target_is_refused(results, tmp_path):
+    with pytest.raises(UserError, match=r"the draft has [\d,]+ parameters, the target [\d,]+"):
+        run(results, tmp_path, draft="giant")
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does(results, tmp_path):
+    """Also where a batch of one request leaves the other process none."""
+    words = plan.flags(settings(batch=47, epochs=3, probes=2, labels={}))
+    paths = ["--answers", results / "answers", "--models", results / "models", "--max-new-tokens", 12]
+    launchers = {
+        "one": [],
+        "two": [
+            "-m",
+            "torch.distributed.run",
+            "--nproc_per_node",
+            "2",
+        ],  # accelerate itself launches several only on GPUs
+    }
+    for name, launcher in launchers.items():
+        command = [sys.executable, *launcher, "-m", "draftlab", "offline", *words, *paths, "--out", tmp_path / name]
+        done = subprocess.run(
+            list(map(str, command)), env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (weights(load_model(tmp_path / name / "draft")) for name in launchers)
+    start = weights(load_model(results / "models/draft"))
+    torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-3)
+    assert float((one - start).abs().max()) > 0.01
+    assert [read_json(tmp_path / name / "run.json")["processes"] for name in launchers] == [1, 2]
+    counted = [pd.read_csv(tmp_path / name / "rows.csv")["visited"].sum() for name in launchers]
+    assert np.isclose(*counted, rtol=0.05)
+
+
+def test_processes_part_before_a_model_is_loaded(results, tmp_path, monkeypatch):
+    """Joining gives each process a GPU of its own; models loaded earlier would all lie on the first one."""
+    happened = []
+    monkeypatch.setattr("draftlab.train.parallel.PROCESSES", 2)
+    monkeypatch.setattr("draftlab.train.parallel._state", lambda: happened.append("joined"))
+
+    def stop(*args, **options):
+        happened.append("loaded")
+        raise Killed
+
+    monkeypatch.setattr(jobs, "load_model", stop)
+    with pytest.raises(Killed):
+        run(results, tmp_path)
+    assert happened == ["joined", "loaded"]
+
+
+# --- tokens ------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_are_counted_as_decoding_counts_them(results, tmp_path):
+    job = plan.Tokens(dataset="toy", epochs=30, batch=8, learning_rate=1e-2, draft_len=3)
+    table, _ = jobs.tokens(job, folders_of(results, tmp_path))
+    rows, _ = run(results, tmp_path, epochs=30)
+    sums = table.groupby("method")[["proposed", "accepted", "generated"]].sum()
+    distilled = sums.loc["distilled"]
+    assert (distilled["proposed"], distilled["accepted"]) == (rows["visited"].sum(), rows["accepted"].sum())
+    assert distilled["generated"] == sum(load_pass(results / "answers/toy.eval").lengths)
+    assert (table["accepted"] <= table[["proposed", "generated"]].min(axis=1)).all()
+    assert sums.loc["distilled", "accepted"] > sums.loc["original", "accepted"]
+    assert table["text"].notna().all()
+
+
+def test_the_token_view_spells_the_answer_and_counts_as_replay_does(results, tmp_path):
+    run(results, tmp_path, epochs=30)
+    answers = load_pass(results / "answers/toy.eval")
+    tokenizer = load_tokenizer(results / "models/target")
+    drafts = load_model(results / "models/draft"), load_model(tmp_path / "draft")
+    view = tokens.token_view(*drafts, answers, tokenizer, 3)
+    record = next(answer for answer in answers.answers if answer.id == view["request"])
+    gains = []
+    for side, draft in zip(("before", "after"), drafts, strict=True):
+        shown = [token["token"] for token in view[side] if token["kind"] != "rejected"]
+        assert "".join(shown) == tokenizer.decode(record.answer_ids)
+        counted = replay(draft, answers, 3)
+        place = answers.answers.index(record)
+        kinds = [token["kind"] for token in view[side]]
+        assert kinds.count("accepted") == counted.accepted[place]
+        assert kinds.count("accepted") + kinds.count("rejected") == counted.visited[place]
+        gains.append(counted.accepted)
+    gain = gains[1] - gains[0]
+    assert gain[place] == np.sort(gain)[len(gain) // 2] > 0, "the typical request, and it gains"

@@ -1,0 +1,421 @@
+"""Online distillation on a toy pair: what is measured before it is learnt, lag, replay, gates, routes, and live serving."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.testing import assert_array_equal
+
+from draftlab import plan
+from draftlab.core.sampling import Sampling
+from draftlab.engine.replay import load_pass, record
+from draftlab.errors import UserError
+from draftlab.files.records import Prompt, write_jsonl
+from draftlab.models import load_model
+from draftlab.report import tidy
+from draftlab.train import jobs, online, traffic
+from draftlab.train.live import live_server
+from draftlab.train.positions import positions_to_learn
+from tests.pair import ROOM, folders_of, make_results
+
+COUNTS = ["accepted", "visited", "overlap", "overlap_repo", "blocks", "emitted"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    make_results(folder)
+    return folder
+
+
+def settings(**changes):
+    values = {"dataset": "toy", "batch": 8, "learning_rate": 1e-2, "update_interval": 8, "draft_len": 3}
+    return plan.Online(**(values | changes))
+
+
+def run(results, tmp_path, **changes):
+    return jobs.online(settings(**changes), folders_of(results, tmp_path))
+
+
+def alpha(rows):
+    return rows["overlap"].sum() / rows["visited"].sum()
+
+
+@pytest.fixture
+def stream(results):
+    return traffic.whole(load_pass(results / "answers/toy.train"), "toy")
+
+
+def draft_of(results):
+    return load_model(results / "models/draft")
+
+
+def weights(model):
+    return torch.cat([value.detach().flatten() for _, value in model.named_parameters()])
+
+
+# --- serving -----------------------------------------------------------------------------------------------------
+
+
+def test_alpha_of_a_request_is_measured_before_the_update_that_uses_it(results, tmp_path):
+    table, _ = run(results, tmp_path, inner={"method": {"online": {}, "static": {"learns": False}}})
+    learning, static = (table[table["method"] == name].reset_index(drop=True) for name in ("online", "static"))
+    assert_array_equal(learning.loc[:7, COUNTS], static.loc[:7, COUNTS])  # before the first update
+    assert not learning[COUNTS].equals(static[COUNTS])
+    assert list(learning["record"]) == list(range(48))
+
+
+def test_a_request_never_sees_an_update_from_itself_or_later(results, stream):
+    """Another answer to the last request changes no row but its own."""
+    other = dataclasses.replace(stream, trains=np.append(np.ones(47, bool), False))
+    found = [online.serve(draft_of(results), s, settings(update_interval=1))[0] for s in (stream, other)]
+    pd.testing.assert_frame_equal(*found)
+
+
+def test_online_learns_on_a_stream_that_repeats(results, stream):
+    draft = draft_of(results)
+    for _ in range(6):
+        rows, effort = online.serve(draft, stream, settings())
+    static, _ = online.serve(draft_of(results), stream, settings(update_interval=48))
+    assert effort.updates == 6
+    assert effort.positions > 0
+    assert alpha(rows) > alpha(static) + 0.1
+
+
+def test_live_serving_is_replay(results, stream):
+    """Same counts, same updates, same weights at temperature 0: replay loses nothing, and the target runs no second forward."""
+    target = load_model(results / "models/target")
+    forwards = []
+    real = target.answer_logits
+    target.answer_logits = lambda *a, **k: forwards.append(1) or real(*a, **k)
+    drafts = [draft_of(results), draft_of(results)]
+    server = live_server(target, ROOM, {2})
+    for which in ("rejected", "all", "block_end", "repository"):
+        chosen = settings(loss_positions=which)
+        replayed, effort = online.serve(drafts[0], stream, chosen)
+        live, other = online.serve(drafts[1], stream, chosen, server=server)
+        pd.testing.assert_frame_equal(replayed, live[replayed.columns], check_dtype=False)
+        assert effort == other
+        assert effort.positions > 0
+        torch.testing.assert_close(*(weights(draft) for draft in drafts), atol=2e-3, rtol=2e-2)
+    assert not forwards
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_live_serving_agrees_with_replay_when_sampling(results, temperature):
+    target = load_model(results / "models/target")
+    asked = [(answer.id, answer.prompt_ids) for answer in load_pass(results / "answers/toy.train").answers]
+    generator = torch.Generator().manual_seed(7)
+    limits = {"max_new_tokens": ROOM, "eos_ids": {2}}
+    recorded = record(target, asked, sampling=Sampling(temperature), generator=generator, **limits)
+    stream = traffic.whole(recorded, "toy")
+    still = settings(update_interval=48)
+    expected, _ = online.serve(draft_of(results), stream, still)
+    server = live_server(target, ROOM, {2})
+    live = pd.concat(
+        online.serve(draft_of(results), stream, still.model_copy(update={"seed": seed}), server=server)[0]
+        for seed in range(8)
+    )
+    accepted, overlap = live["accepted"].sum() / live["visited"].sum(), alpha(expected)
+    noise = 4 * np.sqrt(overlap * (1 - overlap) / live["visited"].sum())
+    assert abs(accepted - overlap) < noise + 0.01
+
+
+def test_a_lesson_holds_the_tokens_as_they_were_sampled(results):
+    warm = load_pass(results / "answers/toy.train.t1")
+    request = next(r for r in range(48) if [*warm.target_logits([r]).argmax(-1)] != warm.answers[r].answer_ids)
+    where = np.arange(len(warm.answers[request].answer_ids))[::2]
+    assert online.Lesson(warm, request, where).labels.tolist() == warm.answers[request].answer_ids[::2]
+
+
+def test_a_stream_without_rejections_teaches_nothing(results, stream):
+    lesson = online.Lesson(stream.answers, 0, np.array([], int))
+    assert online.learn(draft_of(results), None, [lesson], settings()) == 0
+
+
+# --- what the loss sees ------------------------------------------------------------------------------------------
+
+
+def learn(starts, rejected, lengths, which):
+    flags = (np.array(values, bool) for values in (starts, rejected))
+    return np.flatnonzero(positions_to_learn(lengths, *flags, which)).tolist()
+
+
+def test_positions_that_the_online_loss_sees():
+    # Two requests of 6 and 2 positions; blocks of two drafted tokens and one of the target's:
+    # request 0: accept, accept, bonus | reject | accept, (last, accepted or not) ; request 1: reject | reject
+    starts, rejected, lengths = [1, 0, 0, 1, 1, 0, 1, 1], [0, 0, 0, 1, 0, 0, 1, 1], [6, 2]
+    assert learn(starts, rejected, lengths, "all") == list(range(8))
+    assert learn(starts, rejected, lengths, "rejected") == [
+        3,
+        6,
+        7,
+    ]  # position 2 is the bonus: nothing was drafted there
+    assert learn(starts, rejected, lengths, "block_end") == [2, 3, 5, 6, 7]
+    assert learn(starts, rejected, lengths, "repository") == [
+        3,
+        4,
+        7,
+    ]  # one later; past the end of an answer there is nothing
+
+
+# --- lag, replay, gates ------------------------------------------------------------------------------------------
+
+
+def test_stretches_cut_at_updates_and_at_their_arrival():
+    found = list(online.stretches(np.ones(10, bool), 4, 0))
+    assert [(s.start, s.end, s.updates) for s in found] == [(0, 4, True), (4, 8, True), (8, 10, False)]
+    found = list(online.stretches(np.ones(10, bool), 4, 3))
+    assert [(s.end, s.updates, s.arrives) for s in found] == [
+        (4, True, False), (7, False, True), (8, True, False), (10, False, False),
+    ]  # fmt: skip
+    gated = np.array([0, 1, 0, 1, 1, 0], bool)
+    assert [(s.end, s.updates) for s in online.stretches(gated, 2, 0)] == [(4, True), (6, False)]
+
+
+@pytest.mark.parametrize("lag", [3, 8, 20])
+def test_an_update_reaches_the_server_lag_requests_later(results, stream, lag):
+    now, _ = online.serve(draft_of(results), stream, settings())
+    late, effort = online.serve(draft_of(results), stream, settings(lag=lag))
+    static, _ = online.serve(draft_of(results), stream, settings(update_interval=48))
+    first = 8 + lag
+    assert_array_equal(late.loc[: first - 1, COUNTS], static.loc[: first - 1, COUNTS])
+    assert not late.loc[first:, COUNTS].equals(static.loc[first:, COUNTS])
+    assert effort.updates == 6
+    assert not late[COUNTS].equals(now[COUNTS])
+
+
+def test_a_replay_buffer_adds_older_requests(results, stream):
+    _, plain = online.serve(draft_of(results), stream, settings(loss_positions="all"))
+    _, replayed = online.serve(draft_of(results), stream, settings(loss_positions="all", replay=4))
+    _, small = online.serve(draft_of(results), stream, settings(loss_positions="all", replay=4, buffer=2))
+    assert plain.positions == sum(stream.answers.lengths)
+    per_request = plain.positions / 48
+    assert replayed.positions == pytest.approx(plain.positions + 5 * 4 * per_request, rel=0.2)
+    assert small.positions == pytest.approx(plain.positions + 5 * 2 * per_request, rel=0.2)
+
+
+def test_requests_behind_a_gate_are_served_and_not_learnt(results, stream):
+    closed = dataclasses.replace(stream, trains=np.zeros(48, bool))
+    draft = draft_of(results)
+    before = weights(draft).clone()
+    rows, effort = online.serve(draft, closed, settings())
+    assert len(rows) == 48
+    assert effort.updates == 0
+    assert torch.equal(before, weights(draft))
+
+
+def test_seeds_give_other_orders_of_the_same_requests(results, stream):
+    again, other = stream.reordered(0), stream.reordered(1)
+    ids = [[answer.id for answer in t.answers.answers] for t in (stream, again, other)]
+    assert ids[0] == ids[1] != ids[2]
+    assert sorted(ids[0]) == sorted(ids[2])
+    mixed = dataclasses.replace(stream, group=["a", "b"] * 24).reordered(1)
+    names = [answer.id for answer in mixed.answers.answers]
+    assert set(names[::2]) == set(ids[0][::2])
+
+
+def test_rows_name_their_request_in_every_order(results, tmp_path, streams):
+    """What an interval draws is a request with all its seeds, not a place of the stream that each seed gives to another one."""
+    table, _ = mixed(results, tmp_path, streams, learns=False, probes=1, inner={"seed": [0, 1]})
+    first, second = (rows.set_index("request")[[*COUNTS, "group"]] for _, rows in table.groupby("seed"))
+    pd.testing.assert_frame_equal(first, second, check_like=True)  # a draft that learns nothing counts a request alike
+    assert not table[table["seed"] == 1]["request"].is_monotonic_increasing
+    served = table[table["measured_on"] == "stream"]
+    assert sorted(served["request"].unique()) == [*range(16), *range(48, 64)]  # 48 answers of toy come first
+    assert sorted(table[table["measured_on"] == "held_out"]["request"].unique()) == list(range(-32, 0))
+    assert tidy.unit(table) == "request"
+
+
+# --- streams of several datasets ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streams(results, tmp_path):
+    """A stream of 16 toy and 16 other requests, every fourth one routed wrongly; the rest aside; all held-out ones."""
+    folder = tmp_path / "streams"
+    passes = {(d, s): load_pass(results / f"answers/{d}.{s}") for d in ("toy", "other") for s in ("train", "eval")}
+
+    def rows(split, places):
+        return [
+            Prompt(passes[d, split].answers[p].id, d, split, "", None, {
+                "group": d, "segment": 0, "update": True, "route": d if p % 4 else {"toy": "other", "other": "toy"}[d],
+            })
+            for d in ("toy", "other") for p in places
+        ]  # fmt: skip
+
+    for name, part in {
+        "stream": rows("train", range(16)),
+        "routed": rows("train", range(16)),
+        "aside": rows("train", range(16, 48)),
+        "held_out": rows("eval", range(16)),
+    }.items():
+        write_jsonl(folder / f"{name}.jsonl", part)
+    return folder
+
+
+def mixed(results, tmp_path, streams, **changes):
+    values = {"dataset": "", "of": ["toy", "other"], "stream": {"kind": "shuffled"}, "aside": 32, "update_interval": 4}
+    return jobs.online(settings(**(values | changes)), folders_of(results, tmp_path, streams))
+
+
+def test_a_stream_carries_its_groups(results, tmp_path, streams):
+    table, facts = mixed(results, tmp_path, streams)
+    assert list(table["group"]) == ["toy"] * 16 + ["other"] * 16
+    assert facts["runs"][0]["updates"] == 8
+    passes = [load_pass(results / f"answers/{d}.train") for d in ("toy", "other")]
+    expected = [length for found in passes for length in found.lengths[:16]]
+    assert list(table["emitted"]) == expected
+
+
+def test_the_seeds_of_a_stream_in_time_move_neighbours_alone(results, tmp_path, streams):
+    stream = {"stream": {"kind": "by_time"}, "learns": False, "bin": 4, "inner": {"seed": [0, 1]}}
+    table, _ = mixed(results, tmp_path, streams, **stream)
+    courses = table.sort_values("record").groupby("seed")["request"].apply(list)
+    assert courses[0] == courses[1]
+    table, _ = mixed(results, tmp_path, streams, **(stream | {"stream": {"kind": "shuffled"}}))
+    courses = table.sort_values("record").groupby("seed")["request"].apply(list)
+    assert courses[0] != courses[1]
+
+
+def test_separate_drafts_learn_from_their_own_requests(results, tmp_path, streams):
+    inner = {"drafts": ["shared", "by_group", "by_route"]}
+    table, facts = mixed(results, tmp_path, streams, inner=inner)
+    assert [run["updates"] for run in facts["runs"]] == [8, 8, 8]
+    shared, own, routed = (table[table["drafts"] == name].reset_index(drop=True) for name in inner["drafts"])
+    assert list(own["record"]) == list(range(32))
+    assert_array_equal(own.loc[:15, COUNTS], shared.loc[:15, COUNTS])  # toy comes first: the other draft is still fresh
+    assert not own.loc[16:, COUNTS].equals(shared.loc[16:, COUNTS])
+    assert not routed[COUNTS].equals(own[COUNTS])
+    assert not own["misrouted"].any()
+    assert list(routed["misrouted"]) == [int(place % 4 == 0) for place in range(16)] * 2
+    alone = traffic.along(
+        streams / "stream.jsonl", [load_pass(results / f"answers/{d}.train") for d in ("toy", "other")]
+    )
+    expected, _ = online.serve(draft_of(results), alone.take(range(16, 32)), settings(update_interval=4))
+    assert_array_equal(own.loc[16:, COUNTS], expected[COUNTS])
+
+
+def test_static_drafts_are_distilled_on_requests_kept_aside(results, tmp_path, streams):
+    inner = {"warm_share": [0.25, 1.0]}
+    table, facts = mixed(results, tmp_path, streams, learns=False, warm_on="aside", warm_epochs=2, inner=inner)
+    assert [run["updates"] for run in facts["runs"]] == [2 * 2, 2 * 8]
+    assert facts["runs"][0]["positions"] < facts["runs"][1]["positions"] / 3
+    assert len(table) == 64
+
+
+def test_separate_drafts_are_measured_on_the_held_out_requests_of_their_class(results, tmp_path, streams):
+    inner = {"drafts": ["shared", "by_group"]}
+    table, facts = mixed(results, tmp_path, streams, learns=False, warm_on="aside", measured_on="held_out", inner=inner)
+    shared, own = (table[table["drafts"] == name].reset_index(drop=True) for name in inner["drafts"])
+    assert list(own["record"]) == list(shared["record"]) == list(range(32))
+    assert_array_equal(own["group"], shared["group"])
+    assert not own[COUNTS].equals(shared[COUNTS])
+    assert [run["updates"] for run in facts["runs"]] == [8, 8]
+
+
+def test_a_draft_is_not_measured_on_what_it_was_distilled_on(results, tmp_path):
+    table, facts = run(results, tmp_path, learns=False, warm_on="stream", warm_share=0.25, warm_fair=True)
+    assert list(table["record"]) == list(range(12, 48))
+    assert facts["runs"][0]["updates"] == 6  # as many as an online draft makes
+
+
+def test_probes_on_held_out_requests(results, tmp_path, streams):
+    table, _ = mixed(
+        results, tmp_path, streams, probes=2, inner={"method": {"online": {}, "static": {"learns": False}}}
+    )
+    probes = table[table["measured_on"] == "held_out"]
+    assert sorted(probes["after"].unique()) == [16, 32]
+    assert probes.groupby(["method", "after", "group"]).size().eq(16).all()
+    static = probes[probes["method"] == "static"]
+    assert_array_equal(*(static[static["after"] == after][COUNTS] for after in (16, 32)))
+    learnt = probes[probes["method"] == "online"]
+    assert (
+        not learnt[learnt["after"] == 16]
+        .reset_index()[COUNTS]
+        .equals(learnt[learnt["after"] == 32].reset_index()[COUNTS])
+    )
+
+
+def test_bins_sum_requests(results, tmp_path):
+    whole, _ = run(results, tmp_path)
+    binned, _ = run(results, tmp_path, bin=16)
+    assert list(binned["record"]) == list(binned["request"]) == [0, 16, 32]
+    assert list(binned["requests"]) == [16, 16, 16]
+    assert_array_equal(binned[COUNTS].sum(), whole[COUNTS].sum())
+
+
+def test_a_bin_holds_the_same_requests_in_every_seed(results, tmp_path, streams):
+    """An interval draws bins with all their seeds: a draft that learns nothing counts the same in each."""
+    table, _ = mixed(results, tmp_path, streams, learns=False, probes=1, bin=4, inner={"seed": [0, 1]})
+    keys = ["measured_on", "group", "request"]
+    first, second = (rows.groupby(keys)[[*COUNTS, "requests"]].sum() for _, rows in table.groupby("seed"))
+    pd.testing.assert_frame_equal(first, second)
+    assert set(first["requests"]) == {4}
+    places = table[table["measured_on"] == "stream"].groupby("seed")["record"].apply(list)
+    orders = table[table["measured_on"] == "stream"].sort_values("record").groupby("seed")["request"].apply(list)
+    assert orders[0] != orders[1]
+    assert set(places[0]) == set(places[1]) == set(range(0, max(places[0]) + 1, 4))
+
+
+def test_a_stream_in_time_keeps_its_course(results, stream):
+    """Neighbours change places; nothing else does."""
+    timed = dataclasses.replace(stream, group=["a", "b"] * 24).reordered(1, 6, in_time=True)
+    bins = timed.request // 2 // 6
+    assert_array_equal(bins, np.arange(48) // 2 // 6)
+    assert_array_equal(timed.request % 2, np.arange(48) % 2)
+    assert not np.array_equal(timed.request, np.arange(48))
+
+
+def test_peak_memory_is_in_mb_on_every_system(monkeypatch):
+    for system, counted in (("linux", 300 * 1024), ("darwin", 300 * 1024**2)):
+        monkeypatch.setattr("sys.platform", system)
+        monkeypatch.setattr("resource.getrusage", lambda who, counted=counted: SimpleNamespace(ru_maxrss=counted))
+        assert jobs._peak_mb() == 300
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+def test_an_interval_longer_than_the_stream_is_refused(results, tmp_path):
+    with pytest.raises(UserError, match="update_interval is 49, the stream has 48"):
+        run(results, tmp_path, update_interval=49)
+
+
+def test_a_stream_whose_dataset_is_missing_is_refused(results, tmp_path, streams):
+    with pytest.raises(UserError, match=r"stream\.jsonl:17: no recorded answer to request other/") as caught:
+        mixed(results, tmp_path, streams, of=["toy"])
+    assert "record the answers" in str(caught.value)
+
+
+def test_a_class_without_requests_has_no_rows_and_nothing_aside_is_refused(results, tmp_path, streams):
+    only_toy = tmp_path / "only"
+    for path in streams.iterdir():
+        lines = [line for line in path.read_text().splitlines() if json.loads(line)["dataset"] == "toy"]
+        write_jsonl(only_toy / path.name, map(json.loads, lines))
+    table, _ = mixed(results, tmp_path, only_toy, drafts="by_group")
+    assert set(table["group"]) == {"toy"}
+    (only_toy / "stream.jsonl").write_text((streams / "stream.jsonl").read_text())
+    with pytest.raises(UserError, match="no request of class 'other' was kept aside"):
+        mixed(results, tmp_path, only_toy, drafts="by_group", warm_on="aside", learns=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dataset": ""}, "a dataset, or a stream"),
+        ({"stream": {"kind": "shuffled"}}, "a dataset, or a stream"),
+        ({"dataset": "", "of": ["toy"], "stream": {"kind": "shufled"}}, r"stream\.kind.*'shuffled'"),
+        ({"dataset": "", "of": ["toy"], "stream": {"kind": "shuffled", "perod": 3}}, "perod"),
+        ({"warm_on": "aside"}, "aside"),
+        ({"lag": -1}, "greater than or equal to 0"),
+        ({"loss_positions": "wrong"}, "'rejected', 'all', 'block_end' or 'repository'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        settings(**change)

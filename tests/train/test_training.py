@@ -1,0 +1,113 @@
+"""The optimisation loop: schedules, resume, and losses that are not numbers."""
+
+import pytest
+import torch
+from torch import nn
+
+from draftlab.errors import UserError
+from draftlab.train import training
+
+
+def a_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def losses_of(model):
+    def losses(step):
+        generator = torch.Generator().manual_seed(step)
+        inputs = torch.randn(16, 4, generator=generator)
+        for half in inputs.chunk(2):
+            yield (model(half)[:, 0] - half.sum(1)).square().mean() / 2
+
+    return losses
+
+
+def run(model, steps, checkpoint=None, identity="x", losses=None):
+    return training.fit(
+        model,
+        losses or losses_of(model),
+        training.Schedule(1e-2, steps, warmup=3),
+        optimizer=training.adamw(model),
+        checkpoint=checkpoint,
+        identity=identity,
+    )
+
+
+def test_a_run_killed_at_any_step_ends_with_the_same_weights(tmp_path, monkeypatch):
+    whole = a_model()
+    run(whole, 40)
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    for stop in (1, 7, 39):
+        model, path = a_model(), tmp_path / f"{stop}.safetensors"
+        inner = losses_of(model)
+
+        def killed(step, inner=inner, stop=stop):
+            if step == stop:
+                raise KeyboardInterrupt
+            return inner(step)
+
+        with pytest.raises(KeyboardInterrupt):
+            run(model, 40, path, losses=killed)
+        resumed = a_model()
+        steps_run = run(resumed, 40, path)
+        assert len(steps_run) == 40 - stop
+        for found, expected in zip(resumed.parameters(), whole.parameters(), strict=True):
+            assert torch.equal(found, expected)
+        assert not path.exists()
+
+
+def test_a_gradient_that_is_no_number_is_refused():
+    """The square root is 0 at 0, and its slope there is infinite: the loss alone says nothing."""
+    for clip in (0.0, 1.0):
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([weight])
+        with pytest.raises(UserError, match="the norm of the gradient is inf"):
+            training.update(optimizer, [weight.sqrt().sum()], 1e-2, clip)
+        assert torch.equal(weight, torch.zeros(1))
+
+
+def test_a_checkpoint_of_other_settings_is_ignored(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    path = tmp_path / "c.safetensors"
+    model = a_model()
+    training.save_checkpoint(path, "other", model, training.adamw(model), 30, {})
+    assert len(run(a_model(), 40, path, identity="mine")) == 40
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:100], lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda _: b""]
+)
+def test_a_damaged_checkpoint_is_ignored(tmp_path, damage):
+    path = tmp_path / "c.safetensors"
+    model = a_model()
+    training.save_checkpoint(path, "x", model, training.adamw(model), 30, {})
+    path.write_bytes(damage(path.read_bytes()))
+    assert len(run(a_model(), 5, path)) == 5
+
+
+def test_accumulated_micro_batches_are_one_step():
+    one, two = a_model(), a_model()
+    inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(3))
+
+    def loss(model, rows):
+        return (model(rows)[:, 0] - rows.sum(1)).square().sum() / 16
+
+    training.update(training.adamw(one), [loss(one, inputs)], 0.01, 1.0)
+    training.update(training.adamw(two), [loss(two, half) for half in inputs.chunk(2)], 0.01, 1.0)
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_loss_that_is_not_a_number_stops_with_a_remedy():
+    model = a_model()
+    with pytest.raises(UserError, match=r"loss is nan.*learning_rate"):
+        training.update(training.adamw(model), [model(torch.full((1, 4), float("nan"))).sum()], 0.01, 1.0)
+
+
+def test_schedule_warms_up_and_ends_at_its_floor():
+    schedule = training.Schedule(1.0, 100, warmup=10, floor=0.05)
+    assert schedule.at(0) == pytest.approx(0.1)
+    assert schedule.at(10) == pytest.approx(1.0)
+    assert schedule.at(100) == pytest.approx(0.05)
+    assert training.Schedule(0.5, 10, shape="constant").at(9) == 0.5

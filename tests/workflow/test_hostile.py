@@ -1,0 +1,353 @@
+"""What data, models and files on disk may try: each ends in one line and exit code 1, or in a correct result. docs/robustness.md lists them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import pickletools
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from draftlab import cli, plan
+from draftlab.errors import UserError
+from draftlab.files.records import Prompt, read_table, write_jsonl
+from draftlab.models import load_model
+from draftlab.models.gguf import export
+from draftlab.report import page as report_page
+from tests.conftest import ROOT
+from tests.pair import make_results, small_llama
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[31m red \u202e right to left <script>alert(1)</script> $(touch ran) `touch ran`; touch ran"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models, answers and prompts of a run."""
+    folder = tmp_path_factory.mktemp("made")
+    make_results(folder, lambda hidden, seed: small_llama(64 if hidden == 32 else 32, seed))
+    write_jsonl(folder / "prompts.jsonl", [Prompt(str(n), "toy", "train", f"count to {n}", f"{n}") for n in range(9)])
+    export(folder / "models/target", folder / "target.gguf")
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(made, tmp_path / "made"))
+
+
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> tuple[int, str]:
+    """Exit code of one draftlab command in this process, and all that it wrote to the terminal."""
+    monkeypatch.setattr(sys, "argv", ["draftlab", *map(str, words)])
+    code, said = 0, ""
+    try:
+        cli.main()
+    except SystemExit as error:
+        code, said = (1, str(error.code)) if isinstance(error.code, str) else (int(error.code or 0), "")
+    printed = capfd.readouterr()
+    return code, printed.out + printed.err + said
+
+
+ANSWER = "answer --target models/target --prompts prompts.jsonl --requests 4 --max-new-tokens 4 --out out"
+TRAIN = (
+    "pretrain target --prompts prompts.jsonl --tokenizer models/target --out out --vocabulary 320 --hidden 16 --layers 1 "
+    "--heads 2 --ffn 32 --context 64 --steps 2 --batch 4 --documents 10 --template plain"
+)
+VIEW = "token-view --before models/draft --after models/draft --answers answers/toy.eval --dataset toy --draft-len 3 --out out"
+EXPORT = "gguf export --model models/target --out out"
+CHECK = "data check prompts.jsonl"
+COPY = f"{TRAIN} --model models/target"
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def noise(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00garbage" * 20)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def no_longer_json(path: Path) -> None:
+    path.write_text("[1, 2")
+
+
+def another_type(path: Path) -> None:
+    path.write_text("[1, 2]")
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "vanished": Path.unlink,
+    "cut": cut,
+    "noise": noise,
+    "empty": empty,
+    "json cut": no_longer_json,
+    "another type": another_type,
+}
+BAD_FILES = [
+    (ANSWER, "models/target/model.safetensors", ("vanished", "cut", "noise", "empty")),
+    (ANSWER, "models/target/config.json", ("vanished", "cut", "noise", "empty", "json cut", "another type")),
+    (ANSWER, "models/target/tokenizer.json", ("vanished", "cut", "noise", "empty", "another type")),
+    (ANSWER, "models/target/tokenizer_config.json", ("cut", "noise", "another type")),
+    (ANSWER, "prompts.jsonl", ("vanished", "cut", "noise", "empty", "json cut", "another type")),
+    (TRAIN, "prompts.jsonl", ("vanished", "cut", "noise", "empty", "another type")),
+    (VIEW, "answers/toy.eval/distributions.safetensors", ("vanished", "cut", "noise", "empty")),
+    (VIEW, "answers/toy.eval/answers.jsonl", ("vanished", "cut", "noise", "empty", "another type")),
+    (VIEW, "answers/toy.eval/pass.json", ("vanished", "cut", "noise", "empty", "json cut", "another type")),
+    (VIEW, "models/draft/model.safetensors", ("vanished", "cut", "noise", "empty")),
+    (EXPORT, "models/target/model.safetensors", ("vanished", "cut", "noise", "empty")),
+    (EXPORT, "models/target/tokenizer.json", ("vanished", "cut", "noise", "another type")),
+    (COPY, "models/target/model.safetensors", ("vanished",)),
+    (COPY, "models/target/config.json", ("vanished",)),
+    ("collect --rows rows.csv --out out", "rows.csv", ("vanished", "cut", "noise", "empty")),
+    ("claims --tables . --scale laptop --out out", "rows.csv", ("cut", "noise", "empty")),
+    (
+        "figure mdss_region --table mdss_region.csv --scale laptop --out out",
+        "mdss_region.csv",
+        ("vanished", "cut", "noise", "empty"),
+    ),
+    ("report --results . --scale laptop --out out", "claims.csv", ("vanished", "cut", "noise", "empty")),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "damage"), [(command, file, name) for command, file, names in BAD_FILES for name in names]
+)
+def test_a_damaged_file_is_one_line_and_exit_code_1(
+    command: str,
+    file: str,
+    damage: str,
+    folder: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "rows.csv").write_text("a,b\n10,20\n")
+    (folder / "claims.csv").write_text("claim_id\n")
+    shutil.copy(ROOT / "paper_figures/laptop/data/mdss_region.csv", folder)
+    DAMAGES[damage](folder / file)
+    code, said = run(capfd, monkeypatch, *command.split())
+    assert code == 1, said
+    errors = [line for line in said.splitlines() if line.startswith("draftlab: error:")]
+    assert len(errors) == 1, said
+    assert "Traceback" not in said
+    assert not list(folder.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("a,b\n10,20\n30,4", "t.csv:3: cut short"), ("a,b\n10\n3,4\n", "t.csv:2: 1 fields")]
+)
+def test_a_table_that_lost_a_digit_or_a_column_is_not_read(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_table(tmp_path / "t.csv")
+
+
+TRAINED = "--answers a --models m --max-new-tokens 3 --epochs 1 --learning-rate 0.1"
+MEASURED = "--blocks 1 --rounds 1 --target t --draft d"
+BAD_SETTINGS = [
+    (f"offline --batch 0 {TRAINED}", "batch: Input should be greater than 0, not 0"),
+    (f"offline --batch 1 --inner 5 {TRAINED}", "inner: give a mapping"),
+    (f"latency alpha --alpha --draft-len 3 {MEASURED}", "alpha: .* at least 1 item"),
+    (f"latency alpha --alpha 0.5 --draft-len 0 {MEASURED}", "draft_len.0: .* greater than 0"),
+    (f"latency alpha --alpha 0.5 --draft-len -2 {MEASURED}", "draft_len.0: .*, not -2"),
+    (f"latency alpha --alpha 0.5 --draft-len 3 --inflated-layers -3 {MEASURED}", "inflated_layers: "),
+    (f"latency length --alpha 0.5 --length 8 --draft-len 0 {MEASURED}", "draft_len: "),
+    ("mdss region --num-drafts 2 --points 0", "points: .* greater than 1, not 0"),
+    ("collect --rows", "no rows to collect"),
+    ("figures --data . --scale smoke --drawn drawn --processes 0", "processes is 0"),
+    ("data make --dataset spider --train 5 --eval -5", ".*less than 0"),
+    ("bench verify --vocabs 0", "vocabs.0: .* greater than 0, not 0"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), BAD_SETTINGS)
+def test_a_setting_that_cannot_work_is_one_line_and_writes_nothing(
+    command: str,
+    message: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = run(capfd, monkeypatch, *command.split(), "--out", "out")
+    assert code == 1, said
+    assert re.fullmatch(rf"draftlab: error: {message}.*", said)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Payload:
+    """Runs a command when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, ("touch ran",)
+
+
+def test_the_payload_would_run() -> None:
+    """Else the tests below prove nothing: its opcodes fetch ``os.system`` and call it."""
+    opcodes = [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(pickle.dumps(Payload()))]
+    assert ("SHORT_BINUNICODE", os.system.__module__) in opcodes
+    assert ("SHORT_BINUNICODE", "system") in opcodes
+    assert ("REDUCE", None) in opcodes
+
+
+@pytest.mark.parametrize("command", [ANSWER, EXPORT, COPY])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.safetensors"])
+def test_a_pickle_in_a_model_folder_is_never_loaded(
+    command: str, name: str, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "models/target/model.safetensors").unlink()
+    (folder / "models/target" / name).write_bytes(pickle.dumps(Payload()))
+    code, said = run(capfd, monkeypatch, *command.split())
+    if command == COPY and name == "model.safetensors":  # linked as it is; whoever reads it refuses it
+        assert code == 0
+        with pytest.raises(Exception, match="damaged weights"):
+            load_model(folder / "out")
+    else:
+        assert code == 1, said
+        assert "Traceback" not in said
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "EvilForCausalLM"])
+def test_code_in_a_model_folder_is_neither_run_nor_copied(
+    architecture: str, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    model = folder / "models/target"
+    for name in ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py"):
+        (model / name).write_text("open('ran', 'w')\nclass Evil: pass\n")
+    for name in ("config.json", "tokenizer_config.json"):
+        fields = json.loads((model / name).read_text())
+        classes = ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")
+        fields |= {"auto_map": {kind: "modeling_evil.Evil" for kind in classes}}
+        if name == "config.json":
+            fields |= {"architectures": [architecture]}
+            fields |= {"model_type": "evil"} if architecture.startswith("Evil") else {}
+        (model / name).write_text(json.dumps(fields))
+    code, said = run(capfd, monkeypatch, *ANSWER.split())
+    assert code == (0 if architecture.startswith("Llama") else 1), said  # a known architecture needs no code of its own
+    assert "Traceback" not in said
+    code, said = run(capfd, monkeypatch, *COPY.replace("--out out", "--out copy").split())
+    assert code == 0, said
+    assert (folder / "copy/config.json").exists()
+    assert not list((folder / "copy").glob("*.py"))
+    assert not (folder / "ran").exists()
+
+
+def test_a_template_of_the_models_own_runs_in_a_sandbox(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os.system('touch ran') }}"
+    (folder / "models/target/chat_template.jinja").write_text(escape)
+    code, said = run(capfd, monkeypatch, *ANSWER.split(), "--template", "own")
+    assert code == 1, said
+    assert "Traceback" not in said
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "sub/part.safetensors"])
+@pytest.mark.parametrize("command", [ANSWER, EXPORT])
+def test_an_index_of_weights_names_no_file_elsewhere(
+    command: str, name: str, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    weights = folder / "models/target/model.safetensors"
+    (weights.parent / "sub").mkdir()
+    for place in ("../secret.safetensors", "sub/part.safetensors"):
+        save_file(load_file(weights), weights.parent / place)
+    index = {"weight_map": dict.fromkeys(load_file(weights), name)}
+    (weights.parent / "model.safetensors.index.json").write_text(json.dumps(index))
+    code, said = run(capfd, monkeypatch, *command.split())
+    assert code == 1
+    assert "not an index of weights beside it" in said
+
+
+@pytest.mark.parametrize("name", ["../../escape", "/etc/passwd", "gsm8k/../../escape", "gsm8k\x00", "~/x", "", "-h"])
+@pytest.mark.parametrize("source", ["generator", "hub"])
+def test_a_dataset_name_is_no_path(
+    name: str, source: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--split", "train", "--source", source, "--rows", "1", "--out", "out/raw.jsonl", f"--dataset={name}"]
+    code, said = run(capfd, monkeypatch, "data", "fetch", *words)
+    assert code == 1
+    assert "unknown dataset" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_of_requests_reaches_no_terminal_as_it_is(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts, ids, keys, names of files: in what is printed and in what is refused."""
+    monkeypatch.chdir(folder)
+    mine = folder / f"mine{HOSTILE[:12]}.jsonl"
+    rows = [{"prompt": f"{HOSTILE} {n}", "id": HOSTILE} for n in range(4)]
+    mine.write_text("\n".join([*map(json.dumps, rows), "{broken " + HOSTILE]), encoding="utf-8")
+    outputs = [run(capfd, monkeypatch, "data", "check", mine)]
+    words = ["--dataset", "prompts", "--source", "raw", "--raw", mine, "--eval", "1", "--out", "data"]
+    outputs.append(run(capfd, monkeypatch, "data", "make", *words))
+    (folder / "prompts.jsonl").write_text(json.dumps({HOSTILE: 1}) + "\n")
+    outputs.append(run(capfd, monkeypatch, *ANSWER.split()))
+    outputs.append(run(capfd, monkeypatch, "data", "fetch", "--dataset", HOSTILE, "--split", "train", "--out", "x"))
+    outputs.append(run(capfd, monkeypatch, "gguf", "export", "--model", folder / HOSTILE[:20], "--out", "x"))
+    assert [code for code, _ in outputs] == [0, 0, 1, 1, 1]
+    for _, said in outputs:
+        assert said
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", said)
+        assert not (folder / "ran").exists()
+    kept = (folder / "data/prompts.jsonl").read_text(encoding="utf-8") + (folder / "data/eval.jsonl").read_text()
+    assert json.dumps(HOSTILE)[1:20] in kept, "the text itself is kept, escaped as JSON"
+
+
+def test_html_in_prompts_and_answers_stays_text(folder: Path) -> None:
+    """The report's tests look at a whole page; here is every place where a request's own words stand."""
+    (folder / "claims.csv").write_text((ROOT / "paper_figures/laptop/data/claims.csv").read_text())
+    shutil.copy(ROOT / "paper_figures/laptop/data/mdss_region.csv", folder)
+    token = {"token": HOSTILE, "kind": "accepted"}
+    view = {
+        "dataset": HOSTILE,
+        "request": HOSTILE,
+        "prompt": HOSTILE,
+        "draft_len": 3,
+        "before": [token],
+        "after": [token],
+    }
+    (folder / "tokens.json").write_text(json.dumps(view))
+    record = {"settings": {HOSTILE: HOSTILE, "path": "</script><script>alert(1)</script>"}}
+    (folder / "cells/mdss_region/one").mkdir(parents=True)
+    (folder / "cells/mdss_region/one/run.json").write_text(json.dumps(record))
+    report_page.write(folder, "laptop", folder / "report.html")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert page.count("&lt;script&gt;alert(1)") >= 5
+    assert "<script>alert(1)" not in page
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", page)
+
+
+def test_every_value_in_a_rules_command_is_quoted() -> None:
+    """``:q`` quotes for the shell (``launch`` is two words of the rules' own); the workflow's tests run a file named ``mine; touch hacked.jsonl`` through the rules."""
+    seen = 0
+    for file in sorted((ROOT / "workflow").rglob("*.smk")):
+        for block in re.findall(r'shell:\s+r?"""(.*?)"""', file.read_text(encoding="utf-8"), re.DOTALL):
+            for value in re.findall(r"(?<![{$])\{([^{}]+)\}(?!\})", block):
+                assert value.endswith(":q") or value in ("threads", "params.launch"), f"{file.name}: {{{value}}}"
+                seen += 1
+    assert seen > 100
+
+
+@pytest.mark.parametrize("name", ["../escape", "/tmp/escape", "a/b", "a b; touch ran", "$(touch ran)", ".hidden", ""])
+def test_a_runs_name_is_one_folder_below_results(name: str) -> None:
+    with pytest.raises(UserError, match="name"):
+        plan.load_run({"scale": "smoke", "name": name}, plan.WORKFLOW)

@@ -1,0 +1,263 @@
+"""What jobs ask of a scheduler at each scale, and that every profile plans the same jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from draftlab import plan
+from tests.checkout import copy_checkout, environment, jobs, snakemake
+from tests.conftest import ROOT
+
+CLUSTERS = ("slurm", "generic", "kubernetes")
+SCALES = [path.stem for path in (ROOT / "workflow/scales").glob("*.yaml")]
+RULES = {
+    name: text
+    for path in [*(ROOT / "workflow/rules").glob("*.smk"), ROOT / "workflow/figures.smk"]
+    for name, text in re.findall(
+        r"^(?:use rule \w+ as |rule )(\w+).*?:\n(.*?)(?=^\S|\Z)", path.read_text(), re.M | re.S
+    )
+}
+
+
+def test_every_rule_says_what_it_needs():
+    rules = {name: text for name, text in RULES.items() if "shell:" in text and "localrule" not in text}
+    assert len(rules) > 20
+    for name, text in rules.items():
+        assert f'**resources_of("{name}")' in text
+        assert f'threads: needs("{name}").threads' in text or "threads: all_cores()" in text
+        assert "message:" in text
+
+
+def test_every_stage_has_a_rule():
+    constraints = re.findall(r"experiment=stage\((.*?)\)", "".join(RULES.values()), re.S)
+    assert {name for words in constraints for name in re.findall(r'"(\w+)"', words)} == set(plan.STAGES)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_scale_names_only_rules(scale):
+    named = yaml.safe_load((ROOT / f"workflow/scales/{scale}.yaml").read_text()).get("needs", {})
+    assert set(named) <= set(RULES)
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_profile_names_only_rules_and_gives_measurements_their_threads(name):
+    profile = yaml.safe_load((ROOT / f"profiles/{name}/config.yaml").read_text())
+    grouped, threads = (dict(word.split("=") for word in profile[key]) for key in ("groups", "set-threads"))
+    assert len(grouped) > 3
+    assert set(grouped) <= set(RULES)
+    measured = {rule for rule, text in RULES.items() if "exclusive=1" in text}
+    assert threads == dict.fromkeys(measured, "1") | {"latency": "2"}  # one of its measurements trains beside serving
+    assert measured == {"latency", "latency_requests", "medusa", "verifier_cost"}
+    assert not measured & set(grouped)
+    if name == "slurm":
+        assert sorted(profile["set-resources"]) == sorted(f"{rule}:slurm_extra='--exclusive'" for rule in measured)
+
+
+@pytest.mark.workflow
+@pytest.mark.parametrize(("cores", "asked"), [(("--cores", "200"), 200), ((), 1)])
+def test_a_measurement_asks_for_every_core_that_is_counted(tmp_path, cores, asked):
+    folder = copy_checkout(tmp_path / "checkout")
+    for model in ("target", "draft"):
+        made = folder / f"results/smoke/models/{model}/config.json"
+        made.parent.mkdir(parents=True)
+        made.touch()
+    submit = ("--executor=cluster-generic", "--cluster-generic-submit-cmd=echo {rule} {threads} >submitted; false")
+    words = ("--workflow-profile=none", "--jobs=1", *cores, "--allowed-rules=latency", "--config", "scale=smoke")
+    target = "results/smoke/cells/osd_latency_alpha/all/rows.csv"
+    subprocess.run(
+        ["snakemake", *submit, *words, "--", target],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        timeout=300,
+    )
+    assert (folder / "submitted").read_text() == f"latency {asked}\n"
+
+
+SQUEUE = {
+    "COMPLETED": "success",
+    "COMPLETING": "running",
+    "PENDING": "running",
+    "RUNNING": "running",
+    "FAILED": "failed",
+    "OUT_OF_MEMORY": "failed",
+    "TIMEOUT": "failed",
+    "CANCELLED": "failed",
+    "NODE_FAIL": "failed",
+}
+
+
+@pytest.mark.parametrize(
+    ("squeue", "sacct", "status"),
+    [
+        *((f"echo {state}", "exit 1", status) for state, status in SQUEUE.items()),
+        ("echo Unable to contact slurm controller >&2; exit 1", "echo FAILED", "running"),
+        ("echo Invalid job id specified >&2; exit 1", "echo '  COMPLETED '", "success"),
+        ("echo Invalid job id specified >&2; exit 1", "echo ' TIMEOUT '", "failed"),
+        ("echo Invalid job id specified >&2; exit 1", "echo accounting is off >&2; exit 1", "failed"),
+    ],
+)
+def test_the_generic_profile_sees_how_a_job_ended(tmp_path, squeue, sacct, status):
+    for name, body in (("squeue", squeue), ("sacct", sacct)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    command = yaml.safe_load((ROOT / "profiles/generic/config.yaml").read_text())["cluster-generic-status-cmd"]
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    asked = subprocess.run([command, "7"], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert asked.stdout == f"{status}\n"
+
+
+def test_training_on_several_gpus_asks_for_them():
+    run = plan.load_run({"scale": "paper"}, ROOT / "workflow")
+    values = run.settings.model_dump() | {"compute": {"device": "cuda", "processes": 4}}
+    with pytest.raises(ValueError, match=r"compute.processes is 4, but needs.offline.gpu is 1"):
+        plan.ScaleSettings.model_validate(values)
+
+
+@pytest.mark.workflow
+def test_the_papers_scale_plans_every_experiment_with_what_its_models_need():
+    before = os.times().children_user
+    planned = jobs(snakemake(ROOT, "-n", "--config", "scale=paper", "experiments=all"))
+    assert os.times().children_user - before < 10
+    run = plan.load_run({"scale": "paper", "experiments": "all"}, ROOT / "workflow")
+    assert planned["collect"] == planned["figure"] == len(run.experiments)
+    for rule in ("answer", "offline", "online", "live", "pairs", "latency"):
+        assert planned[rule]
+        asked = run.settings.needs[rule]
+        assert asked.gpu == 1
+        assert asked.mem_mb >= 64_000
+        assert asked.runtime >= 240
+    assert not {"collect", "figure", "claims", "report"} & set(run.settings.needs)
+
+
+@pytest.mark.workflow
+def test_a_table_that_an_experiment_needs_is_planned_and_a_name_is_not_a_pattern():
+    planned = jobs(snakemake(ROOT, "-n", "--config", "scale=smoke", "experiments=osd_memory_traffic", "name=a+b"))
+    assert planned["memory_traffic"] == 1
+    assert planned["collect"] == 2  # osd_online's too
+    assert planned["figure"] == 1
+
+
+@pytest.mark.workflow
+def test_prefetch_gets_data_and_models_and_runs_none(tmp_path):
+    run = plan.load_run({"scale": "paper"}, ROOT / "workflow")
+    planned = jobs(snakemake(ROOT, "-n", "prefetch", "--config", "scale=paper"))
+    datasets = {*run.datasets, *run.settings.t5.datasets, *run.settings.multidraft.datasets}
+    tokenizers = {"tokenizer": 1, "t5_tokenizer": 1, "multidraft_tokenizer": 1}
+    targets = {"target": 1, "t5_target": 1, "multidraft_target": 1}
+    drafts = {"draft": 3, "t5_draft": 3, "multidraft_draft": 1}
+    assert planned.pop("clean") <= len(datasets)  # what small models would learn from is an input of named ones too
+    assert planned == {"fetch": 2 * len(datasets), "prefetch": 1} | tokenizers | targets | drafts
+    folder = copy_checkout(tmp_path / "checkout")
+    snakemake(folder, "prefetch", "--config", "scale=smoke")
+    made = {path.name for path in (folder / "results/smoke").iterdir()}
+    assert made == {"data", "logs"}
+
+
+KUBECTL = """#!{python}
+# A cluster that runs a Job at once, with the image's programs and the container's variables alone, and is away when first asked for it.
+import json, pathlib, subprocess, sys, yaml
+jobs, words = pathlib.Path({jobs!r}), sys.argv[1:]
+if words[0] == "create":
+    job = yaml.safe_load(sys.stdin)
+    name = f"job.batch/draftlab-{{len(list(jobs.iterdir()))}}"
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    env = {{"PATH": {image!r} + ":/usr/bin:/bin"}} | {{pair["name"]: pair["value"] for pair in container["env"]}}
+    code = subprocess.run(container["command"], cwd=container["workingDir"], env=env, capture_output=True).returncode
+    (jobs / name.replace("/", ".")).write_text(json.dumps({{"job": job, "code": code, "asked": 0}}))
+    print(name)
+elif words[0] == "get":
+    path = jobs / next(word for word in words if word.startswith("job.")).replace("/", ".")
+    if not path.exists():
+        sys.exit(0 if "--ignore-not-found" in words else 1)
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps(found | {{"asked": found["asked"] + 1}}))
+    if not found["asked"]:
+        sys.exit("the server is away")
+    print("1/" if found["code"] == 0 else "/1", end="")
+else:
+    for name in words[2:]:
+        (jobs / name.replace("/", ".")).unlink()
+"""
+
+
+@pytest.fixture
+def kubernetes(tmp_path):
+    """A folder of Jobs, and the environment of a checkout whose ``kubectl`` keeps them there."""
+    jobs_folder, folder, image = tmp_path / "jobs", copy_checkout(tmp_path / "checkout"), tmp_path / "image"
+    jobs_folder.mkdir()
+    image.mkdir()
+    (image / "python").write_text(f'#!/bin/sh\necho used >>{tmp_path}/python\nexec {sys.executable} "$@"\n')
+    (image / "draftlab").write_text(f'#!/bin/sh\nexec {sys.executable} -m draftlab "$@"\n')
+    stand_in = tmp_path / "bin/kubectl"
+    stand_in.parent.mkdir()
+    stand_in.write_text(KUBECTL.format(python=sys.executable, jobs=str(jobs_folder), image=str(image)))
+    for path in (image / "python", image / "draftlab", stand_in):
+        path.chmod(0o755)
+    env = environment(folder)
+    env |= {"DRAFTLAB_IMAGE": "draftlab:1", "DRAFTLAB_CLAIM": "work", "DRAFTLAB_MOUNT": str(tmp_path)}
+    env |= {"HF_HOME": f"{tmp_path}/hub", "PATH": f"{stand_in.parent}:{env['PATH']}"}
+    return folder, jobs_folder, env
+
+
+@pytest.mark.workflow
+def test_the_kubernetes_profile_runs_jobs_with_their_needs_in_the_image(kubernetes, tmp_path):
+    folder, jobs_folder, env = kubernetes
+    words = ("--seconds-between-status-checks=1", "--latency-wait=5", "results/smoke/mdss_region.csv")
+    done = subprocess.run(
+        ["snakemake", "--workflow-profile", "profiles/kubernetes", *words, "--config", "scale=smoke"],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (folder / "results/smoke/mdss_region.csv").exists()
+    pods = [json.loads(path.read_text())["job"]["spec"]["template"]["spec"] for path in jobs_folder.iterdir()]
+    assert len(pods) == 2
+    assert len((tmp_path / "python").read_text().splitlines()) >= 2
+    for pod in pods:
+        assert pod["activeDeadlineSeconds"] == 1800
+        (container,) = pod["containers"]
+        assert container["image"] == "draftlab:1"
+        assert container["resources"]["requests"] == {"cpu": 1, "memory": "2000Mi"}
+        assert {"name": "HF_HOME", "value": f"{tmp_path}/hub"} in container["env"]
+
+
+def test_the_kubernetes_profile_asks_for_gpus_sees_what_became_of_a_job_and_deletes_it(kubernetes):
+    folder, jobs_folder, env = kubernetes
+    profile = yaml.safe_load((folder / "profiles/kubernetes/config.yaml").read_text())
+    status, cancel = (profile[f"cluster-generic-{verb}-cmd"] for verb in ("status", "cancel"))
+
+    def said(*words):
+        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    (folder / "job.sh").write_text("exit 1")
+    name = said("profiles/kubernetes/submit", "4", "64000", "2", "60", "job.sh")
+    (path,) = jobs_folder.iterdir()
+    (container,) = json.loads(path.read_text())["job"]["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"memory": "64000Mi", "nvidia.com/gpu": 2}
+    assert [said(status, name) for _ in range(2)] == ["running", "failed"]
+    said(cancel, name)  # one word, as the plugin calls it
+    assert not path.exists()
+    assert said(status, name) == "failed"
+    env["HF_HOME"] = "/elsewhere"
+    refused = subprocess.run(
+        ["profiles/kubernetes/submit", "1", "1", "0", "1", "job.sh"],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode == 1
+    assert "is not below DRAFTLAB_MOUNT" in refused.stderr

@@ -1,0 +1,98 @@
+"""Single rules, each from committed inputs of its own: what it writes, and that it asks for nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+
+from draftlab import plan
+from tests.checkout import copy_checkout, jobs, snakemake
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.workflow
+
+PUBLISHED = ROOT / "paper_figures/laptop"
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    return copy_checkout(tmp_path_factory.mktemp("rules") / "checkout")
+
+
+def run(checkout, rule, *targets):
+    """Make targets with one rule alone: an input that it would have to make itself is an error."""
+    snakemake(checkout, "--allowed-rules", rule, "--config", "scale=laptop", "--", *targets, cores=1)
+    return [(checkout / target).read_text() for target in targets]
+
+
+def test_a_template_is_that_of_all_who_read_prompts(checkout):
+    words = ["-n", "-p", "--config", "scale=smoke", "template=plain", "--"]
+    said = snakemake(
+        checkout, *words, *(f"results/smoke/{name}.csv" for name in ("mdss_drafts", "mdss_acceptance", "osd_online"))
+    )
+    commands = re.findall(
+        r"draftlab (pretrain target|pretrain draft|mdss pairs|mdss live|answer) (.*?) --out", said, re.S
+    )
+    assert len({verb for verb, _ in commands}) == 5
+    assert all("--template plain" in words for _, words in commands)
+
+
+def test_topics_are_told_by_the_classifier_of_the_scale(checkout):
+    scale = checkout / "workflow/scales/paper.yaml"
+    text = scale.read_text()
+    scale.write_text(text.replace("website_classification@main", "website_classification@abc123"))
+    words = ["-n", "-p", "--config", "scale=paper", "--"]
+    said = snakemake(checkout, *words, "prefetch", "results/paper/osd_arena_topic.csv", "results/paper/osd_routing.csv")
+    scale.write_text(text)
+    assert "hub_classifier('alimazhar-110/website_classification@abc123')" in said.replace("'\"'\"'", "'")
+    commands = re.findall(r"draftlab (data classify|route) (.*?) --out", said, re.S)
+    asked = {verb for verb, words in commands if "--model alimazhar-110/website_classification@abc123" in words}
+    assert asked == {"data classify", "route"}
+
+
+def test_any_table_can_be_made_by_its_name(checkout):
+    """As the report's commands ask, whatever experiments the run was made of."""
+    names = [path.stem for path in (checkout / "workflow/experiments").glob("*.yaml")]
+    known = [
+        name for name in names if "smoke" in plan.load_experiment(checkout / f"workflow/experiments/{name}.yaml").scales
+    ]
+    said = snakemake(checkout, "-n", "--config", "scale=smoke", "--", *(f"results/smoke/{name}.csv" for name in known))
+    assert jobs(said)["collect"] == len(known) > 50
+
+
+def test_speedup_theory_and_collect_make_the_published_table(checkout):
+    run(checkout, "closed_form", "results/laptop/cells/osd_speedup_theory/all/rows.csv")
+    (table,) = run(checkout, "collect", "results/laptop/osd_speedup_theory.csv")
+    assert table == (PUBLISHED / "data/osd_speedup_theory.csv").read_text()
+
+
+def test_figure_makes_the_published_files_of_a_published_table(checkout):
+    (checkout / "results/laptop").mkdir(parents=True, exist_ok=True)
+    shutil.copy(PUBLISHED / "data/mdss_region.csv", checkout / "results/laptop")
+    names = [f"mdss_region.{suffix}" for suffix in ("md", "csv", "tex")]
+    made = run(checkout, "figure", *(f"results/laptop/figures/{name}" for name in names))
+    assert made == [(PUBLISHED / name).read_text() for name in names]
+    for suffix in ("pdf", "png"):
+        name = f"mdss_region.{suffix}"
+        assert (checkout / f"results/laptop/figures/{name}").read_bytes() == (PUBLISHED / name).read_bytes()
+
+
+def test_clean_turns_raw_rows_into_prompts_and_keeps_what_it_rejects(checkout):
+    raw = checkout / "results/laptop/data/gsm8k/raw"
+    raw.mkdir(parents=True)
+    for split in ("train", "eval"):
+        rows = [
+            {"question": f"{split}: what is {i} plus {i}?", "answer": f"It is {2 * i}.\n#### {2 * i}"}
+            for i in range(200)
+        ] + [{"answer": "no question"}]
+        lines = [json.dumps({"file": "here", "line": line, "row": row}) for line, row in enumerate(rows, 1)]
+        (raw / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+        (raw / f"{split}.provenance.json").write_text(json.dumps({"source": "raw"}))
+    folder = "results/laptop/data/gsm8k"
+    prompts, rejected = run(checkout, "clean", f"{folder}/prompts.jsonl", f"{folder}/rejected.jsonl")
+    assert "train: what is 7 plus 7?" in prompts
+    assert "eval:" not in prompts
+    assert rejected.count("\n") == 2
