@@ -1,0 +1,28 @@
+"""What is measured of the rows of a table: a ratio of two columns, or the mean of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Measure:
+    """``sum(numerator) / sum(denominator)`` of some rows, or the mean of ``numerator`` where there is no ``denominator``.
+
+    ``label`` and ``unit`` name the quantity on an axis and in a caption: ``Measure("emitted", "blocks", "block efficiency",
+    "tokens per target call")``.
+    """
+
+    numerator: str
+    denominator: str | None = None
+    label: str = ""
+    unit: str = ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a table must have."""
+        return (self.numerator,) if self.denominator is None else (self.numerator, self.denominator)
+
+    def __str__(self) -> str:
+        """The quantity with its unit; the columns where it has no name."""
+        return f"{self.label or ' / '.join(self.columns)}{f' [{self.unit}]' if self.unit else ''}"
