@@ -34,7 +34,9 @@ rule figure:
         scale=RUN.scale,
         said=lambda wildcards: printed_parts(wildcards.experiment),
         code=lambda wildcards: code(
-            f"figures.{wildcards.experiment}", "report.figures.forms", "report.conclusions"
+            f"figures.{wildcards.experiment}",
+            "report.figures.forms",
+            "report.conclusions",
         ),
     message:
         "Draw {wildcards.experiment}"

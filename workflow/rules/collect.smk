@@ -38,9 +38,7 @@ rule claims:
     """Put every published number beside ours, with a verdict."""
     input:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
-        published=sorted(
-            str(path) for path in (plan.WORKFLOW / "published").iterdir()
-        ),
+        published=sorted(str(path) for path in (plan.WORKFLOW / "published").iterdir()),
     output:
         claims=report(
             "results/{run}/claims.csv",

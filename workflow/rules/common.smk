@@ -106,9 +106,7 @@ def models_of_job(wildcards):
 def streams_of_job(wildcards):
     """Input function: the files that say in which order the requests of this cell arrive; none for a dataset's own order."""
     folder = f"results/{wildcards.run}/streams/{wildcards.experiment}/{wildcards.cell}"
-    return [
-        f"{folder}/{part}.jsonl" for part in plan.stream_parts(job(wildcards))
-    ]
+    return [f"{folder}/{part}.jsonl" for part in plan.stream_parts(job(wildcards))]
 
 
 def prompts_of_stream(wildcards):

@@ -52,9 +52,7 @@ rule target:
     resources:
         **resources_of("target"),
     params:
-        recipe=plan.flags(
-            RUN.settings.target, template=RUN.settings.answers.template
-        ),
+        recipe=plan.flags(RUN.settings.target, template=RUN.settings.answers.template),
         tokenizer=subpath(input.tokenizer, parent=True),
         out=subpath(output.model, parent=True),
         code=code("train.pretrain"),
