@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from draftlab.core.sampling import Sampling
-from draftlab.engine.replay import record
+from draftlab.engine.recording import record
 from draftlab.models import LanguageModel
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer

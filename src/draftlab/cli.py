@@ -87,7 +87,7 @@ def data_check(
 ) -> None:
     """Tell what a file of prompts is taken for and what is in it; exit code 0 when it can be used."""
     from draftlab.data import check
-    from draftlab.files.records import write_json
+    from draftlab.files.json_files import write_json
 
     report = check.check(file, dataset=dataset, tokenizer=tokenizer, against=against, max_chars=max_chars)
     print(check.table(report))
@@ -101,7 +101,9 @@ def data_stream(
     stream: Flat[streams.Stream], *, prompts: tuple[Path, ...], answered: tuple[Path, ...] = (), out: Path
 ) -> None:
     """Write requests in the order in which they arrive; with --answered only those that these files of answers know."""
-    from draftlab.files.records import Answer, Prompt, read_jsonl, write_jsonl
+    from draftlab.data.prompts import Prompt
+    from draftlab.engine.answers import Answer
+    from draftlab.files.json_files import read_jsonl, write_jsonl
 
     known = {answer.id for file in answered for answer in read_jsonl(file, Answer)}
     requests = (p for file in prompts for p in read_jsonl(file, Prompt) if not answered or p.id in known)
@@ -112,7 +114,9 @@ def data_shares(settings: Flat[plan.Shares], *, prompts: Path, out: Path) -> Non
     """Count the requests of each class in equal slices of time (OSD, Figs. 2 and 10)."""
     import pandas as pd
 
-    from draftlab.files.records import Prompt, read_jsonl, write_cell
+    from draftlab.data.prompts import Prompt
+    from draftlab.files.cells import write_cell
+    from draftlab.files.json_files import read_jsonl
 
     rows = streams.shares_over_time(read_jsonl(prompts, Prompt), settings.group_by, settings.slices)
     table = pd.DataFrame(rows).assign(group_by=settings.group_by)
@@ -132,7 +136,8 @@ def data_classify(
 ) -> None:
     """Give each request its language or topic, and tell how often that agrees with the labels it came with."""
     from draftlab.data import classify
-    from draftlab.files.records import Prompt, read_jsonl, write_json, write_jsonl
+    from draftlab.data.prompts import Prompt
+    from draftlab.files.json_files import read_jsonl, write_json, write_jsonl
 
     classifier = _classifier(method, label, train, model, device)
     marked, found = classify.classify(list(read_jsonl(prompts, Prompt)), classifier, label)
@@ -145,7 +150,8 @@ def _classifier(
     method: str, label: classify.Label, train: Path | None, model: str | None, device: str
 ) -> classify.Classifier:
     from draftlab.data import classify
-    from draftlab.files.records import Prompt, read_jsonl
+    from draftlab.data.prompts import Prompt
+    from draftlab.files.json_files import read_jsonl
 
     if method == "langid":
         return classify.languages
@@ -210,10 +216,10 @@ def answer(
 ) -> None:
     """Record the target's answers and its distribution at every position: the one pass that all variants share."""
     from draftlab.core.sampling import Sampling
-    from draftlab.engine import answers
+    from draftlab.engine import recording
 
-    found, rejected = answers.answer(target, prompts, requests, settings, sampling=Sampling(temperature))
-    answers.save(found, rejected, out)
+    found, rejected = recording.answer(target, prompts, requests, settings, sampling=Sampling(temperature))
+    recording.save(found, rejected, out)
     tokens, open_ended = sum(found.lengths), sum(not record.finished for record in found.answers)
     print(
         f"{len(found.answers)} answers, {tokens} tokens in {found.forwards} forwards of the target, "
@@ -255,8 +261,8 @@ def tokens(settings: Flat[plan.Tokens], *, answers: Path, models: Path, max_new_
 
 def token_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_len: int, out: Path) -> None:
     """Write one request's accepted and rejected tokens with two drafts, those of the folders BEFORE and AFTER, for the report."""
-    from draftlab.engine.replay import load_pass
-    from draftlab.files.records import write_json
+    from draftlab.engine.recording import load_pass
+    from draftlab.files.json_files import write_json
     from draftlab.models import load_model, load_tokenizer
     from draftlab.train import tokens
 
@@ -293,7 +299,8 @@ def route(
 ) -> None:
     """Let a classifier name the class of each request of a stream as it arrives, and tell how often it is right."""
     from draftlab.data import routing
-    from draftlab.files.records import Prompt, read_jsonl, write_json, write_jsonl
+    from draftlab.data.prompts import Prompt
+    from draftlab.files.json_files import read_jsonl, write_json, write_jsonl
 
     classifier = _classifier(method, "group", train, model, device)
     marked, facts = routing.routed(list(read_jsonl(stream, Prompt)), classifier)
@@ -304,7 +311,7 @@ def route(
 
 def _write_job(folders: Folders, job: plan.Training, found: tuple[pd.DataFrame, dict[str, object]]) -> None:
     """Write a job's table and record, from the first process if there are several."""
-    from draftlab.files.records import write_cell
+    from draftlab.files.cells import write_cell
     from draftlab.train import parallel
 
     rows, facts = found
@@ -323,7 +330,7 @@ def _write_job(folders: Folders, job: plan.Training, found: tuple[pd.DataFrame, 
 
 def speedup_theory(settings: Flat[plan.SpeedupTheory], *, out: Path) -> None:
     """Tabulate the theoretical speed-up (OSD, Eq. 1)."""
-    from draftlab.files.records import write_cell
+    from draftlab.files.cells import write_cell
     from draftlab.stages import costs
 
     write_cell(out, costs.speedup_theory(settings), {"settings": settings.model_dump()})
@@ -331,7 +338,7 @@ def speedup_theory(settings: Flat[plan.SpeedupTheory], *, out: Path) -> None:
 
 def memory_traffic(settings: Flat[plan.MemoryTraffic], *, target: Path, draft: Path, online: Path, out: Path) -> None:
     """Tabulate the bytes that a request moves (OSD, Table 5); ONLINE is the table of osd_online."""
-    from draftlab.files.records import write_cell
+    from draftlab.files.cells import write_cell
     from draftlab.stages import costs
 
     rows = costs.memory_traffic(settings, target, draft, online)
@@ -340,7 +347,7 @@ def memory_traffic(settings: Flat[plan.MemoryTraffic], *, target: Path, draft: P
 
 def utilisation(settings: Flat[plan.Utilisation], *, out: Path) -> None:
     """Tabulate the load of a request trace against hardware (OSD, App. A.4)."""
-    from draftlab.files.records import write_cell
+    from draftlab.files.cells import write_cell
     from draftlab.stages import costs
 
     write_cell(out, costs.utilisation(settings), {"settings": settings.model_dump()})
@@ -348,7 +355,7 @@ def utilisation(settings: Flat[plan.Utilisation], *, out: Path) -> None:
 
 def mdss_region(settings: Flat[plan.Region], *, out: Path) -> None:
     """Acceptance over the toy simplex of MDSS Fig. 2, exactly."""
-    from draftlab.files.records import write_cell
+    from draftlab.files.cells import write_cell
     from draftlab.multidraft import region
 
     write_cell(out, region.region(settings.num_drafts, settings.points), {"settings": settings.model_dump()})
@@ -356,7 +363,7 @@ def mdss_region(settings: Flat[plan.Region], *, out: Path) -> None:
 
 def mdss_cone(settings: Flat[plan.Cone], *, out: Path) -> None:
     """Check the best acceptance by double description and by linear programs (MDSS App. D)."""
-    from draftlab.files.records import write_cell
+    from draftlab.files.cells import write_cell
     from draftlab.multidraft import cone
 
     write_cell(out, cone.cone(settings), {"settings": settings.model_dump()})
@@ -364,7 +371,7 @@ def mdss_cone(settings: Flat[plan.Cone], *, out: Path) -> None:
 
 def mdss_verifier_cost(settings: Flat[plan.VerifierCost], *, out: Path) -> None:
     """Measure what a decision of each scheme costs (MDSS App. G)."""
-    from draftlab.files.records import write_cell
+    from draftlab.files.cells import write_cell
     from draftlab.multidraft import verifier_cost
 
     write_cell(out, verifier_cost.verifier_cost(settings), {"settings": settings.model_dump()})
@@ -385,7 +392,8 @@ def mdss_pairs(
 
     PROMPTS are a name and a file for each dataset. The synthetic family is written beside them.
     """
-    from draftlab.files.records import digests, write_json
+    from draftlab.files.cells import digests
+    from draftlab.files.json_files import write_json
     from draftlab.multidraft import pairs
 
     pairs.record_all(settings, target, draft, prompts, positions, seed, out)
@@ -418,7 +426,7 @@ def mdss_sinkhorn(settings: Flat[plan.Sinkhorn], *, pairs: Path, out: Path) -> N
 
 
 def _write_on_pairs(out: Path, settings: plan.OnPairs, rows: pd.DataFrame, pairs: Path) -> None:
-    from draftlab.files.records import write_cell
+    from draftlab.files.cells import write_cell
 
     files = [pairs / f"{name}.safetensors" for name in settings.datasets]
     write_cell(out, rows, {"settings": settings.model_dump()}, pairs=files)
@@ -439,7 +447,7 @@ def mdss_live(
 
     PROMPTS are a name and a file for each dataset.
     """
-    from draftlab.files.records import write_cell
+    from draftlab.files.cells import write_cell
     from draftlab.multidraft import live, pairs
 
     models = pairs.load_models(target, draft, dtype, device)
@@ -449,7 +457,7 @@ def mdss_live(
 
 def mdss_online(settings: Flat[plan.OnlineMultidraft], *, target: Path, draft: Path, answers: Path, out: Path) -> None:
     """Compare specialists of several topics as non-identical drafts with routing and with copies of one shared draft."""
-    from draftlab.files.records import write_cell
+    from draftlab.files.cells import write_cell
     from draftlab.multidraft import online_multidraft
 
     passes = {topic: {split: answers / f"{topic}.{split}" for split in ("train", "eval")} for topic in settings.topics}
@@ -467,7 +475,8 @@ def collect(*, rows: tuple[Path, ...], out: Path) -> None:
     """Concatenate the rows of an experiment's cells into its tidy table."""
     import pandas as pd
 
-    from draftlab.files.records import atomic_path, read_table
+    from draftlab.files.atomic import atomic_path
+    from draftlab.files.tables import read_table
 
     if not rows:
         raise UserError("no rows to collect", remedy="name at least one file with --rows")
@@ -576,7 +585,7 @@ def _write_measured(
     measured: tuple[pd.DataFrame, dict[str, object]],
     **inputs: Iterable[Path],
 ) -> None:
-    from draftlab.files.records import write_cell
+    from draftlab.files.cells import write_cell
 
     write_cell(out, measured[0], {"settings": settings.model_dump(), **measured[1]}, **inputs)
 
@@ -603,7 +612,7 @@ def figures(*, data: Path, scale: plan.Scale, out: Path, drawn: Path, processes:
 
 def claims(*, tables: Path, scale: plan.Scale, out: Path) -> None:
     """Put every published number and claim beside the tables of a run, with a verdict."""
-    from draftlab.files.records import write_text
+    from draftlab.files.atomic import write_text
     from draftlab.report import claims, published
 
     ledger = claims.ledger(published.load(), claims.read_tables(tables), scale)
@@ -744,7 +753,7 @@ def bench_verify(settings: Flat[plan.VerifierCost], *, out: Path | None = None) 
 
 
 def _print_table(text: str, frame: pd.DataFrame, out: Path | None) -> None:
-    from draftlab.files.records import write_text
+    from draftlab.files.atomic import write_text
 
     print(text)
     if out is not None:

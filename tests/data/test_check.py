@@ -12,9 +12,10 @@ import pytest
 from draftlab import cli
 from draftlab.data import check, formats, generators, sources, splits
 from draftlab.data.cleaners import CLEANERS
+from draftlab.data.prompts import Prompt
 from draftlab.data.readers import read_rows
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt, read_jsonl
+from draftlab.files.json_files import read_jsonl
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:

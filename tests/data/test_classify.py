@@ -9,8 +9,8 @@ import pytest
 
 from draftlab.data import classify, generators
 from draftlab.data.cleaners import CLEANERS
+from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt
 
 
 def arena(split: str, n: int) -> list[Prompt]:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from draftlab.data import cleaners, generators
 from draftlab.data.cleaners import CLEANERS, OSD_REPO_CLEANERS, Cleaner
 from draftlab.data.fields import BadRow
+from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import RawRow
-from draftlab.files.records import Prompt, Rejection
 
 ALL = [*CLEANERS.items(), ("finance_alpaca", OSD_REPO_CLEANERS["finance_alpaca"])]
 CASES = [pytest.param(name, cleaner, id=f"{name}-{cleaner.__name__}") for name, cleaner in ALL]

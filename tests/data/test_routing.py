@@ -5,8 +5,8 @@ import pytest
 
 from draftlab.data import routing
 from draftlab.data.classify import UNKNOWN
+from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt
 
 
 def stream(*names):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftlab.data.prompts import Prompt
 from draftlab.data.streams import Stream, arrange, shares_over_time
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt
 
 
 def requests(**sizes: int) -> list[Prompt]:

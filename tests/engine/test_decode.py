@@ -17,7 +17,8 @@ from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.engine import decode
 from draftlab.engine.decode import GREEDY, generate, speculate
-from draftlab.engine.replay import record, replay
+from draftlab.engine.recording import record
+from draftlab.engine.replay import replay
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, load_model
 from draftlab.models.llama import Llama, LlamaConfig

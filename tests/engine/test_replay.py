@@ -16,19 +16,10 @@ from torch import Tensor
 from draftlab.core.losses import LOSSES
 from draftlab.core.sampling import Sampling
 from draftlab.core.verify import PATH_VERIFIERS
-from draftlab.engine.replay import (
-    Agreement,
-    TargetPass,
-    agree_along,
-    agreement,
-    compact_distribution,
-    load_pass,
-    record,
-    replay,
-    walk,
-)
+from draftlab.engine.answers import Answer
+from draftlab.engine.recording import TargetPass, compact_distribution, load_pass, record
+from draftlab.engine.replay import Agreement, agree_along, agreement, replay, walk
 from draftlab.errors import UserError
-from draftlab.files.records import Answer
 from draftlab.models.llama import Llama, LlamaConfig
 
 VOCAB, EOS, LONGEST = 3, 0, 4
@@ -187,7 +178,7 @@ def test_large_vocabularies_keep_the_largest_and_the_emitted_token(monkeypatch: 
     target, draft = make(0), make(1)
     settings = {"max_new_tokens": 12, "eos_ids": {2}, "sampling": Sampling(1.0)}
     whole = record(target, REQUESTS, generator=torch.Generator().manual_seed(5), **settings)
-    monkeypatch.setattr("draftlab.engine.replay.WHOLE_VOCAB", 39)
+    monkeypatch.setattr("draftlab.engine.recording.WHOLE_VOCAB", 39)
     part = record(target, REQUESTS, generator=torch.Generator().manual_seed(5), keep=8, **settings)
     assert part.answers == whole.answers
     assert part.ids is not None

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from draftlab import cli
-from draftlab.files.records import Prompt, write_jsonl
+from draftlab.data.prompts import Prompt
+from draftlab.files.json_files import write_jsonl
 from tests.conftest import ROOT
 from tests.fake_hub import FAULTS, FakeHub, serve
 

@@ -14,7 +14,7 @@ import torch
 
 from draftlab import cli
 from draftlab.errors import UserError
-from draftlab.files.records import read_json
+from draftlab.files.json_files import read_json
 from draftlab.latency.backend import Settings
 from draftlab.latency.pair import open_pair
 from draftlab.latency.shapes import random_gguf, random_model

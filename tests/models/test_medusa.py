@@ -11,7 +11,8 @@ from draftlab.conformance import Budget, check_distribution, check_samples
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.verify.typical import typical
 from draftlab.engine.decode import generate, speculate
-from draftlab.engine.replay import record, replay
+from draftlab.engine.recording import record
+from draftlab.engine.replay import replay
 from draftlab.errors import UserError
 from draftlab.models.medusa import Medusa
 from draftlab.models.tree import Tree

@@ -16,10 +16,11 @@ from draftlab import plan
 from draftlab.conformance import Budget, check_samples
 from draftlab.core.losses import LOSSES
 from draftlab.core.sampling import Sampling
+from draftlab.data.prompts import Prompt
 from draftlab.engine.decode import generate, speculate
-from draftlab.engine.replay import load_pass
+from draftlab.engine.recording import load_pass
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt, write_jsonl
+from draftlab.files.json_files import write_jsonl
 from draftlab.latency import loop
 from draftlab.latency.pair import open_pair
 from draftlab.models import LanguageModel, load_model, load_tokenizer

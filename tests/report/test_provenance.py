@@ -8,9 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from draftlab import plan
 from draftlab.errors import UserError
-from draftlab.files import records
+from draftlab.files import cells
+from draftlab.files.cells import write_cell
+from draftlab.files.json_files import read_json
 from draftlab.report import provenance
 
 
@@ -102,9 +103,9 @@ def test_a_cell_says_what_it_was_made_of(tmp_path):
     for part, text in (("1", "one"), ("2", "two")):
         _write(model / f"{part}.safetensors", text)
     _write(model / "model.safetensors.index.json", {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}})
-    records.write_cell(cell, pd.DataFrame({"a": [1]}), {"settings": {}}, models=[model, Path("vicuna-7b")])
+    write_cell(cell, pd.DataFrame({"a": [1]}), {"settings": {}}, models=[model, Path("vicuna-7b")])
     whole = hashlib.sha256(b"onetwo").hexdigest()
-    assert records.read_json(cell / "run.json")["inputs"] == {"models": {"models/target": whole, "vicuna-7b": None}}
+    assert read_json(cell / "run.json")["inputs"] == {"models": {"models/target": whole, "vicuna-7b": None}}
 
 
 def test_a_published_figure_is_traced_without_its_run(run, tmp_path):
@@ -135,8 +136,8 @@ def test_common_settings_are_said_once():
 
 
 def test_a_cell_names_the_code_that_made_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "code_digest", lambda *modules: " ".join(modules))
-    records.write_cell(tmp_path, pd.DataFrame({"a": [1]}), {"settings": {}})
-    code = records.read_json(tmp_path / "run.json")["code"].split()
-    assert "draftlab.files.records" in code
+    monkeypatch.setattr(cells, "code_digest", lambda *modules: " ".join(modules))
+    write_cell(tmp_path, pd.DataFrame({"a": [1]}), {"settings": {}})
+    code = read_json(tmp_path / "run.json")["code"].split()
+    assert "draftlab.files.cells" in code
     assert "draftlab.cli" not in code

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from draftlab.core import theory
+from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
-from draftlab.files.records import Answer, write_jsonl
+from draftlab.files.json_files import write_jsonl
 from draftlab.latency.backend import Settings
 from draftlab.latency.branches import latency_branches, verify_branches
 from draftlab.latency.comparison import compare

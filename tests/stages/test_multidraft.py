@@ -18,9 +18,9 @@ from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.schemes import token_verifier
 from draftlab.core.verify.specinfer import rrs, specinfer
 from draftlab.core.verify.token import TokenVerifier
+from draftlab.engine.answers import Answer
 from draftlab.engine.decode import generate
 from draftlab.errors import UserError
-from draftlab.files.records import Answer
 from draftlab.models import load_model
 from draftlab.models.llama import Llama
 from draftlab.multidraft import pairs as recorded

@@ -12,9 +12,10 @@ from draftlab.core.verify.block import block
 from draftlab.core.verify.sequence import verify_sequences
 from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.token import Decision, TokenVerifier
+from draftlab.data.prompts import Prompt
 from draftlab.engine.decode import speculate
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt, write_jsonl
+from draftlab.files.json_files import write_jsonl
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.multidraft.live import contenders, live
 from draftlab.multidraft.quality import Score

@@ -12,9 +12,10 @@ import torch
 
 from draftlab import plan
 from draftlab.core.sampling import Sampling
-from draftlab.engine.replay import load_pass, record, replay
+from draftlab.engine.recording import load_pass, record
+from draftlab.engine.replay import replay
 from draftlab.errors import UserError
-from draftlab.files.records import read_json
+from draftlab.files.json_files import read_json
 from draftlab.models import load_model, load_tokenizer
 from draftlab.train import jobs, learning, sources, tokens, training
 from tests.conftest import ROOT

@@ -12,9 +12,10 @@ from numpy.testing import assert_array_equal
 
 from draftlab import plan
 from draftlab.core.sampling import Sampling
-from draftlab.engine.replay import load_pass, record
+from draftlab.data.prompts import Prompt
+from draftlab.engine.recording import load_pass, record
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt, write_jsonl
+from draftlab.files.json_files import write_jsonl
 from draftlab.models import load_model
 from draftlab.report import tidy
 from draftlab.train import jobs, online, traffic

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt, write_jsonl
+from draftlab.files.json_files import write_jsonl
 from draftlab.models import load_model, load_tokenizer
 from draftlab.plan import Recipe
 from draftlab.train import pretrain

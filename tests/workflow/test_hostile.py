@@ -16,8 +16,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from draftlab import cli, plan
+from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt, read_table, write_jsonl
+from draftlab.files.json_files import write_jsonl
+from draftlab.files.tables import read_table
 from draftlab.models import load_model
 from draftlab.models.gguf import export
 from draftlab.report import page as report_page

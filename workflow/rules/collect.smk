@@ -25,7 +25,7 @@ rule collect:
         **resources_of("collect"),
     params:
         cells=lambda wildcards: list(RUN.cells(wildcards.experiment)),
-        code=code("files.records"),
+        code=code("files.cells", "files.tables"),
     message:
         "Join the cells of {wildcards.experiment}"
     shell:

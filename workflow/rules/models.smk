@@ -133,7 +133,7 @@ rule answer:
         temperature=lambda wildcards: wildcards.temperature.removeprefix(".t") or "0",
         target=subpath(input.target, parent=True),
         out=subpath(output.answers, parent=True),
-        code=code("engine.answers"),
+        code=code("engine.recording"),
     message:
         "Record the target's answers: {wildcards.dataset} {wildcards.split}"
     shell:

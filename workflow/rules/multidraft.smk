@@ -92,7 +92,7 @@ rule pairs:
         target=subpath(input.target, parent=True),
         draft=subpath(input.draft, parent=True),
         out=subpath(output.synthetic, parent=True),
-        code=code("multidraft.pairs", "engine.answers"),
+        code=code("multidraft.pairs", "engine.recording"),
     message:
         "Record target and draft logits of the multi-draft experiments"
     shell:

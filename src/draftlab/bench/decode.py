@@ -23,10 +23,12 @@ import torch
 
 from draftlab.bench import DecodeBench
 from draftlab.bench.online import decode_as_the_repository
+from draftlab.data.prompts import Prompt
 from draftlab.engine.decode import generate, speculate
-from draftlab.engine.replay import record, replay
+from draftlab.engine.recording import record
+from draftlab.engine.replay import replay
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt, read_jsonl
+from draftlab.files.json_files import read_jsonl
 from draftlab.latency.comparison import compare
 from draftlab.models import check_same_tokenizer, hf, load_model, load_tokenizer
 from draftlab.models.llama import Llama

@@ -24,8 +24,9 @@ import torch
 
 from draftlab.bench import LlamaCppBench
 from draftlab.data.conversations import Turn, render
+from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt, read_jsonl
+from draftlab.files.json_files import read_jsonl
 from draftlab.latency.backend import Settings
 from draftlab.latency.comparison import compare
 from draftlab.latency.cores import pinned

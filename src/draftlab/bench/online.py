@@ -23,7 +23,7 @@ from torch import Tensor
 from draftlab import plan
 from draftlab.bench import OnlineBench
 from draftlab.core.losses import forward_kl
-from draftlab.engine.replay import load_pass
+from draftlab.engine.recording import load_pass
 from draftlab.latency.comparison import compare
 from draftlab.models import hf, load_model, load_tokenizer
 from draftlab.train import online, traffic, training

@@ -10,10 +10,10 @@ from typing import Any
 
 from draftlab.data import classify, cleaners, companions, formats, registry
 from draftlab.data.cleaners import CLEANERS
+from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import excerpt, read_rows
 from draftlab.data.splits import Options, digest
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt, Rejection
 
 SAMPLE = 2000  # prompts whose language is looked at
 SPECIALS = ("<s>", "</s>", "<pad>", "<unk>", "<|", "[INST]", "USER:", "ASSISTANT:")

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from draftlab.data.conversations import first_request
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
 from draftlab.data.formats import ANSWER_FIELDS, CONVERSATION_FIELDS, DETECT, PROMPT_FIELDS, detect
+from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import RawRow, excerpt
-from draftlab.files.records import Prompt, Rejection
 
 # --- the four datasets of OSD ------------------------------------------------------------------------------------
 

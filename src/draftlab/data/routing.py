@@ -14,8 +14,8 @@ from typing import Any
 from numpy.random import Generator
 
 from draftlab.data.classify import UNKNOWN, Classifier
+from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt
 
 
 def routed(stream: Sequence[Prompt], classifier: Classifier) -> tuple[list[Prompt], dict[str, Any]]:

@@ -18,7 +18,8 @@ from draftlab.data import companions, formats, generators, registry
 from draftlab.data.readers import RawRow, plain, read_rows
 from draftlab.data.registry import Dataset
 from draftlab.errors import UserError, printable
-from draftlab.files import hub, records
+from draftlab.files import hub
+from draftlab.files.json_files import read_json, read_jsonl, write_json, write_jsonl
 
 Split = Literal["train", "eval"]
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -137,11 +138,11 @@ class Fetched:
 
     def rows(self, split: Split) -> Iterator[RawRow]:
         """The rows, with the places that they had where they were fetched."""
-        return records.read_jsonl(self.folder / f"{split}.jsonl", RawRow)
+        return read_jsonl(self.folder / f"{split}.jsonl", RawRow)
 
     def provenance(self, split: Split) -> dict[str, Any]:
         """As ``fetch`` recorded it."""
-        provenance: dict[str, Any] = records.read_json(provenance_path(self.folder / f"{split}.jsonl"))
+        provenance: dict[str, Any] = read_json(provenance_path(self.folder / f"{split}.jsonl"))
         return provenance
 
 
@@ -177,9 +178,9 @@ def fetch(dataset: str, split: Split, source: SourceName, *, raw: Path | None, r
     ``rows`` bounds how many (0: all); rows that cannot be read are written with their problem.
     """
     opened = open_source(dataset, source, raw=raw, train_rows=rows, eval_rows=rows, seed=seed)
-    count = records.write_jsonl(out, itertools.islice(opened.rows(split), rows or None))
+    count = write_jsonl(out, itertools.islice(opened.rows(split), rows or None))
     note = {"dataset": dataset, "split": split, **opened.provenance(split), "rows": count, "sha256": sha256(out)}
-    records.write_json(provenance_path(out), note)
+    write_json(provenance_path(out), note)
 
 
 def provenance_path(out: Path) -> Path:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from draftlab.data import cleaners, registry
+from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import RawRow
 from draftlab.data.sources import DatasetSource, SourceName, open_source
 from draftlab.errors import UserError
-from draftlab.files import records
-from draftlab.files.records import Prompt, Rejection
+from draftlab.files.atomic import atomic_path
+from draftlab.files.json_files import write_json, write_jsonl
 
 Profile = Literal["clean", "osd_repo_2024"]
 OnBadRow = Literal["keep", "stop"]
@@ -76,7 +77,7 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
     train, evaluation = Counts(), Counts()
     with contextlib.ExitStack() as stack:
         names = ("prompts.jsonl", "eval.jsonl", "rejected.jsonl")
-        prompts_file, eval_file, rejected_file = (stack.enter_context(records.atomic_path(out / n)) for n in names)
+        prompts_file, eval_file, rejected_file = (stack.enter_context(atomic_path(out / n)) for n in names)
         sink = stack.enter_context(rejected_file.open("w", encoding="utf-8"))
 
         def prompts(split: str, rows: Iterator[RawRow], counts: Counts, known: int = 0) -> Iterator[Prompt]:
@@ -91,8 +92,8 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
         held_out = {_index(prompt) for prompt in chosen} if single else set()
         rest = _without(prompts("train", source.rows("train"), train, known), held_out, train)
         distinct = _distinct(rest, train, {digest(prompt.text) for prompt in chosen}, clean)
-        records.write_jsonl(prompts_file, itertools.islice(distinct, options.train or None))
-        records.write_jsonl(eval_file, chosen)
+        write_jsonl(prompts_file, itertools.islice(distinct, options.train or None))
+        write_jsonl(eval_file, chosen)
         if not train.kept:
             raise UserError(f"no usable row in {dataset}", remedy="see what was read: draftlab data check FILE")
     summary = {
@@ -101,7 +102,7 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
         "counts": {"train": dataclasses.asdict(train), "eval": dataclasses.asdict(evaluation)},
         "provenance": {"train": source.provenance("train"), "eval": source.provenance("eval")},
     }
-    records.write_json(out / "summary.json", summary)
+    write_json(out / "summary.json", summary)
     return summary
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Literal
 
+from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt
 
 if TYPE_CHECKING:
     import numpy as np

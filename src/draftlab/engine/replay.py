@@ -15,191 +15,23 @@ capped at 1 (the path weight of Sun et al. 2025, Eq. 4, divided by the text's ow
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float16, Float64, Int, Int32, Int64
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Generator, Tensor
+from jaxtyping import Bool, Float, Float64, Int, Int64
+from torch import Tensor
 
 from draftlab.core.sampling import Sampling, to_probs
-from draftlab.engine.decode import GREEDY, generate
+from draftlab.engine.recording import TargetPass
 from draftlab.errors import UserError
-from draftlab.files.records import Answer, atomic_dir, read_jsonl, read_object, write_json, write_jsonl
 from draftlab.models import LanguageModel
 from draftlab.models.medusa import Medusa
 from draftlab.models.tree import Tree
 
-WHOLE_VOCAB = 4096
-"""Vocabularies up to this size are recorded whole."""
-
 SingleVerifier = Literal["single", "block"]
-
-
-@dataclass(frozen=True)
-class TargetPass:
-    """What the target answered, and its distribution at every answer position.
-
-    ``log_probs`` are those of softmax(logits) at temperature 1 and before top-k and top-p, however the answers were sampled: what the losses
-    learn from. They are float16: a probability is off by at most p |log p| / 2048, a sum of minima by at most 1/4096 of the entropy.
-    ``ids`` is None when the vocabulary is recorded whole; else the kept tokens, the emitted one always among them, and a last
-    column of ``log_probs`` is the mass of all others.
-    """
-
-    answers: list[Answer]
-    sampling: Sampling
-    vocab_size: int
-    log_probs: Float16[Tensor, "positions columns"]
-    ids: Int32[Tensor, "positions kept"] | None
-    forwards: int
-
-    @functools.cached_property
-    def lengths(self) -> list[int]:
-        """Number of answer positions of each request."""
-        return [len(answer.answer_ids) for answer in self.answers]
-
-    @functools.cached_property
-    def ends(self) -> Int64[np.ndarray, " requests"]:
-        """Position after the last one of each request."""
-        return np.cumsum(self.lengths)
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The recorded distribution, by the names that it has on disk."""
-        return {"log_probs": self.log_probs} | ({} if self.ids is None else {"ids": self.ids})
-
-    def target_logits(self, requests: Sequence[int]) -> Float[Tensor, "positions vocab"]:
-        """Log-probabilities at temperature 1 at the answer positions of ``requests``, one after the other; what was not kept shares the
-        remaining mass evenly (then sums of minima are off by at most that mass)."""
-        rows = torch.cat([torch.arange(self.ends[r] - self.lengths[r], self.ends[r]) for r in requests])
-        kept = self.log_probs[rows].float()
-        if self.ids is None:
-            return kept
-        ids = self.ids[rows].long()
-        rest = kept[:, -1:] - math.log(self.vocab_size - ids.shape[1])
-        return rest.repeat(1, self.vocab_size).scatter_(-1, ids, kept[:, :-1])
-
-    def save(self, folder: Path | str) -> None:
-        """Write answers.jsonl, distributions.safetensors and pass.json, whole or not at all."""
-        with atomic_dir(folder) as temporary:
-            write_jsonl(temporary / "answers.jsonl", self.answers)
-            save_file(self.tensors, temporary / "distributions.safetensors")
-            settings = {"sampling": dataclasses.asdict(self.sampling), "vocab_size": self.vocab_size}
-            write_json(temporary / "pass.json", settings | {"forwards": self.forwards})
-
-
-def load_pass(folder: Path | str) -> TargetPass:
-    """Read what ``TargetPass.save`` wrote; ``UserError`` when a file is missing, damaged or of another pass."""
-    folder = Path(folder)
-    settings, answers = read_object(folder / "pass.json"), list(read_jsonl(folder / "answers.jsonl", Answer))
-    try:
-        tensors = load_file(folder / "distributions.safetensors")
-    except (SafetensorError, OSError) as error:
-        remedy = "record the pass again"
-        raise UserError(
-            f"damaged or missing: {error}", file=folder / "distributions.safetensors", remedy=remedy
-        ) from None
-    positions = sum(len(answer.answer_ids) for answer in answers)
-    try:
-        sampling, vocab_size, forwards = Sampling(**settings["sampling"]), settings["vocab_size"], settings["forwards"]
-        log_probs, ids = tensors["log_probs"], tensors.get("ids")
-        fits = log_probs.shape[1] == (vocab_size if ids is None else ids.shape[1] + 1)
-        fits = fits and (ids is None or not ids.numel() or int(ids.max()) < vocab_size)
-    except (KeyError, TypeError, IndexError) as error:
-        what = f"not a recorded pass: {type(error).__name__} {error}"
-        raise UserError(what, file=folder / "pass.json", remedy="record the pass again") from None
-    if not fits or len(log_probs) != positions:
-        what = f"{len(log_probs)} positions for {positions} answer tokens"
-        if not fits:
-            what = f"a distribution of {log_probs.shape[1]} columns does not fit a vocabulary of {vocab_size} tokens"
-        raise UserError(what, file=folder / "distributions.safetensors", remedy="record the pass again")
-    return TargetPass(answers, sampling, vocab_size, log_probs, ids, forwards)
-
-
-def record(
-    target: LanguageModel,
-    requests: Sequence[tuple[str, Sequence[int]]],
-    *,
-    max_new_tokens: int,
-    eos_ids: Collection[int],
-    sampling: Sampling = GREEDY,
-    generator: Generator | None = None,
-    batch_size: int = 64,
-    keep: int = 64,
-) -> TargetPass:
-    """Let the target answer every request (id, prompt ids) once, and keep its distribution at every answer position.
-
-    Prompts of like length share a batch. Above ``WHOLE_VOCAB`` tokens, the ``keep`` most probable tokens are kept.
-    """
-    order = sorted(range(len(requests)), key=lambda number: len(requests[number][1]))
-    kept = target.vocab_size if target.vocab_size <= WHOLE_VOCAB else min(keep, target.vocab_size)
-    is_part = kept < target.vocab_size
-    found: dict[int, tuple[list[int], Tensor, Tensor]] = {}
-    forwards = 0
-    for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
-        distributions = torch.empty(len(batch), max_new_tokens, kept + is_part, dtype=torch.float16)
-        ids = torch.empty(len(batch), max_new_tokens, kept * is_part, dtype=torch.int32)
-        observe = functools.partial(_keep_distribution, distributions, ids, kept)
-        prompts = [requests[number][1] for number in batch]
-        answers = generate(
-            target,
-            prompts,
-            max_new_tokens=max_new_tokens,
-            eos_ids=eos_ids,
-            sampling=sampling,
-            generator=generator,
-            observe=observe,
-        )
-        forwards += max(map(len, answers))
-        for row, (number, answer) in enumerate(zip(batch, answers, strict=True)):
-            found[number] = (answer, distributions[row, : len(answer)].clone(), ids[row, : len(answer)].clone())
-    rows = [found[number] for number in range(len(requests))]
-    records = [
-        Answer(name, list(prompt), answer, answer[-1] in eos_ids)
-        for (name, prompt), (answer, _, _) in zip(requests, rows, strict=True)
-    ]
-    log_probs = torch.cat([row[1] for row in rows]) if rows else torch.empty(0, kept + is_part, dtype=torch.float16)
-    tokens = torch.cat([row[2] for row in rows]) if rows and is_part else None
-    return TargetPass(records, sampling, target.vocab_size, log_probs, tokens, forwards)
-
-
-def _keep_distribution(
-    distributions: Float16[Tensor, "batch positions columns"],
-    ids: Int32[Tensor, "batch positions kept"],
-    kept: int,
-    rows: list[int],
-    position: int,
-    logits: Float[Tensor, "rows vocab"],
-    tokens: Int64[Tensor, " rows"],
-) -> None:
-    """Write the distribution of one decoding step into the record of its batch."""
-    distributions[rows, position], ids[rows, position] = compact_distribution(logits, tokens, kept)
-
-
-def compact_distribution(
-    logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, " rows"], kept: int
-) -> tuple[Float16[Tensor, "rows columns"], Int32[Tensor, "rows kept_ids"]]:
-    """Log-probabilities of the ``kept`` most probable tokens, then of all others together, and the ids of the kept (all kept: neither
-    others nor ids); the emitted token is among them.
-
-    The mass of the others is summed, never 1 less the kept: in float16 that difference is noise, or nothing.
-    """
-    log_probs = logits.float().log_softmax(-1)
-    if kept == log_probs.shape[-1]:
-        return log_probs.half().cpu(), torch.empty(len(log_probs), 0, dtype=torch.int32)
-    top = log_probs.topk(kept).indices
-    emitted = tokens[:, None]
-    top[:, -1:] = torch.where((top == emitted).any(-1, keepdim=True), top[:, -1:], emitted)
-    others = log_probs.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
-    return torch.cat([log_probs.gather(-1, top), others], -1).half().cpu(), top.cpu().int()
 
 
 @dataclass(frozen=True)

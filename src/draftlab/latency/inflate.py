@@ -16,7 +16,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from draftlab.errors import UserError
-from draftlab.files.records import atomic_dir, read_json, write_json
+from draftlab.files.atomic import atomic_dir
+from draftlab.files.json_files import read_json, write_json
 from draftlab.models.gguf import Array, Checkpoint, expected_shapes
 
 ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight")

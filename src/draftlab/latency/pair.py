@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
-from draftlab.files.records import read_json
+from draftlab.files.json_files import read_json
 from draftlab.latency.backend import LatencyBackend, Settings, check_pair
 from draftlab.latency.cores import pinned
 from draftlab.latency.inflate import inflate

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
-from draftlab.files.records import Answer, read_jsonl
+from draftlab.files.json_files import read_jsonl
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.cost import calibrate, cost_model
 from draftlab.latency.loop import DraftLength, Generation, Sampling, adaptive, decode, fixed, speculate

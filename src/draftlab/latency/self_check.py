@@ -18,7 +18,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from draftlab.errors import UserError
-from draftlab.files.records import write_json
+from draftlab.files.json_files import write_json
 from draftlab.models.gguf import expected_shapes, export
 
 CURE = (

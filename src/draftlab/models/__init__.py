@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from draftlab.errors import UserError
-from draftlab.files.records import read_object
+from draftlab.files.json_files import read_object
 from draftlab.models.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer, pre_tokenizers
 
 from draftlab.errors import UserError
-from draftlab.files.records import atomic_path, read_object
-from draftlab.models.files import weight_files
+from draftlab.files.atomic import atomic_path
+from draftlab.files.json_files import read_object
+from draftlab.files.weights import weight_files
 
 Weights = Literal["f32", "f16", "q8_0", "q4_0"]
 Array = Float[np.ndarray, "..."]

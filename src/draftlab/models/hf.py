@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from draftlab.errors import UserError
-from draftlab.files.records import atomic_dir
+from draftlab.files.atomic import atomic_dir
+from draftlab.files.weights import weight_files
 from draftlab.models.batching import check_lengths, pad_requests, pad_rows
-from draftlab.models.files import weight_files
 from draftlab.models.tokenizer import load_tokenizer
 
 

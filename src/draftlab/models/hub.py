@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 from draftlab.errors import UserError
+from draftlab.files.atomic import atomic_dir
 from draftlab.files.hub import ask
-from draftlab.files.records import atomic_dir
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 VOCABULARIES = (("tokenizer.model",), ("spiece.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))

@@ -26,7 +26,8 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
 from draftlab.errors import UserError
-from draftlab.files.records import atomic_dir, read_json
+from draftlab.files.atomic import atomic_dir
+from draftlab.files.json_files import read_json
 from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.tree import Tree
 from draftlab.models.weights import read_weights, write_model

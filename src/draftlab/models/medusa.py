@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from draftlab.errors import UserError
-from draftlab.files.records import atomic_dir
+from draftlab.files.atomic import atomic_dir
 from draftlab.models import LanguageModel
 from draftlab.models.batching import pad_requests
 from draftlab.models.llama import Llama, LlamaCache, LlamaDecoder

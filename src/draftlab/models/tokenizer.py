@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from draftlab.data.conversations import Segment, Turn, render
 from draftlab.errors import UserError
-from draftlab.files.records import read_object
+from draftlab.files.json_files import read_object
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftlab.errors import UserError
-from draftlab.models.files import weight_files
+from draftlab.files.weights import weight_files
 
 
 def read_weights(folder: Path, device: torch.device) -> dict[str, Tensor]:

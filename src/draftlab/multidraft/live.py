@@ -13,9 +13,10 @@ import torch
 
 from draftlab.core.sampling import Sampling
 from draftlab.core.verify.schemes import tail_of, token_verifier
+from draftlab.data.prompts import Prompt
 from draftlab.engine.decode import BlockTrace, Decoded, generate, speculate
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt, read_jsonl
+from draftlab.files.json_files import read_jsonl
 from draftlab.models import LanguageModel, Tokenizer
 from draftlab.multidraft.quality import Score
 from draftlab.plan import Live

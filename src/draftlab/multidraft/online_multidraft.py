@@ -15,11 +15,11 @@ import pandas as pd
 import torch
 
 from draftlab.core.sampling import Sampling
+from draftlab.engine.answers import Answer
 from draftlab.engine.decode import speculate
-from draftlab.engine.replay import TargetPass, load_pass
-from draftlab.files.records import Answer
+from draftlab.engine.recording import TargetPass, load_pass
+from draftlab.files.weights import check_sizes
 from draftlab.models import LanguageModel, load_model, load_tokenizer
-from draftlab.models.files import check_sizes
 from draftlab.plan import Online, OnlineMultidraft
 from draftlab.train.online import serve
 from draftlab.train.traffic import Traffic, join

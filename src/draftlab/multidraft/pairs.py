@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftlab.core.sampling import Sampling
-from draftlab.engine import answers
+from draftlab.engine import recording
+from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
-from draftlab.files.records import Answer, atomic_path
+from draftlab.files.atomic import atomic_path
+from draftlab.files.weights import check_sizes
 from draftlab.models import Dtype, LanguageModel, Tokenizer, check_same_tokenizer, load_model, load_tokenizer
-from draftlab.models.files import check_sizes
 from draftlab.plan import Answers, OnPairs
 
 SAMPLING = Sampling(1.0, top_k=5)
@@ -81,7 +82,7 @@ def record_all(
     """Let the target answer the prompts of each dataset and write its pairs, and the synthetic ones, to ``out/NAME.safetensors``."""
     target_model, draft_model, _ = load_models(target, draft, settings.dtype, settings.device)
     for dataset, file in prompts.items():
-        found, _ = answers.answer(target, file, positions, settings, sampling=SAMPLING, seed=seed)
+        found, _ = recording.answer(target, file, positions, settings, sampling=SAMPLING, seed=seed)
         record(target_model, draft_model, found.answers, positions).save(out / f"{dataset}.safetensors")
     synthetic(seed).save(out / "synthetic.safetensors")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from draftlab.errors import UserError
-from draftlab.files.records import read_table
+from draftlab.files.tables import read_table
 from draftlab.report import published
 
 TIME = re.compile(r"(^|_)(seconds|ms|ms_p90)$|^attempt$")

@@ -20,7 +20,9 @@ from markupsafe import Markup
 
 from draftlab import __version__
 from draftlab.errors import UserError
-from draftlab.files import records
+from draftlab.files.atomic import write_text
+from draftlab.files.json_files import read_json
+from draftlab.files.tables import read_table
 from draftlab.plan import Experiment, load_experiment
 from draftlab.report import conclusions, published, summary, tables, tidy
 from draftlab.report.claims import COLUMNS, VERDICTS
@@ -86,7 +88,7 @@ def write(results: Path, scale: str, out: Path, config: Sequence[str] = ()) -> N
     such a run is made for.
     """
     own = [given for given in config if given.partition("=")[0] in ("dataset", "target", "draft")]
-    ledger = records.read_table(results / "claims.csv", dtype=str, keep_default_na=False)
+    ledger = read_table(results / "claims.csv", dtype=str, keep_default_na=False)
     by_table = _rows_by_table(ledger)
     sections = [
         _section(path, results, config or [f"scale={scale}"], by_table.get(path.stem, [])) for path in _tables(results)
@@ -118,7 +120,7 @@ def write(results: Path, scale: str, out: Path, config: Sequence[str] = ()) -> N
         tokens=_tokens(results / "tokens.json"),
         library=Markup(script),  # the vendored script, not text of a run
     )
-    records.write_text(out, page)
+    write_text(out, page)
 
 
 def _tables(results: Path) -> list[Path]:
@@ -142,9 +144,7 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
         answer = conclusions.sentences(name, rows, about.answer if about else [])
         page = tables.arrange(tables.read_cells(cells), layout)
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
-    runs = [
-        (path.parent.name, records.read_json(path)) for path in sorted((results / "cells" / name).glob("*/run.json"))
-    ]
+    runs = [(path.parent.name, read_json(path)) for path in sorted((results / "cells" / name).glob("*/run.json"))]
     about_cells = [{key: value for key, value in run.items() if key != "inputs"} | {"cell": cell} for cell, run in runs]
     common, varied = split_common([flatten(cell) for cell in about_cells])
     return Section(
@@ -197,7 +197,7 @@ def _size(path: Path) -> tuple[int, int]:
 def _tokens(path: Path) -> TokenView | None:
     if not path.exists():
         return None
-    raw = records.read_json(path)
+    raw = read_json(path)
     try:
         before, after = ([Token(str(t["token"]), str(t["kind"])) for t in raw[key]] for key in ("before", "after"))
         facts = str(raw["dataset"]), str(raw["request"]), str(raw["prompt"]), int(raw["draft_len"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
-from draftlab.files import records
+from draftlab.files.json_files import read_json, write_json
 
 RECORD = "provenance.json"
 DIGESTED = ("tables", "pairs", "models")
@@ -25,7 +25,7 @@ def trace(figure: Path) -> Iterator[str]:
         raise UserError("no such figure", file=figure, remedy="draw it first")
     folder = figure.parent
     if (folder / "data" / RECORD).exists():
-        known = records.read_json(folder / "data" / RECORD)
+        known = read_json(folder / "data" / RECORD)
         if experiment not in known:
             raise UserError(f"no record of {experiment}", file=folder / "data" / RECORD, remedy="publish it again")
         table, found = folder / "data" / f"{experiment}.csv", known[experiment]
@@ -43,14 +43,12 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
     table = run / f"{experiment}.csv"
     if not table.exists():
         raise UserError("no such table", file=table, remedy="run the experiment first")
-    cells = {
-        path.parent.name: records.read_json(path) for path in sorted((run / "cells" / experiment).glob("*/run.json"))
-    }
+    cells = {path.parent.name: read_json(path) for path in sorted((run / "cells" / experiment).glob("*/run.json"))}
     inputs: dict[str, dict[str, str | None]] = {kind: {} for kind in ("models", "tables", "pairs", "answers", "data")}
     for record in cells.values():
         _merge(inputs, record.pop("inputs", {}))
     for name in list(inputs["pairs"]):
-        _merge(inputs, records.read_json((run / name).with_suffix(".json")))
+        _merge(inputs, read_json((run / name).with_suffix(".json")))
     answered = [Path(name).parent for name in sorted(inputs["answers"])]
     datasets = {folder.name.split(".")[0] for folder in answered} | {Path(name).parts[1] for name in inputs["data"]}
     common, varied = split_common([{"cell": cell} | flatten(record) for cell, record in cells.items()])
@@ -59,17 +57,15 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
         "common": common,
         "cells": varied,
         **{kind: dict(sorted(inputs[kind].items())) for kind in DIGESTED},
-        "answers": {str(folder): records.read_json(run / folder / "pass.json") for folder in answered},
-        "data": {
-            name: records.read_json(run / "data" / name / "summary.json")["provenance"] for name in sorted(datasets)
-        },
+        "answers": {str(folder): read_json(run / folder / "pass.json") for folder in answered},
+        "data": {name: read_json(run / "data" / name / "summary.json")["provenance"] for name in sorted(datasets)},
     }
 
 
 def record(run: Path, out: Path) -> None:
     """Write what ``describe`` says of every table of a run; published tables keep it beside them."""
     tables = sorted(path.stem for path in run.glob("*.csv") if path.stem != "claims")
-    records.write_json(out, {name: describe(run, name) for name in tables})
+    write_json(out, {name: describe(run, name) for name in tables})
 
 
 def lines(found: Mapping[str, Any], table: Path) -> Iterator[str]:

@@ -16,7 +16,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from draftlab.errors import UserError
-from draftlab.files.records import read_table
+from draftlab.files.tables import read_table
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.plan import Scale, refused
 

@@ -9,7 +9,8 @@ import pandas as pd
 
 from draftlab.data import table_markdown
 from draftlab.errors import UserError
-from draftlab.files.records import read_table, write_text
+from draftlab.files.atomic import write_text
+from draftlab.files.tables import read_table
 from draftlab.plan import load_experiment
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")

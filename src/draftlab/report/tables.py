@@ -15,7 +15,8 @@ import pandas as pd
 
 from draftlab.core import stats
 from draftlab.errors import UserError
-from draftlab.files.records import read_table, write_text
+from draftlab.files.atomic import write_text
+from draftlab.files.tables import read_table
 from draftlab.plan import WORKFLOW, Experiment, Layout, load_experiment
 from draftlab.report import tidy
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from draftlab.core import theory
 from draftlab.errors import UserError
-from draftlab.files.records import read_table
+from draftlab.files.tables import read_table
 from draftlab.latency.comparison import compare
 from draftlab.latency.summary import block_ratios, summarise_length
 

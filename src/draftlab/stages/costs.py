@@ -14,8 +14,8 @@ import pandas as pd
 from draftlab import plan
 from draftlab.core import theory
 from draftlab.errors import UserError
-from draftlab.files.records import read_object
-from draftlab.models.files import parameter_count
+from draftlab.files.json_files import read_object
+from draftlab.files.weights import parameter_count
 
 
 def speedup_theory(settings: plan.SpeedupTheory) -> pd.DataFrame:

@@ -19,10 +19,11 @@ import pandas as pd
 
 from draftlab import plan
 from draftlab.data import routing
-from draftlab.engine.replay import TargetPass, agree_along, load_pass, walk
+from draftlab.engine.recording import TargetPass, load_pass
+from draftlab.engine.replay import agree_along, walk
 from draftlab.errors import UserError
+from draftlab.files.weights import check_sizes, parameter_count
 from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
-from draftlab.models.files import check_sizes, parameter_count
 from draftlab.train import parallel
 from draftlab.train.learning import Effort, train
 from draftlab.train.live import live_server

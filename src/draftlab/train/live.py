@@ -16,9 +16,9 @@ from torch import Tensor
 
 from draftlab import plan
 from draftlab.core.sampling import Sampling
+from draftlab.engine.answers import Answer
 from draftlab.engine.decode import BlockTrace, speculate
-from draftlab.engine.replay import TargetPass, compact_distribution
-from draftlab.files.records import Answer
+from draftlab.engine.recording import TargetPass, compact_distribution
 from draftlab.models import LanguageModel
 from draftlab.train.offline import trace_counts
 from draftlab.train.online import Lesson, Server

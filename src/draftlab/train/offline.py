@@ -11,8 +11,9 @@ import torch
 
 from draftlab import plan
 from draftlab.engine.decode import BlockTrace, speculate
-from draftlab.engine.replay import TargetPass, Walk, agree_along, walk
-from draftlab.files.records import atomic_path
+from draftlab.engine.recording import TargetPass
+from draftlab.engine.replay import Walk, agree_along, walk
+from draftlab.files.atomic import atomic_path
 from draftlab.train import parallel
 from draftlab.train.learning import Effort, train
 from draftlab.train.sources import Scene

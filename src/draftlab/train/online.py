@@ -19,7 +19,8 @@ from numpy.random import Generator
 from torch import Tensor
 
 from draftlab import plan
-from draftlab.engine.replay import TargetPass, agree_along, at_its_depth, walk
+from draftlab.engine.recording import TargetPass
+from draftlab.engine.replay import agree_along, at_its_depth, walk
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
 from draftlab.train import training

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from draftlab import plan
 from draftlab.data import generators
+from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt, atomic_dir, read_jsonl, write_json
+from draftlab.files.atomic import atomic_dir
+from draftlab.files.json_files import read_jsonl, write_json
 from draftlab.models import LanguageModel, Tokenizer, check_same_tokenizer, hf, hub, load_tokenizer
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer

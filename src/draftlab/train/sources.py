@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from draftlab.engine.decode import Observer, generate
-from draftlab.engine.replay import TargetPass
+from draftlab.engine.recording import TargetPass
 from draftlab.models import Cache, LanguageModel
 
 SHARE = 0.5  # of requests (mix_request) or tokens (mix_token) that the target writes

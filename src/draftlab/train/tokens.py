@@ -11,8 +11,9 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Int
 
-from draftlab.engine.replay import Agreement, TargetPass, walk
-from draftlab.files.records import Answer
+from draftlab.engine.answers import Answer
+from draftlab.engine.recording import TargetPass
+from draftlab.engine.replay import Agreement, walk
 from draftlab.models import LanguageModel, Tokenizer
 
 

@@ -13,9 +13,10 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Int
 
-from draftlab.engine.replay import TargetPass
+from draftlab.data.prompts import Prompt
+from draftlab.engine.recording import TargetPass
 from draftlab.errors import UserError
-from draftlab.files.records import Prompt, read_jsonl
+from draftlab.files.json_files import read_jsonl
 
 
 @dataclass(frozen=True)

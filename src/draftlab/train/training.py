@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from draftlab.errors import UserError
-from draftlab.files.records import atomic_path
+from draftlab.files.atomic import atomic_path
 
 CHECKPOINT_SECONDS = 30.0
 

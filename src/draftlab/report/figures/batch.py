@@ -16,7 +16,7 @@ from pathlib import Path
 
 from draftlab import plan
 from draftlab.errors import UserError
-from draftlab.files import records
+from draftlab.files.json_files import read_json, write_json
 from draftlab.report import conclusions, figures, published, tables, tidy
 
 SUFFIXES = (".pdf", ".png", ".md", ".tex", ".csv")
@@ -37,7 +37,7 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path) -> None:
 
 def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> list[str]:
     """Draw the tables of ``data`` whose digest is not the one in ``drawn``, or whose files are gone; return their names."""
-    before = records.read_json(drawn) if drawn.exists() else {}
+    before = read_json(drawn) if drawn.exists() else {}
     found = {path.stem: path for path in sorted(data.glob("*.csv")) if path.stem != "claims"}
     digests = {name: _digest(name, path, scale) for name, path in found.items()}
     files = {name: [out / f"{name}{suffix}" for suffix in SUFFIXES] for name in found}
@@ -52,7 +52,7 @@ def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> 
             job.result()
     for file in (file for name in found.keys() - set(stale) for file in files[name]):
         os.utime(file)  # looked at, and as new as its table
-    records.write_json(drawn, digests)
+    write_json(drawn, digests)
     return stale
 
 

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from PIL import Image
 
-from draftlab.files.records import atomic_path
+from draftlab.files.atomic import atomic_path
 
 WIDE = 7.0  # inches: the text width of a two-column paper
 COLUMN = 3.4

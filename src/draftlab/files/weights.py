@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
-from draftlab.files.records import read_object
+from draftlab.files.json_files import read_object
 
 
 def weight_files(folder: Path) -> list[Path]:

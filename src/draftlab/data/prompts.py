@@ -1,0 +1,28 @@
+"""A request of a dataset, and a row that gives none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request: ``text`` is what a user asks; ``reference`` is the dataset's own answer, when it has one."""
+
+    id: str
+    dataset: str
+    split: str
+    text: str
+    reference: str | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A raw row that a cleaner turned down, with the place and the reason."""
+
+    file: str
+    line: int
+    reason: str
+    row: str

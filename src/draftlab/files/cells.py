@@ -1,0 +1,58 @@
+"""One cell of an experiment on disk: its rows, and what they were measured with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftlab import __version__
+from draftlab.errors import UserError
+from draftlab.files.atomic import atomic_path
+from draftlab.files.digests import code_digest
+from draftlab.files.json_files import write_json
+from draftlab.files.machine import machine
+from draftlab.files.weights import weight_files
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def write_cell(folder: Path | str, rows: pd.DataFrame, run: Mapping[str, Any], **inputs: Iterable[Path]) -> None:
+    """Write one cell of an experiment: ``rows.csv`` (observations) and ``run.json`` (``run``, the machine's facts, and digests of the
+    ``inputs`` by kind: models, answers, data, ...)."""
+    folder = Path(folder)
+    if rows.empty:
+        raise UserError("no rows were measured", file=folder, remedy="give the cell at least one request")
+    with atomic_path(folder / "rows.csv") as temporary:
+        rows.to_csv(temporary, index=False, lineterminator="\n")
+    facts = {"draftlab": __version__, "code": _code(), **run, "inputs": digests(folder / "../../..", **inputs)}
+    write_json(folder / "run.json", facts | {"machine": machine()})
+
+
+def digests(run: Path, **inputs: Iterable[Path]) -> dict[str, dict[str, str | None]]:
+    """Kind -> name below the folder of a ``run`` -> SHA-256; the name of an architecture, which is no file, has none."""
+    return {
+        kind: {os.path.relpath(path, run) if path.exists() else str(path): _digest(path) for path in sorted(paths)}
+        for kind, paths in inputs.items()
+    }
+
+
+def _digest(path: Path) -> str | None:
+    """Of a file, or of the weights in a model's folder."""
+    if not path.exists():
+        return None
+    found = hashlib.sha256()
+    for part in weight_files(path) if path.is_dir() else [path]:
+        with part.open("rb") as file:
+            hashlib.file_digest(file, lambda: found)
+    return found.hexdigest()
+
+
+def _code() -> str:
+    """Digest of the draftlab modules that this process loaded: the code behind a cell."""
+    loaded = (name for name in sys.modules if name.startswith("draftlab."))
+    return code_digest(*sorted(name for name in loaded if name not in ("draftlab.cli", "draftlab.__main__")))

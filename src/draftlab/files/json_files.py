@@ -1,0 +1,71 @@
+"""JSON files, and files with one JSON record a line; a broken one is an error that names the line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from draftlab.errors import UserError
+from draftlab.files.atomic import atomic_path, write_text
+
+T = TypeVar("T")
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Write one JSON value, indented, keys in the given order."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path | str) -> Any:
+    """Read one JSON value; a missing or broken file is a ``UserError``."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError("no such file", file=path, remedy="check the path, or run the step that makes it") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"not JSON: {error.msg}", file=path, line=error.lineno, remedy="repair the file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8: {error.reason}", file=path, remedy="convert the file to UTF-8") from None
+
+
+def read_object(path: Path | str) -> dict[str, Any]:
+    """Read one JSON object; anything else is a ``UserError``."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise UserError("not a JSON object", file=path, remedy="fetch the file again, or run the step that makes it")
+    return found
+
+
+def write_jsonl(path: Path | str, records: Iterable[Any]) -> int:
+    """Write dataclasses (or dicts) one per line; return how many."""
+    count = 0
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for record in records:
+            value = dataclasses.asdict(record) if dataclasses.is_dataclass(record) else record  # type: ignore[arg-type]
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
+    """Read dataclasses of ``kind``; a broken line is a ``UserError`` that names it. For the project's own files:
+    raw datasets are read by ``data.sources``, which keeps the good rows."""
+    try:
+        with Path(path).open(encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield kind(**json.loads(line))
+                except (TypeError, ValueError) as error:
+                    raise UserError(
+                        f"not a {kind.__name__}: {error}",
+                        file=path,
+                        line=number,
+                        remedy="delete the file and run again",
+                    ) from None
+    except FileNotFoundError:
+        raise UserError("no such file", file=path, remedy="check the path, or run the step that makes it") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8: {error.reason}", file=path, remedy="delete the file and run again") from None
