@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import tyro
 from pydantic import ValidationError
 
-from draftlab import bench, plan
+from draftlab import plan
 from draftlab.data import streams
 from draftlab.errors import UserError, printable
 
@@ -695,55 +695,6 @@ def verify_lossless(
         command.run_on_file(samples, budget)
 
 
-def bench_decode(
-    settings: Flat[bench.DecodeBench],
-    *,
-    target: Path,
-    draft: Path | None = None,
-    prompts: Path | None = None,
-    out: Path | None = None,
-) -> None:
-    """Time the decoding loop and replay beside transformers and OSD's loop, in turns, in CPU seconds on one thread.
-
-    Without --draft the target's layers but the last are the draft; without --prompts a few sentences are the prompts.
-    """
-    from draftlab.bench import decode
-
-    frame = decode.bench(target, draft, prompts, settings)
-    _print_table(decode.table(frame), frame, out)
-
-
-def bench_llama_cpp(
-    settings: Flat[bench.LlamaCppBench],
-    *,
-    target: Path,
-    draft: Path,
-    tools: Path | None = None,
-    prompts: Path | None = None,
-    out: Path | None = None,
-) -> None:
-    """Time the llama.cpp loop beside llama.cpp's own C++ tools (--tools: the folder of the binaries) and transformers, in turns, on one core."""
-    from draftlab.bench import llama_cpp
-
-    frame = llama_cpp.bench(target, draft, tools, prompts, settings)
-    _print_table(llama_cpp.table(frame), frame, out)
-
-
-def bench_online(
-    settings: Flat[bench.OnlineBench],
-    *,
-    results: Path,
-    dataset: str = "spider",
-    draft: str = "draft",
-    out: Path | None = None,
-) -> None:
-    """Time online distillation, live and by replay, beside the loop of OSD's repository, in turns, in CPU seconds on one thread."""
-    from draftlab.bench import online
-
-    frame = online.bench(results, dataset, draft, settings)
-    _print_table(online.table(frame), frame, out)
-
-
 def bench_verify(settings: Flat[plan.VerifierCost], *, out: Path | None = None) -> None:
     """Print what each verifier costs per decision, one thread, contenders interleaved; with OUT also as CSV."""
     from draftlab.multidraft import verifier_cost
@@ -770,9 +721,6 @@ def readme(*, file: Path = Path("README.md"), check: bool = False) -> None:
 VERBS: dict[str, Callable[..., None]] = {
     "readme": readme,
     "verify-lossless": verify_lossless,
-    "bench decode": bench_decode,
-    "bench llama-cpp": bench_llama_cpp,
-    "bench online": bench_online,
     "bench verify": bench_verify,
     "gguf export": gguf_export,
     "gguf inflate": gguf_inflate,
@@ -828,12 +776,17 @@ VERBS: dict[str, Callable[..., None]] = {
 
 
 def main() -> None:
-    """Run one verb; a ``UserError``, or a setting out of its bounds, becomes one line on stderr and exit code 1."""
+    """Run one verb."""
     args = sys.argv[1:]
     if " ".join(args[:2]) in VERBS:  # a verb of two words
         args = [" ".join(args[:2]), *args[2:]]
+    exit_on_error(lambda: tyro.extras.subcommand_cli_from_dict(VERBS, prog="draftlab", description=__doc__, args=args))
+
+
+def exit_on_error(call: Callable[[], object]) -> None:
+    """Call it; a ``UserError``, or a setting out of its bounds, becomes one line on stderr and exit code 1."""
     try:
-        tyro.extras.subcommand_cli_from_dict(VERBS, prog="draftlab", description=__doc__, args=args)
+        call()
     except (UserError, ValidationError) as error:
         said = plan.refused(error) if isinstance(error, ValidationError) else error
         sys.exit(f"draftlab: error: {said}")

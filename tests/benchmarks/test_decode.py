@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from draftlab.bench import DecodeBench
-from draftlab.bench.decode import bench, table
+import benchmarks
+from benchmarks.decode import DecodeBench, bench, main, table
 from draftlab.errors import UserError
 from draftlab.models import load_tokenizer
 from draftlab.models.llama import Llama, LlamaConfig, load
@@ -52,3 +52,13 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
         DecodeBench(repeats=1)
     with pytest.raises(UserError, match="different vocabularies"):
         bench(target, small(tmp_path / "draft", 1, 261))
+
+
+def test_flags_become_settings_and_an_error_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = small(tmp_path / "target", 1, 262)
+    monkeypatch.setattr("sys.argv", ["decode", "--target", str(target)])
+    with pytest.raises(SystemExit, match=r"error: .*: not a Llama of two layers or more.*give --draft"):
+        benchmarks.run(main)
+    monkeypatch.setattr("sys.argv", ["decode", "--target", str(target), "--requests", "0"])
+    with pytest.raises(SystemExit, match=r"error: requests: Input should be greater than 0, not 0"):
+        benchmarks.run(main)

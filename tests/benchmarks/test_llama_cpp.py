@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftlab.bench import LlamaCppBench
-from draftlab.bench.llama_cpp import ASSISTED, TOOLS, bench, table
+from benchmarks.llama_cpp import ASSISTED, TOOLS, LlamaCppBench, bench, table
 from draftlab.errors import UserError
 from draftlab.latency.cores import can_pin
 from draftlab.latency.loop import Block, Generation

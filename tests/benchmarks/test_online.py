@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftlab.bench import OnlineBench
-from draftlab.bench.online import bench, table
+from benchmarks.online import OnlineBench, bench, table
 from draftlab.errors import UserError
 from tests.pair import ROOM, make_results
 

@@ -1,10 +1,11 @@
 """Cost of online distillation beside the way OSD's repository does it: contenders take turns in one process, on one thread, in CPU seconds.
 
-    draftlab bench online --results results/laptop --dataset spider --draft draft_large
+    python -m benchmarks.online --results results/laptop --dataset spider --draft draft_large
 
 ``repository``: the loop of OSD's repository, written anew on ``transformers``: one request at a time at temperature 0.01, both caches
-cut after every block, and before each update a second forward of the target over all that was served. ``live`` decodes beside the
-target as ``draftlab online --live`` does, ``replay`` reads recorded answers; the recording is not counted.
+cut after every block, and before each update a second forward of the target over all that was served. It is the other side of the
+comparison, so it shares nothing with the loop of ``draftlab.engine``. ``live`` decodes beside the target as ``draftlab online --live``
+does, ``replay`` reads recorded answers; the recording is not counted.
 """
 
 from __future__ import annotations
@@ -18,18 +19,31 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
+from benchmarks import Turns, run, show
 from draftlab import plan
-from draftlab.bench import OnlineBench
+from draftlab.cli import Flat
 from draftlab.core.losses import forward_kl
 from draftlab.engine.recording import load_pass
 from draftlab.latency.comparison import compare
 from draftlab.models import hf, load_model, load_tokenizer
+from draftlab.plan.scales import Count
 from draftlab.train import online, traffic, training
 from draftlab.train.live import live_server
 
 TEMPERATURE = 0.01
+
+
+class OnlineBench(Turns):
+    """The first requests of a recorded stream, an update after every ``update_interval``."""
+
+    requests: Count = 48
+    update_interval: Count = 8
+    learning_rate: float = Field(default=2e-3, gt=0)
+    draft_len: Count = 5
+    max_new_tokens: Count = 96
 
 
 def bench(
@@ -65,9 +79,9 @@ def bench(
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     alphas: dict[str, float] = {}
     for turn in range(settings.repeats + 1):
-        for name, run in contenders.items():
+        for name, contender in contenders.items():
             begun = time.process_time()
-            alphas[name] = run()
+            alphas[name] = contender()
             if turn:  # the first turn warms up
                 seconds[name].append(time.process_time() - begun)
     rows = []
@@ -181,3 +195,20 @@ def table(frame: pd.DataFrame) -> str:
             f"{row['alpha_accepted']:8.3f}{row['speedup']:14.1f}   {row['low']:.1f} to {row['high']:.1f}"
         )
     return "\n".join(lines)
+
+
+def main(
+    settings: Flat[OnlineBench],
+    *,
+    results: Path,
+    dataset: str = "spider",
+    draft: str = "draft",
+    out: Path | None = None,
+) -> None:
+    """Time online distillation, live and by replay, beside the loop of OSD's repository, in turns, in CPU seconds on one thread."""
+    frame = bench(results, dataset, draft, settings)
+    show(frame, table(frame), out)
+
+
+if __name__ == "__main__":
+    run(main)

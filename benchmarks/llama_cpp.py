@@ -1,6 +1,6 @@
 """Speed of the llama.cpp loop beside llama.cpp's own C++ tools and assisted generation in ``transformers``: one core, wall time, in turns.
 
-    draftlab bench llama-cpp --target FOLDER --draft FOLDER --tools BUILD/bin --prompts eval.jsonl
+    python -m benchmarks.llama_cpp --target FOLDER --draft FOLDER --tools BUILD/bin --prompts eval.jsonl
 
 ``llama-speculative-simple`` and ``llama-speculative`` (the tree tool, with one branch) are built from llama.cpp's source with the flags of
 the installed binding; without ``--tools`` they are left out. All decode the same prompts greedily to the end of text, the tools and the loop
@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 import torch
+from pydantic import Field
 
-from draftlab.bench import LlamaCppBench
+from benchmarks import Turns, run, show
+from draftlab.cli import Flat
 from draftlab.data.conversations import Turn, render
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
@@ -35,6 +37,8 @@ from draftlab.latency.pair import inflated
 from draftlab.models import hf, load_tokenizer
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.plan import Template
+from draftlab.plan.scales import Count
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,18 @@ TEXTS = (
     "List the names of all singers who are older than 20.",
     "Write a function that returns the largest number of a list.",
 )
+
+
+class LlamaCppBench(Turns):
+    """A few requests at several draft lengths; the target is inflated (``draftlab.latency.inflate``)."""
+
+    template: Template = "vicuna_short"
+    requests: Count = 3
+    draft_len: list[Count] = Field(default=[3, 5, 8], min_length=1)
+    max_new_tokens: Count = 96
+    inflated_layers: int = Field(default=6, ge=0)
+    inflated_ffn: int = Field(default=8192, ge=0)
+    inflated_widths: Literal[1, 4, 16, 64] = 4
 
 
 def bench(
@@ -240,3 +256,21 @@ def _assisted(target: Path, draft: Path, eos_ids: Collection[int]) -> Callable[[
         return Run(tokens / (time.perf_counter() - begun), None, tokens)
 
     return run
+
+
+def main(
+    settings: Flat[LlamaCppBench],
+    *,
+    target: Path,
+    draft: Path,
+    tools: Path | None = None,
+    prompts: Path | None = None,
+    out: Path | None = None,
+) -> None:
+    """Time the loop on llama.cpp beside llama.cpp's own C++ tools (--tools: the folder of the binaries) and transformers, in turns, on one core."""
+    frame = bench(target, draft, tools, prompts, settings)
+    show(frame, table(frame), out)
+
+
+if __name__ == "__main__":
+    run(main)

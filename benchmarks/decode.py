@@ -1,8 +1,8 @@
 """Speed of the decoding loop beside ``transformers`` and OSD's repository: contenders take turns in one process, on one thread, in CPU
 seconds.
 
-    draftlab bench decode --target FOLDER --draft FOLDER --prompts eval.jsonl
-    draftlab bench decode --target MODEL_FOLDER --template plain      # draft: all its layers but the last
+    python -m benchmarks.decode --target FOLDER --draft FOLDER --prompts eval.jsonl
+    python -m benchmarks.decode --target MODEL_FOLDER --template plain      # draft: all its layers but the last
 
 Every contender decodes the same prompts greedily to the same limits, with the same fixed draft length, and its text is compared with the
 plain greedy text. Tokens are counted the same way for all. ``repository`` is OSD's loop, written anew on ``transformers``: it samples at
@@ -21,8 +21,9 @@ from typing import Any
 import pandas as pd
 import torch
 
-from draftlab.bench import DecodeBench
-from draftlab.bench.online import decode_as_the_repository
+from benchmarks import Turns, run, show
+from benchmarks.online import decode_as_the_repository
+from draftlab.cli import Flat
 from draftlab.data.prompts import Prompt
 from draftlab.engine.decode import generate, speculate
 from draftlab.engine.recording import record
@@ -32,6 +33,8 @@ from draftlab.files.json_files import read_jsonl
 from draftlab.latency.comparison import compare
 from draftlab.models import check_same_tokenizer, hf, load_model, load_tokenizer
 from draftlab.models.llama import Llama
+from draftlab.plan import Template
+from draftlab.plan.scales import Count
 
 TEXTS = (
     "Once upon a time, there was a little girl",
@@ -45,6 +48,16 @@ TEXTS = (
 )
 
 Contender = Callable[[], list[list[int]]]
+
+
+class DecodeBench(Turns):
+    """A few requests at a fixed draft length."""
+
+    template: Template = "vicuna_v1.1"
+    requests: Count = 16
+    draft_len: Count = 5
+    max_new_tokens: Count = 64
+    batch: Count = 8
 
 
 def bench(
@@ -75,9 +88,9 @@ def bench(
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
         same: dict[str, int] = {}
         for turn in range(settings.repeats + 1):
-            for name, run in contenders.items():
+            for name, contender in contenders.items():
                 begun = time.process_time()
-                answers = run()
+                answers = contender()
                 if turn:  # the first turn warms up
                     seconds[name].append(time.process_time() - begun)
                 same[name] = sum(a == b for a, b in zip(answers, expected, strict=True))
@@ -202,3 +215,23 @@ def _all_but_the_last_layer(target: Path, scratch: Path) -> Path:
     shorter.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith(f"layers.{layers}.")})
     shorter.save(scratch / "draft")
     return scratch / "draft"
+
+
+def main(
+    settings: Flat[DecodeBench],
+    *,
+    target: Path,
+    draft: Path | None = None,
+    prompts: Path | None = None,
+    out: Path | None = None,
+) -> None:
+    """Time the decoding loop and replay beside transformers and OSD's loop, in turns, in CPU seconds on one thread.
+
+    Without --draft the target's layers but the last are the draft; without --prompts a few sentences are the prompts.
+    """
+    frame = bench(target, draft, prompts, settings)
+    show(frame, table(frame), out)
+
+
+if __name__ == "__main__":
+    run(main)
