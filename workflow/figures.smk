@@ -36,7 +36,7 @@ rule figure:
         code=lambda wildcards: code(
             f"figures.{wildcards.experiment}",
             "report.figures.forms",
-            "report.conclusions",
+            "report.findings",
         ),
     message:
         "Draw {wildcards.experiment}"

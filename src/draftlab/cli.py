@@ -613,11 +613,11 @@ def figures(*, data: Path, scale: plan.Scale, out: Path, drawn: Path, processes:
 def claims(*, tables: Path, scale: plan.Scale, out: Path) -> None:
     """Put every published number and claim beside the tables of a run, with a verdict."""
     from draftlab.files.atomic import write_text
-    from draftlab.report import claims, published
+    from draftlab.report import ledger, published
 
-    ledger = claims.ledger(published.load(), claims.read_tables(tables), scale)
-    write_text(out, ledger.to_csv(index=False, lineterminator="\n"))
-    for verdict, count in ledger["verdict"].value_counts().items():
+    rows = ledger.judge_claims(published.load(), ledger.read_tables(tables), scale)
+    write_text(out, rows.to_csv(index=False, lineterminator="\n"))
+    for verdict, count in rows["verdict"].value_counts().items():
         print(f"{count:5d} {verdict}")
 
 
@@ -630,9 +630,9 @@ def report(*, results: Path, scale: plan.Scale, out: Path, config: tuple[str, ..
 
 def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) -> None:
     """Whether the tables of two runs are the same text but for measured times; if not, which columns differ, and by how much."""
-    from draftlab.report import agreement
+    from draftlab.report import compare as module
 
-    if found := agreement.differences(one, two):
+    if found := module.differences(one, two):
         sys.exit("\n".join(map(str, found)))
     print("the tables are the same but for measured times")
 

@@ -28,7 +28,7 @@ from draftlab.latency.summary import summarise
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.plan import LatencyAlpha
-from draftlab.report import agreement
+from draftlab.report import compare
 
 PROMPT = [1, 5, 9, 4, 7]
 
@@ -323,7 +323,7 @@ def test_noisy_cells_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(rows) == 12
     monkeypatch.setattr(alpha, "summarise", lambda rows: noisy(rows).assign(quiet=True))
     at_once = measure_alpha(bigram(16, 0), bigram(16, 1), SETTINGS)
-    work = [column for column in rows if not agreement.is_measured("osd_latency_alpha", column)]
+    work = [column for column in rows if not compare.is_measured("osd_latency_alpha", column)]
     assert set(work) >= {"tokens", "disagreements"}
     assert at_once[work].equals(rows[work])
 

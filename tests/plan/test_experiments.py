@@ -206,7 +206,7 @@ title: x
 question: "?"
 paper: osd
 artefact: x
-answer: {more: x, level: x}
+finding: {more: x, level: x}
 stage: offline
 axes:
   dataset: [spider]
@@ -232,7 +232,7 @@ scales:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("answer: {more: x, level: x}", "answer:\n  - {more: x, level: x}\n  - {more: x}", 7),  # an entry of a list
+        ("finding: {more: x, level: x}", "finding:\n  - {more: x, level: x}\n  - {more: x}", 7),  # an entry of a list
         ("stage: offline", "stage: offlin", 6),
         ("- gsm8k", "- gsm9k", 23),  # a value
         ("{loss: hard_label}", "{loss: hard}", 10),  # the first line that names the key

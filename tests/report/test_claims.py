@@ -8,7 +8,8 @@ import pytest
 
 from draftlab.core import stats
 from draftlab.errors import UserError
-from draftlab.report import claims, published, tidy
+from draftlab.report import ledger as module
+from draftlab.report import published, tidy
 from tests.synthetic import TABLES
 
 
@@ -32,26 +33,26 @@ def _only(known, *names):
 
 
 def _verdicts(known, tables, scale="laptop"):
-    rows = claims.ledger(known, tables, scale)
+    rows = module.judge_claims(known, tables, scale)
     return rows.set_index("claim_id")
 
 
 @pytest.fixture(scope="module")
 def ledger(known, tables):
-    return claims.ledger(known, tables, "laptop")
+    return module.judge_claims(known, tables, "laptop")
 
 
 def test_nothing_is_dropped_and_every_row_has_a_verdict(known, ledger):
-    assert tuple(ledger.columns) == claims.COLUMNS
+    assert tuple(ledger.columns) == module.COLUMNS
     assert set(ledger["claim_id"]) == {*known.numbers["claim_id"], *known.statements}
     assert len(ledger) == len(known.numbers) + len(known.statements)
-    assert set(ledger["verdict"]) <= set(claims.VERDICTS)
+    assert set(ledger["verdict"]) <= set(module.VERDICTS)
     assert (ledger["paper"] == "OSD").sum() >= 363
     assert set(ledger["verdict"]) >= {"reproduced", "same direction", "inconsistent in print", "not run at this scale"}
 
 
 def test_a_run_without_tables_still_lists_everything(known):
-    rows = claims.ledger(known, {}, "laptop")
+    rows = module.judge_claims(known, {}, "laptop")
     assert len(rows) == len(known.numbers) + len(known.statements)
     assert set(rows["verdict"]) == {"not run at this scale", "inconsistent in print", "reproduced"}
     answered = rows[rows["verdict"] == "reproduced"]
@@ -328,7 +329,7 @@ def test_every_statement_can_fail(known, tables, claim, table, doctor):
 )
 def test_expectations(expect, gap, clear, at_best):
     comparison = published.Comparison(table="t", mean="x", left={}, right=0.0, expect=expect, margin=0.02)
-    found = claims._clearance(comparison, stats.Interval(*gap, 10))
+    found = module._clearance(comparison, stats.Interval(*gap, 10))
     assert (found[0] >= 0, found[1] >= 0) == (clear, at_best)
 
 
@@ -343,10 +344,10 @@ def test_an_estimate_sums_before_it_divides_and_pairs_by_request(known):
         }
     )
     rule = published.Selection(table="t", ratio=("hits", "tries"))
-    found = claims.estimate(rule, {"method": "a"}, claims.Tables({"t": rows}))
+    found = module.estimate(rule, {"method": "a"}, module.Tables({"t": rows}))
     assert found.estimate == pytest.approx(0.5)
     assert found.n == 2
-    gap = claims.difference(rule, {"method": "b"}, rule, {"method": "a"}, claims.Tables({"t": rows}))
+    gap = module.difference(rule, {"method": "b"}, rule, {"method": "a"}, module.Tables({"t": rows}))
     assert gap.estimate == pytest.approx(0.1)
     assert (gap.low, gap.high) == pytest.approx((0.1, 0.1)), "the same difference in every request leaves no width"
 
@@ -361,14 +362,14 @@ def test_window_is_a_part_of_each_stream():
 def test_a_rule_that_names_no_column_is_refused():
     rule = published.Selection(table="t", ratio=("hits", "tries"))
     with pytest.raises(UserError, match="no column 'method'"):
-        claims.estimate(rule, {"method": "a"}, claims.Tables({"t": pd.DataFrame({"hits": [1], "tries": [2]})}))
+        module.estimate(rule, {"method": "a"}, module.Tables({"t": pd.DataFrame({"hits": [1], "tries": [2]})}))
 
 
 def test_absent_tables_and_absent_rows_are_not_run(known):
     rule = published.Selection(table="t", ratio=("hits", "tries"))
-    assert claims.estimate(rule, {}, claims.Tables({})) is None
+    assert module.estimate(rule, {}, module.Tables({})) is None
     empty = pd.DataFrame({"request": [0], "method": ["a"], "hits": [1], "tries": [2]})
-    assert claims.estimate(rule, {"method": "b"}, claims.Tables({"t": empty})) is None
+    assert module.estimate(rule, {"method": "b"}, module.Tables({"t": empty})) is None
 
 
 def test_numbers_survive_the_file(ledger, tmp_path):

@@ -14,7 +14,7 @@ def known():
 
 def _failing(known):
     return {
-        claim for claim, found in consistency.findings(known).items() if not all(finding.holds for finding in found)
+        claim for claim, found in consistency.run_checks(known).items() if not all(finding.holds for finding in found)
     }
 
 
@@ -85,7 +85,7 @@ def test_a_doctored_number_is_found(known, claim_id, value):
 
 
 def test_the_setting_that_does_fit_is_searched(known):
-    found = consistency.findings(known)["T7.theory_speedup/vicuna-33b/tinyllama-1.1b/alpha=0.5/theory"]
+    found = consistency.run_checks(known)["T7.theory_speedup/vicuna-33b/tinyllama-1.1b/alpha=0.5/theory"]
     assert "draft_len = 5, cost_ratio = 0.1" in found[0].note
     assert found[0].recomputed == pytest.approx((1 - 0.5**9) / 0.5 / (8 * 0.08 + 1))
 

@@ -127,7 +127,7 @@ def test_a_table_that_says_nothing_is_refused(known, tmp_path):
 
 def test_drawing_never_waits_for_torch():
     code = (
-        "import sys, importlib, draftlab.report.tables, draftlab.report.claims, draftlab.report.page; from draftlab.report import figures;"
+        "import sys, importlib, draftlab.report.tables, draftlab.report.ledger, draftlab.report.page; from draftlab.report import figures;"
         "[importlib.import_module(f'draftlab.report.figures.{name}') for name in figures.DESIGNED]; print('torch' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from draftlab.errors import UserError
-from draftlab.report import claims, figures, published, tables, tidy
+from draftlab.report import figures, ledger, published, tables, tidy
 from draftlab.report import page as report_page
 from tests.synthetic import TABLES
 
@@ -52,7 +52,7 @@ def _run(folder: Path) -> Path:
     tokens = [{"token": text, "kind": kind} for text, kind in zip(HOSTILE, kinds, strict=False)]
     view = {"dataset": "spider", "request": "r1", "prompt": "".join(HOSTILE), "draft_len": 5}
     (folder / "tokens.json").write_text(json.dumps(view | {"before": tokens, "after": tokens[1:]}))
-    claims.ledger(known, claims.read_tables(folder), "laptop").to_csv(folder / "claims.csv", index=False)
+    ledger.judge_claims(known, ledger.read_tables(folder), "laptop").to_csv(folder / "claims.csv", index=False)
     return folder
 
 
@@ -83,7 +83,7 @@ def test_everything_is_in_the_page(text):
         "3 tokens: 2 drafted and accepted, 1 by the target; 2 rejected",
     ):
         assert word in text
-    assert '<p class="answer">Yes: over the last fifth of the stream alpha is' in text
+    assert '<p class="finding">Yes: over the last fifth of the stream alpha is' in text
     parts = r"(\d+) recomputed from .*, (\d+) computed by .*, (\d+) measured with models"
     counts = [int(count) for count in re.search(parts, text).groups()]
     assert all(count > 0 for count in counts[:2])

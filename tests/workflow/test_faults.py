@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import pytest
 
-from draftlab.report import agreement
+from draftlab.report import compare
 from tests.checkout import copy_checkout, environment, snakemake
 
 pytestmark = pytest.mark.workflow
@@ -46,7 +46,7 @@ def differing_figures(one: Path, two: Path) -> list[str]:
     found = []
     for path in (one / "figures").iterdir():
         header = (one / f"{path.stem}.csv").read_text().partition("\n")[0].split(",")
-        exact = not any(agreement.is_measured(path.stem, column) for column in header)
+        exact = not any(compare.is_measured(path.stem, column) for column in header)
         if exact and path.read_bytes() != (two / "figures" / path.name).read_bytes():
             found.append(path.name)
     return found
@@ -288,7 +288,7 @@ def test_tables_are_those_of_an_undisturbed_run_after_kills_at_random_moments(tm
             if run.process.returncode < 0:
                 snakemake(folder, "--unlock", *CONFIG, cores=1)
         found = folder / "results/smoke"
-        assert agreement.differences(expected, found) == []
+        assert compare.differences(expected, found) == []
         assert differing_figures(expected, found) == []
     counts = Counter(verb for verb, _, _ in kills)
     print(f"{len(kills)} kills in {passes} passes: {dict(counts)}")

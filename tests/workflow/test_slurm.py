@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from draftlab.report import agreement
+from draftlab.report import compare
 from tests.checkout import copy_checkout, environment, snakemake
 from tests.conftest import ROOT
 from tests.workflow.test_faults import differing_figures
@@ -135,7 +135,7 @@ def test_tables_are_those_of_a_local_run_though_jobs_fail_and_the_controller_res
     ended = state.stdout.split()
     assert ended.count("COMPLETED") == len(ended) - 2 >= 10  # submissions, most of them groups of jobs
     one, two = (folder / "results/smoke" for folder in (local, remote))
-    assert agreement.differences(one, two) == []
+    assert compare.differences(one, two) == []
     assert differing_figures(one, two) == []
 
 

@@ -55,7 +55,7 @@ rule claims:
         **resources_of("claims"),
     params:
         scale=RUN.scale,
-        code=code("report.claims"),
+        code=code("report.ledger"),
     message:
         "Put every published number beside ours"
     shell:

@@ -3,7 +3,7 @@
 from draftlab.files.digests import code_digest
 from draftlab.plan.command_line import flags, models_of, pass_name, passes_of, stream_flags, stream_parts, words
 from draftlab.plan.grids import combinations, plain, refused, variants
-from draftlab.plan.plan import WORKFLOW, Answer, Experiment, Layout, Run, RunConfig, Size, load_experiment, load_run
+from draftlab.plan.plan import WORKFLOW, Experiment, Finding, Layout, Run, RunConfig, Size, load_experiment, load_run
 from draftlab.plan.scales import (
     Answers,
     Compute,
@@ -63,7 +63,6 @@ __all__ = [
     "STREAM",
     "WORKFLOW",
     "Acceptance",
-    "Answer",
     "Answers",
     "Axis",
     "BreakEven",
@@ -73,6 +72,7 @@ __all__ = [
     "Dataset",
     "Engine",
     "Experiment",
+    "Finding",
     "Job",
     "LatencyAlpha",
     "LatencyBranches",

@@ -34,7 +34,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 """How OSD's scripts updated a draft online, before and after the paper: ``profile: NAME`` in an experiment's file stands for these keys."""
 
 
-class Answer(Settings):
+class Finding(Settings):
     """How an experiment answers its question in one sentence, from its table.
 
     The rows of ``left`` less those of ``right`` (or a constant), over the same requests, or the best of ``best``'s settings less the next
@@ -90,7 +90,7 @@ class Experiment(Settings):
     question: str
     paper: Literal["osd", "mdss", "beyond"]
     artefact: str
-    answer: Annotated[list[Answer], BeforeValidator(lambda said: [said] if isinstance(said, dict) else said)] = []
+    finding: Annotated[list[Finding], BeforeValidator(lambda said: [said] if isinstance(said, dict) else said)] = []
     layout: Layout | None = None
     stage: str
     axes: dict[str, Axis] = {}

@@ -24,7 +24,7 @@ Value = float | str | tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Recomputed:
     """What one check says of one printed number."""
 
     check: str
@@ -116,16 +116,16 @@ FORMULAS: dict[str, Callable[..., float]] = {
 }
 
 
-def findings(published: Published) -> dict[str, list[Finding]]:
+def run_checks(published: Published) -> dict[str, list[Recomputed]]:
     """Claim id -> what the checks say of it; a row that no check names is absent."""
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[Recomputed]] = {}
     for name, check in published.checks.items():
-        for claim_id, finding in _run(name, check, published):
-            found.setdefault(claim_id, []).append(finding)
+        for claim_id, result in _run(name, check, published):
+            found.setdefault(claim_id, []).append(result)
     return found
 
 
-def _run(name: str, check: Check, published: Published) -> list[tuple[str, Finding]]:
+def _run(name: str, check: Check, published: Published) -> list[tuple[str, Recomputed]]:
     rows = published.of(check.claim, **check.where)
     if rows.empty:
         raise UserError(f"check {name}: no printed number of {check.claim}", remedy="repair consistency.yaml")
@@ -138,7 +138,7 @@ def _run(name: str, check: Check, published: Published) -> list[tuple[str, Findi
             holds = ok if check.series is None else all(good for _, good in fits)
             verb = "gives" if holds else "would give"
             note = f"{check.says} {verb} {_short(recomputed)}{instead}"
-            results.append((row["claim_id"], Finding(name, recomputed, holds, note, check.derives)))
+            results.append((row["claim_id"], Recomputed(name, recomputed, holds, note, check.derives)))
     return results
 
 

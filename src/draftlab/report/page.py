@@ -24,8 +24,8 @@ from draftlab.files.atomic import write_text
 from draftlab.files.json_files import read_json
 from draftlab.files.tables import read_table
 from draftlab.plan import Experiment, load_experiment
-from draftlab.report import conclusions, published, summary, tables, tidy
-from draftlab.report.claims import COLUMNS, VERDICTS
+from draftlab.report import findings, published, summary, tables, tidy
+from draftlab.report.ledger import COLUMNS, VERDICTS
 from draftlab.report.provenance import flatten, split_common
 
 WORKFLOW = published.FOLDER.parent
@@ -67,7 +67,7 @@ class Section:
     paper: str
     title: str
     question: str
-    answer: str
+    finding: str
     artefact: str
     figure: str
     size: tuple[int, int]
@@ -137,11 +137,11 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
     figure = prefix.with_name(f"{name}.png")
     cells = prefix.with_name(f"{name}.csv")
     page = pd.DataFrame()
-    caption = answer = ""
+    caption = finding = ""
     if cells.exists():
         rows = tidy.read(table)
         layout = tables.layout_of(name, rows)
-        answer = conclusions.sentences(name, rows, about.answer if about else [])
+        finding = findings.sentences(name, rows, about.finding if about else [])
         page = tables.arrange(tables.read_cells(cells), layout)
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
     runs = [(path.parent.name, read_json(path)) for path in sorted((results / "cells" / name).glob("*/run.json"))]
@@ -152,7 +152,7 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
         paper=about.paper if about else "beyond",
         title=about.title if about else name,
         question=about.question if about else "",
-        answer=answer,
+        finding=finding,
         artefact=about.artefact if about else "",
         figure=_data_uri(figure) if figure.exists() else "",
         size=_size(figure) if figure.exists() else (0, 0),

@@ -111,15 +111,15 @@ def quantity(layout: Layout) -> str:
     return QUANTITIES.get((layout.above, layout.below), ratio)
 
 
-def write(experiment: str, table: pd.DataFrame, scale: str, prefix: Path, answer: str = "") -> None:
-    """Write ``prefix.md`` (the ``answer`` first), ``prefix.csv`` (one row per cell) and ``prefix.tex``."""
+def write(experiment: str, table: pd.DataFrame, scale: str, prefix: Path, finding: str = "") -> None:
+    """Write ``prefix.md`` (the ``finding`` first), ``prefix.csv`` (one row per cell) and ``prefix.tex``."""
     layout = layout_of(experiment, table)
     cells = summary(table, layout)
     facts = caption(experiment, cells, layout, tidy.units(table), scale)
     write_text(
         prefix.with_name(prefix.name + ".csv"), cells.to_csv(index=False, lineterminator="\n", float_format="%.6g")
     )
-    parts = filter(None, (answer, markdown(cells, layout), facts))
+    parts = filter(None, (finding, markdown(cells, layout), facts))
     write_text(prefix.with_name(prefix.name + ".md"), "\n\n".join(parts) + "\n")
     write_text(prefix.with_name(prefix.name + ".tex"), f"% {facts}\n" + latex(cells, layout))
 

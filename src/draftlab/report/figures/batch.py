@@ -17,18 +17,18 @@ from pathlib import Path
 from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, write_json
-from draftlab.report import conclusions, figures, published, tables, tidy
+from draftlab.report import figures, findings, published, tables, tidy
 
 SUFFIXES = (".pdf", ".png", ".md", ".tex", ".csv")
 
 
 def draw(experiment: str, table: Path, scale: str, prefix: Path) -> None:
-    """Draw one table's figure and format it, under the sentence that answers its question."""
+    """Draw one table's figure and format it, under its finding."""
     rows = tidy.read(table, experiment)
     try:
         figures.draw(experiment, rows, scale, _published(), prefix)
-        answer = conclusions.sentences(experiment, rows, conclusions.answers_of(experiment))
-        tables.write(experiment, rows, scale, prefix, answer)
+        finding = findings.sentences(experiment, rows, findings.findings_of(experiment))
+        tables.write(experiment, rows, scale, prefix, finding)
     except KeyError as error:
         raise UserError(
             f"no column {error}", file=table, remedy="run the experiment again: its columns changed"
@@ -57,16 +57,16 @@ def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> 
 
 
 def _digest(experiment: str, table: Path, scale: str) -> str:
-    """What a figure and its table depend on: the observations, the printed numbers, the experiment's answer and layout, and the code."""
+    """What a figure and its table depend on: the observations, the printed numbers, the experiment's finding and layout, and the code."""
     code = plan.code_digest(
-        f"draftlab.report.figures.{experiment}", "draftlab.report.figures.forms", "draftlab.report.conclusions"
+        f"draftlab.report.figures.{experiment}", "draftlab.report.figures.forms", "draftlab.report.findings"
     )
     said = tables.plan_of(experiment)
     printed = sorted(published.FOLDER.glob("*.csv"))
     texts = [
         table.read_bytes(),
         *(path.read_bytes() for path in printed),
-        f"{code} {scale} {said and (said.answer, said.layout)}".encode(),
+        f"{code} {scale} {said and (said.finding, said.layout)}".encode(),
     ]
     return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""The answer to an experiment's question: a sentence or two with the interval that carries each, whichever way it falls, from its table."""
+"""An experiment's findings: a sentence or two that answer its question from its table, each with the interval that carries it."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ import pandas as pd
 
 from draftlab.core.stats import Interval
 from draftlab.errors import UserError
-from draftlab.plan import Answer
-from draftlab.report import claims, tables, tidy
+from draftlab.plan import Finding
+from draftlab.report import ledger, tables, tidy
 from draftlab.report.figures.style import name
 from draftlab.report.published import Selection
 
 
-def answers_of(experiment: str) -> list[Answer]:
-    """How an experiment answers its question, as its YAML file says."""
+def findings_of(experiment: str) -> list[Finding]:
+    """What an experiment's YAML file asks its table."""
     said = tables.plan_of(experiment)
-    return [] if said is None else said.answer
+    return [] if said is None else said.finding
 
 
-def sentences(experiment: str, table: pd.DataFrame, answers: Sequence[Answer]) -> str:
-    """The answers in words, one after the other; empty where there is none, or where the table lacks the rows that they speak of."""
-    return " ".join(filter(None, (sentence(experiment, table, answer) for answer in answers)))
+def sentences(experiment: str, table: pd.DataFrame, findings: Sequence[Finding]) -> str:
+    """The findings in words, one after the other; empty where there is none, or where the table lacks the rows that they speak of."""
+    return " ".join(filter(None, (sentence(experiment, table, finding) for finding in findings)))
 
 
-def sentence(experiment: str, table: pd.DataFrame, answer: Answer) -> str:
-    """One answer in words; empty where the table lacks the rows that it speaks of."""
-    for filters in (answer.left, answer.right):
+def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
+    """One finding in words; empty where the table lacks the rows that it speaks of."""
+    for filters in (finding.left, finding.right):
         _check(experiment, table, filters if isinstance(filters, dict) else {})
     layout = tables.layout_of(experiment, table)
-    above, below = answer.measure or (layout.above, layout.below)
+    above, below = finding.measure or (layout.above, layout.below)
     ratio = None if below is None else (above, below)
     what = Selection(table=experiment, ratio=ratio, mean=None if ratio else above)
-    source = claims.Tables({experiment: table})
-    found = (_best if answer.best else _gap)(what, answer, {}, source)
+    source = ledger.Tables({experiment: table})
+    found = (_best if finding.best else _gap)(what, finding, {}, source)
     if found is None:
         return ""
-    digits = layout.digits if answer.digits is None else answer.digits
+    digits = layout.digits if finding.digits is None else finding.digits
     parts, sides = [], set[str]()
-    groups = _values(table, answer.each, answer.left, experiment) if answer.each else []
+    groups = _values(table, finding.each, finding.left, experiment) if finding.each else []
     for group in groups:
-        own = (_best if answer.best else _gap)(what, answer, group, source)
+        own = (_best if finding.best else _gap)(what, finding, group, source)
         if own is not None:
-            is_gap = ratio is not None or answer.right != 0  # a mean that is compared with nothing is no difference
-            shown = own["best"] if answer.best else _text(own["interval"], digits, bounds=True, signed=is_gap)
+            is_gap = ratio is not None or finding.right != 0  # a mean that is compared with nothing is no difference
+            shown = own["best"] if finding.best else _text(own["interval"], digits, bounds=True, signed=is_gap)
             parts.append(f"{_words(group, named=len(group) > 1)} {shown}")
             sides.add(_side(own["interval"]))
     numbers = {key: _text(found[key], digits) for key in ("left", "right")}
     gap = _text(found["interval"], digits, bounds=True, signed=True)
-    apart = "{each}" in answer.level
+    apart = "{each}" in finding.level
     side = _side(found["interval"]) if not apart else sides.pop() if len(sides) == 1 else "level"
-    text: str = getattr(answer, side)
+    text: str = getattr(finding, side)
     said = text.format(**(found | numbers), gap=gap, n=f"{found['interval'].n:,}", each=", ".join(parts))
-    by = " and ".join(answer.each).replace("_", " ")
+    by = " and ".join(finding.each).replace("_", " ")
     return said + (f"; by {by}: {', '.join(parts)}" if len(parts) > 1 and not apart else "") + "."
 
 
@@ -63,42 +63,42 @@ def _check(experiment: str, table: pd.DataFrame, filters: Mapping[str, Any]) -> 
     """A scale may lack all values of a list, and the sentence is silent; a part of them it would drop unsaid."""
     for key, wanted in filters.items():
         if isinstance(wanted, list) and key != "window" and key in table:
-            absent = [value for value in wanted if claims.chosen(table, {key: value}, experiment).empty]
+            absent = [value for value in wanted if ledger.chosen(table, {key: value}, experiment).empty]
             if 0 < len(absent) < len(wanted):
-                remedy = "repair `answer` in its YAML file"
+                remedy = "repair `finding` in its YAML file"
                 raise UserError(
-                    f"{experiment}: no rows with {key} {absent[0]}, which its answer selects", remedy=remedy
+                    f"{experiment}: no rows with {key} {absent[0]}, which its finding selects", remedy=remedy
                 )
 
 
-def _gap(what: Selection, answer: Answer, group: Mapping[str, Any], source: claims.Tables) -> dict[str, Any] | None:
+def _gap(what: Selection, finding: Finding, group: Mapping[str, Any], source: ledger.Tables) -> dict[str, Any] | None:
     """Both sides and their difference over the same requests; None without rows."""
-    left = {**answer.left, **group}
-    one = claims.estimate(what, left, source)
+    left = {**finding.left, **group}
+    one = ledger.estimate(what, left, source)
     if one is None:
         return None
-    if not isinstance(answer.right, dict):
-        level = answer.right
+    if not isinstance(finding.right, dict):
+        level = finding.right
         gap = Interval(one.estimate - level, one.low - level, one.high - level, one.n)
         return {"left": one, "right": Interval(level, np.nan, np.nan, 0), "interval": gap}
-    right = {**answer.right, **group}
-    two, gap_to = claims.estimate(what, right, source), claims.difference(what, left, what, right, source)
+    right = {**finding.right, **group}
+    two, gap_to = ledger.estimate(what, right, source), ledger.difference(what, left, what, right, source)
     return None if two is None or gap_to is None else {"left": one, "right": two, "interval": gap_to}
 
 
-def _best(what: Selection, answer: Answer, group: Mapping[str, Any], source: claims.Tables) -> dict[str, Any] | None:
+def _best(what: Selection, finding: Finding, group: Mapping[str, Any], source: ledger.Tables) -> dict[str, Any] | None:
     """The best setting, the next one, and their difference."""
-    left = {**answer.left, **group}
+    left = {**finding.left, **group}
     table = source.frames[what.table]
-    options = [{**left, **values} for values in _values(table, answer.best, left, what.table)]
-    found = [(claims.estimate(what, option, source), option) for option in options]
+    options = [{**left, **values} for values in _values(table, finding.best, left, what.table)]
+    found = [(ledger.estimate(what, option, source), option) for option in options]
     ranked = sorted(((one, option) for one, option in found if one), key=lambda entry: -entry[0].estimate)
     if len(ranked) < 2:
         return None
     (one, first), (two, second) = ranked[:2]
-    gap = claims.difference(what, first, what, second, source)
+    gap = ledger.difference(what, first, what, second, source)
     names = {
-        key: _words({axis: option[axis] for axis in answer.best if axis not in group})
+        key: _words({axis: option[axis] for axis in finding.best if axis not in group})
         for key, option in (("best", first), ("second", second))
     }
     return {"left": one, "right": two, "interval": gap, **names}
@@ -106,7 +106,7 @@ def _best(what: Selection, answer: Answer, group: Mapping[str, Any], source: cla
 
 def _values(table: pd.DataFrame, keys: list[str], filters: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     """The combinations of values of some columns, among the rows that the filters leave."""
-    return tidy.records(tables.in_order(claims.chosen(table, filters, name)[keys].drop_duplicates(), keys))
+    return tidy.records(tables.in_order(ledger.chosen(table, filters, name)[keys].drop_duplicates(), keys))
 
 
 def _side(gap: Interval) -> str:

@@ -19,7 +19,7 @@ from draftlab.core.stats import Interval
 from draftlab.errors import UserError
 from draftlab.plan import Scale
 from draftlab.report import tidy
-from draftlab.report.consistency import Finding, findings
+from draftlab.report.consistency import Recomputed, run_checks
 from draftlab.report.published import Comparison, Published, Rule, Selection, Statement, same
 from draftlab.report.tidy import records
 
@@ -72,7 +72,7 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Judgement:
     """What our tables say to one claim; ``ours`` is None where they say nothing."""
 
     ours: Interval | None
@@ -81,7 +81,7 @@ class Answer:
 
 
 NO_GAP = "no difference"
-NOT_RUN = Answer(None, "not run at this scale")
+NOT_RUN = Judgement(None, "not run at this scale")
 
 
 def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
@@ -92,19 +92,19 @@ def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
     return {path.stem: tidy.read(path) for path in paths}
 
 
-def ledger(published: Published, frames: Mapping[str, pd.DataFrame], scale: Scale) -> pd.DataFrame:
+def judge_claims(published: Published, frames: Mapping[str, pd.DataFrame], scale: Scale) -> pd.DataFrame:
     """One row per printed number and per statement, in the columns of ``claims.csv``; ``frames`` are the run's tables by name."""
     tables = Tables(frames)
-    checked = findings(published)
+    checked = run_checks(published)
     rows = [_number_row(row, published, tables, scale, checked) for row in records(published.numbers)]
     rows += [_statement_row(name, said, tables, scale, checked) for name, said in published.statements.items()]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _row(
-    claim_id: str, paper: str, location: str, quantity: str, setting: str, printed: str, answer: Answer
+    claim_id: str, paper: str, location: str, quantity: str, setting: str, printed: str, judgement: Judgement
 ) -> dict[str, Any]:
-    ours = answer.ours or Interval(np.nan, np.nan, np.nan, 0)
+    ours = judgement.ours or Interval(np.nan, np.nan, np.nan, 0)
     return {
         "claim_id": claim_id,
         "paper": paper,
@@ -116,8 +116,8 @@ def _row(
         "ci_low": float(f"{ours.low:.6g}"),
         "ci_high": float(f"{ours.high:.6g}"),
         "n": ours.n or "",
-        "verdict": answer.verdict,
-        "note": answer.note,
+        "verdict": judgement.verdict,
+        "note": judgement.note,
     }
 
 
@@ -125,34 +125,40 @@ def _row(
 
 
 def _number_row(
-    row: Mapping[str, Any], published: Published, tables: Tables, scale: Scale, checked: Mapping[str, Sequence[Finding]]
+    row: Mapping[str, Any],
+    published: Published,
+    tables: Tables,
+    scale: Scale,
+    checked: Mapping[str, Sequence[Recomputed]],
 ) -> dict[str, Any]:
     claim = published.claims[row["claim"]]
-    answer = NOT_RUN if claim.rule is None else _answer(row, claim.rule, published, tables, scale)
+    judgement = NOT_RUN if claim.rule is None else _judge_number(row, claim.rule, published, tables, scale)
     found = checked.get(row["claim_id"], ())
-    failed = [finding for finding in found if not finding.holds]
-    derived = [finding for finding in found if finding.derives]
+    failed = [result for result in found if not result.holds]
+    derived = [result for result in found if result.derives]
     if failed:
-        notes = [finding.note for finding in failed] + [answer.note]
-        answer = Answer(answer.ours, "inconsistent in print", "; ".join(filter(None, notes)))
-    elif answer is NOT_RUN and derived:
+        notes = [result.note for result in failed] + [judgement.note]
+        judgement = Judgement(judgement.ours, "inconsistent in print", "; ".join(filter(None, notes)))
+    elif judgement is NOT_RUN and derived:
         ours = Interval(derived[0].recomputed, np.nan, np.nan, 0)
-        answer = Answer(ours, "reproduced", f"recomputed, no experiment: {derived[0].note}")
+        judgement = Judgement(ours, "reproduced", f"recomputed, no experiment: {derived[0].note}")
     if row["caveat"]:
-        answer = Answer(
-            answer.ours, answer.verdict, "; ".join(filter(None, [answer.note, f"source says: {row['caveat']}"]))
+        judgement = Judgement(
+            judgement.ours,
+            judgement.verdict,
+            "; ".join(filter(None, [judgement.note, f"source says: {row['caveat']}"])),
         )
     quantity = claim.quantity if claim.unit in claim.quantity else f"{claim.quantity} [{claim.unit}]"
-    return _row(row["claim_id"], row["paper"], claim.location, quantity, row["setting"], row["printed"], answer)
+    return _row(row["claim_id"], row["paper"], claim.location, quantity, row["setting"], row["printed"], judgement)
 
 
-def _answer(row: Mapping[str, Any], rule: Rule, published: Published, tables: Tables, scale: Scale) -> Answer:
+def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tables: Tables, scale: Scale) -> Judgement:
     """``reproduced`` in the printed setting within tolerance; else the order against the printed neighbours decides."""
     filters = _filters(rule, row["settings"])
     if filters is None or (ours := estimate(rule, filters, tables)) is None:
         return NOT_RUN
     if scale in rule.same_setting and abs(ours.estimate - row["value"]) <= rule.tolerance:
-        return Answer(ours, "reproduced", f"within {rule.tolerance:g} of the printed value")
+        return Judgement(ours, "reproduced", f"within {rule.tolerance:g} of the printed value")
     agreeing, doubtful, opposite = [], [], []
     for gap, printed, what in _gaps(row, rule, filters, ours, published, tables):
         words = f"{_signed(gap)} against {what} (printed {printed:+.3g})"
@@ -165,12 +171,14 @@ def _answer(row: Mapping[str, Any], rule: Rule, published: Published, tables: Ta
         else:
             opposite.append(words)
     if opposite or (doubtful and not agreeing):
-        return Answer(ours, "contradicts", "; ".join(filter(None, [*opposite, *doubtful, rule.explanation])))
+        return Judgement(ours, "contradicts", "; ".join(filter(None, [*opposite, *doubtful, rule.explanation])))
     if agreeing:
-        return Answer(ours, "same direction", "; ".join(agreeing + doubtful))
+        return Judgement(ours, "same direction", "; ".join(agreeing + doubtful))
     if scale in rule.same_setting:
-        return Answer(ours, "contradicts", f"not within {rule.tolerance:g} of the printed value")
-    return Answer(ours, "not run at this scale", "measured, but in another setting and with no neighbour to stand to")
+        return Judgement(ours, "contradicts", f"not within {rule.tolerance:g} of the printed value")
+    return Judgement(
+        ours, "not run at this scale", "measured, but in another setting and with no neighbour to stand to"
+    )
 
 
 def _doubt(gap: Interval, margin: float, as_small: bool) -> str:
@@ -254,18 +262,18 @@ def _signed(gap: Interval) -> str:
 
 
 def _statement_row(
-    name: str, said: Statement, tables: Tables, scale: Scale, checked: Mapping[str, Sequence[Finding]]
+    name: str, said: Statement, tables: Tables, scale: Scale, checked: Mapping[str, Sequence[Recomputed]]
 ) -> dict[str, Any]:
     failed = [f for found in checked.values() for f in found if f.check == said.check and not f.holds]
-    answer = _judge(said, tables, scale)
+    judgement = _judge_statement(said, tables, scale)
     if failed:
-        answer = Answer(answer.ours, "inconsistent in print", "; ".join(finding.note for finding in failed))
-    elif answer is NOT_RUN and said.check is not None:
-        answer = Answer(None, "reproduced", f"recomputed from the printed numbers: check {said.check}")
-    return _row(name, said.paper, said.location, said.says, "", "in words", answer)
+        judgement = Judgement(judgement.ours, "inconsistent in print", "; ".join(result.note for result in failed))
+    elif judgement is NOT_RUN and said.check is not None:
+        judgement = Judgement(None, "reproduced", f"recomputed from the printed numbers: check {said.check}")
+    return _row(name, said.paper, said.location, said.says, "", "in words", judgement)
 
 
-def _judge(said: Statement, tables: Tables, scale: Scale) -> Answer:
+def _judge_statement(said: Statement, tables: Tables, scale: Scale) -> Judgement:
     """No comparison may fail in any group beyond noise, and at least half must hold; ``ours`` is the one that holds least."""
     seen: list[tuple[float, float, str, Interval]] = []
     for comparison in said.holds:
@@ -284,8 +292,8 @@ def _judge(said: Statement, tables: Tables, scale: Scale) -> Answer:
     )
     least = f"least{f' at {group}' if group else ''}: {_signed(gap)}"
     if held + undecided < len(seen) or 2 * held < len(seen):
-        return Answer(gap, "contradicts", "; ".join(filter(None, [count, least, said.explanation])))
-    return Answer(gap, "reproduced" if scale in said.same_setting else "same direction", f"{count}; {least}")
+        return Judgement(gap, "contradicts", "; ".join(filter(None, [count, least, said.explanation])))
+    return Judgement(gap, "reproduced" if scale in said.same_setting else "same direction", f"{count}; {least}")
 
 
 def _groups(comparison: Comparison, tables: Tables) -> list[tuple[str, dict[str, Any]]]:

@@ -7,7 +7,7 @@ import pytest
 
 from draftlab.cli import main
 from draftlab.errors import UserError
-from draftlab.report import agreement, published
+from draftlab.report import compare, published
 from tests.conftest import ROOT
 
 ROWS = {"request": [0, 1], "accepted": [3, 4], "seconds": [0.1, 0.2], "draft_seconds": [0.1, 0.2]}
@@ -24,8 +24,8 @@ def test_measured_times_may_differ_and_nothing_else(tmp_path):
     one = run(tmp_path / "one", osd_latency_dataset=ROWS)
     slower = run(tmp_path / "two", osd_latency_dataset=ROWS | {"seconds": [9, 9], "draft_seconds": [9, 9]})
     other = run(tmp_path / "three", osd_latency_dataset=ROWS | {"accepted": [3, 5]}, osd_online=ROWS)
-    assert agreement.differences(one, slower) == []
-    lone, changed = agreement.differences(one, other)
+    assert compare.differences(one, slower) == []
+    lone, changed = compare.differences(one, other)
     assert (lone.table, lone.column) == ("osd_online", "in one run only")
     assert (changed.column, changed.rows, changed.largest) == ("accepted", 1, 0.2)
     assert "accepted: 1 rows differ, by at most 0.2 of their size" in str(changed)
@@ -36,7 +36,7 @@ def test_tables_of_other_shape_differ(tmp_path):
     shorter = run(tmp_path / "two", t=pd.DataFrame(ROWS).iloc[:1])
     wider = run(tmp_path / "three", t=ROWS | {"more": [1, 2]})
     turned = run(tmp_path / "four", t=dict(reversed(ROWS.items())))
-    found = [str(difference) for other in (shorter, wider, turned) for difference in agreement.differences(one, other)]
+    found = [str(difference) for other in (shorter, wider, turned) for difference in compare.differences(one, other)]
     assert found == ["t: 2 rows against 1", "t: other columns (more)", "t: columns in another order"]
 
 
@@ -56,7 +56,7 @@ def test_what_the_ledger_says_of_times_may_differ(tmp_path):
         {"claim_id": list(claims.values()), "ours": values, "paper": ["OSD", "OSD"]} for values in ([1, 2], [3, 4])
     ]
     one, two = (run(tmp_path / str(i), **tables, claims=ledger) for i, ledger in enumerate(ledgers))
-    (found,) = agreement.differences(one, two)
+    (found,) = compare.differences(one, two)
     assert (found.table, found.column, found.rows) == ("claims", "ours", 1)
 
 
@@ -65,8 +65,8 @@ def test_a_number_of_seconds_or_milliseconds_is_measured_in_every_published_tabl
     for path in ROOT.glob("paper_figures/*/data/*.csv"):
         for column in pd.read_csv(path, nrows=1):
             timelike = any(word in column for word in ("seconds", "ms", "time"))
-            follows = column in agreement.FOLLOWS.get(path.stem, ())
-            measured = agreement.is_measured(path.stem, column)
+            follows = column in compare.FOLLOWS.get(path.stem, ())
+            measured = compare.is_measured(path.stem, column)
             assert measured == (timelike or follows) or column in ("attempt", "terms"), column
             seen += timelike
     assert seen > 10
@@ -74,7 +74,7 @@ def test_a_number_of_seconds_or_milliseconds_is_measured_in_every_published_tabl
 
 def test_no_tables_is_an_error(tmp_path):
     with pytest.raises(UserError, match="no tables here"):
-        agreement.differences(tmp_path, tmp_path)
+        compare.differences(tmp_path, tmp_path)
 
 
 def test_the_verb_fails_where_tables_differ(tmp_path, monkeypatch, capsys):

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from draftlab.errors import UserError
-from draftlab.plan import WORKFLOW, Answer
-from draftlab.report import conclusions, tidy
+from draftlab.plan import WORKFLOW, Finding
+from draftlab.report import findings, tidy
 from tests.synthetic import TABLES
 
 SMALLER = {"beyond_compute_matched", "beyond_context_batch"}
@@ -16,12 +16,12 @@ SMALLER = {"beyond_compute_matched", "beyond_context_batch"}
 
 def _sentence(name: str, table: pd.DataFrame | None = None) -> str:
     rows = tidy.derive(name, TABLES[name]()) if table is None else table
-    return conclusions.sentences(name, rows, conclusions.answers_of(name))
+    return findings.sentences(name, rows, findings.findings_of(name))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (WORKFLOW / "experiments").glob("*.yaml")))
 def test_every_experiment_answers_its_question(name):
-    assert conclusions.answers_of(name), "add `answer` to the experiment's YAML file"
+    assert findings.findings_of(name), "add `finding` to the experiment's YAML file"
     if name not in SMALLER:
         said = _sentence(name)
         assert said.endswith(".")
@@ -53,19 +53,19 @@ def test_each_dataset_is_told_apart():
 def test_the_best_setting_needs_an_interval_to_win():
     rows = pd.DataFrame({"request": [*range(40)] * 2, "loss": ["a"] * 40 + ["b"] * 40, "visited": 10.0})
     rows["overlap"] = [5 + i % 3 for i in range(40)] + [6 + i % 3 for i in range(40)]
-    answer = Answer(
+    finding = Finding(
         best=["loss"], measure=("overlap", "visited"), more="{best} by {gap}", level="tie of {best}, {second}"
     )
-    told = conclusions.sentence("beyond_divergences", rows.assign(source="x"), answer)
+    told = findings.sentence("beyond_divergences", rows.assign(source="x"), finding)
     assert told == "b by +0.100 [+0.100, +0.100]."
     rows["overlap"] = [5 + i % 3 for i in range(40)] + [5 + (i + 1) % 3 for i in range(40)]
-    assert conclusions.sentence("beyond_divergences", rows.assign(source="x"), answer) == "tie of b, a."
+    assert findings.sentence("beyond_divergences", rows.assign(source="x"), finding) == "tie of b, a."
 
 
 def test_groups_named_in_the_text_are_not_pooled():
     """``level`` where they disagree, however the pooled rows fall."""
     rows = pd.DataFrame({"request": [*range(20)] * 2, "num_drafts": [2] * 20 + [8] * 20, "one_branch_seconds": 1.0})
-    answer = Answer(
+    finding = Finding(
         measure=("branches_seconds", "one_branch_seconds"),
         right=1.0,
         each=["num_drafts"],
@@ -74,16 +74,16 @@ def test_groups_named_in_the_text_are_not_pooled():
     )
     for two, said in ((0.9, "L 2 -0.10 [-0.10, -0.10], 8 +2.00 [+2.00, +2.00]."), (1.5, "M 2 +0.50 ")):
         seconds = [two] * 20 + [3.0] * 20
-        assert conclusions.sentence("beyond_branches", rows.assign(branches_seconds=seconds), answer).startswith(said)
+        assert findings.sentence("beyond_branches", rows.assign(branches_seconds=seconds), finding).startswith(said)
 
 
 def test_a_part_of_the_values_that_it_selects_is_refused():
     table = tidy.derive("beyond_update_lag", TABLES["beyond_update_lag"]())
-    answer = Answer(left={"lag": [0, 32]}, right={"lag": [32, 128]}, more="", level="")
+    finding = Finding(left={"lag": [0, 32]}, right={"lag": [32, 128]}, more="", level="")
     with pytest.raises(UserError, match="no rows with lag 128"):
-        conclusions.sentence("beyond_update_lag", table, answer)
-    absent = answer.model_copy(update={"right": {"lag": [128, 256]}})
-    assert conclusions.sentence("beyond_update_lag", table, absent) == "", "a scale may run none of them"
+        findings.sentence("beyond_update_lag", table, finding)
+    absent = finding.model_copy(update={"right": {"lag": [128, 256]}})
+    assert findings.sentence("beyond_update_lag", table, absent) == "", "a scale may run none of them"
 
 
 def test_each_estimator_is_beside_live_decoding():
@@ -119,4 +119,4 @@ def test_without_the_rows_it_is_silent():
     table = tidy.derive("osd_online", TABLES["osd_online"]())
     assert _sentence("osd_online", table[table["method"] != "online"]) == ""
     assert _sentence("osd_online", table[~table["method"].str.startswith("static_10")]) == ""
-    assert conclusions.sentences("osd_online", table, []) == ""
+    assert findings.sentences("osd_online", table, []) == ""
