@@ -3,6 +3,7 @@
 What a run is made of stands in workflow/scales/*.yaml and workflow/experiments/*.yaml; the rules are the same at every scale.
 """
 
+import json
 import os
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from snakemake.utils import min_version
 
 from draftlab import plan
 from draftlab.errors import UserError
+from draftlab.stages import STAGES
 
 min_version("9.0")
 
@@ -29,10 +31,13 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
+DATA = RUN.settings.data
+PAIRS = RUN.settings.pairs
+
 
 wildcard_constraints:
     run=re.escape(RUN.name),
-    scale="smoke|laptop|shapes|paper",
+    pair="|".join(PAIRS),
     dataset=r"[A-Za-z0-9_]+",
     experiment=r"[a-z0-9_]+",
     cell=r"[A-Za-z0-9_.+-]+",
@@ -42,11 +47,7 @@ wildcard_constraints:
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/models.smk"
-include: "workflow/rules/t5.smk"
-include: "workflow/rules/distill.smk"
-include: "workflow/rules/latency.smk"
-include: "workflow/rules/multidraft.smk"
-include: "workflow/rules/costs.smk"
+include: "workflow/rules/cells.smk"
 include: "workflow/rules/collect.smk"
 include: "workflow/figures.smk"
 

@@ -13,8 +13,8 @@ import tyro
 from pydantic import Field
 
 from draftlab.cli import exit_on_error
+from draftlab.core.settings import Settings
 from draftlab.files.atomic import write_text
-from draftlab.plan.scales import Settings
 
 
 class Turns(Settings):

@@ -24,6 +24,7 @@ import torch
 from benchmarks import Turns, run, show
 from benchmarks.online import decode_as_the_repository
 from draftlab.cli import Flat
+from draftlab.core.settings import Count, Template
 from draftlab.data.prompts import Prompt
 from draftlab.engine.decode import generate, speculate
 from draftlab.engine.recording import record
@@ -33,8 +34,6 @@ from draftlab.files.json_files import read_jsonl
 from draftlab.latency.comparison import compare
 from draftlab.models import check_same_tokenizer, hf, load_model, load_tokenizer
 from draftlab.models.llama import Llama
-from draftlab.plan import Template
-from draftlab.plan.scales import Count
 
 TEXTS = (
     "Once upon a time, there was a little girl",

@@ -25,6 +25,7 @@ from pydantic import Field
 
 from benchmarks import Turns, run, show
 from draftlab.cli import Flat
+from draftlab.core.settings import Count, Template
 from draftlab.data.conversations import Turn, render
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
@@ -37,8 +38,6 @@ from draftlab.latency.pair import inflated
 from draftlab.models import hf, load_tokenizer
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
-from draftlab.plan import Template
-from draftlab.plan.scales import Count
 
 
 @dataclass(frozen=True)

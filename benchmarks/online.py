@@ -23,15 +23,16 @@ from pydantic import Field
 from torch import Tensor
 
 from benchmarks import Turns, run, show
-from draftlab import plan
 from draftlab.cli import Flat
 from draftlab.core.losses import forward_kl
+from draftlab.core.settings import Count
 from draftlab.engine.recording import load_pass
 from draftlab.latency.comparison import compare
 from draftlab.models import hf, load_model, load_tokenizer
-from draftlab.plan.scales import Count
+from draftlab.stages._places import recorded_name
 from draftlab.train import online, traffic, training
 from draftlab.train.live import live_server
+from draftlab.train.settings import Serving
 
 TEMPERATURE = 0.01
 
@@ -58,12 +59,12 @@ def bench(
     seconds of ``repository`` over the contender's, paired by turn, with the 99 % interval.
     """
     torch.set_num_threads(1)
-    recorded = load_pass(results / "answers" / plan.pass_name(dataset, "train"))
+    recorded = load_pass(results / "answers" / recorded_name(dataset, "train"))
     served = traffic.whole(recorded, dataset).take(range(min(settings.requests, len(recorded.answers))))
     folders = [results / "models" / name for name in ("target", draft)]
     eos_ids = load_tokenizer(folders[0]).eos_ids
     options = settings.model_dump(include={"update_interval", "draft_len", "learning_rate"})
-    job = plan.Online.model_validate(options | {"dataset": dataset, "batch": settings.update_interval})
+    job = Serving.model_validate(options | {"dataset": dataset, "batch": settings.update_interval})
     online.check_interval(served, job)
     prompts = [answer.prompt_ids for answer in served.answers.answers]
 
@@ -98,7 +99,7 @@ def serve_as_the_repository(
     folders: Sequence[Path],
     prompts: Sequence[Sequence[int]],
     eos_ids: Collection[int],
-    settings: plan.Online,
+    settings: Serving,
     max_new_tokens: int,
 ) -> float:
     """Serve and learn as OSD's repository does, the loss at the ends of blocks; returns accepted / visited tokens."""

@@ -27,7 +27,7 @@ rule figure:
         "results/{run}/logs/figure/{experiment}.log",
     conda:
         "../envs/cpu.yaml"
-    threads: needs("figure").threads
+    threads: threads_of("figure")
     resources:
         **resources_of("figure"),
     params:

@@ -8,22 +8,26 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 from pydantic import ValidationError
 
 from draftlab import plan
+from draftlab.core.settings import Template
 from draftlab.data import streams
+from draftlab.engine.settings import Answers, Recipe
 from draftlab.errors import UserError, printable
+from draftlab.stages import STAGES
+from draftlab.stages._stage import NoInputs, Stage
+from draftlab.stages.verifier_cost import Settings as VerifierCost
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from draftlab.data import classify
-    from draftlab.train.jobs import Folders
 
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.arg(name="")]
@@ -110,19 +114,6 @@ def data_stream(
     print(f"{write_jsonl(out, streams.arrange(requests, stream))} requests")
 
 
-def data_shares(settings: Flat[plan.Shares], *, prompts: Path, out: Path) -> None:
-    """Count the requests of each class in equal slices of time (OSD, Figs. 2 and 10)."""
-    import pandas as pd
-
-    from draftlab.data.prompts import Prompt
-    from draftlab.files.cells import write_cell
-    from draftlab.files.json_files import read_jsonl
-
-    rows = streams.shares_over_time(read_jsonl(prompts, Prompt), settings.group_by, settings.slices)
-    table = pd.DataFrame(rows).assign(group_by=settings.group_by)
-    write_cell(out, table, {"settings": settings.model_dump()}, data=[prompts])
-
-
 def data_classify(
     *,
     prompts: Path,
@@ -167,7 +158,7 @@ def _classifier(
 # --- models ------------------------------------------------------------------------------------------------------
 
 
-def pretrain_tokenizer(recipe: Flat[plan.Recipe], *, prompts: tuple[Path, ...], out: Path) -> None:
+def pretrain_tokenizer(recipe: Flat[Recipe], *, prompts: tuple[Path, ...], out: Path) -> None:
     """Make the tokenizer that target and draft share."""
     from draftlab.train import pretrain
 
@@ -175,11 +166,11 @@ def pretrain_tokenizer(recipe: Flat[plan.Recipe], *, prompts: tuple[Path, ...], 
 
 
 def pretrain_target(
-    recipe: Flat[plan.Recipe],
+    recipe: Flat[Recipe],
     *,
     prompts: tuple[Path, ...],
     tokenizer: Path,
-    template: plan.Template,
+    template: Template,
     out: Path,
 ) -> None:
     """Make the target: train it on reference answers, or fetch the one that --model names."""
@@ -189,10 +180,10 @@ def pretrain_target(
 
 
 def pretrain_draft(
-    recipe: Flat[plan.Recipe],
+    recipe: Flat[Recipe],
     *,
     tokenizer: Path,
-    template: plan.Template,
+    template: Template,
     out: Path,
     prompts: tuple[Path, ...] = (),
 ) -> None:
@@ -206,7 +197,7 @@ def pretrain_draft(
 
 
 def answer(
-    settings: Flat[plan.Answers],
+    settings: Flat[Answers],
     *,
     target: Path,
     prompts: Path,
@@ -227,38 +218,6 @@ def answer(
     )
 
 
-def offline(settings: Flat[plan.Offline], *, answers: Path, models: Path, max_new_tokens: int, out: Path) -> None:
-    """Distil drafts on recorded answers or on text of their own, then measure them on the held-out requests."""
-    from draftlab.train import jobs
-
-    folders = jobs.Folders(answers, models, out, max_new_tokens)
-    _write_job(folders, settings, jobs.offline(settings, folders))
-
-
-def online(
-    settings: Flat[plan.Online],
-    *,
-    answers: Path,
-    models: Path,
-    max_new_tokens: int,
-    streams: Path | None = None,
-    out: Path,
-) -> None:
-    """Serve the stream with drafts that learn from it, and with drafts that stay as they are."""
-    from draftlab.train import jobs
-
-    folders = jobs.Folders(answers, models, out, max_new_tokens, streams)
-    _write_job(folders, settings, jobs.online(settings, folders))
-
-
-def tokens(settings: Flat[plan.Tokens], *, answers: Path, models: Path, max_new_tokens: int, out: Path) -> None:
-    """Count by token what a draft proposes, has accepted and lacks, before and after distillation (OSD, Fig. 7)."""
-    from draftlab.train import jobs
-
-    folders = jobs.Folders(answers, models, out, max_new_tokens)
-    _write_job(folders, settings, jobs.tokens(settings, folders))
-
-
 def token_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_len: int, out: Path) -> None:
     """Write one request's accepted and rejected tokens with two drafts, those of the folders BEFORE and AFTER, for the report."""
     from draftlab.engine.recording import load_pass
@@ -269,22 +228,6 @@ def token_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_
     drafts = load_model(before), load_model(after)
     found = tokens.token_view(*drafts, load_pass(answers), load_tokenizer(after), draft_len)
     write_json(out, {"dataset": dataset, **found})
-
-
-def medusa(settings: Flat[plan.Medusa], *, answers: Path, models: Path, max_new_tokens: int, out: Path) -> None:
-    """Compare Medusa heads on the target with a draft, before and after each learnt from what it served (OSD, Table 4)."""
-    from draftlab.train import jobs, medusa
-
-    folders = jobs.Folders(answers, models, out, max_new_tokens)
-    _write_job(folders, settings, medusa.medusa(settings, folders))
-
-
-def break_even(settings: Flat[plan.BreakEven], *, answers: Path, models: Path, max_new_tokens: int, out: Path) -> None:
-    """Compare what updates cost with what they save, by update interval and against a larger static draft."""
-    from draftlab.train import break_even, jobs
-
-    folders = jobs.Folders(answers, models, out, max_new_tokens)
-    _write_job(folders, settings, break_even.break_even(settings, folders))
 
 
 def route(
@@ -309,166 +252,50 @@ def route(
     print(f"{facts['correct']} of {facts['requests']} requests go to their class")
 
 
-def _write_job(folders: Folders, job: plan.Training, found: tuple[pd.DataFrame, dict[str, object]]) -> None:
-    """Write a job's table and record, from the first process if there are several."""
-    from draftlab.files.cells import write_cell
-    from draftlab.train import parallel
-
-    rows, facts = found
-    if parallel.is_first():
-        write_cell(
-            folders.out,
-            rows,
-            {"settings": plan.plain(job), **facts},
-            models=[folders.models / name for name in plan.models_of(job)],
-            answers=[folders.answers / name / "answers.jsonl" for name in plan.passes_of(job)],
-        )
+# --- cells -------------------------------------------------------------------------------------------------------
 
 
-# --- theory and multi-draft --------------------------------------------------------------------------------------
+def run(cell: tyro.conf.Positional[Path]) -> None:
+    """Run the cell of an experiment that a file describes (cell.json, beside its table)."""
+    from draftlab.stages import _cell
+
+    _cell.run_file(cell)
 
 
-def speedup_theory(settings: Flat[plan.SpeedupTheory], *, out: Path) -> None:
-    """Tabulate the theoretical speed-up (OSD, Eq. 1)."""
-    from draftlab.files.cells import write_cell
-    from draftlab.stages import costs
+def _verb_of(stage: Stage) -> Callable[..., None]:
+    """The verb of a stage: its settings and its inputs are the flags, and ``--out`` is the folder of the table."""
 
-    write_cell(out, costs.speedup_theory(settings), {"settings": settings.model_dump()})
+    def verb(settings: Any, inputs: Any, *, out: Path) -> None:
+        from draftlab.stages import _cell
+        from draftlab.stages._stage import Variant
 
+        _cell.run(stage, [Variant({}, settings)], inputs, out)
 
-def memory_traffic(settings: Flat[plan.MemoryTraffic], *, target: Path, draft: Path, online: Path, out: Path) -> None:
-    """Tabulate the bytes that a request moves (OSD, Table 5); ONLINE is the table of osd_online."""
-    from draftlab.files.cells import write_cell
-    from draftlab.stages import costs
+    def without_inputs(settings: Any, *, out: Path) -> None:
+        verb(settings, NoInputs(), out=out)
 
-    rows = costs.memory_traffic(settings, target, draft, online)
-    write_cell(out, rows, {"settings": settings.model_dump()}, models=[target, draft], tables=[online])
-
-
-def utilisation(settings: Flat[plan.Utilisation], *, out: Path) -> None:
-    """Tabulate the load of a request trace against hardware (OSD, App. A.4)."""
-    from draftlab.files.cells import write_cell
-    from draftlab.stages import costs
-
-    write_cell(out, costs.utilisation(settings), {"settings": settings.model_dump()})
+    chosen = without_inputs if stage.inputs is NoInputs else verb
+    kinds = {"settings": stage.settings, "inputs": stage.inputs}
+    as_flags = tyro.conf.arg(name="")
+    chosen.__annotations__ |= {n: Annotated[kind, as_flags] for n, kind in kinds.items() if n in chosen.__annotations__}
+    chosen.__doc__ = f"{stage.does}."
+    return chosen
 
 
-def mdss_region(settings: Flat[plan.Region], *, out: Path) -> None:
-    """Acceptance over the toy simplex of MDSS Fig. 2, exactly."""
-    from draftlab.files.cells import write_cell
-    from draftlab.multidraft import region
-
-    write_cell(out, region.region(settings.num_drafts, settings.points), {"settings": settings.model_dump()})
-
-
-def mdss_cone(settings: Flat[plan.Cone], *, out: Path) -> None:
-    """Check the best acceptance by double description and by linear programs (MDSS App. D)."""
-    from draftlab.files.cells import write_cell
-    from draftlab.multidraft import cone
-
-    write_cell(out, cone.cone(settings), {"settings": settings.model_dump()})
-
-
-def mdss_verifier_cost(settings: Flat[plan.VerifierCost], *, out: Path) -> None:
-    """Measure what a decision of each scheme costs (MDSS App. G)."""
-    from draftlab.files.cells import write_cell
-    from draftlab.multidraft import verifier_cost
-
-    write_cell(out, verifier_cost.verifier_cost(settings), {"settings": settings.model_dump()})
-
-
-def mdss_pairs(
-    settings: Flat[plan.Answers],
+def record_pairs(
+    settings: Flat[Answers],
     *,
     target: Path,
     draft: Path,
-    prompts: dict[str, Path],
+    prompts: Path,
     positions: int,
     seed: int = 0,
     out: Path,
 ) -> None:
-    """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2) to OUT/DATASET.safetensors, and what they are
-    made of to OUT/DATASET.json.
-
-    PROMPTS are a name and a file for each dataset. The synthetic family is written beside them.
-    """
-    from draftlab.files.cells import digests
-    from draftlab.files.json_files import write_json
+    """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2), and beside them what they are made of."""
     from draftlab.multidraft import pairs
 
-    pairs.record_all(settings, target, draft, prompts, positions, seed, out)
-    for dataset, file in prompts.items():
-        write_json(out / f"{dataset}.json", digests(out.parent, models=[target, draft], data=[file]))
-
-
-def mdss_acceptance(settings: Flat[plan.Acceptance], *, pairs: Path, out: Path) -> None:
-    """Exact acceptance of multi-draft schemes on the recorded probability pairs in a folder."""
-    from draftlab.multidraft import acceptance
-    from draftlab.multidraft.pairs import load_all
-
-    _write_on_pairs(out, settings, acceptance.acceptance(load_all(pairs, settings), settings), pairs)
-
-
-def mdss_regime(settings: Flat[plan.Regime], *, pairs: Path, out: Path) -> None:
-    """Map which scheme accepts most over target and draft temperatures and the target's entropy."""
-    from draftlab.multidraft import regime
-    from draftlab.multidraft.pairs import load_all
-
-    _write_on_pairs(out, settings, regime.regime(load_all(pairs, settings), settings), pairs)
-
-
-def mdss_sinkhorn(settings: Flat[plan.Sinkhorn], *, pairs: Path, out: Path) -> None:
-    """Compare entropic optimal transport with the linear program, the optimum and the other schemes."""
-    from draftlab.multidraft import sinkhorn
-    from draftlab.multidraft.pairs import load_all
-
-    _write_on_pairs(out, settings, sinkhorn.sinkhorn(load_all(pairs, settings), settings), pairs)
-
-
-def _write_on_pairs(out: Path, settings: plan.OnPairs, rows: pd.DataFrame, pairs: Path) -> None:
-    from draftlab.files.cells import write_cell
-
-    files = [pairs / f"{name}.safetensors" for name in settings.datasets]
-    write_cell(out, rows, {"settings": settings.model_dump()}, pairs=files)
-
-
-def mdss_live(
-    settings: Flat[plan.Live],
-    *,
-    target: Path,
-    draft: Path,
-    prompts: dict[str, Path],
-    template: plan.Template,
-    dtype: Literal["float32", "bfloat16"] = "float32",
-    device: Literal["cpu", "cuda"] = "cpu",
-    out: Path,
-) -> None:
-    """Decode held-out requests with several drafted sequences: block efficiency, token rate, where the time goes.
-
-    PROMPTS are a name and a file for each dataset.
-    """
-    from draftlab.files.cells import write_cell
-    from draftlab.multidraft import live, pairs
-
-    models = pairs.load_models(target, draft, dtype, device)
-    rows = live.live(settings, *models, prompts, template)
-    write_cell(out, rows, {"settings": settings.model_dump()}, models=[target, draft], data=prompts.values())
-
-
-def mdss_online(settings: Flat[plan.OnlineMultidraft], *, target: Path, draft: Path, answers: Path, out: Path) -> None:
-    """Compare specialists of several topics as non-identical drafts with routing and with copies of one shared draft."""
-    from draftlab.files.cells import write_cell
-    from draftlab.multidraft import online_multidraft
-
-    passes = {topic: {split: answers / f"{topic}.{split}" for split in ("train", "eval")} for topic in settings.topics}
-    rows = online_multidraft.online_multidraft(settings, target, draft, passes)
-    write_cell(
-        out,
-        rows.assign(mixture=settings.mixture),
-        {"settings": settings.model_dump()},
-        models=[target, draft],
-        answers=[folder / "answers.jsonl" for splits in passes.values() for folder in splits.values()],
-    )
+    pairs.record_file(settings, target, draft, prompts, positions, seed, out)
 
 
 def collect(*, rows: tuple[Path, ...], out: Path) -> None:
@@ -518,76 +345,6 @@ def latency_check() -> None:
 
     self_check()
     print(*(f"{name}: {value}" for name, value in describe_build().items()), sep="\n")
-
-
-def latency_alpha(settings: Flat[plan.LatencyAlpha], *, target: Path, draft: Path, out: Path) -> None:
-    """Measure time per token in llama.cpp at set acceptances (OSD, Tables 2 and 7)."""
-    from draftlab.latency import alpha
-
-    _write_measured(out, settings, alpha.latency_alpha(settings, target, draft), models=[target, draft])
-
-
-def latency_length(settings: Flat[plan.LatencyLength], *, target: Path, draft: Path, out: Path) -> None:
-    """Measure the speed-up in llama.cpp against the length of the answer (OSD, Table 8)."""
-    from draftlab.latency import length
-
-    _write_measured(out, settings, length.latency_length(settings, target, draft), models=[target, draft])
-
-
-def latency_requests(
-    settings: Flat[plan.LatencyRequests], *, target: Path, drafts: dict[str, Path], answers: Path, out: Path
-) -> None:
-    """Decode recorded requests in llama.cpp without speculation and with each of --drafts NAME FOLDER ... (OSD, Table 3)."""
-    from draftlab.latency import requests
-
-    measured = requests.latency_requests(settings, target, drafts, answers)
-    _write_measured(out, settings, measured, models=[target, *drafts.values()], answers=[answers])
-
-
-def latency_cost(settings: Flat[plan.LatencyCost], *, target: Path, draft: Path, out: Path) -> None:
-    """Calibrate the cost model: draft steps and verification at context lengths and batch sizes."""
-    from draftlab.latency import cost
-
-    _write_measured(out, settings, cost.latency_cost(settings, target, draft), models=[target, draft])
-
-
-def latency_branches(settings: Flat[plan.LatencyBranches], *, target: Path, out: Path) -> None:
-    """Measure what verifying K branches in one call costs against one branch."""
-    from draftlab.latency import branches
-
-    _write_measured(out, settings, branches.latency_branches(settings, target), models=[target])
-
-
-def latency_update(settings: Flat[plan.LatencyUpdate], *, target: Path, draft: Path, out: Path) -> None:
-    """Measure one update of the draft against the requests between two updates (OSD, Table 9)."""
-    from draftlab.latency import update
-
-    _write_measured(out, settings, update.latency_update(settings, target, draft), models=[target, draft])
-
-
-def latency_null(settings: Flat[plan.LatencyNull], *, target: Path, out: Path) -> None:
-    """Compare plain decoding with itself many times: the noise floor, and how often a winner is named."""
-    from draftlab.latency import noise
-
-    _write_measured(out, settings, noise.latency_null(settings, target), models=[target])
-
-
-def latency_interference(settings: Flat[plan.LatencyInterference], *, target: Path, draft: Path, out: Path) -> None:
-    """Measure serving while the draft trains on another core, and while it does not."""
-    from draftlab.latency import interference
-
-    _write_measured(out, settings, interference.latency_interference(settings, target, draft), models=[target, draft])
-
-
-def _write_measured(
-    out: Path,
-    settings: plan.Settings,
-    measured: tuple[pd.DataFrame, dict[str, object]],
-    **inputs: Iterable[Path],
-) -> None:
-    from draftlab.files.cells import write_cell
-
-    write_cell(out, measured[0], {"settings": settings.model_dump(), **measured[1]}, **inputs)
 
 
 # --- figures, tables, claims, report -----------------------------------------------------------------------------
@@ -695,12 +452,12 @@ def verify_lossless(
         command.run_on_file(samples, budget)
 
 
-def bench_verify(settings: Flat[plan.VerifierCost], *, out: Path | None = None) -> None:
+def bench_verify(settings: Flat[VerifierCost], *, out: Path | None = None) -> None:
     """Print what each verifier costs per decision, one thread, contenders interleaved; with OUT also as CSV."""
-    from draftlab.multidraft import verifier_cost
+    from draftlab.multidraft import verifier_cost as cost
 
-    frame = verifier_cost.verifier_cost(settings)
-    _print_table(verifier_cost.table(frame), frame, out)
+    frame = cost.verifier_cost(settings)
+    _print_table(cost.table(frame), frame, out)
 
 
 def _print_table(text: str, frame: pd.DataFrame, out: Path | None) -> None:
@@ -719,32 +476,19 @@ def readme(*, file: Path = Path("README.md"), check: bool = False) -> None:
 
 
 VERBS: dict[str, Callable[..., None]] = {
+    **{name.replace("_", "-"): _verb_of(stage) for name, stage in STAGES.items()},
     "readme": readme,
     "verify-lossless": verify_lossless,
     "bench verify": bench_verify,
     "gguf export": gguf_export,
     "gguf inflate": gguf_inflate,
     "latency check": latency_check,
-    "latency alpha": latency_alpha,
-    "latency length": latency_length,
-    "latency requests": latency_requests,
-    "latency cost": latency_cost,
-    "latency branches": latency_branches,
-    "latency update": latency_update,
-    "latency null": latency_null,
-    "latency interference": latency_interference,
+    "run": run,
     "answer": answer,
+    "record-pairs": record_pairs,
     "collect": collect,
-    "offline": offline,
-    "online": online,
-    "tokens": tokens,
-    "medusa": medusa,
-    "break-even": break_even,
-    "memory-traffic": memory_traffic,
-    "utilisation": utilisation,
     "token-view": token_view,
     "route": route,
-    "mdss pairs": mdss_pairs,
     "figure": figure,
     "figures": figures,
     "claims": claims,
@@ -759,19 +503,9 @@ VERBS: dict[str, Callable[..., None]] = {
     "data check": data_check,
     "data stream": data_stream,
     "data classify": data_classify,
-    "data shares": data_shares,
     "pretrain tokenizer": pretrain_tokenizer,
     "pretrain target": pretrain_target,
     "pretrain draft": pretrain_draft,
-    "speedup-theory": speedup_theory,
-    "mdss region": mdss_region,
-    "mdss acceptance": mdss_acceptance,
-    "mdss live": mdss_live,
-    "mdss online": mdss_online,
-    "mdss regime": mdss_regime,
-    "mdss sinkhorn": mdss_sinkhorn,
-    "mdss cone": mdss_cone,
-    "mdss verifier-cost": mdss_verifier_cost,
 }
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draftlab.stages.costs import moved
 
 from draftlab.core import theory
 from draftlab.errors import UserError
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.plan import BreakEven, Medusa
-from draftlab.report import findings
-from draftlab.stages.costs import moved
+from draftlab.report import conclusions
 from draftlab.train.break_even import break_even
 from draftlab.train.medusa import medusa
 from tests.pair import folders_of, make_results
@@ -83,7 +83,9 @@ def test_updates_save_no_bytes_where_each_of_many_requests_brings_one():
     assert set(flips["update_interval"]) == {1}
     assert flips["batch"].min() == 1024
     assert (flips["break_even"] > flips["block_length"]).all()
-    said = findings.sentences("osd_memory_traffic", osd_memory_traffic(), findings.findings_of("osd_memory_traffic"))
+    said = conclusions.sentences(
+        "osd_memory_traffic", osd_memory_traffic(), conclusions.answers_of("osd_memory_traffic")
+    )
     assert "It saves none where 1,024 requests share a load of weights and each brings an update, 1.0479 of" in said
 
 

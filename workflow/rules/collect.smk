@@ -20,7 +20,7 @@ rule collect:
         experiment="|".join(RUN.known),
     conda:
         "../../envs/cpu.yaml"
-    threads: needs("collect").threads
+    threads: threads_of("collect")
     resources:
         **resources_of("collect"),
     params:
@@ -50,7 +50,7 @@ rule claims:
         "results/{run}/logs/claims.log",
     conda:
         "../../envs/cpu.yaml"
-    threads: needs("claims").threads
+    threads: threads_of("claims")
     resources:
         **resources_of("claims"),
     params:
@@ -86,7 +86,7 @@ rule report:
         "results/{run}/logs/report.log",
     conda:
         "../../envs/cpu.yaml"
-    threads: needs("report").threads
+    threads: threads_of("report")
     resources:
         **resources_of("report"),
     params:
@@ -112,7 +112,7 @@ rule tracker:
         "results/{run}/logs/tracker.log",
     conda:
         "../../envs/cpu.yaml"
-    threads: needs("tracker").threads
+    threads: threads_of("tracker")
     resources:
         **resources_of("tracker"),
     params:

@@ -6,8 +6,6 @@ classifier: `snakemake prefetch` does all of that beforehand, for jobs without a
 Outputs: results/{run}/data/{dataset}/{prompts,eval,rejected}.jsonl, summary.json
 """
 
-DATA = RUN.settings.data
-
 
 rule label:
     """Find the language or the topic of requests whose rows do not say it."""
@@ -23,13 +21,13 @@ rule label:
         split_file="prompts|eval",
     conda:
         "../../envs/cpu.yaml"
-    threads: needs("label").threads
+    threads: threads_of("label")
     resources:
         **resources_of("label"),
     params:
         method=lambda wildcards: DATA.label[wildcards.label],
         model=DATA.classifier,
-        device=RUN.settings.answers.device,
+        device=PAIRS["main"].answers.device,
         code=code("data.classify"),
     message:
         "Find the classes ({wildcards.label}) of {wildcards.dataset}"
@@ -44,42 +42,6 @@ rule label:
             --out {output.prompts:q} \
             --report {output.report:q} \
             >{log:q} 2>&1
-        """
-
-
-rule shares:
-    """Count the requests of each class in equal slices of time."""
-    input:
-        prompts=lambda wildcards: "results/{run}/data/{dataset}/{label}prompts.jsonl".format(
-            run=wildcards.run,
-            dataset=cell_setting("dataset")(wildcards),
-            label=(
-                f"{cell_setting('group_by')(wildcards)}/"
-                if cell_setting("group_by")(wildcards) in DATA.label
-                else ""
-            ),
-        ),
-    output:
-        rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
-        record="results/{run}/cells/{experiment}/{cell}/run.json",
-    log:
-        "results/{run}/logs/{experiment}/{cell}.log",
-    wildcard_constraints:
-        experiment=stage("shares"),
-    conda:
-        "../../envs/cpu.yaml"
-    threads: needs("shares").threads
-    resources:
-        **resources_of("shares"),
-    params:
-        flags=cell_flags,
-        out=subpath(output.rows, parent=True),
-        code=code("data.streams"),
-    message:
-        "Count classes over time: {wildcards.experiment} {wildcards.cell}"
-    shell:
-        r"""
-        draftlab data shares {params.flags:q} --prompts {input.prompts:q} --out {params.out:q} >{log:q} 2>&1
         """
 
 
@@ -120,7 +82,7 @@ rule prefetch:
     input:
         rows=lambda wildcards: [
             f"results/{RUN.name}/data/{dataset}/raw/{split}.jsonl"
-            for dataset in sorted({*RUN.datasets, *T5.datasets, *PAIR.datasets})
+            for dataset in RUN.settings.every_dataset
             for split in ("train", "eval")
         ],
         models=named_models,
@@ -155,7 +117,7 @@ rule clean:
         "results/{run}/logs/clean/{dataset}.log",
     conda:
         "../../envs/cpu.yaml"
-    threads: needs("clean").threads
+    threads: threads_of("clean")
     resources:
         **resources_of("clean"),
     params:

@@ -1,34 +1,47 @@
-"""Tokenizer, target, draft, and the target's recorded answers.
+"""A pair of models: its tokenizer, target and drafts, the target's recorded answers, and recorded logits of target and draft.
 
 Required: results/{run}/data/{dataset}/{prompts,eval}.jsonl
-Steps: tokenizer - target, draft - answer (one pass of the target per dataset, shared by every variant).
-Outputs: results/{run}/models/{tokenizer,target,draft}/, results/{run}/answers/{dataset}.{split}/
+Steps: tokenizer - target, draft - answer (one pass of the target per dataset, shared by every variant), pairs.
+Outputs: results/{run}/{pair}/models/{tokenizer,target,draft}/, results/{run}/{pair}/answers/{dataset}.{split}/,
+results/{run}/{pair}/pairs/{dataset}.safetensors
 """
 
-PROMPTS = [
-    f"results/{RUN.name}/data/{dataset}/prompts.jsonl" for dataset in RUN.datasets
-]
+
+def learnt_prompts(wildcards):
+    """Input function: the requests whose reference answers a small model learns."""
+    return [
+        f"results/{wildcards.run}/data/{dataset}/prompts.jsonl"
+        for dataset in RUN.settings.datasets_of(wildcards.pair)
+    ]
+
+
+def recipe(role):
+    """Words of a command line: how a model of a pair is made."""
+    return lambda wildcards: plan.flags(
+        PAIRS[wildcards.pair].models[getattr(wildcards, "draft", role)],
+        template=PAIRS[wildcards.pair].answers.template,
+    )
 
 
 rule tokenizer:
-    """Make the tokenizer that target and draft share."""
+    """Make the tokenizer that target and drafts share."""
     input:
-        prompts=PROMPTS,
+        prompts=learnt_prompts,
     output:
-        tokenizer="results/{run}/models/tokenizer/tokenizer.json",
+        tokenizer="results/{run}/{pair}/models/tokenizer/tokenizer.json",
     log:
-        "results/{run}/logs/models/tokenizer.log",
+        "results/{run}/logs/{pair}/tokenizer.log",
     conda:
         "../../envs/cpu.yaml"
-    threads: needs("tokenizer").threads
+    threads: threads_of("tokenizer")
     resources:
         **resources_of("tokenizer"),
     params:
-        recipe=plan.flags(RUN.settings.target),
+        recipe=lambda wildcards: plan.flags(PAIRS[wildcards.pair].target),
         out=subpath(output.tokenizer, parent=True),
         code=code("models.tokenizer", "models.hub", "data.generators"),
     message:
-        "Make the tokenizer"
+        "Make the tokenizer of the pair {wildcards.pair}"
     shell:
         r"""
         draftlab pretrain tokenizer {params.recipe:q} --prompts {input.prompts:q} --out {params.out:q} >{log:q} 2>&1
@@ -38,26 +51,26 @@ rule tokenizer:
 rule target:
     """Train the target on reference answers, or fetch the one that the run names."""
     input:
-        prompts=PROMPTS,
-        tokenizer="results/{run}/models/tokenizer/tokenizer.json",
+        prompts=learnt_prompts,
+        tokenizer="results/{run}/{pair}/models/tokenizer/tokenizer.json",
     output:
-        model="results/{run}/models/target/config.json",
+        model="results/{run}/{pair}/models/target/config.json",
     log:
-        "results/{run}/logs/models/target.log",
+        "results/{run}/logs/{pair}/target.log",
     benchmark:
-        "results/{run}/benchmarks/models/target.tsv"
+        "results/{run}/benchmarks/{pair}/target.tsv"
     conda:
         "../../envs/cpu.yaml"
-    threads: needs("target").threads
+    threads: threads_of("target")
     resources:
         **resources_of("target"),
     params:
-        recipe=plan.flags(RUN.settings.target, template=RUN.settings.answers.template),
+        recipe=recipe("target"),
         tokenizer=subpath(input.tokenizer, parent=True),
         out=subpath(output.model, parent=True),
         code=code("train.pretrain"),
     message:
-        "Make the target"
+        "Make the target of the pair {wildcards.pair}"
     shell:
         r"""
         draftlab pretrain target {params.recipe:q} \
@@ -69,32 +82,34 @@ rule target:
 
 
 rule draft:
-    """Train a draft on public text, or fetch the one that the run names; with prompts it learns their reference answers instead."""
+    """Train a draft on public text, or on reference answers as its recipe says; or fetch the one that the run names."""
     input:
-        prompts=[],
-        tokenizer="results/{run}/models/tokenizer/tokenizer.json",
+        prompts=lambda wildcards: (
+            learnt_prompts(wildcards)
+            if PAIRS[wildcards.pair].drafts[wildcards.draft].learns == "answers"
+            else []
+        ),
+        tokenizer="results/{run}/{pair}/models/tokenizer/tokenizer.json",
     output:
-        model="results/{run}/models/{draft}/config.json",
+        model="results/{run}/{pair}/models/{draft}/config.json",
     log:
-        "results/{run}/logs/models/{draft}.log",
+        "results/{run}/logs/{pair}/{draft}.log",
     benchmark:
-        "results/{run}/benchmarks/models/{draft}.tsv"
+        "results/{run}/benchmarks/{pair}/{draft}.tsv"
     wildcard_constraints:
-        draft="|".join(RUN.drafts),
+        draft="|".join({name for pair in PAIRS.values() for name in pair.drafts}),
     conda:
         "../../envs/cpu.yaml"
-    threads: needs("draft").threads
+    threads: threads_of("draft")
     resources:
         **resources_of("draft"),
     params:
-        recipe=lambda wildcards: plan.flags(
-            RUN.drafts[wildcards.draft], template=RUN.settings.answers.template
-        ),
+        recipe=recipe("draft"),
         tokenizer=subpath(input.tokenizer, parent=True),
         out=subpath(output.model, parent=True),
         code=code("train.pretrain"),
     message:
-        "Make {wildcards.draft}"
+        "Make {wildcards.draft} of the pair {wildcards.pair}"
     shell:
         r"""
         draftlab pretrain draft {params.recipe:q} \
@@ -109,22 +124,22 @@ rule answer:
     """Record the target's answers and its distributions: one pass for each dataset, split and temperature, shared by all."""
     input:
         prompts=split_prompts,
-        target="results/{run}/models/target/config.json",
+        target="results/{run}/{pair}/models/target/config.json",
     output:
-        answers="results/{run}/answers/{dataset}.{split}{temperature}/answers.jsonl",
+        answers="results/{run}/{pair}/answers/{dataset}.{split}{temperature}/answers.jsonl",
     log:
-        "results/{run}/logs/answers/{dataset}.{split}{temperature}.log",
+        "results/{run}/logs/{pair}/answers/{dataset}.{split}{temperature}.log",
     benchmark:
-        "results/{run}/benchmarks/answers/{dataset}.{split}{temperature}.tsv"
+        "results/{run}/benchmarks/{pair}/answers/{dataset}.{split}{temperature}.tsv"
     wildcard_constraints:
         temperature=r"(\.t[0-9.]+)?",
     conda:
         "../../envs/cpu.yaml"
-    threads: needs("answer").threads
+    threads: threads_of("answer")
     resources:
         **resources_of("answer"),
     params:
-        settings=plan.flags(RUN.settings.answers),
+        settings=lambda wildcards: plan.flags(PAIRS[wildcards.pair].answers),
         requests=lambda wildcards: (
             DATA.eval
             if wildcards.split == "eval"
@@ -135,7 +150,7 @@ rule answer:
         out=subpath(output.answers, parent=True),
         code=code("engine.recording"),
     message:
-        "Record the target's answers: {wildcards.dataset} {wildcards.split}"
+        "Record the target's answers: {wildcards.pair} {wildcards.dataset} {wildcards.split}"
     shell:
         r"""
         draftlab answer {params.settings:q} \
@@ -144,5 +159,45 @@ rule answer:
             --temperature {params.temperature:q} \
             --target {params.target:q} \
             --out {params.out:q} \
+            >{log:q} 2>&1
+        """
+
+
+rule pairs:
+    """Sample the target's answers, and record target and draft logits at each of their positions."""
+    input:
+        prompts="results/{run}/data/{dataset}/eval.jsonl",
+        target="results/{run}/{pair}/models/target/config.json",
+        draft="results/{run}/{pair}/models/draft/config.json",
+    output:
+        pairs="results/{run}/{pair}/pairs/{dataset}.safetensors",
+        made_of="results/{run}/{pair}/pairs/{dataset}.json",
+    log:
+        "results/{run}/logs/{pair}/pairs/{dataset}.log",
+    benchmark:
+        "results/{run}/benchmarks/{pair}/pairs/{dataset}.tsv"
+    conda:
+        "../../envs/cpu.yaml"
+    threads: threads_of("pairs")
+    resources:
+        **resources_of("pairs"),
+    params:
+        settings=lambda wildcards: plan.flags(PAIRS[wildcards.pair].answers),
+        positions=DATA.pairs,
+        seed=DATA.seed,
+        target=subpath(input.target, parent=True),
+        draft=subpath(input.draft, parent=True),
+        code=code("multidraft.pairs", "engine.recording"),
+    message:
+        "Record target and draft logits: {wildcards.pair} {wildcards.dataset}"
+    shell:
+        r"""
+        draftlab record-pairs {params.settings:q} \
+            --prompts {input.prompts:q} \
+            --positions {params.positions:q} \
+            --seed {params.seed:q} \
+            --target {params.target:q} \
+            --draft {params.draft:q} \
+            --out {output.pairs:q} \
             >{log:q} 2>&1
         """

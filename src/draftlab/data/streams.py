@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Literal
 
+from draftlab.core.settings import Settings
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
 
@@ -25,8 +26,7 @@ GroupBy = Literal["dataset", "language", "topic", "length"]
 LENGTHS = 8
 
 
-@dataclass(frozen=True)
-class Stream:
+class Stream(Settings):
     """How a stream is made.
 
     ``concatenated``: one group after the other, an abrupt shift (OSD, Fig. 4). ``linear``: the groups' shares move in

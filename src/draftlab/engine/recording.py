@@ -16,11 +16,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Generator, Tensor
 
-from draftlab import plan
 from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.engine.answers import Answer
 from draftlab.engine.decode import GREEDY, generate
+from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.json_files import read_jsonl, read_object, write_json, write_jsonl
@@ -193,7 +193,7 @@ def answer(
     target: Path,
     prompts: Path,
     requests: int,
-    settings: plan.Answers,
+    settings: Answers,
     *,
     sampling: Sampling = GREEDY,
     seed: int = 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,9 @@ from draftlab.latency.controlled import plain_steps, record, replay, schedule
 from draftlab.latency.loop import resume
 from draftlab.latency.pair import describe, open_pair
 from draftlab.latency.summary import summarise
-from draftlab.plan import LatencyAlpha
+
+if TYPE_CHECKING:
+    from draftlab.stages.latency_alpha import Settings as LatencyAlpha
 
 PROMPT = 64
 BASELINE_STEPS = 4  # on each side of a block

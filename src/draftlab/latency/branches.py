@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,9 @@ from jaxtyping import Float32
 from draftlab.errors import UserError
 from draftlab.latency.pair import describe, open_pair
 from draftlab.models.llama_cpp import LlamaCpp
-from draftlab.plan import LatencyBranches
+
+if TYPE_CHECKING:
+    from draftlab.stages.latency_branches import Settings as LatencyBranches
 
 
 def verify_branches(

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.pair import describe, open_pair
-from draftlab.plan import LatencyCost
+
+if TYPE_CHECKING:
+    from draftlab.stages.latency_cost import Settings as LatencyCost
 
 DRAFT_STEPS = 4
 """Draft steps in a row, as in a block: the first finds the processor's caches full of the target."""

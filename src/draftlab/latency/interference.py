@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,9 @@ from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import record, schedule
 from draftlab.latency.cores import can_pin, pin, pinned
 from draftlab.latency.pair import describe, open_pair
-from draftlab.plan import LatencyInterference
+
+if TYPE_CHECKING:
+    from draftlab.stages.latency_interference import Settings as LatencyInterference
 
 PATIENCE = 120
 IDLE_SECONDS = 0.3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,9 @@ from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import plain_steps, replay, schedule
 from draftlab.latency.loop import resume
 from draftlab.latency.pair import describe, open_pair
-from draftlab.plan import LatencyLength
+
+if TYPE_CHECKING:
+    from draftlab.stages.latency_length import Settings as LatencyLength
 
 STEPS = 4
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,9 @@ import pandas as pd
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import plain_steps
 from draftlab.latency.pair import describe, open_pair
-from draftlab.plan import LatencyNull
+
+if TYPE_CHECKING:
+    from draftlab.stages.latency_null import Settings as LatencyNull
 
 PROMPT = 64
 

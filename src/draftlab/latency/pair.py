@@ -14,9 +14,9 @@ from draftlab.latency.backend import LatencyBackend, Settings, check_pair
 from draftlab.latency.cores import pinned
 from draftlab.latency.inflate import inflate
 from draftlab.latency.self_check import self_check
+from draftlab.latency.settings import Engine
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp, check_device
-from draftlab.plan import Engine
 
 
 @contextlib.contextmanager

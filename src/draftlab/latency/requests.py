@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,9 @@ from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.cost import calibrate, cost_model
 from draftlab.latency.loop import DraftLength, Generation, Sampling, adaptive, decode, fixed, speculate
 from draftlab.latency.pair import describe, open_pair
-from draftlab.plan import LatencyRequests
+
+if TYPE_CHECKING:
+    from draftlab.stages.latency_requests import Settings as LatencyRequests
 
 PLAIN, AGAIN = "none", "none_again"
 """No speculation, twice: what differs between the two is noise."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,9 @@ from draftlab.errors import UserError
 from draftlab.latency.loop import decode
 from draftlab.latency.pair import describe, open_pair
 from draftlab.latency.torch_backend import TorchBackend
-from draftlab.plan import LatencyUpdate
+
+if TYPE_CHECKING:
+    from draftlab.stages.latency_update import Settings as LatencyUpdate
 
 
 def latency_update(settings: LatencyUpdate, target: Path, draft: Path) -> tuple[pd.DataFrame, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,10 @@ from draftlab.core.verify.token import TokenVerifier
 from draftlab.engine import replay
 from draftlab.errors import UserError
 from draftlab.multidraft.pairs import Pairs
-from draftlab.plan import Acceptance, OnPairs
+from draftlab.stages._inputs import OnPairs
+
+if TYPE_CHECKING:
+    from draftlab.stages.acceptance import Settings as Acceptance
 
 PATHS: dict[str, replay.SingleVerifier] = {"single_path": "single", "block": "block"}
 """Verifiers of a path, on one footing: tokens accepted among the tokens visited, in blocks along a text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -11,7 +12,9 @@ from draftlab.core.verify.bound import optimum_by_lp, optimum_iid
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.polyhedral import Cone as Facets
 from draftlab.core.verify.polyhedral import acceptance_cone
-from draftlab.plan import Cone
+
+if TYPE_CHECKING:
+    from draftlab.stages.cone import Settings as Cone
 
 WRITTEN_OUT = 3
 """Facets are also written as text up to this many tokens."""

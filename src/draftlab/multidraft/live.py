@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -19,8 +20,10 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
 from draftlab.models import LanguageModel, Tokenizer
 from draftlab.multidraft.quality import Score
-from draftlab.plan import Live
 from draftlab.train.training import progress
+
+if TYPE_CHECKING:
+    from draftlab.stages.live import Settings as Live
 
 PLAIN = "plain"
 """The target alone, one token per call."""

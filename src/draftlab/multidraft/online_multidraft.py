@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -20,9 +21,12 @@ from draftlab.engine.decode import speculate
 from draftlab.engine.recording import TargetPass, load_pass
 from draftlab.files.weights import check_sizes
 from draftlab.models import LanguageModel, load_model, load_tokenizer
-from draftlab.plan import Online, OnlineMultidraft
 from draftlab.train.online import serve
+from draftlab.train.settings import Serving
 from draftlab.train.traffic import Traffic, join
+
+if TYPE_CHECKING:
+    from draftlab.stages.online_multidraft import Settings as OnlineMultidraft
 
 
 def online_multidraft(
@@ -70,12 +74,12 @@ def _mixture(passes: Sequence[TargetPass], settings: OnlineMultidraft, seed: int
     return Traffic(join(passes, order), groups, groups, np.zeros(count, int), np.ones(count, bool), drawn)
 
 
-def _learning(settings: OnlineMultidraft, seed: int) -> Online:
+def _learning(settings: OnlineMultidraft, seed: int) -> Serving:
     """How every draft learns: an update per ``update_interval`` of its own requests, so all specialists together make as many as the
     shared draft."""
     names = ("learning_rate", "update_interval", "loss", "loss_positions", "draft_len", "device")
     own = {"dataset": "+".join(settings.topics), "seed": seed, "batch": settings.update_interval}
-    return Online.model_validate(own | {name: getattr(settings, name) for name in names})
+    return Serving.model_validate(own | {name: getattr(settings, name) for name in names})
 
 
 def _arrangements(

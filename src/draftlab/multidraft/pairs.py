@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,14 @@ from torch import Tensor
 from draftlab.core.sampling import Sampling
 from draftlab.engine import recording
 from draftlab.engine.answers import Answer
+from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
+from draftlab.files.cells import digests
+from draftlab.files.json_files import write_json
 from draftlab.files.weights import check_sizes
 from draftlab.models import Dtype, LanguageModel, Tokenizer, check_same_tokenizer, load_model, load_tokenizer
-from draftlab.plan import Answers, OnPairs
+from draftlab.stages._inputs import OnPairs
 
 SAMPLING = Sampling(1.0, top_k=5)
 """How the target writes the texts along which pairs are recorded (MDSS Table 2)."""
@@ -72,19 +75,20 @@ def load_pairs(path: Path) -> Pairs:
 
 def load_all(folder: Path, settings: OnPairs) -> dict[str, Pairs]:
     """The pairs of every dataset of an experiment, in its order, as many positions as it uses."""
-    names = [*settings.datasets, *(["synthetic"] if settings.synthetic else [])]
-    return {name: load_pairs(folder / f"{name}.safetensors").first(settings.positions) for name in names}
+    found = {name: load_pairs(folder / f"{name}.safetensors") for name in settings.datasets}
+    if settings.synthetic:
+        found["synthetic"] = synthetic(settings.seed)
+    return {name: pairs.first(settings.positions) for name, pairs in found.items()}
 
 
-def record_all(
-    settings: Answers, target: Path, draft: Path, prompts: Mapping[str, Path], positions: int, seed: int, out: Path
+def record_file(
+    settings: Answers, target: Path, draft: Path, prompts: Path, positions: int, seed: int, out: Path
 ) -> None:
-    """Let the target answer the prompts of each dataset and write its pairs, and the synthetic ones, to ``out/NAME.safetensors``."""
+    """Let the target answer the prompts and write the logits of both models along its answers, and beside them what they are made of."""
     target_model, draft_model, _ = load_models(target, draft, settings.dtype, settings.device)
-    for dataset, file in prompts.items():
-        found, _ = recording.answer(target, file, positions, settings, sampling=SAMPLING, seed=seed)
-        record(target_model, draft_model, found.answers, positions).save(out / f"{dataset}.safetensors")
-    synthetic(seed).save(out / "synthetic.safetensors")
+    found, _ = recording.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed)
+    record(target_model, draft_model, found.answers, positions).save(out)
+    write_json(out.with_suffix(".json"), digests(out.parents[2], models=[target, draft], data=[prompts]))
 
 
 @torch.inference_mode()

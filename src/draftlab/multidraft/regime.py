@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -11,7 +12,9 @@ from draftlab.core.sampling import to_probs
 from draftlab.core.verify.schemes import token_verifier
 from draftlab.multidraft.acceptance import by_position, filtered, on_support
 from draftlab.multidraft.pairs import Pairs
-from draftlab.plan import Regime
+
+if TYPE_CHECKING:
+    from draftlab.stages.regime import Settings as Regime
 
 SCHEMES = ("optimal", "hybrid", "importance_truncated", "k_seq", "specinfer", "single")
 ENTROPIES = (0.1, 0.5, 1.0, 2.0)

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -18,7 +19,9 @@ from draftlab.core.verify.schemes import token_verifier
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 from draftlab.multidraft.acceptance import filtered, on_support
 from draftlab.multidraft.pairs import Pairs
-from draftlab.plan import Sinkhorn
+
+if TYPE_CHECKING:
+    from draftlab.stages.sinkhorn import Settings as Sinkhorn
 
 PEERS = ("optimal", "importance_truncated", "k_seq", "specinfer")
 

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,9 @@ from draftlab.core.verify.single import single
 from draftlab.core.verify.specinfer import rrs, specinfer
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
-from draftlab.plan import VerifierCost
+
+if TYPE_CHECKING:
+    from draftlab.stages.verifier_cost import Settings as VerifierCost
 
 Timed = Callable[[], object]
 

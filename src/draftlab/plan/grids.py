@@ -1,17 +1,26 @@
-"""Grids: every choice of one value on each axis, outside a job (cells) and inside it (variants)."""
+"""Grids: every choice of one value on each axis, between cells and inside one; and settings checked, with the line to blame."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from draftlab.errors import UserError
 from draftlab.files.yaml_files import Place
-from draftlab.plan.stages import Axis, Job
+
+
+def _axis(value: Any) -> Any:
+    named = value.values() if isinstance(value, dict) else []
+    if not value or not isinstance(value, list | dict) or not all(isinstance(settings, dict) for settings in named):
+        raise ValueError("an axis is a list of values or a mapping from names to settings, with at least one entry")
+    return value
+
+
+Axis = Annotated[list[Any] | dict[str, dict[str, Any]], BeforeValidator(_axis)]
+"""Values of a setting; or names, each of which stands for several settings."""
 
 
 def combinations(axes: Mapping[str, Axis]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -32,16 +41,6 @@ def combinations(axes: Mapping[str, Axis]) -> Iterator[tuple[dict[str, Any], dic
 
 
 S = TypeVar("S", bound=BaseModel)
-J = TypeVar("J", bound=Job)
-
-
-def variants(job: J, where: Place | None = None) -> list[tuple[dict[str, Any], J]]:
-    """The runs inside one job: the columns that tell them apart, and the settings of each; an error names ``where``."""
-    base = job.model_dump(exclude={"inner"})
-    return [
-        (json.loads(job.labels) | labels, validated(type(job), base | fields, where or Place("inner")))
-        for labels, fields in combinations(json.loads(job.inner))
-    ]
 
 
 def validated(kind: type[S], values: Any, where: Place) -> S:
@@ -78,9 +77,3 @@ def _keys(kind: Any, outer: Sequence[str | int]) -> list[str]:
 
 def _is_settings(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def plain(job: Job) -> dict[str, Any]:
-    """The settings of a job for its record, nested ones opened."""
-    found = job.model_dump()
-    return found | {key: json.loads(found[key]) for key in ("labels", "inner", "stream") if found.get(key)}

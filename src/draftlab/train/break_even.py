@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float64
 
-from draftlab import plan
 from draftlab.core import theory
 from draftlab.engine.replay import agree_along, walk
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
+from draftlab.stages._inputs import Distillation
+from draftlab.stages._stage import Bench
 from draftlab.stages.costs import moved
 from draftlab.train import training
 from draftlab.train.jobs import Folders
@@ -26,6 +27,9 @@ from draftlab.train.sources import Scene
 from draftlab.train.timed import clock_of, dear_target, whole_answers
 from draftlab.train.traffic import Traffic, whole
 
+if TYPE_CHECKING:
+    from draftlab.stages.break_even import Settings as BreakEven
+
 STEPS = 8
 """Steps in a row of one timing: a single one is too short for the clock."""
 
@@ -33,18 +37,14 @@ Prices = dict[str, Float64[np.ndarray, " measurements"]]
 """Seconds of a step of ``draft`` and ``larger``, of verifying a block (``target``), of an update of ``larger`` and of one at each interval."""
 
 
-def break_even(job: plan.BreakEven, folders: Folders) -> tuple[pd.DataFrame, dict[str, Any]]:
+def break_even(settings: BreakEven, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Rows: ``seed, contender`` (static, online, larger), ``update_interval`` (0: none), ``record, request, emitted, blocks``; of the record
     ``serve_seconds, serve_gb`` and its share of the training, ``update_seconds, update_gb``; ``static_seconds, static_gb`` of the draft as it was.
     Record r has the prices of measurement r modulo their number, so an interval over requests holds their noise too."""
-    frames = [
-        _compared(settings, folders).assign(**({"seed": settings.seed} | labels))
-        for labels, settings in plan.variants(job)
-    ]
-    return pd.concat(frames, ignore_index=True), {}
+    return _compared(settings, Folders.of(inputs, bench)).assign(seed=settings.seed), {}
 
 
-def _compared(settings: plan.BreakEven, folders: Folders) -> pd.DataFrame:
+def _compared(settings: BreakEven, folders: Folders) -> pd.DataFrame:
     recorded = folders.recorded(settings.dataset, "train", 0.0)
     if len(recorded.answers) < 2 * settings.requests:
         what = f"{len(recorded.answers)} answers, {settings.requests} to serve and as many to distil on"
@@ -98,12 +98,12 @@ def _compared(settings: plan.BreakEven, folders: Folders) -> pd.DataFrame:
     )
 
 
-def _served(draft: LanguageModel, stream: Traffic, settings: plan.BreakEven) -> pd.DataFrame:
+def _served(draft: LanguageModel, stream: Traffic, settings: BreakEven) -> pd.DataFrame:
     rows = counts(walk(agree_along(draft, stream.answers), settings.draft_len))
     return stream.numbered(rows, range(len(stream)))
 
 
-def _affordable(every: Traffic, tokens: float, settings: plan.BreakEven) -> list[int]:
+def _affordable(every: Traffic, tokens: float, settings: BreakEven) -> list[int]:
     """The first requests after the stream that hold this many tokens."""
     records = every.answers.answers[settings.requests :]
     read = np.cumsum([len(record.prompt_ids) + len(record.answer_ids) for record in records])
@@ -115,7 +115,7 @@ def measure(
     draft: LanguageModel,
     larger: LanguageModel,
     stream: Traffic,
-    settings: plan.BreakEven,
+    settings: BreakEven,
 ) -> Prices:
     """Interleaved timings of every step and update, the first of each left out; updates are those of copies."""
     clock = clock_of(settings.device)

@@ -9,29 +9,37 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
 
-from draftlab import plan
 from draftlab.data import routing
 from draftlab.engine.recording import TargetPass, load_pass
 from draftlab.engine.replay import agree_along, walk
 from draftlab.errors import UserError
 from draftlab.files.weights import check_sizes, parameter_count
 from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
+from draftlab.stages._inputs import Distillation
+from draftlab.stages._places import recorded_name
+from draftlab.stages._stage import Bench
 from draftlab.train import parallel
 from draftlab.train.learning import Effort, train
 from draftlab.train.live import live_server
 from draftlab.train.offline import counts, distil
 from draftlab.train.online import Server, check_interval, replay_server, serve
+from draftlab.train.settings import Training
 from draftlab.train.sources import LIVE, Scene
 from draftlab.train.tokens import token_counts
 from draftlab.train.traffic import Traffic, along, whole
+
+if TYPE_CHECKING:
+    from draftlab.stages.offline import Settings as Offline
+    from draftlab.stages.online import Settings as Online
+    from draftlab.stages.tokens import Settings as Tokens
 
 T = TypeVar("T")
 
@@ -45,20 +53,21 @@ class Folders:
     out: Path
     max_new_tokens: int
     streams: Path | None = None
+    kept: dict[object, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, inputs: Distillation, bench: Bench) -> Folders:
+        """Those of a cell; what they read is kept for all of its variants."""
+        return cls(inputs.answers, inputs.models, bench.out, inputs.max_new_tokens, inputs.streams, bench.kept)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """The one that target and drafts share."""
         return load_tokenizer(self.models / "target")
 
-    @functools.cached_property
-    def kept(self) -> dict[object, object]:
-        """Everything that ``once`` made."""
-        return {}
-
     def recorded(self, dataset: str, split: str, temperature: float) -> TargetPass:
         """The target's recorded answers to one split of a dataset."""
-        name = plan.pass_name(dataset, split, temperature)
+        name = recorded_name(dataset, split, temperature)
         return self.once(name, lambda: load_pass(self.answers / name))
 
     def target(self, device: str) -> LanguageModel:
@@ -69,7 +78,7 @@ class Folders:
         """Weights of a model."""
         return self.once(("parameters", model), lambda: parameter_count(self.models / model))
 
-    def draft(self, settings: plan.Training) -> LanguageModel:
+    def draft(self, settings: Training) -> LanguageModel:
         """A fresh copy of a draft; ``UserError`` for one larger than the target."""
         folder = self.models / settings.draft
         check_sizes(self.models / "target", folder)
@@ -85,33 +94,26 @@ class Folders:
 # --- offline -----------------------------------------------------------------------------------------------------
 
 
-def offline(job: plan.Offline, folders: Folders) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Distil and measure every variant. Rows: the axes, ``sample_source, loss, epoch, draft_len, request`` and counts; ``parameters`` of the
-    draft and ``tokens`` that it read while it learnt (6 parameters tokens: the FLOPs of its training).
-
-    The draft of the first variant, or of the first one called ``settings.save``, goes to ``out/draft``.
-    """
+def offline(settings: Offline, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Distil and measure one variant; its draft goes to ``out/draft`` if it is the first one, or the first one called ``settings.save``."""
     parallel.start()
-    frames, runs, saved = [], [], False
-    for number, (labels, settings) in enumerate(plan.variants(job)):
-        begin = time.process_time()
-        train_pass, held_out = (
-            folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval")
-        )
-        needs_target = settings.sample_source in LIVE or settings.live
-        target = folders.target(settings.device) if needs_target else None
-        draft = folders.draft(settings)
-        scene = Scene(draft, target, train_pass, folders.max_new_tokens, folders.tokenizer.eos_ids)
-        rows, effort = distil(scene, held_out, settings, checkpoint=folders.out / f".{number}.checkpoint.safetensors")
-        is_wanted = labels.get("method") == settings.save if settings.save else True
-        if is_wanted and not saved and parallel.is_first():
-            saved = True
-            save_draft(draft, folders.models / settings.draft, folders.out / "draft")
-        fixed: dict[str, Any] = {"sample_source": settings.sample_source, "loss": settings.loss, "seed": settings.seed}
-        fixed |= {"parameters": folders.parameters(settings.draft), "tokens": effort.tokens}
-        frames.append(rows.assign(**(fixed | labels)))
-        runs.append(_facts(fixed | labels, effort, begin))
-    return _table(frames), _record(folders, runs)
+    folders = Folders.of(inputs, bench)
+    begin = time.process_time()
+    train_pass, held_out = (
+        folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval")
+    )
+    needs_target = settings.sample_source in LIVE or settings.live
+    target = folders.target(settings.device) if needs_target else None
+    draft = folders.draft(settings)
+    scene = Scene(draft, target, train_pass, folders.max_new_tokens, folders.tokenizer.eos_ids)
+    rows, effort = distil(scene, held_out, settings, checkpoint=folders.out / f".{bench.number}.checkpoint.safetensors")
+    is_wanted = bench.labels.get("method") == settings.save if settings.save else True
+    if is_wanted and parallel.is_first():
+        original = folders.models / settings.draft
+        bench.once("saved", lambda: save_draft(draft, original, folders.out / "draft"))
+    fixed: dict[str, Any] = {"sample_source": settings.sample_source, "loss": settings.loss, "seed": settings.seed}
+    fixed |= {"parameters": folders.parameters(settings.draft), "tokens": effort.tokens}
+    return rows.assign(**fixed), _facts(effort, begin)
 
 
 def save_draft(draft: LanguageModel, original: Path, out: Path) -> None:
@@ -120,31 +122,27 @@ def save_draft(draft: LanguageModel, original: Path, out: Path) -> None:
     load_tokenizer(original).save(out)
 
 
-def tokens(job: plan.Tokens, folders: Folders) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Count by token before (``method`` original) and after (distilled). Rows: the axes, ``seed, text`` and those of ``token_counts``."""
-    frames, runs = [], []
-    for labels, settings in plan.variants(job):
-        begin = time.process_time()
-        train_pass, held_out = (folders.recorded(settings.dataset, split, 0.0) for split in ("train", "eval"))
-        draft = folders.draft(settings)
-        before = token_counts(draft, held_out, settings.draft_len).assign(method="original")
-        requests = range(len(train_pass.answers))
-        steps = settings.epochs * math.ceil(len(requests) / settings.batch)
-        effort = train(Scene(draft, None, train_pass, folders.max_new_tokens, ()), requests, steps, settings)
-        after = token_counts(draft, held_out, settings.draft_len).assign(method="distilled")
-        fixed = {"seed": settings.seed}
-        frames.append(pd.concat([before, after], ignore_index=True).assign(**(fixed | labels)))
-        runs.append(_facts(fixed | labels, effort, begin))
-    table = _table(frames)
+def tokens(settings: Tokens, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Count by token before (``method`` original) and after (distilled)."""
+    folders = Folders.of(inputs, bench)
+    begin = time.process_time()
+    train_pass, held_out = (folders.recorded(settings.dataset, split, 0.0) for split in ("train", "eval"))
+    draft = folders.draft(settings)
+    before = token_counts(draft, held_out, settings.draft_len).assign(method="original")
+    requests = range(len(train_pass.answers))
+    steps = settings.epochs * math.ceil(len(requests) / settings.batch)
+    effort = train(Scene(draft, None, train_pass, folders.max_new_tokens, ()), requests, steps, settings)
+    after = token_counts(draft, held_out, settings.draft_len).assign(method="distilled")
+    table = pd.concat([before, after], ignore_index=True).assign(seed=settings.seed)
     texts = {token: folders.tokenizer.decode([token]) for token in table["token"].unique()}
-    return table.assign(text=table["token"].map(texts)), _record(folders, runs)
+    return table.assign(text=table["token"].map(texts)), _facts(effort, begin)
 
 
 # --- online ------------------------------------------------------------------------------------------------------
 
 
-def online(job: plan.Online, folders: Folders) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Serve the stream once with every variant. Rows: the axes, ``seed, record, request`` and counts; ``group`` in a stream of several classes.
+def online(settings: Online, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Serve the stream once; ``group`` in a stream of several classes.
 
     ``record`` is the place in the stream, which each seed gives to another request; ``request`` numbers the requests (with ``bin`` the bins
     of requests) over the recorded passes of the stream's datasets, so an interval draws all seeds of one together (those of held-out
@@ -152,19 +150,17 @@ def online(job: plan.Online, folders: Folders) -> tuple[pd.DataFrame, dict[str, 
     held-out requests (``measured_on``: ``held_out``) say in ``after`` how many requests had been served. ``misrouted``: whether the draft of
     another class served the request, where classes have their own.
     """
-    frames, runs = [], []
-    for labels, settings in plan.variants(job):
-        begin = time.process_time()
-        rows, effort = _serve_variant(settings, folders)
-        fixed: dict[str, Any] = {"seed": settings.seed}
-        runs.append(_facts(fixed | labels, effort, begin))
-        if settings.timed:
-            fixed |= {"cpu_seconds": runs[-1]["cpu_seconds"], "peak_mb": _peak_mb()}
-        frames.append(rows.assign(**(fixed | labels)))
-    return _table(frames), _record(folders, runs)
+    folders = Folders.of(inputs, bench)
+    begin = time.process_time()
+    rows, effort = _serve_variant(settings, folders)
+    facts = _facts(effort, begin)
+    fixed: dict[str, Any] = {"seed": settings.seed}
+    if settings.timed:
+        fixed |= {"cpu_seconds": facts["cpu_seconds"], "peak_mb": _peak_mb()}
+    return rows.assign(**fixed), facts
 
 
-def _traffic(settings: plan.Online, folders: Folders, part: str) -> Traffic:
+def _traffic(settings: Online, folders: Folders, part: str) -> Traffic:
     """The stream, what was kept ``aside`` of it, or the ``held_out`` requests."""
     split = "eval" if part == "held_out" else "train"
     seed = 0 if part == "held_out" else settings.seed
@@ -177,13 +173,13 @@ def _traffic(settings: plan.Online, folders: Folders, part: str) -> Traffic:
         traffic = along(path, passes) if settings.stream else whole(passes[0], settings.dataset)
         if part == "held_out":
             traffic = dataclasses.replace(traffic, request=~traffic.request)
-        in_time = bool(settings.stream) and settings.arrangement.kind == "by_time"
+        in_time = settings.stream is not None and settings.arrangement.kind == "by_time"
         return traffic.in_bins(settings.bin).reordered(seed, settings.bin, in_time)
 
     return folders.once((path, split, settings.temperature, settings.dataset, seed, settings.bin), load)
 
 
-def _serve_variant(settings: plan.Online, folders: Folders) -> tuple[pd.DataFrame, Effort]:
+def _serve_variant(settings: Online, folders: Folders) -> tuple[pd.DataFrame, Effort]:
     stream = _traffic(settings, folders, "stream")
     check_interval(stream, settings)
     classes = stream.group
@@ -208,7 +204,7 @@ def _serve_variant(settings: plan.Online, folders: Folders) -> tuple[pd.DataFram
     return _binned(rows, settings.bin), effort
 
 
-def _serve_own(settings: plan.Online, folders: Folders, own: Traffic, name: str) -> tuple[pd.DataFrame, Effort]:
+def _serve_own(settings: Online, folders: Folders, own: Traffic, name: str) -> tuple[pd.DataFrame, Effort]:
     """Prepare one draft, and let it serve the requests that are its own."""
     draft = folders.draft(settings)
     pool = (
@@ -272,7 +268,7 @@ def _first(pool: Traffic, share: float, name: str) -> list[int]:
     return chosen
 
 
-def _measured(draft: LanguageModel, traffic: Traffic, settings: plan.Online) -> pd.DataFrame:
+def _measured(draft: LanguageModel, traffic: Traffic, settings: Online) -> pd.DataFrame:
     """Acceptance of a draft that does not change, along all of ``traffic``."""
     rows = counts(walk(agree_along(draft, traffic.answers), settings.draft_len))
     return traffic.numbered(rows, range(len(traffic))).assign(group=traffic.group, segment=traffic.segment)
@@ -291,31 +287,11 @@ def _binned(rows: pd.DataFrame, size: int) -> pd.DataFrame:
 # --- shared ------------------------------------------------------------------------------------------------------
 
 
-def _table(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """One table; counts that are whole numbers are written as such."""
-    table = pd.concat(frames, ignore_index=True)
-    for name in table.select_dtypes("float"):
-        if name != "epoch" and (table[name] % 1 == 0).all():
-            table[name] = table[name].astype(int)
-    return table
-
-
-def _facts(labels: dict[str, Any], effort: Effort, begin: float) -> dict[str, Any]:
-    return {**labels, **dataclasses.asdict(effort), "cpu_seconds": round(time.process_time() - begin, 3)}
+def _facts(effort: Effort, begin: float) -> dict[str, Any]:
+    return {**dataclasses.asdict(effort), "cpu_seconds": round(time.process_time() - begin, 3)}
 
 
 def _peak_mb() -> float:
     """The most memory that this process has held, in MB."""
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(largest / (1024**2 if sys.platform == "darwin" else 1024), 1)  # macOS counts in bytes
-
-
-def _record(folders: Folders, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a job took: its runs, the tokens that the target answered once for all of them, and those that it read again because
-    a draft wrote them."""
-    passes = [kept for kept in folders.kept.values() if isinstance(kept, TargetPass)]
-    tokens = {
-        "recorded": sum(sum(kept.lengths) for kept in passes),
-        "live": sum(run["target_tokens"] for run in runs),
-    }
-    return {"runs": runs, "target_tokens": tokens, "processes": parallel.PROCESSES}

@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from draftlab import plan
 from draftlab.core.losses import LOSSES, one_hot_logits
+from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
 from draftlab.train import parallel, training
+from draftlab.train.settings import Training
 from draftlab.train.sources import LIVE, SOURCES, Samples, Scene
 
 WARMUP_SHARE = 0.03  # of the steps (OSD's scripts)
@@ -43,7 +44,7 @@ def train(
     scene: Scene,
     requests: Sequence[int],
     steps: int,
-    settings: plan.Training,
+    settings: Training,
     source: str = "teacher",
     *,
     sample_batch: int = 1,
@@ -88,7 +89,7 @@ def train(
     return effort
 
 
-def _identity(scene: Scene, requests: Sequence[int], settings: plan.Training) -> str:
+def _identity(scene: Scene, requests: Sequence[int], settings: Training) -> str:
     """Whose checkpoint it is: settings, code, the draft before training, and the target's answers that it learns from."""
     records = [scene.recorded.answers[request] for request in requests]
     text = repr([(record.prompt_ids, record.answer_ids) for record in records])
@@ -96,10 +97,10 @@ def _identity(scene: Scene, requests: Sequence[int], settings: plan.Training) ->
         training.digest(found) for found in (dict(scene.draft.named_parameters()), scene.recorded.tensors)
     )
     told = hashlib.sha256(text.encode()).hexdigest()
-    return f"{settings!r} {scene.max_new_tokens} {plan.code_digest(__name__)} {start} {told} {distributions}"
+    return f"{settings!r} {scene.max_new_tokens} {code_digest(__name__)} {start} {told} {distributions}"
 
 
-def _terms(draft: LanguageModel, samples: Samples, settings: plan.Training, effort: Effort) -> Iterator[Tensor]:
+def _terms(draft: LanguageModel, samples: Samples, settings: Training, effort: Effort) -> Iterator[Tensor]:
     """The loss of one step by micro-batches: each is its sum over positions, divided by all positions of the step."""
     count = parallel.total(len(samples.target_logits))
     effort.positions += count

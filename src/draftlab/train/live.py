@@ -14,7 +14,6 @@ from jaxtyping import Bool
 from numpy.random import Generator
 from torch import Tensor
 
-from draftlab import plan
 from draftlab.core.sampling import Sampling
 from draftlab.engine.answers import Answer
 from draftlab.engine.decode import BlockTrace, speculate
@@ -23,6 +22,7 @@ from draftlab.models import LanguageModel
 from draftlab.train.offline import trace_counts
 from draftlab.train.online import Lesson, Server
 from draftlab.train.positions import positions_to_learn
+from draftlab.train.settings import Serving
 from draftlab.train.traffic import Traffic
 
 
@@ -30,7 +30,7 @@ def live_server(target: LanguageModel, max_new_tokens: int, eos_ids: Collection[
     """A server that decodes the prompts of its requests as one batch; the recorded answers are not looked at."""
 
     def server(
-        draft: LanguageModel, traffic: Traffic, requests: Sequence[int], settings: plan.Online, rng: Generator
+        draft: LanguageModel, traffic: Traffic, requests: Sequence[int], settings: Serving, rng: Generator
     ) -> tuple[pd.DataFrame, list[Lesson]]:
         records = [traffic.answers.answers[request] for request in requests]
         logits: list[list[Tensor]] = [[] for _ in requests]

@@ -9,13 +9,12 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from draftlab import plan
 from draftlab.core.sampling import Sampling
 from draftlab.core.verify.greedy import greedy
 from draftlab.core.verify.single import single
@@ -26,6 +25,8 @@ from draftlab.engine.decode import GREEDY, BlockTrace, generate, speculate
 from draftlab.models import LanguageModel
 from draftlab.models.medusa import Medusa
 from draftlab.models.tree import Tree
+from draftlab.stages._inputs import Distillation
+from draftlab.stages._stage import Bench
 from draftlab.train import training
 from draftlab.train.jobs import Folders
 from draftlab.train.learning import train
@@ -35,43 +36,44 @@ from draftlab.train.sources import Scene
 from draftlab.train.timed import clock_of, dear_target, whole_answers
 from draftlab.train.traffic import Traffic, join, whole
 
+if TYPE_CHECKING:
+    from draftlab.stages.medusa import Settings as MedusaSettings
+
 SAMPLED = Sampling(1.0)
 TREE_VERIFIERS: dict[str, TokenVerifier] = {"single": single, "rrs": rrs, "greedy": greedy, "typical": typical}
 """How drafts and trees are verified here; typical acceptance is the one that is not lossless."""
 
 
-def medusa(job: plan.Medusa, folders: Folders) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Rows: the axes, ``seed, contender`` (plain, draft, draft_osd, medusa, medusa_osd), ``verifier, is_lossless, temperature, block``
+def medusa(settings: MedusaSettings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Rows: ``seed, contender`` (plain, draft, draft_osd, medusa, medusa_osd), ``verifier, is_lossless, temperature, block``
     (of ``at_once`` requests), counts, ``seconds`` and ``plain_seconds`` of the same requests, ``same_text``: requests that read as plainly
     decoded, of ``requests``; ``parameters`` beside the target, and
     ``epoch_seconds`` of learning from ``requests`` answers."""
-    frames = []
-    for labels, settings in plan.variants(job):
-        target = folders.target(settings.device)
-        stream = whole(folders.recorded(settings.dataset, "train", 0.0), settings.dataset).reordered(settings.seed)
-        stream = stream.take(range(min(settings.requests, len(stream))))
-        models: dict[str, LanguageModel] = {
-            "draft": folders.draft(settings),
-            "medusa": warmed(Medusa(target, Tree(tuple(settings.widths))), folders, settings),
-        }
-        for name in list(models):
-            models[f"{name}_osd"] = copy.deepcopy(models[name])
-            serve(models[f"{name}_osd"], stream, _learning_rate(settings, name))
-        seconds = epoch_seconds({name: models[name] for name in ("draft", "medusa")}, stream, settings)
-        rows = pd.concat(decoded(models, folders, settings), ignore_index=True)
-        kind = rows["contender"].str.removesuffix("_osd")
-        sizes = {name: sum(weight.numel() for weight in models[name].parameters()) for name in seconds}
-        rows = rows.assign(parameters=kind.map(sizes).fillna(0), epoch_seconds=kind.map(seconds).fillna(0.0))
-        frames.append(rows.assign(**({"seed": settings.seed} | labels)))
-    return pd.concat(frames, ignore_index=True), {"tree": settings.widths}
+    folders = Folders.of(inputs, bench)
+    target = folders.target(settings.device)
+    stream = whole(folders.recorded(settings.dataset, "train", 0.0), settings.dataset).reordered(settings.seed)
+    stream = stream.take(range(min(settings.requests, len(stream))))
+    models: dict[str, LanguageModel] = {
+        "draft": folders.draft(settings),
+        "medusa": warmed(Medusa(target, Tree(tuple(settings.widths))), folders, settings),
+    }
+    for name in list(models):
+        models[f"{name}_osd"] = copy.deepcopy(models[name])
+        serve(models[f"{name}_osd"], stream, _learning_rate(settings, name))
+    seconds = epoch_seconds({name: models[name] for name in ("draft", "medusa")}, stream, settings)
+    rows = pd.concat(decoded(models, folders, settings), ignore_index=True)
+    kind = rows["contender"].str.removesuffix("_osd")
+    sizes = {name: sum(weight.numel() for weight in models[name].parameters()) for name in seconds}
+    rows = rows.assign(parameters=kind.map(sizes).fillna(0), epoch_seconds=kind.map(seconds).fillna(0.0))
+    return rows.assign(seed=settings.seed), {"tree": settings.widths}
 
 
-def _learning_rate(settings: plan.Medusa, name: str) -> plan.Medusa:
+def _learning_rate(settings: MedusaSettings, name: str) -> MedusaSettings:
     rate = settings.heads_learning_rate if name == "medusa" else settings.learning_rate
     return settings.model_copy(update={"learning_rate": rate})
 
 
-def warmed(heads: Medusa, folders: Folders, settings: plan.Medusa) -> Medusa:
+def warmed(heads: Medusa, folders: Folders, settings: MedusaSettings) -> Medusa:
     """Heads as they would be released: one epoch on the target's answers to other datasets."""
     passes = [folders.recorded(dataset, "train", 0.0) for dataset in settings.warm]
     places = [(n, p) for n, found in enumerate(passes) for p in range(min(settings.warm_requests, len(found.answers)))]
@@ -80,7 +82,7 @@ def warmed(heads: Medusa, folders: Folders, settings: plan.Medusa) -> Medusa:
     return heads
 
 
-def epoch_seconds(models: dict[str, LanguageModel], stream: Traffic, settings: plan.Medusa) -> dict[str, float]:
+def epoch_seconds(models: dict[str, LanguageModel], stream: Traffic, settings: MedusaSettings) -> dict[str, float]:
     """Seconds to learn once from every answer of the stream: the mean of interleaved updates of copies, the first ones left out."""
     learners = {name: copy.deepcopy(model) for name, model in models.items()}
     optimizers = {name: training.adamw(learner) for name, learner in learners.items()}
@@ -116,7 +118,7 @@ class Contender:
         return speculate(target, model, prompts, verifier=TREE_VERIFIERS[self.verifier], **shape, **options).traces
 
 
-def contenders(models: dict[str, LanguageModel], settings: plan.Medusa) -> list[Contender]:
+def contenders(models: dict[str, LanguageModel], settings: MedusaSettings) -> list[Contender]:
     """Plain decoding and every model greedily; at temperature 1 the models that learnt, heads by every verifier of the tree."""
     with_plain: dict[str, LanguageModel | None] = {"plain": None, **models}
     unsampled = [Contender(name, model, GREEDY) for name, model in with_plain.items()]
@@ -125,7 +127,7 @@ def contenders(models: dict[str, LanguageModel], settings: plan.Medusa) -> list[
     return [*unsampled, *sampled, *heads]
 
 
-def decoded(models: dict[str, LanguageModel], folders: Folders, settings: plan.Medusa) -> Iterator[pd.DataFrame]:
+def decoded(models: dict[str, LanguageModel], folders: Folders, settings: MedusaSettings) -> Iterator[pd.DataFrame]:
     """Decode held-out requests, some at a time by all contenders in a shuffled order, with a target as expensive as asked for."""
     rng, clock, target = np.random.default_rng(settings.seed), clock_of(settings.device), dear_target(folders, settings)
     every = contenders(models, settings)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
 
-from draftlab import plan
 from draftlab.engine.decode import BlockTrace, speculate
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import Walk, agree_along, walk
@@ -18,10 +18,11 @@ from draftlab.train import parallel
 from draftlab.train.learning import Effort, train
 from draftlab.train.sources import Scene
 
+if TYPE_CHECKING:
+    from draftlab.stages.offline import Settings as Offline
 
-def distil(
-    scene: Scene, held_out: TargetPass, settings: plan.Offline, *, checkpoint: Path
-) -> tuple[pd.DataFrame, Effort]:
+
+def distil(scene: Scene, held_out: TargetPass, settings: Offline, *, checkpoint: Path) -> tuple[pd.DataFrame, Effort]:
     """Distil ``scene.draft``, and measure it on ``held_out``: before each of ``probes`` parts of every epoch, and at the end.
 
     Rows: ``epoch, request`` and the counts of ``counts``. Measurements are kept beside the checkpoint, so a killed run has them all; of several
@@ -64,7 +65,7 @@ def distil(
     return rows, effort
 
 
-def measure(scene: Scene, held_out: TargetPass, settings: plan.Offline) -> pd.DataFrame:
+def measure(scene: Scene, held_out: TargetPass, settings: Offline) -> pd.DataFrame:
     """Acceptance of the draft along recorded answers: one row per request and draft length; ``live`` ones are decoded as well."""
     agree = agree_along(scene.draft, held_out)
     lengths = [settings.draft_len, *settings.draft_lens]

@@ -18,7 +18,6 @@ from jaxtyping import Bool, Float, Int
 from numpy.random import Generator
 from torch import Tensor
 
-from draftlab import plan
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import agree_along, at_its_depth, walk
 from draftlab.errors import UserError
@@ -27,6 +26,7 @@ from draftlab.train import training
 from draftlab.train.learning import Effort, answer_logits, losses_at
 from draftlab.train.offline import counts
 from draftlab.train.positions import positions_to_learn
+from draftlab.train.settings import Serving
 from draftlab.train.traffic import Traffic
 
 
@@ -55,12 +55,12 @@ class Lesson:
         return self.answers.target_logits([self.request])[torch.from_numpy(self.where)]
 
 
-Server = Callable[[LanguageModel, Traffic, Sequence[int], plan.Online, Generator], tuple[pd.DataFrame, list[Lesson]]]
+Server = Callable[[LanguageModel, Traffic, Sequence[int], Serving, Generator], tuple[pd.DataFrame, list[Lesson]]]
 """Serves requests with a draft: their counts, and what is to be learnt from each."""
 
 
 def replay_server(
-    draft: LanguageModel, traffic: Traffic, requests: Sequence[int], settings: plan.Online, rng: Generator
+    draft: LanguageModel, traffic: Traffic, requests: Sequence[int], settings: Serving, rng: Generator
 ) -> tuple[pd.DataFrame, list[Lesson]]:
     """Serve by replay: one forward of the draft, none of the target."""
     agree = agree_along(draft, traffic.answers, requests, batch_size=len(requests))
@@ -98,7 +98,7 @@ def stretches(trains: Bool[np.ndarray, " requests"], interval: int, lag: int) ->
 def serve(
     draft: LanguageModel,
     traffic: Traffic,
-    settings: plan.Online,
+    settings: Serving,
     *,
     server: Server = replay_server,
     watch: Callable[[int], None] = lambda served: None,
@@ -147,7 +147,7 @@ def learn(
     learner: LanguageModel,
     optimizer: torch.optim.Optimizer,
     lessons: Sequence[Lesson],
-    settings: plan.Online,
+    settings: Serving,
 ) -> int:
     """One update on lessons, the mean over all their positions; returns how many. Without a position nothing happens."""
     lessons = [lesson for lesson in lessons if len(lesson.where)]
@@ -166,7 +166,7 @@ def learn(
     return len(where)
 
 
-def check_interval(traffic: Traffic, settings: plan.Online) -> None:
+def check_interval(traffic: Traffic, settings: Serving) -> None:
     """``UserError`` when the stream ends before the first update."""
     if settings.learns and settings.update_interval > traffic.trains.sum():
         raise UserError(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool
 
-from draftlab.plan import LossPositions
+from draftlab.train.settings import LossPositions
 
 
 def positions_to_learn(

@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftlab import plan
 from draftlab.data import generators
 from draftlab.data.prompts import Prompt
+from draftlab.engine.settings import Recipe
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
+from draftlab.files.digests import code_digest
 from draftlab.files.json_files import read_jsonl, write_json
 from draftlab.models import LanguageModel, Tokenizer, check_same_tokenizer, hf, hub, load_tokenizer
 from draftlab.models.llama import Llama, LlamaConfig
@@ -39,7 +40,7 @@ class Example:
     answer: list[int]
 
 
-def make_tokenizer(prompts: Sequence[Path], target: plan.Recipe, out: Path) -> None:
+def make_tokenizer(prompts: Sequence[Path], target: Recipe, out: Path) -> None:
     """Write the tokenizer that target and draft share: the target's own when it exists, else one trained on the prompts."""
     with atomic_dir(out) as folder:
         if target.model:
@@ -54,7 +55,7 @@ def make_tokenizer(prompts: Sequence[Path], target: plan.Recipe, out: Path) -> N
         write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0})
 
 
-def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: plan.Recipe, template: str, out: Path) -> None:
+def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: Recipe, template: str, out: Path) -> None:
     """Write the target: the model that the recipe names, or a small one trained on the reference answers to prompts in ``template``."""
     if recipe.model:
         hub.copy_model(recipe.model, out)
@@ -70,7 +71,7 @@ def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: plan.Recipe, t
     _train(examples, words, recipe, out, "target")
 
 
-def make_draft(tokenizer: Path, recipe: plan.Recipe, template: str, out: Path, prompts: Sequence[Path] = ()) -> None:
+def make_draft(tokenizer: Path, recipe: Recipe, template: str, out: Path, prompts: Sequence[Path] = ()) -> None:
     """Write the draft: the model that the recipe names, or a small one trained on the reference answers of ``prompts``, and without any
     on unpaired public text."""
     words = load_tokenizer(tokenizer)
@@ -95,7 +96,7 @@ def _answered(prompts: Sequence[Path], words: Tokenizer, template: str) -> list[
     ]
 
 
-def _train(examples: Sequence[Example], tokenizer: Tokenizer, recipe: plan.Recipe, out: Path, label: str) -> None:
+def _train(examples: Sequence[Example], tokenizer: Tokenizer, recipe: Recipe, out: Path, label: str) -> None:
     kept = [example for example in examples if len(example.prompt) + len(example.answer) <= recipe.context]
     if not kept:
         raise UserError(f"every document is longer than context {recipe.context}", remedy="raise context of this scale")
@@ -116,14 +117,14 @@ def _train(examples: Sequence[Example], tokenizer: Tokenizer, recipe: plan.Recip
         optimizer=training.adamw(model, betas=(0.9, 0.98), weight_decay=0.01),
         label=label,
         checkpoint=out.parent / f".{out.name}.checkpoint.safetensors",
-        identity=f"{recipe!r} {sha256(repr(kept).encode()).hexdigest()} {plan.code_digest(__name__)}",
+        identity=f"{recipe!r} {sha256(repr(kept).encode()).hexdigest()} {code_digest(__name__)}",
     )
     with atomic_dir(out) as folder:
         model.save(folder)
         tokenizer.save(folder)
 
 
-def _untrained(recipe: plan.Recipe, vocab_size: int) -> LanguageModel:
+def _untrained(recipe: Recipe, vocab_size: int) -> LanguageModel:
     generator = torch.Generator().manual_seed(recipe.seed)
     if recipe.family == "t5":
         return hf.new_t5(vocab_size, recipe.hidden, recipe.ffn, recipe.layers, recipe.heads, generator)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from draftlab import plan
 from draftlab.latency.pair import inflated
 from draftlab.models import LanguageModel, load_model
+from draftlab.stages._timed import Timed
 from draftlab.train.jobs import Folders
 from draftlab.train.online import Lesson
 from draftlab.train.traffic import Traffic
@@ -30,7 +30,7 @@ def clock_of(device: str) -> Callable[[], float]:
     return finished
 
 
-def dear_target(folders: Folders, settings: plan.Timed) -> LanguageModel:
+def dear_target(folders: Folders, settings: Timed) -> LanguageModel:
     """The target, made as expensive as the settings ask for."""
     if not (settings.inflated_layers or settings.inflated_ffn):
         return folders.target(settings.device)

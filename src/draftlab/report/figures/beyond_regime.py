@@ -11,6 +11,7 @@ from draftlab.core import stats
 from draftlab.report import tidy
 from draftlab.report.figures.style import footer, panels
 from draftlab.report.published import Published
+from draftlab.stages.regime import ENTROPIES
 
 RIVALS = {"single": "one draft", "k_seq": "K-SEQ (SpecTr)", "optimal": "the optimum"}
 
@@ -25,7 +26,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
             _panel(ax, table, rival, key)
         axes[1, column].set_xlabel("draft temperature")
     classes = sorted(table["entropy_class"].unique())
-    axes[1, 0].set_yticks(range(len(classes)), [tidy.ENTROPIES[place] for place in classes])
+    axes[1, 0].set_yticks(range(len(classes)), [ENTROPIES[place] for place in classes])
     axes[0, 0].set_ylabel("target temperature")
     axes[1, 0].set_ylabel("target entropy")
     footer(

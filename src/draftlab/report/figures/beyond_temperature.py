@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from draftlab.report.figures.forms import curve_figure
 from draftlab.report.published import Published
-from draftlab.report.tidy import ESTIMATORS
+from draftlab.stages.offline import ESTIMATORS
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:

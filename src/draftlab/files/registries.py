@@ -17,9 +17,3 @@ def names(module: str, registry: str) -> tuple[str, ...]:
             assert isinstance(node.value, ast.Dict)
             return tuple(ast.literal_eval(key) for key in node.value.keys if key is not None)
     raise LookupError(f"no {registry} in {path}")
-
-
-LOSSES = ("none", *names("core.losses", "LOSSES"))
-SOURCES = ("none", *names("train.sources", "SOURCES"))
-VERIFIERS = names("core.verify", "VERIFIERS")
-PATHS = names("multidraft.acceptance", "PATHS")

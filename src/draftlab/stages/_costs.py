@@ -6,19 +6,23 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from draftlab import plan
 from draftlab.core import theory
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
 from draftlab.files.weights import parameter_count
 
+if TYPE_CHECKING:
+    from draftlab.stages.memory_traffic import Settings as MemoryTraffic
+    from draftlab.stages.speedup_theory import Settings as SpeedupTheory
+    from draftlab.stages.utilisation import Settings as Utilisation
 
-def speedup_theory(settings: plan.SpeedupTheory) -> pd.DataFrame:
+
+def speedup_theory(settings: SpeedupTheory) -> pd.DataFrame:
     """Eq. 1 of OSD: ``speedup`` for each ``alpha`` on each curve of ``draft_len`` and ``cost_ratio``."""
     rows = [
         {"alpha": alpha, "draft_len": k, "cost_ratio": c, "speedup": theory.speedup(alpha, k, c)}
@@ -40,7 +44,7 @@ class Inputs:
     after: float
 
 
-def memory_traffic(settings: plan.MemoryTraffic, target: Path, draft: Path, online: Path) -> pd.DataFrame:
+def memory_traffic(settings: MemoryTraffic, target: Path, draft: Path, online: Path) -> pd.DataFrame:
     """One row per ``inputs`` (printed, unrounded, ours), ``terms`` (printed, all), ``batch, update_interval`` and ``system`` (original, vsd, osd):
     GB by term, their sum ``gb``, ``original_gb`` and ``vsd_gb`` beside it, and the ``break_even`` block length above which osd moves less than vsd.
     """
@@ -57,7 +61,7 @@ def memory_traffic(settings: plan.MemoryTraffic, target: Path, draft: Path, onli
     return pd.DataFrame(rows)
 
 
-def _printed(inputs: Inputs, settings: plan.MemoryTraffic) -> Iterator[dict[str, Any]]:
+def _printed(inputs: Inputs, settings: MemoryTraffic) -> Iterator[dict[str, Any]]:
     """Table 5."""
     for interval in settings.update_interval:
         systems = theory.memory_traffic(
@@ -71,7 +75,7 @@ def _printed(inputs: Inputs, settings: plan.MemoryTraffic) -> Iterator[dict[str,
         yield from _rows(systems, inputs, systems["original"]["target_gb"], "printed", 1, interval)
 
 
-def _all_terms(inputs: Inputs, settings: plan.MemoryTraffic) -> Iterator[dict[str, Any]]:
+def _all_terms(inputs: Inputs, settings: MemoryTraffic) -> Iterator[dict[str, Any]]:
     for batch, interval in itertools.product(settings.batch, settings.update_interval):
         systems = {
             name: theory.traffic_terms(
@@ -127,7 +131,7 @@ def _measured(online: Path, dataset: str) -> tuple[float, float]:
     return float(lengths["static"]), float(lengths["online"])
 
 
-def utilisation(settings: plan.Utilisation) -> pd.DataFrame:
+def utilisation(settings: Utilisation) -> pd.DataFrame:
     """OSD, App. A.4. ``part`` load: FLOP/s of the trace times ``load``, of the target alone (``serving``) and with drafting and training
     (``online``), over the hardware's. ``part`` ratio: target over draft FLOPs of each pair, at the printed and the recomputed block length."""
     length = theory.expected_block_length(settings.alpha, settings.draft_len)

@@ -1,0 +1,23 @@
+"""The base of everything that a file or a command line may say, and the types of number that it is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(gt=0)]
+Whole = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Under1 = Annotated[float, Field(ge=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Dataset = str
+Device = Literal["cpu", "cuda"]
+Template = Literal["vicuna_v1.1", "vicuna_short", "plain", "own"]
+
+
+class Settings(BaseModel):
+    """Base of every model of settings: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)

@@ -1,0 +1,45 @@
+"""How a model is made, and how the target of a pair answers. Free of torch: the Snakefile imports it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from draftlab.core.settings import Count, Device, Settings, Template, Whole
+
+
+class Recipe(Settings):
+    """A model: one that exists (``model``: a folder, or ``owner/name[@revision]`` of the hub), or one of a ``family`` trained on the spot.
+
+    A T5 has ``layers`` in its encoder and as many in its decoder. ``learns``: what a small draft is trained on, public text
+    (``documents``), or the reference answers that a small target learns too.
+    """
+
+    model: str | None = None
+    family: Literal["llama", "t5"] = "llama"
+    hidden: Count = 64
+    layers: Count = 1
+    heads: Count = 2
+    ffn: Count = 172
+    context: Count = 512
+    vocabulary: Count = 1024
+    steps: Whole = 300
+    batch: Count = 16
+    learning_rate: float = Field(default=3e-3, gt=0)
+    documents: Whole = 8000
+    learns: Literal["documents", "answers"] = "documents"
+    seed: Whole = 0
+
+
+class Answers(Settings):
+    """How the target answers: the recorded pass that every variant shares."""
+
+    max_new_tokens: int = Field(gt=0)
+    template: Template = "vicuna_short"
+    batch: int = Field(gt=0, default=64)
+    keep: int = Field(
+        gt=0, default=64, description="most probable tokens recorded of a distribution over a large vocabulary"
+    )
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Device = "cpu"

@@ -1,0 +1,28 @@
+"""What a measurement on an inference engine may say. Free of torch: the Snakefile imports it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from draftlab.core.settings import Device, Settings, Whole
+
+
+class Engine(Settings):
+    """How a pair runs: in llama.cpp with ``weights``, ``threads`` and ``gpu_layers`` on a GPU (-1: all), or in torch on ``device``.
+
+    ``inflated_layers`` > 0 makes a small target cost as much as a large one (``latency.inflate``), with feed-forward parts
+    ``inflated_ffn`` wide on ``inflated_widths`` times as many channels.
+    """
+
+    pair: str = Field("main", description="whose target and drafts")
+    backend: Literal["llama_cpp", "torch"] = "llama_cpp"
+    device: Device = "cpu"
+    inflated_layers: int = Field(0, ge=0)
+    inflated_ffn: int = Field(0, ge=0)
+    inflated_widths: Literal[1, 4, 16, 64] = 1
+    weights: Literal["f32", "f16", "q8_0", "q4_0"] = "f32"
+    threads: int = Field(gt=0, default=1)
+    gpu_layers: int = Field(0, ge=-1)
+    seed: Whole = 0

@@ -1,0 +1,284 @@
+"""One run: what ``--config`` asks for, on a scale, with these experiments; and where its files lie."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, PrivateAttr
+
+from draftlab.core.settings import Dataset, Settings, Template
+from draftlab.data import registry
+from draftlab.data.streams import Stream
+from draftlab.errors import UserError
+from draftlab.files.yaml_files import Place, read_yaml
+from draftlab.latency.settings import Engine
+from draftlab.plan.grids import validated
+from draftlab.plan.plan import Experiment, check_datasets, load_experiment
+from draftlab.plan.scale import MAIN, Scale, ScaleSettings
+from draftlab.stages._cell_file import cell_file
+from draftlab.stages._places import Places
+from draftlab.stages._stage import Variant
+from draftlab.train.settings import Training
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
+
+
+class RunConfig(Settings):
+    """What ``snakemake --config key=value`` may say."""
+
+    scale: Scale = "laptop"
+    raw: str | None = Field(None, description="folder of raw files of the real datasets")
+    dataset: str | None = Field(None, description="a file of prompts of your own")
+    target: str | None = Field(None, description="folder of the target, or OWNER/NAME[@REVISION] of the hub")
+    draft: str | None = Field(None, description="folder of the draft, or OWNER/NAME[@REVISION] of the hub")
+    template: Template | None = Field(None, description="chat template of the prompts; own is the tokenizer's")
+    experiments: str = Field("reproduction", description="reproduction, all, or names separated by commas")
+    name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
+    tracker: Literal["tensorboard"] | None = Field(None, description="where the curves go too")
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The models that it names, by role."""
+        return {role: name for role in ("target", "draft") if (name := getattr(self, role))}
+
+
+def _check_places(run: RunConfig, by_architecture: bool) -> None:
+    """Files and folders must be there; ``owner/name`` that is not there is left to the hub."""
+    for key in ("raw", "dataset", "target", "draft"):
+        value = getattr(run, key)
+        is_model = key in ("target", "draft")
+        if is_model and by_architecture:
+            continue
+        if value and not (os.path.exists(value) or (is_model and HUB_ID.fullmatch(value))):
+            what = f"{key}: no such file or folder: {value}"
+            remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION" if is_model else "check the path"
+            raise UserError(what, file="--config", remedy=remedy)
+
+
+class Run(Settings):
+    """Everything that the Snakefile needs to know about one run."""
+
+    name: str
+    config: RunConfig
+    settings: ScaleSettings
+    experiments: dict[str, Experiment]
+    known: dict[str, Experiment]
+    _cells: dict[str, dict[str, list[Variant]]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def scale(self) -> Scale:
+        return self.config.scale
+
+    @property
+    def folder(self) -> Path:
+        """Where all of its files lie."""
+        return Path("results") / self.name
+
+    @property
+    def given(self) -> list[str]:
+        """Every ``key=value`` of ``--config`` that its tables depend on and that is not the default, the scale's always."""
+        chosen = self.config.model_dump(exclude_defaults=True, exclude={"tracker"})
+        return [f"{key}={value}" for key, value in ({"scale": self.scale} | chosen).items()]
+
+    @property
+    def raw_folder(self) -> str | None:
+        """Where raw files are read from: a folder of real datasets, or a file of your own prompts."""
+        return self.config.dataset or self.config.raw
+
+    def of_stage(self, *stages: str) -> list[str]:
+        """Names of the experiments of these stages that exist at this scale, asked for or not: one may need another's drafts."""
+        return [name for name, experiment in self.known.items() if experiment.stage in stages]
+
+    def cells(self, experiment: str) -> dict[str, list[Variant]]:
+        """The cells of one experiment at this run's scale, made once: every job asks; your own prompts or target replace the scale's.
+
+        A target that you name is measured as it is: only the small one trained on the spot is inflated. ``datasets`` of a multi-draft
+        stage are those of the pair that the cell names, or all of them.
+        """
+        if experiment not in self._cells:
+            own = self.settings.data.datasets if self.config.dataset else None
+            planned = self.known[experiment].cells(self.scale, experiment, own)
+            self._cells[experiment] = {
+                cell: [Variant(own.labels, self._adapted(own.settings)) for own in variants]
+                for cell, variants in planned.items()
+            }
+        return self._cells[experiment]
+
+    def _adapted(self, settings: Any) -> Any:
+        """Settings with what the run says of every cell: where drafts are trained, and the pair's datasets."""
+        fields = type(settings).model_fields
+        as_it_is = {"inflated_layers": 0, "inflated_ffn": 0, "inflated_widths": 1} if self.config.target else {}
+        compute = self.settings.compute.model_dump(exclude={"processes"})
+        # A measurement names its own device.
+        values: dict[str, Any] = as_it_is if isinstance(settings, Engine) else compute | as_it_is
+        if not isinstance(settings, Training) and "datasets" in fields:
+            known = self.settings.datasets_of(settings.pair)
+            values |= {"datasets": [name for name in settings.datasets if name in known] or known}
+        return settings.model_copy(update={key: value for key, value in values.items() if key in fields})
+
+    def places(self, experiment: str, cell: str) -> Places:
+        """Where the files of this run lie, as one cell looks for them."""
+        settings, main = self.settings, self.settings.pairs[MAIN]
+        named = {role: str(recipe.model) for role, recipe in main.models.items()} if settings.by_architecture else None
+        return Places(
+            run=self.folder,
+            experiment=experiment,
+            cell=cell,
+            answers={name: pair.answers for name, pair in settings.pairs.items()},
+            datasets={name: settings.datasets_of(name) for name in settings.pairs},
+            labelled=tuple(settings.data.label),
+            architectures=named,
+        )
+
+    def inputs(self, experiment: str, cell: str) -> Any:
+        """The files that a cell takes, typed as its stage wants them."""
+        variants = self.cells(experiment)[cell]
+        return self.known[experiment].of_stage.locate([own.settings for own in variants], self.places(experiment, cell))
+
+    def reads(self, experiment: str, cell: str) -> list[str]:
+        """Every file that must be there before a cell runs; of a model its configuration, of an architecture none."""
+        settings = [own.settings for own in self.cells(experiment)[cell]]
+        files = self.known[experiment].of_stage.reads(settings, self.inputs(experiment, cell))
+        models = [] if self.settings.by_architecture else [path / "config.json" for path in files.pop("models", [])]
+        files.pop("models", None)
+        drafts = [path.parents[1] / "rows.csv" for path in models if "cells" in path.parts]  # a cell distilled it
+        models = [path for path in models if "cells" not in path.parts]
+        return [str(path) for path in (*models, *drafts, *(path for kind in files.values() for path in kind))]
+
+    def cell_file(self, experiment: str, cell: str) -> dict[str, Any]:
+        """What the file of a cell says: everything that its job needs."""
+        stage = self.known[experiment].of_stage
+        return cell_file(stage, experiment, cell, self.cells(experiment)[cell], self.inputs(experiment, cell))
+
+    def stream(self, experiment: str, cell: str, part: str) -> Stream:
+        """How one part of a cell's stream is made: the stream itself, the rows ``aside`` of it, or the held-out requests by group."""
+        settings: Any = self.cells(experiment)[cell][0].settings
+        stream: Stream = settings.arrangement
+        if part == "stream":
+            return stream
+        skip, count = (stream.skip + stream.per_group, settings.aside) if part == "aside" else (0, 0)
+        kind = "shuffled" if part == "aside" else "concatenated"
+        changes = {"kind": kind, "skip": skip, "per_group": count, "knots": (), "weights": (), "gates": ()}
+        return stream.model_copy(update=changes)
+
+
+def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
+    """Read the plan of a run from ``--config`` values and the ``workflow`` folder."""
+    run = validated(RunConfig, dict(config), Place("--config"))
+    path = workflow / "scales" / f"{run.scale}.yaml"
+    settings = validated(ScaleSettings, read_yaml(path), Place(path))
+    _check_places(run, settings.by_architecture)
+    _check_needs(settings, workflow, Place(path))
+    check_datasets(settings.every_dataset, Place(path))
+    settings = _adapted(settings, run)
+    every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
+    wanted = _wanted(run, every, settings)
+    suffixes = [run.scale, *(key for key in ("raw", "dataset", "target", "draft") if getattr(run, key))]
+    return Run(
+        name=run.name or "-".join(suffixes),
+        config=run,
+        settings=settings,
+        experiments={name: every[name] for name in wanted if run.scale in every[name].scales},
+        known={name: experiment for name, experiment in every.items() if run.scale in experiment.scales},
+    )
+
+
+def _adapted(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
+    """The scale with your own data, models and template in their places; encoder-decoders keep their own models and template."""
+    data, pairs = settings.data, dict(settings.pairs)
+    if run.raw:
+        raw = Path(run.raw)
+        extra = [name for name in data.extra if _is_held(name, raw)]
+        data = data.model_copy(update={"source": "raw", "extra": extra})
+        pairs = {
+            name: pair.model_copy(update={"datasets": _held(pair.datasets, raw)}) if pair.datasets else pair
+            for name, pair in pairs.items()
+        }
+    if run.dataset:
+        data = data.model_copy(update={"source": "raw", "datasets": ["prompts"], "extra": []})
+        pairs = {
+            name: pair.model_copy(update={"datasets": ["prompts"]}) if name != MAIN else pair
+            for name, pair in pairs.items()
+        }
+    for name, pair in pairs.items():
+        if pair.target.family == "llama":
+            answers = pair.answers.model_copy(update={"template": run.template} if run.template else {})
+            pairs[name] = pair.with_models(run.models).model_copy(update={"answers": answers})
+    return settings.model_copy(update={"data": data, "pairs": pairs})
+
+
+def _check_needs(settings: ScaleSettings, workflow: Path, where: Place) -> None:
+    """Only a rule that asks for resources can be given some."""
+    from draftlab.stages import STAGES
+
+    texts = [file.read_text(encoding="utf-8") for file in sorted(workflow.rglob("*.smk"))]
+    rules = {name for text in texts for name in re.findall(r'resources_of\("(\w+)"', text)} | set(STAGES) | {"latency"}
+    for name in settings.needs:
+        rule, _, pair = name.partition(".")
+        if rule not in rules or (pair and pair not in settings.pairs):
+            what, remedy = f"needs: no rule asks for {name!r}", f"allowed: {', '.join(sorted(rules))}"
+            raise where.blame(what, ["needs", name], remedy=remedy)
+
+
+def _held(datasets: Sequence[Dataset], folder: Path) -> list[Dataset]:
+    """The datasets that have raw files in the folder; all of them if none has, and their absence is an error where they are read."""
+    return [name for name in datasets if _is_held(name, folder)] or list(datasets)
+
+
+def _is_held(dataset: Dataset, folder: Path) -> bool:
+    return any(any(folder.glob(pattern)) for pattern in registry.find(dataset).raw_train.split())
+
+
+def _wanted(run: RunConfig, every: Mapping[str, Experiment], settings: ScaleSettings) -> list[str]:
+    """The experiments of the run: of a group, those whose datasets are there; a name that cannot run is an error."""
+    datasets = settings.every_dataset
+    lacking = {
+        name: sorted(_needed(experiment, run) - set(datasets))
+        for name, experiment in every.items()
+        if run.scale in experiment.scales
+    }
+    if run.experiments in ("all", "reproduction"):
+        chosen = [name for name in every if run.experiments == "all" or every[name].paper != "beyond"]
+        own_models = bool(run.models)  # then nobody asks about further models of the scale
+        return [
+            n for n in chosen if not (lacking.get(n) or (own_models and _has_other_models(every[n], run, settings)))
+        ]
+    names = [name.strip() for name in run.experiments.split(",")]
+    for name in names:
+        if name not in every:
+            raise UserError(
+                f"no experiment named {name!r}", file="--config experiments", remedy=f"allowed: {', '.join(every)}"
+            )
+        if run.scale not in every[name].scales:
+            what = f"{name} does not exist at scale {run.scale}"
+            raise UserError(what, file="--config experiments", remedy=f"it does at {', '.join(every[name].scales)}")
+        if lacking.get(name):
+            what = f"{name} needs dataset {', '.join(lacking[name])}; this run has {', '.join(sorted(set(datasets)))}"
+            raise UserError(what, file="--config experiments", remedy="add its raw files, or leave the experiment out")
+    return names
+
+
+def _has_other_models(experiment: Experiment, run: RunConfig, settings: ScaleSettings) -> bool:
+    """Whether it trains models of the scale besides those that the run names: another pair's, or drafts of other sizes."""
+    if run.scale not in experiment.scales:
+        return False
+    every = (own.settings for variants in experiment.cells(run.scale).values() for own in variants)
+    jobs = [own for own in every if isinstance(own, Training)]
+    return any(settings.pairs[own.pair].target.family != "llama" or own.drafts_opened != ["draft"] for own in jobs)
+
+
+def _needed(experiment: Experiment, run: RunConfig) -> set[Dataset]:
+    """The datasets that an experiment's cells cannot do without; a file of one's own takes the place of those of an axis ``dataset``."""
+    cells = experiment.cells(run.scale, datasets=["prompts"] if run.dataset else None).values()
+    named = (
+        own.settings.datasets
+        if isinstance(own.settings, Training) or getattr(own.settings, "quality", False)  # which has references
+        else [getattr(own.settings, "dataset", "")]
+        for variants in cells
+        for own in variants
+    )
+    return {dataset for datasets in named for dataset in datasets if dataset}

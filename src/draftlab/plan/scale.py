@@ -1,0 +1,128 @@
+"""What ``workflow/scales/<scale>.yaml`` may say: data, pairs of models, and what jobs need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, model_validator
+
+from draftlab.core.settings import Count, Dataset, Device, Settings, Whole
+from draftlab.data import streams
+from draftlab.engine.settings import Answers, Recipe
+
+WORKFLOW = Path(__file__).parents[3] / "workflow"
+SCALES = tuple(sorted(path.stem for path in (WORKFLOW / "scales").glob("*.yaml")))
+"""A scale is a file."""
+if TYPE_CHECKING:
+    Scale = str
+else:
+    Scale = Literal[SCALES]
+
+MAIN = "main"
+"""The pair that experiments speak of where they name none."""
+
+
+class Data(Settings):
+    """Where prompts come from, and how many of each dataset are used."""
+
+    source: Literal["generator", "raw", "hub"]
+    datasets: list[Dataset]
+    extra: list[Dataset] = Field([], description="further datasets; a raw folder may lack them")
+    raw_rows: int = Field(gt=0, description="raw rows fetched of the training split")
+    train: int = Field(gt=0, description="requests of the stream and of offline distillation")
+    train_of: dict[Dataset, Count] = Field({}, description="other numbers of them, by dataset")
+    eval: int = Field(gt=0, description="held-out requests")
+    pairs: int = Field(gt=0, description="positions whose target and draft distributions are recorded, per dataset")
+    seed: Whole = 0
+    label: dict[Literal["language", "topic"], Literal["langid", "hub"]] = Field(
+        {}, description="how classes are found that the rows do not carry"
+    )
+    router: dict[streams.GroupBy, Literal["langid", "naive_bayes", "hub"]] = Field(
+        {"dataset": "naive_bayes", "language": "langid", "topic": "naive_bayes"},
+        description="how a request's class is named as it arrives",
+    )
+    classifier: str = Field(
+        "alimazhar-110/website_classification@main",
+        description="what the method hub asks: a folder, or ``owner/name@revision``",
+    )
+    on_bad_row: Literal["keep", "stop"] = "keep"
+    profile: Literal["clean", "osd_repo_2024"] = "clean"
+
+
+class Pair(Settings):
+    """A target with its drafts, which share a tokenizer; small ones learn the requests of ``datasets`` (the main pair: of all)."""
+
+    target: Recipe
+    drafts: dict[str, Recipe]
+    answers: Answers
+    datasets: list[Dataset] = []
+
+    @property
+    def models(self) -> dict[str, Recipe]:
+        """Every model by the name of its folder."""
+        return {"target": self.target} | self.drafts
+
+    def with_models(self, models: dict[str, str]) -> Pair:
+        """The pair with existing models in these roles."""
+        recipes = {role: self.models[role].model_copy(update={"model": name}) for role, name in models.items()}
+        target, drafts = recipes.pop("target", self.target), self.drafts | recipes
+        return self.model_copy(update={"target": target, "drafts": drafts})
+
+
+class Compute(Settings):
+    """Where drafts are trained: device, bfloat16 products over float32 weights, processes (``accelerate launch``)."""
+
+    device: Device = "cpu"
+    autocast: bool = False
+    processes: int = Field(default=1, gt=0)
+
+
+class Needs(Settings):
+    """What a job asks of a scheduler: ``mem_mb``, ``runtime`` in minutes, ``gpu`` devices."""
+
+    threads: int = Field(gt=0, default=1)
+    mem_mb: int = Field(gt=0, default=2000)
+    runtime: int = Field(gt=0, default=30)
+    gpu: int = Field(ge=0, default=0)
+
+
+class ScaleSettings(Settings):
+    """One scale: ``pairs`` by name, ``needs`` of the jobs by rule (those of a rule that makes one model or pair: ``rule.pair``).
+
+    ``by_architecture``: a model is the name of an architecture (``latency.shapes``), built with random weights where it is measured.
+    """
+
+    data: Data
+    pairs: dict[str, Pair]
+    compute: Compute = Compute()
+    needs: dict[str, Needs] = {}
+    by_architecture: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> ScaleSettings:
+        if MAIN not in self.pairs:
+            raise ValueError(f"pairs: there is none called {MAIN}")
+        trains = self.needs.get("offline", Needs())
+        if self.compute.device == "cuda" and trains.gpu != self.compute.processes:
+            raise ValueError(f"compute.processes is {self.compute.processes}, but needs.offline.gpu is {trains.gpu}")
+        return self
+
+    @property
+    def datasets(self) -> list[Dataset]:
+        """Every dataset of the main pair."""
+        return self.data.datasets + self.data.extra
+
+    @property
+    def every_dataset(self) -> list[Dataset]:
+        """Every dataset of any pair."""
+        return list(dict.fromkeys([*self.datasets, *(name for pair in self.pairs.values() for name in pair.datasets)]))
+
+    def datasets_of(self, pair: str) -> list[Dataset]:
+        """What the models of a pair learn, and what it is measured on."""
+        return self.pairs[pair].datasets or self.datasets
+
+    def asked(self, rule: str, pair: str = MAIN) -> Needs:
+        """What a job of a rule asks for; ``latency`` stands for every stage whose name begins so."""
+        names = (f"{rule}.{pair}", rule, rule.partition("_")[0])
+        return next((self.needs[name] for name in names if name in self.needs), Needs())

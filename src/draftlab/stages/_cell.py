@@ -1,0 +1,82 @@
+"""A cell of an experiment: one file that says everything, run by one function, checked against its stage's row as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from draftlab.core.settings import Settings
+from draftlab.errors import UserError
+from draftlab.files.cells import write_cell
+from draftlab.files.json_files import read_object
+from draftlab.stages import STAGES
+from draftlab.stages._stage import Bench, Stage, Variant
+
+KINDS = {int: "iu", float: "fiu", str: "OUT", bool: "b"}
+"""The kinds of numpy that a column of a type may have; an empty text column reads as numbers."""
+
+
+def run_file(path: Path) -> None:
+    """Run the cell that a file describes; its table and its record go to the same folder."""
+    said = read_object(path)
+    try:
+        stage = STAGES[said["stage"]]
+        variants = [Variant(own["labels"], stage.settings.model_validate(own["settings"])) for own in said["variants"]]
+        inputs = stage.inputs.model_validate(said["inputs"])
+    except KeyError as error:
+        raise UserError(f"no {error} in it", file=path, remedy="run the workflow again: it writes this file") from None
+    run(stage, variants, inputs, path.parent)
+
+
+def run(stage: Stage, variants: Sequence[Variant], inputs: Settings, out: Path) -> None:
+    """Run every variant in turn and write ``out/rows.csv`` and ``out/run.json``."""
+    frames: list[pd.DataFrame] = []
+    runs: list[dict[str, Any]] = []
+    kept: dict[object, object] = {}
+    for number, variant in enumerate(variants):
+        rows, facts = stage.run(variant.settings, inputs, Bench(out, variant.labels, number, kept))
+        frames.append(rows.assign(**variant.labels))
+        runs.append({**variant.labels, **facts})
+    if is_first_process():
+        table = whole_numbers(stage, pd.concat(frames, ignore_index=True), variants)
+        check(stage, table, variants)
+        settings = [own.settings for own in variants]
+        facts = {"stage": stage.name, "settings": [own.model_dump(mode="json") for own in settings], "runs": runs}
+        write_cell(out, table, facts, **stage.reads(settings, inputs))
+
+
+def is_first_process() -> bool:
+    """Of several that were launched together one writes."""
+    from draftlab.train import parallel
+
+    return parallel.is_first()
+
+
+def whole_numbers(stage: Stage, table: pd.DataFrame, variants: Sequence[Variant]) -> pd.DataFrame:
+    """Expected counts and labels that are all whole numbers are written as such."""
+    columns = stage.columns
+    labels = {name for own in variants for name in own.labels}
+    for name in table.select_dtypes("float"):
+        is_count = name in columns and columns[name].whole
+        if (is_count or (name in labels and name not in columns)) and (table[name] % 1 == 0).all():
+            table[name] = table[name].astype(int)
+    return table
+
+
+def check(stage: Stage, table: pd.DataFrame, variants: Sequence[Variant]) -> None:
+    """The table has the columns of the stage's row, each of its kind, and the labels; a fault is one of the stage's code."""
+    labels = {name for own in variants for name in own.labels}
+    columns = stage.columns
+    missing = [name for name, own in columns.items() if name not in table and not own.optional]
+    unknown = [name for name in table if name not in columns and name not in labels]
+    kinds = [
+        name
+        for name, own in columns.items()
+        if name in table and name not in labels and table[name].dtype.kind not in KINDS[own.kind]
+    ]
+    for what, names in (("lacks", missing), ("does not know", unknown), ("says another kind for", kinds)):
+        if names:
+            raise TypeError(f"stage {stage.name}: the table {what} {', '.join(map(str, names))}: see its Row")

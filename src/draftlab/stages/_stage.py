@@ -1,0 +1,160 @@
+"""What a stage is: what it takes, what it writes, what is measured on that, and how it runs. Free of torch and pandas."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from draftlab.core.measure import Measure
+from draftlab.core.settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from draftlab.stages._places import Places
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: its meaning in a line, its unit, its ``kind`` (int, float, str or bool).
+
+    A ``timed`` column holds a measured time, or follows from one: two runs differ in it. It may name the setting under which it does.
+    An ``optional`` column is there in some cells alone. A ``whole`` one is an expected count: where all of a cell's are whole numbers,
+    as at temperature 0, they are written as such.
+    """
+
+    meaning: str
+    unit: str = ""
+    timed: bool | str = False
+    optional: bool = False
+    whole: bool = False
+    kind: type = float
+
+
+def column(
+    meaning: str, unit: str = "", *, timed: bool | str = False, optional: bool = False, whole: bool = False
+) -> Any:
+    """A column of a ``Row``: ``visited: int = column("drafted tokens that were judged", "tokens")``."""
+    return Column(meaning, unit, timed, optional, whole)
+
+
+def timing(meaning: str, *, optional: bool = False) -> Any:
+    """A column of measured seconds."""
+    return Column(meaning, "s", True, optional)
+
+
+def columns_of(row: type) -> dict[str, Column]:
+    """The columns of a ``Row`` in their order, each with the kind that its annotation says."""
+    kinds = typing.get_type_hints(row)
+    return {name: replace(getattr(row, name), kind=kind) for name, kind in kinds.items()}
+
+
+class NoColumns:
+    """A table without further columns."""
+
+
+class NoInputs(Settings):
+    """A stage that reads no file."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run inside a cell: ``labels``, the columns that tell it apart, and its settings."""
+
+    labels: Mapping[str, Any]
+    settings: Any
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where the variants of one cell run, one after the other: the folder ``out`` of the cell, and what they share."""
+
+    out: Path
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    number: int = 0
+    kept: dict[object, object] = field(default_factory=dict)
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What ``make`` makes, made once for all variants."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        return typing.cast(T, self.kept[key])
+
+
+Facts = dict[str, Any]
+Run = Callable[[Any, Any, Bench], "tuple[pd.DataFrame, Facts]"]
+"""``run(settings, inputs, bench)``: the rows of one variant, and what ``run.json`` says of it."""
+
+
+def _no_inputs(variants: Sequence[Any], places: Places) -> NoInputs:
+    return NoInputs()
+
+
+def _reads_nothing(variants: Sequence[Any], inputs: Any) -> dict[str, list[Path]]:
+    return {}
+
+
+def _as_written(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One kind of measurement.
+
+    **What it is made of:**
+    - `settings`: what an experiment may say of it; its fields are the flags of its verb.
+    - `row`: the columns that it writes; a table has these and the labels of its experiment's axes.
+    - `measures`: what is read off its rows, by name; the first one is meant where none is named.
+    - `run`: `run(settings, inputs, bench) -> (rows, facts)` for one variant.
+    - `inputs`: the files that it takes, typed; `locate(settings of all variants, places)` finds them in a run's folder, and
+      `reads(settings of all variants, inputs)` lists them by kind (models, answers, data, ...) for the workflow and for provenance.
+    - `derive(rows)` adds the columns of `derived`, which follow from the written ones; `views` are other shapes of the table, by name.
+    - `exclusive`: it measures time, and needs the machine to itself.
+    - `needs_gpu_build`: on a GPU it runs in a llama.cpp that was built for CUDA.
+    - `launch`: it may run as several processes.
+    """
+
+    settings: type[Settings]
+    row: type
+    measures: Mapping[str, Measure]
+    run: Run
+    inputs: type[Settings] = NoInputs
+    locate: Callable[[Sequence[Any], Places], Any] = _no_inputs
+    reads: Callable[[Sequence[Any], Any], dict[str, list[Path]]] = _reads_nothing
+    derived: type = NoColumns
+    derive: Callable[[pd.DataFrame], pd.DataFrame] = _as_written
+    views: Mapping[str, Callable[[pd.DataFrame], pd.DataFrame]] = field(default_factory=dict)
+    exclusive: bool = False
+    needs_gpu_build: bool = False
+    launch: bool = False
+    name: str = ""
+    does: str = ""
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The columns that it writes."""
+        return columns_of(self.row)
+
+    @property
+    def all_columns(self) -> dict[str, Column]:
+        """The columns that it writes, and those that follow from them."""
+        return self.columns | columns_of(self.derived)
+
+    @property
+    def unit(self) -> str | None:
+        """The column whose values the bootstrap draws: requests, places of a stream, or blocks; None for an exact table."""
+        return next((name for name in UNITS if name in self.all_columns), None)
+
+    def is_timed(self, name: str, settings: Mapping[str, Any]) -> bool:
+        """Whether two runs with these settings differ in a column."""
+        timed = self.all_columns[name].timed if name in self.all_columns else False
+        return timed if isinstance(timed, bool) else bool(settings.get(timed))
+
+
+UNITS = ("request", "record", "block")

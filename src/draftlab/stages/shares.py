@@ -1,0 +1,93 @@
+"""Share of each class of requests in equal slices of time (OSD, Figs. 2 and 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from draftlab.core.measure import Measure
+from draftlab.core.settings import Dataset
+from draftlab.core.settings import Settings as Base
+from draftlab.data.streams import GroupBy
+from draftlab.stages._inputs import Files
+from draftlab.stages._places import Places
+from draftlab.stages._stage import Bench, Facts, Stage, column
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Settings(Base):
+    """Share of each class of requests in equal slices of time (OSD, Figs. 2 and 10)."""
+
+    dataset: Dataset
+    group_by: GroupBy
+    slices: int = Field(gt=0)
+
+
+class Row:
+    """One row of the table."""
+
+    slice: int = column("")
+    group: str = column("")
+    count: int = column("")
+    total: int = column("")
+    group_by: str = column("")
+
+
+MEASURES = {
+    "share": Measure("count", "total", "share of the requests"),
+    "share_among": Measure("count", "among", "share of the requests that Figure 2 counts"),
+}
+
+
+class Inputs(Base):
+    """The requests, with their classes."""
+
+    prompts: Path
+
+
+def locate(variants: Sequence[Settings], places: Places) -> Inputs:
+    """The stream's side of the dataset."""
+    own = variants[0]
+    return Inputs(prompts=places.prompts(own.dataset, label=own.group_by))
+
+
+def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
+    """The requests."""
+    return {"data": [inputs.prompts]}
+
+
+def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
+    """Count the requests of each class."""
+    import pandas as pd
+
+    from draftlab.data.prompts import Prompt
+    from draftlab.data.streams import shares_over_time
+    from draftlab.files.json_files import read_jsonl
+
+    rows = shares_over_time(read_jsonl(inputs.prompts, Prompt), settings.group_by, settings.slices)
+    return pd.DataFrame(rows).assign(group_by=settings.group_by), {}
+
+
+def derive(rows: pd.DataFrame) -> pd.DataFrame:
+    """``among``: the requests of a slice that OSD's Figure 2 shares out, those of every topic, those of every language but English;
+    and the ``half`` of the time that a slice lies in."""
+    half = (2 * rows["slice"] > rows["slice"].max()).map({True: "second", False: "first"})
+    named = rows["count"].where(rows["group"] != "English", 0)
+    return rows.assign(half=half, among=named.groupby([rows["group_by"], rows["slice"]]).transform("sum"))
+
+
+STAGE = Stage(
+    settings=Settings,
+    row=Row,
+    measures=MEASURES,
+    run=run,
+    inputs=Inputs,
+    locate=locate,
+    reads=reads,
+    derive=derive,
+)

@@ -1,0 +1,66 @@
+"""What training a draft may say, offline and online. Free of torch: the Snakefile imports it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from draftlab.core.settings import Dataset, Device, Settings, Whole
+from draftlab.files.registries import names
+
+LossPositions = Literal["rejected", "all", "block_end", "repository"]
+if TYPE_CHECKING:
+    SampleSource = str
+    Loss = str
+else:
+    SampleSource = Literal[("none", *names("train.sources", "SOURCES"))]
+    Loss = Literal[("none", *names("core.losses", "LOSSES"))]
+
+
+class Training(Settings):
+    """Settings that offline and online distillation share.
+
+    ``batch``: requests per update of a draft trained on recorded answers; ``micro_batch`` (0: all) of them in one forward, the
+    gradients added up. ``temperature`` is that of target and draft when they decode; the loss is always at temperature 1.
+    """
+
+    dataset: Dataset = ""
+    pair: str = Field("main", description="whose target and drafts")
+    draft: str = Field("draft", description="folder below models/")
+    seed: Whole = 0
+    temperature: float = Field(0.0, ge=0)
+    learning_rate: float = Field(gt=0)
+    batch: int = Field(gt=0)
+    micro_batch: int = Field(0, ge=0)
+    draft_len: int = Field(5, gt=0)
+    loss: Loss = "forward_kl"
+    schedule: Literal["cosine", "constant"] = "cosine"
+    clip: float = Field(1.0, ge=0)
+    device: Device = Field("cpu", description="the scale sets it (``compute``)")
+    autocast: bool = Field(False, description="bfloat16 products over float32 weights; the scale sets it")
+
+    @property
+    def datasets(self) -> list[Dataset]:
+        """The datasets whose recorded answers are read."""
+        return [self.dataset]
+
+    @property
+    def drafts_opened(self) -> list[str]:
+        """The drafts that are opened, as folders below ``models/``."""
+        return [self.draft]
+
+
+class Serving(Training):
+    """How a draft learns while it serves (OSD, Algorithm 1).
+
+    It ``learns`` from every ``update_interval`` requests and ``replay`` older ones out of the last ``buffer`` (0: all); an update
+    reaches the server ``lag`` requests later.
+    """
+
+    learns: bool = True
+    update_interval: int = Field(gt=0)
+    loss_positions: LossPositions = "rejected"
+    lag: int = Field(0, ge=0)
+    replay: int = Field(0, ge=0)
+    buffer: int = Field(0, ge=0)

@@ -1,0 +1,210 @@
+"""Cells: one job for each choice of an experiment's axes, by one rule for each stage.
+
+Required: what the stage reads (`reads` of src/draftlab/stages/<stage>.py): models, recorded answers, requests, another experiment's table.
+Steps: stream, route (the order of requests, where an experiment mixes datasets or classes) - the cell - token_view.
+Outputs: results/{run}/cells/{experiment}/{cell}/{cell.json,rows.csv,run.json}; offline also draft/, its first variant's model;
+results/{run}/tokens.json
+
+A cell travels as one file, cell.json: `draftlab run FILE` repeats it. Measurements of time must have the machine to themselves.
+"""
+
+
+def cell_settings(wildcards):
+    """The settings of a cell's first variant: what they share."""
+    return RUN.cells(wildcards.experiment)[wildcards.cell][0].settings
+
+
+def streams_of_cell(wildcards):
+    """The parts of a cell's stream that its variants read; none for a dataset's own order."""
+    variants = [own.settings for own in RUN.cells(wildcards.experiment)[wildcards.cell]]
+    folder = f"results/{wildcards.run}/streams/{wildcards.experiment}/{wildcards.cell}"
+    parts = [part for own in variants for part in getattr(own, "stream_parts", ())]
+    return [f"{folder}/{part}.jsonl" for part in dict.fromkeys(parts)]
+
+
+def prompts_of_stream(wildcards):
+    """Input function: the requests that a part of a stream is made of, with their classes."""
+    own = cell_settings(wildcards)
+    split = "eval" if wildcards.part == "held_out" else "train"
+    places = RUN.places(wildcards.experiment, wildcards.cell)
+    return [
+        str(places.prompts(dataset, split, own.arrangement.group_by))
+        for dataset in own.datasets
+    ]
+
+
+def answers_of_stream(wildcards):
+    """Input function: the recorded answers to them; a request without one has no place in a stream."""
+    own = cell_settings(wildcards)
+    split = "eval" if wildcards.part == "held_out" else "train"
+    return [
+        f"results/{wildcards.run}/{own.pair}/answers/{dataset}.{split}/answers.jsonl"
+        for dataset in own.datasets
+    ]
+
+
+rule stream:
+    """Write requests in the order in which they arrive: the stream, what is kept aside of it, or the held-out ones."""
+    input:
+        prompts=prompts_of_stream,
+        answered=answers_of_stream,
+    output:
+        stream="results/{run}/streams/{experiment}/{cell}/{part}.jsonl",
+    log:
+        "results/{run}/logs/streams/{experiment}/{cell}.{part}.log",
+    wildcard_constraints:
+        part="stream|aside|held_out",
+    conda:
+        "../../envs/cpu.yaml"
+    threads: threads_of("stream")
+    resources:
+        **resources_of("stream"),
+    params:
+        flags=lambda wildcards: plan.flags(
+            RUN.stream(wildcards.experiment, wildcards.cell, wildcards.part)
+        ),
+        code=code("data.streams"),
+    message:
+        "Order requests: {wildcards.experiment} {wildcards.cell} ({wildcards.part})"
+    shell:
+        r"""
+        draftlab data stream {params.flags:q} \
+            --prompts {input.prompts:q} \
+            --answered {input.answered:q} \
+            --out {output.stream:q} \
+            >{log:q} 2>&1
+        """
+
+
+rule route:
+    """Let a classifier that learnt from the held-out requests name the class of each request of a stream."""
+    input:
+        stream="results/{run}/streams/{experiment}/{cell}/stream.jsonl",
+        train="results/{run}/streams/{experiment}/{cell}/held_out.jsonl",
+    output:
+        stream="results/{run}/streams/{experiment}/{cell}/routed.jsonl",
+        report="results/{run}/streams/{experiment}/{cell}/routing.json",
+    log:
+        "results/{run}/logs/streams/{experiment}/{cell}.routed.log",
+    conda:
+        "../../envs/cpu.yaml"
+    threads: threads_of("route")
+    resources:
+        **resources_of("route"),
+    params:
+        method=lambda wildcards: DATA.router[
+            cell_settings(wildcards).arrangement.group_by
+        ],
+        model=DATA.classifier,
+        device=PAIRS["main"].answers.device,
+        code=code("data.routing"),
+    message:
+        "Route requests: {wildcards.experiment} {wildcards.cell}"
+    shell:
+        r"""
+        draftlab route \
+            --stream {input.stream:q} \
+            --train {input.train:q} \
+            --method {params.method:q} \
+            --model {params.model:q} \
+            --device {params.device:q} \
+            --out {output.stream:q} \
+            --report {output.report:q} \
+            >{log:q} 2>&1
+        """
+
+
+for STAGE in STAGES.values():
+
+    rule:
+        name:
+            STAGE.name
+        input:
+            files=lambda wildcards: RUN.reads(wildcards.experiment, wildcards.cell),
+            streams=streams_of_cell,
+        output:
+            cell="results/{run}/cells/{experiment}/{cell}/cell.json",
+            rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
+            record="results/{run}/cells/{experiment}/{cell}/run.json",
+        log:
+            "results/{run}/logs/{experiment}/{cell}.log",
+        benchmark:
+            "results/{run}/benchmarks/{experiment}/{cell}.tsv"
+        wildcard_constraints:
+            experiment="|".join(RUN.of_stage(STAGE.name)) or "no_such_experiment",
+        conda:
+            f"../../envs/{'gpu' if STAGE.needs_gpu_build and RUN.settings.asked(STAGE.name).gpu else 'cpu'}.yaml"
+        threads: all_cores() if STAGE.exclusive else threads_of(STAGE.name)
+        resources:
+            **resources_of(STAGE.name),
+            **({"exclusive": 1} if STAGE.exclusive else {}),
+        params:
+            launch=(
+                f"accelerate launch --num_processes {RUN.settings.compute.processes} -m draftlab"
+                if STAGE.launch and RUN.settings.compute.processes > 1
+                else "draftlab"
+            ),
+            cell=lambda wildcards: json.dumps(
+                RUN.cell_file(wildcards.experiment, wildcards.cell), indent=1
+            ),
+            threads=1 if STAGE.exclusive else threads_of(STAGE.name),
+            code=code(f"stages.{STAGE.name}"),
+        message:
+            f"{STAGE.does}: {{wildcards.experiment}} {{wildcards.cell}}"
+        shell:
+            r"""
+            printf '%s\n' {params.cell:q} >{output.cell:q}
+            OMP_NUM_THREADS={params.threads} {params.launch} run {output.cell:q} >{log:q} 2>&1
+            """
+
+
+def shown_cell():
+    """The cell of osd_offline whose distilled draft the token view shows, and its settings: the first."""
+    cell, variants = next(iter(RUN.cells("osd_offline").items()))
+    return cell, variants[0].settings
+
+
+def shown_drafts(wildcards):
+    """Input function: that draft as it was and distilled, and the recorded answers to the held-out requests."""
+    cell, settings = shown_cell()
+    pair = f"results/{wildcards.run}/{settings.pair}"
+    return {
+        "before": f"{pair}/models/{settings.draft}/config.json",
+        "after": f"results/{wildcards.run}/cells/osd_offline/{cell}/rows.csv",
+        "answers": f"{pair}/answers/{settings.dataset}.eval/answers.jsonl",
+    }
+
+
+rule token_view:
+    """Show one request's accepted and rejected tokens with the draft as it was and with the one distilled offline."""
+    input:
+        unpack(shown_drafts),
+    output:
+        view="results/{run}/tokens.json",
+    log:
+        "results/{run}/logs/token_view.log",
+    conda:
+        "../../envs/cpu.yaml"
+    threads: threads_of("token_view")
+    resources:
+        **resources_of("token_view"),
+    params:
+        before=subpath(input.before, parent=True),
+        cell=subpath(input.after, parent=True),
+        answers=subpath(input.answers, parent=True),
+        dataset=lambda wildcards: shown_cell()[1].dataset,
+        draft_len=lambda wildcards: shown_cell()[1].draft_len,
+        code=code("train.tokens"),
+    message:
+        "Show one request's tokens"
+    shell:
+        r"""
+        draftlab token-view \
+            --before {params.before:q} \
+            --after {params.cell:q}/draft \
+            --answers {params.answers:q} \
+            --dataset {params.dataset:q} \
+            --draft-len {params.draft_len:q} \
+            --out {output.view:q} \
+            >{log:q} 2>&1
+        """
