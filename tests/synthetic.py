@@ -11,9 +11,8 @@ import numpy as np
 import pandas as pd
 
 from draftlab import plan
-from draftlab.core import theory
+from draftlab.core import costs, theory
 from draftlab.models.llama import Llama, LlamaConfig
-from draftlab.stages import costs
 from tests import planned
 
 DATASETS = ("spider", "gsm8k", "code_search_net", "finance_alpaca")

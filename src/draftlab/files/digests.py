@@ -48,6 +48,10 @@ def _module(module: str) -> tuple[str, frozenset[str]]:
     return ast.dump(tree), imports
 
 
+SAID = ("draftlab.plan", "draftlab.stages._")
+"""What these say of a cell reaches it as a file."""
+
+
 @lru_cache
 def code_digest(*modules: str) -> str:
     """Digest of these modules and of every draftlab module that they import, comments and docstrings left out.
@@ -59,7 +63,7 @@ def code_digest(*modules: str) -> str:
     while queue:
         name = queue.pop()
         # What a plan says of a cell reaches it as flags.
-        if name not in seen and not name.startswith("draftlab.plan"):
+        if name not in seen and not name.startswith(SAID):
             seen[name], imports = _module(name)
             queue += imports
     return hashlib.sha256(json.dumps(sorted(seen.items())).encode()).hexdigest()[:16]

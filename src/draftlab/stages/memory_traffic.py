@@ -84,7 +84,7 @@ def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Tabulate every term for the printed pair and for the run's own."""
-    from draftlab.stages._costs import memory_traffic
+    from draftlab.core.costs import memory_traffic
 
     return memory_traffic(settings, inputs.target, inputs.draft, inputs.online), {}
 

@@ -38,7 +38,7 @@ MEASURES = {
 
 def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """One variant."""
-    from draftlab.stages._costs import speedup_theory
+    from draftlab.core.costs import speedup_theory
 
     return speedup_theory(settings), {}
 

@@ -56,7 +56,7 @@ MEASURES = {
 
 def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """One variant."""
-    from draftlab.stages._costs import utilisation
+    from draftlab.core.costs import utilisation
 
     return utilisation(settings), {}
 
