@@ -10,18 +10,11 @@ import torch
 from torch import Tensor
 
 from draftlab.core.verify import VERIFIERS
-from draftlab.core.verify.bound import (
-    accepts_always,
-    optimal_coupling,
-    optimum_by_lp,
-    optimum_by_subsets,
-    optimum_iid,
-    optimum_without_replacement,
-)
+from draftlab.core.verify.bound import optimal_coupling, optimum_by_lp, optimum_iid
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.polyhedral import acceptance_cone
 from draftlab.core.verify.token import TokenVerifier
-from draftlab.errors import UserError
+from tests.optimum import accepts_always, optimum_by_subsets, optimum_without_replacement
 from tests.verify_cases import random_distribution, random_pairs
 
 ORACLES = [  # num_drafts, target, draft, optimum, SpecInfer's acceptance before the residual draw
@@ -120,12 +113,6 @@ def test_theorem_2_says_when_every_draft_set_is_accepted() -> None:
         best = optimum_by_subsets(target, joint_distribution(draft.expand(2, -1), "iid"))
         assert float(optimum_iid(target[None], draft[None], 2)) == pytest.approx(best, abs=1e-12)
         assert bool(accepts_always(target[None], draft[None], 2)) == (best > 1 - 1e-12)
-
-
-def test_too_many_subsets_are_refused() -> None:
-    distribution = torch.full((21,), 1 / 21, dtype=torch.float64)
-    with pytest.raises(UserError, match=r"21 tokens have 2\^21 subsets"):
-        optimum_by_subsets(distribution, joint_distribution(distribution.expand(2, -1), "iid"))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -10,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from draftlab import cli
-from draftlab.data import check, formats, generators, sources, splits
+from draftlab.data import check, formats, sources, splits
 from draftlab.data.cleaners import CLEANERS
 from draftlab.data.prompts import Prompt
 from draftlab.data.readers import read_rows
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
+from tests.data import raw_rows
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -28,9 +28,9 @@ ALIKE = {  # formats that cannot be told apart
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dataset", [name for name in generators.GENERATORS if name != "mt_bench"])
+@pytest.mark.parametrize("dataset", [name for name in raw_rows.GENERATORS if name != "mt_bench"])
 def test_generated_rows_are_recognised(tmp_path: Path, dataset: str) -> None:
-    file = write(tmp_path / "rows.jsonl", list(itertools.islice(generators.rows(dataset, "train", seed=0), 30)))
+    file = write(tmp_path / "rows.jsonl", raw_rows.rows(dataset, 30))
     assert formats.detect(read_rows(file)) == ALIKE.get(dataset, dataset)
     report = check.check(file)
     assert report.kept == report.references == 30
@@ -38,7 +38,7 @@ def test_generated_rows_are_recognised(tmp_path: Path, dataset: str) -> None:
 
 
 def test_hub_rows_of_mt_bench_are_prompts(tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", list(itertools.islice(generators.rows("mt_bench", "train", seed=0), 5)))
+    file = write(tmp_path / "rows.jsonl", raw_rows.rows("mt_bench", 5))
     assert formats.detect(read_rows(file)) == "prompts"
     assert check.check(file).kept == 5
 
@@ -142,9 +142,9 @@ def assert_agree(file: Path, folder: Path) -> None:
     assert {prompt.dataset for prompt in made} == {"prompts"}
 
 
-@pytest.mark.parametrize("dataset", sorted(generators.GENERATORS))
+@pytest.mark.parametrize("dataset", sorted(raw_rows.GENERATORS))
 def test_a_run_on_a_file_reads_it_as_check_does(tmp_path: Path, dataset: str) -> None:
-    rows = list(itertools.islice(generators.rows(dataset, "train", seed=0), 30))
+    rows = raw_rows.rows(dataset, 30)
     assert_agree(write(tmp_path / "rows.jsonl", [*rows, {"nothing": 1}]), tmp_path)
 
 

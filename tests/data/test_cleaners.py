@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftlab.data import cleaners, generators
+from draftlab.data import cleaners
 from draftlab.data.cleaners import CLEANERS, OSD_REPO_CLEANERS, Cleaner
 from draftlab.data.fields import BadRow
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import RawRow
+from tests.data import raw_rows
 
 ALL = [*CLEANERS.items(), ("finance_alpaca", OSD_REPO_CLEANERS["finance_alpaca"])]
 CASES = [pytest.param(name, cleaner, id=f"{name}-{cleaner.__name__}") for name, cleaner in ALL]
 FIELDS = sorted(
-    {key for name in generators.GENERATORS for key in next(generators.rows(name, "train", seed=0))}
+    {key for name in raw_rows.GENERATORS for key in raw_rows.rows(name, 1)[0]}
     | {"table", "paragraphs", "questions", "instances", "cluster", "docstring", "translation", "messages", "system"}
 )
 TEXT = st.text(st.characters(codec=None), max_size=20) | st.sampled_from(
@@ -76,11 +77,11 @@ def test_any_row(name: str, cleaner: Cleaner, row: Any) -> None:
     assert_sound(outcome(name, cleaner, row))
 
 
-@pytest.mark.parametrize(("name", "cleaner"), [case for case in CASES if case.values[0] in generators.GENERATORS])
+@pytest.mark.parametrize(("name", "cleaner"), [case for case in CASES if case.values[0] in raw_rows.GENERATORS])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_damaged_row(name: str, cleaner: Cleaner, data: st.DataObject) -> None:
-    row = generators.GENERATORS[name](Random(data.draw(st.integers(0, 50))), "service")
+    row = raw_rows.GENERATORS[name](Random(data.draw(st.integers(0, 50))), "service")
     assert isinstance(outcome(name, cleaner, row), Prompt)
     for key in data.draw(st.lists(st.sampled_from(sorted(row)), min_size=1, max_size=3)):
         if data.draw(st.booleans()):

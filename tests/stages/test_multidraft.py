@@ -13,7 +13,6 @@ from draftlab import plan
 from draftlab.conformance import check_distribution
 from draftlab.core import stats
 from draftlab.core.sampling import Sampling, to_probs
-from draftlab.core.verify.bound import optimum_by_subsets, optimum_without_replacement
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.schemes import token_verifier
 from draftlab.core.verify.specinfer import rrs, specinfer
@@ -29,6 +28,7 @@ from draftlab.multidraft.cone import cone, largest_difference
 from draftlab.multidraft.regime import SCHEMES, regime
 from draftlab.multidraft.region import distribution_error, region
 from draftlab.multidraft.sinkhorn import sinkhorn, sinkhorn_verifier
+from tests.optimum import optimum_by_subsets, optimum_without_replacement
 from tests.pair import small_llama
 
 PRINTED_REGION = [  # panel, q2, optimal, K-SEQ, SpecInfer at K = 2 (MDSS Fig. 2)

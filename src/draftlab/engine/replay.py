@@ -104,8 +104,7 @@ class Walk:
     """The blocks of every request, as expected counts given its text; whole numbers at temperature 0.
 
     ``alpha`` = overlap / visited, ``alpha_accepted`` = accepted / visited, ``alpha_repo`` = repo / visited,
-    ``block_efficiency`` = emitted / blocks; divide sums over requests. ``histogram[r, i]``: blocks of request r of which exactly i drafted
-    tokens stand. ``reached`` and ``starts``: probability that a position is visited, and that a block starts there.
+    ``block_efficiency`` = emitted / blocks; divide sums over requests. ``reached`` and ``starts``: probability that a position is visited, and that a block starts there.
     """
 
     accepted: Float64[np.ndarray, " requests"]
@@ -114,7 +113,6 @@ class Walk:
     repo: Float64[np.ndarray, " requests"]
     blocks: Float64[np.ndarray, " requests"]
     emitted: Int64[np.ndarray, " requests"]
-    histogram: Float64[np.ndarray, "requests lengths"]
     reached: Float64[np.ndarray, " positions"]
     starts: Float64[np.ndarray, " positions"]
 
@@ -158,7 +156,6 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
         repo=per_request(repo),
         blocks=per_request(starts),
         emitted=lengths,
-        histogram=np.stack([per_request(column) for column in (starts[:, None] * stops).T], axis=1),
         reached=reached,
         starts=starts,
     )

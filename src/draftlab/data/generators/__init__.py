@@ -1,4 +1,4 @@
-"""Rows drawn in the raw schemas of the real datasets, deterministic in the seed, and corpora for pre-training.
+"""Rows drawn in the raw schemas of the real datasets that a run may generate, and texts for a draft; deterministic in the seed.
 
 Two name spaces: ``service`` is what the users of a deployed model ask about; ``public`` has other tables, names and
 products, and is all that a draft sees before distillation, so that it starts with a low acceptance.
@@ -27,23 +27,11 @@ GENERATORS: dict[str, Generator] = {
     "gsm8k": gsm8k,
     "code_search_net": code_search_net,
     "finance_alpaca": finance_alpaca,
-    "spider_schema": tasks.spider_schema,
-    "piqa": tasks.piqa,
-    "starcoder": tasks.starcoder,
     "arena": chat.arena,
-    "lmsys_chat_1m": chat.lmsys_chat_1m,
     "cnn_dailymail": tasks.cnn_dailymail,
     "xsum": tasks.xsum,
-    "sharegpt": chat.sharegpt,
-    "humaneval": tasks.humaneval,
-    "mbpp": tasks.mbpp,
-    "mbpp_sanitized": tasks.mbpp_sanitized,
     "wmt16": tasks.wmt16,
     "dolly": chat.dolly,
-    "alpaca": chat.alpaca,
-    "mt_bench": chat.mt_bench,
-    "spec_bench": chat.spec_bench,
-    "oasst": chat.oasst,
 }
 FOUR = ("spider", "gsm8k", "code_search_net", "finance_alpaca")  # the datasets of OSD's Table 1
 EVAL_SHARE = 8  # one prompt in eight can only ever be drawn for evaluation
@@ -75,17 +63,6 @@ def rows(dataset: str, split: str, *, seed: int, space: str = "service") -> Iter
         seen.add(key)
         misses = misses if misses == PATIENCE else 0
         yield row
-
-
-def pretraining_pairs(
-    n: int, seed: int, *, datasets: Sequence[str] = FOUR, space: str = "service"
-) -> Iterator[tuple[str, str]]:
-    """``n`` pairs (prompt, answer) of each dataset, interleaved, for the target; no eval prompt is among them."""
-    draws = [_draws(name, "pretrain", seed, space) for name in datasets]
-    for _ in range(n):
-        for source in draws:
-            _, said = next(source)
-            yield said.text, said.reference or ""
 
 
 def public_documents(n: int, seed: int, *, prose_share: float = 0.5, datasets: Sequence[str] = FOUR) -> Iterator[str]:

@@ -152,68 +152,6 @@ def arena(draw: Random, space: str) -> dict[str, Any]:
     return row | ({"topic": said["topic"]} if said["topic"] else {})
 
 
-def lmsys_chat_1m(draw: Random, space: str) -> dict[str, Any]:
-    """Draw one row with the fields of ``lmsys/lmsys-chat-1m``: no time in it."""
-    said = _request(draw, space)
-    return {
-        "conversation_id": f"{draw.getrandbits(128):032x}",
-        "model": "vicuna-7b",
-        "conversation": [
-            {"role": "user", "content": said["question"]},
-            {"role": "assistant", "content": said["answer"]},
-        ],
-        "turn": 1,
-        "language": said["language"],
-        "openai_moderation": [],
-        "redacted": False,
-    }
-
-
-def sharegpt(draw: Random, space: str) -> dict[str, Any]:
-    """Draw one conversation of one to three exchanges in ``from``/``value`` form."""
-    exchanges = [_english(draw, space, draw.choice(TOPICS)) for _ in range(draw.randrange(1, 4))]
-    said = [message for q, a in exchanges for message in ({"from": "human", "value": q}, {"from": "gpt", "value": a})]
-    return {"id": f"identity_{draw.getrandbits(32)}", "conversations": said}
-
-
-def mt_bench(draw: Random, space: str) -> dict[str, Any]:
-    """Draw one two-turn question with the fields of ``HuggingFaceH4/mt_bench_prompts``."""
-    topic = draw.choice(TOPICS)
-    pairs = [_english(draw, space, topic) for _ in range(2)]
-    return {
-        "category": topic,
-        "prompt": [question for question, _ in pairs],
-        "reference": [answer for _, answer in pairs],
-        "prompt_id": draw.getrandbits(32),
-    }
-
-
-def spec_bench(draw: Random, space: str) -> dict[str, Any]:
-    """Draw one question with the fields of Spec-Bench's ``question.jsonl``."""
-    row = mt_bench(draw, space)
-    return {
-        "question_id": row["prompt_id"],
-        "category": row["category"],
-        "turns": row["prompt"],
-        "reference": row["reference"],
-    }
-
-
-def oasst(draw: Random, space: str) -> dict[str, Any]:
-    """Draw one opening message with its reply below it, as Open Assistant's message trees."""
-    said = _request(draw, space)
-    name = f"{draw.getrandbits(64):016x}"
-    reply = {"message_id": f"{name}a", "parent_id": name, "text": said["answer"], "role": "assistant", "replies": []}
-    return {
-        "message_id": name,
-        "parent_id": None,
-        "text": said["question"],
-        "role": "prompter",
-        "lang": said["language"][:2].lower(),
-        "replies": [reply],
-    }
-
-
 def dolly(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the fields of ``databricks/databricks-dolly-15k``; two in five have a context to answer from."""
     topic = draw.choice(TOPICS)
@@ -225,10 +163,3 @@ def dolly(draw: Random, space: str) -> dict[str, Any]:
         "response": answer,
         "category": "closed_qa" if context else "open_qa",
     }
-
-
-def alpaca(draw: Random, space: str) -> dict[str, Any]:
-    """Draw one row with the fields of ``tatsu-lab/alpaca``."""
-    question, answer = _english(draw, space, draw.choice(TOPICS))
-    text = f"Below is an instruction that describes a task.\n\n### Instruction:\n{question}\n\n### Response:\n{answer}"
-    return {"instruction": question, "input": "", "output": answer, "text": text}
