@@ -15,7 +15,7 @@ from draftlab.files.atomic import atomic_path
 from draftlab.files.digests import code_digest
 from draftlab.files.json_files import write_json
 from draftlab.files.machine import machine
-from draftlab.files.weights import weight_files
+from draftlab.files.weights import weights_digest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,11 +45,10 @@ def _digest(path: Path) -> str | None:
     """Of a file, or of the weights in a model's folder."""
     if not path.exists():
         return None
-    found = hashlib.sha256()
-    for part in weight_files(path) if path.is_dir() else [path]:
-        with part.open("rb") as file:
-            hashlib.file_digest(file, lambda: found)
-    return found.hexdigest()
+    if path.is_dir():
+        return weights_digest(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _code() -> str:

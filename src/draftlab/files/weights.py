@@ -1,14 +1,16 @@
-"""Which files of a model folder hold its weights: safetensors, in one file or several, and nothing else."""
+"""The weights of a model folder as files: which they are (safetensors, in one or several), their digest, how many there are."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
-from draftlab.files.json_files import read_object
+from draftlab.files.json_files import read_object, write_json
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -23,6 +25,28 @@ def weight_files(folder: Path) -> list[Path]:
         what = f"only pickled weights ({pickled[0].name}), which can run code" if pickled else "no model.safetensors"
         raise UserError(what, file=folder, remedy="use a model folder with safetensors")
     return files
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of the weights of a model folder, which digest.json beside them keeps.
+
+    The weights are read again only when the size or the time of a file is not the one that digest.json says.
+    """
+    files = weight_files(folder)
+    stats = {file.name: file.stat() for file in files}
+    stamps = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+    record = folder / "digest.json"
+    with contextlib.suppress(UserError):
+        known = read_object(record)
+        if known.get("files") == stamps and isinstance(known.get("sha256"), str):
+            return str(known["sha256"])
+    whole = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            hashlib.file_digest(file, lambda: whole)
+    with contextlib.suppress(OSError):  # a folder of another user: the next reader reads the weights again
+        write_json(record, {"sha256": whole.hexdigest(), "files": stamps})
+    return whole.hexdigest()
 
 
 def parameter_count(folder: Path) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.hub import ask
+from draftlab.files.weights import weights_digest
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 VOCABULARIES = (("tokenizer.model",), ("spiece.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
@@ -36,6 +37,7 @@ def copy_model(name: str, out: Path) -> None:
             for path in sorted(source.glob(pattern)):
                 keep(path.resolve(), folder / path.name)
         _copy_tokenizer(source, folder, name)
+        weights_digest(folder)
 
 
 def copy_tokenizer(name: str, folder: Path) -> None:

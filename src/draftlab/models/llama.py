@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.json_files import read_json
+from draftlab.files.weights import weights_digest
 from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.tree import Tree
 from draftlab.models.weights import read_weights, write_model
@@ -172,6 +173,7 @@ class Llama(nn.Module):
         }
         with atomic_dir(folder) as temporary:
             write_model(temporary, config, self._hub_tensors())
+            weights_digest(temporary)
 
     def _hub_tensors(self) -> dict[str, Tensor]:
         """The weights under their Hugging Face names; ``_from_hub`` is the inverse."""
