@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float64
 
 from draftlab.core import theory
+from draftlab.core.costs import moved
 from draftlab.engine.replay import agree_along, walk
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
 from draftlab.stages._inputs import Distillation
 from draftlab.stages._stage import Bench
-from draftlab.stages.costs import moved
 from draftlab.train import training
 from draftlab.train.jobs import Folders
 from draftlab.train.learning import train
