@@ -41,13 +41,14 @@ publish: .venv/ready  ## copy a finished run's tables to paper_figures/ and redr
 	snakemake --cores all publish $(if $(CONFIG),--config $(CONFIG))
 	snakemake --cores all paper_figures $(if $(CONFIG),--config $(CONFIG))
 
-check: .venv/ready  ## lint, format, types
+check: .venv/ready  ## lint, format, types, no import upward
 	python envs/render.py --check
 	draftlab readme --check
 	ruff check .
 	ruff format --check .
 	snakefmt --check Snakefile workflow
 	mypy
+	lint-imports --no-cache
 	snakemake --lint
 
 format: .venv/ready

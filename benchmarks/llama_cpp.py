@@ -26,7 +26,6 @@ from pydantic import Field
 from benchmarks import Turns, run, show
 from draftlab.cli import Flat
 from draftlab.core.settings import Count, Template
-from draftlab.data.conversations import Turn, render
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
@@ -36,6 +35,7 @@ from draftlab.latency.cores import pinned
 from draftlab.latency.loop import Block, DraftLength, Generation, begin, fixed, speculate
 from draftlab.latency.pair import inflated
 from draftlab.models import hf, load_tokenizer
+from draftlab.models.chat import Turn, render
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 

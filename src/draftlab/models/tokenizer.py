@@ -12,9 +12,9 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from draftlab.data.conversations import Segment, Turn, render
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
+from draftlab.models.chat import Segment, Turn, render
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 
@@ -37,7 +37,7 @@ class Tokenizer:
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     def encode_prompt(self, text: str, template: str) -> list[int]:
-        """Ids of one user turn in a chat template (``datasets.conversations.render``), with the specials that the model's own
+        """Ids of one user turn in a chat template (``chat.render``), with the specials that the model's own
         convention adds (bos for Llama, eos for T5). Special tokens count in the template's own words alone: ``</s>`` in
         the user's text stays text."""
         pieces = self._pieces(render(template, [Turn("user", text)], own=self.chat_template))
