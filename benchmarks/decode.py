@@ -26,9 +26,10 @@ from benchmarks.online import decode_as_the_repository
 from draftlab.cli import Flat
 from draftlab.core.settings import Count, Template
 from draftlab.data.prompts import Prompt
-from draftlab.engine.decode import generate, speculate
+from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
+from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
 from draftlab.latency.comparison import compare

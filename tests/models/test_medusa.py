@@ -10,16 +10,17 @@ import torch
 from draftlab.conformance import Budget, check_distribution, check_samples
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.verify.typical import typical
-from draftlab.engine.decode import generate, speculate
+from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
+from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.models.medusa import Medusa
 from draftlab.models.tree import Tree
 from draftlab.plan import Offline
 from draftlab.train.learning import train
 from draftlab.train.sources import Scene
-from tests.engine.test_decode import EOS, TARGET, make
+from tests.engine.test_speculate import EOS, TARGET, make
 
 PROMPTS = [[1, 2, 3, *range(5, 6 + i % 5), 7 + i] for i in range(9)]
 TREES = [(1, 1, 1), (3, 2, 1), (2, 2, 2), (4,)]

@@ -17,8 +17,9 @@ from draftlab.conformance import Budget, check_samples
 from draftlab.core.losses import LOSSES
 from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt
-from draftlab.engine.decode import generate, speculate
+from draftlab.engine.generate import generate
 from draftlab.engine.recording import load_pass
+from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.latency import loop

@@ -18,7 +18,7 @@ from draftlab.core.verify.schemes import token_verifier
 from draftlab.core.verify.specinfer import rrs, specinfer
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.engine.answers import Answer
-from draftlab.engine.decode import generate
+from draftlab.engine.generate import generate
 from draftlab.errors import UserError
 from draftlab.models import load_model
 from draftlab.models.llama import Llama

@@ -13,13 +13,13 @@ from draftlab.core.verify.sequence import verify_sequences
 from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.data.prompts import Prompt
-from draftlab.engine.decode import speculate
+from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.multidraft.live import contenders, live
 from draftlab.multidraft.quality import Score
-from tests.engine.test_decode import make, near, own_greedy
+from tests.engine.test_speculate import make, near, own_greedy
 
 VOCAB, EOS = 6, 5
 TARGET = make(3, vocab=VOCAB)

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.engine.answers import Answer
-from draftlab.engine.decode import GREEDY, generate
+from draftlab.engine.generate import GREEDY, generate
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir

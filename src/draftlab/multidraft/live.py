@@ -15,7 +15,8 @@ import torch
 from draftlab.core.sampling import Sampling
 from draftlab.core.verify.schemes import tail_of, token_verifier
 from draftlab.data.prompts import Prompt
-from draftlab.engine.decode import BlockTrace, Decoded, generate, speculate
+from draftlab.engine.generate import generate
+from draftlab.engine.speculate import BlockTrace, Decoded, speculate
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
 from draftlab.models import LanguageModel, Tokenizer

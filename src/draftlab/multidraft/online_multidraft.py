@@ -17,8 +17,8 @@ import torch
 
 from draftlab.core.sampling import Sampling
 from draftlab.engine.answers import Answer
-from draftlab.engine.decode import speculate
 from draftlab.engine.recording import TargetPass, load_pass
+from draftlab.engine.speculate import speculate
 from draftlab.files.weights import check_sizes
 from draftlab.models import LanguageModel, load_model, load_tokenizer
 from draftlab.train.online import serve

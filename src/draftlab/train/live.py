@@ -16,8 +16,8 @@ from torch import Tensor
 
 from draftlab.core.sampling import Sampling
 from draftlab.engine.answers import Answer
-from draftlab.engine.decode import BlockTrace, speculate
 from draftlab.engine.recording import TargetPass, compact_distribution
+from draftlab.engine.speculate import BlockTrace, speculate
 from draftlab.models import LanguageModel
 from draftlab.train.offline import trace_counts
 from draftlab.train.online import Lesson, Server

@@ -21,7 +21,8 @@ from draftlab.core.verify.single import single
 from draftlab.core.verify.specinfer import rrs
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.typical import typical
-from draftlab.engine.decode import GREEDY, BlockTrace, generate, speculate
+from draftlab.engine.generate import GREEDY, generate
+from draftlab.engine.speculate import BlockTrace, speculate
 from draftlab.models import LanguageModel
 from draftlab.models.medusa import Medusa
 from draftlab.models.tree import Tree

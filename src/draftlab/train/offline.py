@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import torch
 
-from draftlab.engine.decode import BlockTrace, speculate
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import Walk, agree_along, walk
+from draftlab.engine.speculate import BlockTrace, speculate
 from draftlab.files.atomic import atomic_path
 from draftlab.train import parallel
 from draftlab.train.learning import Effort, train

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from draftlab.engine.decode import Observer, generate
+from draftlab.engine.generate import Observer, generate
 from draftlab.engine.recording import TargetPass
 from draftlab.models import Cache, LanguageModel
 

@@ -15,10 +15,11 @@ from scipy import stats
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.token import Decision, TokenVerifier
-from draftlab.engine import decode
-from draftlab.engine.decode import GREEDY, generate, speculate
+from draftlab.engine import policy
+from draftlab.engine.generate import GREEDY, generate
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
+from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, load_model
 from draftlab.models.llama import Llama, LlamaConfig
@@ -266,11 +267,11 @@ def test_truncated_distributions_of_a_large_vocabulary_give_the_same_text(
 ) -> None:
     """Verified on the tokens that top-k leaves, or on the whole vocabulary, with the same draws."""
     asked: list[bool] = []
-    real = decode.verify_sequences
-    monkeypatch.setattr(decode, "verify_sequences", lambda *a, **k: asked.append(k["truncated"]) or real(*a, **k))
+    real = policy.verify_sequences
+    monkeypatch.setattr(policy, "verify_sequences", lambda *a, **k: asked.append(k["truncated"]) or real(*a, **k))
 
     def texts(large: int) -> list[list[int]]:
-        monkeypatch.setattr(decode, "LARGE_VOCAB", large)
+        monkeypatch.setattr(policy, "LARGE_VOCAB", large)
         generator = torch.Generator().manual_seed(3)
         options = {"sampling": Sampling(1.0, top_k=6), "generator": generator, "num_drafts": 2, "verifier": verifier}
         found = speculate(make(0), make(1), PROMPTS, draft_len=3, max_new_tokens=12, eos_ids={EOS}, **options)

@@ -1,0 +1,150 @@
+"""The loop's four verbs on batches of requests in torch: one target, and one or several drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from draftlab.core.sampling import Sampling, draft_tokens, to_probs
+from draftlab.engine.loop import Verdict
+from draftlab.engine.policy import Policy, Proposal, judge
+from draftlab.models import Decoder
+from draftlab.models.batching import pad_rows
+
+
+class Side:
+    """One of the two models in the loop: its cache, and the tokens of each request that it has not read yet.
+
+    Each request holds ``num_drafts`` rows, equal but for the block under way.
+    """
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]], num_drafts: int, room: int) -> None:
+        self.cache, following = decoder.prefill(prompts, room)
+        self.num_drafts, self.device = num_drafts, following.device
+        if num_drafts > 1:
+            self.cache.take([place for place in range(len(prompts)) for _ in range(num_drafts)])
+        self.unread = [[token] for token in following.tolist()]
+        self.begin = self.cache.lengths
+
+    def read(self, tokens: Int64[Tensor, "batch drafts new"]) -> Float[Tensor, "batch drafts new+1 vocab"]:
+        """Read the one unread token and the drafted ones; the logits after each."""
+        self.begin = self.cache.lengths
+        last = torch.tensor(self.unread, device=self.device)[:, None].expand(-1, self.num_drafts, -1)
+        logits = self.cache.extend(torch.cat([last, tokens], -1).flatten(0, 1))
+        return logits.view(*tokens.shape[:2], -1, logits.shape[-1])
+
+    def catch_up(self) -> Float[Tensor, "rows vocab"]:
+        """Read the unread tokens, one or two by request; the logits after the last of them."""
+        self.begin = self.cache.lengths
+        counts = [len(tokens) for tokens in self.unread for _ in range(self.num_drafts)]
+        tokens = pad_rows(self.unread).to(self.device)
+        logits = self.cache.extend(tokens.repeat_interleave(self.num_drafts, 0) if self.num_drafts > 1 else tokens)
+        width = tokens.shape[1]
+        if min(counts) == width:
+            return logits[:, -1]
+        self.cache.crop([length - width + count for length, count in zip(self.cache.lengths, counts, strict=True)])
+        last = torch.tensor(counts, device=self.device) - 1
+        return logits[torch.arange(len(counts), device=self.device), last]
+
+    def settle(self, verdict: Verdict, own: Sequence[Sequence[int]] | None = None) -> None:
+        """Keep what stands of the block in all rows of a request; what was not read of it, and the new token, is unread.
+
+        ``own`` are the tokens that this side read of each request, where they may not be those that stand.
+        """
+        if self.num_drafts > 1:
+            winners = [
+                p * self.num_drafts + path for p, path in enumerate(verdict.path) for _ in range(self.num_drafts)
+            ]
+            self.cache.take(winners, since=self.begin)
+        known = [self.begin[place * self.num_drafts] + len(tokens) for place, tokens in enumerate(self.unread)]
+        lengths = []
+        for place, stands in enumerate(verdict.stands):
+            agreed = stands if own is None else _agreed(own[place], verdict.drafted[place][:stands])
+            length = min(known[place] + agreed, self.cache.lengths[place * self.num_drafts])
+            unread = known[place] + stands - length
+            self.unread[place] = [*verdict.drafted[place][stands - unread : stands], verdict.token[place]]
+            lengths += [length] * self.num_drafts
+        self.cache.crop(lengths)
+
+    def take(self, places: Sequence[int]) -> None:
+        """Keep the requests at ``places``, in this order."""
+        self.unread = [self.unread[place] for place in places]
+        self.cache.take([place * self.num_drafts + draft for place in places for draft in range(self.num_drafts)])
+
+
+class BatchedPair:
+    """A target that reads the sequences of all drafts at once; each writer holds the cache of one draft."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        draft_decoders: Sequence[Decoder],
+        prompts: Sequence[Sequence[int]],
+        draft_len: int,
+        max_new_tokens: int,
+        policy: Policy,
+    ) -> None:
+        self.draft_len, self.policy = draft_len, policy
+        num_drafts, room = len(policy.draft_samplings), max_new_tokens + draft_len
+        self.share = num_drafts // len(draft_decoders)
+        self.reader = Side(decoder, prompts, num_drafts, room)
+        # A draft of several that did not write the sequence that stands reads up to a whole block of it at once.
+        room += draft_len if len(draft_decoders) > 1 else 0
+        self.writers = [Side(draft_decoder, prompts, self.share, room) for draft_decoder in draft_decoders]
+
+    def propose(self, left: Sequence[int]) -> Proposal:
+        length = min(self.draft_len, max(left))
+        proposals = [
+            _propose(writer, self.policy.of_draft(number, self.share), length, self.policy)
+            for number, writer in enumerate(self.writers)
+        ]
+        self.proposed = torch.cat([proposal.tokens for proposal in proposals], 1)
+        probs = [proposal.distributions for proposal in proposals if proposal.distributions is not None]
+        return Proposal(self.proposed, torch.cat(probs, 1) if probs else None)
+
+    def read(self, proposal: Proposal) -> Float[Tensor, "batch drafts positions vocab"]:
+        return self.reader.read(proposal.tokens)
+
+    def verify(self, proposal: Proposal, reading: Float[Tensor, "batch drafts positions vocab"]) -> Verdict:
+        return judge(proposal, reading, self.policy)
+
+    def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
+        self.reader.settle(verdict)
+        for number, writer in enumerate(self.writers):
+            writer.settle(verdict, None if len(self.writers) == 1 else self.proposed[:, number].tolist())
+        if 0 < len(kept) < len(verdict.token):
+            for side in (self.reader, *self.writers):
+                side.take(kept)
+
+
+def _agreed(own: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens two sequences have in common before they part."""
+    return next((place for place, (a, b) in enumerate(zip(own, others, strict=False)) if a != b), len(others))
+
+
+def _propose(writer: Side, samplings: Sequence[Sampling], length: int, policy: Policy) -> Proposal:
+    """Draft ``length`` tokens per sequence of one model."""
+    drafts, is_greedy = writer.num_drafts, policy.is_greedy
+    logits = writer.catch_up()
+    tokens: list[Tensor] = []
+    distributions: list[Tensor] = []
+    for depth in range(length):
+        if depth:
+            logits = writer.cache.extend(tokens[-1].view(-1, 1))[:, 0]
+        if is_greedy:
+            tokens.append(logits.argmax(-1).view(-1, drafts))
+            continue
+        by_draft = logits.view(-1, drafts, logits.shape[-1])
+        if len(set(samplings)) == 1:
+            probs = to_probs(by_draft, samplings[0])
+        else:
+            probs = torch.stack([to_probs(by_draft[:, k], s) for k, s in enumerate(samplings)], 1)
+        # Only the first tokens of a block share their past: there the verifier says how they are drawn together.
+        drafting = policy.token_verifier.drafting if policy.token_verifier and depth == 0 else "independent"
+        assert policy.generator is not None
+        tokens.append(draft_tokens(probs, drafting, policy.generator))
+        distributions.append(probs)
+    return Proposal(torch.stack(tokens, -1), torch.stack(distributions, 2) if distributions else None)

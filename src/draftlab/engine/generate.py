@@ -1,0 +1,92 @@
+"""Plain decoding: one model, one token per forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Generator, Tensor
+
+from draftlab.core.sampling import Sampling, draw, to_probs
+from draftlab.engine.loop import close_gaps
+from draftlab.errors import UserError
+from draftlab.models import LanguageModel
+from draftlab.models.batching import check_lengths
+
+GREEDY = Sampling(temperature=0.0)
+
+Observer = Callable[[list[int], int, Float[Tensor, "batch vocab"], Int64[Tensor, " batch"]], None]
+"""Called with the request of each row, the answer position, the logits there and the tokens chosen from them."""
+
+
+@torch.inference_mode()
+def generate(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    eos_ids: Collection[int],
+    sampling: Sampling = GREEDY,
+    generator: Generator | None = None,
+    batch: int | None = None,
+    observe: Observer | None = None,
+) -> list[list[int]]:
+    """Answers of ``model`` alone, one token per forward, ``batch`` prompts at a time (all, unless given).
+
+    An answer ends with its first end-of-text token, and its row leaves the batch. ``UserError`` for a prompt without room for
+    ``max_new_tokens``.
+    """
+    check_requests(model, prompts, max_new_tokens, batch)
+    ends, decoder = frozenset(eos_ids), model.decoder()
+    answers: list[list[int]] = [[] for _ in prompts]
+    for rows in batches(len(prompts), batch):
+        cache, tokens = decoder.prefill([prompts[request] for request in rows], max_new_tokens)
+        for position in range(max_new_tokens):
+            logits = cache.extend(tokens[:, None])[:, 0]
+            tokens = _choose(logits, sampling, generator)
+            if observe is not None:
+                observe(rows, position, logits, tokens)
+            chosen = tokens.tolist()
+            for request, token in zip(rows, chosen, strict=True):
+                answers[request].append(token)
+            if not ends.isdisjoint(chosen):
+                kept = close_gaps([token not in ends for token in chosen])
+                if not kept:
+                    break
+                rows = [rows[place] for place in kept]
+                cache.take(kept)
+                tokens = tokens[torch.tensor(kept, device=tokens.device)]
+    return answers
+
+
+def _choose(
+    logits: Float[Tensor, "batch vocab"], sampling: Sampling, generator: Generator | None
+) -> Int64[Tensor, " batch"]:
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    if generator is None:
+        raise UserError("sampling without a generator", remedy="pass a seeded torch.Generator")
+    return draw(to_probs(logits, sampling), 1, generator)[:, 0]
+
+
+def batches(count: int, size: int | None) -> Iterator[list[int]]:
+    """The numbers from 0 to ``count``, ``size`` at a time."""
+    size = size or count
+    return (list(range(start, min(start + size, count))) for start in range(0, count, size))
+
+
+def check_requests(
+    model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch: int | None
+) -> None:
+    """``UserError`` unless there are prompts, of tokens of the vocabulary, and every prompt and its whole answer fit the context."""
+    if not prompts:
+        raise UserError("no prompts", remedy="give one or more")
+    for name, value in (("max_new_tokens", max_new_tokens), ("batch", 1 if batch is None else batch)):
+        if value < 1:
+            raise UserError(f"{name} is {value}", remedy="give 1 or more")
+    for number, prompt in enumerate(prompts):
+        if outside := [token for token in prompt if not 0 <= token < model.vocab_size]:
+            what = f"request {number} has token {outside[0]}, the vocabulary {model.vocab_size} tokens"
+            raise UserError(what, remedy="encode it with the tokenizer of the model")
+    check_lengths(prompts, [[0] * max_new_tokens] * len(prompts), model.context_len)

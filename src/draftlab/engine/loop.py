@@ -1,0 +1,120 @@
+"""The one speculative loop: propose, read, verify, settle.
+
+A draft proposes tokens, the target reads them all in one forward, a verifier keeps a start of them and adds a token of the target's own.
+The text follows the target's distribution exactly; at temperature 0 it is the target's own greedy text.
+
+What the four verbs do is a ``Pair``: ``batched.BatchedPair`` and ``tree.TreePair`` decode batches in torch, ``latency.loop.Alone``
+one request on an engine. What is known of a block comes out as a ``Step``: traces, observers and clocks wrap the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+Proposal = TypeVar("Proposal")
+Reading = TypeVar("Reading")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """By request: the ``drafted`` tokens of the sequence ``path`` that stood longest, how many of them stand, the ``token`` that follows,
+    and the terms of alpha at each drafted position of that sequence, where the pair measures them."""
+
+    drafted: list[list[int]]
+    path: list[int]
+    stands: list[int]
+    token: list[int]
+    overlap: list[list[float]] = field(default_factory=list)
+    repo: list[list[float]] = field(default_factory=list)
+
+
+class Pair(Protocol[Proposal, Reading]):
+    """A target and its drafts, with the caches of the requests under way."""
+
+    def propose(self, left: Sequence[int]) -> Proposal:
+        """Draft after the text of each request, to which ``left`` tokens may still come."""
+        ...
+
+    def read(self, proposal: Proposal) -> Reading:
+        """Let the target read what was proposed, in one forward."""
+        ...
+
+    def verify(self, proposal: Proposal, reading: Reading) -> Verdict:
+        """Decide what stands."""
+        ...
+
+    def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
+        """Keep what stands in the caches, crop the rest, and go on with the requests at ``kept``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Step(Generic[Reading]):
+    """One block: the requests it served, the tokens that might still come to each, those ``emitted``, and what was decided why."""
+
+    rows: list[int]
+    left: list[int]
+    emitted: list[list[int]]
+    verdict: Verdict
+    reading: Reading
+
+
+def steps(
+    pair: Pair[Proposal, Reading], requests: int, max_new_tokens: int, eos_ids: Collection[int]
+) -> Iterator[Step[Reading]]:
+    """Decode ``requests`` requests block by block, each to its first end-of-text token or ``max_new_tokens``."""
+    rows, left = list(range(requests)), [max_new_tokens] * requests
+    while rows:
+        proposal = pair.propose(left)
+        reading = pair.read(proposal)
+        verdict = pair.verify(proposal, reading)
+        blocks = zip(verdict.drafted, verdict.stands, verdict.token, left, strict=True)
+        emitted = [_cut([*drafted[:stands], token][:most], eos_ids) for drafted, stands, token, most in blocks]
+        after = [most - len(new) for most, new in zip(left, emitted, strict=True)]
+        kept = close_gaps([more > 0 and new[-1] not in eos_ids for more, new in zip(after, emitted, strict=True)])
+        pair.settle(verdict, kept)
+        yield Step(rows, left, emitted, verdict, reading)
+        rows, left = [rows[place] for place in kept], [after[place] for place in kept]
+
+
+def _cut(tokens: list[int], eos_ids: Collection[int]) -> list[int]:
+    """``tokens`` up to the first end-of-text token."""
+    end = next((place for place, token in enumerate(tokens, 1) if token in eos_ids), len(tokens))
+    return tokens[:end]
+
+
+def close_gaps(keep: Sequence[bool]) -> list[int]:
+    """The places to keep, in an order that moves as few of them as can be: those at the end fill the gaps."""
+    count = sum(keep)
+    movers = (place for place in range(count, len(keep)) if keep[place])
+    return [place if keep[place] else next(movers) for place in range(count)]
+
+
+class Timed(Generic[Proposal, Reading]):
+    """A pair whose verbs are timed: ``laps`` holds, for each block, the clock before it and after each of the four."""
+
+    def __init__(self, pair: Pair[Proposal, Reading], clock: Callable[[], float]) -> None:
+        self.pair, self.clock = pair, clock
+        self.laps: list[list[float]] = []
+
+    def propose(self, left: Sequence[int]) -> Proposal:
+        self.laps.append([self.clock()])
+        proposal = self.pair.propose(left)
+        self.laps[-1].append(self.clock())
+        return proposal
+
+    def read(self, proposal: Proposal) -> Reading:
+        reading = self.pair.read(proposal)
+        self.laps[-1].append(self.clock())
+        return reading
+
+    def verify(self, proposal: Proposal, reading: Reading) -> Verdict:
+        verdict = self.pair.verify(proposal, reading)
+        self.laps[-1].append(self.clock())
+        return verdict
+
+    def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
+        self.pair.settle(verdict, kept)
+        self.laps[-1].append(self.clock())

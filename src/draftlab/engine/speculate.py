@@ -1,0 +1,143 @@
+"""Speculative decoding of prompts in torch, and what each block of each request did."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from draftlab.core.sampling import Sampling
+from draftlab.core.verify.path import PathVerifier
+from draftlab.core.verify.token import TokenVerifier
+from draftlab.engine.batched import BatchedPair
+from draftlab.engine.generate import GREEDY, batches, check_requests
+from draftlab.engine.loop import Step, Timed, steps
+from draftlab.engine.policy import make_policy
+from draftlab.engine.tree import TreePair
+from draftlab.errors import UserError
+from draftlab.models import LanguageModel
+from draftlab.models.medusa import Medusa
+
+BlockObserver = Callable[[int, Float[Tensor, "emitted vocab"]], None]
+"""Called with a request and the target's logits at the tokens that a block emitted to it."""
+
+
+@dataclass
+class BlockTrace:
+    """One request, decoded: its answer, and what each of its blocks did.
+
+    Per block: tokens ``drafted`` per sequence; ``visited`` of them (accepted, or the first rejected one); ``accepted``; tokens ``emitted``;
+    ``overlap``, the sum of sum_x min(target, draft) over the visited positions; ``repo``, that of min(target, draft) at the
+    drafted token (OSD's estimator). ``alpha`` = overlap / visited, ``block_efficiency`` = emitted / blocks, sums over sums.
+    """
+
+    answer_ids: list[int] = field(default_factory=list)
+    finished: bool = False
+    drafted: list[int] = field(default_factory=list)
+    visited: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    emitted: list[int] = field(default_factory=list)
+    overlap: list[float] = field(default_factory=list)
+    repo: list[float] = field(default_factory=list)
+
+    def add(self, step: Step[Tensor], place: int, eos_ids: Collection[int]) -> None:
+        """Append what a block did to the request at ``place``, counted as far as its answer goes."""
+        verdict, emitted, left = step.verdict, step.emitted[place], step.left[place]
+        drafted, stands = len(verdict.drafted[place]), verdict.stands[place]
+        visited = min(stands + (stands < drafted), len(emitted))
+        self.answer_ids += emitted
+        self.finished = emitted[-1] in eos_ids
+        self.drafted.append(min(drafted, left))
+        self.visited.append(visited)
+        self.accepted.append(min(stands, len(emitted)))
+        self.emitted.append(len(emitted))
+        self.overlap.append(sum(verdict.overlap[place][:visited]))
+        self.repo.append(sum(verdict.repo[place][:visited]))
+
+    @classmethod
+    def plain(cls, answer: list[int]) -> BlockTrace:
+        """The trace of plain decoding: a call per token, nothing drafted."""
+        nothing = [0] * len(answer)
+        return cls(answer, drafted=nothing, visited=nothing, accepted=nothing, emitted=[1] * len(answer))
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Prompts, decoded: one trace per request, the number of blocks (target forwards), and the seconds each part of the loop spent."""
+
+    traces: list[BlockTrace]
+    blocks: int
+    draft_seconds: float
+    target_seconds: float
+    verify_seconds: float
+
+
+@torch.inference_mode()
+def speculate(
+    target: LanguageModel,
+    draft: LanguageModel | Sequence[LanguageModel],
+    prompts: Sequence[Sequence[int]],
+    *,
+    draft_len: int,
+    max_new_tokens: int,
+    eos_ids: Collection[int],
+    num_drafts: int = 1,
+    verifier: str | TokenVerifier | PathVerifier = "single",
+    tail: PathVerifier | None = None,
+    sampling: Sampling = GREEDY,
+    draft_sampling: Sampling | Sequence[Sampling] | None = None,
+    generator: Generator | None = None,
+    observe: BlockObserver | None = None,
+    batch: int | None = None,
+) -> Decoded:
+    """Speculative decoding, ``batch`` prompts at a time (all, unless given), with any verifier (or its name in ``VERIFIERS``) and
+    ``num_drafts`` sequences per request.
+
+    ``draft`` is one model, or one per sequence. It samples like the target unless ``draft_sampling`` says otherwise, for all
+    sequences or for each. ``tail`` verifies what is left of a sequence once it is the only one. An answer ends with its first
+    end-of-text token or at exactly ``max_new_tokens``. A ``Medusa`` as the draft guesses a tree: ``draft_len`` and ``num_drafts`` are its
+    depth and its leaves, and siblings are distinct, as ``rrs`` and ``greedy`` expect them. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt
+    without room, a verifier that does not fit the drafts, or sampling without a generator.
+    """
+    drafts = list(draft) if isinstance(draft, Sequence) else [draft]
+    policy = make_policy(verifier, num_drafts, draft_len, sampling, draft_sampling or sampling, generator, tail, drafts)
+    for model in (target, *drafts):
+        if model.vocab_size != target.vocab_size:
+            raise UserError(
+                f"target and draft have different vocabularies ({target.vocab_size} and {model.vocab_size} tokens)",
+                remedy="use two models that share a tokenizer",
+            )
+        check_requests(model, prompts, max_new_tokens, batch)
+    heads = drafts[0] if isinstance(drafts[0], Medusa) else None  # they read the target's states
+    decoder, *draft_decoders = (model.decoder() for model in (target, *([] if heads else drafts)))
+    traces, laps = [BlockTrace() for _ in prompts], list[list[float]]()
+    for rows in batches(len(prompts), batch):
+        texts = [prompts[request] for request in rows]
+        pair: BatchedPair | TreePair
+        if heads:
+            pair = TreePair(heads, decoder, texts, max_new_tokens, policy)
+        else:
+            pair = BatchedPair(decoder, draft_decoders, texts, draft_len, max_new_tokens, policy)
+        timed = Timed(pair, functools.partial(_clock, target.device))
+        for step in steps(timed, len(rows), max_new_tokens, eos_ids):
+            for place, row in enumerate(step.rows):
+                traces[rows[row]].add(step, place, eos_ids)
+                if observe is not None:
+                    emitted = len(step.emitted[place])
+                    observe(rows[row], step.reading[place, step.verdict.path[place], :emitted])
+        laps += timed.laps
+    draft_seconds, target_seconds, *others = np.diff(laps).sum(0).tolist()
+    return Decoded(traces, len(laps), draft_seconds, target_seconds, sum(others))
+
+
+def _clock(device: torch.device) -> float:
+    """Seconds; a GPU finishes its work before they are read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,76 @@
+"""The loop's four verbs with Medusa heads: the target guesses a tree from its last state, and reads it in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from draftlab.core.sampling import draft_tokens, to_probs
+from draftlab.engine.loop import Verdict
+from draftlab.engine.policy import Policy, Proposal, judge
+from draftlab.errors import UserError
+from draftlab.models import Decoder
+from draftlab.models.llama import LlamaCache
+from draftlab.models.medusa import Medusa
+
+
+class TreePair:
+    """Target and draft in one; the tree's depth and leaves are ``draft_len`` and ``num_drafts``."""
+
+    def __init__(
+        self, heads: Medusa, decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, policy: Policy
+    ) -> None:
+        if min(map(len, prompts)) < 2:
+            raise UserError("a prompt of one token", remedy="Medusa heads need 2 or more")
+        self.heads, self.tree, self.policy = heads, heads.tree, policy
+        room = max_new_tokens + self.tree.depth
+        cache, self.unread = decoder.prefill(prompts, room + len(heads.tree.depths))
+        assert isinstance(cache, LlamaCache)
+        self.cache = cache
+        self.cache.crop([len(prompt) - 2 for prompt in prompts])
+        self.state = self.cache.states(torch.tensor([prompt[-2:-1] for prompt in prompts], device=self.unread.device))
+
+    def propose(self, left: Sequence[int]) -> Proposal:
+        """The guesses of each head at the last state: its most probable tokens, or as the verifier wants them drawn."""
+        policy = self.policy
+        logits, siblings = self.heads.guess(self.state), self.tree.siblings.to(self.state.device)
+        distributions = None if policy.is_greedy else to_probs(logits, policy.draft_samplings[0])
+        columns = []
+        for depth, width in enumerate(self.tree.widths):
+            if distributions is None:
+                guesses = logits[:, depth].topk(width).indices
+            else:
+                assert policy.generator is not None
+                drafting = policy.token_verifier.drafting if policy.token_verifier and width > 1 else "independent"
+                guesses = draft_tokens(distributions[:, depth, None].expand(-1, width, -1), drafting, policy.generator)
+            columns.append(guesses[:, siblings[:, depth]])
+        tokens = torch.stack(columns, -1)
+        spread = None if distributions is None else distributions[:, None].expand(-1, tokens.shape[1], -1, -1)
+        return Proposal(tokens, spread)
+
+    def read(self, proposal: Proposal) -> Float[Tensor, "batch leaves depth+1 vocab"]:
+        """Read the unread token and the tree under it; the logits along each leaf's sequence."""
+        tokens, self.begin = proposal.tokens, self.cache.lengths
+        nodes = torch.cat([self.unread[:, None], tokens.flatten(1)[:, self.tree.places.to(tokens.device)]], -1)
+        states = self.cache.states(nodes, self.tree)
+        self.states = states.view(*nodes.shape, -1)
+        return self.cache.decoder.project(states).view(*nodes.shape, -1)[:, self.tree.paths.to(nodes.device)]
+
+    def verify(self, proposal: Proposal, reading: Float[Tensor, "batch leaves depth+1 vocab"]) -> Verdict:
+        return judge(proposal, reading, self.policy)
+
+    def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
+        """Keep what stands of the block; its last state is what the heads guess from next."""
+        device = self.states.device
+        nodes = self.tree.paths.to(device)[torch.tensor(verdict.path, device=device)]
+        self.cache.gather(self.begin, nodes)
+        self.cache.crop([begin + 1 + stands for begin, stands in zip(self.begin, verdict.stands, strict=True)])
+        rows = torch.arange(len(nodes), device=device)
+        self.state = self.states[rows, nodes[rows, torch.tensor(verdict.stands, device=device)]]
+        self.unread = torch.tensor(verdict.token, device=device)
+        if 0 < len(kept) < len(nodes):
+            self.cache.take(kept)
+            self.state, self.unread = self.state[list(kept)], self.unread[list(kept)]
