@@ -34,7 +34,7 @@ rule figure:
         scale=RUN.scale,
         said=lambda wildcards: printed_parts(wildcards.experiment),
         code=lambda wildcards: code(
-            f"figures.{wildcards.experiment}",
+            f"report.figures.{wildcards.experiment}",
             "report.figures.forms",
             "report.findings",
         ),
@@ -83,7 +83,9 @@ rule paper_figures:
                 [printed_parts(name) for name in PUBLISHED if name in RUN.known]
             ).encode()
         ).hexdigest(),
-        code=code(*(f"figures.{name}" for name in PUBLISHED), "figures.batch"),
+        code=code(
+            *(f"report.figures.{name}" for name in PUBLISHED), "report.figures.batch"
+        ),
     shell:
         r"""
         # Snakemake hands every process {threads} threads of BLAS; together they would wait for each other.

@@ -165,6 +165,13 @@ NO_AXIS = "an axis is a list of values or a mapping from names to settings, with
         ({"scales": {"smoke": {"axes": {"dataset": "spider"}}}}, NO_AXIS),
         ({"scales": {"smoke": {"axes": {"dataset": 5}}}}, NO_AXIS),
         ({"color": "red"}, "unknown key 'color'"),
+        ({"figure": {"streams": {}}}, r"unknown key 'figure.streams' \(allowed: curves, gaps, live, stream\)"),
+        ({"figure": {"stream": {"windw": 5}}}, r"unknown key 'figure.stream.windw' \(allowed: .*window\)"),
+        ({"figure": {"stream": {"printed": [{"clam": "T1"}]}}}, r"unknown key .*clam' \(allowed: claim, "),
+        ({"figure": {"live": {"x": "num_drafts"}}}, "figure.live.xlabel is missing"),
+        ({"figure": {"stream": {"window": 0}}}, "figure.stream.window: .*greater than 0"),
+        ({"figure": {}}, "figure: one form of curves, live, stream, gaps"),
+        ({"figure": {"stream": {}, "live": {"x": "a", "xlabel": "a"}}}, "figure: one form of"),
         ({"fixed": FIXED | {"inner": 5}}, "inner: give a mapping"),
         ({"fixed": FIXED | {"inner": [1, 2]}}, "inner: give a mapping"),
         ({"fixed": FIXED | {"inner": "hello"}}, "inner: give a mapping"),
@@ -234,6 +241,7 @@ scales:
     [
         ("finding: {more: x, level: x}", "finding:\n  - {more: x, level: x}\n  - {more: x}", 7),  # an entry of a list
         ("stage: offline", "stage: offlin", 6),
+        ("stage: offline", "figure:\n  stream:\n    panel: dataset\n    windows: 50\nstage: offline", 9),
         ("- gsm8k", "- gsm9k", 23),  # a value
         ("{loss: hard_label}", "{loss: hard}", 10),  # the first line that names the key
         ("batch: 8", "batch: 0", 15),

@@ -1,6 +1,7 @@
 """Every figure draws, says its scale, and has the same bytes twice."""
 
 import itertools
+import re
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,16 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from draftlab import plan
 from draftlab.errors import UserError
+from draftlab.plan.figure import Stream
 from draftlab.report import figures, published, tables, tidy
 from draftlab.report.figures import batch, forms
 from tests.synthetic import TABLES
+
+FILES = {path.stem: tables.plan_of(path.stem) for path in sorted((tables.WORKFLOW / "experiments").glob("*.yaml"))}
+OWN = [name for name, said in FILES.items() if said.figure or name in figures.DESIGNED]
+"""The experiments whose figure is no overview."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +37,25 @@ def _inside(page, box):
     return page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
 
 
-@pytest.mark.parametrize("name", figures.DESIGNED)
+def test_a_figure_is_data_or_a_module_of_its_own():
+    assert set(figures.DESIGNED) <= set(FILES)
+    assert not [name for name in figures.DESIGNED if FILES[name].figure]
+
+
+def test_what_a_figure_says_is_printed_is_there(known):
+    """A claim that nobody prints would be drawn as nothing."""
+    forms_of = [form for said in FILES.values() if said.figure for _, form in said.figure if form]
+    for form in forms_of:
+        printed = getattr(form, "printed", None) or []
+        for one in printed if isinstance(printed, list) else [printed]:
+            assert len(known.of(one.claim, **getattr(one, "where", {})))
+        for name in getattr(getattr(form, "curves", None), "panels", {}).values():
+            curves = form.curves
+            pairs = [(curves.figure.format(panel=name), series.format(panel=name)) for series in curves.series]
+            assert all(len(known.curve(*pair)) for pair in pairs)
+
+
+@pytest.mark.parametrize("name", OWN)
 def test_draws_with_scale_and_without_overlap(known, name):
     figure = figures.figure(name, _table(name), "laptop", known)
     assert isinstance(figure, Figure)
@@ -75,7 +100,7 @@ def test_a_class_is_counted_in_requests_and_its_figure_names_the_unit(known):
     rows = rows.assign(method="separate", overlap=1, visited=2)
     assert forms.of_class(rows).loc[rows["group"] == "b", "record"].tolist() == [0, 4, 8, 12, 16, 20]
     assert forms.of_class(rows).loc[rows["group"] == "a", "record"].tolist() == [0, 0, 4, 4, 8, 8]
-    said = " ".join(forms.stream_figure(rows, "laptop").get_supxlabel().split())
+    said = " ".join(forms.stream_figure(rows, "laptop", known, Stream()).get_supxlabel().split())
     assert "95 % bootstrap over groups of up to 4 requests" in said
 
 
@@ -84,7 +109,7 @@ def test_panels_that_share_an_axis_share_its_ticks(known):
     rows = pd.DataFrame({"group": ["long"] * 1200, "record": range(1200)})
     short = [pd.DataFrame({"group": [name] * 150, "record": range(150)}) for name in "abcde"]
     table = pd.concat([rows, *short]).assign(method="separate", seed=0, overlap=1, visited=2)
-    figure = forms.stream_figure(table, "laptop", panel="group")
+    figure = forms.stream_figure(table, "laptop", known, Stream(panel="group"))
     assert figure.axes[0].get_xticks().tolist() == figure.axes[-1].get_xticks().tolist() == [0, 600, 1200]
 
 
@@ -106,7 +131,11 @@ def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path, monkey
     (tmp_path / "experiments").mkdir()
     shutil.copy(tables.WORKFLOW / "experiments/osd_online.yaml", tmp_path / "experiments/osd_something_new.yaml")
     monkeypatch.setattr(tables, "WORKFLOW", tmp_path)
-    figure = forms.overview("osd_something_new", table, "smoke")
+    path = tmp_path / "experiments/osd_something_new.yaml"
+    with_figure = path.read_text()
+    block = re.search(r"^figure:\n(  .*\n)+", with_figure, re.MULTILINE)[0]
+    path.write_text(with_figure.replace(block, ""))
+    figure = figures.figure("osd_something_new", table, "smoke", known)
     (ax,) = figure.axes
     assert [label.get_text() for label in ax.get_yticklabels()] == [
         "Spider",
@@ -118,6 +147,15 @@ def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path, monkey
     assert [len(marks.lines[0].get_xdata()) for marks in ax.containers] == [4] * table["method"].nunique()
     figures.draw("osd_something_new", table, "smoke", known, tmp_path / "x")
     assert (tmp_path / "x.pdf").stat().st_size > 5000
+    path.rename(path.with_name("osd_something_else.yaml")).write_text(with_figure)
+    own = figures.figure("osd_something_else", table, "smoke", known)
+    assert [ax.get_title() for ax in own.axes[:4]] == ["Spider", "GSM8K", "CodeSearchNet", "Finance-Alpaca"]
+    assert own.axes[4].get_ylabel() == "alpha, printed"
+    assert [line.get_label() for line in own.axes[4].lines] == [
+        "online",
+        "static, first 10 %",
+        "offline, all data",
+    ]
 
 
 def test_a_table_that_says_nothing_is_refused(known, tmp_path):
@@ -158,6 +196,9 @@ def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_pat
     monkeypatch.setattr(tables, "plan_of", lambda name: wider if name == "mdss_cone" else known(name))
     assert batch.draw_all(data, out, "laptop", drawn, 1) == ["mdss_cone"]
     assert (out / "mdss_cone.tex").read_bytes() != before["mdss_cone.tex"]
+    figured = wider.model_copy(update={"figure": plan.Figure(stream={})})
+    monkeypatch.setattr(tables, "plan_of", lambda name: figured if name == "mdss_cone" else known(name))
+    assert batch.draw_all(data, out, "laptop", drawn, 1) == ["mdss_cone"]
     rows.drop(columns="draft_len").to_csv(data / "osd_speedup_theory.csv", index=False)
     with pytest.raises(UserError, match=r"osd_speedup_theory.csv: no column 'draft_len'"):
         batch.draw_all(data, out, "laptop", drawn, 2)

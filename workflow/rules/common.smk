@@ -47,8 +47,9 @@ def every(pattern):
 
 
 def printed_parts(name):
-    """What an experiment's file says of its printed table: a change redraws it."""
-    return str((RUN.known[name].finding, RUN.known[name].layout))
+    """What an experiment's file says of its printed table and its figure: a change redraws them."""
+    said = RUN.known[name]
+    return str((said.finding, said.layout, said.figure))
 
 
 def named_models(wildcards):

@@ -1,6 +1,7 @@
 """What a run is made of: scales, experiments, their cells. Free of torch: the Snakefile imports it."""
 
 from draftlab.files.digests import code_digest
+from draftlab.plan.figure import Figure
 from draftlab.plan.grids import refused
 from draftlab.plan.plan import Experiment, Finding, Layout, load_experiment
 from draftlab.plan.run import Run, RunConfig, load_run
@@ -10,6 +11,7 @@ from draftlab.plan.words import flags
 __all__ = [
     "WORKFLOW",
     "Experiment",
+    "Figure",
     "Finding",
     "Layout",
     "Needs",

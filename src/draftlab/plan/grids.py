@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
@@ -71,9 +71,13 @@ def refused(error: ValidationError, where: Place | None = None, kind: type[BaseM
 def _keys(kind: Any, outer: Sequence[str | int]) -> list[str]:
     """The keys of ``kind``, or of the settings inside it that ``outer`` leads to; none where that is no settings' type."""
     for name in outer:
-        kind = kind.model_fields[name].annotation if _is_settings(kind) and name in kind.model_fields else None
-    return sorted(kind.model_fields) if _is_settings(kind) else []
+        fields = getattr(kind, "model_fields", {})
+        kind = _settings_in(fields[name].annotation) if name in fields else kind if isinstance(name, int) else None
+    return sorted(getattr(kind, "model_fields", {}))
 
 
-def _is_settings(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
+def _settings_in(annotation: Any) -> Any:
+    """The type of settings in an annotation: itself, or the first inside it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_settings_in, get_args(annotation))), None)

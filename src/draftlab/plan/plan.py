@@ -16,6 +16,7 @@ from draftlab.core.settings import Dataset, Settings
 from draftlab.data import registry
 from draftlab.errors import UserError
 from draftlab.files.yaml_files import Place, read_yaml
+from draftlab.plan.figure import Figure
 from draftlab.plan.grids import Axis, combinations, validated
 from draftlab.plan.scale import Scale
 from draftlab.stages import STAGES
@@ -91,6 +92,7 @@ class Experiment(Settings):
     artefact: str
     finding: Annotated[list[Finding], BeforeValidator(lambda said: [said] if isinstance(said, dict) else said)] = []
     layout: Layout | None = None
+    figure: Figure | None = None
     stage: str
     view: str = Field("", description="another shape of the stage's table")
     axes: dict[str, Axis] = {}

@@ -129,6 +129,11 @@ def quality(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(metric=metric, score=rows["bleu"].where(translated, rows["rouge_l"]))
 
 
+def truncation(rows: pd.DataFrame) -> pd.DataFrame:
+    """The ``size`` of the linear program in words."""
+    return rows.assign(size=[f"s = {size}" if size else "single" for size in rows["lp_threshold"]])
+
+
 STAGE = Stage(
     settings=Settings,
     row=Row,
@@ -138,5 +143,5 @@ STAGE = Stage(
     locate=locate,
     reads=reads,
     derive=derive,
-    views={"quality": quality},
+    views={"quality": quality, "truncation": truncation},
 )

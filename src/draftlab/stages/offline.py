@@ -82,7 +82,8 @@ def draft_length(rows: pd.DataFrame, cost_ratio: float = 0.1) -> pd.DataFrame:
 
 def compute(rows: pd.DataFrame) -> pd.DataFrame:
     """FLOPs of training: forward and backward take 6 per parameter and token."""
-    return rows.assign(training_flops=6.0 * rows["parameters"] * rows["tokens"])
+    flops = 6.0 * rows["parameters"] * rows["tokens"]
+    return rows.assign(training_flops=flops, parameters_million=rows["parameters"] / 1e6)
 
 
 ESTIMATORS = {

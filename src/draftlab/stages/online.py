@@ -132,6 +132,13 @@ def update_interval(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(setting=rate.where(rows["sweep"] == "learning_rate", replay))
 
 
+def routing_errors(rows: pd.DataFrame) -> pd.DataFrame:
+    """Whose ``drafts`` served, and the ``rate`` of requests sent to another draft on purpose, in percent."""
+    is_shared = rows["method"] == "shared"
+    rate = rows["method"].str.removeprefix("errors_").mask(is_shared, "0").astype(float)
+    return rows.assign(rate=rate, drafts=rows["method"].where(is_shared, "separate"))
+
+
 def stream_length(rows: pd.DataFrame) -> pd.DataFrame:
     """Requests of each stream, CPU milliseconds for each of them, and for each that the next shorter stream lacks."""
     rows = rows.assign(served=rows.groupby("length")["record"].transform("max") + 1)
@@ -148,5 +155,5 @@ STAGE = Stage(
     inputs=Distillation,
     locate=locate,
     reads=reads_distillation,
-    views={"update_interval": update_interval, "stream_length": stream_length},
+    views={"update_interval": update_interval, "stream_length": stream_length, "routing_errors": routing_errors},
 )

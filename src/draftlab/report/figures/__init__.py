@@ -1,4 +1,4 @@
-"""Tidy table -> picture: one module per figure, named as its experiment.
+"""Tidy table -> picture: the form that an experiment's file asks for, a module named as the experiment, or an overview.
 
 A module's ``draw`` takes (table, scale, published) and returns a matplotlib ``Figure``; it reads nothing else.
 """
@@ -11,20 +11,24 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.report.figures.forms import overview
+from draftlab.report import tables
+from draftlab.report.figures import forms
 from draftlab.report.figures.style import save
 from draftlab.report.published import Published
 
 DESIGNED = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*_*.py"))
-"""The experiments that have a figure of their own."""
+"""The experiments that have a module of their own."""
 
 
 def figure(experiment: str, table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """The experiment's own figure, or an overview of its table."""
-    if experiment not in DESIGNED:
-        return overview(experiment, table, scale)
-    drawn: Figure = importlib.import_module(f"draftlab.report.figures.{experiment}").draw(table, scale, published)
-    return drawn
+    if experiment in DESIGNED:
+        drawn: Figure = importlib.import_module(f"draftlab.report.figures.{experiment}").draw(table, scale, published)
+        return drawn
+    said = tables.plan_of(experiment)
+    if said is not None and said.figure is not None:
+        return forms.draw(table, scale, published, said.figure)
+    return forms.overview(experiment, table, scale)
 
 
 def draw(experiment: str, table: pd.DataFrame, scale: str, published: Published, prefix: Path) -> None:

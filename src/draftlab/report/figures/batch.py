@@ -57,7 +57,7 @@ def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> 
 
 
 def _digest(experiment: str, table: Path, scale: str) -> str:
-    """What a figure and its table depend on: the observations, the printed numbers, the experiment's finding and layout, and the code."""
+    """What a figure and its table depend on: the observations, the printed numbers, what its file says of them, and the code."""
     code = plan.code_digest(
         f"draftlab.report.figures.{experiment}", "draftlab.report.figures.forms", "draftlab.report.findings"
     )
@@ -66,7 +66,7 @@ def _digest(experiment: str, table: Path, scale: str) -> str:
     texts = [
         table.read_bytes(),
         *(path.read_bytes() for path in printed),
-        f"{code} {scale} {said and (said.finding, said.layout)}".encode(),
+        f"{code} {scale} {said and (said.finding, said.layout, said.figure)}".encode(),
     ]
     return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
 

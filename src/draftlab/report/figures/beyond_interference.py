@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
+from draftlab.plan.figure import Curves
 from draftlab.report.figures.forms import curve_figure
 from draftlab.report.published import Published
 
@@ -14,14 +15,12 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     trained = table[table["phase"] == "training"]
     rate = trained["training_steps"].sum() / trained["wall_seconds"].sum()
     idle = table["idle_training_steps"].sum() / table["idle_wall_seconds"].sum()
-    return curve_figure(
-        table,
-        scale,
+    form = Curves(
         x="alpha",
-        above="speculative_ms",
-        series="phase",
-        order=["alone", "training"],
         xlabel="alpha",
+        above="speculative_ms",
         ylabel="ms per token",
+        series="phase",
         facts=[f"updates per second: {rate:.1f} beside serving, {idle:.1f} beside nothing"],
     )
+    return curve_figure(table, scale, published, form)

@@ -1,10 +1,11 @@
-"""The forms that figures share: curves with intervals, and alpha along a stream. A figure is one call with its columns."""
+"""The forms that figures share, drawn as the ``figure:`` of an experiment's file says (``draftlab.plan.figure``)."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
+from pandas.api.types import is_string_dtype
 
+from draftlab import plan
 from draftlab.core import stats
+from draftlab.plan.figure import Curves, Gaps, Live, Printed, PrintedCurves, Stream
 from draftlab.report import tables, tidy
 from draftlab.report.figures.style import (
     GREY,
@@ -33,25 +37,29 @@ from draftlab.report.figures.style import (
     points,
     seeds,
 )
+from draftlab.report.published import Published
 
 Marks = Callable[[Axes, Any], None]
+
+
+def draw(table: pd.DataFrame, scale: str, published: Published, block: plan.Figure) -> Figure:
+    """The figure of an experiment's ``figure:`` block."""
+    if block.live:
+        return live_figure(table, scale, published, block.live)
+    if block.stream:
+        return stream_figure(table, scale, published, block.stream)
+    if block.gaps:
+        return gap_figure(table, scale, published, block.gaps)
+    assert block.curves
+    return curve_figure(table, scale, published, block.curves)
 
 
 def curve_figure(
     table: pd.DataFrame,
     scale: str,
+    published: Published,
+    form: Curves,
     *,
-    x: str,
-    above: str,
-    below: str | None = None,
-    series: str | None = None,
-    panel: str | None = None,
-    order: Sequence[str] = (),
-    xlabel: str,
-    ylabel: str,
-    also: Sequence[tuple[str, str, str | None]] = (),
-    log_x: bool = False,
-    level: float | None = None,
     marks: Marks | None = None,
     foot: Callable[[Axes, pd.DataFrame], None] | None = None,
     apart: float = 0.0,
@@ -59,17 +67,18 @@ def curve_figure(
 ) -> Figure:
     """Estimates with intervals against ``x``: a line per value of ``series``, a panel per value of ``panel``.
 
-    An estimate is ``sum(above) / sum(below)``, or the mean of ``above``; ``also`` gives further ones (label, above, below) a row each.
-    ``order`` puts series first; ``level`` draws a line; ``marks(ax, panel value)`` adds what is printed to the first row,
-    ``foot(ax, rows)`` draws a last row with an axis of its own; lines stand ``apart`` along ``x``, so that intervals do not hide each other.
+    ``marks(ax, panel value)`` adds something to the first row, ``foot(ax, rows)`` draws a last row with an axis of its own; lines stand
+    ``apart`` along ``x``, so that intervals do not hide each other.
     """
+    panel, series, x = form.panel, form.series, form.x
     keys = [key for key in (panel, series, x) if key is not None]
+    table = _labelled(_kept(table, form), keys)
     unit = tidy.unit(table)
     table = table.assign(_one=1.0, _unit=tidy.clusters(table) if unit else "")
     shown = in_order(table[panel].tolist(), [] if panel == "group" else list(NAMES)) if panel else [None]
-    measures = [(ylabel, above, below), *also]
-    order = in_order(table[series].tolist(), order) if series else []
-    height, width = (1.6 if also else 2.0), (7.0 if len(shown) > 1 else 3.8)
+    measures = [(form.ylabel, form.above, form.below), *form.also]
+    order = in_order(table[series].tolist(), form.order or LOOKS) if series else []
+    height, width = (1.6 if form.also else 2.0), (7.0 if len(shown) > 1 else 3.8)
     figure, axes = panels(len(measures) + (foot is not None), len(shown), height=height, width=width, sharey="row")
     for upper in axes[: len(measures) - 1]:
         for ax, lowest in zip(upper, axes[len(measures) - 1], strict=True):
@@ -82,20 +91,25 @@ def curve_figure(
         for ax, value in zip(axes[row], shown, strict=True):
             own = found if panel is None else found[found[panel] == value]
             curves(ax, own, x, series, order, apart)
-            _x_axis(ax, own, [key for key in keys if key != panel], log_x)
+            _x_axis(ax, own, [key for key in keys if key != panel], form.log_x)
             if row == 0:
                 ax.set_title("" if value is None else name(value))
+                rows = table if panel is None else table[table[panel] == value]
+                for printed in form.printed:
+                    draw_printed(ax, published, printed, rows, order)
                 if marks is not None:
                     marks(ax, value)
             if row == len(measures) - 1:
-                ax.set_xlabel(xlabel)
-            if level is not None:
-                ax.axhline(level, color=GREY, linewidth=0.6)
+                ax.set_xlabel(form.xlabel)
+            if form.level is not None:
+                named = {"linestyle": "--", "linewidth": 1, "label": form.level_name} if form.level_name else {}
+                ax.axhline(form.level, **{"color": GREY, "linewidth": 0.6} | named)
         axes[row, 0].set_ylabel(words)
     if foot is not None:
         for ax, value in zip(axes[-1], shown, strict=True):
             foot(ax, table if panel is None else table[table[panel] == value])
-    if any(ax.get_legend_handles_labels()[1] for ax in axes.flat) and (series or marks):
+    has_words = any(ax.get_legend_handles_labels()[1] for ax in axes.flat)
+    if has_words and (series or form.printed or marks):
         legend(figure, list(axes.flat), columns=4 if len(shown) > 1 else 2)
     several = "dataset" in table and "dataset" not in keys and table["dataset"].nunique() > 1
     datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
@@ -104,8 +118,32 @@ def curve_figure(
         if unit
         else "exact: no n, no interval"
     )
-    footer(figure, scale, interval, seeds(table), *facts)
+    first = tidy.records(table.iloc[[0]])[0]
+    said = [*held(table, form.held), *(fact.format(**first) for fact in form.facts)]
+    footer(figure, scale, interval, seeds(table), *said, *facts)
     return figure
+
+
+def _kept(table: pd.DataFrame, form: Curves) -> pd.DataFrame:
+    """The rows that a form speaks of."""
+    if form.window:
+        table = table[tidy.in_window(table, *form.window)]
+    for column, value in form.where.items():
+        table = table[table[column] == value]
+    for column, value in form.without.items():
+        table = table[table[column] != value]
+    return table
+
+
+def _labelled(table: pd.DataFrame, keys: Iterable[str | None]) -> pd.DataFrame:
+    """The table with a column for each key that is a text with columns in braces."""
+    for key in keys:
+        fields = [field for _, field, _, _ in Formatter().parse(key or "") if field]
+        if key and fields:
+            columns = [table[field].map(name) if is_string_dtype(table[field]) else table[field] for field in fields]
+            rows = zip(*columns, strict=True)
+            table = table.assign(**{key: [key.format(**dict(zip(fields, row, strict=True))) for row in rows]})
+    return table
 
 
 def _x_axis(ax: Axes, found: pd.DataFrame, keys: Sequence[str], log: bool) -> None:
@@ -151,35 +189,18 @@ def curves(
 PARTS = {"draft_seconds": ("drafting", PALE), "target_seconds": ("target", GREY), "select_seconds": ("selection", INK)}
 
 
-def live_figure(
-    table: pd.DataFrame,
-    scale: str,
-    *,
-    x: str,
-    xlabel: str,
-    series: str = "scheme",
-    panel: str | None = None,
-    marks: Marks | None = None,
-    facts: Sequence[str] = (),
-) -> Figure:
+def live_figure(table: pd.DataFrame, scale: str, published: Published, form: Live) -> Figure:
     """Live decoding, pooled over the datasets: tokens per target call, tokens per second, and where the time of a token goes."""
-    return curve_figure(
-        table,
-        scale,
-        x=x,
+    curve = Curves(
+        **form.model_dump(),
         above="emitted",
         below="blocks",
-        series=series,
-        panel=panel,
-        order=list(LOOKS),
-        xlabel=xlabel,
         ylabel="tokens per target call",
         also=[("tokens per second", "emitted", "seconds")],
-        marks=marks,
-        foot=partial(_time_split, series),
-        apart=0.012 * (table[x].max() - table[x].min()),
-        facts=[*held(table, ("dataset", "draft_temperature", "target_temperature", "draft_len")), *facts],
+        held=["dataset", "draft_temperature", "target_temperature", "draft_len"],
     )
+    apart = 0.012 * (table[form.x].max() - table[form.x].min())
+    return curve_figure(table, scale, published, curve, foot=partial(_time_split, form.series), apart=apart)
 
 
 def _time_split(series: str, ax: Axes, rows: pd.DataFrame) -> None:
@@ -197,35 +218,36 @@ def _time_split(series: str, ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def stream_figure(
-    table: pd.DataFrame,
-    scale: str,
-    *,
-    panel: str | None = None,
-    order: Sequence[str] = (),
-    series: str = "method",
-    window: int = 50,
-    printed: Marks | None = None,
-    printed_note: str = "",
+    table: pd.DataFrame, scale: str, published: Published, form: Stream, *, marks: Marks | None = None
 ) -> Figure:
     """Alpha along a stream as a moving average that never looks ahead, one line per value of ``series``.
 
-    ``panel`` gives each of its values a panel; ``printed(ax, value)`` draws the paper's curve into a second row. ``offline``
-    rows are held-out requests and become a level. The last fifth of each stream stands at the right with its interval.
+    What is printed goes into a second row, as does what ``marks(ax, panel value)`` draws. ``offline`` rows are held-out requests and
+    become a level. The last fifth of each stream stands at the right with its interval.
     """
+    panel = form.panel
+    if form.by_class:
+        table = of_class(table)
     if "measured_on" in table:
         table = table[table["measured_on"] == "stream"]
-    shown = in_order(table[panel].tolist(), order or list(NAMES)) if panel else [None]
-    figure, axes = panels(1 + (printed is not None), len(shown), height=1.7, sharey=True, sharex="row", width=7.0)
+    table = _labelled(table, [panel])
+    shown = in_order(table[panel].tolist(), NAMES) if panel else [None]
+    has_printed = bool(form.curves or form.printed or marks)
+    figure, axes = panels(1 + has_printed, len(shown), height=1.7, sharey=True, sharex="row", width=7.0)
     used: list[int] = []
     for column, value in enumerate(shown):
         rows = table if panel is None else table[table[panel] == value]
-        used.append(moving(axes[0, column], rows, series, window, panel))
+        used.append(moving(axes[0, column], rows, form.series, form.window, panel))
         axes[0, column].set_title("" if value is None else name(value))
-        if printed is not None:
-            printed(axes[1, column], value)
+        if form.curves:
+            printed_curves(axes[1, column], published, form.curves, str(value))
+        for printed in form.printed:
+            draw_printed(axes[1, column], published, printed, rows)
+        if marks is not None:
+            marks(axes[1, column], value)
         axes[-1, column].set_xlabel("records")
-    axes[0, 0].set(ylabel="alpha" if printed is None else "alpha, ours", ylim=(0, 1), xlim=(0, None))
-    if printed is not None:
+    axes[0, 0].set(ylabel="alpha, ours" if has_printed else "alpha", ylim=(0, 1), xlim=(0, None))
+    if has_printed:
         axes[1, 0].set_ylabel("alpha, printed")
     legend(figure, list(axes.flat), columns=5)
     served = _served(table)
@@ -235,7 +257,7 @@ def stream_figure(
     footer(
         figure,
         scale,
-        f"moving average of {'–'.join(map(str, sorted({min(used), max(used)})))} records{printed_note}",
+        f"moving average of {'–'.join(map(str, sorted({min(used), max(used)})))} records{form.note}",
         f"{length} records",
         seeds(table),
         f"at the right: last fifth of the stream, 95 % bootstrap over {tidy.units(table)}",
@@ -314,15 +336,48 @@ def _boundaries(ax: Axes, served: pd.DataFrame) -> None:
             )
 
 
-def printed_curves(ax: Axes, published: Any, figure: str, looks: dict[str, str]) -> None:
-    """The digitised curves of one published figure: ``looks`` maps its series to the look of ours."""
-    for place, (series, value) in enumerate(looks.items()):
-        curve = published.curve(figure, series)
+def printed_curves(ax: Axes, published: Published, form: PrintedCurves, panel: str) -> None:
+    """The digitised curves of one published figure in the looks of ours."""
+    printed = form.panels.get(panel, panel)
+    for place, (series, value) in enumerate(form.series.items()):
+        curve = published.curve(form.figure.format(panel=printed), series.format(panel=printed))
         if curve.empty:
             ax.annotate("no printed curve", (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=6, color=GREY)
         ax.plot(curve["x"], curve["y"], **look(value, place).options(marker="", linewidth=1))
+    in_thousands(ax)
+
+
+def in_thousands(ax: Axes) -> None:
+    """Ticks of a printed stream, which is long."""
     ax.locator_params(axis="x", nbins=4)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
+
+
+def draw_printed(ax: Axes, published: Published, form: Printed, rows: pd.DataFrame, order: Sequence[str] = ()) -> None:
+    """Printed numbers beside our ``rows`` of one panel, whose series stand in this ``order``."""
+    settings = {setting: rows[column].iloc[0] for setting, column in form.match.items()}
+    found = published.of(form.claim, **form.where | settings)
+    style = look(form.like, order.index(form.like) if form.like in order else 0)
+    if form.x is None:
+        for value in found["value"]:
+            ax.axhline(value, **style.options(marker="", linewidth=1.1))
+        return
+    found = found[[form.x in own for own in found["settings"]]]
+    if form.series:
+        printed_points(ax, found, form.x, form.series)
+        return
+    places = [float(own[form.x]) for own in found["settings"]]
+    if form.like:
+        ax.plot(places, found["value"], style.marker, mfc="none", mec=style.colour, ms=4)
+    else:
+        ax.plot(places, found["value"], "D", mfc="none", mec=INK, mew=0.9, ms=4.5, label=form.label)
+
+
+def printed_points(ax: Axes, rows: pd.DataFrame, x: str, series: str) -> None:
+    """Printed numbers as hollow marks in the looks of their series."""
+    for settings, value in zip(rows["settings"], rows["value"], strict=True):
+        style = look(settings[series], 0)
+        ax.plot(float(settings[x]), value, style.marker, mfc="none", mec=style.colour, ms=4)
 
 
 def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
@@ -366,12 +421,6 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     return figure
 
 
-def printed_level(ax: Axes, rows: pd.DataFrame, x: str, words: str = "printed, Vicuna-7B / LLaMA-160M") -> None:
-    """Printed numbers as hollow diamonds over the setting ``x``."""
-    places = [float(settings[x]) for settings in rows["settings"]]
-    ax.plot(places, rows["value"], "D", mfc="none", mec=INK, mew=0.9, ms=4.5, label=words)
-
-
 def gaps(table: pd.DataFrame, pairs: Mapping[str, tuple[str, str]], by: Sequence[str]) -> pd.DataFrame:
     """Alpha of one ``method`` less that of another over the same requests, for each of ``pairs`` (column ``pair``) and group of ``by``."""
     table = table.assign(_unit=tidy.clusters(table))
@@ -388,24 +437,19 @@ def gaps(table: pd.DataFrame, pairs: Mapping[str, tuple[str, str]], by: Sequence
     return pd.DataFrame(found)
 
 
-def gap_figure(
-    table: pd.DataFrame,
-    scale: str,
-    pairs: Mapping[str, tuple[str, str]],
-    *,
-    panel: str,
-    x: str,
-    xlabel: str,
-    span: float = 0.1,
-    facts: Sequence[str] = (),
-) -> Figure:
+def gap_figure(table: pd.DataFrame, scale: str, published: Published, form: Gaps) -> Figure:
     """A map per value of ``panel``: how much more one method accepts than another (``pairs``), over ``x``."""
-    found = gaps(table, pairs, [panel, x])
-    shown = in_order(found[panel].tolist(), list(NAMES))
-    figure, axes = panels(1, len(shown), height=0.6 + 0.25 * len(pairs), sharey=True)
+    found = gaps(table, form.pairs, [form.panel, form.x])
+    shown = in_order(found[form.panel].tolist(), NAMES)
+    figure, axes = panels(1, len(shown), height=0.6 + 0.25 * len(form.pairs), sharey=True)
     for ax, value in zip(axes[0], shown, strict=True):
-        heat(ax, found[found[panel] == value], "pair", x, span, (list(pairs), list(NAMES)))
-        ax.set(title=name(value), xlabel=xlabel)
+        draw_map(ax, found[found[form.panel] == value], form)
+        ax.set(title=name(value), xlabel=form.xlabel)
+    facts = []
+    if printed := form.printed:
+        left, right = (published.of(printed.claim, **own)["value"].to_numpy() for own in (printed.left, printed.right))
+        gains = 100 * (left - right)
+        facts.append(printed.text.format(low=gains.min(), high=gains.max()))
     footer(
         figure,
         scale,
@@ -417,39 +461,24 @@ def gap_figure(
     return figure
 
 
-def heat(
-    ax: Axes,
-    cells: pd.DataFrame,
-    rows: str,
-    columns: str,
-    span: float,
-    order: tuple[Sequence[Any], Sequence[Any]] = ((), ()),
-) -> None:
-    """Differences (``estimate, ci_low, ci_high``) as a map; in brackets where the interval holds 0. ``span``: the darkest colour."""
-    down, across = (in_order(cells[key].tolist(), known) for key, known in zip((rows, columns), order, strict=True))
+def draw_map(ax: Axes, cells: pd.DataFrame, form: Gaps) -> None:
+    """Differences (``estimate, ci_low, ci_high``) as a map; in brackets where the interval holds 0."""
+    down, across = in_order(cells["pair"].tolist(), form.pairs), in_order(cells[form.x].tolist(), NAMES)
     shown = np.full((len(down), len(across)), np.nan)
-    for _, cell in cells.iterrows():
-        row, column = down.index(cell[rows]), across.index(cell[columns])
+    for cell in tidy.records(cells):
+        row, column = down.index(cell["pair"]), across.index(cell[form.x])
         shown[row, column] = cell["estimate"]
         words = f"{100 * cell['estimate']:+.1f}"
-        inside = cell["ci_low"] <= 0 <= cell["ci_high"]
         ax.text(
             column,
             row,
-            f"({words})" if inside else words,
+            f"({words})" if cell["ci_low"] <= 0 <= cell["ci_high"] else words,
             ha="center",
             va="center",
             fontsize=6,
-            color="white" if abs(cell["estimate"]) > 0.7 * span else INK,
+            color="white" if abs(cell["estimate"]) > 0.7 * form.span else INK,
         )
-    ax.imshow(shown, cmap="PuOr", vmin=-span, vmax=span, aspect="auto", alpha=0.7)
+    ax.imshow(shown, cmap="PuOr", vmin=-form.span, vmax=form.span, aspect="auto", alpha=0.7)
     ax.set_xticks(range(len(across)), [textwrap.fill(name(value), 12, break_long_words=False) for value in across])
     ax.set_yticks(range(len(down)), [name(value) for value in down])
     ax.grid(False)
-
-
-def printed_points(ax: Axes, rows: pd.DataFrame, x: str, series: str) -> None:
-    """Printed numbers as hollow marks in the looks of their series."""
-    for settings, value in zip(rows["settings"], rows["value"], strict=True):
-        style = look(settings[series], 0)
-        ax.plot(float(settings[x]), value, style.marker, mfc="none", mec=style.colour, ms=4)

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from draftlab.plan.figure import Curves
 from draftlab.report.figures.forms import curve_figure
 from draftlab.report.figures.style import INK
 from draftlab.report.published import Published
@@ -48,18 +49,15 @@ def draw(table: pd.DataFrame, scale: str, published: Published, marked: Printed 
                 **style,
             )
 
-    return curve_figure(
-        table,
-        scale,
+    form = Curves(
         x="size",
+        xlabel=f"parameters, {words}",
         above="overlap",
         below="visited",
+        ylabel="alpha",
         series="method",
         panel="dataset",
-        order=["original", "distilled"],
-        xlabel=f"parameters, {words}",
-        ylabel="alpha",
         log_x=True,
-        marks=printed,
         facts=["printed values stand at the place of their size in its order, not at its number"],
     )
+    return curve_figure(table, scale, published, form, marks=printed)

@@ -6,7 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draftlab.report.figures.forms import stream_figure
+from draftlab.plan.figure import Stream
+from draftlab.report.figures.forms import in_thousands, stream_figure
 from draftlab.report.figures.osd_offline_t5 import PAIR
 from draftlab.report.figures.style import LOOKS
 from draftlab.report.published import Published
@@ -27,10 +28,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         for level in published.of("F3.offline_line", pair=PAIR, dataset=dataset)["value"]:
             ax.axhline(level, **LOOKS["offline"].options(marker="", linewidth=1.1))
         ax.set_xlim(0, max(LENGTHS.values()))
-        ax.locator_params(axis="x", nbins=4)
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
+        in_thousands(ax)
 
-    order = list(LENGTHS)
-    return stream_figure(
-        table, scale, panel="dataset", order=order, printed=printed, printed_note=" (printed: late level)"
-    )
+    form = Stream(panel="dataset", note=" (printed: late level)")
+    return stream_figure(table, scale, published, form, marks=printed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
+from draftlab.plan.figure import Curves
 from draftlab.report.figures.forms import curve_figure
 from draftlab.report.figures.style import name
 from draftlab.report.published import Published
@@ -15,20 +16,18 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     common = table[table["common"] & (table["statistic"] == "recall")].assign(
         tens=lambda rows: (rows["rank"] - 1) // 10 * 10 + 5
     )
-    return curve_figure(
-        common,
-        scale,
+    form = Curves(
         x="tens",
+        xlabel="rank of the token",
         above="accepted",
         below="proposed",
-        series="method",
-        panel="dataset",
-        order=["original", "distilled"],
-        xlabel="rank of the token",
         ylabel="precision",
         also=[("recall", "accepted", "generated")],
-        facts=[f"{name(dataset)}, largest gains in recall: {tokens}" for dataset, tokens in gains(common).items()],
+        series="method",
+        panel="dataset",
     )
+    facts = [f"{name(dataset)}, largest gains in recall: {tokens}" for dataset, tokens in gains(common).items()]
+    return curve_figure(common, scale, published, form, facts=facts)
 
 
 def gains(common: pd.DataFrame, count: int = 8) -> dict[str, str]:

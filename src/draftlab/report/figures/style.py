@@ -157,6 +157,8 @@ NAMES: dict[str, str] = {
     "draft_small": "small",
     "draft": "middle",
     "draft_large": "large",
+    "learning_rate": "learning rate",
+    "buffer": "replay buffer",
     "sharp": "sharp shift",
     "smooth": "smooth shift",
     "Business_Corporate": "Business",

@@ -1,0 +1,125 @@
+"""What the ``figure:`` of an experiment's file may say: one of four forms and its options. Their drawing is ``draftlab.report.figures``.
+
+A column may be a text with other columns in braces, ``batch of {batch}``: each row's own values stand in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from draftlab.core.settings import Settings
+
+
+class Printed(Settings):
+    """Numbers that a paper prints: those of ``claim`` with the settings ``where``, and with those that ``match`` our column in a panel.
+
+    Hollow marks over the setting ``x``, named ``label``; without ``x`` each is a level. They look like our series that the setting
+    ``series`` names, or like the series ``like`` (like a first series where there is none of this name).
+    """
+
+    claim: str
+    where: dict[str, Any] = {}
+    match: dict[str, str] = {}
+    x: str | None = None
+    series: str | None = None
+    like: str | None = None
+    label: str = "printed, Vicuna-7B / LLaMA-160M"
+
+
+class PrintedCurves(Settings):
+    """Digitised curves: ``series`` maps those of a printed ``figure`` to ours; ``{panel}`` in a name is the panel's, as ``panels`` calls it."""
+
+    figure: str
+    series: dict[str, str] = Field(min_length=1)
+    panels: dict[str, str] = {}
+
+
+class PrintedGap(Settings):
+    """The printed numbers of ``claim`` with settings ``left`` less those with settings ``right``, in the footer as ``{low}`` to ``{high}``."""
+
+    claim: str
+    left: dict[str, Any]
+    right: dict[str, Any]
+    text: str
+
+
+class Curves(Settings):
+    """Estimates with intervals over ``x``: ``sum(above) / sum(below)``, or the mean of ``above``; ``also`` has more of them, a row each.
+
+    A line per value of ``series``, the known ones or those of ``order`` first; a panel per value of ``panel``. ``where`` and ``window``
+    keep rows as those of a layout do, ``without`` leaves some out. ``level`` draws a line, dashed where it has a name. The footer names
+    ``held`` settings where they are the same in every row, and ``facts``, which may have columns in braces.
+    """
+
+    x: str
+    xlabel: str
+    above: str
+    below: str | None = None
+    ylabel: str
+    also: list[tuple[str, str, str | None]] = Field(default=[], description="label, above, below")
+    series: str | None = None
+    panel: str | None = None
+    order: list[str] = []
+    where: dict[str, Any] = {}
+    without: dict[str, Any] = {}
+    window: tuple[float, float] | None = None
+    log_x: bool = False
+    level: float | None = None
+    level_name: str = ""
+    printed: list[Printed] = []
+    held: list[str] = []
+    facts: list[str] = []
+
+
+class Live(Settings):
+    """Live decoding over ``x``: tokens per target call, tokens per second, and where the time of a token goes."""
+
+    x: str
+    xlabel: str
+    series: str = "scheme"
+    panel: str | None = None
+    printed: list[Printed] = []
+    facts: list[str] = []
+
+
+class Stream(Settings):
+    """Alpha along a stream as a moving average of ``window`` records: a line per value of ``series``, a panel per value of ``panel``.
+
+    ``by_class`` counts the requests of each class on their own. What is printed goes into a second row; ``note`` follows the window.
+    """
+
+    series: str = "method"
+    panel: str | None = None
+    window: int = Field(default=50, gt=0)
+    by_class: bool = False
+    curves: PrintedCurves | None = None
+    printed: list[Printed] = []
+    note: str = ""
+
+
+class Gaps(Settings):
+    """A map per value of ``panel``: alpha of one method less another's, a row for each of ``pairs``, over ``x``; ``span`` is the darkest colour."""
+
+    pairs: dict[str, tuple[str, str]] = Field(min_length=1)
+    panel: str
+    x: str
+    xlabel: str
+    span: float = Field(default=0.1, gt=0)
+    printed: PrintedGap | None = None
+
+
+class Figure(Settings):
+    """A form of figure, by its name."""
+
+    curves: Curves | None = None
+    live: Live | None = None
+    stream: Stream | None = None
+    gaps: Gaps | None = None
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> Figure:
+        if sum(form is not None for _, form in self) != 1:
+            raise ValueError(f"one form of {', '.join(type(self).model_fields)}")
+        return self
