@@ -104,7 +104,7 @@ def serve_as_the_repository(
 ) -> float:
     """Serve and learn as OSD's repository does, the loss at the ends of blocks; returns accepted / visited tokens."""
     target, draft = (hf.load(folder).network for folder in folders)
-    optimizer = training.adamw(draft)
+    optimizer = training.adamw(draft, settings.learning_rate)
     generator = torch.Generator().manual_seed(settings.seed)
     accepted = visited = 0
     buffer: list[tuple[list[int], list[int]]] = []
@@ -123,7 +123,7 @@ def serve_as_the_repository(
             with torch.no_grad():
                 target_logits = target(batch, use_cache=False).logits[chosen]
             loss = forward_kl(draft(batch, use_cache=False).logits[chosen], target_logits).mean()
-            training.update(optimizer, [loss], settings.learning_rate, settings.clip)
+            training.update(optimizer, [loss], settings.clip)
             buffer = []
     return accepted / visited
 

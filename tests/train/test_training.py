@@ -1,5 +1,8 @@
 """The optimisation loop: schedules, resume, and losses that are not numbers."""
 
+import contextlib
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -63,7 +66,7 @@ def test_a_gradient_that_is_no_number_is_refused():
         weight = nn.Parameter(torch.zeros(1))
         optimizer = torch.optim.AdamW([weight])
         with pytest.raises(UserError, match="the norm of the gradient is inf"):
-            training.update(optimizer, [weight.sqrt().sum()], 1e-2, clip)
+            training.update(optimizer, [weight.sqrt().sum()], clip)
         assert torch.equal(weight, torch.zeros(1))
 
 
@@ -93,8 +96,8 @@ def test_accumulated_micro_batches_are_one_step():
     def loss(model, rows):
         return (model(rows)[:, 0] - rows.sum(1)).square().sum() / 16
 
-    training.update(training.adamw(one), [loss(one, inputs)], 0.01, 1.0)
-    training.update(training.adamw(two), [loss(two, half) for half in inputs.chunk(2)], 0.01, 1.0)
+    training.update(training.adamw(one, 0.01), [loss(one, inputs)], 1.0)
+    training.update(training.adamw(two, 0.01), [loss(two, half) for half in inputs.chunk(2)], 1.0)
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -102,7 +105,7 @@ def test_accumulated_micro_batches_are_one_step():
 def test_a_loss_that_is_not_a_number_stops_with_a_remedy():
     model = a_model()
     with pytest.raises(UserError, match=r"loss is nan.*learning_rate"):
-        training.update(training.adamw(model), [model(torch.full((1, 4), float("nan"))).sum()], 0.01, 1.0)
+        training.update(training.adamw(model), [model(torch.full((1, 4), float("nan"))).sum()], 1.0)
 
 
 def test_schedule_warms_up_and_ends_at_its_floor():
@@ -111,3 +114,34 @@ def test_schedule_warms_up_and_ends_at_its_floor():
     assert schedule.at(10) == pytest.approx(1.0)
     assert schedule.at(100) == pytest.approx(0.05)
     assert training.Schedule(0.5, 10, shape="constant").at(9) == 0.5
+
+
+@pytest.mark.parametrize(("shape", "warmup", "floor"), [("cosine", 3, 0.05), ("cosine", 0, 0.0), ("constant", 5, 0.0)])
+def test_every_step_has_its_learning_rate_to_the_last_bit(tmp_path, monkeypatch, shape, warmup, floor):
+    """The weights of published tables follow from these numbers; a run that was killed and resumed has the same."""
+
+    def formula(step):
+        if step < warmup:
+            return 3e-3 * (step + 1) / warmup
+        if shape == "constant":
+            return 3e-3
+        done = (step - warmup) / (20 - warmup)
+        return 3e-3 * (floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2)
+
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    used = []
+    for stop in (7, 20):
+        model = a_model()
+        optimizer = training.adamw(model)
+        inner = losses_of(model)
+
+        def losses(step, stop=stop, inner=inner, optimizer=optimizer):
+            if step == stop:
+                raise KeyboardInterrupt
+            yield from inner(step)
+            used.append((step, optimizer.param_groups[0]["lr"]))
+
+        schedule = training.Schedule(3e-3, 20, warmup=warmup, shape=shape, floor=floor)
+        with contextlib.suppress(KeyboardInterrupt):
+            training.fit(model, losses, schedule, optimizer=optimizer, checkpoint=tmp_path / "c.safetensors")
+    assert used == [(step, formula(step)) for step in range(20)]

@@ -129,7 +129,7 @@ def measure(
         }
     updates = {f"update {i}": (draft, i) for i in settings.intervals} | {"update larger": (larger, settings.batch)}
     learners = {name: copy.deepcopy(model) for name, (model, _) in updates.items()}
-    optimizers = {name: training.adamw(model) for name, model in learners.items()}
+    optimizers = {name: training.adamw(model, settings.learning_rate) for name, model in learners.items()}
     for number in range(-1, settings.measurements):
         seconds: dict[str, float] = {}
         for name, cache in caches.items():

@@ -86,7 +86,7 @@ def warmed(heads: Medusa, folders: Folders, settings: MedusaSettings) -> Medusa:
 def epoch_seconds(models: dict[str, LanguageModel], stream: Traffic, settings: MedusaSettings) -> dict[str, float]:
     """Seconds to learn once from every answer of the stream: the mean of interleaved updates of copies, the first ones left out."""
     learners = {name: copy.deepcopy(model) for name, model in models.items()}
-    optimizers = {name: training.adamw(learner) for name, learner in learners.items()}
+    optimizers = {name: training.adamw(learner, settings.learning_rate) for name, learner in learners.items()}
     clock, spent = clock_of(settings.device), dict.fromkeys(models, 0.0)
     for update in range(-1, settings.timed_updates):
         lessons = whole_answers(stream, update * settings.batch, settings.batch)

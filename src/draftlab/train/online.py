@@ -109,7 +109,7 @@ def serve(
     between stretches.
     """
     learner = copy.deepcopy(draft) if settings.lag else draft
-    optimizer = training.adamw(learner)
+    optimizer = training.adamw(learner, settings.learning_rate)
     rng = np.random.default_rng(settings.seed)
     past: deque[Lesson] = deque(maxlen=settings.buffer or None)
     fresh: list[Lesson] = []
@@ -162,7 +162,7 @@ def learn(
         torch.cat([getattr(lesson, name) for lesson in lessons]) for name in ("target_logits", "labels")
     )
     loss = losses_at(settings.loss, logits, distributions, labels).mean()
-    training.update(optimizer, [loss], settings.learning_rate, settings.clip)
+    training.update(optimizer, [loss], settings.clip)
     return len(where)
 
 

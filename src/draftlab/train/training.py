@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 from draftlab.errors import UserError
@@ -37,7 +38,10 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate over ``steps``: linear warm-up, then constant, or a cosine down to ``floor`` of the peak."""
+    """Learning rate over ``steps``: linear warm-up, then constant, or a cosine down to ``floor`` of the peak.
+
+    In closed form: torch's own schedulers go from step to step and round differently, so other weights would come out.
+    """
 
     peak: float
     steps: int
@@ -55,10 +59,14 @@ class Schedule:
 
 
 def adamw(
-    model: Trainable, *, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0
+    model: Trainable,
+    learning_rate: float = 1.0,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.0,
 ) -> torch.optim.AdamW:
-    """AdamW over all parameters; the learning rate is set at each update."""
-    return torch.optim.AdamW(model.parameters(), lr=0.0, betas=betas, weight_decay=weight_decay, fused=True)
+    """AdamW over all parameters; ``fit`` multiplies the ``learning_rate`` by its schedule."""
+    return torch.optim.AdamW(model.parameters(), learning_rate, betas, weight_decay=weight_decay, fused=True)
 
 
 Reduce = Callable[[Iterable[nn.Parameter]], None]
@@ -68,7 +76,6 @@ Reduce = Callable[[Iterable[nn.Parameter]], None]
 def update(
     optimizer: torch.optim.Optimizer,
     losses: Iterable[Tensor],
-    learning_rate: float,
     clip: float,
     reduce: Reduce | None = None,
 ) -> float:
@@ -92,8 +99,6 @@ def update(
     norm = float(nn.utils.clip_grad_norm_(parameters, clip or math.inf))
     if not math.isfinite(norm):
         raise UserError(f"the norm of the gradient is {norm}", remedy="lower learning_rate, or check the answers")
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
     optimizer.step()
     return total
 
@@ -120,10 +125,12 @@ def fit(
     """
     notes = {} if notes is None else notes
     start = load_checkpoint(checkpoint, identity, model, optimizer, notes) if checkpoint else 0
+    rate = LambdaLR(optimizer, lambda done: schedule.at(start + done))
     history = []
     saved = time.monotonic()
     for step in progress(range(start, schedule.steps), label, total=schedule.steps, initial=start):
-        history.append(update(optimizer, losses(step), schedule.at(step), clip, reduce))
+        history.append(update(optimizer, losses(step), clip, reduce))
+        rate.step()
         due = checkpoint and (step + 1) % checkpoint_every == 0 and time.monotonic() - saved > CHECKPOINT_SECONDS
         if checkpoint and due:
             save_checkpoint(checkpoint, identity, model, optimizer, step + 1, notes)
