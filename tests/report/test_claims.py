@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from draftlab.core import stats
-from draftlab.errors import UserError
 from draftlab.report import ledger as module
 from draftlab.report import published, tidy
 from tests.synthetic import TABLES
@@ -333,43 +332,11 @@ def test_expectations(expect, gap, clear, at_best):
     assert (found[0] >= 0, found[1] >= 0) == (clear, at_best)
 
 
-def test_an_estimate_sums_before_it_divides_and_pairs_by_request(known):
-    rows = pd.DataFrame(
-        {
-            "dataset": "d",
-            "request": [0, 1, 0, 1],
-            "method": ["a", "a", "b", "b"],
-            "hits": [1, 9, 2, 10],
-            "tries": [10, 10, 10, 10],
-        }
-    )
-    rule = published.Selection(table="t", ratio=("hits", "tries"))
-    found = module.estimate(rule, {"method": "a"}, module.Tables({"t": rows}))
-    assert found.estimate == pytest.approx(0.5)
-    assert found.n == 2
-    gap = module.difference(rule, {"method": "b"}, rule, {"method": "a"}, module.Tables({"t": rows}))
-    assert gap.estimate == pytest.approx(0.1)
-    assert (gap.low, gap.high) == pytest.approx((0.1, 0.1)), "the same difference in every request leaves no width"
-
-
 def test_window_is_a_part_of_each_stream():
     rows = pd.DataFrame({"dataset": ["a"] * 10 + ["b"] * 100, "record": [*range(10), *range(100)], "method": "online"})
     for window, expected in (((0.8, 1.0), [2, 20]), ((0.0, 0.1), [1, 10]), ((0.4, 0.5), [1, 10])):
         assert tidy.in_window(rows, *window).groupby(rows["dataset"]).sum().tolist() == expected
     assert tidy.in_window(rows.assign(method="offline"), 0.8, 1.0).all(), "held-out requests are in no stream"
-
-
-def test_a_rule_that_names_no_column_is_refused():
-    rule = published.Selection(table="t", ratio=("hits", "tries"))
-    with pytest.raises(UserError, match="no column 'method'"):
-        module.estimate(rule, {"method": "a"}, module.Tables({"t": pd.DataFrame({"hits": [1], "tries": [2]})}))
-
-
-def test_absent_tables_and_absent_rows_are_not_run(known):
-    rule = published.Selection(table="t", ratio=("hits", "tries"))
-    assert module.estimate(rule, {}, module.Tables({})) is None
-    empty = pd.DataFrame({"request": [0], "method": ["a"], "hits": [1], "tries": [2]})
-    assert module.estimate(rule, {"method": "b"}, module.Tables({"t": empty})) is None
 
 
 def test_numbers_survive_the_file(ledger, tmp_path):

@@ -19,7 +19,7 @@ from draftlab.report import figures, published, tables, tidy
 from draftlab.report.figures import batch, forms
 from tests.synthetic import TABLES
 
-FILES = {path.stem: tables.plan_of(path.stem) for path in sorted((tables.WORKFLOW / "experiments").glob("*.yaml"))}
+FILES = {path.stem: tidy.plan_of(path.stem) for path in sorted((tables.WORKFLOW / "experiments").glob("*.yaml"))}
 OWN = [name for name, said in FILES.items() if said.figure or name in figures.DESIGNED]
 """The experiments whose figure is no overview."""
 
@@ -190,10 +190,10 @@ def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_pat
     assert batch.draw_all(data, out, "laptop", drawn, 1) == ["osd_speedup_theory"]
     assert (out / "mdss_cone.tex").read_bytes() == before["mdss_cone.tex"]
     assert (out / "osd_speedup_theory.pdf").read_bytes() != before["osd_speedup_theory.pdf"]
-    given = tables.plan_of("mdss_cone")
+    given = tidy.plan_of("mdss_cone")
     wider = given.model_copy(update={"layout": given.layout.model_copy(update={"digits": 1})})
-    known = tables.plan_of
-    monkeypatch.setattr(tables, "plan_of", lambda name: wider if name == "mdss_cone" else known(name))
+    known = tidy.plan_of
+    monkeypatch.setattr(tidy, "plan_of", lambda name: wider if name == "mdss_cone" else known(name))
     assert batch.draw_all(data, out, "laptop", drawn, 1) == ["mdss_cone"]
     assert (out / "mdss_cone.tex").read_bytes() != before["mdss_cone.tex"]
     figured = wider.model_copy(update={"figure": plan.Figure(stream={})})

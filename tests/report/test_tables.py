@@ -142,7 +142,7 @@ def test_every_layout_fits_its_table(name, tmp_path):
 @pytest.fixture
 def unknown(monkeypatch):
     """As if no experiment had a layout of its own."""
-    monkeypatch.setattr(tables, "plan_of", lambda name: PLANS[name].model_copy(update={"layout": None}))
+    monkeypatch.setattr(tidy, "plan_of", lambda name: PLANS[name].model_copy(update={"layout": None}))
 
 
 @pytest.mark.usefixtures("unknown")

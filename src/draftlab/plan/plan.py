@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset, Settings
 from draftlab.data import registry
 from draftlab.errors import UserError
@@ -74,6 +75,11 @@ class Layout(Settings):
     exact: str = "exact, so no interval"
     note: str = ""
     emulated: bool = False
+
+    @property
+    def measure(self) -> Measure:
+        """What a cell holds."""
+        return Measure(self.above, self.below)
 
 
 class Size(Settings):

@@ -7,20 +7,20 @@ answers is ``not run at this scale``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from draftlab.core import stats
 from draftlab.core.stats import Interval
 from draftlab.errors import UserError
 from draftlab.plan import Scale
 from draftlab.report import tidy
 from draftlab.report.consistency import Recomputed, run_checks
-from draftlab.report.published import Comparison, Published, Rule, Selection, Statement, same
+from draftlab.report.contrast import Contrast, Tables, bounds, compute, compute_each, shift
+from draftlab.report.published import Comparison, Published, Rule, Statement, same
 from draftlab.report.tidy import records
 
 Verdict = Literal["reproduced", "same direction", "contradicts", "inconsistent in print", "not run at this scale"]
@@ -49,26 +49,6 @@ COLUMNS = (
     "verdict",
     "note",
 )
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The tables of a run, and what rules have read of them so far: many rules read the same rows."""
-
-    frames: Mapping[str, pd.DataFrame]
-    read: dict[str, pd.DataFrame | None] = field(default_factory=dict)
-
-    def sums(self, selection: Selection, filters: Mapping[str, Any]) -> pd.DataFrame | None:
-        """Numerator ``above`` and denominator ``below`` of every unit; None without such rows."""
-        measured = (selection.table, selection.ratio, selection.mean, selection.largest)
-        key = repr((measured, sorted(filters.items(), key=str)))
-        if key not in self.read:
-            self.read[key] = _sums(selection, filters, self.frames)
-        return self.read[key]
-
-    def exact(self, selection: Selection, filters: Mapping[str, Any]) -> bool:
-        """Whether the rows come from a table without units to draw, so that what they say has no interval."""
-        return tidy.unit(self.frames[filters.get("table", selection.table)]) is None
 
 
 @dataclass(frozen=True)
@@ -155,8 +135,10 @@ def _number_row(
 def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tables: Tables, scale: Scale) -> Judgement:
     """``reproduced`` in the printed setting within tolerance; else the order against the printed neighbours decides."""
     filters = _filters(rule, row["settings"])
-    if filters is None or (ours := estimate(rule, filters, tables)) is None:
+    found = None if filters is None else compute(rule.measured(filters), tables)
+    if filters is None or found is None:
         return NOT_RUN
+    ours = found.value
     if scale in rule.same_setting and abs(ours.estimate - row["value"]) <= rule.tolerance:
         return Judgement(ours, "reproduced", f"within {rule.tolerance:g} of the printed value")
     agreeing, doubtful, opposite = [], [], []
@@ -196,8 +178,7 @@ def _gaps(
 ) -> Iterator[tuple[Interval, float, str]]:
     """Our difference to each printed neighbour (and to the rule's level), the printed difference, and what it is to."""
     if rule.level is not None:
-        gap = Interval(ours.estimate - rule.level, ours.low - rule.level, ours.high - rule.level, ours.n)
-        yield gap, row["value"] - rule.level, f"{rule.level:g}"
+        yield shift(ours, -rule.level), row["value"] - rule.level, f"{rule.level:g}"
     for settings in rule.against:
         for other in _neighbours(row, settings, published):
             other_rule = published.claims[other["claim"]].rule
@@ -205,11 +186,10 @@ def _gaps(
             if other_rule is None or (abs(printed) <= rule.margin and not rule.alike):
                 continue
             against = _filters(other_rule, other["settings"])
-            if against is not None and against.get("mean") != filters.get("mean"):
-                continue
-            gap_to = None if against is None else difference(rule, filters, other_rule, against, tables)
-            if gap_to is not None:
-                yield gap_to, printed, _name(row, other)
+            if against is not None and against.get("mean") == filters.get("mean"):
+                found = compute(Contrast(rule.rows(filters), other_rule.rows(against)), tables)
+                if found is not None:
+                    yield found.value, printed, _name(row, other)
 
 
 def _filters(rule: Rule, settings: Mapping[str, str]) -> dict[str, Any] | None:
@@ -277,9 +257,9 @@ def _judge_statement(said: Statement, tables: Tables, scale: Scale) -> Judgement
     """No comparison may fail in any group beyond noise, and at least half must hold; ``ours`` is the one that holds least."""
     seen: list[tuple[float, float, str, Interval]] = []
     for comparison in said.holds:
-        for group, filters in _groups(comparison, tables):
-            if (gap := _gap(comparison, filters, tables)) is not None:
-                seen.append((*_clearance(comparison, gap), group, gap))
+        for result in compute_each(comparison.contrast, tables):
+            group = ", ".join(f"{key} {value}" for key, value in result.group.items())
+            seen.append((*_clearance(comparison, result.value), group, result.value))
     if not seen:
         return NOT_RUN
     held = sum(clear >= 0 for clear, _, _, _ in seen)
@@ -296,32 +276,9 @@ def _judge_statement(said: Statement, tables: Tables, scale: Scale) -> Judgement
     return Judgement(gap, "reproduced" if scale in said.same_setting else "same direction", f"{count}; {least}")
 
 
-def _groups(comparison: Comparison, tables: Tables) -> list[tuple[str, dict[str, Any]]]:
-    if not comparison.each:
-        return [("", {})]
-    if comparison.table not in tables.frames:
-        return []
-    table = tables.frames[comparison.table]
-    _has(table, comparison.each, comparison.table)
-    left = chosen(table, comparison.left, comparison.table)
-    keys = records(left[comparison.each].drop_duplicates())
-    return [(", ".join(f"{key} {value}" for key, value in group.items()), group) for group in keys]
-
-
-def _gap(comparison: Comparison, group: Mapping[str, Any], tables: Tables) -> Interval | None:
-    left = {**comparison.left, **group}
-    if isinstance(comparison.right, dict):
-        return difference(comparison, left, comparison, {**comparison.right, **group}, tables)
-    found = estimate(comparison, left, tables)
-    if found is None:
-        return None
-    level = comparison.right
-    return Interval(found.estimate - level, found.low - level, found.high - level, found.n)
-
-
 def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:
     """How far the difference is on the expected side, as estimated and at best within its interval; negative: missed."""
-    low, high = (gap.low, gap.high) if np.isfinite(gap.low) else (gap.estimate, gap.estimate)
+    low, high = bounds(gap)
     margin, least = comparison.margin + ROUNDING, 0.0 if low <= 0 <= high else min(abs(low), abs(high))
     match comparison.expect:
         case "greater":
@@ -339,86 +296,3 @@ def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:
 def _strictly(difference: float) -> float:
     """A difference of 0 is not on the expected side."""
     return difference if difference > 0 else min(difference, -ROUNDING)
-
-
-# --- measuring our tables ----------------------------------------------------------------------------------------
-
-
-def estimate(selection: Selection, filters: Mapping[str, Any], tables: Tables) -> Interval | None:
-    """The measured value of the rows that ``filters`` name; None without such rows."""
-    sums = tables.sums(selection, filters)
-    if sums is None:
-        return None
-    if selection.largest is not None:
-        return Interval(float(sums["above"].max()), np.nan, np.nan, len(sums))
-    if tables.exact(selection, filters):
-        return Interval(float(sums["above"].sum() / sums["below"].sum()), np.nan, np.nan, len(sums))
-    if base := selection.percent_of or selection.percent_over:
-        return _percent(selection, sums, tables.sums(selection, {**filters, **base}))
-    return stats.ratio(sums["above"], sums["below"])
-
-
-def _percent(selection: Selection, sums: pd.DataFrame, base: pd.DataFrame | None) -> Interval | None:
-    if base is None:
-        return None
-    one, two = tidy.paired(sums, base)
-    found = stats.percent_of((one["above"], one["below"]), (two["above"], two["below"]))
-    less = 100 if selection.percent_over else 0
-    return Interval(found.estimate - less, found.low - less, found.high - less, found.n)
-
-
-def difference(
-    left: Selection, left_filters: Mapping[str, Any], right: Selection, right_filters: Mapping[str, Any], tables: Tables
-) -> Interval | None:
-    """Left minus right, both drawn by the same bootstrap: units that both have are paired, the others count once."""
-    one, two = tables.sums(left, left_filters), tables.sums(right, right_filters)
-    if one is None or two is None:
-        return None
-    if tables.exact(left, left_filters):
-        gap = one["above"].sum() / one["below"].sum() - two["above"].sum() / two["below"].sum()
-        return Interval(float(gap), np.nan, np.nan, len(one))
-    one, two = tidy.paired(one, two)
-    return stats.ratio_difference(one["above"], one["below"], two["above"], two["below"])
-
-
-def _sums(selection: Selection, filters: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
-    """Numerator ``above`` and denominator ``below`` of every unit (a request of a dataset, its seeds together)."""
-    name = filters.get("table", selection.table)
-    table = tables.get(name)
-    if table is None:
-        return None
-    rows = chosen(table, filters, name)
-    if rows.empty:
-        return None
-    above, below = selection.ratio or (filters.get("mean") or selection.mean or selection.largest, None)
-    if above is None:
-        raise UserError(f"a rule for {name} measures nothing", remedy="give it a ratio, a mean or a largest")
-    _has(table, [above] + ([below] if below else []), name)
-    pair = pd.DataFrame({"above": rows[above].astype(float), "below": rows[below].astype(float) if below else 1.0})
-    return pair if tidy.unit(rows) is None else pair.groupby(tidy.clusters(rows), sort=False).sum()
-
-
-def chosen(table: pd.DataFrame, filters: Mapping[str, Any], name: str) -> pd.DataFrame:
-    """The rows with these values; ``window`` keeps a part of the stream, as fractions of its length."""
-    keep = pd.Series(True, index=table.index)
-    for key, wanted in filters.items():
-        if key == "window":
-            keep &= tidy.in_window(table, *wanted)
-        if key in ("window", "table", "mean"):
-            continue
-        _has(table, [key], name)
-        keep &= _one_of(table[key], wanted if isinstance(wanted, list) else [wanted])
-    return table[keep]
-
-
-def _one_of(column: pd.Series, wanted: Sequence[Any]) -> pd.Series[bool]:
-    """Where a column has one of these values; numbers are compared as numbers."""
-    if pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column):
-        return column.astype(str).isin([str(value) for value in wanted])
-    return column.isin(pd.to_numeric(pd.Series(wanted), errors="coerce").dropna())
-
-
-def _has(table: pd.DataFrame, columns: Sequence[str], name: str) -> None:
-    missing = [column for column in columns if column not in table]
-    if missing:
-        raise UserError(f"table {name} has no column {missing[0]!r}", remedy="repair the rule in workflow/published")

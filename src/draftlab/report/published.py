@@ -15,10 +15,12 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from draftlab.core.measure import Measure
 from draftlab.errors import UserError
 from draftlab.files.tables import read_table
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.plan import Scale, refused
+from draftlab.report.contrast import Contrast, Rows
 
 FOLDER = Path(__file__).parents[3] / "workflow" / "published"
 PAPERS = {"osd": "OSD", "mdss": "MDSS", "related": "related"}
@@ -47,6 +49,27 @@ class Selection(Entry):
     largest: str | None = None
     percent_of: dict[str, Any] = {}
     percent_over: dict[str, Any] = {}
+
+    @property
+    def measure(self) -> Measure:
+        """What is measured of each row."""
+        if self.ratio is None and not (self.mean or self.largest):
+            remedy = "give it a ratio, a mean or a largest"
+            raise UserError(f"a rule for {self.table} measures nothing", remedy=remedy)
+        return Measure(*self.ratio) if self.ratio else Measure(self.mean or self.largest or "")
+
+    def rows(self, filters: Mapping[str, Any]) -> Rows:
+        """The rows that ``filters`` name; its keys ``table`` and ``mean`` name another table or column than the rule's."""
+        where = {key: value for key, value in filters.items() if key not in ("table", "mean")}
+        mean = None if self.ratio else filters.get("mean")
+        measure = Measure(mean) if mean else self.measure
+        return Rows(str(filters.get("table", self.table)), measure, where, largest=self.largest is not None)
+
+    def measured(self, filters: Mapping[str, Any]) -> Contrast:
+        """What is measured of the rows that ``filters`` name: an estimate, or a percentage of other rows."""
+        base = self.percent_of or self.percent_over
+        right = self.rows({**filters, **base}) if base else None
+        return Contrast(self.rows(filters), right, relation="percent_more" if self.percent_over else "percent")
 
 
 class Rule(Selection):
@@ -97,6 +120,12 @@ class Comparison(Selection):
     right: dict[str, Any] | float
     expect: Literal["greater", "less", "not_less", "not_greater", "similar"]
     margin: float = 0.0
+
+    @property
+    def contrast(self) -> Contrast:
+        """The difference that it speaks of."""
+        right = self.rows(self.right) if isinstance(self.right, dict) else self.right
+        return Contrast(self.rows(self.left), right, each=self.each)
 
 
 class Statement(Entry):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from draftlab.core import stats, theory
+from draftlab.core import theory
+from draftlab.core.measure import Measure
+from draftlab.core.stats import Interval
 from draftlab.errors import UserError
 from draftlab.latency.summary import summarise
 from draftlab.report import tidy
+from draftlab.report.contrast import Contrast, Rows, Tables, compute, compute_each, decide, show
 
 SCHEMES = ("optimal", "importance_truncated", "k_seq", "specinfer", "single")
 
@@ -39,55 +44,52 @@ def lines(run: Path) -> Iterator[str]:
     yield f"Figures  {run / 'figures'}/"
 
 
-def _interval(found: stats.Interval, digits: int = 2) -> str:
-    return f"{found.estimate:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+ALPHA = Measure("overlap", "visited")
+ACCEPTANCE = Measure("acceptance_sum", "positions")
 
 
-def _pooled(rows: pd.DataFrame, numerator: str, denominator: str) -> stats.Interval:
-    sums = rows.groupby(tidy.clusters(rows))[[numerator, denominator]].sum()
-    return stats.ratio(sums[numerator], sums[denominator])
-
-
-def _alpha(rows: pd.DataFrame) -> str:
-    return _interval(_pooled(rows, "overlap", "visited"))
+def _measure(table: pd.DataFrame, measure: Measure, **where: Any) -> Interval:
+    found = compute(Contrast(Rows("", measure, where)), Tables({"": table}))
+    return Interval(math.nan, math.nan, math.nan, 0) if found is None else found.value
 
 
 def _offline(table: pd.DataFrame) -> Iterator[str]:
-    before = table[table["sample_source"] == "none"]
-    after = table[(table["sample_source"] == "teacher") & (table["loss"] == "forward_kl")]
-    n = before["dataset"].nunique()
-    yield f"Offline  alpha {_alpha(before)} before, {_alpha(after)} after distillation, {n} dataset{'s' * (n > 1)}, held-out requests"
+    before = show(_measure(table, ALPHA, sample_source="none"), 2)
+    after = show(_measure(table, ALPHA, sample_source="teacher", loss="forward_kl"), 2)
+    n = table.loc[table["sample_source"] == "none", "dataset"].nunique()
+    yield f"Offline  alpha {before} before, {after} after distillation, {n} dataset{'s' * (n > 1)}, held-out requests"
 
 
 def _online(table: pd.DataFrame) -> Iterator[str]:
-    end = table[table["method"] != "offline"]
-    end = end[end["record"] >= 0.9 * (end["record"].max() + 1)]
-    online, static = (_alpha(end[end["method"] == method]) for method in ("online", "static_10"))
+    online, static = (
+        show(_measure(table, ALPHA, method=method, window=[0.9, 1.0]), 2) for method in ("online", "static_10")
+    )
     yield f"Online   alpha {online} on the last tenth of the stream; static draft {static}"
 
 
 def _traffic(table: pd.DataFrame) -> Iterator[str]:
     """Whether the distilled draft pays on each request's own text: measured, and what theory makes of the measured acceptance and costs."""
-    plain = table[table["contender"] == "none"]
-    step = plain["seconds"].sum() / plain["tokens"].sum()
-    told = {}
+    step = _measure(table, Measure("seconds", "tokens"), contender="none").estimate
+    speedups, texts = {}, {}
     for contender in ("before", "distilled"):
-        rows = table[table["contender"] == contender]
-        sums, draft_len = rows.sum(numeric_only=True), int(rows["draft_len"].iloc[0])
-        alpha = sums["accepted"] / sums["visited"]
-        costs = sums["draft_seconds"] / sums["drafted"] / step, sums["verify_seconds"] / sums["blocks"] / step
-        found = stats.ratio(rows["plain_seconds"], rows["seconds"])
-        told[contender] = (
-            found,
-            (
-                f"{_interval(found)} times (alpha {alpha:.2f}; Eq. 1 says {theory.speedup(alpha, draft_len, costs[0]):.2f}, "
-                f"with the measured cost of verification {theory.speedup(alpha, draft_len, *costs):.2f})"
-            ),
+        pairs = {
+            "alpha": ("accepted", "visited"),
+            "draft": ("draft_seconds", "drafted"),
+            "verify": ("verify_seconds", "blocks"),
+        }
+        own = {name: _measure(table, Measure(*pair), contender=contender).estimate for name, pair in pairs.items()}
+        draft_len = int(table.loc[table["contender"] == contender, "draft_len"].iloc[0])
+        costs = own["draft"] / step, own["verify"] / step
+        found = speedups[contender] = _measure(table, Measure("plain_seconds", "seconds"), contender=contender)
+        texts[contender] = (
+            f"{show(found, 2)} times (alpha {own['alpha']:.2f}; Eq. 1 says "
+            f"{theory.speedup(own['alpha'], draft_len, costs[0]):.2f}, "
+            f"with the measured cost of verification {theory.speedup(own['alpha'], draft_len, *costs):.2f})"
         )
-    after = told["distilled"][0]
-    helps = "pays" if after.low > 1 else "does not pay" if after.high < 1 else "is not shown to pay"
+    after = speedups["distilled"]
+    helps = {"more": "pays", "less": "does not pay", "level": "is not shown to pay"}[decide(after, 1.0)]
     yield (
-        f"Traffic  an adapted draft {helps}: against no draft {told['distilled'][1]}, the draft as it was {told['before'][1]}, "
+        f"Traffic  an adapted draft {helps}: against no draft {texts['distilled']}, the draft as it was {texts['before']}, "
         f"in llama.cpp on {after.n} requests"
     )
 
@@ -106,13 +108,11 @@ def _latency(table: pd.DataFrame) -> Iterator[str]:
 def _acceptance(table: pd.DataFrame) -> Iterator[str]:
     """At the fewest drafts and the temperature nearest to 1.2, on texts: RRS has an optimum of its own, a path is another quantity."""
     rows = table[(table["dataset"] != "synthetic") & table["scheme"].isin(SCHEMES)]
-    drafts, heat = rows["num_drafts"].min(), min(rows["draft_temperature"], key=lambda heat: abs(heat - 1.2))
-    rows = rows[(rows["num_drafts"] == drafts) & (rows["draft_temperature"] == heat)]
-    found = (
-        f"{scheme} {_interval(_pooled(group, 'acceptance_sum', 'positions'), 3)}"
-        for scheme, group in rows.groupby("scheme", sort=False)
-    )
-    yield f"Drafts   accepted with {drafts} drafts at temperature {heat:g}: {', '.join(found)}"
+    drafts, temperature = rows["num_drafts"].min(), min(rows["draft_temperature"], key=lambda value: abs(value - 1.2))
+    chosen = Rows("", ACCEPTANCE, {"num_drafts": drafts, "draft_temperature": temperature})
+    schemes = compute_each(Contrast(chosen, each=["scheme"]), Tables({"": rows}))
+    texts = (f"{own.group['scheme']} {show(own.value, 3)}" for own in schemes)
+    yield f"Drafts   accepted with {drafts} drafts at temperature {temperature:g}: {', '.join(texts)}"
 
 
 HEADLINES = {

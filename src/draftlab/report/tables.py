@@ -6,19 +6,20 @@ by an interval without 0, so a bold number never stands on noise.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from draftlab.core import stats
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.tables import read_table
-from draftlab.plan import WORKFLOW, Experiment, Layout, load_experiment
+from draftlab.plan import WORKFLOW, Layout
 from draftlab.report import tidy
+from draftlab.report.contrast import Contrast, Result, Rows, Tables, compute_each
 
 QUANTITIES: dict[tuple[str, str | None], str] = {
     ("overlap", "visited"): "alpha",
@@ -75,7 +76,7 @@ PLACES = ("record", "segment")
 
 def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
     """The layout in the experiment's file, or one made from it: a known measure, what it compares last in columns, all else in rows."""
-    said = plan_of(experiment)
+    said = tidy.plan_of(experiment)
     if said is not None and said.layout is not None:
         return said.layout
     # A list is named as many, its column as one: schemes, scheme.
@@ -89,20 +90,11 @@ def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
     keys = [key for key in dict.fromkeys([*axes, "dataset", "seed", tidy.unit(table) or "", *PLACES]) if key in table]
     if table.duplicated(keys).any():
         raise UserError(
-            f"{experiment}: rows are not told apart by {', '.join(keys)}", file=_file(experiment), remedy=remedy
+            f"{experiment}: rows are not told apart by {', '.join(keys)}",
+            file=WORKFLOW / "experiments" / f"{experiment}.yaml",
+            remedy=remedy,
         )
     return Layout(rows=axes[:-1] or axes, columns=axes[1:][-1:], above=measure[0], below=measure[1])
-
-
-@functools.cache
-def plan_of(experiment: str) -> Experiment | None:
-    """What the experiment's file says; none of a table that no file speaks of."""
-    path = _file(experiment)
-    return load_experiment(path) if path.exists() else None
-
-
-def _file(experiment: str) -> Path:
-    return WORKFLOW / "experiments" / f"{experiment}.yaml"
 
 
 def quantity(layout: Layout) -> str:
@@ -126,66 +118,21 @@ def write(experiment: str, table: pd.DataFrame, scale: str, prefix: Path, findin
 
 def summary(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
     """One row per cell: the layout's columns, ``estimate, ci_low, ci_high, n, best`` (no interval in an exact table)."""
-    keys = [*layout.rows, *layout.columns]
-    missing = [key for key in (*keys, layout.above, layout.below) if key is not None and key not in table]
-    if missing:
-        raise UserError(f"the table has no column {missing[0]!r}", remedy="run the experiment again")
-    table = in_order(kept(table, layout), keys).assign(_one=1.0)
-    below = layout.below or "_one"
-    if tidy.unit(table) is None:
-        cells = table.groupby(keys, sort=False)[[layout.above, below]].sum().reset_index()
-        cells["estimate"] = cells[layout.above] / cells[below]
-        cells["n"] = table.groupby(keys, sort=False).size().to_numpy()
-        return cells.assign(ci_low=np.nan, ci_high=np.nan, best=False)[
-            [*keys, "estimate", "ci_low", "ci_high", "n", "best"]
-        ]
-    table["_unit"] = tidy.clusters(table)
-    cells = stats.ratio_table(table, layout.above, below, keys, request="_unit")
-    best = pd.Series(False, index=cells.index)
-    if layout.best is not None and layout.columns:
-        for _, row in cells.groupby(list(layout.rows), sort=False):
-            if (winner := _winner(table, row, layout, below)) is not None:
-                best[winner] = True
-    return cells.assign(best=best)
+    where = dict(layout.where) | ({"window": layout.window} if layout.window else {})
+    source, keys = Tables({"": table}), [*layout.rows, *layout.columns]
+    contrast = Contrast(Rows("", layout.measure, where), each=keys)
+    cells = pd.DataFrame([_cell(own) for own in compute_each(contrast, source)])
+    if layout.best is None or not layout.columns or tidy.unit(table) is None:
+        return cells.assign(best=False)
+    sign: Literal[1, -1] = 1 if layout.best == "largest" else -1
+    ranked = compute_each(replace(contrast, each=layout.rows, best=layout.columns, sign=sign), source)
+    bold = [{**own.group, **own.options[0]} for own in ranked if own.stands_out]
+    return cells.assign(best=[{key: cell[key] for key in keys} in bold for cell in tidy.records(cells)])
 
 
-def in_order(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Numbers in rising order, words as they came."""
-
-    def rank(column: pd.Series) -> pd.Series:
-        return column if pd.api.types.is_numeric_dtype(column) else pd.Series(pd.factorize(column)[0], column.index)
-
-    return table.sort_values(list(keys), key=rank, kind="stable")
-
-
-def kept(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
-    """The rows that a layout speaks of."""
-    if layout.window:
-        table = table[tidy.in_window(table, *layout.window)]
-    for column, value in layout.where.items():
-        table = table[table[column] == value]
-    return table
-
-
-def _winner(table: pd.DataFrame, row: pd.DataFrame, layout: Layout, below: str) -> int | None:
-    """The cell that differs from every other cell of its row by an interval without 0; None where there is none."""
-    if len(row) < 2:
-        return None
-    sign = 1 if layout.best == "largest" else -1
-    first = row.index[int((sign * row["estimate"]).to_numpy().argmax())]
-    sums = {index: _sums(table, row.loc[index], layout, below) for index in row.index}
-    for other in row.index:
-        if other != first:
-            one, two = tidy.paired(sums[first], sums[other])
-            gap = stats.ratio_difference(one[layout.above], one[below], two[layout.above], two[below])
-            if not (gap.low > 0 or gap.high < 0):
-                return None
-    return int(first)
-
-
-def _sums(table: pd.DataFrame, cell: pd.Series, layout: Layout, below: str) -> pd.DataFrame:
-    chosen = np.logical_and.reduce([table[key] == cell[key] for key in (*layout.rows, *layout.columns)])
-    return table[chosen].groupby("_unit")[[layout.above, below]].sum()
+def _cell(result: Result) -> dict[str, Any]:
+    value = result.value
+    return {**result.group, "estimate": value.estimate, "ci_low": value.low, "ci_high": value.high, "n": value.n}
 
 
 def caption(experiment: str, cells: pd.DataFrame, layout: Layout, units: str | None, scale: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.report import tables
+from draftlab.report import tidy
 from draftlab.report.figures import forms
 from draftlab.report.figures.style import save
 from draftlab.report.published import Published
@@ -25,7 +25,7 @@ def figure(experiment: str, table: pd.DataFrame, scale: str, published: Publishe
     if experiment in DESIGNED:
         drawn: Figure = importlib.import_module(f"draftlab.report.figures.{experiment}").draw(table, scale, published)
         return drawn
-    said = tables.plan_of(experiment)
+    said = tidy.plan_of(experiment)
     if said is not None and said.figure is not None:
         return forms.draw(table, scale, published, said.figure)
     return forms.overview(experiment, table, scale)

@@ -61,7 +61,7 @@ def _digest(experiment: str, table: Path, scale: str) -> str:
     code = plan.code_digest(
         f"draftlab.report.figures.{experiment}", "draftlab.report.figures.forms", "draftlab.report.findings"
     )
-    said = tables.plan_of(experiment)
+    said = tidy.plan_of(experiment)
     printed = sorted(published.FOLDER.glob("*.csv"))
     texts = [
         table.read_bytes(),

@@ -1,0 +1,164 @@
+"""The one question to a table: which rows it takes, what it computes of them, which group comes first, who stands out."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from draftlab.core import stats
+from draftlab.core.measure import Measure
+from draftlab.errors import UserError
+from draftlab.report.contrast import Contrast, Rows, Tables, compute, compute_each, decide, show
+
+RATE = Measure("hits", "tries")
+A, B = Rows("t", RATE, {"method": "a"}), Rows("t", RATE, {"method": "b"})
+
+
+@pytest.fixture
+def rows():
+    """Method b hits one time in ten more than a, in each of two requests of two datasets; the second has twice the tries."""
+    hits = {("x", "a"): [1, 9], ("x", "b"): [2, 10], ("y", "a"): [4, 8], ("y", "b"): [6, 10]}
+    return pd.DataFrame(
+        [
+            {
+                "dataset": dataset,
+                "method": method,
+                "request": request,
+                "hits": value,
+                "tries": 10 * (1 + (dataset == "y")),
+            }
+            for (dataset, method), values in hits.items()
+            for request, value in enumerate(values)
+        ]
+    )
+
+
+def test_sums_before_it_divides_and_pairs_by_request(rows):
+    tables = Tables({"t": rows[rows["dataset"] == "x"]})
+    alone = compute(Contrast(A), tables)
+    assert (alone.value.estimate, alone.value.n) == (pytest.approx(0.5), 2)
+    gap = compute(Contrast(B, A), tables)
+    assert gap.value.estimate == pytest.approx(0.1)
+    assert (gap.value.low, gap.value.high) == pytest.approx((0.1, 0.1)), "the same difference in every request"
+    assert (gap.left.estimate, gap.right.estimate) == pytest.approx((0.6, 0.5))
+
+
+def test_requests_of_two_datasets_are_two_and_seeds_of_one_are_one(rows):
+    assert compute(Contrast(A), Tables({"t": rows})).value.n == 4
+    seeds = pd.concat([rows, rows])
+    assert compute(Contrast(A), Tables({"t": seeds})).value == compute(Contrast(A), Tables({"t": rows})).value
+
+
+def test_a_constant_moves_the_interval(rows):
+    tables = Tables({"t": rows})
+    alone, over = compute(Contrast(A), tables).value, compute(Contrast(A, 0.25), tables).value
+    assert over == stats.Interval(alone.estimate - 0.25, alone.low - 0.25, alone.high - 0.25, 4)
+
+
+@pytest.mark.parametrize(("relation", "expected"), [("percent", 28 / 22 * 100), ("percent_more", 28 / 22 * 100 - 100)])
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_percentage_is_of_the_right_side(rows, relation, expected, exact):
+    tables = Tables({"t": rows.drop(columns="request") if exact else rows})
+    found = compute(Contrast(B, A, relation=relation), tables).value
+    assert found.estimate == pytest.approx(expected)
+    assert math.isnan(found.low) == exact
+
+
+def test_each_group_is_compared_with_its_own_rows(rows):
+    found = compute_each(Contrast(B, A, each=["dataset"]), Tables({"t": rows}))
+    assert [own.group for own in found] == [{"dataset": "x"}, {"dataset": "y"}]
+    assert [own.value.estimate for own in found] == pytest.approx([0.1, 0.1])
+    some = rows[(rows["dataset"] == "x") | (rows["method"] == "b")]
+    assert [own.group["dataset"] for own in compute_each(Contrast(B, A, each=["dataset"]), Tables({"t": some}))] == [
+        "x"
+    ]
+
+
+def test_the_group_replaces_what_the_right_side_says_of_its_column(rows):
+    right = dataclasses.replace(A, where={"method": "a", "dataset": "x"})
+    found = compute_each(Contrast(B, right, each=["dataset"]), Tables({"t": rows}))
+    assert [own.right.estimate for own in found] == pytest.approx([0.5, 0.3])
+
+
+def test_numbers_rise_and_words_stay_as_they_came(rows):
+    table = pd.concat([rows.assign(k=k, dataset=name) for name, k in (("b", 10.0), ("a", 2.0), ("b", 0.5))])
+    found = compute_each(Contrast(A, each=["dataset", "k"]), Tables({"t": table}))
+    assert [tuple(own.group.values()) for own in found] == [("b", 0.5), ("b", 10.0), ("a", 2.0)]
+
+
+@pytest.mark.parametrize(("sign", "best"), [(1, ["b", "a", "c"]), (-1, ["c", "a", "b"])])
+def test_the_best_is_ranked_by_its_end(rows, sign, best):
+    worst = rows[rows["method"] == "a"].assign(method="c", hits=lambda own: own["hits"] - 1)
+    tables = Tables({"t": pd.concat([rows, worst])})
+    found = compute(Contrast(Rows("t", RATE), best=["method"], sign=sign), tables)
+    assert [option["method"] for option in found.options] == best
+    assert found.stands_out
+    assert found.value.estimate == pytest.approx(found.left.estimate - found.right.estimate)
+
+
+def test_the_best_stands_out_only_from_all_others():
+    table = pd.DataFrame({"request": [*range(20)] * 3, "method": ["a"] * 20 + ["b"] * 20 + ["c"] * 20, "tries": 10.0})
+    table["hits"] = [5 + i % 3 for i in range(20)] + [5 + (i + 1) % 3 for i in range(20)] + [1.0] * 20
+    ask = Contrast(Rows("t", RATE), best=["method"])
+    assert not compute(ask, Tables({"t": table})).stands_out
+    assert compute(ask, Tables({"t": table[table["method"] != "b"]})).stands_out
+    assert compute(ask, Tables({"t": table[table["method"] == "b"]})) is None, "nothing to compare with"
+
+
+def test_an_exact_table_has_no_interval(rows):
+    tables = Tables({"t": rows.drop(columns="request")})
+    gap = compute(Contrast(B, A), tables).value
+    assert (gap.estimate, gap.n) == (pytest.approx(0.1), 4)
+    assert math.isnan(gap.low)
+    assert compute(Contrast(dataclasses.replace(A, largest=True)), tables).value.estimate == 9
+
+
+def test_an_empty_axis_is_a_group_of_its_own_but_in_an_exact_table(rows):
+    table = rows.assign(k=np.where(rows["dataset"] == "x", 1.0, np.nan))
+    for own, groups in ((table, 2), (table.drop(columns="request"), 1)):
+        assert len(compute_each(Contrast(A, each=["k"]), Tables({"t": own}))) == groups
+
+
+def test_without_a_denominator_it_is_the_mean(rows):
+    found = compute(Contrast(Rows("t", Measure("hits"), {"method": "a"})), Tables({"t": rows}))
+    assert found.value.estimate == pytest.approx((1 + 9 + 4 + 8) / 4)
+
+
+def test_a_column_that_is_not_there_is_refused(rows):
+    with pytest.raises(UserError, match="table t has no column 'way'"):
+        compute(Contrast(Rows("t", RATE, {"way": 1})), Tables({"t": rows}))
+    with pytest.raises(UserError, match="table t has no column 'tries'"):
+        compute(Contrast(A), Tables({"t": rows.drop(columns="tries")}))
+
+
+def test_absent_tables_and_absent_rows_say_nothing(rows):
+    assert compute(Contrast(A), Tables({})) is None
+    assert compute(Contrast(Rows("t", RATE, {"method": "c"})), Tables({"t": rows})) is None
+    assert compute(Contrast(A, Rows("t", RATE, {"method": "c"})), Tables({"t": rows})) is None
+    assert compute_each(Contrast(A, each=["dataset"]), Tables({})) == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "side"), [(0.1, 0.3, "more"), (-0.3, -0.1, "less"), (-0.1, 0.1, "level"), (0.0, 0.2, "level")]
+)
+def test_an_interval_decides_where_it_leaves_out_the_level(low, high, side):
+    gap = stats.Interval((low + high) / 2, low, high, 9)
+    assert decide(gap) == side
+    assert decide(stats.Interval(gap.estimate + 1, low + 1, high + 1, 9), 1.0) == side
+
+
+def test_without_an_interval_the_estimate_decides():
+    assert [decide(stats.Interval(value, math.nan, math.nan, 9)) for value in (0.1, -0.1, 0)] == [
+        "more",
+        "less",
+        "level",
+    ]
+
+
+def test_it_is_shown_with_its_interval():
+    gap = stats.Interval(0.123, -0.1, 0.3, 9)
+    assert show(gap, 2) == "0.12 [-0.10, 0.30]"
+    assert show(gap, 2, sign="+") == "+0.12 [-0.10, +0.30]"
+    assert show(gap, 1, alone=True) == show(stats.Interval(0.123, math.nan, math.nan, 9), 1) == "0.1"
