@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from draftlab.core import stats
-from draftlab.report.figures.style import counted, footer, in_order, legend, look, name, panels, seeds
+from draftlab.report.figures.style import counted, footer, in_order, legend, look, marks, panels, seeds
 from draftlab.report.published import Published
 
 DRAFTS = {
@@ -34,18 +34,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         for place, scheme in enumerate(dict.fromkeys(found["scheme"])):
             own = found[(found["topics"] == topics) & (found["scheme"] == scheme)]
             y = np.array([rows.index(drafts) for drafts in own["drafts"]]) + 0.22 * (place - 0.5)
-            error = np.stack([own["estimate"] - own["ci_low"], own["ci_high"] - own["estimate"]])
-            style = look(scheme, place)
-            ax.errorbar(
-                own["estimate"],
-                y,
-                xerr=error,
-                fmt=style.marker,
-                color=style.colour,
-                ms=3.5,
-                capsize=1.5,
-                label=name(scheme),
-            )
+            marks(ax, own, y, look(scheme, place))
         ax.set(title=f"{topics} topics, K = {topics}", xlabel="tokens per target call", ylim=(len(rows) - 0.5, -0.5))
         ax.set_yticks(range(len(rows)), [DRAFTS[drafts] for drafts in rows])
     legend(figure, list(axes[0]))

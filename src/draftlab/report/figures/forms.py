@@ -27,11 +27,13 @@ from draftlab.report.figures.style import (
     PALE,
     Look,
     counted,
+    diamonds,
     footer,
     held,
     in_order,
     legend,
     look,
+    marks,
     name,
     panels,
     points,
@@ -39,7 +41,7 @@ from draftlab.report.figures.style import (
 )
 from draftlab.report.published import Published
 
-Marks = Callable[[Axes, Any], None]
+Extra = Callable[[Axes, Any], None]
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published, block: plan.Figure) -> Figure:
@@ -60,14 +62,14 @@ def curve_figure(
     published: Published,
     form: Curves,
     *,
-    marks: Marks | None = None,
+    extra: Extra | None = None,
     foot: Callable[[Axes, pd.DataFrame], None] | None = None,
     apart: float = 0.0,
     facts: Sequence[str] = (),
 ) -> Figure:
     """Estimates with intervals against ``x``: a line per value of ``series``, a panel per value of ``panel``.
 
-    ``marks(ax, panel value)`` adds something to the first row, ``foot(ax, rows)`` draws a last row with an axis of its own; lines stand
+    ``extra(ax, panel value)`` adds something to the first row, ``foot(ax, rows)`` draws a last row with an axis of its own; lines stand
     ``apart`` along ``x``, so that intervals do not hide each other.
     """
     panel, series, x = form.panel, form.series, form.x
@@ -97,8 +99,8 @@ def curve_figure(
                 rows = table if panel is None else table[table[panel] == value]
                 for printed in form.printed:
                     draw_printed(ax, published, printed, rows, order)
-                if marks is not None:
-                    marks(ax, value)
+                if extra is not None:
+                    extra(ax, value)
             if row == len(measures) - 1:
                 ax.set_xlabel(form.xlabel)
             if form.level is not None:
@@ -109,7 +111,7 @@ def curve_figure(
         for ax, value in zip(axes[-1], shown, strict=True):
             foot(ax, table if panel is None else table[table[panel] == value])
     has_words = any(ax.get_legend_handles_labels()[1] for ax in axes.flat)
-    if has_words and (series or form.printed or marks):
+    if has_words and (series or form.printed or extra):
         legend(figure, list(axes.flat), columns=4 if len(shown) > 1 else 2)
     several = "dataset" in table and "dataset" not in keys and table["dataset"].nunique() > 1
     datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
@@ -218,11 +220,11 @@ def _time_split(series: str, ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def stream_figure(
-    table: pd.DataFrame, scale: str, published: Published, form: Stream, *, marks: Marks | None = None
+    table: pd.DataFrame, scale: str, published: Published, form: Stream, *, extra: Extra | None = None
 ) -> Figure:
     """Alpha along a stream as a moving average that never looks ahead, one line per value of ``series``.
 
-    What is printed goes into a second row, as does what ``marks(ax, panel value)`` draws. ``offline`` rows are held-out requests and
+    What is printed goes into a second row, as does what ``extra(ax, panel value)`` draws. ``offline`` rows are held-out requests and
     become a level. The last fifth of each stream stands at the right with its interval.
     """
     panel = form.panel
@@ -232,7 +234,7 @@ def stream_figure(
         table = table[table["measured_on"] == "stream"]
     table = _labelled(table, [panel])
     shown = in_order(table[panel].tolist(), NAMES) if panel else [None]
-    has_printed = bool(form.curves or form.printed or marks)
+    has_printed = bool(form.curves or form.printed or extra)
     figure, axes = panels(1 + has_printed, len(shown), height=1.7, sharey=True, sharex="row", width=7.0)
     used: list[int] = []
     for column, value in enumerate(shown):
@@ -243,8 +245,8 @@ def stream_figure(
             printed_curves(axes[1, column], published, form.curves, str(value))
         for printed in form.printed:
             draw_printed(axes[1, column], published, printed, rows)
-        if marks is not None:
-            marks(axes[1, column], value)
+        if extra is not None:
+            extra(axes[1, column], value)
         axes[-1, column].set_xlabel("records")
     axes[0, 0].set(ylabel="alpha, ours" if has_printed else "alpha", ylim=(0, 1), xlim=(0, None))
     if has_printed:
@@ -370,7 +372,7 @@ def draw_printed(ax: Axes, published: Published, form: Printed, rows: pd.DataFra
     if form.like:
         ax.plot(places, found["value"], style.marker, mfc="none", mec=style.colour, ms=4)
     else:
-        ax.plot(places, found["value"], "D", mfc="none", mec=INK, mew=0.9, ms=4.5, label=form.label)
+        diamonds(ax, places, found["value"], form.label, mec=INK, mew=0.9)
 
 
 def printed_points(ax: Axes, rows: pd.DataFrame, x: str, series: str) -> None:
@@ -394,23 +396,9 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
         for key, value in zip(layout.columns, own, strict=True):
             chosen = chosen[chosen[key] == value]
         places = [rows.index(tuple(cell)) for cell in chosen[list(layout.rows)].itertuples(index=False, name=None)]
-        error = np.nan_to_num(np.stack([chosen["estimate"] - chosen["ci_low"], chosen["ci_high"] - chosen["estimate"]]))
         y = np.asarray(places) + 0.5 * ((number + 0.5) / len(series) - 0.5)
-        style = look(words, number)
-        ax.errorbar(
-            chosen["estimate"],
-            y,
-            xerr=np.clip(error, 0, None),
-            fmt=style.marker,
-            color=style.colour,
-            ms=3.5,
-            capsize=1.5,
-            label=words,
-        )
-    ax.set(
-        xlabel=textwrap.fill(tables.quantity(layout), 50),
-        ylim=(len(rows) - 0.5, -0.5),
-    )
+        marks(ax, chosen, y, look(words, number), label=words)
+    ax.set(xlabel=textwrap.fill(tables.quantity(layout), 50), ylim=(len(rows) - 0.5, -0.5))
     settings = [zip(layout.rows, row, strict=True) for row in rows]
     ax.set_yticks(range(len(rows)), [", ".join(name(tables.named(*pair)) for pair in row) for row in settings])
     if layout.columns:

@@ -15,13 +15,11 @@ from draftlab.report.figures.style import INK
 from draftlab.report.published import Published
 
 Printed = Sequence[tuple[str, dict[str, int], dict[str, Any]]]
+DISTILLED = {"marker": "^", "label": "printed, LLaMA-160M distilled"}
+AS_IT_WAS = {"marker": "v", "label": "printed, TinyLlama-1.1B as it was"}
 PRINTED: Printed = (
-    ("R.big_draft_vanilla", {"llama-160m+osd": 1}, {"marker": "^", "label": "printed, LLaMA-160M distilled"}),
-    (
-        "R.big_draft_vanilla",
-        {"tinyllama-1.1b/vanilla": 2},
-        {"marker": "v", "label": "printed, TinyLlama-1.1B as it was"},
-    ),
+    ("R.big_draft_vanilla", {"llama-160m+osd": 1}, DISTILLED),
+    ("R.big_draft_vanilla", {"tinyllama-1.1b/vanilla": 2}, AS_IT_WAS),
 )
 """Claim, printed variant -> place of its size among ours, look."""
 
@@ -34,20 +32,9 @@ def draw(table: pd.DataFrame, scale: str, published: Published, marked: Printed 
 
     def printed(ax: Axes, dataset: str) -> None:
         for claim, places, style in marked:
-            rows = published.of(claim, dataset=dataset)
-            found = {
-                settings["variant"]: value for settings, value in zip(rows["settings"], rows["value"], strict=True)
-            }
+            found = [published.of(claim, dataset=dataset, variant=variant)["value"].max() for variant in places]
             x = [sizes[min(place, len(sizes) - 1)] for place in places.values()]
-            ax.plot(
-                x,
-                [found.get(variant, float("nan")) for variant in places],
-                linestyle="",
-                mfc="none",
-                mec=INK,
-                ms=4,
-                **style,
-            )
+            ax.plot(x, found, linestyle="", mfc="none", mec=INK, ms=4, **style)
 
     form = Curves(
         x="size",
@@ -60,4 +47,4 @@ def draw(table: pd.DataFrame, scale: str, published: Published, marked: Printed 
         log_x=True,
         facts=["printed values stand at the place of their size in its order, not at its number"],
     )
-    return curve_figure(table, scale, published, form, marks=printed)
+    return curve_figure(table, scale, published, form, extra=printed)

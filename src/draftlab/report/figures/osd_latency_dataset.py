@@ -7,22 +7,23 @@ from matplotlib.figure import Figure
 
 from draftlab.core.stats import ratio_table
 from draftlab.report.figures.style import (
-    BLACK,
     COLUMN,
     GREY,
+    NAMES,
     counted,
+    diamonds,
     footer,
     held,
     in_order,
     legend,
     look,
+    marks,
     name,
     panels,
     seeds,
 )
 from draftlab.report.published import Published
 
-DATASETS = ("spider", "gsm8k", "code_search_net", "finance_alpaca")
 PLAIN, AGAIN = "none", "none_again"
 
 
@@ -30,40 +31,20 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """One row per dataset, one mark per contender; the grey band is plain decoding against itself, the noise of the machine."""
     table = table.assign(dataset=table.get("dataset", "requests"))
     found = ratio_table(table[table["contender"] != PLAIN], "plain_seconds", "seconds", ["dataset", "contender"])
-    datasets = in_order(found["dataset"].tolist(), DATASETS)
+    datasets = in_order(found["dataset"].tolist(), NAMES)
     contenders = [value for value in dict.fromkeys(found["contender"]) if value != AGAIN]
     figure, axes = panels(1, 1, width=COLUMN + 1.2, height=0.7 + 0.4 * len(datasets))
     ax = axes[0, 0]
     for place, dataset in enumerate(datasets):
         rows = found[found["dataset"] == dataset].set_index("contender")
         if AGAIN in rows.index:
-            again = rows.loc[AGAIN]
-            ax.fill_betweenx(
-                [place - 0.4, place + 0.4],
-                again["ci_low"],
-                again["ci_high"],
-                color=GREY,
-                alpha=0.35,
-                label="no draft, against itself",
-            )
+            band = rows.loc[AGAIN, ["ci_low", "ci_high"]]
+            ax.fill_betweenx([place - 0.4, place + 0.4], *band, color=GREY, alpha=0.35, label=name(AGAIN))
         for number, contender in enumerate(contenders):
-            row, style = rows.loc[contender], look(contender, number)
-            error = [[row["estimate"] - row["ci_low"]], [row["ci_high"] - row["estimate"]]]
             y = place + 0.5 * ((number + 0.5) / len(contenders) - 0.5)
-            ax.errorbar(
-                row["estimate"],
-                y,
-                xerr=error,
-                fmt=style.marker,
-                color=style.colour,
-                ms=3.5,
-                capsize=1.5,
-                label=name(contender),
-            )
+            marks(ax, rows.loc[[contender]], y, look(contender, number))
         printed = published.of("T3.speedup_by_dataset", dataset=dataset)
-        ax.plot(
-            printed["value"], [place] * len(printed), "D", mfc="none", mec=BLACK, ms=4.5, label="printed (both pairs)"
-        )
+        diamonds(ax, printed["value"], [place] * len(printed), "printed (both pairs)")
     ax.axvline(1, color=GREY, linewidth=0.6)
     ax.set(xlabel="speed-up over the target alone", ylim=(len(datasets) - 0.5, -0.5))
     ax.set_yticks(range(len(datasets)), [name(dataset) for dataset in datasets])

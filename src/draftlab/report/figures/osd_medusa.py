@@ -6,8 +6,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from draftlab.core.stats import ratio_table
+from draftlab.report import tidy
 from draftlab.report.figures.style import (
-    BLACK,
     BLUE,
     GREEN,
     GREY,
@@ -15,9 +15,11 @@ from draftlab.report.figures.style import (
     RED,
     Look,
     counted,
+    diamonds,
     footer,
     in_order,
     legend,
+    marks,
     name,
     panels,
     seeds,
@@ -45,32 +47,22 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     table = table.assign(
         way=table["contender"].where(table["temperature"] == 0, table["contender"] + ", " + table["verifier"])
     )
+    keys = ["dataset", "contender", "way", "temperature"]
     ways = list(dict.fromkeys(table["way"]))
     datasets = in_order(table["dataset"].tolist(), list(DATASETS))
     figure, axes = panels(1, 2, height=0.5 + 0.16 * len(ways) * len(datasets), sharey=True)
     for ax, ((above, below), label) in zip(axes[0], MEASURES.items(), strict=True):
-        found = ratio_table(table, above, below, ["dataset", "contender", "way", "temperature"], request="block")
-        for row in found.to_dict("records"):
-            y = datasets.index(row["dataset"]) * (len(ways) + 1) + ways.index(row["way"])
-            style, is_greedy = CONTENDERS[row["contender"]], row["temperature"] == 0
-            error = [[row["estimate"] - row["ci_low"]], [row["ci_high"] - row["estimate"]]]
-            ax.errorbar(
-                row["estimate"],
-                y,
-                xerr=error,
-                fmt=style.marker,
-                color=style.colour,
-                mfc=style.colour if is_greedy else "none",
-                capsize=1.5,
-                label=style.label if is_greedy else None,
-            )
-            printed = published.of(
-                "T4.medusa_speedup",
-                dataset=DATASETS.get(row["dataset"], ""),
-                variant=PRINTED.get(row["contender"], ""),
-            )
-            if above == "plain_seconds" and is_greedy and len(printed):
-                ax.plot(printed["value"], [y], "D", mfc="none", mec=BLACK, ms=4.5, label="printed (7B)")
+        found = ratio_table(table, above, below, keys, request="block")
+        for row in tidy.records(found):
+            dataset, contender, way, temperature = (row[key] for key in keys)
+            y = datasets.index(dataset) * (len(ways) + 1) + ways.index(way)
+            style = CONTENDERS[contender]
+            open_mark = {"mfc": "none", "label": None} if temperature else {}
+            marks(ax, pd.DataFrame([row]), y, style, ms=4, **open_mark)
+            variant = {"dataset": DATASETS.get(dataset, ""), "variant": PRINTED.get(contender, "")}
+            printed = published.of("T4.medusa_speedup", **variant)
+            if above == "plain_seconds" and not temperature and len(printed):
+                diamonds(ax, printed["value"], [y], "printed (7B)")
         ax.axvline(1, color=GREY, linewidth=0.6)
         ax.set(xlabel=label)
     places = [place * (len(ways) + 1) + number for place in range(len(datasets)) for number in range(len(ways))]

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.report.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SEQUENCE, footer, legend, panels
+from draftlab.report.figures.style import BLUE, GREEN, GREY, ORANGE, RED, SEQUENCE, diamonds, footer, legend, panels
 from draftlab.report.published import Published
 from draftlab.report.tidy import records
 
@@ -45,9 +45,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
                 start += width
             printed = published.of("T5.memory_loading", variant=system)["value"]
             if (inputs, terms) == ("printed", "printed") and len(printed):
-                left.plot(
-                    printed / cells[system]["original_gb"], [y], "D", mfc="none", mec=BLACK, ms=4, label="printed"
-                )
+                diamonds(left, printed / cells[system]["original_gb"], [y], ms=4)
     left.axvline(1, color=GREY, linewidth=0.6)
     left.set_yticks([y for y, _ in ticks], [label for _, label in ticks])
     left.set(xlabel="bytes over those of plain decoding", ylim=(ticks[-1][0] + 0.7, -0.7))
@@ -55,20 +53,12 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     every = every[every["update_interval"] <= interval]
     for number, ((whose, each), rows) in enumerate(every.groupby(["inputs", "update_interval"], sort=False)):
         style, inputs = SEQUENCE[number % len(SEQUENCE)], str(whose)
-        right.plot(
-            rows["batch"],
-            rows["break_even"] / _before(table, inputs),
-            **style.options(label=f"{_who(inputs)}, update per {each}"),
-        )
+        needed = rows["break_even"] / _before(table, inputs)
+        right.plot(rows["batch"], needed, **style.options(label=f"{_who(inputs)}, update per {each}"))
     for inputs in dict.fromkeys(every["inputs"]):
         reached = every[every["inputs"] == inputs]["block_length"].iloc[0] / _before(table, inputs)
-        right.axhline(
-            reached,
-            color=GREY,
-            linestyle="--" if inputs == "ours" else ":",
-            linewidth=0.9,
-            label=f"{_who(inputs)}, reached",
-        )
+        line = "--" if inputs == "ours" else ":"
+        right.axhline(reached, color=GREY, linestyle=line, linewidth=0.9, label=f"{_who(inputs)}, reached")
     right.set(xscale="log", xlabel="requests that share a load of weights", ylabel="block length needed / before")
     legend(figure, [left, right], columns=4)
     footer(figure, scale, "exact, so no interval", f"left: batch 1, one update per {interval} requests")

@@ -6,10 +6,24 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from draftlab.core.stats import ratio_table
-from draftlab.report.figures.style import BLACK, BLUE, counted, footer, in_order, legend, name, panels, seeds
+from draftlab.report.figures.style import (
+    BLUE,
+    NAMES,
+    Look,
+    counted,
+    diamonds,
+    footer,
+    in_order,
+    legend,
+    marks,
+    name,
+    panels,
+    seeds,
+)
 from draftlab.report.published import Published
 
 PAIR = "vicuna-7b/llama-160m"
+OURS = Look("ours", BLUE)
 PRINTED = {  # sample source, loss -> the variant of the printed table
     ("none", "none"): "original",
     ("teacher", "hard_label"): "ft",
@@ -29,37 +43,18 @@ def draw(
     """One panel per dataset, one row per variant: ours with its interval, the printed value of ``pair`` as a diamond."""
     table = table.fillna({"sample_source": "none", "loss": "none"})
     found = ratio_table(table, "overlap", "visited", ["dataset", "sample_source", "loss"])
-    datasets = in_order(found["dataset"].tolist(), ["spider", "gsm8k", "code_search_net", "finance_alpaca"])
+    datasets = in_order(found["dataset"].tolist(), NAMES)
     variants = in_order(list(zip(found["sample_source"], found["loss"], strict=True)), list(PRINTED))  # type: ignore[arg-type]
     figure, axes = panels(1, len(datasets), height=0.5 + 0.2 * len(variants), sharey=True, sharex=True)
     for ax, dataset in zip(axes[0], datasets, strict=True):
         rows = found[found["dataset"] == dataset].set_index(["sample_source", "loss"])
         for place, variant in enumerate(variants):
             printed = published.of("T1.alpha_offline", pair=pair, dataset=dataset, variant=PRINTED.get(variant, ""))
-            ax.plot(
-                printed["value"],
-                [place] * len(printed),
-                "D",
-                mfc="none",
-                mec=BLACK,
-                mew=0.9,
-                ms=5,
-                label=f"printed, {printed_name}",
-            )
+            diamonds(ax, printed["value"], [place] * len(printed), f"printed, {printed_name}", mew=0.9, ms=5)
             if variant in rows.index:
-                row = rows.loc[variant]
-                error = [[row["estimate"] - row["ci_low"]], [row["ci_high"] - row["estimate"]]]
-                ax.errorbar(
-                    row["estimate"], place, xerr=error, color=BLUE, fmt="o", ms=3, capsize=2, elinewidth=1, label="ours"
-                )
-        ax.set(
-            title=name(dataset),
-            xlabel="alpha",
-            xlim=(0, 1),
-            xticks=[0, 0.25, 0.5, 0.75, 1],
-            ylim=(len(variants) - 0.5, -0.5),
-        )
-        ax.set_xticklabels(["0", "", "0.5", "", "1"])
+                marks(ax, rows.loc[[variant]], place, OURS, ms=3, capsize=2, elinewidth=1)
+        ax.set(title=name(dataset), xlabel="alpha", xlim=(0, 1), ylim=(len(variants) - 0.5, -0.5))
+        ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
         ax.set_yticks(range(len(variants)), [_label(*variant) for variant in variants])
     legend(figure, axes[0])
     footer(

@@ -31,4 +31,4 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         in_thousands(ax)
 
     form = Stream(panel="dataset", note=" (printed: late level)")
-    return stream_figure(table, scale, published, form, marks=printed)
+    return stream_figure(table, scale, published, form, extra=printed)

@@ -7,9 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftlab.core.stats import ratio
-from draftlab.report.figures.style import BLUE, COLUMN, GREY, RED, footer, legend, name, panels, seeds
+from draftlab.report.figures.style import BLUE, COLUMN, GREY, RED, Look, footer, legend, name, panels, seeds
 from draftlab.report.published import Published
 
+UPDATE, SERVED = Look("one update of the draft", RED, "", "s"), Look("target, requests of one interval", BLUE, "", "o")
 PAIRS = {
     "vicuna-7b/llama-160m": "Vicuna-7B / LLaMA-160M, printed",
     "vicuna-33b/tinyllama-1.1b": "Vicuna-33B / TinyLlama-1.1B, printed",
@@ -25,20 +26,17 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         rows = table[table["draft"] == draft]
         one = pd.Series(1.0, index=rows.index)
         update, served = ratio(rows["update_seconds"], one), ratio(rows["interval_seconds"], one)
-        for found, colour, marker, label in (
-            (update, RED, "s", "one update of the draft"),
-            (served, BLUE, "o", "target, requests of one interval"),
-        ):
+        for found, style in ((update, UPDATE), (served, SERVED)):
             error = [[found.estimate - found.low], [found.high - found.estimate]]
-            ax.errorbar(found.estimate, place, xerr=error, fmt=marker, color=colour, capsize=2, label=label)
+            ax.errorbar(found.estimate, place, xerr=error, **style.options(linestyle="", capsize=2))
         _times(ax, update.estimate, served.estimate, place)
     for place, pair in enumerate(PAIRS, start=len(drafts)):
         short, long = (
             float(published.of(claim, pair=pair)["value"].iloc[0])
             for claim in ("T9.draft_update_time", "T9.target_time_8req")
         )
-        ax.plot(short, place, "s", mfc="none", mec=RED)
-        ax.plot(long, place, "o", mfc="none", mec=BLUE)
+        for seconds, style in ((short, UPDATE), (long, SERVED)):
+            ax.plot(seconds, place, style.marker, mfc="none", mec=style.colour)
         _times(ax, short, long, place)
     ax.set(xscale="log", xlabel="seconds", ylim=(len(PAIRS) + len(drafts) - 0.5, -0.6))
     ax.set_yticks(

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.report.figures.style import BLACK, BLUE, GREY, RED, footer, legend, panels
+from draftlab.report.figures.style import BLACK, BLUE, GREY, RED, Look, diamonds, footer, legend, panels
 from draftlab.report.published import Published
+
+SYSTEMS = {
+    "serving": Look("target alone", BLUE, "-", ""),
+    "online": Look("with drafting and training", RED, "--", ""),
+}
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
@@ -14,35 +19,14 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     figure, axes = panels(1, 2, height=1.9)
     left, right = axes[0]
     load, ratios = table[table["part"] == "load"], table[table["part"] == "ratio"]
-    names = {"serving": ("target alone", BLUE, "-"), "online": ("with drafting and training", RED, "--")}
-    for system, (label, colour, line) in names.items():
+    for system, style in SYSTEMS.items():
         rows = load[load["system"] == system]
-        left.plot(
-            rows["requests_per_second"],
-            rows["flops_per_second"] / rows["hardware_flops"],
-            line,
-            color=colour,
-            label=label,
-        )
+        left.plot(rows["requests_per_second"], rows["flops_per_second"] / rows["hardware_flops"], **style.options())
     printed = float(published.of("A4.arena_flops_per_s")["value"].iloc[0])
     first = load.iloc[0]
-    left.plot(
-        first["requests_per_second"],
-        first["flops_per_second"] / first["hardware_flops"],
-        "o",
-        color=BLACK,
-        ms=4,
-        label="Arena, recomputed",
-    )
-    left.plot(
-        first["requests_per_second"],
-        printed / first["hardware_flops"],
-        "D",
-        mfc="none",
-        mec=BLACK,
-        ms=4.5,
-        label="printed",
-    )
+    x, hardware = first["requests_per_second"], first["hardware_flops"]
+    left.plot(x, first["flops_per_second"] / hardware, "o", color=BLACK, ms=4, label="Arena, recomputed")
+    diamonds(left, x, printed / hardware)
     left.axhline(1, color=GREY, linewidth=0.6)
     left.set(xscale="log", yscale="log", xlabel="requests per second", ylabel="share of the hardware")
     pairs = list(dict.fromkeys(ratios["pair"]))
@@ -50,7 +34,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         own = ratios[(ratios["pair"] == pair) & (ratios["source"] == "recomputed")]
         right.plot(own["ratio"], [place], "o", color=BLACK, ms=4)
         value = published.of("A4.flops_ratio", pair=pair)["value"]
-        right.plot(value, [place] * len(value), "D", mfc="none", mec=BLACK, ms=4.5)
+        diamonds(right, value, [place] * len(value), None)
     right.set(xlabel="target over draft FLOPs", ylim=(len(pairs) - 0.5, -0.5))
     right.set_yticks(range(len(pairs)), pairs)
     legend(figure, [left])

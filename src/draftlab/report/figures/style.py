@@ -228,6 +228,26 @@ def points(ax: Axes, x: ArrayLike, rows: pd.DataFrame, style: Look, **options: A
     ax.errorbar(np.asarray(x, float), y, yerr=errors, **drawn)
 
 
+def marks(ax: Axes, rows: pd.DataFrame, y: ArrayLike, style: Look, **options: Any) -> None:
+    """Estimates with their intervals, as marks at the heights ``y``."""
+    estimate = rows["estimate"].to_numpy(float)
+    error = np.clip(np.stack([estimate - rows["ci_low"], rows["ci_high"] - estimate]), 0, None)
+    drawn: dict[str, Any] = {
+        "fmt": style.marker,
+        "color": style.colour,
+        "ms": 3.5,
+        "capsize": 1.5,
+        "label": style.label,
+    } | options
+    ax.errorbar(estimate, np.broadcast_to(y, estimate.shape), xerr=np.nan_to_num(error), **drawn)
+
+
+def diamonds(ax: Axes, x: ArrayLike, y: ArrayLike, label: str | None = "printed", **options: Any) -> None:
+    """Printed numbers as hollow diamonds."""
+    drawn: dict[str, Any] = {"mfc": "none", "mec": BLACK, "ms": 4.5, "label": label} | options
+    ax.plot(x, y, "D", **drawn)
+
+
 def counted(values: pd.Series) -> str:
     """``n`` of several groups in words: one number, or its range."""
     low, high = int(values.min()), int(values.max())
