@@ -22,13 +22,13 @@ from draftlab.latency import loop, self_check
 from draftlab.latency.alpha import latency_alpha, measure_alpha
 from draftlab.latency.backend import Settings, check_pair
 from draftlab.latency.controlled import record, replay, schedule
-from draftlab.latency.loop import Block, Sampling, adaptive, decode, fixed, resume, speculate
+from draftlab.latency.loop import Block, adaptive, decode, fixed, resume, speculate
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.summary import summarise
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
-from draftlab.plan import LatencyAlpha
 from draftlab.report import compare
+from draftlab.stages.latency_alpha import Settings as LatencyAlpha
 
 PROMPT = [1, 5, 9, 4, 7]
 
@@ -194,21 +194,23 @@ def distribution(table: np.ndarray, last: int, length: int, temperature: float) 
 @pytest.mark.parametrize(("draft_len", "temperature"), [(1, 1.0), (3, 1.0), (3, 0.6)])
 def test_sampled_text_has_the_targets_distribution(draft_len: int, temperature: float) -> None:
     target, draft = bigram(4, 0), bigram(4, 1)
-    sampling = Sampling(temperature, np.random.default_rng(draft_len))
+    rng = np.random.default_rng(draft_len)
     counts = dict.fromkeys(itertools.product(range(4), repeat=3), 0)
     runs = 6000
     for _ in range(runs):
-        counts[tuple(speculate(target, draft, [0, 2], 3, fixed(draft_len), sampling=sampling).tokens)] += 1
+        counts[
+            tuple(speculate(target, draft, [0, 2], 3, fixed(draft_len), temperature=temperature, rng=rng).tokens)
+        ] += 1
     expected = distribution(target.table, 2, 3, temperature)
     assert counts.keys() == expected.keys()
     assert chisquare(list(counts.values()), [runs * p for p in expected.values()]).pvalue > 1e-3
 
 
 def test_plain_sampling_has_the_targets_distribution() -> None:
-    target, sampling = bigram(4, 0), Sampling(1.0, np.random.default_rng(0))
+    target, rng = bigram(4, 0), np.random.default_rng(0)
     counts = dict.fromkeys(itertools.product(range(4), repeat=2), 0)
     for _ in range(6000):
-        counts[tuple(decode(target, [0, 2], 2, sampling=sampling).tokens)] += 1
+        counts[tuple(decode(target, [0, 2], 2, temperature=1.0, rng=rng).tokens)] += 1
     assert (
         chisquare(list(counts.values()), [6000 * p for p in distribution(target.table, 2, 2, 1.0).values()]).pvalue
         > 1e-3
@@ -219,12 +221,12 @@ def test_one_verified_token_has_the_targets_distribution() -> None:
     """Every proposal, and every pair of uniforms on a grid: no luck is involved, only the grid's width."""
     rng = np.random.default_rng(3)
     target_probs, draft_probs = rng.dirichlet(np.ones(5)), rng.dirichlet(np.ones(5))
-    target = Bigram(np.tile(target_probs, (5, 1)), context_length=10**6)
     first, second = (np.arange(150) + 0.5) / 150, (np.arange(20) + 0.5) / 20
     emitted = np.zeros(5)
     for token, u, v in itertools.product(range(5), first, second):
-        sampling = Sampling(1.0, Uniforms([u, v]))  # type: ignore[arg-type]
-        emitted[loop.verify(target, 0, [token], [draft_probs], sampling)[0]] += draft_probs[token] / 3000
+        rng = Uniforms([u, v])
+        stands, after = loop.verify([token], [draft_probs], np.stack([target_probs] * 2), rng)  # type: ignore[arg-type]
+        emitted[token if stands else after] += draft_probs[token] / 3000
     np.testing.assert_allclose(emitted, target_probs, atol=0.01)
 
 

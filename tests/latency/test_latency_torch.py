@@ -14,14 +14,19 @@ from draftlab.latency.backend import Settings
 from draftlab.latency.branches import latency_branches
 from draftlab.latency.cost import latency_cost
 from draftlab.latency.length import latency_length
-from draftlab.latency.loop import Sampling, decode, fixed, speculate
+from draftlab.latency.loop import decode, fixed, speculate
 from draftlab.latency.self_check import write_toy
+from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import ARCHITECTURES, on_meta, reduced
 from draftlab.latency.torch_backend import open_torch
 from draftlab.latency.update import latency_update
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
-from draftlab.plan import Engine, LatencyAlpha, LatencyBranches, LatencyCost, LatencyLength, LatencyUpdate
+from draftlab.stages.latency_alpha import Settings as LatencyAlpha
+from draftlab.stages.latency_branches import Settings as LatencyBranches
+from draftlab.stages.latency_cost import Settings as LatencyCost
+from draftlab.stages.latency_length import Settings as LatencyLength
+from draftlab.stages.latency_update import Settings as LatencyUpdate
 
 ON_TORCH = Engine(backend="torch")
 
@@ -50,7 +55,7 @@ def test_speculative_text_in_torch(tmp_path: Path) -> None:
     target, draft = (open_torch(tmp_path / name, ON_TORCH, Settings()) for name in ("target", "draft"))
     plain = decode(target, [1, 5], 40).tokens
     assert speculate(target, draft, [1, 5], 40, fixed(3)).tokens == plain
-    sampled = speculate(target, target, [1, 5], 12, fixed(3), sampling=Sampling(1.0))
+    sampled = speculate(target, target, [1, 5], 12, fixed(3), temperature=1.0)
     assert len(sampled.tokens) == 12
 
 

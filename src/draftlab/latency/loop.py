@@ -1,4 +1,4 @@
-"""Plain and speculative decoding of one request by two models on any engine, lossless at every temperature."""
+"""Plain and speculative decoding of one request on any engine, lossless at every temperature, and what it took."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int
 
 from draftlab.core.theory import best_draft_len
+from draftlab.engine.loop import Timed, Verdict, steps
 from draftlab.errors import UserError
-from draftlab.latency.backend import LatencyBackend, check_pair
+from draftlab.latency.backend import LatencyBackend, Logits, check_pair
 
 Probs = Float64[np.ndarray, " vocab"]
 
@@ -38,24 +39,6 @@ DraftLength = Callable[[Sequence[Block]], int]
 """The next block's draft length, from the blocks so far."""
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How a token is chosen: greedily, or at ``temperature`` with ``rng``."""
-
-    temperature: float = 0.0
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-
-    def probabilities(self, logits: Float32[np.ndarray, "*batch vocab"]) -> Float64[np.ndarray, "*batch vocab"]:
-        scaled = np.asarray(logits, dtype=np.float64) / self.temperature
-        weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
-        return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
-
-    def draw(self, probs: Probs) -> int:
-        cumulative = probs.cumsum()
-        index = int(np.searchsorted(cumulative, self.rng.random() * cumulative[-1], side="right"))
-        return min(index, int(np.flatnonzero(probs)[-1]))
-
-
 def fixed(draft_len: int) -> DraftLength:
     """The same draft length for every block."""
     return lambda blocks: draft_len
@@ -76,13 +59,158 @@ def adaptive(cost_ratio: float, verify_ratios: dict[int, float]) -> DraftLength:
     return choose
 
 
-def resume(backend: LatencyBackend, tokens: Sequence[int]) -> None:
-    """Make the cache hold exactly ``tokens``: the longest common start is kept, only the rest is computed."""
-    limit = min(len(backend.tokens), len(tokens))
-    common = next((i for i in range(limit) if backend.tokens[i] != tokens[i]), limit)
-    backend.trim(common)
-    if common < len(tokens):
-        backend.prefill(tokens[common:])
+def decode(
+    target: LatencyBackend,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    rng: np.random.Generator | None = None,
+    eos: Collection[int] = (),
+) -> Generation:
+    """Plain decoding: one target call per token. Seconds exclude the prompt."""
+    clock, rng = target.clock(), rng or np.random.default_rng(0)
+    text = _begin([target], prompt, max_new_tokens)
+    first, started = len(text), clock()
+    for _ in range(max_new_tokens):
+        if temperature == 0:
+            text.append(int(target.greedy(text[-1:])[-1]))
+        else:
+            text.append(draw(to_probs(target.extend(text[-1:])[-1], temperature), rng))
+        if text[-1] in eos:
+            break
+    return Generation(text[first:], clock() - started)
+
+
+def speculate(
+    target: LatencyBackend,
+    draft: LatencyBackend,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    draft_len: DraftLength,
+    *,
+    temperature: float = 0.0,
+    rng: np.random.Generator | None = None,
+    eos: Collection[int] = (),
+) -> Generation:
+    """Speculative decoding (Leviathan et al. 2023, Alg. 1): the text is distributed as ``decode``'s, and equals it when greedy."""
+    check_pair(target, draft)
+    clock, blocks, tokens = target.clock(), list[Block](), list[int]()
+    pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), temperature, rng)
+    timed = Timed(pair, clock)
+    started = clock()
+    for step in steps(timed, 1, max_new_tokens, eos):
+        begun, drafted, _, _, settled = timed.laps[-1]
+        blocks.append(Block(len(step.verdict.drafted[0]), step.verdict.stands[0], drafted - begun, settled - drafted))
+        tokens += step.emitted[0]
+    seconds = clock() - started
+    pair.trim(len(tokens))
+    return Generation(tokens, seconds, blocks)
+
+
+class Alone:
+    """The loop's verbs for one request, on engines that hand over numpy arrays and choose greedily themselves.
+
+    It exists beside ``engine.batched`` because a process that measures llama.cpp loads no torch, whose tensors between two calls cost
+    70 to 100 microseconds a call. Between blocks the target has cached all but the last token. A block is always drafted whole,
+    since llama.cpp rebuilds its graph when the batch shape changes.
+    """
+
+    def __init__(
+        self,
+        target: LatencyBackend,
+        draft: LatencyBackend,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        draft_len: Callable[[], int],
+        temperature: float,
+        rng: np.random.Generator | None,
+    ) -> None:
+        self.target, self.draft, self.draft_len = target, draft, draft_len
+        self.temperature, self.rng = temperature, rng or np.random.default_rng(0)
+        self.context = min(target.context_length, draft.context_length)
+        self.text = _begin([target, draft], prompt, max_new_tokens)
+        self.before = len(self.text)
+
+    def propose(self, left: Sequence[int]) -> tuple[list[int], list[Probs]]:
+        """Tokens after the text, and the distributions they were drawn from (none when greedy)."""
+        tokens, probs = list[int](), list[Probs]()
+        pending = self.text[len(self.draft.tokens) :]
+        for _ in range(min(self.draft_len(), self.context - len(self.text))):
+            if self.temperature == 0:
+                tokens.append(int(self.draft.greedy(pending)[-1]))
+            else:
+                probs.append(to_probs(self.draft.extend(pending)[-1], self.temperature))
+                tokens.append(draw(probs[-1], self.rng))
+            pending = tokens[-1:]
+        return tokens, probs
+
+    def read(self, proposal: tuple[list[int], list[Probs]]) -> Logits | Int[np.ndarray, " tokens"]:
+        """The target's own choice after each token, or its logits where it samples."""
+        call = self.target.greedy if self.temperature == 0 else self.target.extend
+        return call([self.text[-1], *proposal[0]])
+
+    def verify(self, proposal: tuple[list[int], list[Probs]], reading: Logits | Int[np.ndarray, " tokens"]) -> Verdict:
+        tokens, draft_probs = proposal
+        if self.temperature == 0:
+            stands = next((i for i, token in enumerate(tokens) if token != reading[i]), len(tokens))
+            return Verdict([tokens], [0], [stands], [int(reading[stands])])
+        stands, token = verify(tokens, draft_probs, to_probs(reading, self.temperature), self.rng)
+        return Verdict([tokens], [0], [stands], [token])
+
+    def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
+        self.text += [*verdict.drafted[0][: verdict.stands[0]], verdict.token[0]]
+        self.trim(len(self.text) - self.before)
+
+    def trim(self, answered: int) -> None:
+        """Forget what is cached beyond the first ``answered`` tokens of the answer, and the last of these."""
+        length = self.before + answered - 1
+        for model in (self.target, self.draft):
+            if len(model.tokens) > length:
+                model.trim(length)
+
+
+def verify(
+    tokens: Sequence[int],
+    draft_probs: Sequence[Probs],
+    target_probs: Float64[np.ndarray, "positions vocab"],
+    rng: np.random.Generator,
+) -> tuple[int, int]:
+    """How many of the drafted ``tokens`` stand, and the token after them."""
+    for index, token in enumerate(tokens):
+        if rng.random() * draft_probs[index][token] >= target_probs[index][token]:
+            residual = np.maximum(target_probs[index] - draft_probs[index], 0)
+            # Rounding can leave no residual where the two agree: then rejection had probability 0 and the target decides.
+            return index, draw(residual if residual.any() else target_probs[index], rng)
+    return len(tokens), draw(target_probs[-1], rng)
+
+
+def to_probs(logits: Float32[np.ndarray, "*batch vocab"], temperature: float) -> Float64[np.ndarray, "*batch vocab"]:
+    """``core.sampling.to_probs`` without torch."""
+    scaled = np.asarray(logits, dtype=np.float64) / temperature
+    weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def draw(weights: Probs, rng: np.random.Generator) -> int:
+    """A token, with probability proportional to its weight."""
+    cumulative = weights.cumsum()
+    index = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
+    return min(index, int(np.flatnonzero(weights)[-1]))
+
+
+def _begin(models: Sequence[LatencyBackend], prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+    """``begin`` of each model, the first last; ``UserError`` for a prompt without room for ``max_new_tokens``."""
+    if not prompt:
+        raise UserError("the prompt is empty", remedy="give at least one token, such as the start token")
+    context = min(model.context_length for model in models)
+    before = len(prompt) if models[0].decoder_start is None else 1
+    if before + max_new_tokens > context:
+        raise UserError(
+            f"{before} prompt tokens and {max_new_tokens} new ones do not fit the context of {context}",
+            remedy="ask for fewer tokens, or set a larger context_length",
+        )
+    return [begin(model, prompt) for model in reversed(models)][-1]
 
 
 def begin(backend: LatencyBackend, prompt: Sequence[int]) -> list[int]:
@@ -97,116 +225,10 @@ def begin(backend: LatencyBackend, prompt: Sequence[int]) -> list[int]:
     return [backend.decoder_start]
 
 
-def decode(
-    target: LatencyBackend,
-    prompt: Sequence[int],
-    max_new_tokens: int,
-    *,
-    sampling: Sampling = Sampling(),
-    eos: Collection[int] = (),
-) -> Generation:
-    """Plain decoding: one target call per token. Seconds exclude the prompt."""
-    clock = target.clock()
-    _check_request(prompt, max_new_tokens, target)
-    text = begin(target, prompt)
-    first, started = len(text), clock()
-    for _ in range(max_new_tokens):
-        text.append(_next(target, text[-1:], sampling))
-        if text[-1] in eos:
-            break
-    return Generation(text[first:], clock() - started)
-
-
-def speculate(
-    target: LatencyBackend,
-    draft: LatencyBackend,
-    prompt: Sequence[int],
-    max_new_tokens: int,
-    draft_len: DraftLength,
-    *,
-    sampling: Sampling = Sampling(),
-    eos: Collection[int] = (),
-) -> Generation:
-    """Speculative decoding (Leviathan et al. 2023, Alg. 1): the text is distributed as ``decode``'s, and equals it when greedy.
-
-    Between blocks the target has cached all but the last token; rejected tokens are trimmed, never recomputed. A block is
-    always drafted whole, since llama.cpp rebuilds its graph when the batch shape changes; the text is cut afterwards.
-    """
-    check_pair(target, draft)
-    clock = target.clock()
-    _check_request(prompt, max_new_tokens, target, draft)
-    begin(draft, prompt)
-    text, blocks = begin(target, prompt), list[Block]()
-    first, end, started = len(text), len(text) + max_new_tokens, clock()
-    while len(text) < end:
-        begun = clock()
-        room = min(target.context_length, draft.context_length) - len(text)
-        proposal, draft_probs = propose(draft, text, min(draft_len(blocks), room), sampling)
-        drafted = clock()
-        emitted = verify(target, text[-1], proposal, draft_probs, sampling)
-        text += emitted
-        target.trim(len(text) - 1)
-        draft.trim(min(len(draft.tokens), len(text) - 1))
-        blocks.append(Block(len(proposal), len(emitted) - 1, drafted - begun, clock() - drafted))
-        stop = next((i for i, token in enumerate(emitted) if token in eos), None)
-        if stop is not None:
-            end = min(end, len(text) - len(emitted) + stop + 1)
-    seconds = clock() - started
-    target.trim(min(len(target.tokens), end - 1))
-    draft.trim(min(len(draft.tokens), end - 1))
-    return Generation(text[first:end], seconds, blocks)
-
-
-def propose(
-    draft: LatencyBackend, text: Sequence[int], draft_len: int, sampling: Sampling
-) -> tuple[list[int], list[Probs]]:
-    """``draft_len`` tokens after ``text`` and the distributions they were drawn from (none when greedy)."""
-    proposal, probs = list[int](), list[Probs]()
-    pending = text[len(draft.tokens) :]
-    for _ in range(draft_len):
-        if sampling.temperature == 0:
-            proposal.append(int(draft.greedy(pending)[-1]))
-        else:
-            probs.append(sampling.probabilities(draft.extend(pending)[-1]))
-            proposal.append(sampling.draw(probs[-1]))
-        pending = proposal[-1:]
-    return proposal, probs
-
-
-def verify(
-    target: LatencyBackend, last: int, proposal: Sequence[int], draft_probs: Sequence[Probs], sampling: Sampling
-) -> list[int]:
-    """The accepted start of ``proposal`` and one token of the target, from one target call over ``last`` and ``proposal``."""
-    if sampling.temperature == 0:
-        return accepted_greedily(proposal, target.greedy([last, *proposal]))
-    target_probs = sampling.probabilities(target.extend([last, *proposal]))
-    for index, token in enumerate(proposal):
-        if sampling.rng.random() * draft_probs[index][token] >= target_probs[index][token]:
-            residual = np.maximum(target_probs[index] - draft_probs[index], 0)
-            # Rounding can leave no residual where the two agree: then rejection had probability 0 and the target decides.
-            return [*proposal[:index], sampling.draw(residual if residual.any() else target_probs[index])]
-    return [*proposal, sampling.draw(target_probs[-1])]
-
-
-def accepted_greedily(proposal: Sequence[int], choice: Int[np.ndarray, " tokens"]) -> list[int]:
-    """The target's greedy ``choice`` as far as ``proposal`` foresaw it, and its first own token."""
-    kept = next((i for i, token in enumerate(proposal) if token != choice[i]), len(proposal))
-    return [int(token) for token in choice[: kept + 1]]
-
-
-def _next(target: LatencyBackend, tokens: Sequence[int], sampling: Sampling) -> int:
-    if sampling.temperature == 0:
-        return int(target.greedy(tokens)[-1])
-    return sampling.draw(sampling.probabilities(target.extend(tokens)[-1]))
-
-
-def _check_request(prompt: Sequence[int], max_new_tokens: int, *backends: LatencyBackend) -> None:
-    if not prompt:
-        raise UserError("the prompt is empty", remedy="give at least one token, such as the start token")
-    context = min(backend.context_length for backend in backends)
-    before = len(prompt) if backends[0].decoder_start is None else 1
-    if before + max_new_tokens > context:
-        raise UserError(
-            f"{before} prompt tokens and {max_new_tokens} new ones do not fit the context of {context}",
-            remedy="ask for fewer tokens, or set a larger context_length",
-        )
+def resume(backend: LatencyBackend, tokens: Sequence[int]) -> None:
+    """Make the cache hold exactly ``tokens``: the longest common start is kept, only the rest is computed."""
+    limit = min(len(backend.tokens), len(tokens))
+    common = next((i for i in range(limit) if backend.tokens[i] != tokens[i]), limit)
+    backend.trim(common)
+    if common < len(tokens):
+        backend.prefill(tokens[common:])

@@ -15,7 +15,7 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
 from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.cost import calibrate, cost_model
-from draftlab.latency.loop import DraftLength, Generation, Sampling, adaptive, decode, fixed, speculate
+from draftlab.latency.loop import DraftLength, Generation, adaptive, decode, fixed, speculate
 from draftlab.latency.pair import describe, open_pair
 
 if TYPE_CHECKING:
@@ -72,11 +72,11 @@ def measure_requests(
     """
 
     def run(name: str, number: int, prompt: list[int], length: int) -> Generation:
-        sampling = Sampling(settings.temperature, np.random.default_rng([settings.seed, number]))
+        rng = np.random.default_rng([settings.seed, number])
         if name in (PLAIN, AGAIN):
-            return decode(target, prompt, length, sampling=sampling)
+            return decode(target, prompt, length, temperature=settings.temperature, rng=rng)
         draft, draft_len = contenders[name]
-        return speculate(target, draft, prompt, length, draft_len, sampling=sampling)
+        return speculate(target, draft, prompt, length, draft_len, temperature=settings.temperature, rng=rng)
 
     names = [PLAIN, *contenders, AGAIN]
     rows = []
