@@ -29,13 +29,13 @@ from draftlab.core.settings import Count, Template
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
-from draftlab.latency.backend import Settings
 from draftlab.latency.comparison import compare
-from draftlab.latency.cores import pinned
 from draftlab.latency.loop import Block, DraftLength, Generation, begin, fixed, speculate
 from draftlab.latency.pair import inflated
 from draftlab.models import hf, load_tokenizer
+from draftlab.models.backend import Settings
 from draftlab.models.chat import Turn, render
+from draftlab.models.cores import pinned
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 

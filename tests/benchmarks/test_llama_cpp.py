@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.llama_cpp import ASSISTED, TOOLS, LlamaCppBench, bench, table
 from draftlab.errors import UserError
-from draftlab.latency.cores import can_pin
 from draftlab.latency.loop import Block, Generation
+from draftlab.models.cores import can_pin
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
 

@@ -20,11 +20,11 @@ from draftlab.core.theory import expected_block_length, speedup
 from draftlab.errors import UserError
 from draftlab.latency import loop, self_check
 from draftlab.latency.alpha import latency_alpha, measure_alpha
-from draftlab.latency.backend import Settings, check_pair
 from draftlab.latency.controlled import record, replay, schedule
 from draftlab.latency.loop import Block, adaptive, decode, fixed, resume, speculate
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.summary import summarise
+from draftlab.models.backend import Settings, check_pair
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.report import compare

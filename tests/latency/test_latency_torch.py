@@ -10,7 +10,6 @@ import torch
 
 from draftlab.errors import UserError
 from draftlab.latency.alpha import latency_alpha
-from draftlab.latency.backend import Settings
 from draftlab.latency.branches import latency_branches
 from draftlab.latency.cost import latency_cost
 from draftlab.latency.length import latency_length
@@ -20,6 +19,7 @@ from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import ARCHITECTURES, on_meta, reduced
 from draftlab.latency.torch_backend import open_torch
 from draftlab.latency.update import latency_update
+from draftlab.models.backend import Settings
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.stages.latency_alpha import Settings as LatencyAlpha

@@ -15,9 +15,9 @@ import torch
 from draftlab import cli
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
-from draftlab.latency.backend import Settings
 from draftlab.latency.pair import open_pair
 from draftlab.latency.shapes import random_gguf, random_model
+from draftlab.models.backend import Settings
 from draftlab.models.gguf import RandomTensors
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.plan import Engine, Run, flags, load_run

@@ -16,10 +16,8 @@ from draftlab.core import theory
 from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
-from draftlab.latency.backend import Settings
 from draftlab.latency.branches import latency_branches, verify_branches
 from draftlab.latency.comparison import compare
-from draftlab.latency.cores import can_pin, pinned, usable
 from draftlab.latency.cost import calibrate, cost_model, latency_cost
 from draftlab.latency.interference import latency_interference, training
 from draftlab.latency.length import latency_length, measure_length
@@ -28,6 +26,8 @@ from draftlab.latency.pair import open_pair
 from draftlab.latency.requests import latency_requests, measure_requests
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.summary import summarise_length
+from draftlab.models.backend import Settings
+from draftlab.models.cores import can_pin, pinned, usable
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.plan import (

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Int
 
-from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import plain_steps, record, replay, schedule
 from draftlab.latency.loop import resume
 from draftlab.latency.pair import describe, open_pair
 from draftlab.latency.summary import summarise
+from draftlab.models.backend import LatencyBackend
 
 if TYPE_CHECKING:
     from draftlab.stages.latency_alpha import Settings as LatencyAlpha

@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Int
 
 from draftlab.errors import UserError
-from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.loop import resume
+from draftlab.models.backend import LatencyBackend
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ import pandas as pd
 
 from draftlab.errors import UserError
 from draftlab.latency.alpha import PROMPT, measure_block
-from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import record, schedule
-from draftlab.latency.cores import can_pin, pin, pinned
 from draftlab.latency.pair import describe, open_pair
+from draftlab.models.backend import LatencyBackend
+from draftlab.models.cores import can_pin, pin, pinned
 
 if TYPE_CHECKING:
     from draftlab.stages.latency_interference import Settings as LatencyInterference

@@ -11,10 +11,10 @@ import pandas as pd
 
 from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
-from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import plain_steps, replay, schedule
 from draftlab.latency.loop import resume
 from draftlab.latency.pair import describe, open_pair
+from draftlab.models.backend import LatencyBackend
 
 if TYPE_CHECKING:
     from draftlab.stages.latency_length import Settings as LatencyLength

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Float64, Int
 from draftlab.core.theory import best_draft_len
 from draftlab.engine.loop import Timed, Verdict, steps
 from draftlab.errors import UserError
-from draftlab.latency.backend import LatencyBackend, Logits, check_pair
+from draftlab.models.backend import LatencyBackend, Logits, check_pair
 
 Probs = Float64[np.ndarray, " vocab"]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.controlled import plain_steps
 from draftlab.latency.pair import describe, open_pair
+from draftlab.models.backend import LatencyBackend
 
 if TYPE_CHECKING:
     from draftlab.stages.latency_null import Settings as LatencyNull

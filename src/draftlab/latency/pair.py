@@ -10,11 +10,11 @@ from typing import Any
 
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
-from draftlab.latency.backend import LatencyBackend, Settings, check_pair
-from draftlab.latency.cores import pinned
 from draftlab.latency.inflate import inflate
 from draftlab.latency.self_check import self_check
 from draftlab.latency.settings import Engine
+from draftlab.models.backend import LatencyBackend, Settings, check_pair
+from draftlab.models.cores import pinned
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp, check_device
 

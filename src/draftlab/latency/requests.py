@@ -13,10 +13,10 @@ import pandas as pd
 from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl
-from draftlab.latency.backend import LatencyBackend
 from draftlab.latency.cost import calibrate, cost_model
 from draftlab.latency.loop import DraftLength, Generation, adaptive, decode, fixed, speculate
 from draftlab.latency.pair import describe, open_pair
+from draftlab.models.backend import LatencyBackend
 
 if TYPE_CHECKING:
     from draftlab.stages.latency_requests import Settings as LatencyRequests

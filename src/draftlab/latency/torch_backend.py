@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
-from draftlab.latency.backend import SOURCE, Logits, Settings
 from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import random_model
 from draftlab.models import Cache, LanguageModel, load_model, load_tokenizer
+from draftlab.models.backend import SOURCE, Logits, Settings
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16}
 

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
-from draftlab.latency.backend import SOURCE, Logits, Settings
+from draftlab.models.backend import SOURCE, Logits, Settings
 from draftlab.models.gguf import INFLATED_KEY, QUANTIZATION, VOCABULARY_KEY
 
 BATCH = 512

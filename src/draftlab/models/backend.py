@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
-from draftlab.latency.cores import usable
+from draftlab.models.cores import usable
 
 Logits = Float32[np.ndarray, "tokens vocab"]
 
