@@ -48,9 +48,9 @@ class PrintedGap(Settings):
 class Curves(Settings):
     """Estimates with intervals over ``x``: ``sum(above) / sum(below)``, or the mean of ``above``; ``also`` has more of them, a row each.
 
-    A line per value of ``series``, the known ones or those of ``order`` first; a panel per value of ``panel``. ``where`` and ``window``
-    keep rows as those of a layout do, ``without`` leaves some out. ``level`` draws a line, dashed where it has a name. The footer names
-    ``held`` settings where they are the same in every row, and ``facts``, which may have columns in braces.
+    A line per value of ``series``, the known ones or those of ``order`` first; a panel per value of ``panel``. ``where`` keeps rows as
+    that of a finding does. ``level`` draws a line, dashed where it has a name. The footer names ``held`` settings where they are the
+    same in every row, and ``facts``, which may have columns in braces.
     """
 
     x: str
@@ -63,8 +63,6 @@ class Curves(Settings):
     panel: str | None = None
     order: list[str] = []
     where: dict[str, Any] = {}
-    without: dict[str, Any] = {}
-    window: tuple[float, float] | None = None
     log_x: bool = False
     level: float | None = None
     level_name: str = ""

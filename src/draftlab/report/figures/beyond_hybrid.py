@@ -21,7 +21,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     figure, axes = panels(2, len(shown), height=1.6, sharex=True, sharey="row")
     for row, above in enumerate(("acceptance_sum", "shortfall_sum")):
         found = stats.ratio_table(table, above, "positions", ["panel", "scheme", "draft_temperature"], request="_unit")
-        found = found[found["estimate"] > 1e-6]  # the optimum lacks nothing, which has no place on a log axis
+        found = found[found["estimate"] > 1e-6]  # the optimum misses nothing, and 0 has no place on a log axis
         for ax, value in zip(axes[row], shown, strict=True):
             curves(ax, found[found["panel"] == value], "draft_temperature", "scheme", list(LOOKS), 0.02)
     for upper, lower, value in zip(*axes, shown, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -17,8 +18,11 @@ from pandas.api.types import is_string_dtype
 
 from draftlab import plan
 from draftlab.core import stats
+from draftlab.core.measure import Measure
+from draftlab.core.stats import Interval
 from draftlab.plan.figure import Curves, Gaps, Live, Printed, PrintedCurves, Stream
 from draftlab.report import tables, tidy
+from draftlab.report.contrast import Contrast, Rows, Tables, choose, compute_each, decide
 from draftlab.report.figures.style import (
     GREY,
     INK,
@@ -74,7 +78,7 @@ def curve_figure(
     """
     panel, series, x = form.panel, form.series, form.x
     keys = [key for key in (panel, series, x) if key is not None]
-    table = _labelled(_kept(table, form), keys)
+    table = _labelled(choose(table, form.where, "of the figure"), keys)
     unit = tidy.unit(table)
     table = table.assign(_one=1.0, _unit=tidy.clusters(table) if unit else "")
     shown = in_order(table[panel].tolist(), [] if panel == "group" else list(NAMES)) if panel else [None]
@@ -124,17 +128,6 @@ def curve_figure(
     said = [*held(table, form.held), *(fact.format(**first) for fact in form.facts)]
     footer(figure, scale, interval, seeds(table), *said, *facts)
     return figure
-
-
-def _kept(table: pd.DataFrame, form: Curves) -> pd.DataFrame:
-    """The rows that a form speaks of."""
-    if form.window:
-        table = table[tidy.in_window(table, *form.window)]
-    for column, value in form.where.items():
-        table = table[table[column] == value]
-    for column, value in form.without.items():
-        table = table[table[column] != value]
-    return table
 
 
 def _labelled(table: pd.DataFrame, keys: Iterable[str | None]) -> pd.DataFrame:
@@ -409,63 +402,47 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     return figure
 
 
-def gaps(table: pd.DataFrame, pairs: Mapping[str, tuple[str, str]], by: Sequence[str]) -> pd.DataFrame:
-    """Alpha of one ``method`` less that of another over the same requests, for each of ``pairs`` (column ``pair``) and group of ``by``."""
-    table = table.assign(_unit=tidy.clusters(table))
-    found = []
-    for group, own in table.groupby(list(by), sort=False):
-        sums = own.groupby(["method", "_unit"])[["overlap", "visited"]].sum()
-        for words, methods in pairs.items():
-            if set(methods) <= set(own["method"]):
-                one, two = (sums.loc[[method]].droplevel("method") for method in methods)
-                one, two = tidy.paired(one, two)
-                gap = stats.ratio_difference(one["overlap"], one["visited"], two["overlap"], two["visited"])
-                values = {"estimate": gap.estimate, "ci_low": gap.low, "ci_high": gap.high, "n": gap.n}
-                found.append({"pair": words} | dict(zip(by, group, strict=True)) | values)
-    return pd.DataFrame(found)
-
-
 def gap_figure(table: pd.DataFrame, scale: str, published: Published, form: Gaps) -> Figure:
     """A map per value of ``panel``: how much more one method accepts than another (``pairs``), over ``x``."""
-    found = gaps(table, form.pairs, [form.panel, form.x])
-    shown = in_order(found[form.panel].tolist(), NAMES)
+    alpha, rows = Measure("overlap", "visited"), Tables({"": table})
+    found: dict[tuple[str, str, str], Interval] = {}
+    for words, (left, right) in form.pairs.items():
+        one, two = (Rows("", alpha, {"method": method}) for method in (left, right))
+        for result in compute_each(Contrast(one, two, each=[form.panel, form.x]), rows):
+            found[result.group[form.panel], result.group[form.x], words] = result.value
+    shown = in_order([panel for panel, _, _ in found], NAMES)
     figure, axes = panels(1, len(shown), height=0.6 + 0.25 * len(form.pairs), sharey=True)
     for ax, value in zip(axes[0], shown, strict=True):
-        draw_map(ax, found[found[form.panel] == value], form)
+        draw_map(ax, {(x, words): gap for (panel, x, words), gap in found.items() if panel == value}, form)
         ax.set(title=name(value), xlabel=form.xlabel)
     facts = []
     if printed := form.printed:
-        left, right = (published.of(printed.claim, **own)["value"].to_numpy() for own in (printed.left, printed.right))
-        gains = 100 * (left - right)
+        ours, other = (published.of(printed.claim, **own)["value"].to_numpy() for own in (printed.left, printed.right))
+        gains = 100 * (ours - other)
         facts.append(printed.text.format(low=gains.min(), high=gains.max()))
     footer(
         figure,
         scale,
         "differences of alpha in points; (in brackets): the 95 % interval holds 0",
-        f"{counted(found['n'])} {tidy.units(table)} per cell",
+        f"{counted(pd.Series([gap.n for gap in found.values()]))} {tidy.units(table)} per cell",
         seeds(table),
         *facts,
     )
     return figure
 
 
-def draw_map(ax: Axes, cells: pd.DataFrame, form: Gaps) -> None:
-    """Differences (``estimate, ci_low, ci_high``) as a map; in brackets where the interval holds 0."""
-    down, across = in_order(cells["pair"].tolist(), form.pairs), in_order(cells[form.x].tolist(), NAMES)
+def draw_map(ax: Axes, gaps: Mapping[tuple[str, str], Interval], form: Gaps) -> None:
+    """Differences by value of ``x`` and pair as a map; in brackets where the interval holds 0."""
+    across, down = in_order([x for x, _ in gaps], NAMES), in_order([words for _, words in gaps], form.pairs)
     shown = np.full((len(down), len(across)), np.nan)
-    for cell in tidy.records(cells):
-        row, column = down.index(cell["pair"]), across.index(cell[form.x])
-        shown[row, column] = cell["estimate"]
-        words = f"{100 * cell['estimate']:+.1f}"
-        ax.text(
-            column,
-            row,
-            f"({words})" if cell["ci_low"] <= 0 <= cell["ci_high"] else words,
-            ha="center",
-            va="center",
-            fontsize=6,
-            color="white" if abs(cell["estimate"]) > 0.7 * form.span else INK,
-        )
+    for x, pair in itertools.product(dict.fromkeys(x for x, _ in gaps), down):
+        if gap := gaps.get((x, pair)):
+            row, column = down.index(pair), across.index(x)
+            shown[row, column] = gap.estimate
+            words = f"{100 * gap.estimate:+.1f}"
+            words = f"({words})" if decide(gap) == "level" else words
+            colour = "white" if abs(gap.estimate) > 0.7 * form.span else INK
+            ax.text(column, row, words, ha="center", va="center", fontsize=6, color=colour)
     ax.imshow(shown, cmap="PuOr", vmin=-form.span, vmax=form.span, aspect="auto", alpha=0.7)
     ax.set_xticks(range(len(across)), [textwrap.fill(name(value), 12, break_long_words=False) for value in across])
     ax.set_yticks(range(len(down)), [name(value) for value in down])
