@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -129,10 +128,9 @@ def test_printed_values_are_drawn(known):
 def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path, monkeypatch):
     table = _table("osd_online")
     (tmp_path / "experiments").mkdir()
-    shutil.copy(tables.WORKFLOW / "experiments/osd_online.yaml", tmp_path / "experiments/osd_something_new.yaml")
-    monkeypatch.setattr(tables, "WORKFLOW", tmp_path)
+    with_figure = (tidy.WORKFLOW / "experiments/osd_online.yaml").read_text()
+    monkeypatch.setattr(tidy, "WORKFLOW", tmp_path)
     path = tmp_path / "experiments/osd_something_new.yaml"
-    with_figure = path.read_text()
     block = re.search(r"^figure:\n(  .*\n)+", with_figure, re.MULTILINE)[0]
     path.write_text(with_figure.replace(block, ""))
     figure = figures.figure("osd_something_new", table, "smoke", known)
@@ -197,7 +195,7 @@ def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_pat
     assert batch.draw_all(data, out, "laptop", drawn, 1) == ["mdss_cone"]
     assert (out / "mdss_cone.tex").read_bytes() != before["mdss_cone.tex"]
     figured = wider.model_copy(update={"figure": plan.Figure(stream={})})
-    monkeypatch.setattr(tables, "plan_of", lambda name: figured if name == "mdss_cone" else known(name))
+    monkeypatch.setattr(tidy, "plan_of", lambda name: figured if name == "mdss_cone" else known(name))
     assert batch.draw_all(data, out, "laptop", drawn, 1) == ["mdss_cone"]
     rows.drop(columns="draft_len").to_csv(data / "osd_speedup_theory.csv", index=False)
     with pytest.raises(UserError, match=r"osd_speedup_theory.csv: no column 'draft_len'"):
