@@ -12,10 +12,10 @@ import yaml
 from draftlab import conformance, plan
 from draftlab.core import losses, verify
 from draftlab.errors import UserError
-from draftlab.files import digests
+from draftlab.files import digests, registries
 from draftlab.multidraft import acceptance
-from draftlab.plan import registries
 from draftlab.plan.plan import PROFILES
+from draftlab.stages import STAGES
 from draftlab.train import sources
 
 WORKFLOW = Path(__file__).resolve().parents[2] / "workflow"
@@ -69,18 +69,22 @@ def test_the_guides_verifier_is_lossless_and_its_experiment_is_one(tmp_path):
 def test_cells_are_the_product_of_the_axes(tmp_path):
     cells = plan.load_experiment(write(tmp_path)).cells("smoke", "x")
     assert list(cells) == ["spider.ft", "gsm8k.ft"]
-    assert cells["gsm8k.ft"].loss == "hard_label"
+    assert cells["gsm8k.ft"][0].settings.loss == "hard_label"
 
 
 def test_inner_axes_are_variants_of_one_job(tmp_path):
     inner = {"method": {"kl": {}, "slow": {"learning_rate": 0.01}}, "seed": [0, 1]}
     path = write(tmp_path, fixed={"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": inner})
     cell = plan.load_experiment(path).cells("smoke", "x")["gsm8k.ft"]
-    found = plan.variants(cell)
-    assert [labels for labels, _ in found] == [
+    assert [own.labels for own in cell] == [
         {"dataset": "gsm8k", "method": name, "seed": seed} for name in ("kl", "slow") for seed in (0, 1)
     ]
-    assert [(s.learning_rate, s.seed) for _, s in found] == [(0.1, 0), (0.1, 1), (0.01, 0), (0.01, 1)]
+    assert [(own.settings.learning_rate, own.settings.seed) for own in cell] == [
+        (0.1, 0),
+        (0.1, 1),
+        (0.01, 0),
+        (0.01, 1),
+    ]
 
 
 def test_a_profile_stands_for_its_keys_and_what_is_beside_or_inside_wins(tmp_path):
@@ -89,8 +93,8 @@ def test_a_profile_stands_for_its_keys_and_what_is_beside_or_inside_wins(tmp_pat
     }
     fixed = {"profile": "paper_2023", "dataset": "spider", "batch": 8, "inner": inner}
     path = write(tmp_path, stage="online", axes={}, fixed=fixed)
-    found = plan.variants(plan.load_experiment(path).cells("smoke")["all"])
-    told = [(own.update_interval, own.learning_rate, own.clip) for _, own in found]
+    found = [own.settings for own in plan.load_experiment(path).cells("smoke")["all"]]
+    told = [(own.update_interval, own.learning_rate, own.clip) for own in found]
     assert told == [(1, 1e-5, 1.0), (8, 1e-4, 0.0), (2, 1e-4, 0.0)]
     path.write_text(path.read_text().replace("paper_2023", "paper_2024"))
     with pytest.raises(
@@ -103,7 +107,7 @@ def test_a_profile_stands_for_its_keys_and_what_is_beside_or_inside_wins(tmp_pat
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
 def test_a_fair_static_draft_has_as_many_updates_as_the_online_one(name, scale):
     for cell in plan.load_run({"scale": scale}, WORKFLOW).cells(name).values():
-        found = {labels["method"]: own for labels, own in plan.variants(cell)}
+        found = {own.labels["method"]: own.settings for own in cell}
         assert found["static_10_fair"].update_interval == found["online"].update_interval
 
 
@@ -117,7 +121,7 @@ def test_online_drafts_at_paper_are_updated_as_a_script_did():
     seen = set()
     for name in set(run.of_stage("online")) - swept:
         for cell in run.cells(name).values():
-            for labels, own in plan.variants(cell):
+            for labels, own in ((variant.labels, variant.settings) for variant in cell):
                 told = {key: getattr(own, key) for key in ("update_interval", "learning_rate", "clip")}
                 if own.learns and labels.get("method") != "separate_fast":
                     seen.add((name, next(key for key, profile in PROFILES.items() if profile == told)))
@@ -175,8 +179,8 @@ NO_AXIS = "an axis is a list of values or a mapping from names to settings, with
         ({"fixed": FIXED | {"inner": 5}}, "inner: give a mapping"),
         ({"fixed": FIXED | {"inner": [1, 2]}}, "inner: give a mapping"),
         ({"fixed": FIXED | {"inner": "hello"}}, "inner: give a mapping"),
-        ({"fixed": FIXED | {"inner": {"seed": 3}}}, f"inner: {NO_AXIS}"),
-        ({"fixed": FIXED | {"inner": {"seed": []}}}, f"inner: {NO_AXIS}"),
+        ({"fixed": FIXED | {"inner": {"seed": 3}}}, f"inner.seed: {NO_AXIS}"),
+        ({"fixed": FIXED | {"inner": {"seed": []}}}, f"inner.seed: {NO_AXIS}"),
         ({"fixed": FIXED | {"inner": {"loss": ["kl"]}}}, r"loss.*'forward_kl'.*not 'kl'"),
         ({"fixed": FIXED | {"inner": {"sample_source": ["mine"]}}}, r"'mix_request'.*not 'mine'"),
         ({"stage": "online", "axes": {}, "fixed": STREAMED | {"stream": 5}}, "stream: give a mapping"),
@@ -198,10 +202,10 @@ def test_a_wrong_yaml_is_refused_with_the_allowed_values(tmp_path, change, messa
 @pytest.mark.parametrize(
     ("registry", "names"),
     [
-        (losses.LOSSES, registries.LOSSES),
-        (sources.SOURCES, registries.SOURCES),
-        (verify.VERIFIERS, registries.VERIFIERS),
-        (acceptance.PATHS, registries.PATHS),
+        (losses.LOSSES, registries.names("core.losses", "LOSSES")),
+        (sources.SOURCES, registries.names("train.sources", "SOURCES")),
+        (verify.VERIFIERS, registries.names("core.verify", "VERIFIERS")),
+        (acceptance.PATHS, registries.names("multidraft.acceptance", "PATHS")),
     ],
 )
 def test_what_an_experiment_may_name_is_what_the_registry_holds(registry, names):
@@ -289,8 +293,14 @@ def test_a_file_that_yaml_cannot_read_is_named(tmp_path, content):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("answers:", "needs: {latencyy: {threads: 2}}\nanswers:", "no rule asks for 'latencyy'.*latency"),
-        ("answers:", "needs: {t5_target: {threads: 2}}\nanswers:", "no rule asks for 't5_target'"),
+        ("pairs:\n", "needs: {latencyy: {threads: 2}}\npairs:\n", "no rule asks for 'latencyy'.*latency"),
+        ("pairs:\n", "needs: {target.t6: {threads: 2}}\npairs:\n", "no rule asks for 'target.t6'"),
+        (
+            "pairs:\n",
+            "needs: {target.t5: {thread: 2}}\npairs:\n",
+            "unknown key 'needs.target.t5.thread' .*allowed: .*threads",
+        ),
+        ("  main:\n", "  first:\n", "pairs: there is none called main"),
         ("[spider, gsm8k", "[spidr, gsm8k", "unknown dataset 'spidr'.*spider"),
         ("steps: 400", "steps: -1", "target.steps: .*not -1"),
         ("steps: 400", "stepps: 400", "target.stepps.*allowed: .*steps"),
@@ -349,8 +359,8 @@ def test_with_your_own_prompts_no_experiment_asks_for_another_dataset(scale):
     run = plan.load_run({"dataset": "mine.jsonl", "scale": scale, "experiments": "all"}, WORKFLOW)
     read = set()
     for name in run.experiments:
-        for cell in run.cells(name).values():
-            read |= set(getattr(cell, "datasets", [])) | {getattr(cell, "dataset", "prompts")}
+        for own in (own.settings for cell in run.cells(name).values() for own in cell):
+            read |= set(getattr(own, "datasets", [])) | {getattr(own, "dataset", "prompts")}
     assert read - {""} == {"prompts"}
     assert {"osd_offline", "osd_online", "osd_latency_dataset"} <= set(run.experiments)
     assert "mdss_quality" not in run.experiments  # it compares with reference texts
@@ -362,14 +372,13 @@ def test_your_own_prompts_replace_the_datasets():
     run = plan.load_run({"dataset": "mine.jsonl"}, WORKFLOW)
     cells = run.cells("osd_offline")
     assert list(cells) == ["prompts"]
-    found = plan.variants(cells["prompts"])
-    assert len(found) >= 3
-    assert {settings.dataset for _, settings in found} == {"prompts"}
+    assert len(cells["prompts"]) >= 3
+    assert {own.settings.dataset for own in cells["prompts"]} == {"prompts"}
 
 
 def test_multidraft_cells_keep_those_of_their_datasets_that_the_pair_has():
     def datasets(config):
-        return plan.load_run(config, WORKFLOW).cells("mdss_quality")["identical"].datasets
+        return plan.load_run(config, WORKFLOW).cells("mdss_quality")["identical"][0].settings.datasets
 
     assert datasets({}) == ["xsum", "wmt16"]
     assert datasets({"dataset": "mine.jsonl"}) == ["prompts"]
@@ -390,7 +399,7 @@ def test_with_your_own_models_drafts_of_other_sizes_and_other_pairs_are_left_out
 def test_a_target_that_you_name_is_not_inflated():
     def layers(config):
         cells = plan.load_run(config, WORKFLOW).cells("osd_latency_alpha")
-        return {cell.inflated_layers for cell in cells.values()}
+        return {own.settings.inflated_layers for cell in cells.values() for own in cell}
 
     assert min(layers({})) > 0
     assert layers({"target": "x"}) == {0}
@@ -398,7 +407,7 @@ def test_a_target_that_you_name_is_not_inflated():
 
 def test_flags_round_trip_lists_and_leave_none_out():
     lists = {"schemes": ["k_seq", "single"], "num_drafts": [2, 4], "draft_temperature": [1.0]}
-    settings = plan.Live(**lists, draft_len=4, requests=1, batch=1, max_new_tokens=1)
+    settings = STAGES["live"].settings(**lists, draft_len=4, requests=1, batch=1, max_new_tokens=1)
     words = plan.flags(settings, pairs=Path("p q"))
     assert words[words.index("--num-drafts") :][:3] == ["--num-drafts", "2", "4"]
     assert "--first-temperature" not in words
@@ -471,23 +480,26 @@ def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
     names = {"osd_offline_t5", "osd_online_t5", "osd_summaries_t5", "osd_draft_size_t5"}
     assert names <= set(run.experiments)
     for name in names:
-        assert {cell.pair for cell in run.cells(name).values()} == {"t5"}
-    assert (run.home(""), run.home("t5")) == ("results/paper", "results/paper/t5")
-    assert (run.answers("").template, run.answers("t5").template) == ("vicuna_v1.1", "plain")
-    assert run.answers("multidraft").template == "plain"
+        assert {own.settings.pair for cell in run.cells(name).values() for own in cell} == {"t5"}
+        for cell in run.cells(name):
+            assert all("results/paper/t5/" in path for path in run.reads(name, cell) if "/data/" not in path)
+
+    def templates(run):
+        return [run.settings.pairs[pair].answers.template for pair in ("main", "multidraft", "t5")]
+
+    assert templates(run) == ["vicuna_v1.1", "plain", "plain"]
     vicuna = plan.load_run({"scale": "paper", "template": "vicuna_short"}, WORKFLOW)
-    assert [vicuna.answers(pair).template for pair in ("", "multidraft", "t5")] == ["vicuna_short"] * 2 + ["plain"]
-    t5 = run.settings.t5
+    assert templates(vicuna) == ["vicuna_short", "vicuna_short", "plain"]
+    t5 = run.settings.pairs["t5"]
     assert t5.target.model == "google/flan-t5-xl"
-    assert [t5.draft.model, *(recipe.model for recipe in t5.drafts.values())] == [
-        f"google/t5-efficient-{size}" for size in ("small", "base", "large")
-    ]
-    laptop = plan.load_run({}, WORKFLOW)
-    assert laptop.answers("t5") == laptop.answers("")
-    assert {recipe.family for recipe in (laptop.settings.t5.target, *laptop.settings.t5.drafts.values())} == {"t5"}
+    sizes = ("small", "base", "large")
+    assert [recipe.model for recipe in t5.drafts.values()] == [f"google/t5-efficient-{size}" for size in sizes]
+    laptop = plan.load_run({}, WORKFLOW).settings.pairs
+    assert laptop["t5"].answers == laptop["main"].answers
+    assert {recipe.family for recipe in laptop["t5"].models.values()} == {"t5"}
     mine = plan.load_run({"target": "some/model"}, WORKFLOW)
     assert not names & set(mine.experiments), "nobody asked about the scale's T5 models"
     assert names & set(plan.load_run({"target": "some/model", "experiments": "osd_online_t5"}, WORKFLOW).experiments)
-    fixed = {"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": {"pair": ["", "t5"]}}
+    fixed = {"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": {"pair": ["main", "t5"]}}
     with pytest.raises(UserError, match="pair differs inside a cell"):
         plan.load_experiment(write(tmp_path, fixed=fixed))

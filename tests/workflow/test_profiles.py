@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from draftlab import plan
+from draftlab.stages import STAGES
 from tests.checkout import copy_checkout, environment, jobs, snakemake
 from tests.conftest import ROOT
 
@@ -20,30 +21,42 @@ SCALES = [path.stem for path in (ROOT / "workflow/scales").glob("*.yaml")]
 RULES = {
     name: text
     for path in [*(ROOT / "workflow/rules").glob("*.smk"), ROOT / "workflow/figures.smk"]
-    for name, text in re.findall(
-        r"^(?:use rule \w+ as |rule )(\w+).*?:\n(.*?)(?=^\S|\Z)", path.read_text(), re.M | re.S
-    )
+    for name, text in re.findall(r"^rule (\w+):\n(.*?)(?=^\S|\Z)", path.read_text(), re.M | re.S)
 }
+CELL = re.search(r"^for STAGE in STAGES.*?(?=^\S)", (ROOT / "workflow/rules/cells.smk").read_text(), re.M | re.S)[0]
+"""The rule of every stage, made in a loop."""
+EVERY = {*RULES, *STAGES}
+MEASURED = {name for name, stage in STAGES.items() if stage.exclusive}
 
 
 def test_every_rule_says_what_it_needs():
     rules = {name: text for name, text in RULES.items() if "shell:" in text and "localrule" not in text}
-    assert len(rules) > 20
+    assert len(rules) >= 15
     for name, text in rules.items():
         assert f'**resources_of("{name}")' in text
-        assert f'threads: needs("{name}").threads' in text or "threads: all_cores()" in text
+        assert f'threads: threads_of("{name}")' in text
         assert "message:" in text
+    for words in (
+        "**resources_of(STAGE.name)",
+        "all_cores() if STAGE.exclusive else threads_of(STAGE.name)",
+        "message:",
+    ):
+        assert words in CELL
 
 
-def test_every_stage_has_a_rule():
-    constraints = re.findall(r"experiment=stage\((.*?)\)", "".join(RULES.values()), re.S)
-    assert {name for words in constraints for name in re.findall(r'"(\w+)"', words)} == set(plan.STAGES)
+@pytest.mark.workflow
+def test_every_stage_has_a_rule_and_every_rule_its_sentence():
+    listed = snakemake(ROOT, "--list-rules")
+    assert set(re.findall(r"^(\w+)", listed, re.M)) >= EVERY
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_scale_names_only_rules(scale):
-    named = yaml.safe_load((ROOT / f"workflow/scales/{scale}.yaml").read_text()).get("needs", {})
-    assert set(named) <= set(RULES)
+    said = yaml.safe_load((ROOT / f"workflow/scales/{scale}.yaml").read_text())
+    for name in said.get("needs", {}):
+        rule, _, pair = name.partition(".")
+        assert rule in EVERY | {"latency"}  # which stands for all that measure it
+        assert not pair or pair in said["pairs"]
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -51,13 +64,12 @@ def test_a_profile_names_only_rules_and_gives_measurements_their_threads(name):
     profile = yaml.safe_load((ROOT / f"profiles/{name}/config.yaml").read_text())
     grouped, threads = (dict(word.split("=") for word in profile[key]) for key in ("groups", "set-threads"))
     assert len(grouped) > 3
-    assert set(grouped) <= set(RULES)
-    measured = {rule for rule, text in RULES.items() if "exclusive=1" in text}
-    assert threads == dict.fromkeys(measured, "1") | {"latency": "2"}  # one of its measurements trains beside serving
-    assert measured == {"latency", "latency_requests", "medusa", "verifier_cost"}
-    assert not measured & set(grouped)
+    assert set(grouped) <= EVERY
+    assert len(MEASURED) > 10
+    assert threads == dict.fromkeys(MEASURED, "1") | {"latency_interference": "2"}  # it trains beside serving
+    assert not MEASURED & set(grouped)
     if name == "slurm":
-        assert sorted(profile["set-resources"]) == sorted(f"{rule}:slurm_extra='--exclusive'" for rule in measured)
+        assert sorted(profile["set-resources"]) == sorted(f"{rule}:slurm_extra='--exclusive'" for rule in MEASURED)
 
 
 @pytest.mark.workflow
@@ -65,11 +77,11 @@ def test_a_profile_names_only_rules_and_gives_measurements_their_threads(name):
 def test_a_measurement_asks_for_every_core_that_is_counted(tmp_path, cores, asked):
     folder = copy_checkout(tmp_path / "checkout")
     for model in ("target", "draft"):
-        made = folder / f"results/smoke/models/{model}/config.json"
+        made = folder / f"results/smoke/main/models/{model}/config.json"
         made.parent.mkdir(parents=True)
         made.touch()
     submit = ("--executor=cluster-generic", "--cluster-generic-submit-cmd=echo {rule} {threads} >submitted; false")
-    words = ("--workflow-profile=none", "--jobs=1", *cores, "--allowed-rules=latency", "--config", "scale=smoke")
+    words = ("--workflow-profile=none", "--jobs=1", *cores, "--allowed-rules=latency_alpha", "--config", "scale=smoke")
     target = "results/smoke/cells/osd_latency_alpha/all/rows.csv"
     subprocess.run(
         ["snakemake", *submit, *words, "--", target],
@@ -78,7 +90,7 @@ def test_a_measurement_asks_for_every_core_that_is_counted(tmp_path, cores, aske
         capture_output=True,
         timeout=300,
     )
-    assert (folder / "submitted").read_text() == f"latency {asked}\n"
+    assert (folder / "submitted").read_text() == f"latency_alpha {asked}\n"
 
 
 SQUEUE = {
@@ -118,7 +130,7 @@ def test_training_on_several_gpus_asks_for_them():
     run = plan.load_run({"scale": "paper"}, ROOT / "workflow")
     values = run.settings.model_dump() | {"compute": {"device": "cuda", "processes": 4}}
     with pytest.raises(ValueError, match=r"compute.processes is 4, but needs.offline.gpu is 1"):
-        plan.ScaleSettings.model_validate(values)
+        type(run.settings).model_validate(values)
 
 
 @pytest.mark.workflow
@@ -128,9 +140,9 @@ def test_the_papers_scale_plans_every_experiment_with_what_its_models_need():
     assert os.times().children_user - before < 10
     run = plan.load_run({"scale": "paper", "experiments": "all"}, ROOT / "workflow")
     assert planned["collect"] == planned["figure"] == len(run.experiments)
-    for rule in ("answer", "offline", "online", "live", "pairs", "latency"):
+    for rule in ("answer", "offline", "online", "live", "pairs", "latency_alpha", "latency_update"):
         assert planned[rule]
-        asked = run.settings.needs[rule]
+        asked = run.settings.asked(rule)
         assert asked.gpu == 1
         assert asked.mem_mb >= 64_000
         assert asked.runtime >= 240
@@ -149,12 +161,9 @@ def test_a_table_that_an_experiment_needs_is_planned_and_a_name_is_not_a_pattern
 def test_prefetch_gets_data_and_models_and_runs_none(tmp_path):
     run = plan.load_run({"scale": "paper"}, ROOT / "workflow")
     planned = jobs(snakemake(ROOT, "-n", "prefetch", "--config", "scale=paper"))
-    datasets = {*run.datasets, *run.settings.t5.datasets, *run.settings.multidraft.datasets}
-    tokenizers = {"tokenizer": 1, "t5_tokenizer": 1, "multidraft_tokenizer": 1}
-    targets = {"target": 1, "t5_target": 1, "multidraft_target": 1}
-    drafts = {"draft": 3, "t5_draft": 3, "multidraft_draft": 1}
+    datasets = run.settings.every_dataset
     assert planned.pop("clean") <= len(datasets)  # what small models would learn from is an input of named ones too
-    assert planned == {"fetch": 2 * len(datasets), "prefetch": 1} | tokenizers | targets | drafts
+    assert planned == {"fetch": 2 * len(datasets), "prefetch": 1, "tokenizer": 3, "target": 3, "draft": 7}
     folder = copy_checkout(tmp_path / "checkout")
     snakemake(folder, "prefetch", "--config", "scale=smoke")
     made = {path.name for path in (folder / "results/smoke").iterdir()}

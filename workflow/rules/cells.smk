@@ -9,40 +9,6 @@ A cell travels as one file, cell.json: `draftlab run FILE` repeats it. Measureme
 """
 
 
-def cell_settings(wildcards):
-    """The settings of a cell's first variant: what they share."""
-    return RUN.cells(wildcards.experiment)[wildcards.cell][0].settings
-
-
-def streams_of_cell(wildcards):
-    """The parts of a cell's stream that its variants read; none for a dataset's own order."""
-    variants = [own.settings for own in RUN.cells(wildcards.experiment)[wildcards.cell]]
-    folder = f"results/{wildcards.run}/streams/{wildcards.experiment}/{wildcards.cell}"
-    parts = [part for own in variants for part in getattr(own, "stream_parts", ())]
-    return [f"{folder}/{part}.jsonl" for part in dict.fromkeys(parts)]
-
-
-def prompts_of_stream(wildcards):
-    """Input function: the requests that a part of a stream is made of, with their classes."""
-    own = cell_settings(wildcards)
-    split = "eval" if wildcards.part == "held_out" else "train"
-    places = RUN.places(wildcards.experiment, wildcards.cell)
-    return [
-        str(places.prompts(dataset, split, own.arrangement.group_by))
-        for dataset in own.datasets
-    ]
-
-
-def answers_of_stream(wildcards):
-    """Input function: the recorded answers to them; a request without one has no place in a stream."""
-    own = cell_settings(wildcards)
-    split = "eval" if wildcards.part == "held_out" else "train"
-    return [
-        f"results/{wildcards.run}/{own.pair}/answers/{dataset}.{split}/answers.jsonl"
-        for dataset in own.datasets
-    ]
-
-
 rule stream:
     """Write requests in the order in which they arrive: the stream, what is kept aside of it, or the held-out ones."""
     input:
@@ -156,23 +122,6 @@ for STAGE in STAGES.values():
             printf '%s\n' {params.cell:q} >{output.cell:q}
             OMP_NUM_THREADS={params.threads} {params.launch} run {output.cell:q} >{log:q} 2>&1
             """
-
-
-def shown_cell():
-    """The cell of osd_offline whose distilled draft the token view shows, and its settings: the first."""
-    cell, variants = next(iter(RUN.cells("osd_offline").items()))
-    return cell, variants[0].settings
-
-
-def shown_drafts(wildcards):
-    """Input function: that draft as it was and distilled, and the recorded answers to the held-out requests."""
-    cell, settings = shown_cell()
-    pair = f"results/{wildcards.run}/{settings.pair}"
-    return {
-        "before": f"{pair}/models/{settings.draft}/config.json",
-        "after": f"results/{wildcards.run}/cells/osd_offline/{cell}/rows.csv",
-        "answers": f"{pair}/answers/{settings.dataset}.eval/answers.jsonl",
-    }
 
 
 rule token_view:

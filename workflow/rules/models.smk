@@ -7,22 +7,6 @@ results/{run}/{pair}/pairs/{dataset}.safetensors
 """
 
 
-def learnt_prompts(wildcards):
-    """Input function: the requests whose reference answers a small model learns."""
-    return [
-        f"results/{wildcards.run}/data/{dataset}/prompts.jsonl"
-        for dataset in RUN.settings.datasets_of(wildcards.pair)
-    ]
-
-
-def recipe(role):
-    """Words of a command line: how a model of a pair is made."""
-    return lambda wildcards: plan.flags(
-        PAIRS[wildcards.pair].models[getattr(wildcards, "draft", role)],
-        template=PAIRS[wildcards.pair].answers.template,
-    )
-
-
 rule tokenizer:
     """Make the tokenizer that target and drafts share."""
     input:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
@@ -63,6 +63,8 @@ def refused(error: ValidationError, where: Place | None = None, kind: type[BaseM
         what, remedy = f"unknown key {key!r}", f"allowed: {', '.join(known)}" if known else "remove it"
     elif first["type"] == "missing":
         what, remedy = f"{key} is missing", "add it"
+    elif first["type"] in ("dict_type", "model_type"):
+        what = f"{key}: give a mapping, not {first['input']!r}"
     elif first["type"] != "too_short" and not isinstance(first["input"], dict):
         what += f", not {first['input']!r}"
     return where.blame(what, first["loc"], remedy=remedy) if where else UserError(what, remedy=remedy)
@@ -71,9 +73,12 @@ def refused(error: ValidationError, where: Place | None = None, kind: type[BaseM
 def _keys(kind: Any, outer: Sequence[str | int]) -> list[str]:
     """The keys of ``kind``, or of the settings inside it that ``outer`` leads to; none where that is no settings' type."""
     for name in outer:
-        fields = getattr(kind, "model_fields", {})
-        kind = _settings_in(fields[name].annotation) if name in fields else kind if isinstance(name, int) else None
-    return sorted(getattr(kind, "model_fields", {}))
+        fields = getattr(_settings_in(kind), "model_fields", {})
+        if get_origin(kind) in (dict, list, tuple):  # an entry, by its name or its place
+            kind = next(inner for inner in reversed(get_args(kind)) if inner is not ...)
+        else:
+            kind = fields[name].annotation if name in fields else None
+    return sorted(getattr(_settings_in(kind), "model_fields", {}))
 
 
 def _settings_in(annotation: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from draftlab.core.settings import Count, Dataset, Device, Settings, Whole
 from draftlab.data import streams
@@ -99,10 +99,15 @@ class ScaleSettings(Settings):
     needs: dict[str, Needs] = {}
     by_architecture: bool = False
 
+    @field_validator("pairs")
+    @classmethod
+    def _has_main(cls, pairs: dict[str, Pair]) -> dict[str, Pair]:
+        if MAIN not in pairs:
+            raise ValueError(f"there is none called {MAIN}")
+        return pairs
+
     @model_validator(mode="after")
     def _check(self) -> ScaleSettings:
-        if MAIN not in self.pairs:
-            raise ValueError(f"pairs: there is none called {MAIN}")
         trains = self.needs.get("offline", Needs())
         if self.compute.device == "cuda" and trains.gpu != self.compute.processes:
             raise ValueError(f"compute.processes is {self.compute.processes}, but needs.offline.gpu is {trains.gpu}")
