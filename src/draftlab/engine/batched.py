@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from draftlab.core.sampling import Sampling, draft_tokens, to_probs
-from draftlab.engine.loop import Verdict
+from draftlab.engine.loop import Verdict, agreed
 from draftlab.engine.policy import Policy, Proposal, judge
 from draftlab.models import Decoder
 from draftlab.models.batching import pad_rows
@@ -62,8 +62,8 @@ class Side:
         known = [self.begin[place * self.num_drafts] + len(tokens) for place, tokens in enumerate(self.unread)]
         lengths = []
         for place, stands in enumerate(verdict.stands):
-            agreed = stands if own is None else _agreed(own[place], verdict.drafted[place][:stands])
-            length = min(known[place] + agreed, self.cache.lengths[place * self.num_drafts])
+            same = stands if own is None else agreed(own[place], verdict.drafted[place][:stands])
+            length = min(known[place] + same, self.cache.lengths[place * self.num_drafts])
             unread = known[place] + stands - length
             self.unread[place] = [*verdict.drafted[place][stands - unread : stands], verdict.token[place]]
             lengths += [length] * self.num_drafts
@@ -118,11 +118,6 @@ class BatchedPair:
         if 0 < len(kept) < len(verdict.token):
             for side in (self.reader, *self.writers):
                 side.take(kept)
-
-
-def _agreed(own: Sequence[int], others: Sequence[int]) -> int:
-    """How many tokens two sequences have in common before they part."""
-    return next((place for place, (a, b) in enumerate(zip(own, others, strict=False)) if a != b), len(others))
 
 
 def _propose(writer: Side, samplings: Sequence[Sampling], length: int, policy: Policy) -> Proposal:

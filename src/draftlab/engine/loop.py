@@ -9,7 +9,7 @@ one request on an engine. What is known of a block comes out as a ``Step``: trac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -83,6 +83,11 @@ def _cut(tokens: list[int], eos_ids: Collection[int]) -> list[int]:
     """``tokens`` up to the first end-of-text token."""
     end = next((place for place, token in enumerate(tokens, 1) if token in eos_ids), len(tokens))
     return tokens[:end]
+
+
+def agreed(own: Iterable[int], others: Sequence[int]) -> int:
+    """How many of the ``others`` stand in ``own`` before the first that does not."""
+    return next((place for place, (a, b) in enumerate(zip(own, others, strict=False)) if a != b), len(others))
 
 
 def close_gaps(keep: Sequence[bool]) -> list[int]:

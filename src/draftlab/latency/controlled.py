@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from draftlab.engine.loop import Timed, Verdict, agreed, steps
 from draftlab.errors import UserError
-from draftlab.latency.loop import resume
+from draftlab.latency.loop import crop, resume
 from draftlab.models.backend import LatencyBackend
 
 
@@ -71,35 +72,56 @@ def replay(
 
     Needs ``len(text) >= start + sum(accepted + 1) + draft_len``.
     """
-    clock, kept_tokens = target.clock(), [int(kept) for kept in accepted]
-    draft_seconds = verify_seconds = 0.0
-    disagreements, position = 0, start
-    begun = clock()
-    for kept in kept_tokens:
-        proposal = list(text[position : position + draft_len])
-        if kept < draft_len:
-            proposal[kept] = (proposal[kept] + 1) % target.vocab_size
-        before = clock()
-        pending = text[len(draft.tokens) : position]
-        for token in proposal:
-            draft.greedy(pending)
-            pending = [token]
-        middle = clock()
-        choice = target.greedy([text[position - 1], *proposal])
-        own = next((i for i, token in enumerate(proposal) if token != choice[i]), draft_len)
-        disagreements += int(own != kept)
-        position += kept + 1
-        target.trim(position - 1)
-        draft.trim(min(len(draft.tokens), position - 1))
-        after = clock()
-        draft_seconds += middle - before
-        verify_seconds += after - middle
+    plan, clock = [int(kept) for kept in accepted], target.clock()
+    pair = Scheduled(target, draft, text, start, plan, draft_len)
+    timed, begun = Timed(pair, clock), clock()
+    blocks = sum(1 for _ in steps(timed, 1, sum(plan) + len(plan), ()))
+    seconds = clock() - begun
+    draft_seconds, *others = np.diff(timed.laps).sum(0).tolist()
     return Replay(
-        blocks=len(kept_tokens),
-        tokens=position - start,
-        draft_steps=draft_len * len(kept_tokens),
+        blocks=blocks,
+        tokens=pair.position - start,
+        draft_steps=draft_len * blocks,
         draft_seconds=draft_seconds,
-        verify_seconds=verify_seconds,
-        seconds=clock() - begun,
-        disagreements=disagreements,
+        verify_seconds=sum(others),
+        seconds=seconds,
+        disagreements=pair.disagreements,
     )
+
+
+class Scheduled:
+    """The loop's verbs along a recorded ``text``: both models do all of their work, and ``accepted`` says what stands of each block."""
+
+    def __init__(
+        self,
+        target: LatencyBackend,
+        draft: LatencyBackend,
+        text: Sequence[int],
+        start: int,
+        accepted: Iterable[int],
+        draft_len: int,
+    ) -> None:
+        self.target, self.draft, self.text, self.position = target, draft, text, start
+        self.accepted, self.draft_len, self.disagreements = iter(accepted), draft_len, 0
+
+    def propose(self, left: Sequence[int]) -> list[int]:
+        self.kept = next(self.accepted)
+        proposal = list(self.text[self.position : self.position + self.draft_len])
+        if self.kept < self.draft_len:
+            proposal[self.kept] = (proposal[self.kept] + 1) % self.target.vocab_size
+        pending = self.text[len(self.draft.tokens) : self.position]
+        for token in proposal:
+            self.draft.greedy(pending)
+            pending = [token]
+        return proposal
+
+    def read(self, proposal: list[int]) -> Int[np.ndarray, " tokens"]:
+        return self.target.greedy([self.text[self.position - 1], *proposal])
+
+    def verify(self, proposal: list[int], reading: Int[np.ndarray, " tokens"]) -> Verdict:
+        self.disagreements += agreed(reading, proposal) != self.kept
+        return Verdict([proposal], [0], [self.kept], [self.text[self.position + self.kept]])
+
+    def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
+        self.position += self.kept + 1
+        crop((self.target, self.draft), self.position - 1)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int
 
 from draftlab.core.theory import best_draft_len
-from draftlab.engine.loop import Timed, Verdict, steps
+from draftlab.engine.loop import Timed, Verdict, agreed, steps
 from draftlab.errors import UserError
 from draftlab.models.backend import LatencyBackend, Logits, check_pair
 
@@ -97,14 +97,13 @@ def speculate(
     check_pair(target, draft)
     clock, blocks, tokens = target.clock(), list[Block](), list[int]()
     pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), temperature, rng)
-    timed = Timed(pair, clock)
-    started = clock()
+    before, timed, started = len(pair.text), Timed(pair, clock), clock()
     for step in steps(timed, 1, max_new_tokens, eos):
         begun, drafted, _, _, settled = timed.laps[-1]
         blocks.append(Block(len(step.verdict.drafted[0]), step.verdict.stands[0], drafted - begun, settled - drafted))
         tokens += step.emitted[0]
     seconds = clock() - started
-    pair.trim(len(tokens))
+    crop((target, draft), before + len(tokens) - 1)
     return Generation(tokens, seconds, blocks)
 
 
@@ -130,7 +129,6 @@ class Alone:
         self.temperature, self.rng = temperature, rng or np.random.default_rng(0)
         self.context = min(target.context_length, draft.context_length)
         self.text = _begin([target, draft], prompt, max_new_tokens)
-        self.before = len(self.text)
 
     def propose(self, left: Sequence[int]) -> tuple[list[int], list[Probs]]:
         """Tokens after the text, and the distributions they were drawn from (none when greedy)."""
@@ -153,21 +151,14 @@ class Alone:
     def verify(self, proposal: tuple[list[int], list[Probs]], reading: Logits | Int[np.ndarray, " tokens"]) -> Verdict:
         tokens, draft_probs = proposal
         if self.temperature == 0:
-            stands = next((i for i, token in enumerate(tokens) if token != reading[i]), len(tokens))
+            stands = agreed(reading, tokens)
             return Verdict([tokens], [0], [stands], [int(reading[stands])])
         stands, token = verify(tokens, draft_probs, to_probs(reading, self.temperature), self.rng)
         return Verdict([tokens], [0], [stands], [token])
 
     def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
         self.text += [*verdict.drafted[0][: verdict.stands[0]], verdict.token[0]]
-        self.trim(len(self.text) - self.before)
-
-    def trim(self, answered: int) -> None:
-        """Forget what is cached beyond the first ``answered`` tokens of the answer, and the last of these."""
-        length = self.before + answered - 1
-        for model in (self.target, self.draft):
-            if len(model.tokens) > length:
-                model.trim(length)
+        crop((self.target, self.draft), len(self.text) - 1)
 
 
 def verify(
@@ -197,6 +188,13 @@ def draw(weights: Probs, rng: np.random.Generator) -> int:
     cumulative = weights.cumsum()
     index = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
     return min(index, int(np.flatnonzero(weights)[-1]))
+
+
+def crop(models: Sequence[LatencyBackend], length: int) -> None:
+    """Let no model cache more than ``length`` tokens."""
+    for model in models:
+        if len(model.tokens) > length:
+            model.trim(length)
 
 
 def _begin(models: Sequence[LatencyBackend], prompt: Sequence[int], max_new_tokens: int) -> list[int]:
