@@ -19,16 +19,16 @@ from scipy.stats import chisquare
 from draftlab.core.theory import expected_block_length, speedup
 from draftlab.errors import UserError
 from draftlab.latency import loop, self_check
-from draftlab.latency.alpha import latency_alpha, measure_alpha
 from draftlab.latency.controlled import record, replay, schedule
 from draftlab.latency.loop import Block, adaptive, decode, fixed, resume, speculate
 from draftlab.latency.self_check import write_toy
-from draftlab.latency.summary import summarise
 from draftlab.models.backend import Settings, check_pair
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
-from draftlab.report import compare
-from draftlab.stages.latency_alpha import Settings as LatencyAlpha
+from draftlab.stages import STAGES, latency_alpha
+from draftlab.stages._inputs import TargetAndDraft
+from draftlab.stages._stage import Bench
+from draftlab.stages.latency_alpha import summarise
 
 PROMPT = [1, 5, 9, 4, 7]
 
@@ -277,12 +277,18 @@ def test_replay_does_the_real_work_and_follows_the_schedule(files: dict[str, Pat
         assert 0 < run.verify_seconds < run.seconds
 
 
-SETTINGS = LatencyAlpha(alpha=[0.5, 0.8], draft_len=[2, 4], inflated_layers=0, inflated_ffn=0, blocks=3, rounds=2)
+SETTINGS = latency_alpha.Settings(
+    alpha=[0.5, 0.8], draft_len=[2, 4], inflated_layers=0, inflated_ffn=0, blocks=3, rounds=2
+)
+
+
+def run_alpha(settings: latency_alpha.Settings, target: Path, draft: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    return latency_alpha.run(settings, TargetAndDraft(target=target, draft=draft), Bench(Path()))
 
 
 def test_alpha_experiment_rows(files: dict[str, Path]) -> None:
     settings = SETTINGS.model_copy(update={"inflated_layers": 6, "inflated_ffn": 512})
-    rows, run = latency_alpha(settings, files["target_folder"], files["draft"])
+    rows, run = run_alpha(settings, files["target_folder"], files["draft"])
     last = rows.groupby(["alpha", "draft_len"])
     assert set(last.groups) == {(0.5, 2), (0.5, 4), (0.8, 2), (0.8, 4)}
     assert (last.size() == 3).all()
@@ -300,17 +306,15 @@ def test_alpha_experiment_rows(files: dict[str, Path]) -> None:
 
 def test_a_large_target_is_not_inflated(files: dict[str, Path]) -> None:
     settings = SETTINGS.model_copy(update={"inflated_layers": 2, "alpha": [0.5], "draft_len": [2]})
-    _, run = latency_alpha(settings, files["target_folder"], files["draft"])
-    rows, plain = latency_alpha(SETTINGS.model_copy(update={"weights": "f16"}), files["target"], files["draft"])
+    _, run = run_alpha(settings, files["target_folder"], files["draft"])
+    rows, plain = run_alpha(SETTINGS.model_copy(update={"weights": "f16"}), files["target"], files["draft"])
     assert run["target"]["parameters"] == plain["target"]["parameters"]
     assert set(rows["weights"]) == {"f32"}, "a GGUF file is taken as it is, whatever the settings say"
     with pytest.raises(UserError, match="cannot be inflated"):
-        latency_alpha(settings, files["target"], files["draft"])
+        run_alpha(settings, files["target"], files["draft"])
 
 
 def test_noisy_cells_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftlab.latency import alpha
-
     calls = []
 
     def noisy(rows: pd.DataFrame) -> pd.DataFrame:
@@ -318,14 +322,14 @@ def test_noisy_cells_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None
         calls.append(len(cells))
         return cells.assign(quiet=(cells["alpha"] != 0.8) | (len(calls) > 2))
 
-    monkeypatch.setattr(alpha, "summarise", noisy)
-    rows = measure_alpha(bigram(16, 0), bigram(16, 1), SETTINGS)
+    monkeypatch.setattr(latency_alpha, "summarise", noisy)
+    rows = latency_alpha.measure(bigram(16, 0), bigram(16, 1), SETTINGS)
     assert calls == [4, 2, 2]
     assert rows.groupby("alpha")["attempt"].unique().map(list).to_dict() == {0.5: [0], 0.8: [2]}
     assert len(rows) == 12
-    monkeypatch.setattr(alpha, "summarise", lambda rows: noisy(rows).assign(quiet=True))
-    at_once = measure_alpha(bigram(16, 0), bigram(16, 1), SETTINGS)
-    work = [column for column in rows if not compare.is_measured("osd_latency_alpha", column)]
+    monkeypatch.setattr(latency_alpha, "summarise", lambda rows: noisy(rows).assign(quiet=True))
+    at_once = latency_alpha.measure(bigram(16, 0), bigram(16, 1), SETTINGS)
+    work = [column for column in rows if not STAGES["latency_alpha"].is_timed(column, {})]
     assert set(work) >= {"tokens", "disagreements"}
     assert at_once[work].equals(rows[work])
 

@@ -9,24 +9,17 @@ import pytest
 import torch
 
 from draftlab.errors import UserError
-from draftlab.latency.alpha import latency_alpha
-from draftlab.latency.branches import latency_branches
-from draftlab.latency.cost import latency_cost
-from draftlab.latency.length import latency_length
 from draftlab.latency.loop import decode, fixed, speculate
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import ARCHITECTURES, on_meta, reduced
 from draftlab.latency.torch_backend import open_torch
-from draftlab.latency.update import latency_update
 from draftlab.models.backend import Settings
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
-from draftlab.stages.latency_alpha import Settings as LatencyAlpha
-from draftlab.stages.latency_branches import Settings as LatencyBranches
-from draftlab.stages.latency_cost import Settings as LatencyCost
-from draftlab.stages.latency_length import Settings as LatencyLength
-from draftlab.stages.latency_update import Settings as LatencyUpdate
+from draftlab.stages import latency_alpha, latency_branches, latency_cost, latency_length, latency_update
+from draftlab.stages._inputs import Target, TargetAndDraft
+from draftlab.stages._stage import Bench
 
 ON_TORCH = Engine(backend="torch")
 
@@ -82,21 +75,23 @@ def test_reduction_keeps_the_shape_valid(name: str) -> None:
     [("vicuna-33b/32", "tinyllama-1.1b/32"), ("vicuna-7b/16", "llama-160m/16"), ("t5-xl/16", "t5-small/16")],
 )
 def test_tables_of_the_papers_pairs_at_reduced_width(target: str, draft: str) -> None:
-    pair = Path(target), Path(draft)
+    pair, bench = TargetAndDraft(target=Path(target), draft=Path(draft)), Bench(Path())
     on_torch = {"backend": "torch"}
-    settings = LatencyAlpha(alpha=[0.8], draft_len=[3], blocks=2, rounds=2, **on_torch)
-    rows, run = latency_alpha(settings, *pair)
+    settings = latency_alpha.Settings(alpha=[0.8], draft_len=[3], blocks=2, rounds=2, **on_torch)
+    rows, run = latency_alpha.run(settings, pair, bench)
     assert len(rows) >= 2
     assert (rows.filter(like="seconds") > 0).all(axis=None)
     assert (rows["disagreements"] <= rows["rounds"]).all()
     assert (run["target"]["engine"], run["target"]["model"]) == ("torch", target)
     assert run["target"]["parameters"] > run["drafts"][0]["parameters"]
-    settings_cost = LatencyCost(context=[8, 16], batch=[1, 2], verified=[4], blocks=2, **on_torch)
-    assert len(latency_cost(settings_cost, *pair)[0]) == 8
-    settings_length = LatencyLength(alpha=[0.5], length=[4, 8], prefix=8, draft_len=2, blocks=1, rounds=2, **on_torch)
-    assert len(latency_length(settings_length, *pair)[0]) == 2
-    settings_update = LatencyUpdate(prompt=6, generated=6, update_interval=2, blocks=2, **on_torch)
-    updates, _ = latency_update(settings_update, *pair)
+    settings_cost = latency_cost.Settings(context=[8, 16], batch=[1, 2], verified=[4], blocks=2, **on_torch)
+    assert len(latency_cost.run(settings_cost, pair, bench)[0]) == 8
+    settings_length = latency_length.Settings(
+        alpha=[0.5], length=[4, 8], prefix=8, draft_len=2, blocks=1, rounds=2, **on_torch
+    )
+    assert len(latency_length.run(settings_length, pair, bench)[0]) == 2
+    settings_update = latency_update.Settings(prompt=6, generated=6, update_interval=2, blocks=2, **on_torch)
+    updates, _ = latency_update.run(settings_update, pair, bench)
     assert (updates["update_seconds"] > updates["update_forward_seconds"]).all()
     assert (updates["update_forward_seconds"] > 0).all()
     assert (updates["target_request_seconds"] > 0).all()
@@ -119,8 +114,12 @@ def test_what_torch_cannot_do_is_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no GPU"):
             open_torch(Path("llama-160m/16"), Engine(backend="torch", device="cuda"), Settings())
-    branches = LatencyBranches(num_drafts=[2], draft_len=2, blocks=1, backend="torch")
+    branches = latency_branches.Settings(num_drafts=[2], draft_len=2, blocks=1, backend="torch")
     with pytest.raises(UserError, match=r"need llama\.cpp"):
-        latency_branches(branches, Path("llama-160m/16"))
+        latency_branches.run(branches, Target(target=Path("llama-160m/16")), Bench(Path()))
     with pytest.raises(UserError, match="does not train"):
-        latency_update(LatencyUpdate(blocks=1), Path("vicuna-7b/32"), Path("llama-160m/32"))
+        latency_update.run(
+            latency_update.Settings(blocks=1),
+            TargetAndDraft(target=Path("vicuna-7b/32"), draft=Path("llama-160m/32")),
+            Bench(Path()),
+        )

@@ -16,29 +16,28 @@ from draftlab.core import theory
 from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
-from draftlab.latency.branches import latency_branches, verify_branches
 from draftlab.latency.comparison import compare
-from draftlab.latency.cost import calibrate, cost_model, latency_cost
-from draftlab.latency.interference import latency_interference, training
-from draftlab.latency.length import latency_length, measure_length
-from draftlab.latency.noise import latency_null
+from draftlab.latency.cost import calibrate, cost_model
 from draftlab.latency.pair import open_pair
-from draftlab.latency.requests import latency_requests, measure_requests
 from draftlab.latency.self_check import write_toy
-from draftlab.latency.summary import summarise_length
+from draftlab.latency.settings import Engine
+from draftlab.latency.trainer import training
 from draftlab.models.backend import Settings
 from draftlab.models.cores import can_pin, pinned, usable
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
-from draftlab.plan import (
-    Engine,
-    LatencyBranches,
-    LatencyCost,
-    LatencyInterference,
-    LatencyLength,
-    LatencyNull,
-    LatencyRequests,
+from draftlab.stages import (
+    latency_branches,
+    latency_cost,
+    latency_interference,
+    latency_length,
+    latency_null,
+    latency_requests,
 )
+from draftlab.stages._inputs import Target, TargetAndDraft
+from draftlab.stages._stage import Bench
+
+BENCH = Bench(Path())
 
 
 class Clockwork:
@@ -113,8 +112,8 @@ def test_calibration_recovers_known_costs() -> None:
 
 
 def test_cost_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
-    settings = LatencyCost(context=[8, 24], batch=[1, 3], verified=[2, 5], blocks=2)
-    rows, run = latency_cost(settings, models["target"], models["draft"])
+    settings = latency_cost.Settings(context=[8, 24], batch=[1, 3], verified=[2, 5], blocks=2)
+    rows, run = latency_cost.run(settings, TargetAndDraft(**models), BENCH)
     assert len(rows) == 16
     assert (rows.filter(like="seconds") > 0).all(axis=None)
     assert run["target"]["sequences"] == 3
@@ -162,10 +161,10 @@ def test_an_impossible_cache_is_refused(models: dict[str, Path], tmp_path: Path)
 
 
 def test_length_adds_up_the_cost_of_segments() -> None:
-    settings = LatencyLength(alpha=[0.8], length=[16, 64, 256], prefix=100, draft_len=3, blocks=2, rounds=25)
+    settings = latency_length.Settings(alpha=[0.8], length=[16, 64, 256], prefix=100, draft_len=3, blocks=2, rounds=25)
     hands = [0.0]
-    rows = measure_length(Clockwork(hands, 0.010, depth=1e-4), Clockwork(hands, 0.001), settings)
-    found = summarise_length(rows)
+    rows = latency_length.measure(Clockwork(hands, 0.010, depth=1e-4), Clockwork(hands, 0.001), settings)
+    found = latency_length.derive(rows)
     assert list(found["length"].unique()) == [16, 64, 256]
     for length, group in found.groupby("length"):
         np.testing.assert_allclose(group["plain"], length * (0.010 + 1e-4 * (100 + length / 2)), rtol=0.02)
@@ -176,12 +175,12 @@ def test_length_adds_up_the_cost_of_segments() -> None:
 
 
 def test_length_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
-    settings = LatencyLength(alpha=[0.5, 0.9], length=[8, 32], prefix=16, draft_len=2, blocks=2, rounds=3)
-    rows, _ = latency_length(settings, models["target"], models["draft"])
+    settings = latency_length.Settings(alpha=[0.5, 0.9], length=[8, 32], prefix=16, draft_len=2, blocks=2, rounds=3)
+    rows, _ = latency_length.run(settings, TargetAndDraft(**models), BENCH)
     assert len(rows) == 8
-    assert (summarise_length(rows)["speedup"] > 0).all()
+    assert (latency_length.derive(rows)["speedup"] > 0).all()
     with pytest.raises(UserError, match="different lengths"):
-        latency_length(settings.model_copy(update={"length": [8, 8]}), models["target"], models["draft"])
+        latency_length.run(settings.model_copy(update={"length": [8, 8]}), TargetAndDraft(**models), BENCH)
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
@@ -194,8 +193,8 @@ def test_requests_of_known_cost() -> None:
     target = Clockwork(hands, 0.010)
     contenders = {"good": (Clockwork(hands, 0.001), fixed(4)), "bad": (Clockwork(hands, 0.001, stride=2), fixed(4))}
     requests = [Answer(str(i), [1, 2, 3 + i], [0] * length, False) for i, length in enumerate([10, 20, 5, 30])]
-    settings = LatencyRequests(dataset="toy", draft_len=4, requests=4, max_new_tokens=20)
-    rows = measure_requests(target, contenders, requests, settings)
+    settings = latency_requests.Settings(dataset="toy", draft_len=4, requests=4, max_new_tokens=20)
+    rows = latency_requests.measure(target, contenders, requests, settings)
     assert len(rows) == 4 * 4
     assert rows["same_text"].all()
     assert set(rows[rows["contender"] == "good"]["tokens"]) == {10, 20, 5}, "as long as the answers, cut at the limit"
@@ -212,9 +211,10 @@ def test_requests_of_known_cost() -> None:
 def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
     answers = [Answer(str(i), [1, 5, 9 + i], [0] * 12, False) for i in range(3)]
     write_jsonl(tmp_path / "answers.jsonl", answers)
-    settings = LatencyRequests(dataset="toy", draft_len=3, requests=2, max_new_tokens=12, adaptive=True)
+    settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=2, max_new_tokens=12, adaptive=True)
     drafts = {"draft": models["draft"], "itself": models["target"]}
-    rows, run = latency_requests(settings, models["target"], drafts, tmp_path / "answers.jsonl")
+    inputs = latency_requests.Inputs(target=models["target"], drafts=drafts, answers=tmp_path / "answers.jsonl")
+    rows, run = latency_requests.run(settings, inputs, BENCH)
     names = {"none", "draft", "draft_adaptive", "itself", "itself_adaptive", "none_again"}
     assert set(rows["contender"]) == names
     assert len(rows) == 2 * len(names)
@@ -223,14 +223,15 @@ def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path
     assert len(run["drafts"]) == 2
     write_jsonl(tmp_path / "none.jsonl", [])
     with pytest.raises(UserError, match="no requests"):
-        latency_requests(settings, models["target"], drafts, tmp_path / "none.jsonl")
+        latency_requests.run(settings, inputs.model_copy(update={"answers": tmp_path / "none.jsonl"}), BENCH)
 
 
 def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
     write_jsonl(tmp_path / "answers.jsonl", [Answer(str(i), [1, 5, 9 + i], [0] * 40, False) for i in range(3)])
-    settings = LatencyRequests(dataset="toy", draft_len=3, requests=3, max_new_tokens=40, temperature=1)
+    settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=3, max_new_tokens=40, temperature=1)
     drafts = {"draft": models["draft"], "itself": models["target"]}
-    rows, _ = latency_requests(settings, models["target"], drafts, tmp_path / "answers.jsonl")
+    inputs = latency_requests.Inputs(target=models["target"], drafts=drafts, answers=tmp_path / "answers.jsonl")
+    rows, _ = latency_requests.run(settings, inputs, BENCH)
     assert set(rows["temperature"]) == {1.0}
     found = rows.set_index(["contender", "request"])["same_text"].groupby("contender").mean()
     assert found["none"] == found["none_again"] == 1  # the same seed
@@ -244,9 +245,10 @@ def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path) 
 
 @pytest.mark.parametrize("names", [["none"], ["none_again"], ["mine", "mine_adaptive"]])
 def test_a_draft_is_not_named_as_a_contender_of_its_own(names: list[str]) -> None:
-    settings = LatencyRequests(dataset="toy", draft_len=3, requests=2, max_new_tokens=12, adaptive=True)
+    settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=2, max_new_tokens=12, adaptive=True)
+    inputs = latency_requests.Inputs(target=Path(), drafts=dict.fromkeys(names, Path()), answers=Path("no answers"))
     with pytest.raises(UserError, match=f"a draft is named '{names[-1]}'"):
-        latency_requests(settings, Path(), dict.fromkeys(names, Path()), Path("no answers"))
+        latency_requests.run(settings, inputs, BENCH)
 
 
 # --- branches ----------------------------------------------------------------------------------------------------
@@ -261,7 +263,7 @@ def test_branches_in_one_call_give_the_logits_of_each_alone(models: dict[str, Pa
     ):
         model.prefill([1, 5, 9])
         alone.prefill([1, 5, 9])
-        logits = verify_branches(model, 10, branches)
+        logits = latency_branches.verify_branches(model, 10, branches)
         assert logits.shape == (3, 4, 64)
         for branch, found in zip(branches, logits, strict=True):
             np.testing.assert_allclose(found, alone.extend([10, *branch]), atol=1e-4)
@@ -270,13 +272,13 @@ def test_branches_in_one_call_give_the_logits_of_each_alone(models: dict[str, Pa
         alone.extend([10, 7])
         assert model.tokens == [1, 5, 9, 10, 7]
         np.testing.assert_allclose(model.extend([6]), alone.extend([6]), atol=1e-4)
-        again = verify_branches(model, 2, branches[:2])
+        again = latency_branches.verify_branches(model, 2, branches[:2])
         np.testing.assert_allclose(again[1], alone.extend([2, *branches[1]]), atol=1e-4)
 
 
 def test_branch_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
-    settings = LatencyBranches(num_drafts=[1, 4], draft_len=3, context=20, blocks=3)
-    rows, _ = latency_branches(settings, models["target"])
+    settings = latency_branches.Settings(num_drafts=[1, 4], draft_len=3, context=20, blocks=3)
+    rows, _ = latency_branches.run(settings, Target(target=models["target"]), BENCH)
     assert rows["num_drafts"].value_counts().to_dict() == {1: 3, 4: 3}
     assert (rows.filter(like="seconds") > 0).all(axis=None)
 
@@ -297,7 +299,9 @@ def test_comparisons() -> None:
 
 
 def test_null_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
-    rows, _ = latency_null(LatencyNull(repeats=3, pairs=4, steps=2), models["target"])
+    rows, _ = latency_null.run(
+        latency_null.Settings(repeats=3, pairs=4, steps=2), Target(target=models["target"]), BENCH
+    )
     assert rows.groupby("repeat").size().to_dict() == {0: 4, 1: 4, 2: 4}
 
 
@@ -306,9 +310,11 @@ def test_null_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
 
 @pytest.mark.slow
 def test_interference_experiment(models: dict[str, Path]) -> None:
-    settings = LatencyInterference(alpha=[0.8], draft_len=[2], blocks=2, rounds=20, update_batch=1, update_tokens=4)
+    settings = latency_interference.Settings(
+        alpha=[0.8], draft_len=[2], blocks=2, rounds=20, update_batch=1, update_tokens=4
+    )
     cores = os.sched_getaffinity(0)
-    rows, run = latency_interference(settings, models["target"], models["draft"])
+    rows, run = latency_interference.run(settings, TargetAndDraft(**models), BENCH)
     assert os.sched_getaffinity(0) == cores
     assert run["target"]["clock"] == "thread_time"
     assert rows["phase"].value_counts().to_dict() == {"alone": 4, "training": 4}
@@ -320,16 +326,18 @@ def test_interference_experiment(models: dict[str, Path]) -> None:
 def test_a_draft_that_cannot_train_is_refused(tmp_path: Path, models: dict[str, Path]) -> None:
     with pytest.raises(UserError, match=r"does not run: .*no such file"), training(tmp_path, 1, 4):
         pass
-    settings = LatencyInterference(alpha=[0.8], draft_len=[2], blocks=1, rounds=2)
+    settings = latency_interference.Settings(alpha=[0.8], draft_len=[2], blocks=1, rounds=2)
     with pytest.raises(UserError, match="no folder"):
-        latency_interference(settings, models["target"], tmp_path / "draft.gguf")
+        latency_interference.run(
+            settings, TargetAndDraft(target=models["target"], draft=tmp_path / "draft.gguf"), BENCH
+        )
 
 
 def test_training_needs_a_core_of_its_own(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    settings = LatencyInterference(alpha=[0.8], draft_len=[2], blocks=1, rounds=2)
+    settings = latency_interference.Settings(alpha=[0.8], draft_len=[2], blocks=1, rounds=2)
     with pytest.raises(UserError, match="no second core"):
-        latency_interference(settings, models["target"], models["draft"])
+        latency_interference.run(settings, TargetAndDraft(**models), BENCH)
 
 
 @pytest.mark.slow

@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from draftlab.latency.pair import describe, open_pair
 from draftlab.models.backend import LatencyBackend
-
-if TYPE_CHECKING:
-    from draftlab.stages.latency_cost import Settings as LatencyCost
 
 DRAFT_STEPS = 4
 """Draft steps in a row, as in a block: the first finds the processor's caches full of the target."""
@@ -39,19 +33,6 @@ class CostModel:
     def by_draft_len(self) -> dict[int, float]:
         """Draft length k -> v(k+1)."""
         return {n - 1: ratio for n, ratio in self.verify_ratios.items() if n > 1}
-
-
-def latency_cost(settings: LatencyCost, target: Path, draft: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """``calibrate`` a pair in llama.cpp over the grid of ``settings``, and the run's description."""
-    context = max(settings.context) + max(settings.verified)
-    with open_pair(target, draft, settings=settings, context_length=context, sequences=max(settings.batch)) as (
-        big,
-        small,
-    ):
-        rows = calibrate(
-            big, small, settings.context, settings.batch, settings.verified, settings.blocks, settings.seed
-        )
-        return rows, describe(big, small)
 
 
 def calibrate(

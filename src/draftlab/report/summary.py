@@ -13,9 +13,9 @@ from draftlab.core import theory
 from draftlab.core.measure import Measure
 from draftlab.core.stats import Interval
 from draftlab.errors import UserError
-from draftlab.latency.summary import summarise
 from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Rows, Tables, compute, compute_each, decide, show
+from draftlab.stages.latency_alpha import summarise
 
 SCHEMES = ("optimal", "importance_truncated", "k_seq", "specinfer", "single")
 

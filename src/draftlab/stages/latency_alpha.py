@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from draftlab.core import theory
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Under1
 from draftlab.latency.settings import Engine
@@ -13,7 +15,21 @@ from draftlab.stages._inputs import TargetAndDraft, locate_pair, reads_pair
 from draftlab.stages._stage import Bench, Facts, Stage, column, timing
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from jaxtyping import Int
+
+    from draftlab.models.backend import LatencyBackend
+
+    Plans = dict[tuple[float, int], Int[np.ndarray, "blocks rounds"]]
+
+PROMPT = 64
+BASELINE_STEPS = 4  # on each side of a block
+VERIFY_PROBES = 2
+DRAFT_PROBES = 6
+ATTEMPTS = 3
+QUIET = 0.10
+"""A cell whose block ratios have an interquartile range over this (relative to their median) is marked as not quiet."""
 
 
 class Settings(Engine):
@@ -24,29 +40,58 @@ class Settings(Engine):
     blocks: int = Field(gt=0)
     rounds: int = Field(gt=0)
 
+    @property
+    def context_length(self) -> int:
+        """Tokens that a block needs in the caches."""
+        return PROMPT + self.rounds * (max(self.draft_len) + 1) + 2 * max(self.draft_len)
 
-class Row:
-    """One row of the table."""
 
-    alpha: float = column("")
-    draft_len: int = column("")
-    block: int = column("")
-    plain_before_seconds: float = timing("")
-    plain_after_seconds: float = timing("")
-    plain_steps: int = column("")
-    tokens: int = column("")
-    draft_steps: int = column("")
-    draft_seconds: float = timing("")
-    verify_seconds: float = timing("")
-    seconds: float = timing("")
-    disagreements: int = column("")
-    rounds: int = column("")
-    verify_probe_seconds: float = timing("")
-    verify_probes: int = column("")
-    draft_probe_seconds: float = timing("")
-    draft_probes: int = column("")
-    attempt: int = column("", timed=True)
-    weights: str = column("")
+class Block:
+    """What one block says: contenders that ran within the same moment."""
+
+    alpha: float = column("acceptance per drafted token, as it was set", "probability")
+    draft_len: int = column("tokens drafted for one call of the target", "tokens")
+    block: int = column("the block of interleaved work, from 0")
+    plain_before_seconds: float = timing("plain steps of the target before the speculative rounds")
+    plain_after_seconds: float = timing("plain steps of the target after them")
+    plain_steps: int = column("plain steps, before and after together", "steps")
+    tokens: int = column("tokens that the speculative rounds wrote", "tokens")
+    draft_steps: int = column("draft steps in the speculative rounds", "steps")
+    draft_seconds: float = timing("draft steps in the speculative rounds")
+    verify_seconds: float = timing("verification in the speculative rounds")
+    seconds: float = timing("the speculative rounds as a whole")
+    disagreements: int = column("rounds that the target's own choice of tokens would have ended elsewhere", "rounds")
+    rounds: int = column("speculative rounds: a draft and its verification", "rounds")
+    verify_probe_seconds: float = timing("verifications one after the other, outside the rounds")
+    verify_probes: int = column("verifications outside the rounds", "calls")
+    draft_probe_seconds: float = timing("draft steps one after the other, outside the rounds")
+    draft_probes: int = column("draft steps outside the rounds", "steps")
+
+
+class Row(Block):
+    """One block of a cell (alpha, draft_len)."""
+
+    attempt: int = column("how often the cell had been measured before, as its blocks scattered", timed=True)
+    weights: str = column("type of the target's weights")
+
+
+class Derived:
+    """Seconds per step and the ratios of each block; the optional columns are those of the view ``best_draft_len``."""
+
+    plain: float = timing("a plain step of the target")
+    speculative: float = timing("a token of speculative decoding")
+    plain_ms: float = column("a plain step of the target", "ms", timed=True)
+    speculative_ms: float = column("a token of speculative decoding", "ms", timed=True)
+    speedup: float = column("speed-up over plain decoding, measured", "times", timed=True)
+    cost_ratio: float = column("a draft step over a plain step, measured outside the rounds", timed=True)
+    in_loop_cost_ratio: float = column("a draft step over a plain step, measured inside the rounds", timed=True)
+    verify_ratio: float = column("verifying draft_len + 1 tokens over a plain step", timed=True)
+    noise: float = column("how far the plain steps before and after lie apart, as a share", timed=True)
+    eq1: float = column("speed-up that Eq. 1 (OSD) promises at this cost ratio", "times", timed=True)
+    eq1_gap: float = column("what Eq. 1 promises more than was measured", "times", timed=True)
+    at: str = column("the acceptance, in words", optional=True)
+    way: str = column("whence the seconds of a token are known", optional=True)
+    token_seconds: float = timing("a token of speculative decoding, as known this way", optional=True)
 
 
 MEASURES = {
@@ -61,22 +106,165 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.latency.alpha import latency_alpha
+    """``measure`` a pair on the engine that is asked for; the rows name the target's weights."""
+    from draftlab.latency.pair import describe, open_pair
 
-    return latency_alpha(settings, inputs.target, inputs.draft)
+    pair = open_pair(inputs.target, inputs.draft, settings=settings, context_length=settings.context_length)
+    with pair as (target, draft):
+        facts = describe(target, draft)
+        return measure(target, draft, settings).assign(weights=facts["target"]["weights"]), facts
+
+
+def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -> pd.DataFrame:
+    """One row per (alpha, draft_len, block): sums of seconds and steps of contenders that ran within the same moment.
+
+    A block runs plain steps, ``rounds`` of speculation, probes of one verification and of draft steps, and plain steps
+    again; ratios are taken inside a block, so a machine that slows down for a second slows all of them. The cells' blocks
+    are interleaved. A cell whose block ratios scatter (IQR over ``QUIET``) is measured again, at most ``ATTEMPTS`` times.
+    """
+    import numpy as np
+    import pandas as pd
+
+    rng = np.random.default_rng(settings.seed)
+    # One plan for every attempt: what is done does not depend on how long it took.
+    text, plans = prepare(target, draft, settings, settings.blocks, rng)
+    cells = list(plans)
+    measured: dict[tuple[float, int], pd.DataFrame] = {}
+    for attempt in range(ATTEMPTS):
+        blocks = []
+        for block in range(settings.blocks):
+            for index in rng.permutation(len(cells)):
+                (alpha, draft_len), plan = cells[index], plans[cells[index]][block].tolist()
+                cell = {"alpha": alpha, "draft_len": draft_len, "block": block}
+                blocks.append(cell | measure_block(target, draft, text, plan, draft_len))
+        rows = pd.DataFrame(blocks).assign(attempt=attempt)
+        loud = summarise(rows).query("not quiet")
+        measured |= {cell: rows[(rows["alpha"] == cell[0]) & (rows["draft_len"] == cell[1])] for cell in cells}
+        cells = list(zip(loud["alpha"].tolist(), loud["draft_len"].tolist(), strict=True))
+        if not cells:
+            break
+    return pd.concat(measured.values(), ignore_index=True)
+
+
+def prepare(
+    target: LatencyBackend, draft: LatencyBackend, settings: Settings, blocks: int, rng: np.random.Generator
+) -> tuple[list[int], Plans]:
+    """The text that all blocks decode, and by (alpha, draft_len) how many tokens each round of each block accepts; both are warm then."""
+    from draftlab.latency.controlled import record, schedule
+
+    longest, rounds = max(settings.draft_len), settings.rounds
+    text = record(target, rng.integers(0, target.vocab_size, PROMPT).tolist(), rounds * (longest + 1) + longest)
+    cells = [(alpha, draft_len) for draft_len in settings.draft_len for alpha in settings.alpha]
+    plans = {cell: schedule(*cell, blocks * rounds, rng).reshape(blocks, rounds) for cell in cells}
+    measure_block(target, draft, text, [longest] * rounds, longest)
+    return text, plans
+
+
+def measure_block(
+    target: LatencyBackend, draft: LatencyBackend, text: list[int], plan: list[int], draft_len: int
+) -> dict[str, float]:
+    """Seconds and steps of one block: plain steps, the speculative rounds of ``plan``, probes, plain steps."""
+    from draftlab.latency.controlled import plain_steps, replay
+    from draftlab.latency.loop import resume
+
+    clock = target.clock()
+    last = text[PROMPT - 1]
+    verified = text[PROMPT - 1 : PROMPT + draft_len]
+    before = plain_steps(target, text, PROMPT, BASELINE_STEPS)
+    resume(target, text[: PROMPT - 1])
+    resume(draft, text[: PROMPT - 1])
+    replayed = replay(target, draft, text, PROMPT, plan, draft_len)
+    verify_seconds = 0.0
+    for _ in range(VERIFY_PROBES):
+        target.trim(PROMPT - 1)
+        started = clock()
+        target.greedy(verified)
+        verify_seconds += clock() - started
+    draft.trim(PROMPT - 1)
+    started = clock()
+    for _ in range(DRAFT_PROBES):
+        draft.greedy([last])
+    draft_seconds = clock() - started
+    after = plain_steps(target, text, PROMPT, BASELINE_STEPS)
+    return {
+        "plain_before_seconds": before,
+        "plain_after_seconds": after,
+        "plain_steps": 2 * BASELINE_STEPS,
+        **{name: value for name, value in asdict(replayed).items() if name != "blocks"},
+        "rounds": replayed.blocks,
+        "verify_probe_seconds": verify_seconds,
+        "verify_probes": VERIFY_PROBES,
+        "draft_probe_seconds": draft_seconds,
+        "draft_probes": DRAFT_PROBES,
+    }
+
+
+def block_ratios(rows: pd.DataFrame) -> pd.DataFrame:
+    """``rows`` with seconds per step and the ratios of each block as columns."""
+    plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / rows["plain_steps"]
+    speculative = rows["seconds"] / rows["rounds"] / expected_tokens(rows)
+    return rows.assign(
+        plain=plain,
+        speculative=speculative,
+        speedup=plain / speculative,
+        cost_ratio=rows["draft_probe_seconds"] / rows["draft_probes"] / plain,
+        in_loop_cost_ratio=rows["draft_seconds"] / rows["draft_steps"] / plain,
+        verify_ratio=rows["verify_probe_seconds"] / rows["verify_probes"] / plain,
+        noise=(rows["plain_before_seconds"] / rows["plain_after_seconds"] - 1).abs(),
+    )
+
+
+def expected_tokens(rows: pd.DataFrame) -> pd.Series[float]:
+    """Expected tokens per round of each row."""
+    import pandas as pd
+
+    cells = zip(rows["alpha"], rows["draft_len"], strict=True)
+    return pd.Series([theory.expected_block_length(*cell) for cell in cells], index=rows.index)
+
+
+def summarise(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per (alpha, draft_len): medians over blocks of ratios taken inside a block.
+
+    ``speedup`` = E plain / round, with E the expected tokens per block at alpha; ``eq1`` = E / (k c + 1) (OSD, Eq. 1);
+    ``calibrated`` = E / (k c + v(k+1)) with the measured cost of verifying k+1 tokens; ``calibrated_in_loop`` with the draft
+    time inside the loop; ``noise`` = median relative difference of the plain steps before and after (same against same).
+    """
+    import pandas as pd
+
+    summaries = []
+    for _, cell in block_ratios(rows).groupby(["alpha", "draft_len"]):
+        alpha, draft_len = float(cell["alpha"].iloc[0]), int(cell["draft_len"].iloc[0])
+        median = cell.median(numeric_only=True)
+        quartiles = cell["speedup"].quantile([0.25, 0.75])
+        summaries.append(
+            {
+                "alpha": alpha,
+                "draft_len": draft_len,
+                "speedup": median["speedup"],
+                "iqr": float(quartiles[0.75] - quartiles[0.25]) / median["speedup"],
+                "eq1": theory.speedup(alpha, draft_len, median["cost_ratio"]),
+                "calibrated": theory.speedup(alpha, draft_len, median["cost_ratio"], median["verify_ratio"]),
+                "calibrated_in_loop": theory.speedup(
+                    alpha, draft_len, median["in_loop_cost_ratio"], median["verify_ratio"]
+                ),
+                "cost_ratio": median["cost_ratio"],
+                "verify_ratio": median["verify_ratio"],
+                "plain_ms": 1e3 * median["plain"],
+                "speculative_ms": 1e3 * median["speculative"],
+                "noise": median["noise"],
+                "disagreement": cell["disagreements"].sum() / cell["rounds"].sum(),
+                "blocks": len(cell),
+            }
+        )
+    frame = pd.DataFrame(summaries)
+    return frame.assign(quiet=frame["iqr"] <= QUIET)
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Times per token in ms and speed-ups of each block, and what Eq. 1 (OSD) promises more than was measured."""
-
-    from draftlab.core import theory
-    from draftlab.latency.summary import block_ratios
-
     rows = block_ratios(rows)
-    promised = [
-        theory.speedup(*cell) for cell in zip(rows["alpha"], rows["draft_len"], rows["cost_ratio"], strict=True)
-    ]
+    cells = zip(rows["alpha"], rows["draft_len"], rows["cost_ratio"], strict=True)
+    promised = [theory.speedup(*cell) for cell in cells]
     return rows.assign(
         plain_ms=1e3 * rows["plain"],
         speculative_ms=1e3 * rows["speculative"],
@@ -87,10 +275,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
 
 def best_draft_len(rows: pd.DataFrame) -> pd.DataFrame:
     """Each block once per ``way`` to know its seconds a token: measured, by Eq. 1, and by Eq. 1 with the measured cost of verifying."""
-
     import pandas as pd
-
-    from draftlab.core import theory
 
     rows = rows.assign(at="alpha = " + rows["alpha"].astype(str))
     names = ["alpha", "draft_len", "cost_ratio", "verify_ratio"]
@@ -100,15 +285,11 @@ def best_draft_len(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def weights(rows: pd.DataFrame) -> pd.DataFrame:
-    """``latency``, and as draft length 0 the plain steps around each block."""
-
+    """The blocks, and as draft length 0 the plain steps around each of them."""
     import pandas as pd
 
-    measured = rows
-    plain = measured.assign(
-        draft_len=0, speculative=measured["plain"], speculative_ms=measured["plain_ms"], speedup=1.0
-    )
-    return pd.concat([plain, measured], ignore_index=True)
+    plain = rows.assign(draft_len=0, speculative=rows["plain"], speculative_ms=rows["plain_ms"], speedup=1.0)
+    return pd.concat([plain, rows], ignore_index=True)
 
 
 STAGE = Stage(
@@ -119,6 +300,7 @@ STAGE = Stage(
     inputs=TargetAndDraft,
     locate=locate_pair,
     reads=reads_pair,
+    derived=Derived,
     derive=derive,
     views={"best_draft_len": best_draft_len, "weights": weights},
     exclusive=True,

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count
+from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.stages._inputs import Target, locate_target, reads_pair
 from draftlab.stages._stage import Bench, Facts, Stage, column, timing
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from jaxtyping import Float32
+
+    from draftlab.models.llama_cpp import LlamaCpp
 
 
 class Settings(Engine):
@@ -26,14 +32,14 @@ class Settings(Engine):
 
 
 class Row:
-    """One row of the table."""
+    """One block of plain steps, one branch and all branches in turns."""
 
-    num_drafts: int = column("")
-    draft_len: int = column("")
-    block: int = column("")
-    plain_seconds: float = timing("")
-    one_branch_seconds: float = timing("")
-    branches_seconds: float = timing("")
+    num_drafts: int = column("branches that one call verifies", "branches")
+    draft_len: int = column("tokens of each branch", "tokens")
+    block: int = column("the block of interleaved work, from 0")
+    plain_seconds: float = timing("a plain step of the target")
+    one_branch_seconds: float = timing("verifying one branch")
+    branches_seconds: float = timing("verifying all branches in one call")
 
 
 MEASURES = {
@@ -46,10 +52,75 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: Target, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.latency.branches import latency_branches
+    """``measure`` a target in llama.cpp."""
+    from draftlab.latency.pair import describe, open_pair
+    from draftlab.models.llama_cpp import LlamaCpp
 
-    return latency_branches(settings, inputs.target)
+    most = max(settings.num_drafts)
+    context = settings.context + 1 + most * settings.draft_len
+    opened = open_pair(inputs.target, settings=settings, context_length=context, sequences=most + 1, shared=True)
+    with opened as (target,):
+        if not isinstance(target, LlamaCpp):
+            raise UserError("branches in one call need llama.cpp", remedy="set backend to llama_cpp")
+        return measure(target, settings), describe(target)
+
+
+def measure(target: LlamaCpp, settings: Settings) -> pd.DataFrame:
+    """One row per (num_drafts, block): seconds of a plain step, of one branch, and of all branches, interleaved."""
+    import numpy as np
+    import pandas as pd
+
+    rng, clock = np.random.default_rng(settings.seed), target.clock()
+    target.trim(0)
+    target.prefill(rng.integers(0, target.vocab_size, settings.context).tolist())
+    rows = []
+    for block in range(-1, settings.blocks):
+        for drafts in rng.permutation(settings.num_drafts).tolist():
+            branches = rng.integers(0, target.vocab_size, (drafts, settings.draft_len)).tolist()
+            times = [clock()]
+            for work in ("plain", "one", "all", "one", "plain"):
+                if work == "all":
+                    verify_branches(target, 0, branches).argmax(axis=-1)
+                    target.adopt(1, [])
+                else:
+                    target.greedy([0] if work == "plain" else [0, *branches[0]])
+                    target.trim(settings.context)
+                times.append(clock())
+            plain, one, every, one_again, plain_again = np.diff(times).tolist()
+            row = {
+                "num_drafts": drafts,
+                "draft_len": settings.draft_len,
+                "block": block,
+                "plain_seconds": (plain + plain_again) / 2,
+                "one_branch_seconds": (one + one_again) / 2,
+                "branches_seconds": every,
+            }
+            if block >= 0:  # the first pass warms up
+                rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def verify_branches(
+    model: LlamaCpp, last: int, branches: Sequence[Sequence[int]]
+) -> Float32[np.ndarray, "drafts tokens vocab"]:
+    """Logits after ``last`` and after each token of each branch, from one call: branches share the cache and the root.
+
+    Follow it with ``adopt(1 + index, [last, *accepted])`` to keep the start of one branch. Needs a shared cache
+    with ``len(branches) + 1`` sequences; branches are equally long.
+    """
+    import numpy as np
+
+    start, width = len(model.tokens), len(branches[0])
+    members = range(1, len(branches) + 1)
+    for member in members:
+        model.branch(member)
+    tokens = [last, *(token for branch in branches for token in branch)]
+    positions = [start, *(start + 1 + index for _ in branches for index in range(width))]
+    sequences = [tuple(members), *((member,) for member in members for _ in range(width))]
+    logits = model.decode(tokens, positions, sequences)
+    own = logits[1:].reshape(len(branches), width, -1)
+    root = np.broadcast_to(logits[0], (len(branches), 1, logits.shape[-1]))
+    return np.concatenate([root, own], axis=1)
 
 
 STAGE = Stage(

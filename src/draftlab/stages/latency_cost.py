@@ -26,16 +26,22 @@ class Settings(Engine):
 
 
 class Row:
-    """One row of the table."""
+    """One probe of one block, and what was measured within the same moment."""
 
-    context: int = column("")
-    batch: int = column("")
-    block: int = column("")
-    verified: int = column("")
-    plain_before_seconds: float = timing("")
-    verify_seconds: float = timing("")
-    draft_seconds: float = timing("")
-    plain_after_seconds: float = timing("")
+    context: int = column("tokens in the cache of each sequence", "tokens")
+    batch: int = column("sequences in one call", "sequences")
+    block: int = column("the block of interleaved work, from 0")
+    verified: int = column("tokens of each sequence that one call verifies", "tokens")
+    plain_before_seconds: float = timing("a plain step of the target before the probe")
+    verify_seconds: float = timing("one call of the target that verifies")
+    draft_seconds: float = timing("a draft step")
+    plain_after_seconds: float = timing("a plain step of the target after the probe")
+
+
+class Derived:
+    """Both plain steps."""
+
+    plain_seconds: float = timing("a plain step of the target around the probe")
 
 
 MEASURES = {
@@ -44,10 +50,15 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.latency.cost import latency_cost
+    """Calibrate the pair over the grid on the engine that is asked for."""
+    from draftlab.latency.cost import calibrate
+    from draftlab.latency.pair import describe, open_pair
 
-    return latency_cost(settings, inputs.target, inputs.draft)
+    grid = settings.context, settings.batch, settings.verified
+    context, sequences = max(settings.context) + max(settings.verified), max(settings.batch)
+    pair = open_pair(inputs.target, inputs.draft, settings=settings, context_length=context, sequences=sequences)
+    with pair as (target, draft):
+        return calibrate(target, draft, *grid, settings.blocks, settings.seed), describe(target, draft)
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
@@ -63,6 +74,7 @@ STAGE = Stage(
     inputs=TargetAndDraft,
     locate=locate_pair,
     reads=reads_pair,
+    derived=Derived,
     derive=derive,
     exclusive=True,
     needs_gpu_build=True,

@@ -1,52 +1,49 @@
-"""Serving at a set acceptance while a draft trains on another core, and while none does."""
+"""Serving at a set acceptance while a draft trains on another core, and while none does.
+
+The paper updates the draft beside the server and measures neither's effect on the other. Here a second process runs the
+draft's own updates; it is stopped and continued around the same speculative rounds, so that both phases see one machine.
+
+Seconds are CPU time of the serving thread, which has a core to itself: what training costs it through caches, memory and a
+sibling hardware thread is in them, what third processes take is not.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
+from draftlab.errors import UserError
+from draftlab.stages import latency_alpha
 from draftlab.stages._inputs import TargetAndDraft, locate_pair, reads_pair
 from draftlab.stages._stage import Bench, Facts, Stage, column, timing
-from draftlab.stages.latency_alpha import Settings as AlphaSettings
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from draftlab.latency.trainer import Trainer
+    from draftlab.models.backend import LatencyBackend
 
-class Settings(AlphaSettings):
+IDLE_SECONDS = 0.3
+
+
+class Settings(latency_alpha.Settings):
     """Serving at controlled acceptance while a draft trains on another core, and while none does."""
 
     update_batch: int = Field(gt=0, default=8, description="requests per update of the training process")
     update_tokens: int = Field(gt=0, default=64, description="tokens of each of them")
 
 
-class Row:
-    """One row of the table."""
+class Row(latency_alpha.Block):
+    """One block of a phase; the phases alternate as alone, training, training, alone."""
 
-    phase: str = column("")
-    alpha: float = column("")
-    draft_len: int = column("")
-    block: int = column("")
-    plain_before_seconds: float = timing("")
-    plain_after_seconds: float = timing("")
-    plain_steps: int = column("")
-    tokens: int = column("")
-    draft_steps: int = column("")
-    draft_seconds: float = timing("")
-    verify_seconds: float = timing("")
-    seconds: float = timing("")
-    disagreements: int = column("")
-    rounds: int = column("")
-    verify_probe_seconds: float = timing("")
-    verify_probes: int = column("")
-    draft_probe_seconds: float = timing("")
-    draft_probes: int = column("")
-    training_steps: int = column("")
-    wall_seconds: float = timing("")
-    idle_training_steps: int = column("")
-    idle_wall_seconds: float = timing("")
+    phase: str = column("whether the draft trains meanwhile (training) or not (alone)")
+    training_steps: int = column("updates while the block ran", "updates", timed=True)
+    wall_seconds: float = timing("the block, on the clock on the wall")
+    idle_training_steps: int = column("updates while nothing was served", "updates", timed=True)
+    idle_wall_seconds: float = timing("for how long nothing was served")
 
 
 MEASURES = {
@@ -56,28 +53,46 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.latency.interference import latency_interference
+    """``measure`` a pair on one core with the training process on another."""
+    from draftlab.latency.pair import describe, open_pair
+    from draftlab.latency.trainer import training
+    from draftlab.models.cores import can_pin, pinned
 
-    return latency_interference(settings, inputs.target, inputs.draft)
+    if not inputs.draft.is_dir():
+        raise UserError(
+            "the draft is no folder", file=inputs.draft, remedy="give the draft's folder: it is to be trained"
+        )
+    pair = open_pair(inputs.target, inputs.draft, settings=settings, context_length=settings.context_length)
+    with pinned(1) as others, pair as (target, draft):
+        if not others:
+            raise UserError("no second core to train on", remedy="let the process use two cores")
+        spare = others[-1] if can_pin() else None
+        with training(inputs.draft, settings.update_batch, settings.update_tokens, spare) as trainer:
+            rows = measure(target, draft, trainer, settings)
+        return rows, describe(target, draft) | {"training_core": spare}
 
 
-def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Times per token in ms and speed-ups of each block, and what Eq. 1 (OSD) promises more than was measured."""
+def measure(target: LatencyBackend, draft: LatencyBackend, trainer: Trainer, settings: Settings) -> pd.DataFrame:
+    """One row per (phase, alpha, draft_len, block); ``idle_`` columns count updates while nothing is served."""
+    import numpy as np
+    import pandas as pd
 
-    from draftlab.core import theory
-    from draftlab.latency.summary import block_ratios
-
-    rows = block_ratios(rows)
-    promised = [
-        theory.speedup(*cell) for cell in zip(rows["alpha"], rows["draft_len"], rows["cost_ratio"], strict=True)
-    ]
-    return rows.assign(
-        plain_ms=1e3 * rows["plain"],
-        speculative_ms=1e3 * rows["speculative"],
-        eq1=promised,
-        eq1_gap=promised - rows["speedup"],
-    )
+    rng = np.random.default_rng(settings.seed)
+    text, plans = latency_alpha.prepare(target, draft, settings, 2 * settings.blocks, rng)
+    rows: list[dict[str, Any]] = []
+    for block in range(settings.blocks):
+        trainer.run(True)
+        idle = trainer.steps_during(lambda: time.sleep(IDLE_SECONDS))
+        for half, phase in enumerate(("alone", "training", "training", "alone")):
+            trainer.run(phase == "training")
+            for (alpha, draft_len), plan in plans.items():
+                row = {"phase": phase, "alpha": alpha, "draft_len": draft_len, "block": block}
+                rounds = plan[2 * block + half % 2].tolist()
+                spent = trainer.steps_during(
+                    lambda: row.update(latency_alpha.measure_block(target, draft, text, rounds, draft_len))  # noqa: B023
+                )
+                rows.append(row | spent | {f"idle_{name}": value for name, value in idle.items()})
+    return pd.DataFrame(rows)
 
 
 STAGE = Stage(
@@ -88,7 +103,8 @@ STAGE = Stage(
     inputs=TargetAndDraft,
     locate=locate_pair,
     reads=reads_pair,
-    derive=derive,
+    derived=latency_alpha.Derived,
+    derive=latency_alpha.derive,
     exclusive=True,
     needs_gpu_build=True,
 )

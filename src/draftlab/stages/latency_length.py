@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Under1
+from draftlab.core.theory import expected_block_length
+from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.stages._inputs import TargetAndDraft, locate_pair, reads_pair
 from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages.latency_alpha import expected_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from draftlab.models.backend import LatencyBackend
+
+STEPS = 4  # plain, on each side of the speculative rounds
 
 
 class Settings(Engine):
@@ -28,18 +36,27 @@ class Settings(Engine):
 
 
 class Row:
-    """One row of the table."""
+    """One block in the middle of a segment of the answer."""
 
-    alpha: float = column("")
-    draft_len: int = column("")
-    begin: int = column("")
-    end: int = column("")
-    block: int = column("")
-    plain_before_seconds: float = timing("")
-    plain_after_seconds: float = timing("")
-    plain_steps: int = column("")
-    seconds: float = timing("")
-    rounds: int = column("")
+    alpha: float = column("acceptance per drafted token, as it was set", "probability")
+    draft_len: int = column("tokens drafted for one call of the target", "tokens")
+    begin: int = column("where the segment begins in the answer", "tokens")
+    end: int = column("where it ends", "tokens")
+    block: int = column("the block of interleaved work, from 0")
+    plain_before_seconds: float = timing("plain steps of the target before the speculative rounds")
+    plain_after_seconds: float = timing("plain steps of the target after them")
+    plain_steps: int = column("plain steps, before and after together", "steps")
+    seconds: float = timing("the speculative rounds")
+    rounds: int = column("speculative rounds: a draft and its verification", "rounds")
+
+
+class Derived:
+    """Whole answers in place of their segments."""
+
+    length: int = column("tokens of the answer", "tokens")
+    plain: float = timing("the answer by plain decoding")
+    speculative: float = timing("the answer by speculative decoding")
+    speedup: float = column("speed-up over plain decoding", "times", timed=True)
 
 
 MEASURES = {
@@ -48,18 +65,72 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.latency.length import latency_length
+    """``measure`` a pair on the engine that is asked for."""
+    from draftlab.latency.pair import describe, open_pair
 
-    return latency_length(settings, inputs.target, inputs.draft)
+    room = settings.rounds * (settings.draft_len + 1) + settings.draft_len
+    context = settings.prefix + max(settings.length) + room
+    with open_pair(inputs.target, inputs.draft, settings=settings, context_length=context) as (target, draft):
+        return measure(target, draft, settings), describe(target, draft)
+
+
+def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -> pd.DataFrame:
+    """One row per (alpha, segment, block): the cost of plain and of speculative tokens in the middle of a segment.
+
+    The lengths cut the answer into segments; cost grows about linearly with the context, so a segment is measured at its
+    middle instead of decoding all of it. The text is random: what is decoded does not change what it costs.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from draftlab.latency.controlled import plain_steps, replay, schedule
+    from draftlab.latency.loop import resume
+
+    ends = sorted(settings.length)
+    if len(set(ends)) < len(ends) or ends[0] < 1:
+        raise UserError(f"length is {settings.length}", remedy="give different lengths of at least 1")
+    rng = np.random.default_rng(settings.seed)
+    text = rng.integers(0, target.vocab_size, min(target.context_length, draft.context_length)).tolist()
+    rows = []
+    for begin, end in itertools.pairwise([0, *ends]):
+        middle = settings.prefix + (begin + end) // 2
+        total = (settings.blocks + 1) * settings.rounds
+        plans = {a: schedule(a, settings.draft_len, total, rng).reshape(-1, settings.rounds) for a in settings.alpha}
+        for block in range(-1, settings.blocks):
+            for alpha in rng.permutation(settings.alpha).tolist():
+                # What is decoded lies around the middle, as long as it is: a long run would measure a longer context.
+                advance = settings.rounds * expected_block_length(alpha, settings.draft_len)
+                start = max(1, middle - round(advance / 2))
+                before = plain_steps(target, text, middle, STEPS)
+                resume(target, text[: start - 1])
+                resume(draft, text[: start - 1])
+                replayed = replay(target, draft, text, start, plans[alpha][block], settings.draft_len)
+                row = {
+                    "alpha": alpha,
+                    "draft_len": settings.draft_len,
+                    "begin": begin,
+                    "end": end,
+                    "block": block,
+                    "plain_before_seconds": before,
+                    "plain_after_seconds": plain_steps(target, text, middle, STEPS),
+                    "plain_steps": 2 * STEPS,
+                    "seconds": replayed.seconds,
+                    "rounds": replayed.blocks,
+                }
+                if block >= 0:  # the first pass warms up
+                    rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Seconds to decode ``length`` tokens plainly and speculatively, per block."""
-
-    from draftlab.latency.summary import summarise_length
-
-    return summarise_length(rows)
+    """Per (alpha, length, block): seconds to decode ``length`` tokens plainly and speculatively, and their ratio."""
+    rows = rows.assign(length=rows["end"]).sort_values("end")
+    width, by = rows["end"] - rows["begin"], [rows["alpha"], rows["block"]]
+    plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / rows["plain_steps"] * width
+    speculative = rows["seconds"] / rows["rounds"] / expected_tokens(rows) * width
+    rows = rows.assign(plain=plain.groupby(by).cumsum(), speculative=speculative.groupby(by).cumsum())
+    names = ["alpha", "draft_len", "length", "block", "plain", "speculative", "speedup"]
+    return rows.assign(speedup=rows["plain"] / rows["speculative"])[names].reset_index(drop=True)
 
 
 STAGE = Stage(
@@ -70,6 +141,7 @@ STAGE = Stage(
     inputs=TargetAndDraft,
     locate=locate_pair,
     reads=reads_pair,
+    derived=Derived,
     derive=derive,
     exclusive=True,
     needs_gpu_build=True,

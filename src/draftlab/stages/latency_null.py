@@ -14,6 +14,10 @@ from draftlab.stages._stage import Bench, Facts, Stage, column, timing
 if TYPE_CHECKING:
     import pandas as pd
 
+    from draftlab.models.backend import LatencyBackend
+
+PROMPT = 64
+
 
 class Settings(Engine):
     """The same contender against itself, many times: how often the comparison sees a winner where there is none."""
@@ -24,12 +28,20 @@ class Settings(Engine):
 
 
 class Row:
-    """One row of the table."""
+    """One pair of equal contenders, in the order A B B A."""
 
-    repeat: int = column("")
-    pair: int = column("")
-    a_seconds: float = timing("")
-    b_seconds: float = timing("")
+    repeat: int = column("the comparison, from 0")
+    pair: int = column("the pair of measurements in it, from 0")
+    a_seconds: float = timing("the plain steps that are called A")
+    b_seconds: float = timing("the same steps, called B")
+
+
+class Derived:
+    """What a comparison says of a repeat."""
+
+    block: int = column("the comparison")
+    winner: float = column("whether its pairs, compared, name one of the two, which are the same", timed=True)
+    measured: str = column("what was measured, in words")
 
 
 MEASURES = {
@@ -39,15 +51,32 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: Target, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.latency.noise import latency_null
+    """``measure`` a target on the engine that is asked for."""
+    from draftlab.latency.pair import describe, open_pair
 
-    return latency_null(settings, inputs.target)
+    with open_pair(inputs.target, settings=settings, context_length=PROMPT + settings.steps) as (target,):
+        return measure(target, settings), describe(target)
+
+
+def measure(target: LatencyBackend, settings: Settings) -> pd.DataFrame:
+    """One row per (repeat, pair): seconds of plain steps called A and of the same steps called B, in the order A B B A."""
+    import numpy as np
+    import pandas as pd
+
+    from draftlab.latency.controlled import plain_steps
+
+    text = np.random.default_rng(settings.seed).integers(0, target.vocab_size, PROMPT + settings.steps).tolist()
+    plain_steps(target, text, PROMPT, settings.steps)
+    rows = []
+    for repeat in range(settings.repeats):
+        for pair in range(settings.pairs):
+            a, b, b_again, a_again = (plain_steps(target, text, PROMPT, settings.steps) for _ in range(4))
+            rows.append({"repeat": repeat, "pair": pair, "a_seconds": a + a_again, "b_seconds": b + b_again})
+    return pd.DataFrame(rows)
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """A repeat is a block of pairs of equal measurements; ``winner``: whether its pairs, compared, name one of the two, which are the same."""
-
+    """A repeat is a block of pairs; ``winner`` says whether they, compared, name one of the two."""
     from draftlab.latency.comparison import compare
 
     named = {repeat: compare(own["a_seconds"], own["b_seconds"]).differs for repeat, own in rows.groupby("repeat")}
@@ -63,6 +92,7 @@ STAGE = Stage(
     inputs=Target,
     locate=locate_target,
     reads=reads_pair,
+    derived=Derived,
     derive=derive,
     exclusive=True,
     needs_gpu_build=True,

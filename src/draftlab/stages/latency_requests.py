@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset
 from draftlab.core.settings import Settings as Base
+from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.stages._inputs import Files
 from draftlab.stages._places import Places, recorded_name
@@ -18,6 +20,17 @@ from draftlab.stages._stage import Bench, Facts, Stage, column, timing
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from draftlab.engine.answers import Answer
+    from draftlab.latency.loop import DraftLength, Generation
+    from draftlab.models.backend import LatencyBackend
+
+PLAIN, AGAIN = "none", "none_again"
+"""No speculation, twice: what differs between the two is noise."""
+
+LONGEST = 10
+CALIBRATION_BLOCKS = 5
+CALIBRATION_CONTEXT = 64
 
 
 class Settings(Engine):
@@ -32,22 +45,35 @@ class Settings(Engine):
 
 
 class Row:
-    """One row of the table."""
+    """One request by one contender."""
 
-    request: str = column("")
-    contender: str = column("")
-    tokens: int = column("")
-    seconds: float = timing("")
-    blocks: int = column("")
-    drafted: int = column("")
-    visited: int = column("")
-    accepted: int = column("")
-    draft_seconds: float = timing("")
-    verify_seconds: float = timing("")
-    same_text: bool = column("")
-    dataset: str = column("")
-    draft_len: int = column("")
-    temperature: float = column("")
+    request: str = column("the request's id")
+    contender: str = column(
+        "the draft, with _adaptive where its length follows the acceptance; none, none_again: no draft"
+    )
+    tokens: int = column("tokens of the answer", "tokens")
+    seconds: float = timing("the answer; its prompt has been computed before")
+    blocks: int = column("calls of the target that verified drafted tokens", "calls", timed="adaptive")
+    drafted: int = column("tokens that were drafted", "tokens", timed="adaptive")
+    visited: int = column(
+        "drafted tokens that were judged: accepted, or the first one that was not", "tokens", timed="adaptive"
+    )
+    accepted: int = column("drafted tokens that were accepted", "tokens", timed="adaptive")
+    draft_seconds: float = timing("draft steps")
+    verify_seconds: float = timing("verification")
+    same_text: bool = column("whether the answer is that of plain decoding, as it must be at temperature 0")
+    dataset: str = column("the dataset of the request")
+    draft_len: int = column(
+        "tokens drafted for one call of the target, where that does not follow the acceptance", "tokens"
+    )
+    temperature: float = column("of the samples of target and drafts; 0: greedy")
+
+
+class Derived:
+    """Plain decoding of the same request."""
+
+    plain_seconds: float = timing("the answer by plain decoding")
+    milliseconds: float = column("the answer", "ms", timed=True)
 
 
 MEASURES = {
@@ -80,19 +106,94 @@ def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Decode the first recorded requests with every contender."""
-    from draftlab.latency.requests import latency_requests
+    """Decode the first recorded requests with every contender on the engine that is asked for."""
+    from draftlab.engine.answers import Answer
+    from draftlab.files.json_files import read_jsonl
+    from draftlab.latency.loop import fixed
+    from draftlab.latency.pair import describe, open_pair
 
-    return latency_requests(settings, inputs.target, inputs.drafts, inputs.answers)
+    taken = {PLAIN, AGAIN, *(f"{name}_adaptive" for name in inputs.drafts if settings.adaptive)}
+    if clash := sorted(taken & set(inputs.drafts)):
+        raise UserError(f"a draft is named {clash[0]!r}, as a contender of its own is", remedy="give it another name")
+    requests = list(itertools.islice(read_jsonl(inputs.answers, Answer), settings.requests))
+    if not requests:
+        raise UserError("no requests", file=inputs.answers, remedy="record answers first")
+    longest = max(len(request.prompt_ids) for request in requests) + settings.max_new_tokens
+    context = max(longest, CALIBRATION_CONTEXT) + LONGEST
+    opened = open_pair(inputs.target, *inputs.drafts.values(), settings=settings, context_length=context)
+    with opened as (target, *drafts):
+        contenders: dict[str, tuple[LatencyBackend, DraftLength]] = {}
+        for name, draft in zip(inputs.drafts, drafts, strict=True):
+            contenders[name] = draft, fixed(settings.draft_len)
+            if settings.adaptive:
+                contenders[f"{name}_adaptive"] = draft, calibrated_length(target, draft)
+        rows = measure(target, contenders, requests, settings)
+        same = settings.model_dump(include={"dataset", "draft_len", "temperature"})
+        return rows.assign(**same), describe(target, *drafts)
+
+
+def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLength:
+    """A draft length that follows the acceptance, from a short calibration of this pair."""
+    from draftlab.latency.cost import calibrate, cost_model
+    from draftlab.latency.loop import adaptive
+
+    model = cost_model(calibrate(target, draft, [CALIBRATION_CONTEXT], [1], range(2, LONGEST + 1), CALIBRATION_BLOCKS))
+    return adaptive(model.cost_ratio, model.by_draft_len)
+
+
+def measure(
+    target: LatencyBackend,
+    contenders: Mapping[str, tuple[LatencyBackend, DraftLength]],
+    requests: Sequence[Answer],
+    settings: Settings,
+) -> pd.DataFrame:
+    """One row per request and contender; a prompt is computed once, outside the measured time.
+
+    A request has as many new tokens as its recorded answer, so that all contenders do the same work; ``same_text`` says
+    whether they wrote the same, as they must at temperature 0. The contenders take turns, in reversed order for every other request.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from draftlab.latency.loop import decode, speculate
+
+    def answer(name: str, number: int, prompt: list[int], length: int) -> Generation:
+        rng = np.random.default_rng([settings.seed, number])
+        if name in (PLAIN, AGAIN):
+            return decode(target, prompt, length, temperature=settings.temperature, rng=rng)
+        draft, draft_len = contenders[name]
+        return speculate(target, draft, prompt, length, draft_len, temperature=settings.temperature, rng=rng)
+
+    names = [PLAIN, *contenders, AGAIN]
+    rows = []
+    for number, request in enumerate([requests[0], *requests]):  # the first request once more, as warm-up
+        length = min(len(request.answer_ids), settings.max_new_tokens)
+        answers = {name: answer(name, number, request.prompt_ids, length) for name in names[:: 1 if number % 2 else -1]}
+        for name, written in answers.items():
+            row = {
+                "request": request.id,
+                "contender": name,
+                "tokens": len(written.tokens),
+                "seconds": written.seconds,
+                "blocks": len(written.blocks),
+                "drafted": sum(block.drafted for block in written.blocks),
+                "visited": sum(min(block.accepted + 1, block.drafted) for block in written.blocks),
+                "accepted": sum(block.accepted for block in written.blocks),
+                "draft_seconds": sum(block.draft_seconds for block in written.blocks),
+                "verify_seconds": sum(block.verify_seconds for block in written.blocks),
+                "same_text": written.tokens == answers[PLAIN].tokens,
+            }
+            if number:
+                rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Beside the seconds of each contender those of plain decoding of the same request."""
-
     import pandas as pd
 
     keys = [key for key in ("dataset", "temperature", "request") if key in rows]
-    plain = rows[rows["contender"] == "none"].set_index(keys)["seconds"]
+    plain = rows[rows["contender"] == PLAIN].set_index(keys)["seconds"]
     plain_seconds = plain.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy()
     return rows.assign(plain_seconds=plain_seconds, milliseconds=1e3 * rows["seconds"])
 
@@ -105,6 +206,7 @@ STAGE = Stage(
     inputs=Inputs,
     locate=locate,
     reads=reads,
+    derived=Derived,
     derive=derive,
     exclusive=True,
     needs_gpu_build=True,

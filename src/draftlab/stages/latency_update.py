@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
+from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.stages._inputs import TargetAndDraft, reads_pair
 from draftlab.stages._places import Places
@@ -15,6 +16,8 @@ from draftlab.stages._stage import Bench, Facts, Stage, column, timing
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from draftlab.latency.torch_backend import TorchBackend
 
 
 class Settings(Engine):
@@ -28,15 +31,21 @@ class Settings(Engine):
 
 
 class Row:
-    """One row of the table."""
+    """One request and one update, one after the other."""
 
-    block: int = column("")
-    target_request_seconds: float = timing("")
-    update_seconds: float = timing("")
-    update_forward_seconds: float = timing("")
-    update_backward_seconds: float = timing("")
-    update_interval: int = column("")
-    draft: str = column("")
+    block: int = column("the block of interleaved work, from 0")
+    target_request_seconds: float = timing("the target's answer to one request")
+    update_seconds: float = timing("an update of the draft")
+    update_forward_seconds: float = timing("its forward pass and the loss")
+    update_backward_seconds: float = timing("its backward pass")
+    update_interval: int = column("requests between two updates, and in each", "requests")
+    draft: str = column("the draft that is updated: its folder below models/")
+
+
+class Derived:
+    """The target's work between two updates."""
+
+    interval_seconds: float = timing("the target's answers to all requests between two updates")
 
 
 MEASURES = {
@@ -56,10 +65,67 @@ def locate(variants: Sequence[Settings], places: Places) -> TargetAndDraft:
 
 
 def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Time updates and requests in turns."""
-    from draftlab.latency.update import latency_update
+    """``measure`` a pair in torch."""
+    from draftlab.latency.pair import describe, open_pair
+    from draftlab.latency.torch_backend import TorchBackend
 
-    return latency_update(settings, inputs.target, inputs.draft)
+    if settings.backend != "torch":
+        raise UserError("llama.cpp does not train", remedy="set backend to torch")
+    context = settings.prompt + settings.generated
+    with open_pair(inputs.target, inputs.draft, settings=settings, context_length=context) as (target, draft):
+        assert isinstance(target, TorchBackend)
+        assert isinstance(draft, TorchBackend)
+        return measure(target, draft, settings), describe(target, draft)
+
+
+def measure(target: TorchBackend, draft: TorchBackend, settings: Settings) -> pd.DataFrame:
+    """One row per block: seconds of one request on the target, and of one update of the draft on ``update_interval`` of
+    them: forward, backward and AdamW on all answer positions, cross-entropy against the target's token; ``draft`` names it."""
+    import numpy as np
+    import pandas as pd
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from draftlab.latency.loop import decode
+
+    rng = np.random.default_rng(settings.seed)
+    for weight in draft.model.parameters():  # AdamW's epsilon is 0 in f16: a draft trains in f32, whatever it serves in
+        weight.data = weight.data.float()
+    optimizer = torch.optim.AdamW(draft.model.parameters(), lr=1e-5)
+    clock, rows = draft.clock(), []
+    for block in range(-1, settings.blocks):
+        shape = (settings.update_interval, settings.prompt + settings.generated)
+        texts = rng.integers(0, target.vocab_size, shape).tolist()
+        target.trim(0)
+        answered = decode(target, texts[0][: settings.prompt], settings.generated)
+        started = clock()
+        logits = draft.model.answer_logits(
+            [text[: settings.prompt] for text in texts], [text[settings.prompt :] for text in texts]
+        )
+        labels = torch.tensor([token for text in texts for token in text[settings.prompt :]], device=logits.device)
+        loss = cross_entropy(logits.float(), labels)
+        loss.item()  # waits for the GPU
+        forwarded = clock()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        first = next(draft.model.parameters())
+        assert first.grad is not None
+        first.grad.flatten()[0].item()
+        returned = clock()
+        optimizer.step()
+        first.flatten()[0].item()
+        row = {
+            "block": block,
+            "target_request_seconds": answered.seconds,
+            "update_seconds": clock() - started,
+            "update_forward_seconds": forwarded - started,
+            "update_backward_seconds": returned - forwarded,
+            "update_interval": settings.update_interval,
+            "draft": settings.draft_model,
+        }
+        if block >= 0:  # the first pass warms up
+            rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
@@ -75,6 +141,7 @@ STAGE = Stage(
     inputs=TargetAndDraft,
     locate=locate,
     reads=reads_pair,
+    derived=Derived,
     derive=derive,
     exclusive=True,
     needs_gpu_build=True,

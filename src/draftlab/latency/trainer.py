@@ -1,0 +1,100 @@
+"""A process that trains a draft on another core while this one measures; it is stopped and continued around what is measured."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from draftlab.errors import UserError
+from draftlab.models.cores import pin
+
+PATIENCE = 120
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A process that updates a copy of a draft, over and over; it only counts its steps."""
+
+    process: subprocess.Popen[bytes]
+    counter: np.ndarray
+
+    @property
+    def steps(self) -> int:
+        return int(self.counter[0])
+
+    def run(self, running: bool) -> None:
+        """Continue the process, or stop it."""
+        self.process.send_signal(signal.SIGCONT if running else signal.SIGSTOP)
+
+    def steps_during(self, work: Callable[[], None]) -> dict[str, float]:
+        """Updates that it makes while ``work`` runs, and for how long that is."""
+        begun, steps = time.perf_counter(), self.steps
+        work()
+        return {"training_steps": self.steps - steps, "wall_seconds": time.perf_counter() - begun}
+
+
+@contextlib.contextmanager
+def training(draft: Path, batch: int, tokens: int, core: int | None = None) -> Iterator[Trainer]:
+    """Run updates of a copy of ``draft`` in another process, pinned to ``core``; it ends with the block."""
+    with tempfile.NamedTemporaryFile() as file:
+        counter = np.memmap(file.name, dtype=np.int64, mode="w+", shape=(1,))
+        arguments = ["--draft", draft, "--batch", batch, "--tokens", tokens, "--counter", file.name]
+        arguments += [] if core is None else ["--core", core]
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, *map(str, arguments)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+        )
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while counter[0] == 0:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    process.kill()
+                    error = (process.communicate()[1].decode().strip().splitlines() or ["no message"])[-1]
+                    raise UserError(f"the training process does not run: {error}", file=draft, remedy="check the draft")
+                time.sleep(0.05)
+            yield Trainer(process, counter)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _train(draft: Path, batch: int, tokens: int, counter: Path, core: int | None) -> None:
+    """Update forever: forward and backward of cross-entropy on random tokens, AdamW; the work of a real update."""
+    if core is not None:
+        pin([core])
+    import torch
+
+    from draftlab.models import load_model
+
+    torch.set_num_threads(1)
+    model = load_model(draft)
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    steps = np.memmap(counter, dtype=np.int64, mode="r+", shape=(1,))
+    while True:
+        text = torch.randint(model.vocab_size, (batch, tokens), generator=generator).tolist()
+        logits = model.answer_logits([row[:1] for row in text], [row[1:] for row in text])
+        labels = torch.tensor([token for row in text for token in row[1:]])
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        steps[0] += 1
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    for name, kind in {"draft": Path, "batch": int, "tokens": int, "counter": Path, "core": int}.items():
+        parser.add_argument(f"--{name}", type=kind)
+    _train(**vars(parser.parse_args()))
