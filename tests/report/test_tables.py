@@ -165,8 +165,8 @@ def test_a_table_without_a_layout_has_the_axes_of_its_experiment(name, rows, col
 
 @pytest.mark.usefixtures("unknown")
 @pytest.mark.parametrize("name", ["osd_epochs", "osd_shift_sharp", "osd_latency_dataset", "osd_speedup_theory"])
-def test_rows_that_the_axes_do_not_tell_apart_are_never_pooled(name):
-    with pytest.raises(UserError, match=rf"{name}\.yaml: .*not told apart by .*layout"):
+def test_rows_that_agree_in_all_axes_are_never_pooled(name):
+    with pytest.raises(UserError, match=rf"{name}\.yaml: .*several rows agree in .*layout"):
         tables.layout_of(name, tidy.derive(name, TABLES[name]()))
 
 

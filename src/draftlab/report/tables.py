@@ -90,7 +90,7 @@ def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
     keys = [key for key in dict.fromkeys([*axes, "dataset", "seed", tidy.unit(table) or "", *PLACES]) if key in table]
     if table.duplicated(keys).any():
         raise UserError(
-            f"{experiment}: rows are not told apart by {', '.join(keys)}",
+            f"{experiment}: several rows agree in {', '.join(keys)}",
             file=WORKFLOW / "experiments" / f"{experiment}.yaml",
             remedy=remedy,
         )
