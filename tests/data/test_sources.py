@@ -12,8 +12,9 @@ import pytest
 from draftlab import data as package
 from draftlab.data import registry, sources, splits
 from draftlab.data.readers import RawRow
-from draftlab.data.sources import Fetched, Hub, RawFiles, fetch, open_source, provenance_path, sha256
+from draftlab.data.sources import Fetched, Hub, RawFiles, fetch, open_source, provenance_path
 from draftlab.errors import UserError
+from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_json, read_jsonl
 
 GSM8K = registry.find("gsm8k")

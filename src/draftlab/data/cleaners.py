@@ -50,8 +50,11 @@ def code_search_net(row: Row) -> Cleaned:
 
 def alpaca(row: Row) -> Cleaned:
     """The instruction, then the input where there is one."""
-    instruction, given = text_of(row, "instruction"), maybe_text(row, "input")
-    return Cleaned(f"{instruction}\n{given}" if given else instruction, maybe_text(row, "output"))
+    return Cleaned(_lines(text_of(row, "instruction"), maybe_text(row, "input")), maybe_text(row, "output"))
+
+
+def _lines(text: str, given: str | None) -> str:
+    return f"{text}\n{given}" if given else text
 
 
 def finance_alpaca_osd(row: Row) -> Cleaned:
@@ -143,8 +146,7 @@ def sharegpt(row: Row) -> Cleaned:
 
 def dolly(row: Row) -> Cleaned:
     """The instruction, then the context where there is one."""
-    instruction, given = text_of(row, "instruction"), maybe_text(row, "context")
-    text = f"{instruction}\n{given}" if given else instruction
+    text = _lines(text_of(row, "instruction"), maybe_text(row, "context"))
     return Cleaned(text, maybe_text(row, "response"), labels(row))
 
 
@@ -193,7 +195,7 @@ def prompts(row: Row) -> Cleaned:
     answer = next(
         (a for name in ANSWER_FIELDS if isinstance(row.get(name), str) and (a := maybe_text(row, name))), None
     )
-    return Cleaned(f"{text}\n{given}" if given else text, answer, labels(row))
+    return Cleaned(_lines(text, given), answer, labels(row))
 
 
 Cleaner = Callable[[Row], Cleaned]

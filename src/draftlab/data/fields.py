@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,10 +31,16 @@ class Cleaned:
 
 def text_of(row: Row, *names: str) -> str:
     """The text of the first of these fields that the row has, stripped; missing, empty or no text is a ``BadRow``."""
+    name = _present(row, names)
+    return as_text(row[name], name)
+
+
+def _present(row: Row, names: Sequence[str]) -> str:
+    """The first of these fields that the row has."""
     name = next((name for name in names if name in row), None)
     if name is None:
         raise BadRow(f"no {' or '.join(names)}")
-    return as_text(row[name], name)
+    return name
 
 
 def maybe_text(row: Row, *names: str) -> str | None:
@@ -60,9 +66,7 @@ def as_text(value: Any, name: str) -> str:
 
 def items_of(row: Row, *names: str) -> list[Any]:
     """The list in the first of these fields that the row has; missing, empty or no list is a ``BadRow``."""
-    name = next((name for name in names if name in row), None)
-    if name is None:
-        raise BadRow(f"no {' or '.join(names)}")
+    name = _present(row, names)
     value = row[name]
     if not isinstance(value, list):
         raise BadRow(f"{name} is {type(value).__name__}, not a list")

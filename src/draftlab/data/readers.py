@@ -12,7 +12,7 @@ import json
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -119,16 +119,25 @@ def _after_space(text: str, at: int) -> int:
     return at
 
 
-def _json_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
-    decoder = _Json()
+def _lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
+    """The lines that are not blank, each a row that is a text."""
     for number, line in enumerate(file, first_line):
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             yield _bad(name, number, "not UTF-8", repr(line), f"byte {error.start}")
             continue
-        if not text:
+        if text.strip():
+            yield RawRow(name, number, text)
+
+
+def _json_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
+    decoder = _Json()
+    for line in _lines(file, name, first_line):
+        if line.problem:
+            yield line
             continue
+        number, text = line.line, line.row.strip()
         try:
             value, end, problem, detail = decoder.value(text, 0)
         except ValueError as error:
@@ -223,14 +232,8 @@ def _header(cells: Sequence[str], name: str, line: int) -> list[str]:
 
 
 def _text(file: IO[bytes], name: str) -> Iterator[RawRow]:
-    for number, line in enumerate(file, 1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
-        except UnicodeDecodeError as error:
-            yield _bad(name, number, "not UTF-8", repr(line), f"byte {error.start}")
-            continue
-        if text.strip():
-            yield RawRow(name, number, {"text": text})
+    for line in _lines(file, name):
+        yield line if line.problem else replace(line, row={"text": line.row.strip("\r\n")})
 
 
 def _parquet(path: Path, name: str) -> Iterator[RawRow]:

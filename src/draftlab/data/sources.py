@@ -5,7 +5,6 @@ The only code of the project that may touch a network for data.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 import sys
@@ -19,6 +18,7 @@ from draftlab.data.readers import RawRow, plain, read_rows
 from draftlab.data.registry import Dataset
 from draftlab.errors import UserError, printable
 from draftlab.files import hub
+from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_json, read_jsonl, write_json, write_jsonl
 
 Split = Literal["train", "eval"]
@@ -186,12 +186,6 @@ def fetch(dataset: str, split: Split, source: SourceName, *, raw: Path | None, r
 def provenance_path(out: Path) -> Path:
     """The file beside ``out`` that says where its rows come from."""
     return out.with_suffix(".provenance.json")
-
-
-def sha256(path: Path) -> str:
-    """The digest of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _load_from_hub(dataset: Dataset, split: str) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from draftlab import __version__
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
-from draftlab.files.digests import code_digest
+from draftlab.files.digests import code_digest, sha256
 from draftlab.files.json_files import write_json
 from draftlab.files.machine import machine
 from draftlab.files.weights import weights_digest
@@ -45,10 +44,7 @@ def _digest(path: Path) -> str | None:
     """Of a file, or of the weights in a model's folder."""
     if not path.exists():
         return None
-    if path.is_dir():
-        return weights_digest(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return weights_digest(path) if path.is_dir() else sha256(path)
 
 
 def _code() -> str:

@@ -1,4 +1,4 @@
-"""What a stage's code is: an edit of it reruns what uses it, an edit of a comment nothing."""
+"""Digests: of a file's bytes, and of a stage's code, of which an edit reruns what uses it, and an edit of a comment nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+
+from draftlab.errors import UserError
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file's bytes."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise UserError("no such file", file=path, remedy="run the step that makes it") from None
 
 
 @lru_cache

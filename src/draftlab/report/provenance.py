@@ -5,12 +5,12 @@ A run's figure is traced through the run's own folder; a published one through t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
+from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_json, write_json
 
 RECORD = "provenance.json"
@@ -29,12 +29,12 @@ def trace(figure: Path) -> Iterator[str]:
         if experiment not in known:
             raise UserError(f"no record of {experiment}", file=folder / "data" / RECORD, remedy="publish it again")
         table, found = folder / "data" / f"{experiment}.csv", known[experiment]
-        if found["table"]["sha256"] != _digest(table):
+        if found["table"]["sha256"] != sha256(table):
             raise UserError("the table is not the one that was published", file=table, remedy="publish it again")
     else:
         table = folder.parent / f"{experiment}.csv"
         found = describe(folder.parent, experiment)
-    yield f"figure   {figure}  sha256 {_digest(figure)[:16]}"
+    yield f"figure   {figure}  sha256 {sha256(figure)[:16]}"
     yield from lines(found, table)
 
 
@@ -53,7 +53,7 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
     datasets = {folder.name.split(".")[0] for folder in answered} | {Path(name).parts[1] for name in inputs["data"]}
     common, varied = split_common([{"cell": cell} | flatten(record) for cell, record in cells.items()])
     return {
-        "table": {"sha256": _digest(table), "rows": sum(1 for _ in table.open(encoding="utf-8")) - 1},
+        "table": {"sha256": sha256(table), "rows": sum(1 for _ in table.open(encoding="utf-8")) - 1},
         "common": common,
         "cells": varied,
         **{kind: dict(sorted(inputs[kind].items())) for kind in DIGESTED},
@@ -117,11 +117,3 @@ def _words(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(_words, value))
     return str(value)[:16] if isinstance(value, str) and len(value) == 64 else str(value)
-
-
-def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise UserError("no such file", file=path, remedy="run the step that makes it") from None
