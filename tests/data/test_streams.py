@@ -33,36 +33,36 @@ def groups(stream: list[Prompt]) -> list[str]:
 )
 def test_every_request_once_and_in_its_groups_order(kind: Any, sizes: dict[str, int], seed: int, period: int) -> None:
     prompts = requests(**sizes)
-    found = arrange(prompts, Stream(kind, seed=seed, period=period))
+    found = arrange(prompts, Stream(kind=kind, seed=seed, period=period))
     assert sorted(p.id for p in found) == sorted(p.id for p in prompts)
     for name in sizes:
         ids = [p.id for p in found if p.dataset == name]
         assert ids == sorted(ids)
     assert all(p.meta["update"] for p in found)
-    assert found == arrange(prompts, Stream(kind, seed=seed, period=period))
+    assert found == arrange(prompts, Stream(kind=kind, seed=seed, period=period))
 
 
 def test_concatenated_is_sharp() -> None:
-    found = arrange(requests(a=3, b=2), Stream("concatenated", groups=("b", "a"), per_group=2))
+    found = arrange(requests(a=3, b=2), Stream(kind="concatenated", groups=("b", "a"), per_group=2))
     assert groups(found) == ["b", "b", "a", "a"]
     assert [p.meta["segment"] for p in found] == [0, 0, 1, 1]
 
 
 def test_recurring_comes_back() -> None:
-    found = arrange(requests(a=5, b=3), Stream("recurring", period=2))
+    found = arrange(requests(a=5, b=3), Stream(kind="recurring", period=2))
     assert groups(found) == list("aabbaaba")
     assert [p.meta["segment"] for p in found] == [0, 0, 1, 1, 2, 2, 3, 4]
 
 
 def test_linear_fades_from_one_to_the_other() -> None:
-    found = arrange(requests(a=2000, b=2000), Stream("linear"))
+    found = arrange(requests(a=2000, b=2000), Stream(kind="linear"))
     share = np.array([p.dataset == "b" for p in found], dtype=float).reshape(10, 400).mean(1)
     np.testing.assert_allclose(share, np.arange(0.05, 1, 0.1), atol=0.08)
 
 
 def test_linear_passes_through_its_knots() -> None:
     # OSD's three-way mix: gsm8k .1 to .8, spider .8 to .1, finance .1 throughout
-    stream = Stream("linear", knots=(0.1, 0.8, 0.1, 0.8, 0.1, 0.1))
+    stream = Stream(kind="linear", knots=(0.1, 0.8, 0.1, 0.8, 0.1, 0.1))
     found = arrange(requests(gsm8k=3000, spider=3000, finance=3000), stream)[:3000]
     tenths = [Counter(groups(found[at : at + 300])) for at in range(0, 3000, 300)]
     assert tenths[0]["spider"] > 0.7 * 300
@@ -71,7 +71,7 @@ def test_linear_passes_through_its_knots() -> None:
 
 
 def test_linear_through_many_groups_gives_each_its_share() -> None:
-    found = arrange(requests(**{f"g{i}": 500 for i in range(8)}), Stream("linear"))
+    found = arrange(requests(**{f"g{i}": 500 for i in range(8)}), Stream(kind="linear"))
     ranks = np.array([int(p.dataset[1:]) for p in found])
     eighths = ranks.reshape(8, 500).mean(1)
     assert (np.diff(eighths) > 0.5).all()
@@ -81,16 +81,16 @@ def test_linear_through_many_groups_gives_each_its_share() -> None:
 
 
 def test_iid_follows_its_weights() -> None:
-    found = arrange(requests(a=4000, b=4000), Stream("iid", weights=(1.0, 3.0)))[:2000]
+    found = arrange(requests(a=4000, b=4000), Stream(kind="iid", weights=(1.0, 3.0)))[:2000]
     assert groups(found).count("b") == pytest.approx(1500, abs=80)
 
 
 def test_two_mix_updates_behind_its_gates() -> None:
-    found = arrange(requests(a=200, b=200), Stream("two_mix", gates=((200, "a"), (400, "b"))))
+    found = arrange(requests(a=200, b=200), Stream(kind="two_mix", gates=((200, "a"), (400, "b"))))
     for position, prompt in enumerate(found):
         assert prompt.meta["update"] == (prompt.dataset == ("a" if position < 200 else "b"))
     assert 60 < groups(found)[:200].count("a") < 140
-    closed = arrange(requests(a=20, b=20), Stream("two_mix", gates=((10, "a"),)))
+    closed = arrange(requests(a=20, b=20), Stream(kind="two_mix", gates=((10, "a"),)))
     assert not any(p.meta["update"] for p in closed[10:])
 
 
@@ -103,49 +103,49 @@ def labelled(n: int) -> list[Prompt]:
 
 
 def test_by_time_and_by_language() -> None:
-    found = arrange(labelled(10), Stream("by_time", group_by="language"))
+    found = arrange(labelled(10), Stream(kind="by_time", group_by="language"))
     assert [p.meta["time"] for p in found] == sorted(p.meta["time"] for p in found)
-    found = arrange(labelled(10), Stream("concatenated", group_by="language", groups=("Spanish",)))
+    found = arrange(labelled(10), Stream(kind="concatenated", group_by="language", groups=("Spanish",)))
     assert groups(found) == ["Spanish"] * 5
 
 
 def test_by_length_drifts_inside_one_dataset() -> None:
     prompts = [Prompt(f"a/{i}", "a", "train", "x" * (1 + i * 7 % 64)) for i in range(64)]
-    sharp = arrange(prompts, Stream("concatenated", group_by="length"))
+    sharp = arrange(prompts, Stream(kind="concatenated", group_by="length"))
     lengths = np.array([len(p.text) for p in sharp]).reshape(8, 8)
     assert (lengths.max(1)[:-1] < lengths.min(1)[1:]).all()
     assert groups(sharp)[::8] == [f"length {i}" for i in range(1, 9)]
-    smooth = np.array([len(p.text) for p in arrange(prompts, Stream("linear", group_by="length"))])
+    smooth = np.array([len(p.text) for p in arrange(prompts, Stream(kind="linear", group_by="length"))])
     assert smooth[:16].mean() < smooth[-16:].mean() / 2
 
 
 def test_rows_skipped_are_those_before_what_is_kept() -> None:
-    first = arrange(requests(a=5, b=5), Stream("concatenated", per_group=2))
-    rest = arrange(requests(a=5, b=5), Stream("shuffled", skip=2, per_group=3))
+    first = arrange(requests(a=5, b=5), Stream(kind="concatenated", per_group=2))
+    rest = arrange(requests(a=5, b=5), Stream(kind="shuffled", skip=2, per_group=3))
     assert len(first) + len(rest) == 10
     assert not {p.id for p in first} & {p.id for p in rest}
     with pytest.raises(UserError, match=r"no request left of b \(5\) after 5"):
-        arrange(requests(a=9, b=5), Stream("shuffled", skip=5))
+        arrange(requests(a=9, b=5), Stream(kind="shuffled", skip=5))
 
 
 def test_rows_without_a_label_stay_out() -> None:
-    found = arrange([*labelled(4), *requests(gsm8k=3)], Stream("shuffled", group_by="language"))
+    found = arrange([*labelled(4), *requests(gsm8k=3)], Stream(kind="shuffled", group_by="language"))
     assert len(found) == 4
 
 
 @pytest.mark.parametrize(
     ("stream", "message"),
     [
-        (Stream("shuffled", groups=("c",)), "no request has dataset c .use one of a, b"),
-        (Stream("shuffled", group_by="topic"), "no request has topic at all"),
-        (Stream("linear", knots=(1.0, 0.0, 1.0)), "shares"),
-        (Stream("linear", knots=(0.0, 0.0)), "shares"),
-        (Stream("iid", weights=(-1.0, 2.0)), "shares"),
-        (Stream("recurring", period=0), "period 0"),
-        (Stream("two_mix"), "gates"),
-        (Stream("shuffled", gates=((1, "a"),)), "gates"),
-        (Stream("two_mix", gates=((1, "c"),)), "a gate names c"),
-        (Stream("by_time"), "no time"),
+        (Stream(kind="shuffled", groups=("c",)), "no request has dataset c .use one of a, b"),
+        (Stream(kind="shuffled", group_by="topic"), "no request has topic at all"),
+        (Stream(kind="linear", knots=(1.0, 0.0, 1.0)), "shares"),
+        (Stream(kind="linear", knots=(0.0, 0.0)), "shares"),
+        (Stream(kind="iid", weights=(-1.0, 2.0)), "shares"),
+        (Stream(kind="recurring", period=0), "period 0"),
+        (Stream(kind="two_mix"), "gates"),
+        (Stream(kind="shuffled", gates=((1, "a"),)), "gates"),
+        (Stream(kind="two_mix", gates=((1, "c"),)), "a gate names c"),
+        (Stream(kind="by_time"), "no time"),
     ],
 )
 def test_refusals(stream: Stream, message: str) -> None:
