@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +11,7 @@ import pandas as pd
 
 from draftlab.errors import UserError
 from draftlab.files.tables import read_table
-from draftlab.report import published
-
-TIME = re.compile(r"(^|_)(seconds|ms|ms_p90)$|^attempt$")
-"""Names of columns that hold a measured time, and of what is repeated until a time is steady. No other column is called so."""
-
-FOLLOWS: Mapping[str, frozenset[str]] = {
-    "beyond_interference": frozenset({"training_steps", "idle_training_steps"}),
-    "beyond_three_baselines": frozenset(
-        {"blocks", "drafted", "visited", "accepted"}
-    ),  # a draft length set by measured cost
-}
-"""Columns of a table that are no times but follow from them."""
+from draftlab.report import published, tidy
 
 JUDGED = ("ours", "ci_low", "ci_high", "n", "verdict", "note")
 """Columns of ``claims.csv`` that follow from the tables."""
@@ -45,8 +33,10 @@ class Difference:
 
 
 def is_measured(table: str, column: str) -> bool:
-    """Whether a column of a table depends on how long something took."""
-    return bool(TIME.search(column)) or column in FOLLOWS.get(table, ())
+    """Whether a column of an experiment's table depends on how long something took, as its stage says."""
+    plan = tidy.plan_of(table)
+    sizes = [] if plan is None else [(plan.of_stage, plan.fixed | size.fixed) for size in plan.scales.values()]
+    return any(stage.is_timed(column, settings) for stage, settings in sizes)
 
 
 def differences(one: Path, two: Path) -> list[Difference]:

@@ -44,7 +44,7 @@ class Row:
     """One row of the table."""
 
     inputs: str = column("")
-    terms: str = column("", "ms", timed=True)
+    terms: str = column("")
     batch: int = column("")
     update_interval: int = column("")
     system: str = column("")
