@@ -25,8 +25,6 @@ from draftlab.stages._stage import NoInputs, Stage
 from draftlab.stages.verifier_cost import Settings as VerifierCost
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from draftlab.data import classify
 
 T = TypeVar("T")
@@ -293,9 +291,9 @@ def record_pairs(
     out: Path,
 ) -> None:
     """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2), and beside them what they are made of."""
-    from draftlab.multidraft import pairs
+    from draftlab.engine import recorded_pairs
 
-    pairs.record_file(settings, target, draft, prompts, positions, seed, out)
+    recorded_pairs.record_file(settings, target, draft, prompts, positions, seed, out)
 
 
 def collect(*, rows: tuple[Path, ...], out: Path) -> None:
@@ -454,16 +452,11 @@ def verify_lossless(
 
 def bench_verify(settings: Flat[VerifierCost], *, out: Path | None = None) -> None:
     """Print what each verifier costs per decision, one thread, contenders interleaved; with OUT also as CSV."""
-    from draftlab.multidraft import verifier_cost as cost
-
-    frame = cost.verifier_cost(settings)
-    _print_table(cost.table(frame), frame, out)
-
-
-def _print_table(text: str, frame: pd.DataFrame, out: Path | None) -> None:
     from draftlab.files.atomic import write_text
+    from draftlab.stages import verifier_cost
 
-    print(text)
+    frame = verifier_cost.measure(settings)
+    print(verifier_cost.as_text(frame))
     if out is not None:
         write_text(out, frame.to_csv(index=False, lineterminator="\n"))
 

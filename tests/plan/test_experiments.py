@@ -13,9 +13,8 @@ from draftlab import conformance, plan
 from draftlab.core import losses, verify
 from draftlab.errors import UserError
 from draftlab.files import digests, registries
-from draftlab.multidraft import acceptance
 from draftlab.plan.plan import PROFILES
-from draftlab.stages import STAGES
+from draftlab.stages import STAGES, acceptance
 from draftlab.train import sources
 
 WORKFLOW = Path(__file__).resolve().parents[2] / "workflow"
@@ -205,7 +204,7 @@ def test_a_wrong_yaml_is_refused_with_the_allowed_values(tmp_path, change, messa
         (losses.LOSSES, registries.names("core.losses", "LOSSES")),
         (sources.SOURCES, registries.names("train.sources", "SOURCES")),
         (verify.VERIFIERS, registries.names("core.verify", "VERIFIERS")),
-        (acceptance.PATHS, registries.names("multidraft.acceptance", "PATHS")),
+        (acceptance.PATHS, registries.names("stages.acceptance", "PATHS")),
     ],
 )
 def test_what_an_experiment_may_name_is_what_the_registry_holds(registry, names):

@@ -171,7 +171,7 @@ rule pairs:
         seed=DATA.seed,
         target=subpath(input.target, parent=True),
         draft=subpath(input.draft, parent=True),
-        code=code("multidraft.pairs", "engine.recording"),
+        code=code("engine.recorded_pairs"),
     message:
         "Record target and draft logits: {wildcards.pair} {wildcards.dataset}"
     shell:

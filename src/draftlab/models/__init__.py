@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
+from draftlab.files.weights import check_sizes
 from draftlab.models.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "Tokenizer",
     "check_same_tokenizer",
     "load_model",
+    "load_pair",
     "load_tokenizer",
 ]
 
@@ -118,3 +120,13 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
     config = read_object(Path(folder) / "config.json")
     loader = llama.load if llama.can_read(config) else hf.load
     return loader(folder, getattr(torch, dtype), torch.device(device))
+
+
+def load_pair(
+    target: Path, draft: Path, dtype: Dtype = "float32", device: str = "cpu"
+) -> tuple[LanguageModel, LanguageModel, Tokenizer]:
+    """Target, draft and the tokenizer that they share; a draft larger than its target is a ``UserError``."""
+    tokenizer = load_tokenizer(target)
+    check_same_tokenizer(tokenizer, load_tokenizer(draft))
+    check_sizes(target, draft)
+    return load_model(target, dtype, device), load_model(draft, dtype, device), tokenizer

@@ -12,8 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from draftlab.core.theory import Moved
 from draftlab.errors import UserError
-from draftlab.files.weights import weight_files
+from draftlab.files.json_files import read_object
+from draftlab.files.weights import parameter_count, weight_files
 
 
 def read_weights(folder: Path, device: torch.device) -> dict[str, Tensor]:
@@ -32,3 +34,14 @@ def write_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, T
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def moved(model: Path) -> Moved:
+    """Weights and cache entry of a decoder-only model's folder, in float32."""
+    config = read_object(model / "config.json")
+    try:
+        width, layers, heads = (config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    except KeyError as error:
+        raise UserError(f"no {error} in its config", file=model, remedy="use a decoder-only model") from None
+    entry = 2 * (config.get("num_key_value_heads") or heads) * (config.get("head_dim") or width // heads)
+    return Moved(4e-9 * parameter_count(model), 4e-9 * layers * entry)

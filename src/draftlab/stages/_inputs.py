@@ -71,6 +71,11 @@ class OnPairs(Settings):
     top_p: TopP = 1.0
     seed: Whole = 0
 
+    @property
+    def synthetic_seed(self) -> int | None:
+        """The seed of the synthetic family; None without it."""
+        return self.seed if self.synthetic else None
+
 
 class RecordedPairs(Settings):
     """The folder of recorded logits of target and draft."""

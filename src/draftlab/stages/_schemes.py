@@ -14,5 +14,5 @@ else:
     VERIFIERS = names("core.verify", "VERIFIERS")
     WITH_TAIL = (f"{name}+block" for name in VERIFIERS if name != "block")
     Verifier = Literal[VERIFIERS]
-    Scheme = Literal[VERIFIERS + names("multidraft.acceptance", "PATHS")]
+    Scheme = Literal[VERIFIERS + names("stages.acceptance", "PATHS")]
     LiveScheme = Literal["plain", *VERIFIERS, *WITH_TAIL]

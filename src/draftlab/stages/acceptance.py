@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -15,6 +17,13 @@ from draftlab.stages._stage import Bench, Facts, Stage, column
 if TYPE_CHECKING:
     import pandas as pd
 
+    from draftlab.core.sampling import Sampling
+    from draftlab.engine.recorded_pairs import Pairs
+    from draftlab.engine.replay import SingleVerifier
+
+PATHS: dict[str, SingleVerifier] = {"single_path": "single", "block": "block"}
+"""Verifiers of a path, on one footing: tokens accepted among the tokens visited, in blocks along a text."""
+
 
 class Settings(OnPairs):
     """Exact acceptance of multi-draft schemes (MDSS Table 2)."""
@@ -27,16 +36,24 @@ class Settings(OnPairs):
 
 
 class Row:
-    """One row of the table."""
+    """A request under a scheme."""
 
-    request: int = column("")
-    acceptance_sum: float = column("")
-    member_sum: float = column("")
-    positions: float = column("")
-    dataset: str = column("")
-    draft_temperature: float = column("")
-    num_drafts: int = column("")
-    scheme: str = column("")
+    request: int = column("number of the text; each context of the synthetic family is one")
+    acceptance_sum: float = column("acceptance before the residual draw, summed over positions", "tokens")
+    member_sum: float = column(
+        "probability that the emitted token is among the drafts, summed; empty without a closed form", "tokens"
+    )
+    positions: float = column("positions; of a path, those that its blocks visit", "tokens")
+    dataset: str = column("dataset of the text")
+    draft_temperature: float = column("temperature of the draft")
+    num_drafts: int = column("drafted tokens of a position")
+    scheme: str = column("how drafts are verified")
+
+
+class Derived:
+    """What follows from the rows."""
+
+    shortfall_sum: float = column("acceptance that the optimal scheme has more, summed", "tokens")
 
 
 MEASURES = {
@@ -49,16 +66,51 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.multidraft.acceptance import acceptance
-    from draftlab.multidraft.pairs import load_all
+    """Sum the acceptance of each scheme over the positions of each request; the synthetic family has no path."""
+    import pandas as pd
 
-    return acceptance(load_all(inputs.pairs, settings), settings), {}
+    from draftlab.core.sampling import Sampling
+    from draftlab.core.verify.exact import by_position
+    from draftlab.core.verify.schemes import token_verifier
+    from draftlab.engine.recorded_pairs import load_all
+
+    sampling = partial(Sampling, top_k=settings.top_k or None, top_p=settings.top_p)
+    pairs = load_all(inputs.pairs, settings.datasets, settings.positions, settings.synthetic_seed)
+    frames = []
+    for (dataset, own), temperature in itertools.product(pairs.items(), settings.draft_temperature):
+        samplings = sampling(settings.target_temperature), sampling(temperature)
+        target, draft = own.distributions(*samplings)
+        for name, drafts in itertools.product(settings.schemes, settings.num_drafts):
+            if name in PATHS and not own.is_text:
+                continue
+            if name in PATHS:
+                rows = along_text(own, *samplings, settings.path_len, PATHS[name])
+            else:
+                exact = by_position(token_verifier(name), target, draft, drafts)
+                rows = pd.DataFrame({"acceptance_sum": exact.proc, "member_sum": exact.member, "positions": 1})
+                rows = rows.groupby(own.request.numpy()).sum(min_count=1).rename_axis("request").reset_index()
+            frames.append(rows.assign(dataset=dataset, draft_temperature=temperature, num_drafts=drafts, scheme=name))
+    return pd.concat(frames, ignore_index=True), {}
+
+
+def along_text(
+    pairs: Pairs, target: Sampling, draft: Sampling, path_len: int, verifier: SingleVerifier
+) -> pd.DataFrame:
+    """Accepted and visited tokens of a verifier of one path, in blocks of ``path_len`` along each text, in expectation."""
+    import pandas as pd
+
+    from draftlab.engine.replay import agreement, walk
+
+    lengths = pairs.request.bincount().tolist()
+    agree = agreement(pairs.draft_logits, pairs.target_logits, pairs.token, lengths, target, draft)
+    walked = walk(agree, path_len, verifier)
+    return pd.DataFrame(
+        {"acceptance_sum": walked.accepted, "positions": walked.visited, "request": range(len(lengths))}
+    )
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """What each row lacks to the optimal scheme on the same request, temperature and number of drafts."""
-
+    """The shortfall of each row to the optimal scheme on the same request, temperature and number of drafts."""
     import pandas as pd
 
     keys = ["dataset", "request", "draft_temperature", "num_drafts"]
@@ -76,5 +128,6 @@ STAGE = Stage(
     inputs=RecordedPairs,
     locate=locate_pairs,
     reads=reads_pairs,
+    derived=Derived,
     derive=derive,
 )

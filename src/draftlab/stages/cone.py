@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -25,20 +26,29 @@ class Settings(Base):
 
 
 class Row:
-    """One row of the table."""
+    """A number of tokens and of drafts."""
 
-    num_tokens: int = column("")
-    num_drafts: int = column("")
-    dimension: int = column("")
-    rays: int = column("")
-    nonnegative: int = column("")
-    subsets: int = column("")
-    other: int = column("")
-    expected_subsets: int = column("")
-    cases: int = column("")
-    largest_difference: float = column("")
-    inequalities: str = column("")
+    num_tokens: int = column("tokens of the vocabulary")
+    num_drafts: int = column("drafted tokens")
+    dimension: int = column("dimension of the cone")
+    rays: int = column("rays that span the cone")
+    nonnegative: int = column("facets that say that a mass is not negative")
+    subsets: int = column("facets of Theorem 2: a set of tokens has at least the mass of the drafts inside it")
+    other: int = column("further facets")
+    expected_subsets: int = column("facets that Theorem 2 names")
+    cases: int = column("random distributions on which formula and linear program are compared")
+    largest_difference: float = column("largest difference between formula and linear program")
+    inequalities: str = column("the facets as inequalities, up to three tokens")
 
+
+class Derived:
+    """What follows from the rows."""
+
+    missing_subsets: int = column("facets of Theorem 2 that were not found")
+
+
+WRITTEN_OUT = 3
+"""Facets are also written as text up to this many tokens."""
 
 MEASURES = {
     "found": Measure("subsets", "expected_subsets", "conditions found over those of Theorem 2"),
@@ -50,14 +60,45 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.multidraft.cone import cone
+    """The facets of each cone, and how far formula and linear program are apart."""
+    import pandas as pd
 
-    return cone(settings), {}
+    from draftlab.core.verify.polyhedral import acceptance_cone
+
+    rows = []
+    for tokens, drafts in itertools.product(settings.num_tokens, settings.num_drafts):
+        cone = acceptance_cone(tokens, drafts)
+        counts = {key: getattr(cone, key) for key in ("dimension", "rays", "nonnegative", "subsets", "other")}
+        rows.append(
+            {"num_tokens": tokens, "num_drafts": drafts}
+            | counts
+            | {
+                "expected_subsets": 2**tokens - 2,
+                "cases": settings.cases,
+                "largest_difference": largest_difference(tokens, drafts, settings.cases, settings.seed),
+                "inequalities": "; ".join(cone.inequalities) if tokens <= WRITTEN_OUT else "",
+            }
+        )
+    return pd.DataFrame(rows), {}
+
+
+def largest_difference(num_tokens: int, num_drafts: int, cases: int, seed: int) -> float:
+    """Largest difference between ``min_H 1 + q(H) - p(H)^K`` (Theorem 3) and the linear program over random distributions."""
+    import torch
+
+    from draftlab.core.verify.bound import optimum_by_lp, optimum_iid
+    from draftlab.core.verify.joint import joint_distribution
+
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.rand(cases, 2, num_tokens, dtype=torch.float64, generator=generator) ** 3
+    distributions = weights / weights.sum(-1, keepdim=True)
+    formula = optimum_iid(distributions[:, 0], distributions[:, 1], num_drafts).tolist()
+    programs = (optimum_by_lp(q, joint_distribution(p.expand(num_drafts, -1), "iid")) for q, p in distributions)
+    return float(max(abs(one - two) for one, two in zip(formula, programs, strict=True)))
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """How many of the facets that Theorem 2 names were not found."""
+    """How many facets of Theorem 2 were not found."""
     return rows.assign(missing_subsets=rows["expected_subsets"] - rows["subsets"])
 
 
@@ -66,5 +107,6 @@ STAGE = Stage(
     row=Row,
     measures=MEASURES,
     run=run,
+    derived=Derived,
     derive=derive,
 )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +17,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Dataset, NotNegative, TopP, Whole
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.settings import Answers
+from draftlab.errors import UserError
 from draftlab.stages._inputs import Files, TargetAndDraft
 from draftlab.stages._places import Places
 from draftlab.stages._schemes import LiveScheme
@@ -19,6 +25,15 @@ from draftlab.stages._stage import Bench, Facts, Stage, column, timing
 
 if TYPE_CHECKING:
     import pandas as pd
+    import sacrebleu
+    from rouge_score.rouge_scorer import RougeScorer
+    from torch import Generator
+
+    from draftlab.engine.speculate import Decoded
+    from draftlab.models import LanguageModel, Tokenizer
+
+PLAIN = "plain"
+"""The target alone, one token per call."""
 
 
 class Settings(Base):
@@ -47,31 +62,41 @@ class Settings(Base):
 
 
 class Row:
-    """One row of the table."""
+    """A request, decoded by a contender."""
 
-    request: int = column("")
-    drafted: int = column("")
-    visited: int = column("")
-    accepted: int = column("")
-    emitted: int = column("")
-    blocks: int = column("")
-    draft_seconds: float = timing("")
-    target_seconds: float = timing("")
-    select_seconds: float = timing("")
-    dataset: str = column("")
-    batch: int = column("")
-    scheme: str = column("")
-    num_drafts: int = column("")
-    draft_temperature: float = column("")
-    first_temperature: float = column("")
-    target_temperature: float = column("")
-    top_k: int = column("")
-    lp_threshold: int = column("")
-    draft_len: int = column("")
-    top_p: float = column("")
-    seed: int = column("")
-    rouge_l: float = column("", optional=True)
-    bleu: float = column("", optional=True)
+    request: int = column("line of the request in its dataset's held-out file")
+    drafted: int = column("tokens drafted per sequence", "tokens")
+    visited: int = column("drafted tokens that were judged: accepted ones, and the first rejected one", "tokens")
+    accepted: int = column("drafted tokens that stand", "tokens")
+    emitted: int = column("tokens of the answer", "tokens")
+    blocks: int = column("target calls")
+    draft_seconds: float = timing("share of its batch's time in the draft; CPU time on a CPU")
+    target_seconds: float = timing("the same in the target")
+    select_seconds: float = timing("the same in verification")
+    rouge_l: float = column("ROUGE-L of the answer, F-measure; empty without a reference", optional=True)
+    bleu: float = column("sentence BLEU of the answer, 0 to 1; empty without a reference", optional=True)
+    dataset: str = column("dataset of the request")
+    batch: int = column("number of the batch that it was decoded in")
+    scheme: str = column("how drafts are verified; plain: none")
+    num_drafts: int = column("drafted sequences")
+    draft_temperature: float = column("temperature of the drafts")
+    first_temperature: float = column("temperature of the first draft")
+    target_temperature: float = column("temperature of the target")
+    top_k: int = column("most probable tokens kept; 0: all")
+    lp_threshold: int = column("tokens in the linear program; 0: there is none")
+    draft_len: int = column("drafted tokens of a sequence and block")
+    top_p: float = column("probability mass kept")
+    seed: int = column("seed of the sampling")
+
+
+class Derived:
+    """What follows from the rows."""
+
+    seconds: float = timing("time of the request")
+    identical: bool = column("whether all its drafts are of one temperature")
+    metric: str = column("BLEU of translations, else ROUGE-L", optional=True)
+    score: float = column("score of the answer by its metric", optional=True)
+    size: str = column("tokens in the linear program, in words", optional=True)
 
 
 MEASURES = {
@@ -106,14 +131,190 @@ def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
     return {"models": [inputs.target, inputs.draft], "data": list(inputs.prompts.values())}
 
 
-def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Decode the held-out requests with every contender, in turns."""
-    from draftlab.multidraft.live import live
-    from draftlab.multidraft.pairs import load_models
+@dataclass(frozen=True)
+class Contender:
+    """One way to decode; the fields are columns of the table. ``top_k`` 0 keeps every token."""
 
-    how = inputs.answers
-    models = load_models(inputs.target, inputs.draft, how.dtype, how.device)
-    return live(settings, *models, inputs.prompts, how.template), {}
+    scheme: str
+    num_drafts: int
+    draft_temperature: float
+    first_temperature: float
+    target_temperature: float
+    top_k: int
+    lp_threshold: int
+
+    @property
+    def draft_temperatures(self) -> list[float]:
+        """One per drafted sequence."""
+        return [self.first_temperature, *[self.draft_temperature] * (self.num_drafts - 1)]
+
+
+def contenders(settings: Settings) -> list[Contender]:
+    """Every combination of the settings' lists, each once: a single draft has one temperature, and only one scheme has a program."""
+    grid = itertools.product(
+        settings.schemes,
+        settings.num_drafts,
+        settings.draft_temperature,
+        settings.target_temperature,
+        settings.top_k,
+        settings.lp_threshold,
+    )
+    every = (Contender(s, k, t, settings.first_temperature or t, target, top, lp) for s, k, t, target, top, lp in grid)
+    return list(dict.fromkeys(map(_normal, every)))
+
+
+def _normal(contender: Contender) -> Contender:
+    if not contender.scheme.startswith("importance_truncated"):
+        contender = replace(contender, lp_threshold=0)
+    if contender.scheme in ("single", "block"):
+        contender = replace(contender, num_drafts=1, draft_temperature=contender.first_temperature)
+    if contender.scheme == PLAIN:
+        contender = replace(contender, num_drafts=0, draft_temperature=0.0, first_temperature=0.0)
+    return contender
+
+
+@dataclass(frozen=True)
+class _Request:
+    number: int
+    prompt_ids: list[int]
+    reference: str | None
+
+
+def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
+    """Decode the held-out requests of each dataset with every contender.
+
+    Contenders take turns on each batch of requests, so a machine that slows down slows all of them.
+    """
+    import pandas as pd
+    import torch
+
+    from draftlab.models import load_pair
+    from draftlab.train.training import progress
+
+    answers = inputs.answers
+    target, draft, tokenizer = load_pair(inputs.target, inputs.draft, answers.dtype, answers.device)
+    room = target.context_len - settings.max_new_tokens - 2 * settings.draft_len
+    batches = [
+        (dataset, batch)
+        for dataset, file in inputs.prompts.items()
+        for batch in _batches(file, settings, tokenizer, answers.template, room)
+    ]
+    every = contenders(settings)
+    generators = {contender: torch.Generator(target.device).manual_seed(settings.seed) for contender in every}
+
+    def decode(contender: Contender, batch: Sequence[_Request]) -> Decoded:
+        prompts = [request.prompt_ids for request in batch]
+        return _decode(contender, prompts, settings, target, draft, tokenizer.eos_ids, generators[contender])
+
+    frames = []
+    decode(every[0], batches[0][1][:2])  # warm-up
+    for number in progress(range(len(batches)), "live", total=len(batches)):
+        dataset, batch = batches[number]
+        shift = number % len(every)
+        for contender in every[shift:] + every[:shift]:
+            rows = pd.DataFrame(_rows(decode(contender, batch), batch, tokenizer if settings.quality else None))
+            frames.append(rows.assign(dataset=dataset, batch=number, **vars(contender)))
+    rows = pd.concat(frames, ignore_index=True)
+    return rows.assign(draft_len=settings.draft_len, top_p=settings.top_p, seed=settings.seed), {}
+
+
+def _batches(
+    file: Path, settings: Settings, tokenizer: Tokenizer, template: str, room: int
+) -> Iterator[list[_Request]]:
+    """The first requests that fit into ``room`` tokens, in batches."""
+    from draftlab.data.prompts import Prompt
+    from draftlab.files.json_files import read_jsonl
+
+    encoded = (
+        (number, tokenizer.encode_prompt(prompt.text, template), prompt.reference)
+        for number, prompt in enumerate(read_jsonl(file, Prompt))
+    )
+    fitting = (_Request(*request) for request in encoded if len(request[1]) <= room)
+    kept = list(itertools.islice(fitting, settings.requests))
+    if not kept:
+        raise UserError("no prompt fits the target's context", file=file, remedy="lower max_new_tokens")
+    for start in range(0, len(kept), settings.batch):
+        yield kept[start : start + settings.batch]
+
+
+def _decode(
+    contender: Contender,
+    prompts: list[list[int]],
+    settings: Settings,
+    target: LanguageModel,
+    draft: LanguageModel,
+    eos_ids: Sequence[int],
+    generator: Generator,
+) -> Decoded:
+    """Decode a batch; the seconds of each part are scaled to the process's CPU time where the models run on a CPU."""
+    from draftlab.core.sampling import Sampling
+    from draftlab.core.verify.schemes import tail_of, token_verifier
+    from draftlab.engine.generate import generate
+    from draftlab.engine.speculate import BlockTrace, Decoded, speculate
+
+    def sampling(temperature: float) -> Sampling:
+        return Sampling(temperature, contender.top_k or None, settings.top_p)
+
+    room, distribution = settings.max_new_tokens, sampling(contender.target_temperature)
+    wall, cpu = time.perf_counter(), time.process_time()
+    if contender.scheme == PLAIN:
+        answers = generate(
+            target, prompts, max_new_tokens=room, eos_ids=eos_ids, sampling=distribution, generator=generator
+        )
+        wall = time.perf_counter() - wall
+        decoded = Decoded([BlockTrace.plain(answer) for answer in answers], max(map(len, answers)), 0.0, wall, 0.0)
+    else:
+        name, _, tail = contender.scheme.partition("+")
+        decoded = speculate(
+            target,
+            draft,
+            prompts,
+            draft_len=settings.draft_len,
+            max_new_tokens=room,
+            eos_ids=eos_ids,
+            num_drafts=contender.num_drafts,
+            verifier=name if name == "block" else token_verifier(name, contender.lp_threshold or 5),
+            tail=tail_of(tail),
+            sampling=distribution,
+            draft_sampling=[sampling(t) for t in contender.draft_temperatures],
+            generator=generator,
+        )
+        wall = time.perf_counter() - wall
+    scale = (time.process_time() - cpu) / wall if target.device.type == "cpu" else 1.0
+    parts = (decoded.draft_seconds, decoded.target_seconds, decoded.verify_seconds)
+    return Decoded(decoded.traces, decoded.blocks, *(scale * seconds for seconds in parts))
+
+
+def _rows(decoded: Decoded, batch: Sequence[_Request], tokenizer: Tokenizer | None) -> Iterator[dict[str, float]]:
+    """What each request of a decoded batch did; with a tokenizer, also how good its answer is."""
+    parts = ("draft_seconds", "target_seconds", "verify_seconds")
+    seconds = {name.replace("verify", "select"): getattr(decoded, name) / len(batch) for name in parts}
+    for request, trace in zip(batch, decoded.traces, strict=True):
+        counts = {name: sum(getattr(trace, name)) for name in ("drafted", "visited", "accepted", "emitted")}
+        scores = score(tokenizer.decode(trace.answer_ids), request.reference) if tokenizer else {}
+        yield {"request": request.number, **counts, "blocks": len(trace.emitted), **seconds, **scores}
+
+
+def score(text: str, reference: str | None) -> dict[str, float]:
+    """``rouge_l``, F-measure of the longest common subsequence of words, and sentence ``bleu``, from 0 to 1; NaN without a reference.
+
+    Sentence BLEU leaves out orders of n-grams that a short answer has none of (``effective_order``).
+    """
+    if not reference:
+        return {"rouge_l": math.nan, "bleu": math.nan}
+    rouge, bleu = _scorers()
+    return {
+        "rouge_l": float(rouge.score(reference, text)["rougeL"].fmeasure),
+        "bleu": float(bleu.sentence_score(text, [reference]).score) / 100,
+    }
+
+
+@cache
+def _scorers() -> tuple[RougeScorer, sacrebleu.BLEU]:
+    import sacrebleu
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(["rougeL"]), sacrebleu.BLEU(effective_order=True)
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
@@ -142,6 +343,7 @@ STAGE = Stage(
     inputs=Inputs,
     locate=locate,
     reads=reads,
+    derived=Derived,
     derive=derive,
     views={"quality": quality, "truncation": truncation},
 )

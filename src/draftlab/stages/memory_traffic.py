@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from draftlab.core import theory
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Dataset, Share
 from draftlab.core.settings import Settings as Base
+from draftlab.core.theory import Moved
 from draftlab.stages._inputs import Files, TargetAndDraft
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Stage, column
@@ -41,22 +45,22 @@ class Settings(Base):
 
 
 class Row:
-    """One row of the table."""
+    """A system at one batch and update interval."""
 
-    inputs: str = column("")
-    terms: str = column("")
-    batch: int = column("")
-    update_interval: int = column("")
-    system: str = column("")
-    block_length: float = column("")
-    target_gb: float = column("")
-    draft_gb: float = column("")
-    cache_gb: float = column("")
-    update_gb: float = column("")
-    gb: float = column("")
-    original_gb: float = column("")
-    vsd_gb: float = column("")
-    break_even: float = column("")
+    inputs: str = column("block lengths and sizes: printed, unrounded, or ours")
+    terms: str = column("printed: those of Table 5; all: every term")
+    batch: int = column("requests that share a load of weights", "requests")
+    update_interval: int = column("requests from one update of the draft to the next", "requests")
+    system: str = column("original: no draft; vsd: a draft that stays as it is; osd: one that is updated")
+    block_length: float = column("tokens per target call", "tokens")
+    target_gb: float = column("weights of the target moved for a request", "GB")
+    draft_gb: float = column("weights of the draft moved for a request", "GB")
+    cache_gb: float = column("entries of both caches moved for a request", "GB")
+    update_gb: float = column("share of a request in what an update moves", "GB")
+    gb: float = column("all of them", "GB")
+    original_gb: float = column("the same of original", "GB")
+    vsd_gb: float = column("the same of vsd", "GB")
+    break_even: float = column("block length above which osd moves less than vsd", "tokens")
 
 
 MEASURES = {
@@ -82,11 +86,96 @@ def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
     return {"models": [inputs.target, inputs.draft], "tables": [inputs.online]}
 
 
+@dataclass(frozen=True)
+class Case:
+    """A pair and its block lengths before and after; ``train_gb``: the draft's weights in float32."""
+
+    name: str
+    target: Moved
+    draft: Moved
+    train_gb: float
+    before: float
+    after: float
+
+    @property
+    def block_lengths(self) -> dict[str, float]:
+        """By system."""
+        return {"original": 1.0, "vsd": self.before, "osd": self.after}
+
+
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Tabulate every term for the printed pair and for the run's own."""
-    from draftlab.core.costs import memory_traffic
+    import pandas as pd
 
-    return memory_traffic(settings, inputs.target, inputs.draft, inputs.online), {}
+    from draftlab.models.weights import moved
+
+    size = Moved(settings.target_gb, settings.target_cache_gb)
+    small = Moved(settings.draft_gb, settings.draft_cache_gb)
+    before, after = (theory.expected_block_length(alpha, settings.draft_len) for alpha in settings.alphas)
+    own, own_small = moved(inputs.target), moved(inputs.draft)
+    cases = [
+        Case("printed", size, small, 2 * settings.draft_gb, *settings.rounded),
+        Case("unrounded", size, small, 2 * settings.draft_gb, before, after),
+        Case("ours", own, own_small, own_small.weights, *_measured(inputs.online, settings.dataset)),
+    ]
+    rows = [row for case in cases for row in (*_printed(case, settings), *_all_terms(case, settings))]
+    return pd.DataFrame(rows), {}
+
+
+def _printed(case: Case, settings: Settings) -> Iterator[dict[str, Any]]:
+    """Table 5."""
+    for interval in settings.update_interval:
+        systems = theory.memory_traffic(
+            case.target,
+            case.draft,
+            tokens=settings.tokens,
+            block_length=case.before,
+            online_block_length=case.after,
+            update_interval=interval,
+        )
+        yield from _rows(systems, case, systems["original"]["target_gb"], "printed", 1, interval)
+
+
+def _all_terms(case: Case, settings: Settings) -> Iterator[dict[str, Any]]:
+    for batch, interval in itertools.product(settings.batch, settings.update_interval):
+        systems = {
+            name: theory.traffic_terms(
+                case.target,
+                case.draft,
+                tokens=settings.tokens,
+                context=settings.context,
+                draft_len=0 if name == "original" else settings.draft_len,
+                block_length=length,
+                batch=batch,
+                updates_per_request=(name == "osd") / interval,
+                train_gb=case.train_gb,
+            )
+            for name, length in case.block_lengths.items()
+        }
+        yield from _rows(systems, case, sum(systems["vsd"].values()) * case.before, "all", batch, interval)
+
+
+def _rows(
+    systems: Mapping[str, Mapping[str, float]], case: Case, per_block: float, terms: str, batch: int, interval: int
+) -> Iterator[dict[str, Any]]:
+    totals = {name: sum(parts.values()) for name, parts in systems.items()}
+    online_fixed, fixed = (totals[name] - per_block / case.block_lengths[name] for name in ("osd", "vsd"))
+    needed = theory.break_even_block_length(per_block, fixed, online_fixed, case.before)
+    for name, parts in systems.items():
+        axes = {"inputs": case.name, "terms": terms, "batch": batch, "update_interval": interval, "system": name}
+        beside = {"gb": totals[name], "original_gb": totals["original"], "vsd_gb": totals["vsd"]}
+        yield axes | {"block_length": case.block_lengths[name], **parts, **beside, "break_even": needed}
+
+
+def _measured(online: Path, dataset: str) -> tuple[float, float]:
+    """Block lengths at the end of the stream: of the draft as it was, and of the online one."""
+    from draftlab.files.tables import read_table
+
+    rows = read_table(online)
+    rows = rows[(rows["dataset"] == dataset) & (rows["record"] >= 0.8 * (rows["record"].max() + 1))]
+    sums = rows.groupby("method")[["emitted", "blocks"]].sum()
+    lengths = sums["emitted"] / sums["blocks"]
+    return float(lengths["static"]), float(lengths["online"])
 
 
 STAGE = Stage(

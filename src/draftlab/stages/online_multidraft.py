@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,10 +16,15 @@ from draftlab.stages._inputs import Files, TargetAndDraft
 from draftlab.stages._places import Places, recorded_name
 from draftlab.stages._schemes import Verifier
 from draftlab.stages._stage import Bench, Facts, Stage, column
-from draftlab.train.settings import Loss, LossPositions
+from draftlab.train.settings import Loss, LossPositions, Serving
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from draftlab.engine.answers import Answer
+    from draftlab.engine.recording import TargetPass
+    from draftlab.models import LanguageModel
+    from draftlab.train.traffic import Traffic
 
 
 class Settings(Base):
@@ -41,19 +47,18 @@ class Settings(Base):
 
 
 class Row:
-    """One row of the table."""
+    """A held-out request, decoded with an arrangement of drafts."""
 
-    accepted: int = column("")
-    visited: int = column("")
-    emitted: int = column("")
-    blocks: int = column("")
-    request: int = column("")
-    seed: int = column("")
-    dataset: str = column("")
-    drafts: str = column("")
-    num_drafts: int = column("")
-    scheme: str = column("")
-    mixture: str = column("")
+    accepted: int = column("drafted tokens that stand", "tokens")
+    visited: int = column("drafted tokens that were judged: accepted ones, and the first rejected one", "tokens")
+    emitted: int = column("tokens of the answer", "tokens")
+    blocks: int = column("target calls")
+    request: int = column("number of the held-out request in its topic")
+    seed: int = column("seed of the stream's order and of the sampling")
+    dataset: str = column("topic of the request")
+    drafts: str = column("which models draft: original, shared, routed or specialists")
+    num_drafts: int = column("drafted sequences")
+    scheme: str = column("how drafts are verified")
 
 
 MEASURES = {
@@ -84,14 +89,117 @@ def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Let drafts learn, then decode with each arrangement of them."""
-    from draftlab.multidraft.online_multidraft import online_multidraft
+    """Let drafts learn along an i.i.d. mixture of the topics, then decode held-out requests with each arrangement of them.
 
-    passes = {
-        topic: {split: inputs.answers / recorded_name(topic, split) for split in ("train", "eval")}
-        for topic in settings.topics
+    Target calls and updates are equal for all: routing drafts each request with its topic's specialist, as many times as there are
+    specialists; the shared draft learnt all topics.
+    """
+    import pandas as pd
+
+    from draftlab.engine.recording import load_pass
+    from draftlab.files.weights import check_sizes
+    from draftlab.models import load_model, load_tokenizer
+    from draftlab.train.online import serve
+
+    def passes(split: str) -> list[TargetPass]:
+        return [load_pass(inputs.answers / recorded_name(topic, split)) for topic in settings.topics]
+
+    def fresh_draft() -> LanguageModel:
+        return load_model(inputs.draft, device=settings.device)
+
+    check_sizes(inputs.target, inputs.draft)
+    target, tokenizer = load_model(inputs.target, device=settings.device), load_tokenizer(inputs.target)
+    learnt, held_out = passes("train"), passes("eval")
+    frames = []
+    for seed in settings.seeds:
+        stream, learning = _mixture(learnt, settings, seed), _learning(settings, seed)
+        shared, *specialists = (fresh_draft() for _ in range(1 + len(settings.topics)))
+        serve(shared, stream, learning)
+        for topic, specialist in zip(settings.topics, specialists, strict=True):
+            own = [place for place, group in enumerate(stream.group) if group == topic]
+            serve(specialist, stream.take(own), learning)
+        original = fresh_draft()
+        for number, topic in enumerate(settings.topics):
+            arranged = _arrangements(original, shared, specialists, number)
+            requests = held_out[number].answers[: settings.requests]
+            for (drafts, models), scheme in itertools.product(arranged.items(), settings.schemes):
+                if len(models) == 1 and scheme != settings.schemes[0]:
+                    continue  # with one sequence every scheme is single-draft verification
+                rows = _decoded(target, models, requests, scheme, tokenizer.eos_ids, settings, seed)
+                frames.append(
+                    rows.assign(seed=seed, dataset=topic, drafts=drafts, num_drafts=len(models), scheme=scheme)
+                )
+    return pd.concat(frames, ignore_index=True), {}
+
+
+def _mixture(passes: Sequence[TargetPass], settings: Settings, seed: int) -> Traffic:
+    """The first ``stream`` requests of each topic in one random order."""
+    import numpy as np
+
+    from draftlab.train.traffic import Traffic, join
+
+    places = [(number, place) for number in range(len(passes)) for place in range(settings.stream)]
+    drawn = np.random.default_rng(seed).permutation(len(places))
+    order = [places[i] for i in drawn]
+    groups, count = [settings.topics[number] for number, _ in order], len(order)
+    return Traffic(join(passes, order), groups, groups, np.zeros(count, int), np.ones(count, bool), drawn)
+
+
+def _learning(settings: Settings, seed: int) -> Serving:
+    """How every draft learns: an update per ``update_interval`` of its own requests, so all specialists together make as many as the
+    shared draft."""
+    names = ("learning_rate", "update_interval", "loss", "loss_positions", "draft_len", "device")
+    own = {"dataset": "+".join(settings.topics), "seed": seed, "batch": settings.update_interval}
+    return Serving.model_validate(own | {name: getattr(settings, name) for name in names})
+
+
+def _arrangements(
+    original: LanguageModel, shared: LanguageModel, specialists: Sequence[LanguageModel], topic: int
+) -> dict[str, list[LanguageModel]]:
+    """Which models draft a request of this topic; the router makes no mistakes here (``osd_routing`` measures them)."""
+    count, own = len(specialists), specialists[topic]
+    return {
+        "original": [original] * count,
+        "shared, one": [shared],
+        "shared": [shared] * count,
+        "routed, one": [own],
+        "routed": [own] * count,
+        "specialists": list(specialists),
     }
-    return online_multidraft(settings, inputs.target, inputs.draft, passes), {}
+
+
+def _decoded(
+    target: LanguageModel,
+    models: list[LanguageModel],
+    requests: Sequence[Answer],
+    scheme: str,
+    eos_ids: Sequence[int],
+    settings: Settings,
+    seed: int,
+) -> pd.DataFrame:
+    """Decode the requests as one batch, a row for each."""
+    import pandas as pd
+    import torch
+
+    from draftlab.core.sampling import Sampling
+    from draftlab.engine.speculate import speculate
+
+    same = all(model is models[0] for model in models)
+    traces = speculate(
+        target,
+        models[0] if same else models,
+        [request.prompt_ids for request in requests],
+        draft_len=settings.draft_len,
+        max_new_tokens=settings.max_new_tokens,
+        eos_ids=eos_ids,
+        num_drafts=len(models),
+        verifier=scheme if len(models) > 1 else "single",  # every scheme's distribution for one draft
+        sampling=Sampling(settings.temperature),
+        generator=torch.Generator(target.device).manual_seed(seed),
+    ).traces
+    counts = ("accepted", "visited", "emitted")
+    rows = ({name: sum(getattr(t, name)) for name in counts} | {"blocks": len(t.emitted)} for t in traces)
+    return pd.DataFrame(rows).assign(request=range(len(requests)))
 
 
 STAGE = Stage(

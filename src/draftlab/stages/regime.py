@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -14,6 +16,12 @@ from draftlab.stages._stage import Bench, Facts, Stage, column
 if TYPE_CHECKING:
     import pandas as pd
 
+SCHEMES = ("optimal", "hybrid", "importance_truncated", "k_seq", "specinfer", "single")
+BORDERS = (0.1, 0.5, 1.0, 2.0)
+"""Of the classes of target entropy, in nats."""
+ENTROPIES = ("under 0.1 nats", "0.1 to 0.5", "0.5 to 1", "1 to 2", "over 2 nats")
+"""The classes, in words."""
+
 
 class Settings(OnPairs):
     """Acceptance over a grid of target and draft temperatures, by the target's entropy."""
@@ -24,21 +32,28 @@ class Settings(OnPairs):
 
 
 class Row:
-    """One row of the table."""
+    """The positions of a request that share a class of entropy."""
 
-    request: int = column("")
-    entropy_class: int = column("")
-    positions: int = column("")
-    optimal: float = column("")
-    hybrid: float = column("")
-    importance_truncated: float = column("")
-    k_seq: float = column("")
-    specinfer: float = column("")
-    single: float = column("")
-    dataset: str = column("")
-    target_temperature: float = column("")
-    draft_temperature: float = column("")
-    num_drafts: int = column("")
+    request: int = column("number of the text; each context of the synthetic family is one")
+    entropy_class: int = column("class of the entropy of the target's distribution as it is verified, 0 the lowest")
+    positions: int = column("positions", "tokens")
+    optimal: float = column("acceptance of the best scheme, summed over positions", "tokens")
+    hybrid: float = column("the same of the better of K-SEQ and importance sampling at each position", "tokens")
+    importance_truncated: float = column("the same of importance sampling with a truncated linear program", "tokens")
+    k_seq: float = column("the same of K-SEQ", "tokens")
+    specinfer: float = column("the same of SpecInfer", "tokens")
+    single: float = column("the same of a single draft", "tokens")
+    dataset: str = column("dataset of the text")
+    target_temperature: float = column("temperature of the target")
+    draft_temperature: float = column("temperature of the draft")
+    num_drafts: int = column("drafted tokens of a position")
+
+
+class Derived:
+    """What follows from the rows."""
+
+    over_k_seq: float = column("acceptance of importance sampling less that of K-SEQ, summed", "tokens")
+    entropy: str = column("the class of entropy in words")
 
 
 MEASURES = {
@@ -49,22 +64,39 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.multidraft.pairs import load_all
-    from draftlab.multidraft.regime import regime
+    """Sum acceptance before the residual draw over the positions of each request and class of entropy."""
+    import pandas as pd
 
-    return regime(load_all(inputs.pairs, settings), settings), {}
+    from draftlab.core.sampling import Sampling
+    from draftlab.core.verify.exact import by_position
+    from draftlab.core.verify.schemes import token_verifier
+    from draftlab.engine.recorded_pairs import load_all
 
-
-ENTROPIES = ("under 0.1 nats", "0.1 to 0.5", "0.5 to 1", "1 to 2", "over 2 nats")
-"""The classes of target entropy, in words."""
+    sampling = partial(Sampling, top_k=settings.top_k or None, top_p=settings.top_p)
+    pairs = load_all(inputs.pairs, settings.datasets, settings.positions, settings.synthetic_seed)
+    frames = []
+    for (dataset, own), hot, draft_hot in itertools.product(
+        pairs.items(), settings.target_temperature, settings.draft_temperature
+    ):
+        target, draft = own.distributions(sampling(hot), sampling(draft_hot))
+        entropy = -(target * target.clamp_min(1e-300).log()).sum(-1)
+        classes = (entropy[:, None] >= entropy.new_tensor(BORDERS)).sum(-1)
+        accepted = {
+            name: by_position(token_verifier(name), target, draft, settings.num_drafts).proc for name in SCHEMES
+        }
+        rows = pd.DataFrame({"request": own.request, "entropy_class": classes, "positions": 1} | accepted)
+        rows = rows.groupby(["request", "entropy_class"], as_index=False).sum()
+        frames.append(rows.assign(dataset=dataset, target_temperature=hot, draft_temperature=draft_hot))
+    return pd.concat(frames, ignore_index=True).assign(num_drafts=settings.num_drafts), {}
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """What importance sampling accepts more than K-SEQ, and the target's entropy in words."""
-    words = rows["entropy_class"].map(dict(enumerate(ENTROPIES)))
     rows = rows.sort_values("entropy_class", kind="stable")
-    return rows.assign(over_k_seq=rows["importance_truncated"] - rows["k_seq"], entropy=words)
+    return rows.assign(
+        over_k_seq=rows["importance_truncated"] - rows["k_seq"],
+        entropy=rows["entropy_class"].map(dict(enumerate(ENTROPIES))),
+    )
 
 
 STAGE = Stage(
@@ -75,5 +107,6 @@ STAGE = Stage(
     inputs=RecordedPairs,
     locate=locate_pairs,
     reads=reads_pairs,
+    derived=Derived,
     derive=derive,
 )

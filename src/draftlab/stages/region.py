@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -23,15 +24,25 @@ class Settings(Base):
 
 
 class Row:
-    """One row of the table."""
+    """A target of the simplex under a scheme."""
 
-    q2: float = column("")
-    acceptance: float = column("")
-    distribution_error: float = column("")
-    panel: str = column("")
-    num_drafts: int = column("")
-    scheme: str = column("")
+    q2: float = column("second probability of the target")
+    acceptance: float = column("probability that the emitted token is among the drafts", "probability")
+    distribution_error: float = column("largest difference between the target and the emitted distribution")
+    panel: str = column("panel of the figure: left holds the target's first probability at 1/3, right at 1/6")
+    num_drafts: int = column("drafted tokens")
+    scheme: str = column("how drafts are verified")
 
+
+class Derived:
+    """What follows from the rows."""
+
+    certain: float = column("1 where nothing is ever rejected, else 0")
+    one: float = column("1: a target")
+
+
+PANELS = {"left": 1 / 3, "right": 1 / 6}
+SCHEMES = ("optimal", "importance", "k_seq", "specinfer", "single")
 
 MEASURES = {
     "acceptance": Measure("acceptance", None, "acceptance", "probability"),
@@ -44,10 +55,28 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.multidraft.region import region
+    """Acceptance of each scheme for targets ``(q1, q2, 1 - q1 - q2)`` and a draft uniform on three tokens."""
+    import pandas as pd
+    import torch
 
-    return region(settings.num_drafts, settings.points), {}
+    from draftlab.core.verify.exact import distribution_error
+    from draftlab.core.verify.schemes import token_verifier
+
+    frames = []
+    for panel, first in PANELS.items():
+        second = torch.linspace(0, 1 - first, settings.points, dtype=torch.float64)
+        target = torch.stack([torch.full_like(second, first), second, (1 - first - second).clamp_min(0)], -1)
+        for drafts, name in itertools.product(settings.num_drafts, SCHEMES):
+            # The single draft is alone: otherwise its residual token may be one of the drafts that it never looked at.
+            count = 1 if name == "single" else drafts
+            verifier, draft = token_verifier(name), torch.full((settings.points, count, 3), 1 / 3, dtype=torch.float64)
+            columns = {
+                "q2": second,
+                "acceptance": verifier.acceptance(target, draft).member,
+                "distribution_error": distribution_error(verifier, target, draft),
+            }
+            frames.append(pd.DataFrame(columns).assign(panel=panel, num_drafts=drafts, scheme=name))
+    return pd.concat(frames, ignore_index=True), {}
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
@@ -60,5 +89,6 @@ STAGE = Stage(
     row=Row,
     measures=MEASURES,
     run=run,
+    derived=Derived,
     derive=derive,
 )

@@ -29,13 +29,22 @@ class Settings(Base):
 
 
 class Row:
-    """One row of the table."""
+    """A class of requests in a slice of time."""
 
-    slice: int = column("")
-    group: str = column("")
-    count: int = column("")
-    total: int = column("")
-    group_by: str = column("")
+    slice: int = column("number of the slice, in order of time")
+    group: str = column("class of requests")
+    count: int = column("requests of the class", "requests")
+    total: int = column("requests of all classes", "requests")
+    group_by: str = column("what the classes are: language or topic")
+
+
+class Derived:
+    """What follows from the rows."""
+
+    half: str = column("half of the time that the slice lies in: first or second")
+    among: int = column(
+        "requests that Figure 2 of OSD counts: of every topic, of every language but English", "requests"
+    )
 
 
 MEASURES = {
@@ -74,8 +83,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """``among``: the requests of a slice that OSD's Figure 2 shares out, those of every topic, those of every language but English;
-    and the ``half`` of the time that a slice lies in."""
+    """Which half of the time a slice lies in, and the requests of a slice that OSD's Figure 2 counts."""
     half = (2 * rows["slice"] > rows["slice"].max()).map({True: "second", False: "first"})
     named = rows["count"].where(rows["group"] != "English", 0)
     return rows.assign(half=half, among=named.groupby([rows["group_by"], rows["slice"]]).transform("sum"))
@@ -89,5 +97,6 @@ STAGE = Stage(
     inputs=Inputs,
     locate=locate,
     reads=reads,
+    derived=Derived,
     derive=derive,
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -10,9 +13,12 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NotNegative, Whole
 from draftlab.stages._inputs import OnPairs, RecordedPairs, locate_pairs, reads_pairs
 from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages.acceptance import Derived, derive
 
 if TYPE_CHECKING:
     import pandas as pd
+
+PEERS = ("optimal", "importance_truncated", "k_seq", "specinfer")
 
 
 class Settings(OnPairs):
@@ -26,18 +32,18 @@ class Settings(OnPairs):
 
 
 class Row:
-    """One row of the table."""
+    """A request under Sinkhorn's scaling or a peer."""
 
-    request: int = column("")
-    acceptance_sum: float = column("")
-    positions: int = column("")
-    seconds: float = timing("")
-    scheme: str = column("")
-    iterations: int = column("")
-    sharpness: float = column("")
-    dataset: str = column("")
-    draft_temperature: float = column("")
-    num_drafts: int = column("")
+    request: int = column("number of the text; each context of the synthetic family is one")
+    acceptance_sum: float = column("acceptance before the residual draw, summed over positions", "tokens")
+    positions: int = column("positions", "tokens")
+    seconds: float = timing("share of the fastest computation of the selected token's distribution, CPU time")
+    scheme: str = column("how drafts are verified")
+    iterations: int = column("iterations of the scaling; 0 of a peer")
+    sharpness: float = column("sharpness of the kernel; 0 of a peer")
+    dataset: str = column("dataset of the text")
+    draft_temperature: float = column("temperature of the draft")
+    num_drafts: int = column("drafted tokens of a position")
 
 
 MEASURES = {
@@ -47,23 +53,42 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.multidraft.pairs import load_all
-    from draftlab.multidraft.sinkhorn import sinkhorn
-
-    return sinkhorn(load_all(inputs.pairs, settings), settings), {}
-
-
-def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """What each row lacks to the optimal scheme on the same request, temperature and number of drafts."""
-
+    """Acceptance of each contender, and the fastest of ``rounds`` interleaved computations, all positions as one batch."""
     import pandas as pd
 
-    keys = ["dataset", "request", "draft_temperature", "num_drafts"]
-    best = rows[rows["scheme"] == "optimal"].set_index(keys)["acceptance_sum"]
-    return rows.assign(
-        shortfall_sum=best.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy() - rows["acceptance_sum"]
-    )
+    from draftlab.core.sampling import Sampling
+    from draftlab.core.verify.schemes import token_verifier
+    from draftlab.core.verify.sinkhorn import sinkhorn_verifier
+    from draftlab.engine.recorded_pairs import load_all
+
+    contenders = [(name, token_verifier(name), 0, 0.0) for name in PEERS]
+    contenders += [
+        ("sinkhorn", sinkhorn_verifier(count, sharpness), count, sharpness)
+        for sharpness, count in itertools.product(settings.sharpness, settings.iterations)
+    ]
+    sampling = partial(Sampling, top_k=settings.top_k or None, top_p=settings.top_p)
+    pairs = load_all(inputs.pairs, settings.datasets, settings.positions, settings.synthetic_seed)
+    frames = []
+    for (dataset, own), temperature, drafts in itertools.product(
+        pairs.items(), settings.draft_temperature, settings.num_drafts
+    ):
+        target, draft = own.distributions(sampling(1.0), sampling(temperature))
+        distributions = draft[:, None].expand(-1, drafts, -1)
+        spent = [float("inf")] * len(contenders)
+        values = [target.sum(-1)] * len(contenders)
+        for _ in range(settings.rounds):
+            for place, (_, verifier, _, _) in enumerate(contenders):
+                assert verifier.closed_form is not None
+                start = time.thread_time()
+                values[place] = verifier.closed_form(target, distributions).proc
+                spent[place] = min(spent[place], time.thread_time() - start)
+        for (name, _, count, sharpness), value, seconds in zip(contenders, values, spent, strict=True):
+            rows = pd.DataFrame({"request": own.request, "acceptance_sum": value, "positions": 1})
+            rows = rows.groupby("request", as_index=False).sum()
+            rows["seconds"] = rows["positions"] * seconds / len(target)
+            rows = rows.assign(scheme=name, iterations=count, sharpness=sharpness)
+            frames.append(rows.assign(dataset=dataset, draft_temperature=temperature, num_drafts=drafts))
+    return pd.concat(frames, ignore_index=True), {}
 
 
 STAGE = Stage(
@@ -74,5 +99,6 @@ STAGE = Stage(
     inputs=RecordedPairs,
     locate=locate_pairs,
     reads=reads_pairs,
+    derived=Derived,
     derive=derive,
 )

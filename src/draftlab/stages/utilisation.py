@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -33,18 +33,18 @@ class Settings(Base):
 
 
 class Row:
-    """One row of the table."""
+    """A load of the trace (``part`` load), or a pair (``part`` ratio); columns of the other part are empty."""
 
-    part: str = column("")
-    system: str = column("")
-    load: float = column("")
-    requests_per_second: float = column("")
-    flops_per_second: float = column("")
-    hardware_flops: float = column("")
-    pair: str = column("")
-    source: str = column("")
-    block_length: float = column("")
-    ratio: float = column("")
+    part: str = column("load or ratio")
+    system: str = column("serving: the target alone; online: with drafting and training")
+    load: float = column("load, as a multiple of the trace's")
+    requests_per_second: float = column("requests that arrive", "requests/s")
+    flops_per_second: float = column("FLOP/s asked for", "FLOP/s")
+    hardware_flops: float = column("FLOP/s of the hardware", "FLOP/s")
+    pair: str = column("pair of models")
+    source: str = column("block length: as printed, or recomputed from alpha")
+    block_length: float = column("tokens per target call", "tokens")
+    ratio: float = column("FLOPs of the target over those of the draft, its updates included")
 
 
 MEASURES = {
@@ -55,10 +55,30 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.core.costs import utilisation
+    """FLOP/s of the trace at each load, and the ratio of each pair at the printed and the recomputed block length."""
+    import numpy as np
+    import pandas as pd
 
-    return utilisation(settings), {}
+    from draftlab.core import theory
+
+    length = theory.expected_block_length(settings.alpha, settings.draft_len)
+    # Per emitted token: (k + 1) / a verified tokens; k / a drafted ones, and a forward and a backward pass over what was served.
+    verified = (settings.draft_len + 1) / length * settings.flops_per_token
+    online = verified + (settings.draft_len / length + 3) * settings.draft_flops_per_token
+    rows: list[dict[str, Any]] = []
+    for load in np.geomspace(1, settings.most, 13):
+        for system, per_token in {"serving": settings.flops_per_token, "online": online}.items():
+            requests = load * settings.requests
+            flops = theory.load_flops(settings.tokens_per_request, requests, settings.days, per_token)
+            rate = {"requests_per_second": requests / (86_400 * settings.days), "flops_per_second": flops}
+            own = {"part": "load", "system": system, "load": load}
+            rows.append(own | rate | {"hardware_flops": settings.hardware_flops})
+    for pair, target, draft, printed, alpha in settings.pairs:
+        recomputed = theory.expected_block_length(alpha, settings.draft_len)
+        for source, length in {"printed": printed, "recomputed": recomputed}.items():
+            ratio = theory.update_flops_ratio(settings.draft_len, length, target, draft)
+            rows.append({"part": "ratio", "pair": pair, "source": source, "block_length": length, "ratio": ratio})
+    return pd.DataFrame(rows), {}
 
 
 STAGE = Stage(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -13,6 +17,20 @@ from draftlab.stages._stage import Bench, Facts, NoInputs, Stage, column
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import Generator, Tensor
+
+    from draftlab.core.verify.token import TokenVerifier
+
+Timed = Callable[[], object]
+
+SLOPES = {"top-p .95, sharp": 2.2, "top-p .95, peaked": 1.6, "no truncation": 1.05}
+"""Zipf exponent of the target's distribution: a nucleus of about 10 tokens, of about 1,500, and all of the vocabulary."""
+
+TURN = 5
+"""Decisions in a row on each turn, as after one target pass over 5 drafted tokens: the first finds its code out of the caches."""
+
+ROW_BY_ROW = "importance_truncated s=5, highs"
+"""Solved row by row: a batch costs it as much as its rows."""
 
 
 class Settings(Base):
@@ -26,16 +44,18 @@ class Settings(Base):
 
 
 class Row:
-    """One row of the table."""
+    """A contender at one size."""
 
-    vocab: int = column("")
-    filter: str = column("")
-    support: int = column("")
-    num_drafts: int = column("")
-    batch: int = column("")
-    scheme: str = column("")
-    ms: float = column("", "ms", timed=True)
-    ms_p90: float = column("", "ms", timed=True)
+    vocab: int = column("tokens of the vocabulary")
+    filter: str = column("how the distributions are cut, and how sharp they are")
+    support: int = column("tokens that either distribution can produce after the filter")
+    num_drafts: int = column("drafted tokens of a position")
+    batch: int = column("positions of a decision")
+    scheme: str = column(
+        "verifier; restrict: finding the support from dense tables; optimum value: the best acceptance alone"
+    )
+    ms: float = column("CPU time of the thread per position, median", "ms", timed=True)
+    ms_p90: float = column("the same, 90th percentile", "ms", timed=True)
 
 
 MEASURES = {
@@ -43,11 +63,128 @@ MEASURES = {
 }
 
 
-def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.multidraft.verifier_cost import verifier_cost
+def contenders() -> dict[str, TokenVerifier]:
+    """The verifiers that take turns; one is there twice, for the noise of the same thing against itself."""
+    from draftlab.core.verify.greedy import greedy
+    from draftlab.core.verify.k_seq import k_seq
+    from draftlab.core.verify.optimal import optimal
+    from draftlab.core.verify.single import single
+    from draftlab.core.verify.specinfer import rrs, specinfer
+    from draftlab.core.verify.truncated import Truncation, truncated
 
-    return verifier_cost(settings), {}
+    return {
+        "single": single,
+        "single (again)": single,
+        "specinfer": specinfer,
+        "rrs": rrs,
+        "greedy": greedy,
+        "k_seq": k_seq,
+        "optimal": optimal,
+        "importance_truncated s=5": truncated(Truncation(5)),
+        "importance_truncated s=5, first": truncated(Truncation(5, tail="first")),
+        ROW_BY_ROW: truncated(Truncation(5, solver="highs")),
+    }
+
+
+def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
+    """The cost of a decision at every size."""
+    return measure(settings), {}
+
+
+def measure(settings: Settings) -> pd.DataFrame:
+    """Median and 90th percentile of the thread's CPU time per decision, contenders interleaved turn by turn, one thread."""
+    import pandas as pd
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(settings.seed)
+    sizes = itertools.product(settings.vocabs, SLOPES, settings.num_drafts, (1, settings.batch))
+    # A batch without truncation is gigabytes at 128k tokens, and nobody serves that.
+    cells = [cell for cell in sizes if cell[3] == 1 or cell[1] != "no truncation"]
+    try:
+        with torch.inference_mode():
+            return pd.concat([_cell(*cell, settings.rounds, generator) for cell in cells], ignore_index=True)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _cell(vocab: int, name: str, drafts: int, batch: int, rounds: int, generator: Generator) -> pd.DataFrame:
+    import numpy as np
+    import pandas as pd
+
+    from draftlab.core.sampling import draft_tokens, restrict
+    from draftlab.core.verify.bound import optimum_iid
+
+    target, draft = _distributions(vocab, name, batch, generator)
+    dense = draft[:, None].expand(-1, drafts, -1)
+    tokens = draft_tokens(dense, "iid", generator)
+    every: dict[str, Callable[[], Timed]] = {}
+    if name != "no truncation":
+        finding = partial(restrict, target, dense, tokens)
+        every["restrict"] = lambda: finding
+        target, dense, tokens, _ = finding()
+    valuing = partial(optimum_iid, target, dense[:, 0], drafts)
+    every["optimum value"] = lambda: valuing
+    for scheme, verifier in contenders().items():
+        if batch == 1 or scheme != ROW_BY_ROW:
+            every[scheme] = partial(_decision, verifier, target, dense, generator)
+    spent = _interleaved(every, rounds if batch == 1 else max(3, rounds // 5))
+    rows = [
+        {"scheme": scheme, "ms": np.median(times) / batch, "ms_p90": np.quantile(times, 0.9) / batch}
+        for scheme, times in spent.items()
+    ]
+    place = {"vocab": vocab, "filter": name, "support": target.shape[1], "num_drafts": drafts, "batch": batch}
+    return pd.DataFrame([place | row for row in rows])
+
+
+def _distributions(vocab: int, name: str, batch: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Target and draft distributions: a noisy power distribution, the draft hotter and noisier."""
+    import torch
+
+    from draftlab.core.sampling import Sampling, to_probs
+
+    ranks = torch.arange(1, vocab + 1, dtype=torch.float64).log()
+    noise = torch.randn(2, batch, vocab, dtype=torch.float64, generator=generator) / 2
+    logits = noise[0] - SLOPES[name] * ranks
+    sampling = Sampling(top_p=1.0 if name == "no truncation" else 0.95)
+    return to_probs(logits, sampling), to_probs(logits / 1.2 + noise[1], sampling)
+
+
+def _decision(verifier: TokenVerifier, target: Tensor, draft: Tensor, generator: Generator) -> Timed:
+    """A decision on freshly drafted tokens; drafting is outside the clock."""
+    from draftlab.core.sampling import draft_tokens
+
+    tokens = draft_tokens(draft, verifier.drafting, generator)
+    return partial(verifier.sample, target, draft, tokens, generator, check=False)
+
+
+def _interleaved(every: Mapping[str, Callable[[], Timed]], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds per decision of each contender in each round; the first two rounds warm up."""
+    spent: dict[str, list[float]] = {name: [] for name in every}
+    for number in range(rounds + 2):
+        for name, prepare in every.items():
+            turn = [prepare() for _ in range(TURN)]
+            start = time.thread_time_ns()
+            for timed in turn:
+                timed()
+            if number >= 2:
+                spent[name].append((time.thread_time_ns() - start) / 1e6 / TURN)
+    return spent
+
+
+def as_text(rows: pd.DataFrame) -> str:
+    """The medians, one block per vocabulary and filter, one column per number of drafts and batch."""
+    blocks = []
+    for vocab, name in rows[["vocab", "filter"]].drop_duplicates().itertuples(index=False):
+        own = rows[(rows["vocab"] == vocab) & (rows["filter"] == name)]
+        wide = own.pivot_table(index="scheme", columns=["num_drafts", "batch"], values="ms", sort=False)
+        wide.columns = [f"K={drafts} batch {batch}" for drafts, batch in wide.columns]
+        support = ", ".join(f"{count:,}" for count in sorted(own["support"].unique()))
+        blocks.append(
+            f"vocabulary {vocab:,}, {name} (support {support}): ms per position\n{wide.round(4).to_string(na_rep='')}"
+        )
+    return "\n\n".join(blocks)
 
 
 STAGE = Stage(

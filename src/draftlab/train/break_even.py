@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float64
 
 from draftlab.core import theory
-from draftlab.core.costs import moved
 from draftlab.engine.replay import agree_along, walk
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
+from draftlab.models.weights import moved
 from draftlab.stages._inputs import Distillation
 from draftlab.stages._stage import Bench
 from draftlab.train import training

@@ -25,6 +25,17 @@ class Cone:
     sets: list[set[int]]
     facets: list[tuple[float, ...]]
 
+    @property
+    def inequalities(self) -> list[str]:
+        """The facets as inequalities between target probabilities q and masses m of drafted sets."""
+        names = [f"q{token + 1}" for token in range(self.dimension - len(self.sets))]
+        names += ["m" + "".join(str(token + 1) for token in sorted(members)) for members in self.sets]
+        lines = []
+        for facet in self.facets:
+            sides = [" + ".join(name for name, x in zip(names, facet, strict=True) if x * sign > 0) for sign in (1, -1)]
+            lines.append(f"{sides[0]} >= {sides[1] or 0}")
+        return sorted(lines, key=lambda line: (len(line), line))
+
 
 def acceptance_cone(num_tokens: int, num_drafts: int) -> Cone:
     """Facets of the cone spanned by ``e_q(y) + e_m(S)``, y in S, S the sets of at most K tokens (Khisti et al. 2025, App. D).

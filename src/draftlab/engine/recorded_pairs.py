@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftlab.core.sampling import Sampling
+from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.verify.exact import on_support
 from draftlab.engine import recording
 from draftlab.engine.answers import Answer
 from draftlab.engine.settings import Answers
@@ -21,22 +22,12 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
 from draftlab.files.cells import digests
 from draftlab.files.json_files import write_json
-from draftlab.files.weights import check_sizes
-from draftlab.models import Dtype, LanguageModel, Tokenizer, check_same_tokenizer, load_model, load_tokenizer
-from draftlab.stages._inputs import OnPairs
+from draftlab.models import LanguageModel, load_pair
 
 SAMPLING = Sampling(1.0, top_k=5)
 """How the target writes the texts along which pairs are recorded (MDSS Table 2)."""
 
 CONTEXTS, VOCAB = 80, 5000  # of the synthetic family
-
-
-def load_models(target: Path, draft: Path, dtype: Dtype, device: str) -> tuple[LanguageModel, LanguageModel, Tokenizer]:
-    """Target, draft and the tokenizer that they share."""
-    tokenizer = load_tokenizer(target)
-    check_same_tokenizer(tokenizer, load_tokenizer(draft))
-    check_sizes(target, draft)
-    return load_model(target, dtype, device), load_model(draft, dtype, device), tokenizer
 
 
 @dataclass(frozen=True)
@@ -58,6 +49,12 @@ class Pairs:
         kept = (self.target_logits, self.draft_logits, self.token, self.request)
         return Pairs(*(tensor[:positions] for tensor in kept))
 
+    def distributions(
+        self, target: Sampling, draft: Sampling
+    ) -> tuple[Float64[Tensor, "positions support"], Float64[Tensor, "positions support"]]:
+        """Those of target and draft, each sampled in its way, on the tokens that either can produce."""
+        return on_support(to_probs(self.target_logits, target), to_probs(self.draft_logits, draft))
+
     def save(self, out: Path) -> None:
         """Write one safetensors file, whole or not at all."""
         tensors = {name: value.contiguous() for name, value in vars(self).items()}
@@ -73,21 +70,21 @@ def load_pairs(path: Path) -> Pairs:
         raise UserError(f"no recorded pairs: {error}", file=path, remedy="record them again") from None
 
 
-def load_all(folder: Path, settings: OnPairs) -> dict[str, Pairs]:
-    """The pairs of every dataset of an experiment, in its order, as many positions as it uses."""
-    found = {name: load_pairs(folder / f"{name}.safetensors") for name in settings.datasets}
-    if settings.synthetic:
-        found["synthetic"] = synthetic(settings.seed)
-    return {name: pairs.first(settings.positions) for name, pairs in found.items()}
+def load_all(folder: Path, datasets: Sequence[str], positions: int, synthetic_seed: int | None) -> dict[str, Pairs]:
+    """The first ``positions`` pairs of every dataset, and of the synthetic family where there is a seed for it."""
+    pairs = {name: load_pairs(folder / f"{name}.safetensors") for name in datasets}
+    if synthetic_seed is not None:
+        pairs["synthetic"] = synthetic(synthetic_seed)
+    return {name: own.first(positions) for name, own in pairs.items()}
 
 
 def record_file(
     settings: Answers, target: Path, draft: Path, prompts: Path, positions: int, seed: int, out: Path
 ) -> None:
     """Let the target answer the prompts and write the logits of both models along its answers, and beside them what they are made of."""
-    target_model, draft_model, _ = load_models(target, draft, settings.dtype, settings.device)
-    found, _ = recording.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed)
-    record(target_model, draft_model, found.answers, positions).save(out)
+    target_model, draft_model, _ = load_pair(target, draft, settings.dtype, settings.device)
+    texts, _ = recording.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed)
+    record(target_model, draft_model, texts.answers, positions).save(out)
     write_json(out.with_suffix(".json"), digests(out.parents[2], models=[target, draft], data=[prompts]))
 
 

@@ -1,0 +1,95 @@
+"""What a verifier does on average over its drafts, exactly: in closed form where there is one, else by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from draftlab.core.sampling import restrict
+from draftlab.core.verify.joint import joint_distribution
+from draftlab.core.verify.specinfer import remaining_probs
+from draftlab.core.verify.token import Acceptance, TokenVerifier
+from draftlab.errors import UserError
+
+MOST_TUPLES = 5040
+"""Ordered tuples without replacement that are tried at a position (7 tokens drafted in every order)."""
+ROWS_AT_ONCE = 100_000
+
+
+def on_support(
+    target: Float64[Tensor, "positions vocab"], draft: Float64[Tensor, "positions vocab"]
+) -> tuple[Float64[Tensor, "positions support"], Float64[Tensor, "positions support"]]:
+    """Both distributions on the tokens that either can produce."""
+    target, drafts, _, _ = restrict(target, draft[:, None], torch.zeros(len(target), 1, dtype=torch.int64))
+    return target, drafts[:, 0]
+
+
+def by_position(
+    verifier: TokenVerifier,
+    target: Float64[Tensor, "positions support"],
+    draft: Float64[Tensor, "positions support"],
+    num_drafts: int,
+) -> Acceptance:
+    """Both acceptances at each position for drafts of one distribution; ``single`` has one draft.
+
+    Without replacement there are never more drafts than tokens that can be drafted: K is shortened to those. Too many
+    tuples for an enumeration are a ``UserError``.
+    """
+    if verifier.name == "single":
+        num_drafts = 1
+    if verifier.closed_form:
+        return verifier.closed_form(target, draft[:, None].expand(-1, num_drafts, -1))
+    if verifier.drafting == "without_replacement":
+        return _without_replacement(verifier, target, draft, num_drafts)
+    exact = verifier.acceptance(target, draft[:, None].expand(-1, num_drafts, -1))
+    if bool(exact.proc.isnan().any()):
+        raise _too_many(verifier, num_drafts, draft.shape[-1])
+    return exact
+
+
+def _without_replacement(verifier: TokenVerifier, target: Tensor, draft: Tensor, num_drafts: int) -> Acceptance:
+    """Every ordered tuple of distinct tokens, positions of one support size at once."""
+    proc, member = torch.empty(2, len(target), dtype=torch.float64)
+    supports = (draft > 0).sum(-1)
+    for support in sorted(set(supports.tolist())):
+        length = min(num_drafts, support)
+        count = int(np.prod(np.arange(support, support - length, -1)))
+        if count > MOST_TUPLES:
+            raise _too_many(verifier, num_drafts, support)
+        tuples = torch.tensor(list(itertools.permutations(range(support), length)))
+        rows = (supports == support).nonzero()[:, 0]
+        for part in rows.split(max(1, ROWS_AT_ONCE // count)):
+            tokens = draft[part].topk(support, -1).indices[:, tuples].flatten(0, 1)
+            at = part.repeat_interleave(count)
+            distributions = draft[at][:, None].expand(-1, length, -1)
+            chance = remaining_probs(distributions, tokens).gather(-1, tokens[..., None])[..., 0].prod(-1)
+            given = verifier.acceptance_given(target[at], distributions, tokens)
+            proc[part] = (given.proc * chance).view(len(part), count).sum(-1)
+            member[part] = (given.member * chance).view(len(part), count).sum(-1)
+    return Acceptance(proc, member)
+
+
+def _too_many(verifier: TokenVerifier, num_drafts: int, support: int) -> UserError:
+    return UserError(
+        f"{verifier.name} has no exact acceptance at {num_drafts} drafts on {support} tokens",
+        remedy="lower num_drafts or top_k, or leave the scheme out",
+    )
+
+
+def distribution_error(
+    verifier: TokenVerifier, target: Float64[Tensor, "points vocab"], draft: Float64[Tensor, "points drafts vocab"]
+) -> Float64[Tensor, " points"]:
+    """Largest difference between the target and the distribution of the emitted token over all drafts: 0 when lossless (MDSS Theorem 1).
+
+    The drafts of every point follow the distributions of the first.
+    """
+    joint = joint_distribution(draft[0], "independent")
+    shape = (len(target), len(joint.probs))
+    emitted = verifier.distribution(
+        target[:, None].expand(*shape, -1), draft[:, None].expand(*shape, -1, -1), joint.tokens.expand(*shape, -1)
+    )
+    return (torch.einsum("t,ptv->pv", joint.probs, emitted) - target).abs().amax(-1)
