@@ -470,7 +470,7 @@ def mdss_cost() -> pd.DataFrame:
 
 
 def _live(grid: list[dict[str, object]], requests: int = 10, quality: bool = False) -> pd.DataFrame:
-    """Live decoding as ``multidraft.live`` records it; every scheme better than the one before."""
+    """Live decoding as ``stages.live`` writes it; every scheme better than the one before."""
     rng = np.random.default_rng(9)
     gains = {
         "plain": 0.0,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftlab.stages.costs import moved
 
 from draftlab.core import theory
 from draftlab.errors import UserError
 from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.weights import moved
 from draftlab.plan import BreakEven, Medusa
 from draftlab.report import conclusions
 from draftlab.train.break_even import break_even

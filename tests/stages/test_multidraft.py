@@ -1,7 +1,9 @@
 """Exact acceptance on toy distributions and on recorded pairs."""
 
 import dataclasses
+import functools
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,25 +11,24 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from draftlab import plan
 from draftlab.conformance import check_distribution
 from draftlab.core import stats
 from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.verify.exact import by_position, distribution_error, on_support
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.schemes import token_verifier
+from draftlab.core.verify.sinkhorn import sinkhorn_verifier
 from draftlab.core.verify.specinfer import rrs, specinfer
 from draftlab.core.verify.token import TokenVerifier
+from draftlab.engine import recorded_pairs as recorded
 from draftlab.engine.answers import Answer
 from draftlab.engine.generate import generate
 from draftlab.errors import UserError
 from draftlab.models import load_model
 from draftlab.models.llama import Llama
-from draftlab.multidraft import pairs as recorded
-from draftlab.multidraft.acceptance import acceptance, along_text, by_position, on_support
-from draftlab.multidraft.cone import cone, largest_difference
-from draftlab.multidraft.regime import SCHEMES, regime
-from draftlab.multidraft.region import distribution_error, region
-from draftlab.multidraft.sinkhorn import sinkhorn, sinkhorn_verifier
+from draftlab.stages import acceptance, cone, regime, region, sinkhorn
+from draftlab.stages._inputs import RecordedPairs
+from draftlab.stages._stage import Bench, NoInputs
 from tests.optimum import optimum_by_subsets, optimum_without_replacement
 from tests.pair import small_llama
 
@@ -45,7 +46,8 @@ PRINTED_REGION = [  # panel, q2, optimal, K-SEQ, SpecInfer at K = 2 (MDSS Fig. 2
 
 @pytest.fixture(scope="module")
 def points():
-    return region([2, 3, 4], points=241)
+    settings = region.Settings(num_drafts=[2, 3, 4], points=241)
+    return region.run(settings, NoInputs(), Bench(Path()))[0]
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +108,22 @@ def settings(**changes):
         "draft_temperature": [1.0, 2.0],
         "top_k": 100,
     }
-    return plan.Acceptance(**(values | changes))
+    return acceptance.Settings(**(values | changes))
+
+
+def run(stage, folder, settings, **pairs):
+    """The rows of a stage on these pairs, which it reads from the folder."""
+    for name, own in pairs.items():
+        own.save(folder / f"{name}.safetensors")
+    settings = settings.model_copy(update={"datasets": list(pairs)})
+    return stage.run(settings, RecordedPairs(pairs=folder), Bench(folder))[0]
 
 
 def test_recorded_pairs_stop_at_the_number_asked_for_and_are_read_as_written(pairs, tmp_path):
     assert torch.bincount(pairs["toy"].request).tolist() == [4, 4, 4, 4, 2]
     assert pairs["toy"].token.tolist() == [7, 9, 11, 2] * 4 + [7, 9]
     pairs["toy"].save(tmp_path / "toy.safetensors")
-    recorded.synthetic(0, contexts=3, vocab=50).save(tmp_path / "synthetic.safetensors")
-    read = recorded.load_all(tmp_path, settings(synthetic=True, positions=5))
+    read = recorded.load_all(tmp_path, ["toy"], 5, synthetic_seed=0)
     assert list(read) == ["toy", "synthetic"]
     torch.testing.assert_close(read["toy"].draft_logits, pairs["toy"].draft_logits[:5], rtol=0, atol=0)
     assert read["toy"].is_text
@@ -124,11 +133,11 @@ def test_recorded_pairs_stop_at_the_number_asked_for_and_are_read_as_written(pai
 def test_a_file_that_holds_no_pairs_is_refused(tmp_path):
     (tmp_path / "toy.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match=r"toy\.safetensors: no recorded pairs"):
-        recorded.load_all(tmp_path, settings())
+        recorded.load_all(tmp_path, ["toy"], 5, synthetic_seed=None)
 
 
-def test_no_scheme_beats_the_optimum_and_single_does_not_see_more_drafts(pairs):
-    rows = acceptance(pairs, settings())
+def test_no_scheme_beats_the_optimum_and_single_does_not_see_more_drafts(pairs, tmp_path):
+    rows = run(acceptance, tmp_path, settings(), **pairs)
     sums = rows.groupby(["draft_temperature", "num_drafts", "scheme"])["acceptance_sum"].sum().unstack()
     assert len(sums.columns) == 5
     for scheme in sums.columns:
@@ -138,9 +147,9 @@ def test_no_scheme_beats_the_optimum_and_single_does_not_see_more_drafts(pairs):
     pd.testing.assert_series_equal(single[2], single[4], check_names=False)
 
 
-def test_the_draft_temperature_reaches_the_draft_alone(pairs):
-    cold = acceptance(pairs, settings(schemes=["single"], draft_temperature=[1e-6]))
-    hot = acceptance(pairs, settings(schemes=["single"], draft_temperature=[1e6]))
+def test_the_draft_temperature_reaches_the_draft_alone(pairs, tmp_path):
+    cold = run(acceptance, tmp_path, settings(schemes=["single"], draft_temperature=[1e-6]), **pairs)
+    hot = run(acceptance, tmp_path, settings(schemes=["single"], draft_temperature=[1e6]), **pairs)
     assert not torch.isclose(*(torch.tensor(t["acceptance_sum"].sum()) for t in (cold, hot)), atol=1e-3)
 
 
@@ -175,7 +184,7 @@ def test_too_many_tuples_are_refused():
             by_position(token_verifier(name), *distributions, 4)
 
 
-def test_a_real_model_with_its_first_layers_as_draft_has_the_published_order_at_top_k_5(shared):
+def test_a_real_model_with_its_first_layers_as_draft_has_the_published_order_at_top_k_5(shared, tmp_path):
     target = load_model(shared / "models/stories260K/hf")
     assert isinstance(target, Llama)
     layers = target.config.num_hidden_layers - 1
@@ -185,11 +194,10 @@ def test_a_real_model_with_its_first_layers_as_draft_has_the_published_order_at_
     sampling, generator = Sampling(1.0, top_k=5), torch.Generator().manual_seed(0)
     texts = generate(target, [[1]] * 24, max_new_tokens=40, eos_ids=[1, 2], sampling=sampling, generator=generator)
     answers = [Answer(str(i), [1], ids, True) for i, ids in enumerate(texts)]
-    found = {"stories": recorded.record(target, draft, answers, 1000)}
+    stories = recorded.record(target, draft, answers, 1000)
     schemes = ["optimal", "importance_truncated", "k_seq", "specinfer"]
-    rows = acceptance(
-        found, settings(datasets=["stories"], schemes=schemes, num_drafts=[2, 4, 8], draft_temperature=[1.6], top_k=5)
-    )
+    grid = settings(schemes=schemes, num_drafts=[2, 4, 8], draft_temperature=[1.6], top_k=5)
+    rows = run(acceptance, tmp_path, grid, stories=stories)
     assert rows["positions"].sum() > 6000
     for drafts, of_size in rows.groupby("num_drafts"):
         sums = of_size.pivot(index="request", columns="scheme", values="acceptance_sum")
@@ -200,16 +208,16 @@ def test_a_real_model_with_its_first_layers_as_draft_has_the_published_order_at_
             assert ahead.low > 0 or (better == "optimal" and ahead.estimate >= -1e-9), (drafts, better, worse, ahead)
 
 
-def test_block_verification_keeps_at_least_as_much_along_a_text_and_has_none_without_one(pairs):
+def test_block_verification_keeps_at_least_as_much_along_a_text_and_has_none_without_one(pairs, tmp_path):
     both = pairs | {"synthetic": recorded.synthetic(0, contexts=3, vocab=200)}
-    rows = acceptance(both, settings(schemes=["block", "single"], num_drafts=[2], draft_temperature=[1.0], top_k=0))
+    grid = settings(schemes=["block", "single"], num_drafts=[2], draft_temperature=[1.0], top_k=0)
+    rows = run(acceptance, tmp_path, grid, **both)
     assert set(rows.loc[rows["scheme"] == "block", "dataset"]) == {"toy"}
-    whole = along_text(pairs["toy"], settings(top_k=0), 1.0, "block")
-    token = along_text(pairs["toy"], settings(top_k=0), 1.0, "single")
+    along = functools.partial(acceptance.along_text, pairs["toy"], Sampling(), Sampling())
+    whole, token = along(4, "block"), along(4, "single")
     assert whole["acceptance_sum"].sum() > token["acceptance_sum"].sum() > 0
     # With paths of one token both are the same.
-    one = (along_text(pairs["toy"], settings(top_k=0, path_len=1), 1.0, name) for name in ("block", "single"))
-    pd.testing.assert_frame_equal(*one)
+    pd.testing.assert_frame_equal(along(1, "block"), along(1, "single"))
 
 
 def test_the_synthetic_family_has_the_regimes_of_the_reference():
@@ -231,7 +239,8 @@ def test_the_synthetic_family_has_the_regimes_of_the_reference():
 
 
 def test_the_cone_has_no_facets_but_the_expected_ones_and_the_formula_is_the_program():
-    rows = cone(plan.Cone(num_tokens=[2, 3, 4], num_drafts=[2, 3], cases=6))
+    settings = cone.Settings(num_tokens=[2, 3, 4], num_drafts=[2, 3], cases=6)
+    rows, _ = cone.run(settings, NoInputs(), Bench(Path()))
     assert (rows["other"] == 0).all()
     assert (rows["subsets"] == rows["expected_subsets"]).all()
     assert rows["largest_difference"].max() < 1e-6
@@ -243,18 +252,20 @@ def test_the_cone_has_no_facets_but_the_expected_ones_and_the_formula_is_the_pro
 
 
 def test_the_difference_sees_a_wrong_formula(monkeypatch):
-    monkeypatch.setattr("draftlab.multidraft.cone.optimum_iid", lambda q, p, k: q.minimum(p).sum(-1))
-    assert largest_difference(3, 2, 6, 0) > 0.01
+    monkeypatch.setattr("draftlab.core.verify.bound.optimum_iid", lambda q, p, k: q.minimum(p).sum(-1))
+    assert cone.largest_difference(3, 2, 6, 0) > 0.01
 
 
-def test_regime_sums_to_the_acceptance_of_all_positions_and_the_hybrid_takes_the_better(pairs):
+def test_regime_sums_to_the_acceptance_of_all_positions_and_the_hybrid_takes_the_better(pairs, tmp_path):
     both = pairs | {"synthetic": recorded.synthetic(0, contexts=20, vocab=60)}
-    grid = plan.Regime(num_drafts=2, target_temperature=[0.7, 1.0], draft_temperature=[1.0, 1.6], top_p=0.95)
-    rows = regime(both, grid)
+    grid = regime.Settings(num_drafts=2, target_temperature=[0.7, 1.0], draft_temperature=[1.0, 1.6], top_p=0.95)
+    rows = run(regime, tmp_path, grid, **both)
     assert rows["entropy_class"].nunique() > 2
-    whole = rows.groupby(["dataset", "target_temperature", "draft_temperature"])[["positions", *SCHEMES]].sum()
+    whole = rows.groupby(["dataset", "target_temperature", "draft_temperature"])[["positions", *regime.SCHEMES]].sum()
     assert set(whole["positions"]) == {18, 20}
-    direct = acceptance(both, settings(schemes=["hybrid", "k_seq"], num_drafts=[2], top_k=0, top_p=0.95))
+    direct = run(
+        acceptance, tmp_path, settings(schemes=["hybrid", "k_seq"], num_drafts=[2], top_k=0, top_p=0.95), **both
+    )
     direct = direct[direct["draft_temperature"] == 1.0].groupby(["dataset", "scheme"])["acceptance_sum"].sum()
     for dataset, scheme in direct.index:
         assert whole.loc[(dataset, 1.0, 1.0), scheme] == pytest.approx(direct[dataset, scheme], abs=1e-9)
@@ -270,12 +281,12 @@ def test_sinkhorn_is_lossless_after_any_number_of_iterations(iterations, drafts,
     assert found.lossless, found
 
 
-def test_sinkhorn_comes_to_the_optimum_with_iterations_and_sharpness():
-    both = {"synthetic": recorded.synthetic(2, contexts=30, vocab=60)}
-    grid = plan.Sinkhorn(
+def test_sinkhorn_comes_to_the_optimum_with_iterations_and_sharpness(tmp_path):
+    family = recorded.synthetic(2, contexts=30, vocab=60)
+    grid = sinkhorn.Settings(
         num_drafts=[2], draft_temperature=[1.3], iterations=[0, 3, 200], sharpness=[2.0, 12.0], rounds=1, top_k=5
     )
-    rows = sinkhorn(both, grid)
+    rows = run(sinkhorn, tmp_path, grid, family=family)
     sums = rows.groupby(["scheme", "sharpness", "iterations"])["acceptance_sum"].sum() / 30
     steps = [sums["sinkhorn", 12.0, count] for count in (0, 3, 200)]
     assert steps == sorted(steps)

@@ -1,9 +1,9 @@
 """Live decoding with several drafted sequences: its emitted distribution, different drafts, and what the tables say of it."""
 
+import numpy as np
 import pytest
 import torch
 
-from draftlab import plan
 from draftlab.conformance import check_samples, check_sequence_sampler
 from draftlab.conformance.sequential import Budget
 from draftlab.core.sampling import Sampling, to_probs
@@ -13,12 +13,13 @@ from draftlab.core.verify.sequence import verify_sequences
 from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.data.prompts import Prompt
+from draftlab.engine.settings import Answers
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.models.tokenizer import train_tokenizer
-from draftlab.multidraft.live import contenders, live
-from draftlab.multidraft.quality import Score
+from draftlab.stages import live
+from draftlab.stages._stage import Bench
 from tests.engine.test_speculate import make, near, own_greedy
 
 VOCAB, EOS = 6, 5
@@ -142,16 +143,23 @@ def tables(tmp_path_factory):
     target = make(1, vocab=tokenizer.vocab_size)
     prompts = [Prompt(str(i), "toy", "eval", f"word {i}", f"text {i}") for i in range(5)]
     write_jsonl(folder / "eval.jsonl", [*prompts, Prompt("long", "toy", "eval", "word " * 90)])
-    settings = plan.Live(
+    settings = live.Settings(
         schemes=["plain", "single", "k_seq", "importance_truncated", "k_seq+block"], num_drafts=[2, 3], draft_len=2,
         draft_temperature=[1.0, 1.5], lp_threshold=[2, 5], requests=6, batch=2, max_new_tokens=8, quality=True,
     )  # fmt: skip
-    return settings, live(settings, target, near(target, 0.1), tokenizer, {"toy": folder / "eval.jsonl"}, "plain")
+    for name, model in {"target": target, "draft": near(target, 0.1)}.items():
+        model.save(folder / name)
+        tokenizer.save(folder / name)
+    inputs = live.Inputs(
+        target=folder / "target", draft=folder / "draft", prompts={"toy": folder / "eval.jsonl"},
+        answers=Answers(max_new_tokens=8, template="plain"),
+    )  # fmt: skip
+    return settings, live.run(settings, inputs, Bench(folder))[0]
 
 
 def test_every_contender_is_there_once_and_answers_every_request_that_fits(tables):
     settings, rows = tables
-    every = contenders(settings)
+    every = live.contenders(settings)
     assert len(every) == 1 + 2 + 2 * 2 * 2 + 2 * 2 * 2 == len(set(every))
     counts = rows.groupby(["scheme", "num_drafts", "draft_temperature", "lp_threshold"])["request"].agg(list)
     assert len(counts) == len(every)
@@ -173,20 +181,20 @@ def test_rows_hold_counts_and_times_that_agree(tables):
 
 
 def test_one_temperature_can_be_the_first_drafts_alone():
-    settings = plan.Live(
+    settings = live.Settings(
         schemes=["single", "specinfer"], num_drafts=[3], draft_len=2, draft_temperature=[1.6, 2.0], first_temperature=1.2,
         requests=1, batch=1, max_new_tokens=4,
     )  # fmt: skip
-    alone, *several = contenders(settings)
+    alone, *several = live.contenders(settings)
     assert alone.draft_temperatures == [1.2]
     assert [c.draft_temperatures for c in several] == [[1.2, 1.6, 1.6], [1.2, 2.0, 2.0]]
 
 
 def test_scores_of_answers():
-    same = Score.of("the cat sat on the mat today", "the cat sat on the mat today")
-    assert (same.rouge_l, same.bleu) == (pytest.approx(1), pytest.approx(1))
+    same = live.score("the cat sat on the mat today", "the cat sat on the mat today")
+    assert same == pytest.approx({"rouge_l": 1, "bleu": 1})
     # 3 of 4 words in order on both sides; no 3-gram in common, so BLEU is small.
-    other = Score.of("the cat sat down", "a cat sat down")
-    assert other.rouge_l == pytest.approx(0.75)
-    assert 0.4 < other.bleu < 0.8
-    assert Score.of("x", None) == Score(None, None)
+    other = live.score("the cat sat down", "a cat sat down")
+    assert other["rouge_l"] == pytest.approx(0.75)
+    assert 0.4 < other["bleu"] < 0.8
+    assert np.isnan(list(live.score("x", None).values())).all()

@@ -4,9 +4,12 @@ import shutil
 
 import pytest
 
-from draftlab import plan
+from draftlab.engine import speculate as engine
 from draftlab.errors import UserError
-from draftlab.multidraft import online_multidraft, pairs
+from draftlab.models import load_pair
+from draftlab.stages import online_multidraft
+from draftlab.stages._stage import Bench
+from draftlab.train import online
 from tests.pair import make_results
 
 TOPICS = ["toy", "other"]
@@ -22,17 +25,16 @@ def folders(tmp_path_factory):
 
 def run(folders, draft="draft", **changes):
     values = {
-        "mixture": "both",
         "topics": TOPICS,
         "stream": 32,
         "requests": 8,
         "update_interval": 2,
         "learning_rate": 1e-2,
     }
-    settings = plan.OnlineMultidraft(**(values | {"draft_len": 3, "max_new_tokens": 10, "seeds": [0]} | changes))
-    answers, models = folders / "answers", folders / "models"
-    passes = {topic: {split: answers / f"{topic}.{split}" for split in ("train", "eval")} for topic in TOPICS}
-    return online_multidraft.online_multidraft(settings, models / "target", models / draft, passes)
+    settings = online_multidraft.Settings(**(values | {"draft_len": 3, "max_new_tokens": 10, "seeds": [0]} | changes))
+    models = folders / "models"
+    inputs = online_multidraft.Inputs(target=models / "target", draft=models / draft, answers=folders / "answers")
+    return online_multidraft.run(settings, inputs, Bench(folders))[0]
 
 
 def test_every_arrangement_is_measured_on_every_request_of_every_topic(folders):
@@ -48,27 +50,27 @@ def test_the_shared_draft_and_the_specialists_together_see_the_same_requests_and
     folders, monkeypatch
 ):
     served = []
-    serve = online_multidraft.serve
+    serve = online.serve
 
     def watched(draft, traffic, settings):
         found = serve(draft, traffic, settings)
         served.append((sorted(set(traffic.group)), len(traffic), found[1].updates))
         return found
 
-    monkeypatch.setattr(online_multidraft, "serve", watched)
+    monkeypatch.setattr(online, "serve", watched)
     run(folders, seeds=[0, 1], schemes=["specinfer"])
     assert served == [(["other", "toy"], 64, 32), (["toy"], 32, 16), (["other"], 32, 16)] * 2
 
 
 def test_each_arrangement_asks_the_models_that_it_names(folders, monkeypatch):
     asked = []
-    speculate = online_multidraft.speculate
+    speculate = engine.speculate
 
     def watched(target, draft, prompts, **options):
         asked.append((draft, options["num_drafts"]))
         return speculate(target, draft, prompts, **options)
 
-    monkeypatch.setattr(online_multidraft, "speculate", watched)
+    monkeypatch.setattr(engine, "speculate", watched)
     run(folders, schemes=["specinfer"])
     by_topic = [asked[:6], asked[6:]]
     for topic, calls in enumerate(by_topic):
@@ -87,11 +89,11 @@ def test_a_draft_larger_than_the_target_is_refused(folders):
     with pytest.raises(UserError, match=larger):
         run(folders, draft="giant")
     with pytest.raises(UserError, match=larger):  # what pairs and live decoding begin with
-        pairs.load_models(folders / "models/target", folders / "models/giant", "float32", "cpu")
+        load_pair(folders / "models/target", folders / "models/giant")
 
 
 def test_damaged_weights_are_one_clear_message(folders, tmp_path):
     shutil.copytree(folders / "models/draft", tmp_path / "draft")
     (tmp_path / "draft/model.safetensors").write_bytes(b"{")
     with pytest.raises(UserError, match=r"model.safetensors: damaged weights"):
-        pairs.load_models(folders / "models/target", tmp_path / "draft", "float32", "cpu")
+        load_pair(folders / "models/target", tmp_path / "draft")
