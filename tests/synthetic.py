@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 
 from draftlab import plan
-from draftlab.core import costs, theory
+from draftlab.core import theory
 from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.stages import memory_traffic
+from draftlab.stages._stage import Bench, NoInputs
 from tests import planned
 
 DATASETS = ("spider", "gsm8k", "code_search_net", "finance_alpaca")
@@ -350,8 +352,11 @@ def osd_medusa(blocks: int = 6) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _cell(name: str) -> Any:
-    return next(iter(plan.load_experiment(planned.FOLDER / f"{name}.yaml").cells("laptop", name).values()))
+def _table_of(name: str, inputs: Any) -> pd.DataFrame:
+    """The rows of a cell that reads models at most: the stage itself writes them."""
+    experiment = plan.load_experiment(planned.FOLDER / f"{name}.yaml")
+    [variants] = experiment.cells("laptop", name).values()
+    return experiment.of_stage.run(variants[0].settings, inputs, Bench(Path()))[0]
 
 
 def osd_memory_traffic() -> pd.DataFrame:
@@ -361,12 +366,12 @@ def osd_memory_traffic() -> pd.DataFrame:
         served = osd_online()
         served = pd.concat([served, served[served["method"] == "static_10"].assign(method="static")])
         served.to_csv(Path(folder) / "osd_online.csv", index=False)
-        paths = (Path(folder) / name for name in ("target", "draft", "osd_online.csv"))
-        return costs.memory_traffic(_cell("osd_memory_traffic"), *paths)
+        target, draft, online = (Path(folder) / name for name in ("target", "draft", "osd_online.csv"))
+        return _table_of("osd_memory_traffic", memory_traffic.Inputs(target=target, draft=draft, online=online))
 
 
 def osd_utilisation() -> pd.DataFrame:
-    return costs.utilisation(_cell("osd_utilisation"))
+    return _table_of("osd_utilisation", NoInputs())
 
 
 def beyond_break_even(records: int = 40) -> pd.DataFrame:
@@ -570,7 +575,8 @@ def mdss_quality() -> pd.DataFrame:
         for s, t in itertools.product(("specinfer", "importance_truncated"), (1.6, 2.4))
     ]
     plain = {"scheme": "plain", "num_drafts": 0, "draft_temperature": 0.0}
-    return _live([plain, *same, *mixed], quality=True)
+    grid = [own | {"drafts": "identical"} for own in (plain, *same)] + [own | {"drafts": "different"} for own in mixed]
+    return _live(grid, quality=True)
 
 
 def beyond_hybrid() -> pd.DataFrame:
@@ -646,7 +652,7 @@ def beyond_block_multidraft() -> pd.DataFrame:
     ]
     return _live(
         [
-            {"scheme": s, "num_drafts": k, "draft_len": 8 // k, "draft_temperature": t}
+            {"scheme": s, "num_drafts": k, "draft_len": 8 // k, "draft_temperature": t, "shape": f"{k}x{8 // k}"}
             for (s, k), t in itertools.product(shapes, (1.0, 1.6))
         ]
     )

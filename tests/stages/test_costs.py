@@ -12,11 +12,11 @@ from draftlab.core import theory
 from draftlab.errors import UserError
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.weights import moved
-from draftlab.plan import BreakEven, Medusa
-from draftlab.report import conclusions
-from draftlab.train.break_even import break_even
-from draftlab.train.medusa import medusa
-from tests.pair import folders_of, make_results
+from draftlab.report import findings
+from draftlab.stages import break_even, medusa
+from draftlab.stages._inputs import Distillation
+from draftlab.stages._stage import Bench
+from tests.pair import ROOM, make_results
 from tests.synthetic import osd_memory_traffic, osd_utilisation
 
 PAIR = theory.Moved(14.0, 5.24288e-4), theory.Moved(0.32, 3.6864e-5)
@@ -83,10 +83,8 @@ def test_updates_save_no_bytes_where_each_of_many_requests_brings_one():
     assert set(flips["update_interval"]) == {1}
     assert flips["batch"].min() == 1024
     assert (flips["break_even"] > flips["block_length"]).all()
-    said = conclusions.sentences(
-        "osd_memory_traffic", osd_memory_traffic(), conclusions.answers_of("osd_memory_traffic")
-    )
-    assert "It saves none where 1,024 requests share a load of weights and each brings an update, 1.0479 of" in said
+    texts = findings.sentences("osd_memory_traffic", osd_memory_traffic(), findings.findings_of("osd_memory_traffic"))
+    assert "It saves none where 1,024 requests share a load of weights and each brings an update, 1.0479 of" in texts
 
 
 def test_the_arena_uses_half_a_percent_and_not_what_is_printed():
@@ -99,7 +97,11 @@ def test_the_arena_uses_half_a_percent_and_not_what_is_printed():
     assert ratios["flan-t5-xl/t5-small", "recomputed"] == pytest.approx(14.9, abs=0.05)
 
 
-def even(**changes) -> BreakEven:
+def inputs_of(results: Path) -> Distillation:
+    return Distillation(models=results / "models", answers=results / "answers", max_new_tokens=ROOM)
+
+
+def even(**changes) -> break_even.Settings:
     values = {
         "dataset": "toy",
         "requests": 24,
@@ -108,11 +110,13 @@ def even(**changes) -> BreakEven:
         "context": 16,
         "larger": "draft",
     }
-    return BreakEven(**(values | {"learning_rate": 1e-2, "batch": 4, "update_interval": 8, "draft_len": 3} | changes))
+    return break_even.Settings(
+        **(values | {"learning_rate": 1e-2, "batch": 4, "update_interval": 8, "draft_len": 3} | changes)
+    )
 
 
 def test_break_even_prices_every_contender_on_the_same_requests(results: Path, tmp_path: Path):
-    rows, _ = break_even(even(), folders_of(results, tmp_path))
+    rows, _ = break_even.run(even(), inputs_of(results), Bench(tmp_path))
     cells = rows.groupby(["contender", "update_interval"])["record"].agg(list).to_dict()
     assert set(cells) == {("static", 0), ("online", 2), ("online", 8), ("larger", 0)}
     assert all(records == list(range(24)) for records in cells.values())
@@ -125,16 +129,16 @@ def test_break_even_prices_every_contender_on_the_same_requests(results: Path, t
     np.testing.assert_allclose(online["serve_gb"] / online["blocks"], (static["serve_gb"] / static["blocks"]).iloc[0])
     assert online["blocks"].sum() < static["blocks"].sum()
     with pytest.raises(UserError, match="48 answers, 30 to serve"):
-        break_even(even(requests=30), folders_of(results, tmp_path))
+        break_even.run(even(requests=30), inputs_of(results), Bench(tmp_path))
 
 
 def test_medusa_job_compares_all_contenders_and_says_which_is_lossless(results: Path, tmp_path: Path):
-    settings = Medusa(
+    settings = medusa.Settings(
         dataset="toy", warm=["other"], requests=48, warm_requests=2, live_requests=8, at_once=4, timed_updates=1,
         learning_rate=1e-2, heads_learning_rate=2e-2, draft_len=2, widths=[2, 1], loss_positions="all",
         update_interval=2, batch=4,
     )  # fmt: skip
-    rows, _ = medusa(settings, folders_of(results, tmp_path))
+    rows, _ = medusa.run(settings, inputs_of(results), Bench(tmp_path))
     assert rows.groupby(["temperature", "contender", "verifier"]).size().eq(2).all()
     greedy = rows[rows["temperature"] == 0]
     assert list(greedy["contender"].unique()) == ["plain", "draft", "medusa", "draft_osd", "medusa_osd"]
