@@ -156,8 +156,8 @@ def test_text_stops_after_the_end_token(files: dict[str, Path]) -> None:
 
 
 def test_caches_hold_what_the_next_request_can_reuse() -> None:
-    target, draft = bigram(8, 0), bigram(8, 1)
-    for count in (17, 18, 19, 20):  # one of them ends in the middle of a block
+    target, draft = bigram(8, 0), bigram(8, 0)
+    for count in (20, 17, 18, 19):  # blocks of four tokens: three of them end in the middle of a block
         found = speculate(target, draft, [1, 2, 3, 4], count, fixed(3))
         text = [1, 2, 3, 4, *found.tokens]
         assert text[: len(target.tokens)] == target.tokens
