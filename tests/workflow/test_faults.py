@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import pytest
 
+from draftlab import plan
 from draftlab.report import compare
 from tests.checkout import copy_checkout, environment, snakemake
 
@@ -35,8 +36,8 @@ EXPERIMENTS = os.environ.get(
 CONFIG = ("--config", "scale=smoke", f"experiments={EXPERIMENTS}")
 PHASES = {
     "training": ("pretrain target", "pretrain draft", "offline", "online"),
-    "recording": ("answer", "mdss pairs", "mdss live"),
-    "exporting": ("latency alpha", "latency requests", "latency length", "latency update"),
+    "recording": ("answer", "record-pairs", "live"),
+    "exporting": ("latency_alpha", "latency_requests", "latency_length", "latency_update"),
     "figures": ("figure", "collect", "claims", "report"),
 }
 
@@ -72,7 +73,7 @@ class Run:
         )
 
     def job(self) -> tuple[psutil.Process, str] | None:
-        """The running draftlab process and its verb."""
+        """The running draftlab process and its verb; of a cell its stage."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
                 words = child.cmdline()
@@ -81,8 +82,10 @@ class Run:
             place = next((i for i, word in enumerate(words[:3]) if Path(word).name == "draftlab"), None)
             if place is not None:
                 verb = [word for word in words[place + 1 : place + 3] if not word.startswith("-")]
-                two = " ".join(verb)
-                return child, two if verb[0] in ("pretrain", "mdss", "latency", "data") else verb[0]
+                if verb[0] == "run":  # a cell: results/<run>/cells/<experiment>/<cell>/cell.json
+                    experiment = Path(verb[1]).parts[-3]
+                    return child, plan.load_experiment(plan.WORKFLOW / f"experiments/{experiment}.yaml").stage
+                return child, " ".join(verb) if verb[0] in ("pretrain", "data") else verb[0]
         return None
 
     def next_job(self, seen: set[int]) -> tuple[psutil.Process, str] | None:

@@ -156,16 +156,17 @@ def test_a_table_that_lost_a_digit_or_a_column_is_not_read(text: str, message: s
 
 
 TRAINED = "--answers a --models m --max-new-tokens 3 --epochs 1 --learning-rate 0.1"
+LEARNS = "--answers a --models m --max-new-tokens 3 --update-interval 2 --learning-rate 0.1"
 MEASURED = "--blocks 1 --rounds 1 --target t --draft d"
 BAD_SETTINGS = [
     (f"offline --batch 0 {TRAINED}", "batch: Input should be greater than 0, not 0"),
-    (f"offline --batch 1 --inner 5 {TRAINED}", "inner: give a mapping"),
-    (f"latency alpha --alpha --draft-len 3 {MEASURED}", "alpha: .* at least 1 item"),
-    (f"latency alpha --alpha 0.5 --draft-len 0 {MEASURED}", "draft_len.0: .* greater than 0"),
-    (f"latency alpha --alpha 0.5 --draft-len -2 {MEASURED}", "draft_len.0: .*, not -2"),
-    (f"latency alpha --alpha 0.5 --draft-len 3 --inflated-layers -3 {MEASURED}", "inflated_layers: "),
-    (f"latency length --alpha 0.5 --length 8 --draft-len 0 {MEASURED}", "draft_len: "),
-    ("mdss region --num-drafts 2 --points 0", "points: .* greater than 1, not 0"),
+    (f"online --batch 1 --dataset spider --stream 5 {LEARNS}", "stream: give a mapping"),
+    (f"latency-alpha --alpha --draft-len 3 {MEASURED}", "alpha: .* at least 1 item"),
+    (f"latency-alpha --alpha 0.5 --draft-len 0 {MEASURED}", "draft_len.0: .* greater than 0"),
+    (f"latency-alpha --alpha 0.5 --draft-len -2 {MEASURED}", "draft_len.0: .*, not -2"),
+    (f"latency-alpha --alpha 0.5 --draft-len 3 --inflated-layers -3 {MEASURED}", "inflated_layers: "),
+    (f"latency-length --alpha 0.5 --length 8 --draft-len 0 {MEASURED}", "draft_len: "),
+    ("region --num-drafts 2 --points 0", "points: .* greater than 1, not 0"),
     ("collect --rows", "no rows to collect"),
     ("figures --data . --scale smoke --drawn drawn --processes 0", "processes is 0"),
     ("data make --dataset spider --train 5 --eval -5", ".*less than 0"),
@@ -346,7 +347,7 @@ def test_every_value_in_a_rules_command_is_quoted() -> None:
             for value in re.findall(r"(?<![{$])\{([^{}]+)\}(?!\})", block):
                 assert value.endswith(":q") or value in ("threads", "params.launch"), f"{file.name}: {{{value}}}"
                 seen += 1
-    assert seen > 100
+    assert seen > 80
 
 
 @pytest.mark.parametrize("name", ["../escape", "/tmp/escape", "a/b", "a b; touch ran", "$(touch ran)", ".hidden", ""])

@@ -53,12 +53,12 @@ def test_another_workflow_imports_its_rules_and_reads_its_tables(tmp_path):
     assert len(pd.read_csv(tmp_path / "results/smoke/mdss_region.csv")) > 10
     planned = jobs(outer(tmp_path, "-n", "draftlab_all"))
     assert planned["draftlab_online"] >= 4
-    assert planned["draftlab_multidraft_draft"] == 1
+    assert planned["draftlab_draft"] == 2
     assert planned["draftlab_figure"] == 3
 
 
 def test_its_rules_can_be_changed_where_they_are_imported(tmp_path):
-    more = '\n\nuse rule exact from draftlab as draftlab_exact with:\n    message:\n        "Computed for us: {{wildcards.cell}}"\n'
+    more = '\n\nuse rule region from draftlab as draftlab_region with:\n    message:\n        "Computed for us: {{wildcards.cell}}"\n'
     (tmp_path / "Snakefile").write_text((OUTER + more).format(root=ROOT))
     assert "Computed for us: all" in outer(tmp_path, "-n")
 

@@ -6,7 +6,9 @@ import json
 import re
 import shutil
 
+import pandas as pd
 import pytest
+import yaml
 
 from draftlab import plan
 from tests.checkout import copy_checkout, jobs, snakemake
@@ -33,10 +35,8 @@ def test_a_template_is_that_of_all_who_read_prompts(checkout):
     said = snakemake(
         checkout, *words, *(f"results/smoke/{name}.csv" for name in ("mdss_drafts", "mdss_acceptance", "osd_online"))
     )
-    commands = re.findall(
-        r"draftlab (pretrain target|pretrain draft|mdss pairs|mdss live|answer) (.*?) --out", said, re.S
-    )
-    assert len({verb for verb, _ in commands}) == 5
+    commands = re.findall(r"draftlab (pretrain target|pretrain draft|record-pairs|answer) (.*?) --out", said, re.S)
+    assert len({verb for verb, _ in commands}) == 4
     assert all("--template plain" in words for _, words in commands)
 
 
@@ -64,7 +64,7 @@ def test_any_table_can_be_made_by_its_name(checkout):
 
 
 def test_speedup_theory_and_collect_make_the_published_table(checkout):
-    run(checkout, "closed_form", "results/laptop/cells/osd_speedup_theory/all/rows.csv")
+    run(checkout, "speedup_theory", "results/laptop/cells/osd_speedup_theory/all/rows.csv")
     (table,) = run(checkout, "collect", "results/laptop/osd_speedup_theory.csv")
     assert table == (PUBLISHED / "data/osd_speedup_theory.csv").read_text()
 
@@ -96,3 +96,26 @@ def test_clean_turns_raw_rows_into_prompts_and_keeps_what_it_rejects(checkout):
     assert "train: what is 7 plus 7?" in prompts
     assert "eval:" not in prompts
     assert rejected.count("\n") == 2
+
+
+HOSTILE = 'it\'s "mine" $(touch ran) `touch ran`; touch ran\n\\n %s {braces} \u00fc'
+
+
+def test_a_value_of_a_cell_reaches_its_job_unharmed_and_is_never_run(checkout):
+    """A label of an experiment's file, and the name of a model where the scale has no files of models."""
+    path = checkout / "workflow/experiments/mdss_region.yaml"
+    text = path.read_text()
+    values = yaml.safe_load(text)
+    values["fixed"] |= {"inner": {"method": {HOSTILE: {}}}}
+    try:
+        path.write_text(yaml.safe_dump(values))
+        run(checkout, "region", "results/laptop/cells/mdss_region/all/rows.csv")
+    finally:
+        path.write_text(text)
+    assert set(pd.read_csv(checkout / "results/laptop/cells/mdss_region/all/rows.csv")["method"]) == {HOSTILE}
+    target = "results/shapes_cpu-target/cells/osd_latency_alpha/all/cell.json"
+    (checkout / "config.json").write_text(json.dumps({"scale": "shapes_cpu", "target": HOSTILE}))
+    words = ("--keep-incomplete", "--configfile", "config.json", "--allowed-rules", "latency_alpha", "--", target)
+    assert "draftlab: error: " in snakemake(checkout, *words, check=False, cores=1)  # no architecture of this name
+    assert json.loads((checkout / target).read_text())["inputs"]["target"] == HOSTILE
+    assert not list(checkout.rglob("ran"))

@@ -45,7 +45,7 @@ marker = pathlib.Path({folder!r}, "failed-once")
 if sys.argv[1:3] == ["pretrain", "draft"] and not marker.exists():
     marker.touch()
     sys.exit("no luck the first time")
-if sys.argv[1:3] == ["mdss", "region"]:
+if sys.argv[1:2] == ["run"] and "mdss_region" in sys.argv[2]:
     held = bytearray(2_500_000_000)  # more than the 2000 MB that its rule asks for, less than twice as much
     held[::4096] = b"x" * len(held[::4096])
     time.sleep(3)

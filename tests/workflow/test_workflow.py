@@ -76,7 +76,7 @@ def test_one_value_of_one_experiment_reruns_only_its_cells(finished):
 
 
 def test_a_comment_reruns_nothing_and_a_loss_reruns_what_uses_it(finished):
-    path = finished / "src/draftlab/losses.py"
+    path = finished / "src/draftlab/core/losses.py"
     text = path.read_text()
     try:
         path.write_text(text + "\n# a comment\n")
@@ -86,7 +86,7 @@ def test_a_comment_reruns_nothing_and_a_loss_reruns_what_uses_it(finished):
     finally:
         path.write_text(text)
     assert {"offline", "online"} <= set(found)
-    assert not {"target", "draft", "answer", "exact", "clean", "pairs"} & set(found)
+    assert not {"target", "draft", "answer", "region", "clean", "pairs"} & set(found)
 
 
 def test_published_figures_are_redrawn_byte_for_byte_and_nothing_is_trained(checkout):
@@ -105,7 +105,7 @@ def test_an_edit_of_one_figure_redraws_one_figure_and_so_does_a_new_table(checko
     snakemake(checkout, "paper_figures")
     log = checkout / "results/laptop/logs/paper_figures.log"
     for path, more in (
-        ("src/draftlab/figures/mdss_cone.py", "\nEXTRA = 1\n"),
+        ("src/draftlab/report/figures/mdss_cone.py", "\nEXTRA = 1\n"),
         ("paper_figures/laptop/data/mdss_cone.csv", ""),
     ):
         text = (checkout / path).read_text()
@@ -123,7 +123,7 @@ def test_your_own_prompts_replace_the_datasets(checkout):
     mine = checkout / "mine; touch hacked.jsonl"
     lines = [json.dumps({"prompt": f"What is {i} plus {i + 1}?"}) for i in range(120)]
     mine.write_text("\n".join([*lines, "{broken"]) + "\n")
-    model = checkout / "results/smoke/models/target"
+    model = checkout / "results/smoke/main/models/target"
     wanted = "experiments=osd_offline,mdss_acceptance"
     snakemake(checkout, "--config", "scale=smoke", f"dataset={mine}", f"target={model}", wanted)
     assert not (checkout / "hacked.jsonl").exists()

@@ -36,7 +36,7 @@ def test_a_real_trained_model_runs_as_target(checkout, shared):
         "experiments=osd_offline,osd_latency_alpha,mdss_acceptance",
     )
     results = checkout / "results" / "smoke-target"
-    assert (results / "models/target/tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
+    assert (results / "main/models/target/tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
     record = json.loads((results / "cells/osd_latency_alpha/all/run.json").read_text())
     assert record["target"]["parameters"] == 260_032
     assert len(pd.read_csv(results / "mdss_acceptance.csv"))
@@ -62,9 +62,9 @@ def test_a_real_target_and_draft_run_as_they_are(checkout, shared, tmp_path):
         json.loads((results / f"cells/{name}/all/run.json").read_text())["inputs"]
         for name in ("osd_latency_alpha", "mdss_acceptance")
     )
-    assert timed["models"] == {f"models/{role}": digest for role, digest in given.items()}
+    assert timed["models"] == {f"main/models/{role}": digest for role, digest in given.items()}
     for name in exact["pairs"]:
         made_of = json.loads((results / name).with_suffix(".json").read_text())
-        assert made_of["models"] == {f"multidraft/{role}": digest for role, digest in given.items()}
+        assert made_of["models"] == {f"multidraft/models/{role}": digest for role, digest in given.items()}
     assert exact["pairs"]
     assert len(pd.read_csv(results / "mdss_acceptance.csv"))

@@ -120,7 +120,7 @@ for STAGE in STAGES.values():
         shell:
             r"""
             printf '%s\n' {params.cell:q} >{output.cell:q}
-            OMP_NUM_THREADS={params.threads} {params.launch} run {output.cell:q} >{log:q} 2>&1
+            OMP_NUM_THREADS={params.threads:q} {params.launch} run {output.cell:q} >{log:q} 2>&1
             """
 
 
