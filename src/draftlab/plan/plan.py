@@ -41,15 +41,15 @@ class Finding(Settings):
     The rows of ``left`` less those of ``right`` (or a constant), over the same requests, or the best of ``best``'s settings less the next
     one: an interval above 0 says ``more``, one below it ``less``, any other ``level``. The texts may name ``{gap}``, ``{left}``,
     ``{right}``, ``{n}``, ``{best}`` and ``{second}``. ``each`` repeats the difference for every value of these columns; texts that name
-    ``{each}`` are chosen by all of these together (``level`` where they disagree), not by all rows pooled. ``measure`` is
-    summed numerator and denominator, by default those of the ``layout``, as are the ``digits``.
+    ``{each}`` are chosen by all of these together (``level`` where they disagree), not by all rows pooled. ``measure`` names one of the
+    stage's, by default that of the ``layout``, as are the ``digits``.
     """
 
     left: dict[str, Any] = {}
     right: dict[str, Any] | float = 0.0
     best: list[str] = []
     each: list[str] = []
-    measure: tuple[str, str | None] | None = None
+    measure: str = ""
     digits: int | None = None
     more: str
     less: str = ""
@@ -59,15 +59,14 @@ class Finding(Settings):
 class Layout(Settings):
     """Which columns of an experiment's table become ``rows`` and ``columns`` of the printed one, and what a cell holds.
 
-    A cell is ``sum(above) / sum(below)``, or the mean of ``above`` when there is no ``below``; ``best`` says which end is good;
+    A cell is a ``measure`` of the stage, its first one where none is named; ``best`` says which end is good;
     ``window`` keeps a part of each stream, ``where`` rows with these values; ``exact`` says why a table without units to
     draw has no interval, ``note`` what else a reader must know, ``emulated`` that the target is an inflated one up to scale laptop.
     """
 
     rows: list[str] = Field(min_length=1)
     columns: list[str] = []
-    above: str
-    below: str | None = None
+    measure: str = ""
     best: Literal["largest", "smallest"] | None = None
     digits: int = 3
     window: tuple[float, float] | None = None
@@ -75,11 +74,6 @@ class Layout(Settings):
     exact: str = "exact, so no interval"
     note: str = ""
     emulated: bool = False
-
-    @property
-    def measure(self) -> Measure:
-        """What a cell holds."""
-        return Measure(self.above, self.below)
 
 
 class Size(Settings):
@@ -109,6 +103,11 @@ class Experiment(Settings):
     def of_stage(self) -> Stage:
         """The stage that it asks for."""
         return STAGES[self.stage]
+
+    def measure(self, name: str = "") -> Measure:
+        """A measure of its stage: the one of this name, else that of its layout, else the stage's first."""
+        measures = self.of_stage.measures
+        return measures[name or (self.layout.measure if self.layout else "") or next(iter(measures))]
 
     @property
     def compared(self) -> list[str]:
@@ -174,6 +173,13 @@ def load_experiment(path: Path) -> Experiment:
     if experiment.view and experiment.view not in (views := experiment.of_stage.views):
         remedy = f"allowed: {', '.join(views)}" if views else "remove it"
         raise Place(path).blame(f"unknown view {experiment.view!r} of {experiment.stage}", ["view"], remedy=remedy)
+    parts = [("finding", own) for own in experiment.finding] + (
+        [("layout", experiment.layout)] if experiment.layout else []
+    )
+    for key, part in parts:
+        if part.measure and part.measure not in (measures := experiment.of_stage.measures):
+            what, remedy = f"unknown measure {part.measure!r} of {experiment.stage}", f"allowed: {', '.join(measures)}"
+            raise Place(path).blame(what, [key, "measure", part.measure], remedy=remedy)
     for scale in experiment.scales:
         where = place(path, scale)
         for variants in experiment.cells(scale, path).values():

@@ -84,7 +84,7 @@ def _timed_claims(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
     def timed(selection: published.Selection) -> bool:
         columns = tables.get(selection.table, pd.DataFrame()).columns
         exact = {column for column in columns if not is_measured(selection.table, column)}
-        read = {*(selection.ratio or ()), selection.mean, selection.largest} - {None}
+        read = set(selection.rows({}).measure.columns)
         return len(exact) < len(columns) and not read <= exact
 
     known = published.load()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from draftlab.core.measure import Measure
 from draftlab.errors import UserError
 from draftlab.plan import Finding
 from draftlab.report import tables, tidy
@@ -32,7 +31,8 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
     for filters in (finding.left, finding.right):
         _check(experiment, table, filters if isinstance(filters, dict) else {})
     layout = tables.layout_of(experiment, table)
-    measure = Measure(*finding.measure) if finding.measure else layout.measure
+    plan = tidy.plan_of(experiment)
+    measure = plan.measure(finding.measure) if plan else tables.measure_of(experiment)
     left = Rows(experiment, measure, finding.left)
     right = replace(left, where=finding.right) if isinstance(finding.right, dict) else finding.right
     contrast, source = Contrast(left, right, finding.each, finding.best), Tables({experiment: table})

@@ -186,7 +186,7 @@ def _gaps(
             if other_rule is None or (abs(printed) <= rule.margin and not rule.alike):
                 continue
             against = _filters(other_rule, other["settings"])
-            if against is not None and against.get("mean") == filters.get("mean"):
+            if against is not None and against.get("measure") == filters.get("measure"):
                 found = compute(Contrast(rule.rows(filters), other_rule.rows(against)), tables)
                 if found is not None:
                     yield found.value, printed, _name(row, other)

@@ -142,7 +142,7 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
         rows = tidy.read(table)
         layout = tables.layout_of(name, rows)
         finding = findings.sentences(name, rows, about.finding if about else [])
-        page = tables.arrange(tables.read_cells(cells), layout)
+        page = tables.arrange(tables.read_cells(cells), layout, tables.measure_of(name))
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
     runs = [(path.parent.name, read_json(path)) for path in sorted((results / "cells" / name).glob("*/run.json"))]
     about_cells = [{key: value for key, value in run.items() if key != "inputs"} | {"cell": cell} for cell, run in runs]

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from draftlab.core.measure import Measure
 from draftlab.errors import UserError
 from draftlab.files.tables import read_table
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.plan import Scale, refused
+from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Rows
 
 FOLDER = Path(__file__).parents[3] / "workflow" / "published"
@@ -37,33 +37,28 @@ class Entry(BaseModel):
 
 
 class Selection(Entry):
-    """What of a table is measured: ``ratio`` (summed numerator over summed denominator), ``mean`` or ``largest`` of a column.
+    """What is measured of a table: a ``measure`` of its stage; with ``largest`` the largest value of the measure's numerator.
 
-    ``percent_of`` filters other rows, of whose ratio the measure is a percentage (``percent_over``: what it has more, in percent). The
+    ``percent_of`` filters other rows, of whose measure this is a percentage (``percent_over``: what it has more, in percent). The
     bootstrap draws the units of the table (``tidy.unit``).
     """
 
     table: str
-    ratio: tuple[str, str] | None = None
-    mean: str | None = None
-    largest: str | None = None
+    measure: str
+    largest: bool = False
     percent_of: dict[str, Any] = {}
     percent_over: dict[str, Any] = {}
 
-    @property
-    def measure(self) -> Measure:
-        """What is measured of each row."""
-        if self.ratio is None and not (self.mean or self.largest):
-            remedy = "give it a ratio, a mean or a largest"
-            raise UserError(f"a rule for {self.table} measures nothing", remedy=remedy)
-        return Measure(*self.ratio) if self.ratio else Measure(self.mean or self.largest or "")
-
     def rows(self, filters: Mapping[str, Any]) -> Rows:
-        """The rows that ``filters`` name; its keys ``table`` and ``mean`` name another table or column than the rule's."""
-        where = {key: value for key, value in filters.items() if key not in ("table", "mean")}
-        mean = None if self.ratio else filters.get("mean")
-        measure = Measure(mean) if mean else self.measure
-        return Rows(str(filters.get("table", self.table)), measure, where, largest=self.largest is not None)
+        """The rows that ``filters`` name; its keys ``table`` and ``measure`` stand for another than the rule's."""
+        table, name = str(filters.get("table", self.table)), str(filters.get("measure", self.measure))
+        where = {key: value for key, value in filters.items() if key not in ("table", "measure")}
+        plan = tidy.plan_of(table)
+        known = {} if plan is None else plan.of_stage.measures
+        if name not in known:
+            remedy = f"allowed: {', '.join(known)}" if known else "name an experiment of workflow/experiments"
+            raise UserError(f"a rule measures {name!r} of {table}", file=FOLDER, remedy=remedy)
+        return Rows(table, known[name], where, largest=self.largest)
 
     def measured(self, filters: Mapping[str, Any]) -> Contrast:
         """What is measured of the rows that ``filters`` name: an estimate, or a percentage of other rows."""
@@ -76,7 +71,7 @@ class Rule(Selection):
     """How our table answers a printed number.
 
     ``where``: printed setting -> filter of the table's columns (``same``: a column of that name with that value; a value not
-    listed was not run; filters ``table`` and ``mean`` name another table or column than the rule's). ``against``: settings of the printed numbers that this one must stand to as printed, differences up to
+    listed was not run; filters ``table`` and ``measure`` name another than the rule's). ``against``: settings of the printed numbers that this one must stand to as printed, differences up to
     ``margin`` aside; ``level`` is a constant that it must be above or below as printed;
     with ``alike`` a printed difference up to ``margin`` must be as small in ours. ``tolerance`` decides ``reproduced``, at the scales of ``same_setting``.
     """

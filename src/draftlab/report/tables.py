@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from draftlab.core.measure import Measure
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.tables import read_table
@@ -21,71 +22,24 @@ from draftlab.plan import WORKFLOW, Layout
 from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Result, Rows, Tables, compute_each
 
-QUANTITIES: dict[tuple[str, str | None], str] = {
-    ("overlap", "visited"): "alpha",
-    ("accepted", "visited"): "accepted over visited tokens",
-    ("counted", "visited"): "estimate of alpha",
-    ("accepted", "over"): "precision or recall",
-    ("acceptance", None): "acceptance [probability]",
-    ("acceptance_sum", "positions"): "acceptance [probability]",
-    ("over_k_seq", "positions"): "acceptance of importance sampling less that of K-SEQ [probability]",
-    ("emitted", "blocks"): "block efficiency [tokens per target call]",
-    ("emitted", "cost"): "speed-up by Eq. 1, a draft step at a tenth of a target step [times plain decoding]",
-    ("plain", "speculative"): "speed-up [times plain decoding]",
-    ("plain", "token_seconds"): "speed-up [times plain decoding]",
-    ("plain_seconds", "seconds"): "speed-up [times plain decoding]",
-    ("speedup", None): "speed-up [times plain decoding]",
-    ("static_seconds", "cost_seconds"): "seconds of the static draft over those of this one, training counted",
-    ("interval_seconds", "update_seconds"): "seconds of the target between two updates over those of an update",
-    ("verify_seconds", "plain_seconds"): "seconds of verifying over those of a plain step",
-    (
-        "branches_seconds",
-        "one_branch_seconds",
-    ): "seconds of verifying all branches in one call over those of one branch",
-    ("a_seconds", "b_seconds"): "seconds of the first of two equal contenders over those of the second",
-    ("speculative_ms", None): "time per token [ms]",
-    ("request_ms", None): "CPU time per request [ms]",
-    ("ms", None): "time per decision [ms]",
-    ("score", None): "score (ROUGE-L or BLEU, 0 to 1)",
-    ("gb", "original_gb"): "bytes moved, as a share of plain decoding's",
-    ("flops_per_second", "hardware_flops"): "FLOP/s asked for, as a share of the hardware's",
-    ("count", "total"): "share of the requests",
-    ("subsets", "expected_subsets"): "conditions found over those of Theorem 2",
-}
 EMULATED = (
     "up to scale laptop the target is a small one made as expensive as a large one by layers and channels that change no output bit; "
     "one thread is timed by its own CPU seconds"
 )
-MEASURES = (
-    ("overlap", "visited"),
-    ("acceptance_sum", "positions"),
-    ("emitted", "blocks"),
-    ("accepted", "visited"),
-    ("plain", "speculative"),
-    ("plain_seconds", "seconds"),
-    ("tokens", "seconds"),
-    ("acceptance", None),
-    ("speedup", None),
-)
-"""What an experiment measures when it has no layout: the first pair (or column) that its table has."""
-
-
 PLACES = ("record", "segment")
 """A bin of requests may stand at several places of its stream."""
 
 
 def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
-    """The layout in the experiment's file, or one made from it: a known measure, what it compares last in columns, all else in rows."""
-    said = tidy.plan_of(experiment)
-    if said is not None and said.layout is not None:
-        return said.layout
+    """The layout in the experiment's file, or one made from it: its stage's first measure, what it compares last in columns, all else in rows."""
+    plan, remedy = tidy.plan_of(experiment), "give its file a `layout`"
+    if plan is not None and plan.layout is not None:
+        return plan.layout
     # A list is named as many, its column as one: schemes, scheme.
-    names = said.compared if said is not None else []
+    names = plan.compared if plan is not None else []
     columns = dict.fromkeys(name if name in table else name.removesuffix("s") for name in names)
     axes = [column for column in columns if column in table and column not in ("seed", tidy.unit(table))]
-    measure = next((pair for pair in MEASURES if {part for part in pair if part} <= set(table)), None)
-    remedy = "give its file a `layout`"
-    if measure is None or not axes:
+    if not axes:
         raise UserError(f"no layout for {experiment!r}", remedy=remedy)
     keys = [key for key in dict.fromkeys([*axes, "dataset", "seed", tidy.unit(table) or "", *PLACES]) if key in table]
     if table.duplicated(keys).any():
@@ -94,33 +48,36 @@ def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
             file=WORKFLOW / "experiments" / f"{experiment}.yaml",
             remedy=remedy,
         )
-    return Layout(rows=axes[:-1] or axes, columns=axes[1:][-1:], above=measure[0], below=measure[1])
+    return Layout(rows=axes[:-1] or axes, columns=axes[1:][-1:])
 
 
-def quantity(layout: Layout) -> str:
-    """What a cell is, with its unit."""
-    ratio = layout.above if layout.below is None else f"{layout.above} / {layout.below}"
-    return QUANTITIES.get((layout.above, layout.below), ratio)
+def measure_of(experiment: str) -> Measure:
+    """What a cell of the experiment's printed table holds."""
+    plan = tidy.plan_of(experiment)
+    if plan is None:
+        raise UserError(f"no experiment named {experiment!r}", remedy="add its file to workflow/experiments")
+    return plan.measure()
 
 
 def write(experiment: str, table: pd.DataFrame, scale: str, prefix: Path, finding: str = "") -> None:
     """Write ``prefix.md`` (the ``finding`` first), ``prefix.csv`` (one row per cell) and ``prefix.tex``."""
     layout = layout_of(experiment, table)
-    cells = summary(table, layout)
-    facts = caption(experiment, cells, layout, tidy.units(table), scale)
+    measure = measure_of(experiment)
+    cells = summary(table, layout, measure)
+    facts = caption(experiment, cells, layout, measure, tidy.units(table), scale)
     write_text(
         prefix.with_name(prefix.name + ".csv"), cells.to_csv(index=False, lineterminator="\n", float_format="%.6g")
     )
-    parts = filter(None, (finding, markdown(cells, layout), facts))
+    parts = filter(None, (finding, markdown(cells, layout, measure), facts))
     write_text(prefix.with_name(prefix.name + ".md"), "\n\n".join(parts) + "\n")
-    write_text(prefix.with_name(prefix.name + ".tex"), f"% {facts}\n" + latex(cells, layout))
+    write_text(prefix.with_name(prefix.name + ".tex"), f"% {facts}\n" + latex(cells, layout, measure))
 
 
-def summary(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
+def summary(table: pd.DataFrame, layout: Layout, measure: Measure) -> pd.DataFrame:
     """One row per cell: the layout's columns, ``estimate, ci_low, ci_high, n, best`` (no interval in an exact table)."""
     where = dict(layout.where) | ({"window": layout.window} if layout.window else {})
     source, keys = Tables({"": table}), [*layout.rows, *layout.columns]
-    contrast = Contrast(Rows("", layout.measure, where), each=keys)
+    contrast = Contrast(Rows("", measure, where), each=keys)
     cells = pd.DataFrame([_cell(own) for own in compute_each(contrast, source)])
     if layout.best is None or not layout.columns or tidy.unit(table) is None:
         return cells.assign(best=False)
@@ -135,11 +92,13 @@ def _cell(result: Result) -> dict[str, Any]:
     return {**result.group, "estimate": value.estimate, "ci_low": value.low, "ci_high": value.high, "n": value.n}
 
 
-def caption(experiment: str, cells: pd.DataFrame, layout: Layout, units: str | None, scale: str) -> str:
+def caption(
+    experiment: str, cells: pd.DataFrame, layout: Layout, measure: Measure, units: str | None, scale: str
+) -> str:
     """What the numbers are, in one line."""
     one_run = bool((cells["ci_low"] == cells["ci_high"]).all())
     n = f"{cells['n'].min()}" if cells["n"].nunique() == 1 else f"{cells['n'].min()} to {cells['n'].max()}"
-    parts = [f"{experiment}, scale {scale}: {quantity(layout)}", f"n = {n} {units or 'rows'} per cell"]
+    parts = [f"{experiment}, scale {scale}: {measure}", f"n = {n} {units or 'rows'} per cell"]
     if layout.window:
         parts.append(f"from {layout.window[0]:.0%} to {layout.window[1]:.0%} of the stream")
     parts += [f"{column}: {value}" for column, value in layout.where.items()]
@@ -151,16 +110,16 @@ def caption(experiment: str, cells: pd.DataFrame, layout: Layout, units: str | N
     return ", ".join(parts) + "."
 
 
-def markdown(cells: pd.DataFrame, layout: Layout) -> str:
+def markdown(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
     """A pipe table."""
-    page = arrange(cells, layout, lambda text: f"**{text}**")
+    page = arrange(cells, layout, measure, lambda text: f"**{text}**")
     lines = [list(page.columns), ["---"] * len(page.columns), *page.to_numpy().tolist()]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def latex(cells: pd.DataFrame, layout: Layout) -> str:
+def latex(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
     """A booktabs table."""
-    page = arrange(cells, layout, lambda text: rf"\textbf{{{text}}}")
+    page = arrange(cells, layout, measure, lambda text: rf"\textbf{{{text}}}")
     page.columns = [_escape(column) for column in page.columns]
     for key in page.columns[: len(layout.rows)]:
         page[key] = page[key].map(_escape)
@@ -178,7 +137,7 @@ def read_cells(path: Path) -> pd.DataFrame:
     return read_table(path, keep_default_na=False, na_values={key: [""] for key in ("estimate", "ci_low", "ci_high")})
 
 
-def arrange(cells: pd.DataFrame, layout: Layout, bold: Callable[[str], str] = str) -> pd.DataFrame:
+def arrange(cells: pd.DataFrame, layout: Layout, measure: Measure, bold: Callable[[str], str] = str) -> pd.DataFrame:
     """The cells as text in the layout's rows and columns; ``bold`` marks the best."""
     numbers = cells[["estimate", "ci_low", "ci_high"]].to_numpy(float)
     texts = [
@@ -187,7 +146,7 @@ def arrange(cells: pd.DataFrame, layout: Layout, bold: Callable[[str], str] = st
     ]
     names = [", ".join(named(key, cell[key]) for key in layout.columns) for _, cell in cells.iterrows()]
     if not layout.columns:
-        names = [quantity(layout)] * len(cells)
+        names = [str(measure)] * len(cells)
     flat = cells[list(layout.rows)].map(_axis).assign(_name=names, _text=texts)
     page = flat.pivot(index=list(layout.rows), columns="_name", values="_text")
     order = flat[list(layout.rows)].drop_duplicates()

@@ -378,7 +378,8 @@ def printed_points(ax: Axes, rows: pd.DataFrame, x: str, series: str) -> None:
 def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     """The cells of an experiment's printed table as marks with intervals: what is drawn where no figure has been designed."""
     layout = tables.layout_of(experiment, table)
-    cells = tables.summary(table, layout)
+    measure = tables.measure_of(experiment)
+    cells = tables.summary(table, layout, measure)
     rows = list(dict.fromkeys(cells[list(layout.rows)].itertuples(index=False, name=None)))
     series = list(dict.fromkeys(cells[list(layout.columns)].itertuples(index=False, name=None))) or [()]
     figure, axes = panels(1, 1, width=5.0, height=0.5 + 0.25 * len(rows))
@@ -391,7 +392,7 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
         places = [rows.index(tuple(cell)) for cell in chosen[list(layout.rows)].itertuples(index=False, name=None)]
         y = np.asarray(places) + 0.5 * ((number + 0.5) / len(series) - 0.5)
         marks(ax, chosen, y, look(words, number), label=words)
-    ax.set(xlabel=textwrap.fill(tables.quantity(layout), 50), ylim=(len(rows) - 0.5, -0.5))
+    ax.set(xlabel=textwrap.fill(str(measure), 50), ylim=(len(rows) - 0.5, -0.5))
     settings = [zip(layout.rows, row, strict=True) for row in rows]
     ax.set_yticks(range(len(rows)), [", ".join(name(tables.named(*pair)) for pair in row) for row in settings])
     if layout.columns:
