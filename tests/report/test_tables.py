@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from draftlab.core import stats
+from draftlab.core.measure import Measure
 from draftlab.errors import UserError
 from draftlab.plan import WORKFLOW, Layout, load_experiment
 from draftlab.report import tables, tidy
@@ -12,7 +13,8 @@ from tests.synthetic import TABLES
 PLANS = {path.stem: load_experiment(path) for path in sorted((WORKFLOW / "experiments").glob("*.yaml"))}
 LAYOUTS = {name: plan.layout for name, plan in PLANS.items() if plan.layout is not None}
 
-LAYOUT = Layout(rows=["dataset"], columns=["method"], above="hits", below="tries", best="largest")
+LAYOUT = Layout(rows=["dataset"], columns=["method"], best="largest")
+HITS = Measure("hits", "tries")
 
 
 def _rows(gap: float, requests: int = 40) -> pd.DataFrame:
@@ -33,7 +35,7 @@ def _rows(gap: float, requests: int = 40) -> pd.DataFrame:
 
 def test_cells_are_ratios_of_sums_with_their_interval():
     rows = _rows(0.3)
-    cells = tables.summary(rows, LAYOUT)
+    cells = tables.summary(rows, LAYOUT, HITS)
     old = rows[rows["method"] == "old"]
     expected = stats.ratio(old["hits"], old["tries"])
     cell = cells[cells["method"] == "old"].iloc[0]
@@ -43,19 +45,19 @@ def test_cells_are_ratios_of_sums_with_their_interval():
 
 @pytest.mark.parametrize(("gap", "bold"), [(0.3, ["new"]), (0.0, []), (-0.3, ["old"])])
 def test_bold_only_where_the_interval_carries_it(gap, bold):
-    cells = tables.summary(_rows(gap), LAYOUT)
+    cells = tables.summary(_rows(gap), LAYOUT, HITS)
     assert cells.loc[cells["best"], "method"].tolist() == bold
 
 
 def test_smallest_can_be_best():
-    layout = Layout(rows=["dataset"], columns=["method"], above="hits", below="tries", best="smallest")
-    cells = tables.summary(_rows(0.3), layout)
+    layout = Layout(rows=["dataset"], columns=["method"], best="smallest")
+    cells = tables.summary(_rows(0.3), layout, HITS)
     assert cells.loc[cells["best"], "method"].tolist() == ["old"]
 
 
 def test_requests_of_two_datasets_are_two_requests():
     rows = pd.concat([_rows(0.3), _rows(0.3).assign(dataset="b")])
-    pooled = tables.summary(rows, Layout(rows=["method"], above="hits", below="tries"))
+    pooled = tables.summary(rows, Layout(rows=["method"]), HITS)
     assert pooled["n"].tolist() == [80, 80]
 
 
@@ -82,8 +84,8 @@ def test_numbers_rise_and_words_stay_as_they_came():
     rows = pd.concat(
         [_rows(0.3).assign(k=k, dataset=name) for name, k in (("b", 10.0), ("a", 2.0), ("b", 0.5), ("a", 0.123456))]
     )
-    layout = Layout(rows=["dataset", "k"], columns=["method"], above="hits", below="tries")
-    page = tables.arrange(tables.summary(rows, layout), layout)
+    layout = Layout(rows=["dataset", "k"], columns=["method"])
+    page = tables.arrange(tables.summary(rows, layout, HITS), layout, HITS)
     assert page["dataset"].tolist() == ["b", "b", "a", "a"]
     assert page["k"].tolist() == ["0.5", "10", "0.1235", "2"]
     assert list(page)[2:] == ["old", "new"]
@@ -91,15 +93,15 @@ def test_numbers_rise_and_words_stay_as_they_came():
 
 def test_units_that_are_all_alike_have_no_interval():
     rows = _rows(0.0).assign(hits=5)
-    layout = Layout(rows=["dataset"], above="hits", below="tries")
-    cells = tables.summary(rows, layout)
-    assert tables.arrange(cells, layout)["hits / tries"].tolist() == ["0.500"]
-    assert "one run each, so no interval" in tables.caption("x", cells, layout, "requests", "smoke")
+    layout = Layout(rows=["dataset"])
+    cells = tables.summary(rows, layout, HITS)
+    assert tables.arrange(cells, layout, HITS)["hits / tries"].tolist() == ["0.500"]
+    assert "one run each, so no interval" in tables.caption("x", cells, layout, HITS, "requests", "smoke")
 
 
 def test_the_region_keeps_the_numbers_of_drafts_apart():
     table = tidy.derive("mdss_region", TABLES["mdss_region"]())
-    cells = tables.summary(table, LAYOUTS["mdss_region"])
+    cells = tables.summary(table, LAYOUTS["mdss_region"], tables.measure_of("mdss_region"))
     assert set(cells["num_drafts"]) == set(table["num_drafts"])
 
 
@@ -115,17 +117,16 @@ def test_no_draft_is_draft_length_0_of_each_kind_of_weights():
 def test_a_binned_stream_says_what_is_drawn(column, sizes):
     binned = _rows(0.3).rename(columns={"request": column}).assign(requests=lambda rows: [*sizes] * (len(rows) // 2))
     binned["record"] = binned[column]
-    said = tables.caption("x", tables.summary(binned, LAYOUT), LAYOUT, tidy.units(binned), "smoke")
+    said = tables.caption("x", tables.summary(binned, LAYOUT, HITS), LAYOUT, HITS, tidy.units(binned), "smoke")
     assert "n = 40 groups of up to 10 requests per cell, 95 % bootstrap interval over groups of up to 10" in said
     assert tidy.units(_rows(0.3)) == "requests"
     assert tidy.units(_rows(0.3).assign(requests=600)) == "requests", "requests that a draft learnt from"
     assert tidy.units(pd.DataFrame({"x": [1]})) is None
 
 
-@pytest.mark.parametrize("name", list(LAYOUTS))
-def test_every_layout_names_its_quantity(name):
-    layout = LAYOUTS[name]
-    assert (layout.above, layout.below) in tables.QUANTITIES
+@pytest.mark.parametrize("name", list(PLANS))
+def test_every_quantity_has_a_name(name):
+    assert tables.measure_of(name).label
 
 
 @pytest.mark.parametrize("name", list(LAYOUTS))
@@ -160,7 +161,11 @@ def unknown(monkeypatch):
 )
 def test_a_table_without_a_layout_has_the_axes_of_its_experiment(name, rows, columns, measure):
     layout = tables.layout_of(name, tidy.derive(name, TABLES[name]()))
-    assert (tuple(layout.rows), tuple(layout.columns), (layout.above, layout.below)) == (rows, columns, measure)
+    assert (tuple(layout.rows), tuple(layout.columns), tables.measure_of(name).columns) == (
+        rows,
+        columns,
+        tuple(filter(None, measure)),
+    )
 
 
 @pytest.mark.usefixtures("unknown")
@@ -174,4 +179,4 @@ def test_an_unknown_experiment_and_a_missing_column_are_refused(tmp_path):
     with pytest.raises(UserError, match="no layout for 'x'"):
         tables.write("x", _rows(0), "smoke", tmp_path / "x")
     with pytest.raises(UserError, match="no column 'hits'"):
-        tables.summary(_rows(0).drop(columns="hits"), LAYOUT)
+        tables.summary(_rows(0).drop(columns="hits"), LAYOUT, HITS)
