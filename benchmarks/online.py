@@ -26,10 +26,10 @@ from benchmarks import Turns, run, show
 from draftlab.cli import Flat
 from draftlab.core.losses import forward_kl
 from draftlab.core.settings import Count
+from draftlab.engine.answers import recorded_name
 from draftlab.engine.recording import load_pass
 from draftlab.latency.comparison import compare
 from draftlab.models import hf, load_model, load_tokenizer
-from draftlab.stages._places import recorded_name
 from draftlab.train import online, traffic, training
 from draftlab.train.live import live_server
 from draftlab.train.settings import Serving

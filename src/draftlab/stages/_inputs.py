@@ -11,8 +11,9 @@ from pydantic import Field
 from tyro.constructors import PrimitiveConstructorSpec
 
 from draftlab.core.settings import Dataset, Settings, TopP, Whole
+from draftlab.engine.answers import recorded_name
 from draftlab.latency.settings import Engine
-from draftlab.stages._places import Places, recorded_name
+from draftlab.stages._places import Places
 from draftlab.train.settings import Training
 
 AS_JSON = PrimitiveConstructorSpec[Any](

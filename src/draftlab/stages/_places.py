@@ -63,8 +63,3 @@ class Places:
 
 
 PROMPTS = {"train": "prompts.jsonl", "eval": "eval.jsonl"}
-
-
-def recorded_name(dataset: str, split: str, temperature: float = 0.0) -> str:
-    """The folder of recorded answers below ``answers/``: one per dataset, split and temperature."""
-    return f"{dataset}.{split}" + (f".t{temperature:g}" if temperature else "")

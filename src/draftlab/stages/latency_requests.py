@@ -12,10 +12,11 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset
 from draftlab.core.settings import Settings as Base
+from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.stages._inputs import Files
-from draftlab.stages._places import Places, recorded_name
+from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Stage, column, timing
 
 if TYPE_CHECKING:

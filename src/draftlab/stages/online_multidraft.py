@@ -12,8 +12,9 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset, Whole
 from draftlab.core.settings import Settings as Base
+from draftlab.engine.answers import recorded_name
 from draftlab.stages._inputs import Files, TargetAndDraft
-from draftlab.stages._places import Places, recorded_name
+from draftlab.stages._places import Places
 from draftlab.stages._schemes import Verifier
 from draftlab.stages._stage import Bench, Facts, Stage, column
 from draftlab.train.settings import Loss, LossPositions, Serving

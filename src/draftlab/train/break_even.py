@@ -16,8 +16,6 @@ from draftlab.engine.replay import agree_along, walk
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
 from draftlab.models.weights import moved
-from draftlab.stages._inputs import Distillation
-from draftlab.stages._stage import Bench
 from draftlab.train import training
 from draftlab.train.jobs import Folders
 from draftlab.train.learning import train
@@ -28,6 +26,8 @@ from draftlab.train.timed import clock_of, dear_target, whole_answers
 from draftlab.train.traffic import Traffic, whole
 
 if TYPE_CHECKING:
+    from draftlab.stages._inputs import Distillation
+    from draftlab.stages._stage import Bench
     from draftlab.stages.break_even import Settings as BreakEven
 
 STEPS = 8

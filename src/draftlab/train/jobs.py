@@ -18,14 +18,12 @@ import numpy as np
 import pandas as pd
 
 from draftlab.data import routing
+from draftlab.engine.answers import recorded_name
 from draftlab.engine.recording import TargetPass, load_pass
 from draftlab.engine.replay import agree_along, walk
 from draftlab.errors import UserError
 from draftlab.files.weights import check_sizes, parameter_count
 from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
-from draftlab.stages._inputs import Distillation
-from draftlab.stages._places import recorded_name
-from draftlab.stages._stage import Bench
 from draftlab.train import parallel
 from draftlab.train.learning import Effort, train
 from draftlab.train.live import live_server
@@ -37,6 +35,8 @@ from draftlab.train.tokens import token_counts
 from draftlab.train.traffic import Traffic, along, whole
 
 if TYPE_CHECKING:
+    from draftlab.stages._inputs import Distillation
+    from draftlab.stages._stage import Bench
     from draftlab.stages.offline import Settings as Offline
     from draftlab.stages.online import Settings as Online
     from draftlab.stages.tokens import Settings as Tokens

@@ -26,8 +26,6 @@ from draftlab.engine.speculate import BlockTrace, speculate
 from draftlab.models import LanguageModel
 from draftlab.models.medusa import Medusa
 from draftlab.models.tree import Tree
-from draftlab.stages._inputs import Distillation
-from draftlab.stages._stage import Bench
 from draftlab.train import training
 from draftlab.train.jobs import Folders
 from draftlab.train.learning import train
@@ -38,6 +36,8 @@ from draftlab.train.timed import clock_of, dear_target, whole_answers
 from draftlab.train.traffic import Traffic, join, whole
 
 if TYPE_CHECKING:
+    from draftlab.stages._inputs import Distillation
+    from draftlab.stages._stage import Bench
     from draftlab.stages.medusa import Settings as MedusaSettings
 
 SAMPLED = Sampling(1.0)

@@ -6,16 +6,19 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from draftlab.latency.pair import inflated
 from draftlab.models import LanguageModel, load_model
-from draftlab.stages._timed import Timed
 from draftlab.train.jobs import Folders
 from draftlab.train.online import Lesson
 from draftlab.train.traffic import Traffic
+
+if TYPE_CHECKING:
+    from draftlab.stages._timed import Timed
 
 
 def clock_of(device: str) -> Callable[[], float]:
