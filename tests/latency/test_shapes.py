@@ -16,11 +16,12 @@ from draftlab import cli
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
 from draftlab.latency.pair import open_pair
+from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import random_gguf, random_model
 from draftlab.models.backend import Settings
 from draftlab.models.gguf import RandomTensors
 from draftlab.models.llama_cpp import LlamaCpp
-from draftlab.plan import Engine, Run, flags, load_run
+from draftlab.plan import Run, flags, load_run
 from tests.conftest import ROOT
 
 MEASURED = (
@@ -60,24 +61,34 @@ def test_the_plan_measures_on_a_gpu_and_downloads_nothing(run: Run) -> None:
             "latency_alpha", "latency_length", "latency_update", "latency_cost", "latency_branches", "latency_null"
         )
     ) == {*MEASURED, "beyond_weights"}
-    assert (run.settings.target.model, run.settings.draft.model) == ("vicuna-7b", "llama-160m")
-    assert run.settings.data.datasets == run.settings.multidraft.datasets == []
+    (pair,) = run.settings.pairs.values()
+    assert {name: recipe.model for name, recipe in pair.models.items()} == {
+        "target": "vicuna-7b",
+        "draft": "llama-160m",
+    }
+    assert run.settings.every_dataset == []
     for name in MEASURED:
-        for cell in run.cells(name).values():
-            assert isinstance(cell, Engine)
-            assert (cell.gpu_layers, cell.device) in [(-1, "cpu"), (0, "cuda")]
-            assert cell.weights == "f16"
+        for (own,) in run.cells(name).values():
+            assert isinstance(own.settings, Engine)
+            assert (own.settings.gpu_layers, own.settings.device) in [(-1, "cpu"), (0, "cuda")]
+            assert own.settings.weights == "f16"
 
 
 def test_without_a_gpu_the_same_models_are_measured_in_four_bits_on_one_core(run: Run) -> None:
     found = load_run({"scale": "shapes_cpu", "experiments": "all"}, ROOT / "workflow")
     assert set(found.experiments) == {*MEASURED_ON_CPU, "beyond_weights"}
-    assert {cell.weights for cell in found.cells("beyond_weights").values()} == BITS  # type: ignore[attr-defined]
-    assert (found.settings.target, found.settings.draft) == (run.settings.target, run.settings.draft)
+    assert {own.settings.weights for (own,) in found.cells("beyond_weights").values()} == BITS
+    assert found.settings.pairs["main"].models == run.settings.pairs["main"].models
     for name in MEASURED_ON_CPU:
-        (cell,) = found.cells(name).values()
-        assert isinstance(cell, Engine)
-        assert (cell.gpu_layers, cell.threads, cell.weights, cell.backend) == (0, 1, "q4_0", "llama_cpp")
+        ((own,),) = found.cells(name).values()
+        settings = own.settings
+        assert isinstance(settings, Engine)
+        assert (settings.gpu_layers, settings.threads, settings.weights, settings.backend) == (
+            0,
+            1,
+            "q4_0",
+            "llama_cpp",
+        )
 
 
 @pytest.mark.workflow
@@ -88,8 +99,10 @@ def test_the_dag_holds_no_data_and_no_training(tmp_path: Path, scale: str, measu
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     jobs = dict(re.findall(r"^(\w+) +(\d+)$", done.stdout + done.stderr, re.MULTILINE))
-    assert set(jobs) - {"closed_form"} == {"latency", "collect", "claims", "figure", "report", "all", "total"}
-    assert int(jobs["latency"]) == measured + len(BITS)
+    cells = {name: int(count) for name, count in jobs.items() if name.startswith("latency_")}
+    others = {"collect", "claims", "figure", "report", "all", "total"}
+    assert set(jobs) - set(cells) - {"speedup_theory", "utilisation"} == others
+    assert sum(cells.values()) == measured + len(BITS)
 
 
 @pytest.mark.parametrize("experiment", MEASURED[:-2])  # the last two measure a target alone
@@ -99,12 +112,11 @@ def test_a_measurement_and_its_figure_at_reduced_width(
 ) -> None:
     if (backend, experiment) == ("llama_cpp", "osd_update_cost"):
         pytest.skip("llama.cpp does not train")
-    (cell,) = run.cells(experiment).values()
-    cell = cell.model_copy(update=ON_CPU | {"backend": backend} | SMALLER[experiment])
-    verb = run.known[experiment].stage.removeprefix("latency_")
-    words = flags(cell, target="vicuna-7b/16", draft="llama-160m/16", out=tmp_path / "cell")
-    draftlab(monkeypatch, "latency", verb, *words)
-    record = read_json(tmp_path / "cell" / "run.json")
+    ((own,),) = run.cells(experiment).values()
+    settings = own.settings.model_copy(update=ON_CPU | {"backend": backend} | SMALLER[experiment])
+    words = flags(settings, target="vicuna-7b/16", draft="llama-160m/16", out=tmp_path / "cell")
+    draftlab(monkeypatch, run.known[experiment].stage.replace("_", "-"), *words)
+    (record,) = read_json(tmp_path / "cell" / "run.json")["runs"]
     assert record["target"]["engine"] == {"llama_cpp": "llama.cpp", "torch": "torch"}[backend]
     assert record["target"]["parameters"] > 5 * record["drafts"][0]["parameters"]
     rows = pd.read_csv(tmp_path / "cell" / "rows.csv")
@@ -145,8 +157,8 @@ def test_random_tensors_follow_the_seed_and_differ() -> None:
 def test_an_update_trains_in_f32_whatever_the_target_runs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--backend", "torch", "--weights", "f16", "--prompt", "4", "--generated", "4", "--blocks", "1"]
     models = ["--target", "t5-xl/16", "--draft", "t5-small/16", "--out", str(tmp_path)]
-    draftlab(monkeypatch, "latency", "update", *words, *models)
-    record = read_json(tmp_path / "run.json")
+    draftlab(monkeypatch, "latency-update", *words, *models)
+    (record,) = read_json(tmp_path / "run.json")["runs"]
     assert (record["target"]["weights"], record["drafts"][0]["weights"]) == ("float16", "float32")
 
 
