@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from draftlab.train.jobs import Folders
 
 from draftlab.core.sampling import Sampling
 from draftlab.engine.recording import record
 from draftlab.models import LanguageModel
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
-from draftlab.train.jobs import Folders
 
 VOCAB, ROOM = 320, 12
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from pydantic import ValidationError
@@ -23,9 +23,6 @@ from draftlab.errors import UserError, printable
 from draftlab.stages import STAGES
 from draftlab.stages._stage import NoInputs, Stage
 from draftlab.stages.verifier_cost import Settings as VerifierCost
-
-if TYPE_CHECKING:
-    from draftlab.data import classify
 
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.arg(name="")]
@@ -128,29 +125,12 @@ def data_classify(
     from draftlab.data.prompts import Prompt
     from draftlab.files.json_files import read_jsonl, write_json, write_jsonl
 
-    classifier = _classifier(method, label, train, model, device)
+    labelled = read_jsonl(train, Prompt) if train else None
+    classifier = classify.classifier_of(method, label, labelled, model, device)
     marked, found = classify.classify(list(read_jsonl(prompts, Prompt)), classifier, label)
     write_jsonl(out, marked)
     write_json(report, {"method": method, "accuracy": found.accuracy, **dataclasses.asdict(found)})
     print(f"{label}: {found.correct} of {found.labelled} as labelled")
-
-
-def _classifier(
-    method: str, label: classify.Label, train: Path | None, model: str | None, device: str
-) -> classify.Classifier:
-    from draftlab.data import classify
-    from draftlab.data.prompts import Prompt
-    from draftlab.files.json_files import read_jsonl
-
-    if method == "langid":
-        return classify.languages
-    if method == "hub":
-        if model is None:
-            raise UserError("no classifier of the hub", remedy="name it with --model OWNER/NAME@REVISION")
-        return classify.hub_classifier(model, device)
-    if train is None:
-        raise UserError("naive Bayes learns from labelled requests", remedy="name them with --train")
-    return classify.naive_bayes(read_jsonl(train, Prompt), label)
 
 
 # --- models ------------------------------------------------------------------------------------------------------
@@ -239,11 +219,11 @@ def route(
     report: Path,
 ) -> None:
     """Let a classifier name the class of each request of a stream as it arrives, and tell how often it is right."""
-    from draftlab.data import routing
+    from draftlab.data import classify, routing
     from draftlab.data.prompts import Prompt
     from draftlab.files.json_files import read_jsonl, write_json, write_jsonl
 
-    classifier = _classifier(method, "group", train, model, device)
+    classifier = classify.classifier_of(method, "group", read_jsonl(train, Prompt), model, device)
     marked, facts = routing.routed(list(read_jsonl(stream, Prompt)), classifier)
     write_jsonl(out, marked)
     write_json(report, {"method": method, **facts})

@@ -1,84 +1,12 @@
 """Cells: one job for each choice of an experiment's axes, by one rule for each stage.
 
 Required: what the stage reads (`reads` of src/draftlab/stages/<stage>.py): models, recorded answers, requests, another experiment's table.
-Steps: stream, route (the order of requests, where an experiment mixes datasets or classes) - the cell - token_view.
-Outputs: results/{run}/cells/{experiment}/{cell}/{cell.json,rows.csv,run.json}; offline also draft/, its first variant's model;
-results/{run}/tokens.json
+Steps: the cell - token_view.
+Outputs: results/{run}/cells/{experiment}/{cell}/{cell.json,rows.csv,run.json}; offline also draft/, its first variant's model; online
+also routing.json where it routes requests; results/{run}/tokens.json
 
 A cell travels as one file, cell.json: `draftlab run FILE` repeats it. Measurements of time must have the machine to themselves.
 """
-
-
-rule stream:
-    """Write requests in the order in which they arrive: the stream, what is kept aside of it, or the held-out ones."""
-    input:
-        prompts=prompts_of_stream,
-        answered=answers_of_stream,
-    output:
-        stream="results/{run}/streams/{experiment}/{cell}/{part}.jsonl",
-    log:
-        "results/{run}/logs/streams/{experiment}/{cell}.{part}.log",
-    wildcard_constraints:
-        part="stream|aside|held_out",
-    conda:
-        "../../envs/cpu.yaml"
-    threads: threads_of("stream")
-    resources:
-        **resources_of("stream"),
-    params:
-        flags=lambda wildcards: plan.flags(
-            RUN.stream(wildcards.experiment, wildcards.cell, wildcards.part)
-        ),
-        code=code("data.streams"),
-    message:
-        "Order requests: {wildcards.experiment} {wildcards.cell} ({wildcards.part})"
-    shell:
-        r"""
-        draftlab data stream {params.flags:q} \
-            --prompts {input.prompts:q} \
-            --answered {input.answered:q} \
-            --out {output.stream:q} \
-            >{log:q} 2>&1
-        """
-
-
-rule route:
-    """Let a classifier that learnt from the held-out requests name the class of each request of a stream."""
-    input:
-        stream="results/{run}/streams/{experiment}/{cell}/stream.jsonl",
-        train="results/{run}/streams/{experiment}/{cell}/held_out.jsonl",
-    output:
-        stream="results/{run}/streams/{experiment}/{cell}/routed.jsonl",
-        report="results/{run}/streams/{experiment}/{cell}/routing.json",
-    log:
-        "results/{run}/logs/streams/{experiment}/{cell}.routed.log",
-    conda:
-        "../../envs/cpu.yaml"
-    threads: threads_of("route")
-    resources:
-        **resources_of("route"),
-    params:
-        method=lambda wildcards: DATA.router[
-            cell_settings(wildcards).arrangement.group_by
-        ],
-        model=DATA.classifier,
-        device=PAIRS["main"].answers.device,
-        code=code("data.routing"),
-    message:
-        "Route requests: {wildcards.experiment} {wildcards.cell}"
-    shell:
-        r"""
-        draftlab route \
-            --stream {input.stream:q} \
-            --train {input.train:q} \
-            --method {params.method:q} \
-            --model {params.model:q} \
-            --device {params.device:q} \
-            --out {output.stream:q} \
-            --report {output.report:q} \
-            >{log:q} 2>&1
-        """
-
 
 for STAGE in STAGES.values():
 
@@ -86,8 +14,7 @@ for STAGE in STAGES.values():
         name:
             STAGE.name
         input:
-            files=lambda wildcards: RUN.reads(wildcards.experiment, wildcards.cell),
-            streams=streams_of_cell,
+            lambda wildcards: RUN.reads(wildcards.experiment, wildcards.cell),
         output:
             cell="results/{run}/cells/{experiment}/{cell}/cell.json",
             rows="results/{run}/cells/{experiment}/{cell}/rows.csv",

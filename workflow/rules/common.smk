@@ -78,40 +78,6 @@ def recipe(role):
     )
 
 
-def cell_settings(wildcards):
-    """The settings of a cell's first variant: what they share."""
-    return RUN.cells(wildcards.experiment)[wildcards.cell][0].settings
-
-
-def streams_of_cell(wildcards):
-    """The parts of a cell's stream that its variants read; none for a dataset's own order."""
-    variants = [own.settings for own in RUN.cells(wildcards.experiment)[wildcards.cell]]
-    folder = f"results/{wildcards.run}/streams/{wildcards.experiment}/{wildcards.cell}"
-    parts = [part for own in variants for part in getattr(own, "stream_parts", ())]
-    return [f"{folder}/{part}.jsonl" for part in dict.fromkeys(parts)]
-
-
-def prompts_of_stream(wildcards):
-    """Input function: the requests that a part of a stream is made of, with their classes."""
-    own = cell_settings(wildcards)
-    split = "eval" if wildcards.part == "held_out" else "train"
-    places = RUN.places(wildcards.experiment, wildcards.cell)
-    return [
-        str(places.prompts(dataset, split, own.arrangement.group_by))
-        for dataset in own.datasets
-    ]
-
-
-def answers_of_stream(wildcards):
-    """Input function: the recorded answers to them; a request without one has no place in a stream."""
-    own = cell_settings(wildcards)
-    split = "eval" if wildcards.part == "held_out" else "train"
-    return [
-        f"results/{wildcards.run}/{own.pair}/answers/{dataset}.{split}/answers.jsonl"
-        for dataset in own.datasets
-    ]
-
-
 def shown_cell():
     """The cell of osd_offline whose distilled draft the token view shows, and its settings: the first."""
     cell, variants = next(iter(RUN.cells("osd_offline").items()))

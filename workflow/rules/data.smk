@@ -1,7 +1,7 @@
 """Raw rows -> prompts.
 
 Required: nothing (generator), a folder of raw files (--config raw=DIR), or a network (hub).
-Steps: fetch - clean - label. Besides fetch the rules that make named models ask the hub for them, and label and route for their
+Steps: fetch - clean - label. Besides fetch the rules that make named models ask the hub for them, and label and online for their
 classifier: `snakemake prefetch` does all of that beforehand, for jobs without a network.
 Outputs: results/{run}/data/{dataset}/{prompts,eval,rejected}.jsonl, summary.json
 """

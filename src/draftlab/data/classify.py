@@ -76,6 +76,21 @@ def hub_classifier(name: str, device: str = "cpu") -> Classifier:
     ]
 
 
+def classifier_of(
+    method: Method, label: Label, labelled: Iterable[Prompt] | None, model: str | None, device: str
+) -> Classifier:
+    """The classifier of a ``method``: naive Bayes learns from ``labelled`` requests, the hub's is called ``model``."""
+    if method == "langid":
+        return languages
+    if method == "hub":
+        if not model:
+            raise UserError("no classifier of the hub", remedy="name it with --model OWNER/NAME@REVISION")
+        return hub_classifier(model, device)
+    if labelled is None:
+        raise UserError("naive Bayes learns from labelled requests", remedy="name them with --train")
+    return naive_bayes(labelled, label)
+
+
 @dataclass(frozen=True)
 class Report:
     """How often the classifier agrees with the labels that the requests came with."""

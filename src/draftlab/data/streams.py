@@ -1,4 +1,4 @@
-"""The order in which requests arrive: streams are files, and each row says where it came from.
+"""The order in which requests arrive; each row says where it came from.
 
 A stream is made of groups: whole datasets, or the requests of one language or topic. A row is a ``Prompt`` with
 ``meta["group"]``, ``meta["segment"]`` (which block of the stream) and ``meta["update"]`` (whether it may train the draft).
@@ -52,6 +52,18 @@ class Stream(Settings):
     weights: tuple[float, ...] = ()
     gates: tuple[tuple[int, str], ...] = ()
     seed: int = 0
+
+    def aside(self, count: int) -> Stream:
+        """The next ``count`` rows of each group after its own, in random order."""
+        return self._of_groups("shuffled", self.skip + self.per_group, count)
+
+    def held_out(self) -> Stream:
+        """All rows of the same groups, one group after the other."""
+        return self._of_groups("concatenated", 0, 0)
+
+    def _of_groups(self, kind: Kind, skip: int, count: int) -> Stream:
+        changes = {"kind": kind, "skip": skip, "per_group": count, "knots": (), "weights": (), "gates": ()}
+        return self.model_copy(update=changes)
 
 
 def arrange(prompts: Iterable[Prompt], stream: Stream) -> list[Prompt]:

@@ -6,7 +6,9 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import resource
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,12 @@ def machine() -> dict[str, Any]:
         "packages": versions,
         "commit": _commit(),
     }
+
+
+def peak_mb() -> float:
+    """The most memory that this process has held, in MB."""
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(largest / (1024**2 if sys.platform == "darwin" else 1024), 1)  # macOS counts in bytes
 
 
 def _processor() -> str:

@@ -13,6 +13,7 @@ from draftlab.files.json_files import read_json
 from draftlab.latency.inflate import inflate
 from draftlab.latency.self_check import self_check
 from draftlab.latency.settings import Engine
+from draftlab.models import LanguageModel, load_model
 from draftlab.models.backend import LatencyBackend, Settings, check_pair
 from draftlab.models.cores import pinned
 from draftlab.models.gguf import export
@@ -61,6 +62,12 @@ def inflated(target: Path, out: Path, least_layers: int, least_ffn: int, widths:
     layers = max(least_layers, config.get("num_hidden_layers", 0))
     inflate(target, out, layers=layers, ffn=max(least_ffn, config.get("intermediate_size", 0)), widths=widths)
     return out
+
+
+def load_inflated(target: Path, layers: int, ffn: int, device: str) -> LanguageModel:
+    """A model for torch with at least these layers and this feed-forward width; its answers stay as they are."""
+    with tempfile.TemporaryDirectory(prefix="draftlab-") as scratch:
+        return load_model(inflated(target, Path(scratch) / "inflated", layers, ffn), device=device)
 
 
 def _open(path: Path, exported: Path, settings: Engine, engine: Settings) -> LatencyBackend:

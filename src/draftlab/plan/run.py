@@ -12,7 +12,6 @@ from pydantic import Field, PrivateAttr
 
 from draftlab.core.settings import Dataset, Settings, Template
 from draftlab.data import registry
-from draftlab.data.streams import Stream
 from draftlab.errors import UserError
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.latency.settings import Engine
@@ -120,24 +119,25 @@ class Run(Settings):
             values |= {"datasets": [name for name in settings.datasets if name in known] or known}
         return settings.model_copy(update={key: value for key, value in values.items() if key in fields})
 
-    def places(self, experiment: str, cell: str) -> Places:
-        """Where the files of this run lie, as one cell looks for them."""
+    @property
+    def places(self) -> Places:
+        """Where the files of this run lie, as its cells look for them."""
         settings, main = self.settings, self.settings.pairs[MAIN]
         named = {role: str(recipe.model) for role, recipe in main.models.items()} if settings.by_architecture else None
         return Places(
             run=self.folder,
-            experiment=experiment,
-            cell=cell,
             answers={name: pair.answers for name, pair in settings.pairs.items()},
             datasets={name: settings.datasets_of(name) for name in settings.pairs},
             labelled=tuple(settings.data.label),
+            routers=settings.data.router,
+            classifier=settings.data.classifier,
             architectures=named,
         )
 
     def inputs(self, experiment: str, cell: str) -> Any:
         """The files that a cell takes, typed as its stage wants them."""
         variants = self.cells(experiment)[cell]
-        return self.known[experiment].of_stage.locate([own.settings for own in variants], self.places(experiment, cell))
+        return self.known[experiment].of_stage.locate([own.settings for own in variants], self.places)
 
     def reads(self, experiment: str, cell: str) -> list[str]:
         """Every file that must be there before a cell runs; of a model its configuration, of an architecture none."""
@@ -153,17 +153,6 @@ class Run(Settings):
         """What the file of a cell says: everything that its job needs."""
         stage = self.known[experiment].of_stage
         return cell_file(stage, experiment, cell, self.cells(experiment)[cell], self.inputs(experiment, cell))
-
-    def stream(self, experiment: str, cell: str, part: str) -> Stream:
-        """How one part of a cell's stream is made: the stream itself, the rows ``aside`` of it, or the held-out requests by group."""
-        settings: Any = self.cells(experiment)[cell][0].settings
-        stream: Stream = settings.arrangement
-        if part == "stream":
-            return stream
-        skip, count = (stream.skip + stream.per_group, settings.aside) if part == "aside" else (0, 0)
-        kind = "shuffled" if part == "aside" else "concatenated"
-        changes = {"kind": kind, "skip": skip, "per_group": count, "knots": (), "weights": (), "gates": ()}
-        return stream.model_copy(update=changes)
 
 
 def load_run(config: Mapping[str, Any], workflow: Path) -> Run:

@@ -96,12 +96,11 @@ def reads_pairs(variants: Sequence[OnPairs], inputs: RecordedPairs) -> Files:
 
 
 class Distillation(Settings):
-    """What distillation reads: folders of models and of the target's recorded answers; ``streams`` says in which order requests arrive."""
+    """What distillation reads: folders of models and of the target's recorded answers."""
 
     models: Path
     answers: Path
     max_new_tokens: int
-    streams: Path | None = None
 
 
 def locate_distillation(variants: Sequence[Training], places: Places) -> Distillation:

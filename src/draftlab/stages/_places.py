@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from draftlab.data.classify import Method
+from draftlab.data.streams import GroupBy
 from draftlab.engine.settings import Answers
 
 
 @dataclass(frozen=True)
 class Places:
-    """The folder of a run, and of a cell in it.
+    """The folder of a run.
 
-    ``architectures``: at scales of random weights, the architecture that each role of the main pair stands for. ``labelled``: classes
-    that a classifier finds. ``answers``: how the target of each pair answers. ``datasets``: those that each pair is measured on.
+    ``answers``: how the target of each pair answers. ``datasets``: those that each pair is measured on. ``labelled``: classes that a
+    classifier finds. ``routers``: how the class of a request is named as it arrives, ``classifier`` being the hub's.
+    ``architectures``: at scales of random weights, the architecture that each role of the main pair stands for.
     """
 
     run: Path
-    experiment: str
-    cell: str
     answers: Mapping[str, Answers]
     datasets: Mapping[str, list[str]]
     labelled: Collection[str] = ()
+    routers: Mapping[GroupBy, Method] = field(default_factory=dict)
+    classifier: str = ""
     architectures: Mapping[str, str] | None = None
 
     def model(self, role: str, pair: str = "main") -> Path:
@@ -47,11 +50,6 @@ class Places:
         """The requests of one split, with the classes of ``label`` where a classifier finds them."""
         folder = self.run / "data" / dataset
         return (folder / label if label in self.labelled else folder) / PROMPTS[split]
-
-    @property
-    def streams(self) -> Path:
-        """The folder of the files that say in which order the requests of this cell arrive."""
-        return self.run / "streams" / self.experiment / self.cell
 
     def table(self, experiment: str) -> Path:
         """The table of another experiment."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import math
+import time
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count
+from draftlab.errors import UserError
+from draftlab.stages._counts import ALPHA, BLOCK_EFFICIENCY, UnroundedCounts
 from draftlab.stages._inputs import Distillation, locate_distillation, reads_distillation
 from draftlab.stages._stage import Bench, Facts, Stage, column, timing
 from draftlab.stages._timed import Timed
@@ -33,42 +39,94 @@ class Settings(Timed):
         return [self.draft, self.larger]
 
 
-class Row:
-    """One row of the table."""
+class Row(UnroundedCounts):
+    """One request, as one contender serves it."""
 
-    record: int = column("")
-    accepted: float = column("")
-    visited: float = column("")
-    overlap: float = column("")
-    overlap_repo: float = column("")
-    blocks: float = column("")
-    emitted: int = column("")
-    request: int = column("")
-    serve_seconds: float = timing("")
-    serve_gb: float = column("")
-    update_seconds: float = timing("")
-    update_gb: float = column("")
-    contender: str = column("")
-    update_interval: int = column("")
-    static_seconds: float = timing("")
-    static_gb: float = column("")
-    seed: int = column("")
+    record: int = column("place in the stream")
+    request: int = column("number among the recorded requests")
+    serve_seconds: float = timing("time of serving it")
+    serve_gb: float = column("bytes moved to serve it", "GB")
+    update_seconds: float = timing("its share of the time of the training")
+    update_gb: float = column("its share of the bytes that the training moves", "GB")
+    contender: str = column("static, online, or larger")
+    update_interval: int = column("requests between two updates; 0: none", "requests")
+    static_seconds: float = timing("time of serving it with the draft as it was")
+    static_gb: float = column("bytes moved to serve it with the draft as it was", "GB")
+    seed: int = column("seed of the order")
+
+
+class Derived:
+    """What a request costs in all."""
+
+    cost_seconds: float = timing("time of a request with its share of the training")
 
 
 MEASURES = {
     "gain": Measure(
         "static_seconds", "cost_seconds", "seconds of the static draft over those of this one, training counted"
     ),
-    "alpha": Measure("overlap", "visited", "alpha"),
-    "block_efficiency": Measure("emitted", "blocks", "block efficiency", "tokens per target call"),
+    "alpha": ALPHA,
+    "block_efficiency": BLOCK_EFFICIENCY,
 }
 
 
 def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.train.break_even import break_even
+    """Serve the same requests with the draft as it was, with one that learns at each interval, and with a larger one."""
+    import pandas as pd
 
-    return break_even(settings, inputs, bench)
+    from draftlab.latency.pair import load_inflated
+    from draftlab.models.weights import moved
+    from draftlab.train.break_even import affordable, measure, priced
+    from draftlab.train.folders import Folders
+    from draftlab.train.learning import Effort, train
+    from draftlab.train.online import serve, serve_unchanged
+    from draftlab.train.sources import Scene
+    from draftlab.train.traffic import whole
+
+    begin = time.process_time()
+    folders = Folders(inputs.answers, inputs.models, bench.kept)
+    recorded = folders.recorded(settings.dataset, "train")
+    if len(recorded.answers) < 2 * settings.requests:
+        what = f"{len(recorded.answers)} answers, {settings.requests} to serve and as many to distil on"
+        raise UserError(what, remedy="lower requests, or raise data.train of the scale")
+    every = whole(recorded, settings.dataset).reordered(settings.seed)
+    stream, target = every.take(range(settings.requests)), folders.target(settings.device)
+    if settings.inflated_layers or settings.inflated_ffn:
+        layers, ffn = settings.inflated_layers, settings.inflated_ffn
+        target = load_inflated(inputs.models / "target", layers, ffn, settings.device)
+    draft, larger = (folders.draft(settings, name) for name in (settings.draft, settings.larger))
+    prices = measure(
+        target,
+        draft,
+        larger,
+        stream,
+        settings,
+        intervals=settings.intervals,
+        context=settings.context,
+        measurements=settings.measurements,
+    )
+    names = {"target": "target", "draft": settings.draft, "larger": settings.larger}
+    sizes = {role: moved(inputs.models / name) for role, name in names.items()}
+    price = functools.partial(
+        priced, sizes=sizes, prices=prices, draft_len=settings.draft_len, context=settings.context
+    )
+    static = price(serve_unchanged(draft, stream, settings.draft_len), name="draft")
+    runs, effort = {("static", 0): static}, Effort()
+    for interval in settings.intervals:
+        learner = copy.deepcopy(draft)
+        rows, spent = serve(learner, stream, settings.model_copy(update={"update_interval": interval}))
+        effort = max(effort, spent, key=lambda one: one.tokens)
+        runs["online", interval] = price(rows, name="draft", update=f"update {interval}", share=1 / interval)
+    tokens = effort.tokens * sizes["draft"].weights / sizes["larger"].weights
+    chosen = affordable(every, settings.requests, tokens)
+    steps = math.ceil(len(chosen) / settings.batch)
+    train(Scene(larger, None, every.answers, inputs.max_new_tokens, ()), chosen, steps, settings)
+    rows = serve_unchanged(larger, stream, settings.draft_len)
+    runs["larger", 0] = price(rows, name="larger", update="update larger", share=steps / len(stream))
+    beside = {f"static_{unit}": static[f"serve_{unit}"].to_numpy() for unit in ("seconds", "gb")}
+    parts = [rows.assign(contender=name, update_interval=own, **beside) for (name, own), rows in runs.items()]
+    table = pd.concat(parts, ignore_index=True).drop(columns=["group", "segment"])
+    return table.assign(seed=settings.seed), folders.facts(effort, begin)
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
@@ -84,6 +142,7 @@ STAGE = Stage(
     inputs=Distillation,
     locate=locate_distillation,
     reads=reads_distillation,
+    derived=Derived,
     derive=derive,
     exclusive=True,
 )

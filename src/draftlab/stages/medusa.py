@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import time
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Dataset
+from draftlab.stages._counts import ALPHA, BLOCK_EFFICIENCY, UnroundedCounts
 from draftlab.stages._inputs import Distillation, locate_distillation, reads_distillation
 from draftlab.stages._stage import Bench, Facts, Stage, column, timing
 from draftlab.stages._timed import Timed
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from draftlab.models import LanguageModel
+    from draftlab.train.folders import Folders
+    from draftlab.train.learning import Effort
 
 
 class Settings(Timed):
@@ -38,48 +46,103 @@ class Settings(Timed):
         return [self.dataset, *self.warm]
 
 
-class Row:
-    """One row of the table."""
+class Row(UnroundedCounts):
+    """Some requests, as one contender decodes them."""
 
-    accepted: float = column("")
-    visited: float = column("")
-    overlap: float = column("")
-    overlap_repo: float = column("")
-    blocks: float = column("")
-    emitted: float = column("")
-    block: int = column("")
-    requests: int = column("")
-    contender: str = column("")
-    verifier: str = column("")
-    is_lossless: int = column("")
-    temperature: float = column("")
-    seconds: float = timing("")
-    plain_seconds: float = timing("")
-    same_text: int = column("")
-    parameters: float = column("")
-    epoch_seconds: float = timing("")
-    seed: int = column("")
-    dataset: str = column("")
+    block: int = column("number of these requests, from 0")
+    requests: int = column("how many they are", "requests")
+    contender: str = column("plain, draft, draft_osd, medusa, or medusa_osd")
+    verifier: str = column("how what is drafted is verified")
+    is_lossless: int = column("1 where the target's distribution is kept, else 0")
+    temperature: float = column("temperature of the target")
+    seconds: float = timing("time of these requests")
+    plain_seconds: float = timing("the same of plain decoding")
+    same_text: int = column("requests that read as plainly decoded", "requests")
+    parameters: float = column("weights beside the target", "weights")
+    epoch_seconds: float = timing("time of learning from every answer of the stream once")
+    seed: int = column("seed of the orders")
+
+
+class Derived:
+    """The same in the units of the papers."""
+
+    parameters_billion: float = column("weights beside the target", "10^9")
+    epoch_minutes: float = column("time of learning from every answer of the stream once", "min", timed=True)
 
 
 MEASURES = {
     "speedup": Measure("plain_seconds", "seconds", "speed-up", "times plain decoding"),
-    "block_efficiency": Measure("emitted", "blocks", "block efficiency", "tokens per target call"),
-    "alpha": Measure("overlap", "visited", "alpha"),
+    "block_efficiency": BLOCK_EFFICIENCY,
+    "alpha": ALPHA,
     "parameters": Measure("parameters_billion", None, "parameters beside the target", "10^9"),
     "epoch_minutes": Measure("epoch_minutes", None, "time of an epoch", "min"),
 }
 
 
 def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.train.medusa import medusa
+    """Let copies of the draft and of the heads learn from the stream, then decode held-out requests with every contender."""
+    import pandas as pd
 
-    return medusa(settings, inputs, bench)
+    from draftlab.latency.pair import load_inflated
+    from draftlab.models.medusa import Medusa
+    from draftlab.models.tree import Tree
+    from draftlab.train.folders import Folders
+    from draftlab.train.medusa import contenders, decode_in_turns, epoch_seconds
+    from draftlab.train.online import serve
+    from draftlab.train.timed import clock_of
+    from draftlab.train.traffic import whole
+
+    begin = time.process_time()
+    folders = Folders(inputs.answers, inputs.models, bench.kept)
+    target = folders.target(settings.device)
+    stream = whole(folders.recorded(settings.dataset, "train"), settings.dataset).reordered(settings.seed)
+    stream = stream.take(range(min(settings.requests, len(stream))))
+    of_heads = settings.model_copy(update={"learning_rate": settings.heads_learning_rate})
+    heads = Medusa(target, Tree(tuple(settings.widths)))
+    effort = _warm(heads, folders, of_heads, inputs.max_new_tokens)
+    models: dict[str, LanguageModel] = {"draft": folders.draft(settings), "medusa": heads}
+    for name, how in (("draft", settings), ("medusa", of_heads)):
+        models[f"{name}_osd"] = copy.deepcopy(models[name])
+        effort += serve(models[f"{name}_osd"], stream, how)[1]
+    seconds = epoch_seconds(
+        {name: models[name] for name in ("draft", "medusa")}, stream, settings, settings.timed_updates
+    )
+    records = folders.recorded(settings.dataset, "eval").answers[: settings.live_requests]
+    prompts = [record.prompt_ids for record in records]
+    if settings.inflated_layers or settings.inflated_ffn:
+        layers, ffn = settings.inflated_layers, settings.inflated_ffn
+        target = load_inflated(inputs.models / "target", layers, ffn, settings.device)
+    parts = decode_in_turns(
+        target,
+        contenders(models, settings.verifiers),
+        [prompts[start : start + settings.at_once] for start in range(0, len(prompts), settings.at_once)],
+        clock_of(settings.device),
+        settings.seed,
+        draft_len=settings.draft_len,
+        max_new_tokens=inputs.max_new_tokens,
+        eos_ids=folders.tokenizer.eos_ids,
+    )
+    rows = pd.concat(parts, ignore_index=True)
+    kind = rows["contender"].str.removesuffix("_osd")
+    sizes = {name: sum(weight.numel() for weight in models[name].parameters()) for name in seconds}
+    rows = rows.assign(parameters=kind.map(sizes).fillna(0), epoch_seconds=kind.map(seconds).fillna(0.0))
+    return rows.assign(seed=settings.seed), folders.facts(effort, begin) | {"tree": settings.widths}
+
+
+def _warm(heads: LanguageModel, folders: Folders, settings: Settings, max_new_tokens: int) -> Effort:
+    """Make heads as they would be released: one epoch on the target's answers to other datasets."""
+    from draftlab.train.learning import train
+    from draftlab.train.sources import Scene
+    from draftlab.train.traffic import join
+
+    passes = [folders.recorded(dataset, "train") for dataset in settings.warm]
+    places = [(n, p) for n, found in enumerate(passes) for p in range(min(settings.warm_requests, len(found.answers)))]
+    scene = Scene(heads, None, join(passes, places), max_new_tokens, ())
+    return train(scene, range(len(places)), math.ceil(len(places) / settings.batch), settings)
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sizes and times in the units of the papers, and requests that read as plainly decoded."""
+    """Sizes and times in the units of the papers."""
     return rows.assign(parameters_billion=rows["parameters"] / 1e9, epoch_minutes=rows["epoch_seconds"] / 60)
 
 
@@ -91,6 +154,7 @@ STAGE = Stage(
     inputs=Distillation,
     locate=locate_distillation,
     reads=reads_distillation,
+    derived=Derived,
     derive=derive,
     exclusive=True,
 )

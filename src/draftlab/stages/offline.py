@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count
+from draftlab.stages._counts import ALPHAS, Counts
 from draftlab.stages._inputs import Distillation, locate_distillation, reads_distillation
 from draftlab.stages._stage import Bench, Facts, Stage, column
-from draftlab.train.settings import SampleSource, Training
+from draftlab.train.settings import Offline
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class Settings(Training):
+class Settings(Offline):
     """Distil a draft on answers, then measure it on the held-out requests.
 
     ``requests`` (0: all) bounds what it learns from. ``sample_batch`` requests are answered at once when the draft takes part: the
@@ -25,41 +24,34 @@ class Settings(Training):
     first one).
     """
 
-    sample_source: SampleSource = "teacher"
-    epochs: int = Field(ge=0)
-    requests: int = Field(0, ge=0)
-    sample_batch: int = Field(64, gt=0)
-    probes: int = Field(0, ge=0, description="measurements per epoch while training")
-    draft_lens: list[Count] = Field([], description="further draft lengths to measure")
-    live: bool = False
     save: str = ""
 
 
-class Row:
-    """One row of the table."""
+class Row(Counts):
+    """One held-out request, as one variant's draft serves it after so many epochs."""
 
-    request: int = column("")
-    accepted: float = column("")
-    visited: float = column("")
-    overlap: float = column("")
-    overlap_repo: float = column("")
-    blocks: float = column("")
-    emitted: int = column("")
-    draft_len: int = column("")
-    epoch: float = column("")
-    sample_source: str = column("")
-    loss: str = column("")
-    seed: int = column("")
-    parameters: int = column("")
-    tokens: int = column("")
-    measured: str = column("", optional=True)
+    request: int = column("number of the held-out request")
+    draft_len: int = column("tokens that the draft proposes at once", "tokens")
+    epoch: float = column("epochs of distillation before the measurement", "epochs")
+    sample_source: str = column("whose tokens the loss sees: teacher, student, a mixture, or none")
+    loss: str = column("the loss, by name")
+    seed: int = column("seed of the order and of the draws")
+    parameters: int = column("weights of the draft", "weights")
+    tokens: int = column("tokens that the draft read to learn", "tokens")
+    measured: str = column("replay of the recorded answer, or live decoding", optional=True)
 
 
-MEASURES = {
-    "alpha": Measure("overlap", "visited", "alpha"),
-    "alpha_accepted": Measure("accepted", "visited", "accepted over visited tokens"),
-    "alpha_repo": Measure("overlap_repo", "visited", "alpha by the estimator of OSD's repository"),
-    "block_efficiency": Measure("emitted", "blocks", "block efficiency", "tokens per target call"),
+class Derived:
+    """What the views add."""
+
+    cost: float = column("time in steps of the target, a draft step at a tenth of one", "steps", optional=True)
+    training_flops: float = column("work of the training", "FLOPs", optional=True)
+    parameters_million: float = column("weights of the draft", "10^6", optional=True)
+    estimator: str = column("how alpha is estimated", optional=True)
+    counted: float = column("the numerator of that estimate", optional=True)
+
+
+MEASURES = ALPHAS | {
     "speedup_eq1": Measure(
         "emitted", "cost", "speed-up by Eq. 1, a draft step at a tenth of a target step", "times plain decoding"
     ),
@@ -69,10 +61,27 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.train.jobs import offline
+    """Distil and measure one variant, and keep its draft in ``out/draft`` if it is the one to save."""
+    from draftlab.train import parallel
+    from draftlab.train.folders import Folders
+    from draftlab.train.offline import distil
+    from draftlab.train.sources import LIVE, Scene
 
-    return offline(settings, inputs, bench)
+    parallel.start()
+    begin = time.process_time()
+    folders = Folders(inputs.answers, inputs.models, bench.kept)
+    learnt, held_out = (folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval"))
+    needs_target = settings.sample_source in LIVE or settings.live
+    target = folders.target(settings.device) if needs_target else None
+    draft = folders.draft(settings)
+    scene = Scene(draft, target, learnt, inputs.max_new_tokens, folders.tokenizer.eos_ids)
+    rows, effort = distil(scene, held_out, settings, checkpoint=bench.out / f".{bench.number}.checkpoint.safetensors")
+    is_wanted = bench.labels.get("method") == settings.save if settings.save else True
+    if is_wanted and parallel.is_first():
+        bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
+    rows = rows.assign(sample_source=settings.sample_source, loss=settings.loss, seed=settings.seed)
+    rows = rows.assign(parameters=folders.parameters(settings.draft), tokens=effort.tokens)
+    return rows, folders.facts(effort, begin)
 
 
 def draft_length(rows: pd.DataFrame, cost_ratio: float = 0.1) -> pd.DataFrame:
@@ -115,6 +124,7 @@ STAGE = Stage(
     inputs=Distillation,
     locate=locate_distillation,
     reads=reads_distillation,
+    derived=Derived,
     views={"draft_length": draft_length, "compute": compute, "estimators": estimators},
     launch=True,
 )

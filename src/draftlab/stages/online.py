@@ -1,22 +1,41 @@
-"""Serve a stream with a draft that learns from it, and with drafts that stay as they are (OSD, Fig. 3)."""
+"""Serve a stream with a draft that learns from it, and with drafts that stay as they are (OSD, Fig. 3).
+
+The way of a record: it stands in the stream (``_order``) and comes with the target's recorded answer (``_arrive``). One draft serves
+it (``_drafts``), which may have been distilled before (``_prepare``). Its acceptance is measured, then the draft learns from it
+(``_serve``). It is a row of the table, alone or with the neighbours of its bin (``run``).
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset
+from draftlab.data.classify import Method
 from draftlab.data.streams import Stream
-from draftlab.stages._inputs import AS_JSON, Distillation, locate_distillation, reads_distillation
+from draftlab.stages._counts import ALPHAS, Counts
+from draftlab.stages._inputs import AS_JSON, Distillation, Files, locate_distillation, reads_distillation
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Stage, column, timing
 from draftlab.train.settings import Serving
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from draftlab.data.prompts import Prompt
+    from draftlab.models import LanguageModel
+    from draftlab.train.folders import Folders
+    from draftlab.train.learning import Effort
+    from draftlab.train.traffic import Traffic
+
+Part = Literal["stream", "aside", "held_out"]
 
 
 class Settings(Serving):
@@ -59,68 +78,244 @@ class Settings(Serving):
         return self
 
     @property
-    def stream_parts(self) -> list[str]:
-        """The files of the stream that it reads: the order of requests, what is aside, what is held out."""
-        if self.stream is None:
-            return []
-        parts = {
-            "routed" if self.drafts == "by_route" else "stream": True,
-            "aside": self.warm_on == "aside",
-            "held_out": bool(self.probes) or self.measured_on == "held_out",
-        }
-        return [part for part, is_read in parts.items() if is_read]
+    def needs_held_out(self) -> bool:
+        """Whether held-out requests are measured, or taught to the router."""
+        return bool(self.probes) or self.measured_on == "held_out" or self.drafts == "by_route"
 
-    @property
-    def arrangement(self) -> Stream:
-        """The stream of a cell that has one."""
+    def part(self, name: Part) -> Stream:
+        """How a part of the stream is ordered: the stream itself, what is kept ``aside`` of it, or the ``held_out`` requests."""
         assert self.stream is not None
-        return self.stream
+        parts = {"stream": self.stream, "aside": self.stream.aside(self.aside), "held_out": self.stream.held_out()}
+        return parts[name]
 
 
-class Row:
-    """One row of the table."""
+class Row(Counts):
+    """One request, or ``bin`` neighbours of one class, as one variant and seed served them."""
 
-    measured_on: str = column("", optional=True)
-    after: int = column("", optional=True)
-    group: str = column("", optional=True)
-    segment: int = column("", optional=True)
-    record: int = column("")
-    request: int = column("")
-    accepted: float = column("")
-    visited: float = column("")
-    overlap: float = column("")
-    overlap_repo: float = column("")
-    blocks: float = column("")
-    emitted: int = column("")
-    requests: int = column("", optional=True)
-    seed: int = column("")
-    misrouted: float = column("", optional=True)
-    cpu_seconds: float = timing("", optional=True)
-    peak_mb: float = column("", optional=True)
+    record: int = column("place in the stream; of a bin its first one; of held-out requests the place among them")
+    request: int = column(
+        "number among the recorded requests, the same in every seed; below 0: held out; of a bin its first"
+    )
+    group: str = column("class of the request", optional=True)
+    segment: int = column("block of the stream that it stands in", optional=True)
+    requests: int = column("requests in the row", "requests", optional=True)
+    measured_on: str = column("stream, or held_out", optional=True)
+    after: int = column("requests that were served before a measurement on held-out ones", "requests", optional=True)
+    misrouted: float = column("requests that the draft of another class served", "requests", optional=True)
+    seed: int = column("seed of the order and of the draws")
+    cpu_seconds: float = timing("CPU time of the whole run", optional=True)
+    peak_mb: float = column("most memory that the process held", "MB", timed=True, optional=True)
 
 
-MEASURES = {
-    "alpha": Measure("overlap", "visited", "alpha"),
-    "alpha_accepted": Measure("accepted", "visited", "accepted over visited tokens"),
-    "alpha_repo": Measure("overlap_repo", "visited", "alpha by the estimator of OSD's repository"),
-    "block_efficiency": Measure("emitted", "blocks", "block efficiency", "tokens per target call"),
+class Derived:
+    """What the view of stream lengths adds."""
+
+    served: int = column("requests of the stream", "requests", optional=True)
+    request_ms: float = column("CPU time of a request", "ms", timed=True, optional=True)
+    added_ms: float = column(
+        "CPU time of a request that the next shorter stream lacks", "ms", timed=True, optional=True
+    )
+
+
+MEASURES = ALPHAS | {
     "request_ms": Measure("request_ms", None, "CPU time per request", "ms"),
     "added_ms": Measure("added_ms", None, "CPU time per further request", "ms"),
 }
 
 
-def locate(variants: Sequence[Settings], places: Places) -> Distillation:
-    """The cell's pair, and its stream where it has one of its own."""
-    found = locate_distillation(variants, places)
-    streams = places.streams if any(own.stream is not None for own in variants) else None
-    return found.model_copy(update={"streams": streams})
+class Inputs(Distillation):
+    """Recorded answers and models; of a stream also its requests, the held-out ones, and how a ``router`` names their classes.
+
+    ``classifier``: the one that the router ``hub`` asks.
+    """
+
+    requests: list[Path] = []
+    held_out: list[Path] = []
+    router: Method = "naive_bayes"
+    classifier: str = ""
 
 
-def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.train.jobs import online
+def locate(variants: Sequence[Settings], places: Places) -> Inputs:
+    """The cell's pair, and the requests of its stream where it has one of its own."""
+    found = locate_distillation(variants, places).model_dump()
+    own = variants[0]
+    if own.stream is None:
+        return Inputs(**found)
+    label = own.stream.group_by
+    files = {split: [places.prompts(dataset, split, label) for dataset in own.datasets] for split in ("train", "eval")}
+    held_out = files["eval"] if any(variant.needs_held_out for variant in variants) else []
+    router = places.routers.get(label, "naive_bayes")
+    return Inputs(**found, requests=files["train"], held_out=held_out, router=router, classifier=places.classifier)
 
-    return online(settings, inputs, bench)
+
+def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
+    """The models and answers, and the requests of a stream."""
+    found = reads_distillation(variants, inputs)
+    return found | {"data": [*inputs.requests, *inputs.held_out]} if inputs.requests else found
+
+
+def _folders(inputs: Inputs, bench: Bench) -> Folders:
+    from draftlab.train.folders import Folders
+
+    return Folders(inputs.answers, inputs.models, bench.kept)
+
+
+def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
+    """Serve the stream once, with one draft for all requests or with one for each class."""
+    import numpy as np
+    import pandas as pd
+
+    from draftlab.files.machine import peak_mb
+    from draftlab.train.learning import Effort
+    from draftlab.train.online import check_interval
+    from draftlab.train.traffic import binned
+
+    begin = time.process_time()
+    stream = _arrive(settings, inputs, bench, "stream")
+    check_interval(stream, settings)
+    frames, effort = [], Effort()
+    for name, places in _drafts(settings, stream).items():
+        rows, spent = _serve(stream.take(places) if name else stream, name, settings, inputs, bench)
+        is_stream = rows["measured_on"] == "stream"
+        rows.loc[is_stream, "record"] = np.array(places)[rows.loc[is_stream, "record"]]
+        if name:
+            rows["misrouted"] = (rows["group"] != name).astype(int)
+        frames.append(rows)
+        effort += spent
+    rows = pd.concat(frames, ignore_index=True).sort_values(["measured_on", "record"], kind="stable")
+    without = [] if settings.probes else ["measured_on", "after"]
+    without += [] if settings.stream else ["group", "segment"]
+    rows = binned(rows.drop(columns=without), settings.bin).assign(seed=settings.seed)
+    facts = _folders(inputs, bench).facts(effort, begin)
+    if settings.timed:
+        rows = rows.assign(cpu_seconds=facts["cpu_seconds"], peak_mb=peak_mb())
+    return rows, facts
+
+
+def _arrive(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> Traffic:
+    """Requests in the order in which they arrive, with the target's recorded answers. A seed moves those of one class among themselves."""
+    from draftlab.train.traffic import along, whole
+
+    folders = _folders(inputs, bench)
+    split, seed = ("eval", 0) if part == "held_out" else ("train", settings.seed)
+    is_routed = settings.drafts == "by_route" and part == "stream"
+
+    def arrange() -> Traffic:
+        passes = [folders.recorded(dataset, split, settings.temperature) for dataset in settings.datasets]
+        if settings.stream is None:
+            traffic = whole(passes[0], settings.dataset)
+        else:
+            order = _route if is_routed else _order
+            key = (part, is_routed, settings.stream, settings.aside)
+            traffic = along(bench.once(key, lambda: order(settings, inputs, bench, part)), passes)
+        if part == "held_out":
+            traffic = replace(traffic, request=~traffic.request)
+        in_time = settings.stream is not None and settings.stream.kind == "by_time"
+        return traffic.in_bins(settings.bin).reordered(seed, settings.bin, in_time)
+
+    key = (part, is_routed, settings.stream, settings.aside, settings.dataset, settings.temperature, seed, settings.bin)
+    return bench.once(key, arrange)
+
+
+def _order(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> list[Prompt]:
+    """The requests of a part of the stream; one without a recorded answer has no place in it."""
+    from draftlab.data.prompts import Prompt
+    from draftlab.data.streams import arrange
+    from draftlab.files.json_files import read_jsonl
+
+    split, files = ("eval", inputs.held_out) if part == "held_out" else ("train", inputs.requests)
+    folders = _folders(inputs, bench)
+    passes = (folders.recorded(dataset, split, settings.temperature) for dataset in settings.datasets)
+    answered = {answer.id for found in passes for answer in found.answers}
+    prompts = (prompt for file in files for prompt in read_jsonl(file, Prompt))
+    return arrange((prompt for prompt in prompts if prompt.id in answered), settings.part(part))
+
+
+def _route(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> list[Prompt]:
+    """The stream with the class that the router names for each request; routing.json beside the table says how often it is right."""
+    from draftlab.data.classify import classifier_of
+    from draftlab.data.routing import routed
+    from draftlab.files.json_files import write_json
+
+    labelled = _order(settings, inputs, bench, "held_out")
+    classifier = classifier_of(inputs.router, "group", labelled, inputs.classifier, settings.device)
+    prompts, facts = routed(_order(settings, inputs, bench, part), classifier)
+    write_json(bench.out / "routing.json", {"method": inputs.router, **facts})
+    return prompts
+
+
+def _drafts(settings: Settings, stream: Traffic) -> dict[str, list[int]]:
+    """The drafts by the class that they serve, "" for all, and the places of their requests."""
+    import numpy as np
+
+    from draftlab.data.routing import by_route, misroute
+
+    if settings.drafts == "shared":
+        return {"": list(range(len(stream)))}
+    if settings.drafts == "by_group":
+        return by_route(stream.group)
+    return by_route(misroute(stream.route, settings.route_errors, np.random.default_rng(settings.seed)))
+
+
+def _prepare(
+    draft: LanguageModel, own: Traffic, name: str, settings: Settings, inputs: Inputs, bench: Bench
+) -> tuple[Effort, set[int]]:
+    """Distil the draft before it serves; with the places of its own requests that it learnt from."""
+    from draftlab.train.learning import Effort, train
+    from draftlab.train.sources import Scene
+
+    if settings.warm_on == "nothing":
+        return Effort(), set()
+    on_stream = settings.warm_on == "stream"
+    pool = own if on_stream else _arrive(settings, inputs, bench, "aside")
+    chosen = (
+        list(range(math.ceil(settings.warm_share * len(own)))) if on_stream else pool.first(settings.warm_share, name)
+    )
+    steps = settings.warm_epochs * math.ceil(len(chosen) / settings.batch)
+    if settings.warm_fair:
+        steps = int(own.trains.sum()) // settings.update_interval
+    effort = train(Scene(draft, None, pool.answers, inputs.max_new_tokens, ()), chosen, steps, settings)
+    return effort, set(chosen) if on_stream else set()
+
+
+def _serve(own: Traffic, name: str, settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Effort]:
+    """Prepare one draft and let it serve its own requests, or measure it on the held-out ones of its class."""
+    import numpy as np
+    import pandas as pd
+
+    from draftlab.train.live import live_server
+    from draftlab.train.online import replay_server, serve, serve_unchanged
+
+    folders = _folders(inputs, bench)
+    draft = folders.draft(settings)
+    effort, known = _prepare(draft, own, name, settings, inputs, bench)
+    if settings.measured_on == "held_out":
+        held_out = _arrive(settings, inputs, bench, "held_out")
+        places = [place for place, group in enumerate(held_out.group) if name in ("", group)]
+        rows = serve_unchanged(draft, held_out.take(places), settings.draft_len)
+        return rows.assign(record=places, measured_on="held_out", after=len(own)), effort
+    # A draft is never measured on requests that it was distilled on.
+    left = [place for place in range(len(own)) if place not in known]
+    served = own.take(left) if known else own
+    probes: list[pd.DataFrame] = []
+    due = [math.ceil(len(served) * (part + 1) / settings.probes) for part in range(settings.probes)]
+
+    def watch(count: int) -> None:
+        while due and count >= due[0]:
+            rows = serve_unchanged(draft, _arrive(settings, inputs, bench, "held_out"), settings.draft_len)
+            probes.append(rows.assign(measured_on="held_out", after=due.pop(0)))
+
+    if settings.learns:
+        live = settings.live and live_server(
+            folders.target(settings.device), inputs.max_new_tokens, folders.tokenizer.eos_ids
+        )
+        rows, spent = serve(draft, served, settings, server=live or replay_server, watch=watch)
+        effort += spent
+    else:
+        rows = serve_unchanged(draft, served, settings.draft_len)
+        watch(len(served))
+    rows["record"] = np.array(left, dtype=int)[rows["record"]]
+    return pd.concat([rows.assign(measured_on="stream", after=0), *probes], ignore_index=True), effort
 
 
 def update_interval(rows: pd.DataFrame) -> pd.DataFrame:
@@ -152,8 +347,9 @@ STAGE = Stage(
     row=Row,
     measures=MEASURES,
     run=run,
-    inputs=Distillation,
+    inputs=Inputs,
     locate=locate,
-    reads=reads_distillation,
+    reads=reads,
+    derived=Derived,
     views={"update_interval": update_interval, "stream_length": stream_length, "routing_errors": routing_errors},
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -23,17 +25,27 @@ class Settings(Training):
 
 
 class Row:
-    """One row of the table."""
+    """One token of the vocabulary in one held-out request, where it was proposed or written."""
 
-    request: int = column("")
-    token: int = column("")
-    proposed: int = column("")
-    accepted: int = column("")
-    generated: int = column("")
-    method: str = column("")
-    seed: int = column("")
-    dataset: str = column("")
-    text: str = column("")
+    request: int = column("number of the held-out request")
+    token: int = column("id of the token")
+    proposed: int = column("how often the draft proposed it and the target judged it", "times")
+    accepted: int = column("how often the target accepted it", "times")
+    generated: int = column("how often the answer holds it", "times")
+    method: str = column("original, or distilled")
+    seed: int = column("seed of the order of training")
+    dataset: str = column("whose requests they are")
+    text: str = column("the token as text")
+
+
+class Derived:
+    """What the view of precision and recall adds."""
+
+    rank: float = column("place of the token by how often the target writes it, from 1", optional=True)
+    common: bool = column("whether it is among the first hundred", optional=True)
+    common_generated: int = column("``generated`` where it is", "times", optional=True)
+    statistic: str = column("precision, or recall", optional=True)
+    over: int = column("its denominator: ``proposed`` or ``generated``", "times", optional=True)
 
 
 MEASURES = {
@@ -43,10 +55,26 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """One variant."""
-    from draftlab.train.jobs import tokens
+    """Count by token before (``method`` original) and after (distilled)."""
+    import pandas as pd
 
-    return tokens(settings, inputs, bench)
+    from draftlab.train.folders import Folders
+    from draftlab.train.learning import train
+    from draftlab.train.sources import Scene
+    from draftlab.train.tokens import token_counts
+
+    begin = time.process_time()
+    folders = Folders(inputs.answers, inputs.models, bench.kept)
+    learnt, held_out = (folders.recorded(settings.dataset, split) for split in ("train", "eval"))
+    draft = folders.draft(settings)
+    before = token_counts(draft, held_out, settings.draft_len).assign(method="original")
+    requests = range(len(learnt.answers))
+    steps = settings.epochs * math.ceil(len(requests) / settings.batch)
+    effort = train(Scene(draft, None, learnt, inputs.max_new_tokens, ()), requests, steps, settings)
+    after = token_counts(draft, held_out, settings.draft_len).assign(method="distilled")
+    table = pd.concat([before, after], ignore_index=True).assign(seed=settings.seed, dataset=settings.dataset)
+    texts = {token: folders.tokenizer.decode([token]) for token in table["token"].unique()}
+    return table.assign(text=table["token"].map(texts)), folders.facts(effort, begin)
 
 
 def recall(rows: pd.DataFrame) -> pd.DataFrame:
@@ -75,5 +103,6 @@ STAGE = Stage(
     inputs=Distillation,
     locate=locate_distillation,
     reads=reads_distillation,
+    derived=Derived,
     views={"recall": recall},
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -16,10 +15,8 @@ from draftlab.engine.speculate import BlockTrace, speculate
 from draftlab.files.atomic import atomic_path
 from draftlab.train import parallel
 from draftlab.train.learning import Effort, train
+from draftlab.train.settings import Offline
 from draftlab.train.sources import Scene
-
-if TYPE_CHECKING:
-    from draftlab.stages.offline import Settings as Offline
 
 
 def distil(scene: Scene, held_out: TargetPass, settings: Offline, *, checkpoint: Path) -> tuple[pd.DataFrame, Effort]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from draftlab.core.settings import Dataset, Device, Settings, Whole
+from draftlab.core.settings import Count, Dataset, Device, Settings, Whole
 from draftlab.files.registries import names
 
 LossPositions = Literal["rejected", "all", "block_end", "repository"]
@@ -49,6 +49,23 @@ class Training(Settings):
     def drafts_opened(self) -> list[str]:
         """The drafts that are opened, as folders below ``models/``."""
         return [self.draft]
+
+
+class Offline(Training):
+    """How a draft is distilled offline, and how it is measured.
+
+    ``requests`` (0: all) bounds what it learns from. ``sample_batch`` requests are answered at once when the draft takes part: the
+    draft that answered is then up to ``sample_batch / batch`` updates old. ``probes`` measures inside each epoch; ``live`` decodes
+    the held-out requests as well, target and draft together, and counts.
+    """
+
+    sample_source: SampleSource = "teacher"
+    epochs: int = Field(ge=0)
+    requests: int = Field(0, ge=0)
+    sample_batch: int = Field(64, gt=0)
+    probes: int = Field(0, ge=0, description="measurements per epoch while training")
+    draft_lens: list[Count] = Field([], description="further draft lengths to measure")
+    live: bool = False
 
 
 class Serving(Training):

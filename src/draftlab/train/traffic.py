@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,6 @@ from jaxtyping import Bool, Int
 from draftlab.data.prompts import Prompt
 from draftlab.engine.recording import TargetPass
 from draftlab.errors import UserError
-from draftlab.files.json_files import read_jsonl
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,24 @@ class Traffic:
         return Traffic(join([self.answers], [(0, p) for p in places]), groups, routes, *rest)
 
     def numbered(self, rows: pd.DataFrame, places: Sequence[int]) -> pd.DataFrame:
-        """The counts of the requests at ``places`` with ``record``, the place, and ``request``: seeds move the one, not the other."""
+        """The counts of the requests at ``places`` with ``record``, the place, and ``request``: seeds move the one, not the other.
+        And with their ``group`` and ``segment``."""
+        chosen = list(places)
         return rows.rename(columns={"request": "record"}).assign(
-            record=list(places), request=self.request[list(places)]
+            record=chosen,
+            request=self.request[chosen],
+            group=[self.group[place] for place in chosen],
+            segment=self.segment[chosen],
         )
+
+    def first(self, share: float, name: str = "") -> list[int]:
+        """Places of the first ``share`` of each class's requests; of the class ``name`` alone if it is given."""
+        classes = [name] if name else dict.fromkeys(self.group)
+        own = {one: [place for place, group in enumerate(self.group) if group == one] for one in classes}
+        chosen = [place for places in own.values() for place in places[: math.ceil(share * len(places))]]
+        if not chosen:
+            raise UserError(f"no request of class {name!r} was kept aside", remedy="set aside requests of each class")
+        return sorted(chosen)
 
     def in_bins(self, size: int) -> Traffic:
         """The same requests; each ``size`` neighbours of one class go by the number of their first."""
@@ -87,21 +100,13 @@ def whole(answers: TargetPass, group: str) -> Traffic:
     return Traffic(answers, [group] * count, [group] * count, np.zeros(count, int), ones, np.arange(count))
 
 
-def along(stream: Path, passes: Sequence[TargetPass]) -> Traffic:
-    """The requests of a stream file (``datasets.streams``) with their answers out of ``passes``, which number them one after the other.
-
-    ``UserError`` for a request that no pass answers.
-    """
+def along(prompts: Sequence[Prompt], passes: Sequence[TargetPass]) -> Traffic:
+    """The requests of a stream (``data.streams``) with their answers out of ``passes``, which number them one after the other."""
     known = {
         answer.id: (number, place)
         for number, recorded in enumerate(passes)
         for place, answer in enumerate(recorded.answers)
     }
-    prompts = list(read_jsonl(stream, Prompt))
-    for line, prompt in enumerate(prompts, 1):
-        if prompt.id not in known:
-            what = f"no recorded answer to request {prompt.id}"
-            raise UserError(what, file=stream, line=line, remedy="record the answers of its dataset first")
     groups = [str(prompt.meta["group"]) for prompt in prompts]
     routes = [str(prompt.meta.get("route", group)) for prompt, group in zip(prompts, groups, strict=True)]
     segments = np.array([int(prompt.meta["segment"]) for prompt in prompts])
@@ -110,6 +115,16 @@ def along(stream: Path, passes: Sequence[TargetPass]) -> Traffic:
     begins = [0, *itertools.accumulate(len(recorded.answers) for recorded in passes)]
     numbers = np.array([begins[number] + place for number, place in places], dtype=int)
     return Traffic(join(passes, places), groups, routes, segments, trains, numbers)
+
+
+def binned(rows: pd.DataFrame, size: int) -> pd.DataFrame:
+    """Sums over the requests of one bin (``Traffic.in_bins``: the same ones in every seed) that stand at ``size`` neighbouring places;
+    ``record`` is the first of these places, ``requests`` how many they are."""
+    if size == 1:
+        return rows
+    keys = [key for key in ("measured_on", "after", "group", "segment") if key in rows]
+    rows = rows.assign(record=rows["record"] // size * size, requests=1)
+    return rows.groupby([*keys, "record", "request"], sort=False).sum().reset_index()
 
 
 def join(passes: Sequence[TargetPass], places: Sequence[tuple[int, int]]) -> TargetPass:

@@ -1,0 +1,46 @@
+"""What decoding and replay count of each request, in the columns that several stages share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from draftlab.core.measure import Measure
+from draftlab.stages._stage import column
+
+
+class Counts:
+    """Counts of a request, or of the requests of one row; expected ones where the target samples."""
+
+    accepted: float = column("drafted tokens that the target accepted", "tokens", whole=True)
+    visited: float = column("drafted tokens that the target judged", "tokens", whole=True)
+    overlap: float = column("sum over them of the common mass of target and draft: the numerator of alpha", whole=True)
+    overlap_repo: float = column("the same as the repository of OSD estimates it", whole=True)
+    blocks: float = column("calls of the target", "calls", whole=True)
+    emitted: int = column("tokens of the answer", "tokens")
+
+
+def _unrounded(name: str) -> Any:
+    return replace(vars(Counts)[name], whole=False)
+
+
+class UnroundedCounts:
+    """The same, written as floating-point numbers throughout."""
+
+    accepted: float = _unrounded("accepted")
+    visited: float = _unrounded("visited")
+    overlap: float = _unrounded("overlap")
+    overlap_repo: float = _unrounded("overlap_repo")
+    blocks: float = _unrounded("blocks")
+    emitted: float = _unrounded("emitted")
+
+
+ALPHA = Measure("overlap", "visited", "alpha")
+BLOCK_EFFICIENCY = Measure("emitted", "blocks", "block efficiency", "tokens per target call")
+ALPHAS = {
+    "alpha": ALPHA,
+    "alpha_accepted": Measure("accepted", "visited", "accepted over visited tokens"),
+    "alpha_repo": Measure("overlap_repo", "visited", "alpha by the estimator of OSD's repository"),
+    "block_efficiency": BLOCK_EFFICIENCY,
+}
+"""What is read off the counts."""

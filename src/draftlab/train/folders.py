@@ -1,0 +1,75 @@
+"""What the variants of a cell open, each once: the target's recorded answers, the models, and their tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from draftlab.engine.answers import recorded_name
+from draftlab.engine.recording import TargetPass, load_pass
+from draftlab.files.weights import check_sizes, parameter_count
+from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
+from draftlab.train import parallel
+from draftlab.train.learning import Effort
+from draftlab.train.settings import Training
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The folders of recorded ``answers`` and of ``models``; ``kept``: what was read from them."""
+
+    answers: Path
+    models: Path
+    kept: dict[object, object] = field(default_factory=dict)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The one that target and drafts share."""
+        return self.once("tokenizer", lambda: load_tokenizer(self.models / "target"))
+
+    def recorded(self, dataset: str, split: str, temperature: float = 0.0) -> TargetPass:
+        """The target's recorded answers to one split of a dataset."""
+        name = recorded_name(dataset, split, temperature)
+        return self.once(name, lambda: load_pass(self.answers / name))
+
+    def target(self, device: str) -> LanguageModel:
+        """The target itself, for what no record can answer."""
+        return self.once(("target", device), lambda: load_model(self.models / "target", device=device))
+
+    def parameters(self, model: str) -> int:
+        """Weights of a model."""
+        return self.once(("parameters", model), lambda: parameter_count(self.models / model))
+
+    def draft(self, settings: Training, name: str = "") -> LanguageModel:
+        """A fresh copy of the draft, or of the one called ``name``; ``UserError`` for one larger than the target."""
+        folder = self.models / (name or settings.draft)
+        check_sizes(self.models / "target", folder)
+        return load_model(folder, device=settings.device)
+
+    def save(self, draft: LanguageModel, original: str, out: Path) -> None:
+        """Write a distilled draft with the tokenizer of the draft that it came from."""
+        draft.save(out)
+        load_tokenizer(self.models / original).save(out)
+
+    def facts(self, effort: Effort, begin: float) -> dict[str, Any]:
+        """What ``run.json`` says of a run that began at so many CPU seconds; ``recorded_tokens``: answered once for all variants."""
+        passes = [kept for kept in self.kept.values() if isinstance(kept, TargetPass)]
+        tokens = sum(sum(kept.lengths) for kept in passes)
+        seconds = round(time.process_time() - begin, 3)
+        return dataclasses.asdict(effort) | {
+            "recorded_tokens": tokens,
+            "processes": parallel.PROCESSES,
+            "cpu_seconds": seconds,
+        }
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What ``make`` makes, made once for all variants."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        return cast(T, self.kept[key])
