@@ -10,6 +10,7 @@ from typing import Any, Literal
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
 
+Method = Literal["langid", "naive_bayes", "hub"]
 Label = Literal["language", "topic", "group"]
 Classifier = Callable[[Sequence[str]], list[str]]
 
