@@ -11,9 +11,6 @@ import torch
 from draftlab.train.online import Lesson
 from draftlab.train.traffic import Traffic
 
-if TYPE_CHECKING:
-    pass
-
 
 def clock_of(device: str) -> Callable[[], float]:
     """CPU seconds of this process, or on a GPU the time once it has finished."""
