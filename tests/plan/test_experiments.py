@@ -435,6 +435,26 @@ def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
     assert digest("def f(x):\n    return x + 2\n") != before
 
 
+def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_path, monkeypatch):
+    path = tmp_path / "region.py"
+    monkeypatch.setattr(digests, "_source", lambda module: path if module == "draftlab.stages.region" else None)
+
+    def digest(old="", new=""):
+        text = digests.Path(STAGES["region"].run.__code__.co_filename).read_text(encoding="utf-8")
+        assert old in text
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        digests._module.cache_clear()
+        plan.code_digest.cache_clear()
+        return plan.code_digest("draftlab.stages.region")
+
+    before = digest()
+    assert digest('    q2: float = column("', '    q2: float = column("more on ') == before
+    assert digest('"share of the targets', '"the share of the targets') == before
+    assert digest('"""Whether nothing', '"""Whether truly nothing') == before
+    assert digest("    q2: float", "    q2: int") != before
+    assert digest("1 - 1e-9", "1 - 1e-8") != before
+
+
 def test_planning_a_run_imports_neither_torch_nor_transformers():
     program = f"""
 import sys

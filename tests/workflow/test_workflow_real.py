@@ -38,7 +38,7 @@ def test_a_real_trained_model_runs_as_target(checkout, shared):
     results = checkout / "results" / "smoke-target"
     assert (results / "main/models/target/tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
     record = json.loads((results / "cells/osd_latency_alpha/all/run.json").read_text())
-    assert record["target"]["parameters"] == 260_032
+    assert record["runs"][0]["target"]["parameters"] == 260_032
     assert len(pd.read_csv(results / "mdss_acceptance.csv"))
 
 

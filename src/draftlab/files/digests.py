@@ -47,6 +47,8 @@ def _module(module: str) -> tuple[str, frozenset[str]]:
     imports = frozenset(
         name for name in _imports(tree) if name.startswith("draftlab.") and name != module and _source(name)
     )
+    if module.startswith("draftlab.stages."):
+        tree.body = list(map(_kinds, filter(_is_code, tree.body)))
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             first = node.body[0] if node.body else None
@@ -57,6 +59,28 @@ def _module(module: str) -> tuple[str, frozenset[str]]:
             ):
                 node.body = node.body[1:]
     return ast.dump(tree), imports
+
+
+def _is_code(node: ast.stmt) -> bool:
+    """Whether what stands at the top of a stage's file may change its rows: its measures do not."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return not any(isinstance(target, ast.Name) and target.id == "MEASURES" for target in targets)
+
+
+def _kinds(node: ast.stmt) -> ast.stmt:
+    """Of the class of a stage's columns their names and kinds, and which are written as whole numbers; anything else as it is."""
+    if isinstance(node, ast.ClassDef) and node.name in ("Row", "Counts", "Derived"):
+        node.body = [
+            ast.AnnAssign(target=own.target, annotation=own.annotation, value=_whole(own.value), simple=1)
+            for own in node.body
+            if isinstance(own, ast.AnnAssign)
+        ]
+    return node
+
+
+def _whole(column: ast.expr | None) -> ast.expr | None:
+    words = column.keywords if isinstance(column, ast.Call) else []
+    return next((word.value for word in words if word.arg == "whole"), None)
 
 
 SAID = ("draftlab.plan", "draftlab.stages._")

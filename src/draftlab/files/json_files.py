@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,3 +69,15 @@ def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
         raise UserError("no such file", file=path, remedy="check the path, or run the step that makes it") from None
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8: {error.reason}", file=path, remedy="delete the file and run again") from None
+
+
+def split_common(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What all runs share, and of each what it does not share."""
+    if not runs:
+        return {}, []
+    keys = list(dict.fromkeys(key for run in runs for key in run))
+    shared = {key for key in keys if key != "cell" and all(run.get(key) == runs[0].get(key) for run in runs)}
+    return (
+        {key: runs[0].get(key) for key in keys if key in shared},
+        [{key: run.get(key) for key in keys if key not in shared} for run in runs],
+    )

@@ -21,12 +21,12 @@ from markupsafe import Markup
 from draftlab import __version__
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
-from draftlab.files.json_files import read_json
+from draftlab.files.json_files import read_json, split_common
 from draftlab.files.tables import read_table
 from draftlab.plan import Experiment, load_experiment
 from draftlab.report import findings, published, summary, tables, tidy
 from draftlab.report.ledger import COLUMNS, VERDICTS
-from draftlab.report.provenance import flatten, split_common
+from draftlab.report.provenance import flatten
 
 WORKFLOW = published.FOLDER.parent
 PAPERS = {

@@ -5,13 +5,13 @@ A run's figure is traced through the run's own folder; a published one through t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
 from draftlab.files.digests import sha256
-from draftlab.files.json_files import read_json, write_json
+from draftlab.files.json_files import read_json, split_common, write_json
 
 RECORD = "provenance.json"
 DIGESTED = ("tables", "pairs", "models")
@@ -89,23 +89,13 @@ def lines(found: Mapping[str, Any], table: Path) -> Iterator[str]:
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots."""
+    """Nested mappings as one, keys joined by dots; of a list that holds one mapping, as the runs of most cells, that one."""
     found: dict[str, Any] = {}
     for key, item in value.items():
+        if isinstance(item, list) and len(item) == 1 and isinstance(item[0], Mapping):
+            item = item[0]
         found |= flatten(item, f"{prefix}{key}.") if isinstance(item, Mapping) else {f"{prefix}{key}": item}
     return found
-
-
-def split_common(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What all runs share, and of each what it does not share."""
-    if not runs:
-        return {}, []
-    keys = list(dict.fromkeys(key for run in runs for key in run))
-    shared = {key for key in keys if key != "cell" and all(run.get(key) == runs[0].get(key) for run in runs)}
-    return (
-        {key: runs[0].get(key) for key in keys if key in shared},
-        [{key: run.get(key) for key in keys if key not in shared} for run in runs],
-    )
 
 
 def _merge(inputs: Mapping[str, dict[str, str | None]], others: Mapping[str, Mapping[str, str | None]]) -> None:

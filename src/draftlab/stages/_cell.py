@@ -11,7 +11,7 @@ import pandas as pd
 from draftlab.core.settings import Settings
 from draftlab.errors import UserError
 from draftlab.files.cells import write_cell
-from draftlab.files.json_files import read_object
+from draftlab.files.json_files import read_object, split_common
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Bench, Stage, Variant
 
@@ -32,7 +32,10 @@ def run_file(path: Path) -> None:
 
 
 def run(stage: Stage, variants: Sequence[Variant], inputs: Settings, out: Path) -> None:
-    """Run every variant in turn and write ``out/rows.csv`` and ``out/run.json``."""
+    """Run every variant in turn and write ``out/rows.csv`` and ``out/run.json``.
+
+    The record says settings that all variants share once; of each run its labels, the settings of its own, and its facts.
+    """
     frames: list[pd.DataFrame] = []
     runs: list[dict[str, Any]] = []
     kept: dict[object, object] = {}
@@ -43,9 +46,10 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: Settings, out: Path) 
     if is_first_process():
         table = whole_numbers(stage, pd.concat(frames, ignore_index=True), variants)
         check(stage, table, variants)
-        settings = [own.settings for own in variants]
-        facts = {"stage": stage.name, "settings": [own.model_dump(mode="json") for own in settings], "runs": runs}
-        write_cell(out, table, facts, **stage.reads(settings, inputs))
+        shared, own = split_common([variant.settings.model_dump(mode="json") for variant in variants])
+        runs = [changed | said for changed, said in zip(own, runs, strict=True)]
+        reads = stage.reads([variant.settings for variant in variants], inputs)
+        write_cell(out, table, {"stage": stage.name, "settings": shared, "runs": runs}, **reads)
 
 
 def is_first_process() -> bool:
