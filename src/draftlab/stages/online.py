@@ -108,13 +108,16 @@ class Row(Counts):
 
 
 class Derived:
-    """What the view of stream lengths adds."""
+    """What the views add."""
 
     served: int = column("requests of the stream", "requests", optional=True)
     request_ms: float = column("CPU time of a request", "ms", timed=True, optional=True)
     added_ms: float = column(
         "CPU time of a request that the next shorter stream lacks", "ms", timed=True, optional=True
     )
+    setting: str = column("what is varied beside the interval, in words", optional=True)
+    rate: float = column("requests sent to another draft on purpose", "%", optional=True)
+    drafts: str = column("whether one draft served all (shared) or each group its own (separate)", optional=True)
 
 
 MEASURES = ALPHAS | {
