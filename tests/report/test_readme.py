@@ -1,5 +1,6 @@
 """README states no number by hand: its parts follow the committed tables and the experiments' files."""
 
+import dataclasses
 import re
 import shutil
 
@@ -7,6 +8,7 @@ import pytest
 
 from draftlab.errors import UserError
 from draftlab.report import readme
+from draftlab.stages import STAGES
 from tests.conftest import ROOT
 
 
@@ -62,3 +64,18 @@ def test_a_lost_marker_is_named(copy):
     path.write_text(path.read_text().replace("<!-- end:results -->", ""))
     with pytest.raises(UserError, match="no part 'results'"):
         readme.update(path, check=True)
+
+
+def test_a_stage_that_changed_makes_the_page_of_tables_stale(copy, monkeypatch):
+    page = copy / readme.stages_page.PAGE
+    text = page.read_text()
+    for name, stage in STAGES.items():
+        section = text.split(f"## {name}\n")[1].split("\n## ")[0]
+        for key in [*stage.settings.model_fields, *stage.all_columns, *stage.measures, *stage.views]:
+            assert f"| `{key}` |" in section, (name, key)
+    changed = dataclasses.replace(STAGES["region"], does="Something else")
+    monkeypatch.setitem(STAGES, "region", changed)
+    with pytest.raises(UserError, match=r"tables\.md: it differs from the stages \(run `draftlab readme`\)"):
+        readme.update(copy / "README.md", check=True)
+    readme.update(copy / "README.md", check=False)
+    assert page.read_text() != text

@@ -12,6 +12,7 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.tables import read_table
 from draftlab.plan import load_experiment
+from draftlab.report import stages_page
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
 ANSWER = Path("paper_figures/laptop/osd_online.md")
@@ -40,14 +41,16 @@ def render(text: str, root: Path) -> str:
 
 
 def update(readme: Path, *, check: bool) -> None:
-    """Rewrite the rendered parts of ``readme``; with ``check`` only refuse a README that is stale."""
-    old = readme.read_text(encoding="utf-8")
-    new = render(old, readme.parent)
-    if new == old:
-        return
-    if check:
-        raise UserError("its results differ from the committed tables", file=readme, remedy="run `draftlab readme`")
-    write_text(readme, new)
+    """Rewrite the rendered parts of ``readme``, and the page of tables beside it; with ``check`` only refuse what is stale."""
+    page = readme.parent / stages_page.PAGE
+    new = {readme: render(readme.read_text(encoding="utf-8"), readme.parent), page: stages_page.render(readme.parent)}
+    for file, text in new.items():
+        if file.exists() and file.read_text(encoding="utf-8") == text:
+            continue
+        if check:
+            what = "its results differ from the committed tables" if file == readme else "it differs from the stages"
+            raise UserError(what, file=file, remedy="run `draftlab readme`")
+        write_text(file, text)
 
 
 def _results(root: Path) -> str:

@@ -1,0 +1,81 @@
+"""docs/tables.md: every stage with its settings, the columns of its tables and what is measured on them, as the code says them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from draftlab.core.settings import Settings
+from draftlab.plan import load_experiment
+from draftlab.stages import STAGES
+from draftlab.stages._stage import Column, Stage, columns_of
+
+PAGE = Path("docs/tables.md")
+HEAD = """\
+# Tables
+
+What each stage is asked for and what it writes, made from the code (`draftlab readme`).
+A table has the columns of its stage, and one for each axis of its experiment. Two runs differ in the columns marked *timed*.
+"""
+
+
+def render(root: Path) -> str:
+    """The page, for the experiments below ``root``."""
+    every = {path.stem: load_experiment(path) for path in sorted((root / "workflow/experiments").glob("*.yaml"))}
+    users = {stage: [name for name, own in every.items() if own.stage == stage] for stage in STAGES}
+    return HEAD + "".join(_section(stage, users[name]) for name, stage in STAGES.items())
+
+
+def _section(stage: Stage, experiments: Iterable[str]) -> str:
+    parts = [f"\n## {stage.name}\n\n{stage.does}.\n\nUsed by {', '.join(f'`{name}`' for name in experiments)}.\n"]
+    settings = [
+        [f"`{name}`", _default(own), own.description or ""] for name, own in stage.settings.model_fields.items()
+    ]
+    parts.append(_table(("setting", "default", "meaning"), settings))
+    parts.append(_table(("column", "kind", "unit", "meaning"), _columns(stage.columns)))
+    parts.append(_table(("derived column", "kind", "unit", "meaning"), _columns(columns_of(stage.derived))))
+    measures = [
+        [
+            f"`{name}`",
+            f"`{own.numerator}`" + (f" / `{own.denominator}`" if own.denominator else ""),
+            own.unit,
+            own.label,
+        ]
+        for name, own in stage.measures.items()
+    ]
+    parts.append(_table(("measure", "of the rows", "unit", "meaning"), measures))
+    views = [[f"`{name}`", " ".join((view.__doc__ or "").split())] for name, view in stage.views.items()]
+    parts.append(_table(("view", "what it shows"), views))
+    return "".join(parts)
+
+
+def _explained(settings: type[Settings]) -> list[str]:
+    """What the settings, and those that they begin with, say of themselves; the outermost last."""
+    kinds = [kind for kind in reversed(settings.mro()) if issubclass(kind, Settings) and kind is not Settings]
+    return [inspect.cleandoc(kind.__doc__).replace("``", "`") for kind in kinds if kind.__doc__]
+
+
+def _columns(columns: Mapping[str, Column]) -> list[list[str]]:
+    return [[f"`{name}`", own.kind.__name__, own.unit, _meaning(own)] for name, own in columns.items()]
+
+
+def _meaning(column: Column) -> str:
+    marks = ["*timed*" if column.timed is True else f"*timed where `{column.timed}`*"] if column.timed else []
+    return "; ".join(filter(None, [column.meaning, *marks, "*in some tables*" if column.optional else ""]))
+
+
+def _default(field: FieldInfo) -> str:
+    value: Any = field.get_default(call_default_factory=True)
+    return "" if field.is_required() else f"`{value!r}`"
+
+
+def _table(head: tuple[str, ...], rows: list[list[str]]) -> str:
+    """A table; nothing where it would be empty."""
+    if not rows:
+        return ""
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n" + "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
