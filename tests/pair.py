@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
-from draftlab.train.jobs import Folders
 
 from draftlab.core.sampling import Sampling
 from draftlab.engine.recording import record
+from draftlab.files.json_files import read_object
 from draftlab.models import LanguageModel
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
+from draftlab.plan.grids import combinations
+from draftlab.stages import STAGES, _cell
+from draftlab.stages._inputs import Distillation
+from draftlab.stages._stage import Variant
 
 VOCAB, ROOM = 320, 12
 
@@ -48,5 +54,18 @@ def make_results(folder: Path, small: Callable[[int, int], LanguageModel] = smal
             warm.save(folder / "answers" / f"{dataset}.{split}.t1")
 
 
-def folders_of(results: Path, out: Path, streams: Path | None = None) -> Folders:
-    return Folders(results / "answers", results / "models", out, ROOM, streams)
+def inputs_of(results: Path, kind: type[Distillation] = Distillation, **more: Any) -> Distillation:
+    return kind(models=results / "models", answers=results / "answers", max_new_tokens=ROOM, **more)
+
+
+def run_cell(
+    name: str, results: Path, out: Path, settings: dict[str, Any], inner: Mapping[str, Any] | None = None, **inputs: Any
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table and the record of a cell: a stage with a variant for each choice of the axes ``inner``."""
+    stage = STAGES[name]
+    variants = [
+        Variant(labels, stage.settings.model_validate(settings | changes))
+        for labels, changes in combinations(inner or {})
+    ]
+    _cell.run(stage, variants, inputs_of(results, stage.inputs, **inputs), out)
+    return pd.read_csv(out / "rows.csv"), read_object(out / "run.json")

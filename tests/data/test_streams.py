@@ -160,3 +160,15 @@ def test_shares_over_time() -> None:
     assert all(row["total"] == 25 for row in rows)
     with pytest.raises(UserError, match="no request has a time"):
         shares_over_time(requests(a=2), "language", 4)
+
+
+def test_what_is_aside_follows_the_stream_and_what_is_held_out_is_whole():
+    rows = [Prompt(f"{name}/{i}", name, "train", "") for name in "ab" for i in range(6)]
+    stream = Stream(kind="two_mix", per_group=2, skip=1, gates=((3, "a"),), groups=("b", "a"), seed=5)
+    served, aside, held_out = (
+        [prompt.id for prompt in arrange(rows, own)] for own in (stream, stream.aside(2), stream.held_out())
+    )
+    assert sorted(served) == ["a/1", "a/2", "b/1", "b/2"]
+    assert sorted(aside) == ["a/3", "a/4", "b/3", "b/4"]
+    assert held_out == [f"{name}/{i}" for name in "ba" for i in range(6)]
+    assert all(prompt.meta["update"] for prompt in arrange(rows, stream.aside(2)))

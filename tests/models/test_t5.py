@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftlab import plan
 from draftlab.conformance import Budget, check_samples
 from draftlab.core.losses import LOSSES
 from draftlab.core.sampling import Sampling
@@ -27,10 +26,11 @@ from draftlab.latency.pair import open_pair
 from draftlab.models import LanguageModel, load_model, load_tokenizer
 from draftlab.models.hf import HubModel, new_t5
 from draftlab.plan import Engine, Loss, Recipe
-from draftlab.train import jobs, pretrain
+from draftlab.stages import STAGES
+from draftlab.train import pretrain
 from draftlab.train.learning import answer_logits, train
 from draftlab.train.sources import LIVE, SOURCES, Scene
-from tests.pair import ROOM, VOCAB, folders_of, make_results
+from tests.pair import ROOM, VOCAB, make_results, run_cell
 
 COUNTS = ["accepted", "visited", "overlap", "blocks", "emitted"]
 
@@ -108,7 +108,7 @@ def test_sampled_text_has_the_targets_distribution(results: Path) -> None:
 
 def offline(results: Path, out: Path, **changes: object) -> pd.DataFrame:
     values = {"dataset": "toy", "pair": "t5", "epochs": 1, "batch": 8, "learning_rate": 1e-2, "draft_len": 3}
-    return jobs.offline(plan.Offline(**(values | changes)), folders_of(results, out))[0]
+    return run_cell("offline", results, out, values | changes)[0]
 
 
 def test_distillation_raises_alpha(results: Path, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_every_sample_source_is_distilled_from(results: Path, source: str) -> No
     """Towards the target on the texts of that source, whoever writes them."""
     target, draft = models(results)
     scene = Scene(draft, target, load_pass(results / "answers/toy.train"), ROOM, {2})
-    settings = plan.Offline(dataset="toy", pair="t5", epochs=4, batch=8, learning_rate=1e-2)
+    settings = STAGES["offline"].settings(dataset="toy", pair="t5", epochs=4, batch=8, learning_rate=1e-2)
 
     def distance() -> float:
         samples = SOURCES[source](scene, range(48), torch.Generator().manual_seed(0))
@@ -148,9 +148,15 @@ def test_every_loss_changes_the_draft(results: Path, tmp_path: Path, loss: Loss)
     assert saved != (results / "models/draft/model.safetensors").read_bytes()
 
 
-def online(results: Path, out: Path, streams: Path | None = None, **changes: object) -> pd.DataFrame:
+def online(
+    results: Path,
+    out: Path,
+    inner: dict[str, object] | None = None,
+    inputs: dict[str, object] | None = None,
+    **changes: object,
+) -> pd.DataFrame:
     values = {"pair": "t5", "batch": 8, "learning_rate": 1e-2, "update_interval": 8, "draft_len": 3}
-    return jobs.online(plan.Online(**(values | changes)), folders_of(results, out, streams))[0]
+    return run_cell("online", results, out, values | changes, inner, **(inputs or {}))[0]
 
 
 def test_an_online_draft_overtakes_a_static_one(results: Path, tmp_path: Path) -> None:
@@ -165,15 +171,16 @@ def test_an_online_draft_overtakes_a_static_one(results: Path, tmp_path: Path) -
 
 
 def test_one_t5_draft_for_each_class_that_the_router_names(results: Path, tmp_path: Path) -> None:
-    for part, split in (("routed", "train"), ("held_out", "eval")):
+    for part, split in (("requests", "train"), ("held_out", "eval")):
         rows = [
-            Prompt(answer.id, name, split, "", None, {"group": name, "route": name, "segment": 0, "update": True})
+            Prompt(answer.id, name, split, f"a question that is {name}")
             for name in ("toy", "other")
             for answer in load_pass(results / f"answers/{name}.{split}").answers
         ]
         write_jsonl(tmp_path / f"{part}.jsonl", rows)
-    stream = json.dumps({"kind": "shuffled", "group_by": "dataset", "per_group": 48})
-    table = online(results, tmp_path, tmp_path, stream=stream, of=["toy", "other"], drafts="by_route")
+    stream = {"kind": "shuffled", "group_by": "dataset", "per_group": 48}
+    files = {part: [tmp_path / f"{part}.jsonl"] for part in ("requests", "held_out")}
+    table = online(results, tmp_path, inputs=files, stream=stream, of=["toy", "other"], drafts="by_route")
     assert sorted(table["record"]) == list(range(96))
     assert set(table["group"]) == {"toy", "other"}
 

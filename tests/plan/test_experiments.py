@@ -463,7 +463,7 @@ from draftlab import plan
 from draftlab.files import digests
 run = plan.load_run({{"scale": "paper", "experiments": "all"}}, Path({str(WORKFLOW)!r}))
 assert all(run.cells(name) for name in run.experiments)
-for module in ("draftlab.train.pretrain", "draftlab.train.jobs", "draftlab.models.tokenizer"):
+for module in ("draftlab.train.pretrain", "draftlab.stages.online", "draftlab.models.tokenizer"):
     plan.code_digest(module)
 print(*{{"torch", "transformers", "numpy"}} & set(sys.modules))
 """
@@ -481,7 +481,7 @@ def test_a_loss_reaches_distillation_and_not_pretraining():
                 queue += digests._module(name)[1]
         return "draftlab.core.losses" in seen
 
-    assert reads_losses("draftlab.train.jobs")
+    assert reads_losses("draftlab.stages.online")
     assert not reads_losses("draftlab.train.pretrain")
     assert not reads_losses("draftlab.engine.answers")
 

@@ -14,9 +14,8 @@ from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.weights import moved
 from draftlab.report import findings
 from draftlab.stages import break_even, medusa
-from draftlab.stages._inputs import Distillation
 from draftlab.stages._stage import Bench
-from tests.pair import ROOM, make_results
+from tests.pair import inputs_of, make_results
 from tests.synthetic import osd_memory_traffic, osd_utilisation
 
 PAIR = theory.Moved(14.0, 5.24288e-4), theory.Moved(0.32, 3.6864e-5)
@@ -95,10 +94,6 @@ def test_the_arena_uses_half_a_percent_and_not_what_is_printed():
     ratios = rows[rows["part"] == "ratio"].set_index(["pair", "source"])["ratio"]
     assert ratios["flan-t5-xl/t5-small", "printed"] == pytest.approx(12.6, abs=0.05)
     assert ratios["flan-t5-xl/t5-small", "recomputed"] == pytest.approx(14.9, abs=0.05)
-
-
-def inputs_of(results: Path) -> Distillation:
-    return Distillation(models=results / "models", answers=results / "answers", max_new_tokens=ROOM)
 
 
 def even(**changes) -> break_even.Settings:

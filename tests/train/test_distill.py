@@ -17,9 +17,10 @@ from draftlab.engine.replay import replay
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
 from draftlab.models import load_model, load_tokenizer
-from draftlab.train import jobs, learning, sources, tokens, training
+from draftlab.stages import STAGES
+from draftlab.train import folders, learning, offline, sources, tokens, training
 from tests.conftest import ROOT
-from tests.pair import folders_of, make_results
+from tests.pair import make_results, run_cell
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +30,15 @@ def results(tmp_path_factory):
     return folder
 
 
+VALUES = {"dataset": "toy", "epochs": 8, "batch": 8, "learning_rate": 1e-2, "draft_len": 3}
+
+
 def settings(**changes):
-    values = {"dataset": "toy", "epochs": 8, "batch": 8, "learning_rate": 1e-2, "draft_len": 3}
-    return plan.Offline(**(values | changes))
+    return STAGES["offline"].settings(**(VALUES | changes))
 
 
-def run(results, out, **changes):
-    return jobs.offline(settings(**changes), folders_of(results, out))
+def run(results, out, inner=None, **changes):
+    return run_cell("offline", results, out, VALUES | changes, inner)
 
 
 def alpha(rows):
@@ -78,9 +81,8 @@ def test_the_original_draft_is_saved_unchanged(results, tmp_path):
 
 def test_variants_are_columns_and_the_wanted_draft_is_saved(results, tmp_path):
     inner = {"method": {"ft": {"loss": "hard_label"}, "kl": {}}, "seed": [0, 1]}
-    table, facts = run(results, tmp_path / "a", epochs=1, inner=inner, save="kl", labels={"dataset": "toy"})
+    table, facts = run(results, tmp_path / "a", epochs=1, inner=inner, save="kl")
     assert table.groupby(["method", "seed", "loss"]).ngroups == 4
-    assert set(table["dataset"]) == {"toy"}
     assert [run["method"] for run in facts["runs"]] == ["ft", "ft", "kl", "kl"]
     alone, _ = run(results, tmp_path / "b", epochs=1)
     counted = ["request", "accepted", "visited"]
@@ -94,14 +96,14 @@ def test_one_pass_of_the_target_serves_every_variant(results, tmp_path):
     inner = {"loss": ["forward_kl", "tvd"], "seed": [0, 1]}
     _, facts = run(results, tmp_path, epochs=1, inner=inner)
     recorded = sum(sum(load_pass(results / f"answers/toy.{split}").lengths) for split in ("train", "eval"))
-    assert facts["target_tokens"] == {"recorded": recorded, "live": 0}
+    assert [(run["recorded_tokens"], run["target_tokens"]) for run in facts["runs"]] == [(recorded, 0)] * 4
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize("source", sorted(sources.LIVE))
 def test_the_target_reads_again_only_what_a_draft_wrote(results, tmp_path, source):
     _, facts = run(results, tmp_path, epochs=1, sample_source=source, sample_batch=16)
-    assert 0 < facts["target_tokens"]["live"] <= 48 * 12
+    assert 0 < facts["runs"][0]["target_tokens"] <= 48 * 12
     assert facts["runs"][0]["updates"] == 6
 
 
@@ -303,7 +305,7 @@ def test_a_checkpoint_of_another_draft_or_target_is_left_aside(results, tmp_path
 def test_probes_survive_a_killed_run(results, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     straight, _ = run(results, tmp_path / "a", epochs=2, probes=3)
-    real, calls = jobs.distil, []
+    real, calls = offline.distil, []
 
     def dies(*args, **kwargs):
         measure = sys.modules["draftlab.train.offline"].measure
@@ -319,7 +321,7 @@ def test_probes_survive_a_killed_run(results, tmp_path, monkeypatch):
             return real(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "distil", dies)
+        patch.setattr(offline, "distil", dies)
         with pytest.raises(Killed):
             run(results, tmp_path / "b", epochs=2, probes=3)
     resumed, _ = run(results, tmp_path / "b", epochs=2, probes=3)
@@ -349,7 +351,7 @@ def test_a_draft_larger_than_the_target_is_refused(results, tmp_path):
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(results, tmp_path):
     """Also where a batch of one request leaves the other process none."""
-    words = plan.flags(settings(batch=47, epochs=3, probes=2, labels={}))
+    words = plan.flags(settings(batch=47, epochs=3, probes=2))
     paths = ["--answers", results / "answers", "--models", results / "models", "--max-new-tokens", 12]
     launchers = {
         "one": [],
@@ -370,7 +372,7 @@ def test_two_processes_learn_what_one_does(results, tmp_path):
     start = weights(load_model(results / "models/draft"))
     torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-3)
     assert float((one - start).abs().max()) > 0.01
-    assert [read_json(tmp_path / name / "run.json")["processes"] for name in launchers] == [1, 2]
+    assert [read_json(tmp_path / name / "run.json")["runs"][0]["processes"] for name in launchers] == [1, 2]
     counted = [pd.read_csv(tmp_path / name / "rows.csv")["visited"].sum() for name in launchers]
     assert np.isclose(*counted, rtol=0.05)
 
@@ -385,7 +387,7 @@ def test_processes_part_before_a_model_is_loaded(results, tmp_path, monkeypatch)
         happened.append("loaded")
         raise Killed
 
-    monkeypatch.setattr(jobs, "load_model", stop)
+    monkeypatch.setattr(folders, "load_model", stop)
     with pytest.raises(Killed):
         run(results, tmp_path)
     assert happened == ["joined", "loaded"]
@@ -395,8 +397,7 @@ def test_processes_part_before_a_model_is_loaded(results, tmp_path, monkeypatch)
 
 
 def test_tokens_are_counted_as_decoding_counts_them(results, tmp_path):
-    job = plan.Tokens(dataset="toy", epochs=30, batch=8, learning_rate=1e-2, draft_len=3)
-    table, _ = jobs.tokens(job, folders_of(results, tmp_path))
+    table, _ = run_cell("tokens", results, tmp_path, VALUES | {"epochs": 30})
     rows, _ = run(results, tmp_path, epochs=30)
     sums = table.groupby("method")[["proposed", "accepted", "generated"]].sum()
     distilled = sums.loc["distilled"]
@@ -404,7 +405,8 @@ def test_tokens_are_counted_as_decoding_counts_them(results, tmp_path):
     assert distilled["generated"] == sum(load_pass(results / "answers/toy.eval").lengths)
     assert (table["accepted"] <= table[["proposed", "generated"]].min(axis=1)).all()
     assert sums.loc["distilled", "accepted"] > sums.loc["original", "accepted"]
-    assert table["text"].notna().all()
+    tokenizer = load_tokenizer(results / "models/target")
+    assert list(table["text"].fillna("")) == [tokenizer.decode([token]) for token in table["token"]]
 
 
 def test_the_token_view_spells_the_answer_and_counts_as_replay_does(results, tmp_path):

@@ -1,7 +1,6 @@
 """Online distillation on a toy pair: what is measured before it is learnt, lag, replay, gates, routes, and live serving."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,19 +9,23 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
-from draftlab import plan
 from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt
 from draftlab.engine.recording import load_pass, record
 from draftlab.errors import UserError
-from draftlab.files.json_files import write_jsonl
+from draftlab.files.json_files import read_json, write_jsonl
+from draftlab.files.machine import peak_mb
 from draftlab.models import load_model
 from draftlab.report import tidy
-from draftlab.train import jobs, online, traffic
+from draftlab.stages import STAGES
+from draftlab.train import online, traffic
 from draftlab.train.live import live_server
 from draftlab.train.positions import positions_to_learn
-from tests.pair import ROOM, folders_of, make_results
+from tests.pair import ROOM, make_results, run_cell
 
+VALUES = {"dataset": "toy", "batch": 8, "learning_rate": 1e-2, "update_interval": 8, "draft_len": 3}
+OTHER = {"toy": "other", "other": "toy"}
+STREAM = {"kind": "concatenated", "per_group": 16}
 COUNTS = ["accepted", "visited", "overlap", "overlap_repo", "blocks", "emitted"]
 
 
@@ -34,12 +37,11 @@ def results(tmp_path_factory):
 
 
 def settings(**changes):
-    values = {"dataset": "toy", "batch": 8, "learning_rate": 1e-2, "update_interval": 8, "draft_len": 3}
-    return plan.Online(**(values | changes))
+    return STAGES["online"].settings(**(VALUES | changes))
 
 
-def run(results, tmp_path, **changes):
-    return jobs.online(settings(**changes), folders_of(results, tmp_path))
+def run(results, tmp_path, inner=None, **changes):
+    return run_cell("online", results, tmp_path, VALUES | changes, inner)
 
 
 def alpha(rows):
@@ -237,31 +239,26 @@ def test_rows_name_their_request_in_every_order(results, tmp_path, streams):
 
 @pytest.fixture
 def streams(results, tmp_path):
-    """A stream of 16 toy and 16 other requests, every fourth one routed wrongly; the rest aside; all held-out ones."""
-    folder = tmp_path / "streams"
-    passes = {(d, s): load_pass(results / f"answers/{d}.{s}") for d in ("toy", "other") for s in ("train", "eval")}
+    """The requests of toy and other: every fourth request to be served reads like one of the other class."""
 
-    def rows(split, places):
-        return [
-            Prompt(passes[d, split].answers[p].id, d, split, "", None, {
-                "group": d, "segment": 0, "update": True, "route": d if p % 4 else {"toy": "other", "other": "toy"}[d],
-            })
-            for d in ("toy", "other") for p in places
-        ]  # fmt: skip
+    def write(dataset, split):
+        path = tmp_path / "data" / dataset / f"{split}.jsonl"
+        answers = load_pass(results / f"answers/{dataset}.{split}").answers
+        likes = [OTHER[dataset] if split == "train" and number % 4 == 0 else dataset for number in range(len(answers))]
+        write_jsonl(path, [
+            Prompt(answer.id, dataset, split, f"a question that is {like}", None, {"time": number + 100 * (dataset == "other")})
+            for number, (answer, like) in enumerate(zip(answers, likes, strict=True))
+        ])  # fmt: skip
+        return path
 
-    for name, part in {
-        "stream": rows("train", range(16)),
-        "routed": rows("train", range(16)),
-        "aside": rows("train", range(16, 48)),
-        "held_out": rows("eval", range(16)),
-    }.items():
-        write_jsonl(folder / f"{name}.jsonl", part)
-    return folder
+    parts = {"requests": "train", "held_out": "eval"}
+    return {part: [write(dataset, split) for dataset in OTHER] for part, split in parts.items()}
 
 
-def mixed(results, tmp_path, streams, **changes):
-    values = {"dataset": "", "of": ["toy", "other"], "stream": {"kind": "shuffled"}, "aside": 32, "update_interval": 4}
-    return jobs.online(settings(**(values | changes)), folders_of(results, tmp_path, streams))
+def mixed(results, tmp_path, streams, inner=None, **changes):
+    """16 toy requests and then 16 other ones; the rest is aside."""
+    values = {"dataset": "", "of": ["toy", "other"], "stream": STREAM, "aside": 32, "update_interval": 4}
+    return run_cell("online", results, tmp_path / "cell", VALUES | values | changes, inner, **streams)
 
 
 def test_a_stream_carries_its_groups(results, tmp_path, streams):
@@ -274,11 +271,11 @@ def test_a_stream_carries_its_groups(results, tmp_path, streams):
 
 
 def test_the_seeds_of_a_stream_in_time_move_neighbours_alone(results, tmp_path, streams):
-    stream = {"stream": {"kind": "by_time"}, "learns": False, "bin": 4, "inner": {"seed": [0, 1]}}
+    stream = {"stream": STREAM | {"kind": "by_time"}, "learns": False, "bin": 4, "inner": {"seed": [0, 1]}}
     table, _ = mixed(results, tmp_path, streams, **stream)
     courses = table.sort_values("record").groupby("seed")["request"].apply(list)
     assert courses[0] == courses[1]
-    table, _ = mixed(results, tmp_path, streams, **(stream | {"stream": {"kind": "shuffled"}}))
+    table, _ = mixed(results, tmp_path, streams, **(stream | {"stream": STREAM | {"kind": "shuffled"}}))
     courses = table.sort_values("record").groupby("seed")["request"].apply(list)
     assert courses[0] != courses[1]
 
@@ -294,10 +291,9 @@ def test_separate_drafts_learn_from_their_own_requests(results, tmp_path, stream
     assert not routed[COUNTS].equals(own[COUNTS])
     assert not own["misrouted"].any()
     assert list(routed["misrouted"]) == [int(place % 4 == 0) for place in range(16)] * 2
-    alone = traffic.along(
-        streams / "stream.jsonl", [load_pass(results / f"answers/{d}.train") for d in ("toy", "other")]
-    )
-    expected, _ = online.serve(draft_of(results), alone.take(range(16, 32)), settings(update_interval=4))
+    assert read_json(tmp_path / "cell/routing.json")["correct"] == 24
+    alone = traffic.whole(load_pass(results / "answers/other.train"), "other").take(range(16))
+    expected, _ = online.serve(draft_of(results), alone, settings(update_interval=4))
     assert_array_equal(own.loc[16:, COUNTS], expected[COUNTS])
 
 
@@ -376,7 +372,7 @@ def test_peak_memory_is_in_mb_on_every_system(monkeypatch):
     for system, counted in (("linux", 300 * 1024), ("darwin", 300 * 1024**2)):
         monkeypatch.setattr("sys.platform", system)
         monkeypatch.setattr("resource.getrusage", lambda who, counted=counted: SimpleNamespace(ru_maxrss=counted))
-        assert jobs._peak_mb() == 300
+        assert peak_mb() == 300
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------
@@ -387,22 +383,20 @@ def test_an_interval_longer_than_the_stream_is_refused(results, tmp_path):
         run(results, tmp_path, update_interval=49)
 
 
-def test_a_stream_whose_dataset_is_missing_is_refused(results, tmp_path, streams):
-    with pytest.raises(UserError, match=r"stream\.jsonl:17: no recorded answer to request other/") as caught:
-        mixed(results, tmp_path, streams, of=["toy"])
-    assert "record the answers" in str(caught.value)
+def test_a_request_without_a_recorded_answer_has_no_place_in_a_stream(results, tmp_path, streams):
+    table, _ = mixed(results, tmp_path, streams, of=["toy"], learns=False)
+    assert list(table["group"]) == ["toy"] * 16
 
 
-def test_a_class_without_requests_has_no_rows_and_nothing_aside_is_refused(results, tmp_path, streams):
-    only_toy = tmp_path / "only"
-    for path in streams.iterdir():
-        lines = [line for line in path.read_text().splitlines() if json.loads(line)["dataset"] == "toy"]
-        write_jsonl(only_toy / path.name, map(json.loads, lines))
-    table, _ = mixed(results, tmp_path, only_toy, drafts="by_group")
-    assert set(table["group"]) == {"toy"}
-    (only_toy / "stream.jsonl").write_text((streams / "stream.jsonl").read_text())
+def test_a_class_that_sets_nothing_aside_is_refused(results, tmp_path, streams, stream):
+    short = streams["requests"][1]
+    short.write_text("".join(short.read_text().splitlines(keepends=True)[:16]))
+    assert set(mixed(results, tmp_path, streams, drafts="by_group")[0]["group"]) == {"toy", "other"}
+    with pytest.raises(UserError, match=r"no request left of other \(16\) after 16"):
+        mixed(results, tmp_path, streams, drafts="by_group", warm_on="aside", learns=False)
+    assert stream.first(0.25, "toy") == stream.first(0.25) == list(range(12))
     with pytest.raises(UserError, match="no request of class 'other' was kept aside"):
-        mixed(results, tmp_path, only_toy, drafts="by_group", warm_on="aside", learns=False)
+        stream.first(1.0, "other")
 
 
 @pytest.mark.parametrize(
@@ -410,7 +404,7 @@ def test_a_class_without_requests_has_no_rows_and_nothing_aside_is_refused(resul
     [
         ({"dataset": ""}, "a dataset, or a stream"),
         ({"stream": {"kind": "shuffled"}}, "a dataset, or a stream"),
-        ({"dataset": "", "of": ["toy"], "stream": {"kind": "shufled"}}, r"stream\.kind.*'shuffled'"),
+        ({"dataset": "", "of": ["toy"], "stream": {"kind": "shufled"}}, r"(?s)stream\.kind.*'shuffled'"),
         ({"dataset": "", "of": ["toy"], "stream": {"kind": "shuffled", "perod": 3}}, "perod"),
         ({"warm_on": "aside"}, "aside"),
         ({"lag": -1}, "greater than or equal to 0"),
