@@ -18,9 +18,10 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
 from draftlab.models import load_model, load_tokenizer
 from draftlab.stages import STAGES
+from draftlab.stages._stage import Bench
 from draftlab.train import folders, learning, offline, sources, tokens, training
 from tests.conftest import ROOT
-from tests.pair import make_results, run_cell
+from tests.pair import inputs_of, make_results, run_cell
 
 
 @pytest.fixture(scope="module")
@@ -397,7 +398,8 @@ def test_processes_part_before_a_model_is_loaded(results, tmp_path, monkeypatch)
 
 
 def test_tokens_are_counted_as_decoding_counts_them(results, tmp_path):
-    table, _ = run_cell("tokens", results, tmp_path, VALUES | {"epochs": 30})
+    stage = STAGES["tokens"]
+    table, _ = stage.run(stage.settings(**(VALUES | {"epochs": 30})), inputs_of(results), Bench(tmp_path))
     rows, _ = run(results, tmp_path, epochs=30)
     sums = table.groupby("method")[["proposed", "accepted", "generated"]].sum()
     distilled = sums.loc["distilled"]
@@ -406,7 +408,7 @@ def test_tokens_are_counted_as_decoding_counts_them(results, tmp_path):
     assert (table["accepted"] <= table[["proposed", "generated"]].min(axis=1)).all()
     assert sums.loc["distilled", "accepted"] > sums.loc["original", "accepted"]
     tokenizer = load_tokenizer(results / "models/target")
-    assert list(table["text"].fillna("")) == [tokenizer.decode([token]) for token in table["token"]]
+    assert list(table["text"]) == [tokenizer.decode([token]) for token in table["token"]]
 
 
 def test_the_token_view_spells_the_answer_and_counts_as_replay_does(results, tmp_path):
