@@ -84,9 +84,7 @@ class Derived:
     speculative_ms: float = column("a token of speculative decoding", "ms", timed=True)
     speedup: float = column("speed-up over plain decoding, measured", "times", timed=True)
     cost_ratio: float = column("a draft step over a plain step, measured outside the rounds", timed=True)
-    in_loop_cost_ratio: float = column("a draft step over a plain step, measured inside the rounds", timed=True)
     verify_ratio: float = column("verifying draft_len + 1 tokens over a plain step", timed=True)
-    noise: float = column("how far the plain steps before and after lie apart, as a share", timed=True)
     eq1: float = column("speed-up that Eq. 1 (OSD) promises at this cost ratio", "times", timed=True)
     eq1_gap: float = column("what Eq. 1 promises more than was measured", "times", timed=True)
     at: str = column("the acceptance, in words", optional=True)
@@ -208,9 +206,7 @@ def block_ratios(rows: pd.DataFrame) -> pd.DataFrame:
         speculative=speculative,
         speedup=plain / speculative,
         cost_ratio=rows["draft_probe_seconds"] / rows["draft_probes"] / plain,
-        in_loop_cost_ratio=rows["draft_seconds"] / rows["draft_steps"] / plain,
         verify_ratio=rows["verify_probe_seconds"] / rows["verify_probes"] / plain,
-        noise=(rows["plain_before_seconds"] / rows["plain_after_seconds"] - 1).abs(),
     )
 
 
@@ -226,45 +222,25 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per (alpha, draft_len): medians over blocks of ratios taken inside a block.
 
     ``speedup`` = E plain / round, with E the expected tokens per block at alpha; ``eq1`` = E / (k c + 1) (OSD, Eq. 1);
-    ``calibrated`` = E / (k c + v(k+1)) with the measured cost of verifying k+1 tokens; ``calibrated_in_loop`` with the draft
-    time inside the loop; ``noise`` = median relative difference of the plain steps before and after (same against same).
+    ``calibrated`` = E / (k c + v(k+1)) with the measured cost of verifying k+1 tokens; ``quiet``: the blocks hardly scatter.
     """
-    import pandas as pd
-
-    summaries = []
-    for _, cell in block_ratios(rows).groupby(["alpha", "draft_len"]):
-        alpha, draft_len = float(cell["alpha"].iloc[0]), int(cell["draft_len"].iloc[0])
-        median = cell.median(numeric_only=True)
-        quartiles = cell["speedup"].quantile([0.25, 0.75])
-        summaries.append(
-            {
-                "alpha": alpha,
-                "draft_len": draft_len,
-                "speedup": median["speedup"],
-                "iqr": float(quartiles[0.75] - quartiles[0.25]) / median["speedup"],
-                "eq1": theory.speedup(alpha, draft_len, median["cost_ratio"]),
-                "calibrated": theory.speedup(alpha, draft_len, median["cost_ratio"], median["verify_ratio"]),
-                "calibrated_in_loop": theory.speedup(
-                    alpha, draft_len, median["in_loop_cost_ratio"], median["verify_ratio"]
-                ),
-                "cost_ratio": median["cost_ratio"],
-                "verify_ratio": median["verify_ratio"],
-                "plain_ms": 1e3 * median["plain"],
-                "speculative_ms": 1e3 * median["speculative"],
-                "noise": median["noise"],
-                "disagreement": cell["disagreements"].sum() / cell["rounds"].sum(),
-                "blocks": len(cell),
-            }
-        )
-    frame = pd.DataFrame(summaries)
-    return frame.assign(quiet=frame["iqr"] <= QUIET)
+    cells = block_ratios(rows).groupby(["alpha", "draft_len"])
+    medians = cells[["speedup", "cost_ratio", "verify_ratio"]].median()
+    quartiles = cells["speedup"].quantile([0.25, 0.75]).unstack()
+    summary = medians.assign(quiet=(quartiles[0.75] - quartiles[0.25]) / medians["speedup"] <= QUIET).reset_index()
+    costs = [summary[name] for name in ("alpha", "draft_len", "cost_ratio", "verify_ratio")]
+    return summary.assign(
+        eq1=[theory.speedup(*cell) for cell in zip(*costs[:3], strict=True)],
+        calibrated=[theory.speedup(*cell) for cell in zip(*costs, strict=True)],
+    )
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Times per token in ms and speed-ups of each block, and what Eq. 1 (OSD) promises more than was measured."""
     rows = block_ratios(rows)
-    cells = zip(rows["alpha"], rows["draft_len"], rows["cost_ratio"], strict=True)
-    promised = [theory.speedup(*cell) for cell in cells]
+    promised = [
+        theory.speedup(*cell) for cell in zip(rows["alpha"], rows["draft_len"], rows["cost_ratio"], strict=True)
+    ]
     return rows.assign(
         plain_ms=1e3 * rows["plain"],
         speculative_ms=1e3 * rows["speculative"],
