@@ -226,8 +226,8 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     """
     cells = block_ratios(rows).groupby(["alpha", "draft_len"])
     medians = cells[["speedup", "cost_ratio", "verify_ratio"]].median()
-    quartiles = cells["speedup"].quantile([0.25, 0.75]).unstack()
-    summary = medians.assign(quiet=(quartiles[0.75] - quartiles[0.25]) / medians["speedup"] <= QUIET).reset_index()
+    spread = cells["speedup"].quantile(0.75) - cells["speedup"].quantile(0.25)
+    summary = medians.assign(quiet=spread / medians["speedup"] <= QUIET).reset_index()
     costs = [summary[name] for name in ("alpha", "draft_len", "cost_ratio", "verify_ratio")]
     return summary.assign(
         eq1=[theory.speedup(*cell) for cell in zip(*costs[:3], strict=True)],
