@@ -18,17 +18,19 @@ from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import load_pass
+from draftlab.engine.settings import Recipe
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.latency import loop
 from draftlab.latency.pair import open_pair
+from draftlab.latency.settings import Engine
 from draftlab.models import LanguageModel, load_model, load_tokenizer
 from draftlab.models.hf import HubModel, new_t5
-from draftlab.plan import Engine, Loss, Recipe
 from draftlab.stages import STAGES
 from draftlab.train import pretrain
 from draftlab.train.learning import answer_logits, train
+from draftlab.train.settings import Loss
 from draftlab.train.sources import LIVE, SOURCES, Scene
 from tests.pair import ROOM, VOCAB, make_results, run_cell
 
