@@ -134,7 +134,7 @@ def test_every_layout_fits_its_table(name, tmp_path):
     tables.write(name, tidy.derive(name, TABLES[name]()), "smoke", tmp_path / name)
     cells = tables.read_cells(tmp_path / f"{name}.csv")
     assert cells["estimate"].notna().all()
-    page = tables.arrange(cells, LAYOUTS[name])
+    page = tables.arrange(cells, LAYOUTS[name], tables.measure_of(name))
     filled = page.drop(columns=list(LAYOUTS[name].rows)) != "–"
     assert filled.any(axis=0).all()
     assert filled.any(axis=1).all()
