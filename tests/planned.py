@@ -39,7 +39,7 @@ def offline(rng: np.random.Generator, settings: plan.Offline) -> pd.DataFrame:
         for length in [settings.draft_len, *settings.draft_lens]:
             for measured in ("replay", "live") if settings.live else ("replay",):
                 alpha = 0.3 + 0.2 * epoch + rng.normal(0, 0.05, REQUESTS)
-                rows = counts(rng, alpha, length).assign(request=range(REQUESTS), epoch=epoch, draft_len=length)
+                rows = counts(rng, alpha, length).assign(request_id=range(REQUESTS), epoch=epoch, draft_len=length)
                 frames.append(rows.assign(measured=measured) if settings.live else rows)
     fixed = {"sample_source": settings.sample_source, "loss": settings.loss, "seed": settings.seed}
     size = {"draft_small": 50_000, "draft_large": 320_000}.get(settings.draft, 115_000)
@@ -52,13 +52,13 @@ def online(rng: np.random.Generator, settings: plan.Online) -> pd.DataFrame:
 
 
 def _served(rng: np.random.Generator, settings: plan.Online) -> pd.DataFrame:
-    held_out = {"record": range(REQUESTS), "request": ~np.arange(REQUESTS), "seed": settings.seed}
+    held_out = {"stream_index": range(REQUESTS), "request_id": ~np.arange(REQUESTS), "seed": settings.seed}
     if settings.measured_on == "held_out":
         rows = counts(rng, np.full(REQUESTS, 0.7)).assign(**held_out)
         return rows.assign(group=np.resize(settings.of, REQUESTS), segment=0) if settings.stream else rows
     alpha = np.linspace(0.3, 0.7 if settings.learns else 0.3, RECORDS)
-    rows = counts(rng, alpha).assign(record=range(RECORDS), seed=settings.seed)
-    rows = rows.assign(request=np.roll(rows["record"], settings.seed))  # each seed has its own order
+    rows = counts(rng, alpha).assign(stream_index=range(RECORDS), seed=settings.seed)
+    rows = rows.assign(request_id=np.roll(rows["stream_index"], settings.seed))  # each seed has its own order
     if settings.timed:
         rows = rows.assign(cpu_seconds=2.5, peak_mb=400.0)
     if not settings.stream:
@@ -75,11 +75,11 @@ def _served(rng: np.random.Generator, settings: plan.Online) -> pd.DataFrame:
         return rows
     probes = [
         counts(rng, np.full(REQUESTS, 0.4)).assign(
-            **held_out, group=group, segment=0, measured_on="held_out", after=RECORDS * (part + 1) // settings.probes,
+            **held_out, group=group, segment=0, split="eval", after=RECORDS * (part + 1) // settings.probes,
         )
         for group in groups for part in range(settings.probes)
     ]  # fmt: skip
-    return pd.concat([rows.assign(measured_on="stream", after=0), *probes])
+    return pd.concat([rows.assign(split="train", after=0), *probes])
 
 
 def tokens(rng: np.random.Generator, settings: plan.Tokens) -> pd.DataFrame:
@@ -89,7 +89,7 @@ def tokens(rng: np.random.Generator, settings: plan.Tokens) -> pd.DataFrame:
         proposed = (generated * 0.8).astype(int) + 1
         frames.append(
             pd.DataFrame({
-                "request": rng.integers(0, REQUESTS, 150), "token": range(150), "proposed": proposed,
+                "request_id": rng.integers(0, REQUESTS, 150), "token": range(150), "proposed": proposed,
                 "accepted": rng.binomial(proposed, share), "generated": generated, "method": method,
                 "seed": settings.seed, "text": [f"t{i}" for i in range(150)],
             })

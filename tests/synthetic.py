@@ -58,7 +58,7 @@ def osd_offline(requests: int = 60, gain: float = 0.45) -> pd.DataFrame:
                 sample_source=source,
                 loss=loss,
                 seed=0,
-                request=range(requests),
+                request_id=range(requests),
             )
         )
     return pd.concat(frames, ignore_index=True)
@@ -81,7 +81,7 @@ def osd_online(records: int = 200, held_out: int = 60, gain: float = 0.45) -> pd
                     dataset=dataset,
                     method=method,
                     seed=0,
-                    record=range(len(alpha)),
+                    stream_index=range(len(alpha)),
                     request=[~place if method == "offline" else place for place in range(len(alpha))],
                 )
             )
@@ -192,7 +192,7 @@ def mdss_acceptance(requests: int = 8) -> pd.DataFrame:
                         "draft_temperature": temperature,
                         "num_drafts": drafts,
                         "scheme": scheme,
-                        "request": request,
+                        "request_id": request,
                         "acceptance_sum": value * positions,
                         "positions": positions,
                         "member_sum": value * positions,
@@ -235,7 +235,7 @@ def _requests(contenders: dict[str, float], requests: int = 20) -> pd.DataFrame:
             seconds = 0.01 * tokens / speedup * rng.normal(1, 0.02)
             rows.append(
                 {
-                    "request": f"r{request}",
+                    "request_id": f"r{request}",
                     "contender": contender,
                     "draft_len": 5,
                     "tokens": tokens,
@@ -384,7 +384,7 @@ def beyond_break_even(records: int = 40) -> pd.DataFrame:
         frames.append(
             pd.DataFrame(
                 {
-                    "record": range(records), "request": range(records), "emitted": 20, "blocks": (20 * cost * static).round(),
+                    "stream_index": range(records), "request_id": range(records), "emitted": 20, "blocks": (20 * cost * static).round(),
                     "serve_seconds": cost * static, "serve_gb": cost * static, "update_seconds": update,
                     "update_gb": update / 10, "static_seconds": static, "static_gb": static,
                     "contender": contender, "update_interval": interval, "seed": 0,
@@ -506,7 +506,7 @@ def _live(grid: list[dict[str, object]], requests: int = 10, quality: bool = Fal
         more = gains[str(row["scheme"])] * (1 + 0.05 * row["num_drafts"] + 0.002 * min(row["top_k"], 40))
         row |= {
             "dataset": dataset,
-            "request": request,
+            "request_id": request,
             "batch": 0,
             "drafted": 4 * blocks,
             "visited": 3 * blocks,
@@ -607,7 +607,7 @@ def beyond_regime() -> pd.DataFrame:
                 "target_temperature": target,
                 "draft_temperature": draft,
                 "entropy_class": request % 3,
-                "request": request,
+                "request_id": request,
                 "positions": positions,
             }
             | {scheme: value * positions for scheme, value in share.items()}
@@ -632,7 +632,7 @@ def beyond_sinkhorn() -> pd.DataFrame:
                 "scheme": scheme,
                 "iterations": count,
                 "sharpness": sharp,
-                "request": request,
+                "request_id": request,
                 "acceptance_sum": 10 * value,
                 "positions": 10,
                 "seconds": 0.001 * (1 + count) if scheme == "sinkhorn" else 0.0001,
@@ -672,7 +672,7 @@ def beyond_online_multidraft(requests: int = 8) -> pd.DataFrame:
                     "mixture": mixture,
                     "seed": seed,
                     "dataset": topic,
-                    "request": request,
+                    "request_id": request,
                     "drafts": drafts,
                     "num_drafts": len(topics) if many else 1,
                     "scheme": scheme,

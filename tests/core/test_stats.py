@@ -46,7 +46,7 @@ def test_paired_difference_is_tighter_than_two_intervals():
 
 
 def test_ratio_table_takes_seeds_of_a_request_as_one_cluster():
-    frame = pd.DataFrame({"m": ["a"] * 4, "request": [0, 0, 1, 1], "x": [1, 2, 3, 4], "y": [10, 10, 10, 10]})
+    frame = pd.DataFrame({"m": ["a"] * 4, "request_id": [0, 0, 1, 1], "x": [1, 2, 3, 4], "y": [10, 10, 10, 10]})
     table = stats.ratio_table(frame, "x", "y", ["m"])
     assert table.loc[0, "n"] == 2
     assert table.loc[0, "estimate"] == pytest.approx(0.25)
@@ -63,7 +63,7 @@ def test_no_denominator_is_nan_not_zero():
 
 
 def test_rows_with_an_empty_axis_have_a_line_of_the_table() -> None:
-    frame = pd.DataFrame({"replay": [0.0, np.nan, np.nan], "request": [0, 0, 1], "hits": [1, 2, 3], "tries": 4})
+    frame = pd.DataFrame({"replay": [0.0, np.nan, np.nan], "request_id": [0, 0, 1], "hits": [1, 2, 3], "tries": 4})
     found = stats.ratio_table(frame, "hits", "tries", ["replay"])
     np.testing.assert_array_equal(found["replay"], [0.0, np.nan])
     np.testing.assert_array_equal(found["estimate"], [1 / 4, 5 / 8])

@@ -165,7 +165,7 @@ def test_an_online_draft_overtakes_a_static_one(results: Path, tmp_path: Path) -
     methods = {"online": {}, "lagging": {"lag": 8}, "live": {"live": True}, "static": {"learns": False}}
     inner = {"method": methods, "loss_positions": ["all"]}
     table = online(results, tmp_path, dataset="toy", update_interval=2, inner=inner)
-    late = {name: alpha(rows[rows["record"] >= 24]) for name, rows in table.groupby("method")}
+    late = {name: alpha(rows[rows["stream_index"] >= 24]) for name, rows in table.groupby("method")}
     assert late["online"] > late["static"] + 0.03
     assert late["lagging"] != late["online"]
     one, two = (table[table["method"] == name][COUNTS].reset_index(drop=True) for name in ("online", "live"))
@@ -183,7 +183,7 @@ def test_one_t5_draft_for_each_class_that_the_router_names(results: Path, tmp_pa
     stream = {"kind": "shuffled", "group_by": "dataset", "per_group": 48}
     files = {part: [tmp_path / f"{part}.jsonl"] for part in ("requests", "held_out")}
     table = online(results, tmp_path, inputs=files, stream=stream, of=["toy", "other"], drafts="by_route")
-    assert sorted(table["record"]) == list(range(96))
+    assert sorted(table["stream_index"]) == list(range(96))
     assert set(table["group"]) == {"toy", "other"}
 
 

@@ -114,7 +114,7 @@ def test_a_difference_within_noise_is_no_contradiction_beside_one_that_holds(kno
 )
 def test_a_statement_needs_half_of_its_comparisons(known, groups_that_hold, verdict):
     rows = [
-        {"dataset": f"d{group}", "request": request, "visited": 10.0, "sample_source": source, "loss": loss}
+        {"dataset": f"d{group}", "request_id": request, "visited": 10.0, "sample_source": source, "loss": loss}
         | {
             "overlap": 5.0
             + request % 5
@@ -127,8 +127,8 @@ def test_a_statement_needs_half_of_its_comparisons(known, groups_that_hold, verd
     ]
     table = pd.DataFrame(rows)
     noise = table["sample_source"] == "teacher"
-    table.loc[noise & (table["request"] == 0), "overlap"] += 0.5
-    table.loc[noise & (table["request"] == 9), "overlap"] -= 0.5
+    table.loc[noise & (table["request_id"] == 0), "overlap"] += 0.5
+    table.loc[noise & (table["request_id"] == 9), "overlap"] -= 0.5
     found = _verdicts(_only(known, "osd.alpha_rises"), {"osd_offline": table}).loc["osd.alpha_rises"]
     assert f"{groups_that_hold} of 4 comparisons hold" in found["note"]
     assert found["verdict"] == verdict
@@ -143,7 +143,7 @@ def _told(known, claim, row, table):
 def test_within_noise_never_stands_beside_an_interval_without_0(known):
     rows = pd.DataFrame(
         {
-            "request": [*range(40)] * 2,
+            "request_id": [*range(40)] * 2,
             "dataset": "wmt16",
             "draft_temperature": 1.2,
             "scheme": ["single"] * 40 + ["k_seq"] * 40,
@@ -160,7 +160,7 @@ def test_within_noise_never_stands_beside_an_interval_without_0(known):
 
 @pytest.mark.parametrize(("gap", "verdict"), [(0.004, "same direction"), (1e-8, "contradicts"), (0.0, "contradicts")])
 def test_the_error_of_a_solver_is_no_direction(known, gap, verdict):
-    rows = pd.DataFrame({"request": [*range(9)] * 2, "dataset": "xsum", "num_drafts": 4, "positions": 1.0})
+    rows = pd.DataFrame({"request_id": [*range(9)] * 2, "dataset": "xsum", "num_drafts": 4, "positions": 1.0})
     rows["scheme"] = ["optimal"] * 9 + ["importance_truncated"] * 9
     rows["acceptance_sum"] = [0.8 + 0.01 * i for i in range(9)] + [0.8 + 0.01 * i - gap for i in range(9)]
     told, note = _told(known, "T2.acceptance", "xsum/num_drafts=4/optimal", rows)
@@ -220,7 +220,7 @@ def _swapped(column, one, two, draft=None):
 
 def _backwards(table):
     """Every stream from its end to its beginning."""
-    return table.assign(record=table["record"].max() - table["record"])
+    return table.assign(stream_index=table["stream_index"].max() - table["stream_index"])
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,9 @@ def _backwards(table):
         (
             "osd.online_learns",
             "osd_online",
-            lambda t: t.assign(record=t.groupby(["dataset", "method"])["record"].transform("max") - t["record"]),
+            lambda t: t.assign(
+                stream_index=t.groupby(["dataset", "method"])["stream_index"].transform("max") - t["stream_index"]
+            ),
         ),
         (
             "osd.speedup_grows_with_alpha",
@@ -333,7 +335,9 @@ def test_expectations(expect, gap, clear, at_best):
 
 
 def test_window_is_a_part_of_each_stream():
-    rows = pd.DataFrame({"dataset": ["a"] * 10 + ["b"] * 100, "record": [*range(10), *range(100)], "method": "online"})
+    rows = pd.DataFrame(
+        {"dataset": ["a"] * 10 + ["b"] * 100, "stream_index": [*range(10), *range(100)], "method": "online"}
+    )
     for window, expected in (((0.8, 1.0), [2, 20]), ((0.0, 0.1), [1, 10]), ((0.4, 0.5), [1, 10])):
         assert tidy.in_window(rows, *window).groupby(rows["dataset"]).sum().tolist() == expected
     assert tidy.in_window(rows.assign(method="offline"), 0.8, 1.0).all(), "held-out requests are in no stream"

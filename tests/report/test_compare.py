@@ -10,7 +10,7 @@ from draftlab.errors import UserError
 from draftlab.report import compare, published
 from draftlab.stages import STAGES
 
-ROWS = {"request": [0, 1], "accepted": [3, 4], "seconds": [0.1, 0.2], "draft_seconds": [0.1, 0.2]}
+ROWS = {"request_id": [0, 1], "accepted": [3, 4], "seconds": [0.1, 0.2], "draft_seconds": [0.1, 0.2]}
 
 
 def run(folder, **tables):
@@ -50,7 +50,7 @@ def test_what_the_ledger_says_of_times_may_differ(tmp_path):
     }
     tables = {
         "osd_update_cost": {"block": [0], "update_seconds": [1.0]},
-        "osd_online": {"record": [0], "overlap": [1], "visited": [1]},
+        "osd_online": {"stream_index": [0], "overlap": [1], "visited": [1]},
     }
     ledgers = [
         {"claim_id": list(claims.values()), "ours": values, "paper": ["OSD", "OSD"]} for values in ([1, 2], [3, 4])

@@ -25,7 +25,7 @@ def rows():
             {
                 "dataset": dataset,
                 "method": method,
-                "request": request,
+                "request_id": request,
                 "hits": value,
                 "tries": 10 * (1 + (dataset == "y")),
             }
@@ -60,7 +60,7 @@ def test_a_constant_moves_the_interval(rows):
 @pytest.mark.parametrize(("relation", "expected"), [("percent", 28 / 22 * 100), ("percent_more", 28 / 22 * 100 - 100)])
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_percentage_is_of_the_right_side(rows, relation, expected, exact):
-    tables = Tables({"t": rows.drop(columns="request") if exact else rows})
+    tables = Tables({"t": rows.drop(columns="request_id") if exact else rows})
     found = compute(Contrast(B, A, relation=relation), tables).value
     assert found.estimate == pytest.approx(expected)
     assert math.isnan(found.low) == exact
@@ -99,7 +99,9 @@ def test_the_best_is_ranked_by_its_end(rows, sign, best):
 
 
 def test_the_best_stands_out_only_from_all_others():
-    table = pd.DataFrame({"request": [*range(20)] * 3, "method": ["a"] * 20 + ["b"] * 20 + ["c"] * 20, "tries": 10.0})
+    table = pd.DataFrame(
+        {"request_id": [*range(20)] * 3, "method": ["a"] * 20 + ["b"] * 20 + ["c"] * 20, "tries": 10.0}
+    )
     table["hits"] = [5 + i % 3 for i in range(20)] + [5 + (i + 1) % 3 for i in range(20)] + [1.0] * 20
     ask = Contrast(Rows("t", RATE), best=["method"])
     assert not compute(ask, Tables({"t": table})).stands_out
@@ -108,7 +110,7 @@ def test_the_best_stands_out_only_from_all_others():
 
 
 def test_an_exact_table_has_no_interval(rows):
-    tables = Tables({"t": rows.drop(columns="request")})
+    tables = Tables({"t": rows.drop(columns="request_id")})
     gap = compute(Contrast(B, A), tables).value
     assert (gap.estimate, gap.n) == (pytest.approx(0.1), 4)
     assert math.isnan(gap.low)
@@ -117,7 +119,7 @@ def test_an_exact_table_has_no_interval(rows):
 
 def test_an_empty_axis_is_a_group_of_its_own_but_in_an_exact_table(rows):
     table = rows.assign(k=np.where(rows["dataset"] == "x", 1.0, np.nan))
-    for own, groups in ((table, 2), (table.drop(columns="request"), 1)):
+    for own, groups in ((table, 2), (table.drop(columns="request_id"), 1)):
         assert len(compute_each(Contrast(A, each=["k"]), Tables({"t": own}))) == groups
 
 

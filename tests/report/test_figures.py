@@ -95,18 +95,18 @@ def test_same_table_same_bytes(known, name, tmp_path):
 
 
 def test_a_class_is_counted_in_requests_and_its_figure_names_the_unit(known):
-    rows = pd.DataFrame({"group": ["a", "b"] * 6, "record": range(0, 120, 10), "requests": [2, 4] * 6, "seed": 0})
+    rows = pd.DataFrame({"group": ["a", "b"] * 6, "stream_index": range(0, 120, 10), "requests": [2, 4] * 6, "seed": 0})
     rows = rows.assign(method="separate", overlap=1, visited=2)
-    assert forms.of_class(rows).loc[rows["group"] == "b", "record"].tolist() == [0, 4, 8, 12, 16, 20]
-    assert forms.of_class(rows).loc[rows["group"] == "a", "record"].tolist() == [0, 0, 4, 4, 8, 8]
+    assert forms.of_class(rows).loc[rows["group"] == "b", "stream_index"].tolist() == [0, 4, 8, 12, 16, 20]
+    assert forms.of_class(rows).loc[rows["group"] == "a", "stream_index"].tolist() == [0, 0, 4, 4, 8, 8]
     said = " ".join(forms.stream_figure(rows, "laptop", known, Stream()).get_supxlabel().split())
     assert "95 % bootstrap over groups of up to 4 requests" in said
 
 
 def test_panels_that_share_an_axis_share_its_ticks(known):
     """The short streams of some classes once put their ticks under the long one's."""
-    rows = pd.DataFrame({"group": ["long"] * 1200, "record": range(1200)})
-    short = [pd.DataFrame({"group": [name] * 150, "record": range(150)}) for name in "abcde"]
+    rows = pd.DataFrame({"group": ["long"] * 1200, "stream_index": range(1200)})
+    short = [pd.DataFrame({"group": [name] * 150, "stream_index": range(150)}) for name in "abcde"]
     table = pd.concat([rows, *short]).assign(method="separate", seed=0, overlap=1, visited=2)
     figure = forms.stream_figure(table, "laptop", known, Stream(panel="group"))
     assert figure.axes[0].get_xticks().tolist() == figure.axes[-1].get_xticks().tolist() == [0, 600, 1200]

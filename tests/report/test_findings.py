@@ -51,7 +51,7 @@ def test_each_dataset_is_told_apart():
 
 
 def test_the_best_setting_needs_an_interval_to_win():
-    rows = pd.DataFrame({"request": [*range(40)] * 2, "loss": ["a"] * 40 + ["b"] * 40, "visited": 10.0})
+    rows = pd.DataFrame({"request_id": [*range(40)] * 2, "loss": ["a"] * 40 + ["b"] * 40, "visited": 10.0})
     rows["overlap"] = [5 + i % 3 for i in range(40)] + [6 + i % 3 for i in range(40)]
     finding = Finding(
         best=["loss"], measure=("overlap", "visited"), more="{best} by {gap}", level="tie of {best}, {second}"
@@ -64,7 +64,7 @@ def test_the_best_setting_needs_an_interval_to_win():
 
 def test_groups_named_in_the_text_are_not_pooled():
     """``level`` where they disagree, however the pooled rows fall."""
-    rows = pd.DataFrame({"request": [*range(20)] * 2, "num_drafts": [2] * 20 + [8] * 20, "one_branch_seconds": 1.0})
+    rows = pd.DataFrame({"request_id": [*range(20)] * 2, "num_drafts": [2] * 20 + [8] * 20, "one_branch_seconds": 1.0})
     finding = Finding(
         measure=("branches_seconds", "one_branch_seconds"),
         right=1.0,
@@ -98,7 +98,7 @@ def test_an_additional_request_costs_what_the_shorter_stream_lacks():
     rows = pd.DataFrame(
         {
             "length": ["x1"] * 10 + ["x4"] * 40,
-            "record": [*range(10), *range(40)],
+            "stream_index": [*range(10), *range(40)],
             "cpu_seconds": [2.0] * 10 + [5.0] * 40,
         }
     )

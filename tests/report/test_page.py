@@ -50,7 +50,7 @@ def _run(folder: Path) -> Path:
             )
     kinds = itertools.cycle(("accepted", "rejected", "target"))
     tokens = [{"token": text, "kind": kind} for text, kind in zip(HOSTILE, kinds, strict=False)]
-    view = {"dataset": "spider", "request": "r1", "prompt": "".join(HOSTILE), "draft_len": 5}
+    view = {"dataset": "spider", "request_id": "r1", "prompt": "".join(HOSTILE), "draft_len": 5}
     (folder / "tokens.json").write_text(json.dumps(view | {"before": tokens, "after": tokens[1:]}))
     ledger.judge_claims(known, ledger.read_tables(folder), "laptop").to_csv(folder / "claims.csv", index=False)
     return folder
@@ -200,7 +200,7 @@ def _press(browser, selector):
 def test_no_error_no_request_and_a_fast_first_paint(browser, page):
     assert [entry for entry in browser.get_log("browser") if entry["level"] in {"SEVERE", "WARNING"}] == []
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    sent = [event["params"]["request_id"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
     assert page.as_uri() in sent
     assert [url for url in sent if not url.startswith(("file:", "data:"))] == []
     paints = browser.execute_script("return performance.getEntriesByType('paint').map(entry => entry.startTime)")

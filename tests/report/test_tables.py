@@ -25,7 +25,7 @@ def _rows(gap: float, requests: int = 40) -> pd.DataFrame:
                 {
                     "dataset": "a_b",
                     "method": method,
-                    "request": request,
+                    "request_id": request,
                     "hits": 5 + request % 4 + 10 * more * (request % 3),
                     "tries": 10,
                 }
@@ -113,10 +113,10 @@ def test_no_draft_is_draft_length_0_of_each_kind_of_weights():
     assert (none["speculative"] == none["plain"]).all()
 
 
-@pytest.mark.parametrize(("column", "sizes"), [("record", (10, 4)), ("request", (10, 4))])
+@pytest.mark.parametrize(("column", "sizes"), [("stream_index", (10, 4)), ("request_id", (10, 4))])
 def test_a_binned_stream_says_what_is_drawn(column, sizes):
-    binned = _rows(0.3).rename(columns={"request": column}).assign(requests=lambda rows: [*sizes] * (len(rows) // 2))
-    binned["record"] = binned[column]
+    binned = _rows(0.3).rename(columns={"request_id": column}).assign(requests=lambda rows: [*sizes] * (len(rows) // 2))
+    binned["stream_index"] = binned[column]
     said = tables.caption("x", tables.summary(binned, LAYOUT, HITS), LAYOUT, HITS, tidy.units(binned), "smoke")
     assert "n = 40 groups of up to 10 requests per cell, 95 % bootstrap interval over groups of up to 10" in said
     assert tidy.units(_rows(0.3)) == "requests"

@@ -112,7 +112,7 @@ def even(**changes) -> break_even.Settings:
 
 def test_break_even_prices_every_contender_on_the_same_requests(results: Path, tmp_path: Path):
     rows, _ = break_even.run(even(), inputs_of(results), Bench(tmp_path))
-    cells = rows.groupby(["contender", "update_interval"])["record"].agg(list).to_dict()
+    cells = rows.groupby(["contender", "update_interval"])["stream_index"].agg(list).to_dict()
     assert set(cells) == {("static", 0), ("online", 2), ("online", 8), ("larger", 0)}
     assert all(records == list(range(24)) for records in cells.values())
     by = rows.set_index(["contender", "update_interval"])

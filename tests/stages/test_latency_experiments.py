@@ -233,7 +233,7 @@ def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path) 
     inputs = latency_requests.Inputs(target=models["target"], drafts=drafts, answers=tmp_path / "answers.jsonl")
     rows, _ = latency_requests.run(settings, inputs, BENCH)
     assert set(rows["temperature"]) == {1.0}
-    found = rows.set_index(["contender", "request"])["same_text"].groupby("contender").mean()
+    found = rows.set_index(["contender", "request_id"])["same_text"].groupby("contender").mean()
     assert found["none"] == found["none_again"] == 1  # the same seed
     assert found["draft"] < 1  # sampled, in another way
     sums = rows.groupby("contender")[["accepted", "visited"]].sum()

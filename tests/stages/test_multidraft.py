@@ -204,7 +204,7 @@ def test_a_real_model_with_its_first_layers_as_draft_has_the_published_order_at_
     rows = run(acceptance, tmp_path, grid, stories=stories)
     assert rows["positions"].sum() > 6000
     for drafts, of_size in rows.groupby("num_drafts"):
-        sums = of_size.pivot(index="request", columns="scheme", values="acceptance_sum")
+        sums = of_size.pivot(index="request_id", columns="scheme", values="acceptance_sum")
         share = sums.sum() / of_size.loc[of_size["scheme"] == "optimal", "positions"].sum()
         assert 0.3 < share["specinfer"] < share["optimal"] < 1
         for better, worse in itertools.pairwise(schemes):

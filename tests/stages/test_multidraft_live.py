@@ -161,7 +161,7 @@ def test_every_contender_is_there_once_and_answers_every_request_that_fits(table
     settings, rows = tables
     every = live.contenders(settings)
     assert len(every) == 1 + 2 + 2 * 2 * 2 + 2 * 2 * 2 == len(set(every))
-    counts = rows.groupby(["scheme", "num_drafts", "draft_temperature", "lp_threshold"])["request"].agg(list)
+    counts = rows.groupby(["scheme", "num_drafts", "draft_temperature", "lp_threshold"])["request_id"].agg(list)
     assert len(counts) == len(every)
     assert all(sorted(found) == [0, 1, 2, 3, 4] for found in counts)
 

@@ -86,7 +86,7 @@ def test_variants_are_columns_and_the_wanted_draft_is_saved(results, tmp_path):
     assert table.groupby(["method", "seed", "loss"]).ngroups == 4
     assert [run["method"] for run in facts["runs"]] == ["ft", "ft", "kl", "kl"]
     alone, _ = run(results, tmp_path / "b", epochs=1)
-    counted = ["request", "accepted", "visited"]
+    counted = ["request_id", "accepted", "visited"]
     chosen = table[(table["method"] == "kl") & (table["seed"] == 0)][counted].reset_index(drop=True)
     pd.testing.assert_frame_equal(chosen, alone[counted])
     saved = [(tmp_path / name / "draft/model.safetensors").read_bytes() for name in "ab"]
@@ -128,7 +128,7 @@ def test_several_draft_lengths_are_measured_on_one_draft(results, tmp_path):
 def test_live_decoding_counts_what_replay_counts(results, tmp_path):
     table, _ = run(results, tmp_path, epochs=4, live=True)
     counted = ["accepted", "visited", "overlap", "blocks", "emitted"]
-    replayed, live = (table[table["measured"] == name].set_index("request")[counted] for name in ("replay", "live"))
+    replayed, live = (table[table["measured"] == name].set_index("request_id")[counted] for name in ("replay", "live"))
     pd.testing.assert_frame_equal(replayed, live)
     assert replayed["accepted"].sum() > 0
 
@@ -417,7 +417,7 @@ def test_the_token_view_spells_the_answer_and_counts_as_replay_does(results, tmp
     tokenizer = load_tokenizer(results / "models/target")
     drafts = load_model(results / "models/draft"), load_model(tmp_path / "draft")
     view = tokens.token_view(*drafts, answers, tokenizer, 3)
-    record = next(answer for answer in answers.answers if answer.id == view["request"])
+    record = next(answer for answer in answers.answers if answer.id == view["request_id"])
     gains = []
     for side, draft in zip(("before", "after"), drafts, strict=True):
         shown = [token["token"] for token in view[side] if token["kind"] != "rejected"]

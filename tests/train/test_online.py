@@ -69,7 +69,7 @@ def test_alpha_of_a_request_is_measured_before_the_update_that_uses_it(results, 
     learning, static = (table[table["method"] == name].reset_index(drop=True) for name in ("online", "static"))
     assert_array_equal(learning.loc[:7, COUNTS], static.loc[:7, COUNTS])  # before the first update
     assert not learning[COUNTS].equals(static[COUNTS])
-    assert list(learning["record"]) == list(range(48))
+    assert list(learning["stream_index"]) == list(range(48))
 
 
 def test_a_request_never_sees_an_update_from_itself_or_later(results, stream):
@@ -225,13 +225,13 @@ def test_seeds_give_other_orders_of_the_same_requests(results, stream):
 def test_rows_name_their_request_in_every_order(results, tmp_path, streams):
     """What an interval draws is a request with all its seeds, not a place of the stream that each seed gives to another one."""
     table, _ = mixed(results, tmp_path, streams, learns=False, probes=1, inner={"seed": [0, 1]})
-    first, second = (rows.set_index("request")[[*COUNTS, "group"]] for _, rows in table.groupby("seed"))
+    first, second = (rows.set_index("request_id")[[*COUNTS, "group"]] for _, rows in table.groupby("seed"))
     pd.testing.assert_frame_equal(first, second, check_like=True)  # a draft that learns nothing counts a request alike
-    assert not table[table["seed"] == 1]["request"].is_monotonic_increasing
-    served = table[table["measured_on"] == "stream"]
-    assert sorted(served["request"].unique()) == [*range(16), *range(48, 64)]  # 48 answers of toy come first
-    assert sorted(table[table["measured_on"] == "held_out"]["request"].unique()) == list(range(-32, 0))
-    assert tidy.unit(table) == "request"
+    assert not table[table["seed"] == 1]["request_id"].is_monotonic_increasing
+    served = table[table["split"] == "train"]
+    assert sorted(served["request_id"].unique()) == [*range(16), *range(48, 64)]  # 48 answers of toy come first
+    assert sorted(table[table["split"] == "eval"]["request_id"].unique()) == list(range(-32, 0))
+    assert tidy.unit(table) == "request_id"
 
 
 # --- streams of several datasets ---------------------------------------------------------------------------------
@@ -273,10 +273,10 @@ def test_a_stream_carries_its_groups(results, tmp_path, streams):
 def test_the_seeds_of_a_stream_in_time_move_neighbours_alone(results, tmp_path, streams):
     stream = {"stream": STREAM | {"kind": "by_time"}, "learns": False, "bin": 4, "inner": {"seed": [0, 1]}}
     table, _ = mixed(results, tmp_path, streams, **stream)
-    courses = table.sort_values("record").groupby("seed")["request"].apply(list)
+    courses = table.sort_values("stream_index").groupby("seed")["request_id"].apply(list)
     assert courses[0] == courses[1]
     table, _ = mixed(results, tmp_path, streams, **(stream | {"stream": STREAM | {"kind": "shuffled"}}))
-    courses = table.sort_values("record").groupby("seed")["request"].apply(list)
+    courses = table.sort_values("stream_index").groupby("seed")["request_id"].apply(list)
     assert courses[0] != courses[1]
 
 
@@ -285,7 +285,7 @@ def test_separate_drafts_learn_from_their_own_requests(results, tmp_path, stream
     table, facts = mixed(results, tmp_path, streams, inner=inner)
     assert [run["updates"] for run in facts["runs"]] == [8, 8, 8]
     shared, own, routed = (table[table["drafts"] == name].reset_index(drop=True) for name in inner["drafts"])
-    assert list(own["record"]) == list(range(32))
+    assert list(own["stream_index"]) == list(range(32))
     assert_array_equal(own.loc[:15, COUNTS], shared.loc[:15, COUNTS])  # toy comes first: the other draft is still fresh
     assert not own.loc[16:, COUNTS].equals(shared.loc[16:, COUNTS])
     assert not routed[COUNTS].equals(own[COUNTS])
@@ -309,7 +309,7 @@ def test_separate_drafts_are_measured_on_the_held_out_requests_of_their_class(re
     inner = {"drafts": ["shared", "by_group"]}
     table, facts = mixed(results, tmp_path, streams, learns=False, warm_on="aside", measured_on="held_out", inner=inner)
     shared, own = (table[table["drafts"] == name].reset_index(drop=True) for name in inner["drafts"])
-    assert list(own["record"]) == list(shared["record"]) == list(range(32))
+    assert list(own["stream_index"]) == list(shared["stream_index"]) == list(range(32))
     assert_array_equal(own["group"], shared["group"])
     assert not own[COUNTS].equals(shared[COUNTS])
     assert [run["updates"] for run in facts["runs"]] == [8, 8]
@@ -317,7 +317,7 @@ def test_separate_drafts_are_measured_on_the_held_out_requests_of_their_class(re
 
 def test_a_draft_is_not_measured_on_what_it_was_distilled_on(results, tmp_path):
     table, facts = run(results, tmp_path, learns=False, warm_on="stream", warm_share=0.25, warm_fair=True)
-    assert list(table["record"]) == list(range(12, 48))
+    assert list(table["stream_index"]) == list(range(12, 48))
     assert facts["runs"][0]["updates"] == 6  # as many as an online draft makes
 
 
@@ -325,7 +325,7 @@ def test_probes_on_held_out_requests(results, tmp_path, streams):
     table, _ = mixed(
         results, tmp_path, streams, probes=2, inner={"method": {"online": {}, "static": {"learns": False}}}
     )
-    probes = table[table["measured_on"] == "held_out"]
+    probes = table[table["split"] == "eval"]
     assert sorted(probes["after"].unique()) == [16, 32]
     assert probes.groupby(["method", "after", "group"]).size().eq(16).all()
     static = probes[probes["method"] == "static"]
@@ -341,7 +341,7 @@ def test_probes_on_held_out_requests(results, tmp_path, streams):
 def test_bins_sum_requests(results, tmp_path):
     whole, _ = run(results, tmp_path)
     binned, _ = run(results, tmp_path, bin=16)
-    assert list(binned["record"]) == list(binned["request"]) == [0, 16, 32]
+    assert list(binned["stream_index"]) == list(binned["request_id"]) == [0, 16, 32]
     assert list(binned["requests"]) == [16, 16, 16]
     assert_array_equal(binned[COUNTS].sum(), whole[COUNTS].sum())
 
@@ -349,12 +349,12 @@ def test_bins_sum_requests(results, tmp_path):
 def test_a_bin_holds_the_same_requests_in_every_seed(results, tmp_path, streams):
     """An interval draws bins with all their seeds: a draft that learns nothing counts the same in each."""
     table, _ = mixed(results, tmp_path, streams, learns=False, probes=1, bin=4, inner={"seed": [0, 1]})
-    keys = ["measured_on", "group", "request"]
+    keys = ["split", "group", "request_id"]
     first, second = (rows.groupby(keys)[[*COUNTS, "requests"]].sum() for _, rows in table.groupby("seed"))
     pd.testing.assert_frame_equal(first, second)
     assert set(first["requests"]) == {4}
-    places = table[table["measured_on"] == "stream"].groupby("seed")["record"].apply(list)
-    orders = table[table["measured_on"] == "stream"].sort_values("record").groupby("seed")["request"].apply(list)
+    places = table[table["split"] == "train"].groupby("seed")["stream_index"].apply(list)
+    orders = table[table["split"] == "train"].sort_values("stream_index").groupby("seed")["request_id"].apply(list)
     assert orders[0] != orders[1]
     assert set(places[0]) == set(places[1]) == set(range(0, max(places[0]) + 1, 4))
 

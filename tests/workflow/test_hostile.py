@@ -322,7 +322,7 @@ def test_html_in_prompts_and_answers_stays_text(folder: Path) -> None:
     token = {"token": HOSTILE, "kind": "accepted"}
     view = {
         "dataset": HOSTILE,
-        "request": HOSTILE,
+        "request_id": HOSTILE,
         "prompt": HOSTILE,
         "draft_len": 3,
         "before": [token],

@@ -100,7 +100,13 @@ def percent_of(one: tuple[ArrayLike, ArrayLike], other: tuple[ArrayLike, ArrayLi
 
 
 def ratio_table(
-    frame: pd.DataFrame, numerator: str, denominator: str, by: Sequence[str], *, request: str = "request", seed: int = 0
+    frame: pd.DataFrame,
+    numerator: str,
+    denominator: str,
+    by: Sequence[str],
+    *,
+    request: str = "request_id",
+    seed: int = 0,
 ) -> pd.DataFrame:
     """One row per group of ``by`` with ``estimate, ci_low, ci_high, n``; rows of one request (its seeds) form one cluster."""
     rows = []

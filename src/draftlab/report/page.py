@@ -200,7 +200,7 @@ def _tokens(path: Path) -> TokenView | None:
     raw = read_json(path)
     try:
         before, after = ([Token(str(t["token"]), str(t["kind"])) for t in raw[key]] for key in ("before", "after"))
-        facts = str(raw["dataset"]), str(raw["request"]), str(raw["prompt"]), int(raw["draft_len"])
+        facts = str(raw["dataset"]), str(raw["request_id"]), str(raw["prompt"]), int(raw["draft_len"])
         return TokenView(*facts, before, after)
     except (KeyError, TypeError) as error:
         raise UserError(f"not a token view: {error!r}", file=path, remedy="delete it and run again") from None

@@ -26,7 +26,7 @@ EMULATED = (
     "up to scale laptop the target is a small one made as expensive as a large one by layers and channels that change no output bit; "
     "one thread is timed by its own CPU seconds"
 )
-PLACES = ("record", "segment")
+PLACES = ("stream_index", "segment")
 """A bin of requests may stand at several places of its stream."""
 
 

@@ -33,14 +33,14 @@ def write(run: Path, out: Path) -> int:
 def curves(path: Path) -> Iterator[Point]:
     """(experiment/series, record, moving alpha) of a table that has records; nothing of another table."""
     rows = tidy.read(path)
-    if not {"record", "overlap", "visited"} <= set(rows):
+    if not {"stream_index", "overlap", "visited"} <= set(rows):
         return
-    served = rows[rows["method"] != "offline"] if "method" in rows else rows
+    served = rows[rows["split"] == "train"] if "split" in rows else rows
     keys = [key for key in SERIES if key in served]
     for labels, series in served.groupby(keys, sort=False):
-        ordered = series.sort_values("record")
+        ordered = series.sort_values("stream_index")
         tag = "/".join([path.stem, *map(str, labels)])
         alpha = stats.moving_ratio(ordered["overlap"], ordered["visited"], WINDOW)
-        for record, value in zip(ordered["record"], alpha.tolist(), strict=True):
+        for record, value in zip(ordered["stream_index"], alpha.tolist(), strict=True):
             if value == value:  # a window in which nothing was drafted has no alpha
                 yield tag, int(record), value

@@ -39,41 +39,48 @@ def plan_of(experiment: str) -> Experiment | None:
     return load_experiment(path) if path.exists() else None
 
 
+UNITS = {"request_id": "requests", "stream_index": "records", "block": "blocks"}
+"""What a bootstrap may draw, in words."""
+
+
 def unit(rows: pd.DataFrame) -> str | None:
     """The column whose values the bootstrap draws: requests, places (records) of a stream, or blocks; None for an exact table."""
-    return next((column for column in ("request", "record", "block") if column in rows), None)
+    return next((column for column in UNITS if column in rows), None)
 
 
 def units(rows: pd.DataFrame) -> str | None:
     """What the bootstrap draws, in words; None for an exact table. A row of a binned stream sums several ``requests``."""
-    if {"record", "requests"} <= set(rows) and (size := int(rows["requests"].max())) > 1:
+    if {"stream_index", "requests"} <= set(rows) and (size := int(rows["requests"].max())) > 1:
         return f"groups of up to {size} requests"
     column = unit(rows)
-    return None if column is None else f"{column}s"
+    return None if column is None else UNITS[column]
 
 
 def clusters(rows: pd.DataFrame) -> pd.Series:
-    """One name per unit of the bootstrap: the same request number of two datasets is two requests."""
+    """One name per unit of the bootstrap: the same number in two datasets, or in two splits, is two requests."""
     column = unit(rows)
     if column is None:
         raise UserError("an exact table has no requests to draw", remedy="leave the interval out")
-    return (
-        rows["dataset"].astype(str) + "/" + rows[column].astype(str) if "dataset" in rows else rows[column].astype(str)
-    )
+    names = rows[column].astype(str)
+    for key in ("split", "dataset"):
+        names = rows[key].astype(str) + "/" + names if key in rows else names
+    return names
 
 
 def in_window(rows: pd.DataFrame, start: float, end: float) -> pd.Series[bool]:
-    """Which rows lie in this part of their stream, as fractions of its length; held-out requests (``offline``) always do.
+    """Which rows lie in this part of their stream, as fractions of its length; held-out requests always do.
 
     Every column of words names a stream, but those that tell its requests apart.
     """
     words = [key for key in rows if pd.api.types.is_string_dtype(rows[key]) and key not in ("group", "text")]
     length = (
-        rows["record"].groupby([rows[key] for key in words]).transform("max") + 1 if words else rows["record"].max() + 1
+        rows["stream_index"].groupby([rows[key] for key in words]).transform("max") + 1
+        if words
+        else rows["stream_index"].max() + 1
     )
-    place = rows["record"] / length
+    place = rows["stream_index"] / length
     inside = (place >= start) & (place < end)
-    return inside | (rows["method"] == "offline") if "method" in rows else inside
+    return inside | (rows["split"] == "eval") if "split" in rows else inside
 
 
 def paired(one: pd.DataFrame, two: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -15,6 +15,7 @@ from draftlab.files.json_files import read_object, split_common
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Bench, Stage, Variant
 
+IDENTITY = ("stream_index", "request_id", "split")
 KINDS = {int: "iu", float: "fiu", str: "OUT", bool: "b"}
 """The kinds of numpy that a column of a type may have; an empty text column reads as numbers."""
 
@@ -41,15 +42,21 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: Settings, out: Path) 
     kept: dict[object, object] = {}
     for number, variant in enumerate(variants):
         rows, facts = stage.run(variant.settings, inputs, Bench(out, variant.labels, number, kept))
-        frames.append(rows.assign(**variant.labels))
+        frames.append((rows.assign(split=stage.split) if stage.split else rows).assign(**variant.labels))
         runs.append({**variant.labels, **facts})
     if is_first_process():
-        table = whole_numbers(stage, pd.concat(frames, ignore_index=True), variants)
+        table = whole_numbers(stage, identified(pd.concat(frames, ignore_index=True)), variants)
         check(stage, table, variants)
         shared, own = split_common([variant.settings.model_dump(mode="json") for variant in variants])
         runs = [changed | said for changed, said in zip(own, runs, strict=True)]
         reads = stage.reads([variant.settings for variant in variants], inputs)
         write_cell(out, table, {"stage": stage.name, "settings": shared, "runs": runs}, **reads)
+
+
+def identified(table: pd.DataFrame) -> pd.DataFrame:
+    """The columns that identify a row come first."""
+    first = [name for name in IDENTITY if name in table]
+    return table[[*first, *table.columns.drop(first)]]
 
 
 def is_first_process() -> bool:

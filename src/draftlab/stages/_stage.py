@@ -118,6 +118,7 @@ class Stage:
     - `exclusive`: it measures time, and needs the machine to itself.
     - `needs_gpu_build`: on a GPU it runs in a llama.cpp that was built for CUDA.
     - `launch`: it may run as several processes.
+    - `split`: which side of the datasets all its requests are from, where it is always the same one.
     """
 
     settings: type[Settings]
@@ -133,6 +134,7 @@ class Stage:
     exclusive: bool = False
     needs_gpu_build: bool = False
     launch: bool = False
+    split: str = ""
     name: str = ""
     does: str = ""
 
@@ -157,4 +159,4 @@ class Stage:
         return timed if isinstance(timed, bool) else bool(settings.get(timed))
 
 
-UNITS = ("request", "record", "block")
+UNITS = ("request_id", "stream_index", "block")

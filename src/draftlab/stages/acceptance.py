@@ -38,7 +38,8 @@ class Settings(OnPairs):
 class Row:
     """A request under a scheme."""
 
-    request: int = column("number of the text; each context of the synthetic family is one")
+    request_id: int = column("number of the text; each context of the synthetic family is one")
+    split: str = column("train: requests of the stream; eval: held-out requests")
     acceptance_sum: float = column("acceptance before the residual draw, summed over positions", "tokens")
     member_sum: float = column(
         "probability that the emitted token is among the drafts, summed; empty without a closed form", "tokens"
@@ -88,7 +89,7 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
             else:
                 exact = by_position(token_verifier(name), target, draft, drafts)
                 rows = pd.DataFrame({"acceptance_sum": exact.proc, "member_sum": exact.member, "positions": 1})
-                rows = rows.groupby(own.request.numpy()).sum(min_count=1).rename_axis("request").reset_index()
+                rows = rows.groupby(own.request.numpy()).sum(min_count=1).rename_axis("request_id").reset_index()
             frames.append(rows.assign(dataset=dataset, draft_temperature=temperature, num_drafts=drafts, scheme=name))
     return pd.concat(frames, ignore_index=True), {}
 
@@ -105,7 +106,7 @@ def along_text(
     agree = agreement(pairs.draft_logits, pairs.target_logits, pairs.token, lengths, target, draft)
     walked = walk(agree, path_len, verifier)
     return pd.DataFrame(
-        {"acceptance_sum": walked.accepted, "positions": walked.visited, "request": range(len(lengths))}
+        {"acceptance_sum": walked.accepted, "positions": walked.visited, "request_id": range(len(lengths))}
     )
 
 
@@ -113,7 +114,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """The shortfall of each row to the optimal scheme on the same request, temperature and number of drafts."""
     import pandas as pd
 
-    keys = ["dataset", "request", "draft_temperature", "num_drafts"]
+    keys = ["dataset", "request_id", "draft_temperature", "num_drafts"]
     best = rows[rows["scheme"] == "optimal"].set_index(keys)["acceptance_sum"]
     return rows.assign(
         shortfall_sum=best.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy() - rows["acceptance_sum"]
@@ -125,6 +126,7 @@ STAGE = Stage(
     row=Row,
     measures=MEASURES,
     run=run,
+    split="eval",
     inputs=RecordedPairs,
     locate=locate_pairs,
     reads=reads_pairs,

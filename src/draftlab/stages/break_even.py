@@ -42,8 +42,9 @@ class Settings(Timed):
 class Row(UnroundedCounts):
     """One request, as one contender serves it."""
 
-    record: int = column("place in the stream")
-    request: int = column("number among the recorded requests")
+    stream_index: int = column("place in the stream")
+    request_id: int = column("number among the recorded requests")
+    split: str = column("train: requests of the stream; eval: held-out requests")
     serve_seconds: float = timing("time of serving it")
     serve_gb: float = column("bytes moved to serve it", "GB")
     update_seconds: float = timing("its share of the time of the training")
@@ -139,6 +140,7 @@ STAGE = Stage(
     row=Row,
     measures=MEASURES,
     run=run,
+    split="train",
     inputs=Distillation,
     locate=locate_distillation,
     reads=reads_distillation,

@@ -48,7 +48,8 @@ class Settings(Engine):
 class Row:
     """One request by one contender."""
 
-    request: str = column("the request's id")
+    request_id: int = column("number among the recorded requests")
+    split: str = column("train: requests of the stream; eval: held-out requests")
     contender: str = column(
         "the draft, with _adaptive where its length follows the acceptance; none, none_again: no draft"
     )
@@ -172,7 +173,7 @@ def measure(
         answers = {name: answer(name, number, request.prompt_ids, length) for name in names[:: 1 if number % 2 else -1]}
         for name, written in answers.items():
             row = {
-                "request": request.id,
+                "request_id": number - 1,
                 "contender": name,
                 "tokens": len(written.tokens),
                 "seconds": written.seconds,
@@ -193,7 +194,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Beside the seconds of each contender those of plain decoding of the same request."""
     import pandas as pd
 
-    keys = [key for key in ("dataset", "temperature", "request") if key in rows]
+    keys = [key for key in ("dataset", "temperature", "request_id") if key in rows]
     plain = rows[rows["contender"] == PLAIN].set_index(keys)["seconds"]
     plain_seconds = plain.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy()
     return rows.assign(plain_seconds=plain_seconds, milliseconds=1e3 * rows["seconds"])
@@ -204,6 +205,7 @@ STAGE = Stage(
     row=Row,
     measures=MEASURES,
     run=run,
+    split="eval",
     inputs=Inputs,
     locate=locate,
     reads=reads,

@@ -64,7 +64,8 @@ class Settings(Base):
 class Row:
     """A request, decoded by a contender."""
 
-    request: int = column("line of the request in its dataset's held-out file")
+    request_id: int = column("line of the request in its dataset's held-out file")
+    split: str = column("train: requests of the stream; eval: held-out requests")
     drafted: int = column("tokens drafted per sequence", "tokens")
     visited: int = column("drafted tokens that were judged: accepted ones, and the first rejected one", "tokens")
     accepted: int = column("drafted tokens that stand", "tokens")
@@ -292,7 +293,7 @@ def _rows(decoded: Decoded, batch: Sequence[_Request], tokenizer: Tokenizer | No
     for request, trace in zip(batch, decoded.traces, strict=True):
         counts = {name: sum(getattr(trace, name)) for name in ("drafted", "visited", "accepted", "emitted")}
         scores = score(tokenizer.decode(trace.answer_ids), request.reference) if tokenizer else {}
-        yield {"request": request.number, **counts, "blocks": len(trace.emitted), **seconds, **scores}
+        yield {"request_id": request.number, **counts, "blocks": len(trace.emitted), **seconds, **scores}
 
 
 def score(text: str, reference: str | None) -> dict[str, float]:
@@ -340,6 +341,7 @@ STAGE = Stage(
     row=Row,
     measures=MEASURES,
     run=run,
+    split="eval",
     inputs=Inputs,
     locate=locate,
     reads=reads,

@@ -172,7 +172,7 @@ def _measured(online: Path, dataset: str) -> tuple[float, float]:
     from draftlab.files.tables import read_table
 
     rows = read_table(online)
-    rows = rows[(rows["dataset"] == dataset) & (rows["record"] >= 0.8 * (rows["record"].max() + 1))]
+    rows = rows[(rows["dataset"] == dataset) & (rows["stream_index"] >= 0.8 * (rows["stream_index"].max() + 1))]
     sums = rows.groupby("method")[["emitted", "blocks"]].sum()
     lengths = sums["emitted"] / sums["blocks"]
     return float(lengths["static"]), float(lengths["online"])

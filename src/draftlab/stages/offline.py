@@ -30,7 +30,8 @@ class Settings(Offline):
 class Row(Counts):
     """One held-out request, as one variant's draft serves it after so many epochs."""
 
-    request: int = column("number of the held-out request")
+    request_id: int = column("number of the held-out request")
+    split: str = column("train: requests of the stream; eval: held-out requests")
     draft_len: int = column("tokens that the draft proposes at once", "tokens")
     epoch: float = column("epochs of distillation before the measurement", "epochs")
     sample_source: str = column("whose tokens the loss sees: teacher, student, a mixture, or none")
@@ -121,6 +122,7 @@ STAGE = Stage(
     row=Row,
     measures=MEASURES,
     run=run,
+    split="eval",
     inputs=Distillation,
     locate=locate_distillation,
     reads=reads_distillation,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -92,14 +91,14 @@ class Settings(Serving):
 class Row(Counts):
     """One request, or ``bin`` neighbours of one class, as one variant and seed served them."""
 
-    record: int = column("place in the stream; of a bin its first one; of held-out requests the place among them")
-    request: int = column(
-        "number among the recorded requests, the same in every seed; below 0: held out; of a bin its first"
+    stream_index: int = column("place in the stream; of a bin its first one; of held-out requests the place among them")
+    request_id: int = column(
+        "number among the recorded requests of its split, the same in every seed; of a bin its first"
     )
     group: str = column("class of the request", optional=True)
     segment: int = column("block of the stream that it stands in", optional=True)
     requests: int = column("requests in the row", "requests", optional=True)
-    measured_on: str = column("stream, or held_out", optional=True)
+    split: str = column("train: requests of the stream; eval: held-out requests")
     after: int = column("requests that were served before a measurement on held-out ones", "requests", optional=True)
     misrouted: float = column("requests that the draft of another class served", "requests", optional=True)
     seed: int = column("seed of the order and of the draws")
@@ -179,14 +178,14 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     frames, effort = [], Effort()
     for name, places in _drafts(settings, stream).items():
         rows, spent = _serve(stream.take(places) if name else stream, name, settings, inputs, bench)
-        is_stream = rows["measured_on"] == "stream"
-        rows.loc[is_stream, "record"] = np.array(places)[rows.loc[is_stream, "record"]]
+        is_stream = rows["split"] == "train"
+        rows.loc[is_stream, "stream_index"] = np.array(places)[rows.loc[is_stream, "stream_index"]]
         if name:
             rows["misrouted"] = (rows["group"] != name).astype(int)
         frames.append(rows)
         effort += spent
-    rows = pd.concat(frames, ignore_index=True).sort_values(["measured_on", "record"], kind="stable")
-    without = [] if settings.probes else ["measured_on", "after"]
+    rows = pd.concat(frames, ignore_index=True).sort_values(["split", "stream_index"], kind="stable")
+    without = [] if settings.probes else ["after"]
     without += [] if settings.stream else ["group", "segment"]
     rows = binned(rows.drop(columns=without), settings.bin).assign(seed=settings.seed)
     facts = _folders(inputs, bench).facts(effort, begin)
@@ -211,8 +210,6 @@ def _arrive(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> Tra
             order = _route if is_routed else _order
             key = (part, is_routed, settings.stream, settings.aside)
             traffic = along(bench.once(key, lambda: order(settings, inputs, bench, part)), passes)
-        if part == "held_out":
-            traffic = replace(traffic, request=~traffic.request)
         in_time = settings.stream is not None and settings.stream.kind == "by_time"
         return traffic.in_bins(settings.bin).reordered(seed, settings.bin, in_time)
 
@@ -296,7 +293,7 @@ def _serve(own: Traffic, name: str, settings: Settings, inputs: Inputs, bench: B
         held_out = _arrive(settings, inputs, bench, "held_out")
         places = [place for place, group in enumerate(held_out.group) if name in ("", group)]
         rows = serve_unchanged(draft, held_out.take(places), settings.draft_len)
-        return rows.assign(record=places, measured_on="held_out", after=len(own)), effort
+        return rows.assign(stream_index=places, split="eval", after=len(own)), effort
     # A draft is never measured on requests that it was distilled on.
     left = [place for place in range(len(own)) if place not in known]
     served = own.take(left) if known else own
@@ -306,7 +303,7 @@ def _serve(own: Traffic, name: str, settings: Settings, inputs: Inputs, bench: B
     def watch(count: int) -> None:
         while due and count >= due[0]:
             rows = serve_unchanged(draft, _arrive(settings, inputs, bench, "held_out"), settings.draft_len)
-            probes.append(rows.assign(measured_on="held_out", after=due.pop(0)))
+            probes.append(rows.assign(split="eval", after=due.pop(0)))
 
     if settings.learns:
         live = settings.live and live_server(
@@ -317,8 +314,8 @@ def _serve(own: Traffic, name: str, settings: Settings, inputs: Inputs, bench: B
     else:
         rows = serve_unchanged(draft, served, settings.draft_len)
         watch(len(served))
-    rows["record"] = np.array(left, dtype=int)[rows["record"]]
-    return pd.concat([rows.assign(measured_on="stream", after=0), *probes], ignore_index=True), effort
+    rows["stream_index"] = np.array(left, dtype=int)[rows["stream_index"]]
+    return pd.concat([rows.assign(split="train", after=0), *probes], ignore_index=True), effort
 
 
 def update_interval(rows: pd.DataFrame) -> pd.DataFrame:
@@ -339,7 +336,7 @@ def routing_errors(rows: pd.DataFrame) -> pd.DataFrame:
 
 def stream_length(rows: pd.DataFrame) -> pd.DataFrame:
     """Requests of each stream, CPU milliseconds for each of them, and for each that the next shorter stream lacks."""
-    rows = rows.assign(served=rows.groupby("length")["record"].transform("max") + 1)
+    rows = rows.assign(served=rows.groupby("length")["stream_index"].transform("max") + 1)
     runs = rows.groupby("served")["cpu_seconds"].mean()
     added = runs.diff() / runs.index.to_series().diff()
     return rows.assign(request_ms=1e3 * rows["cpu_seconds"] / rows["served"], added_ms=1e3 * rows["served"].map(added))

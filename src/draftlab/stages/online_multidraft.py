@@ -54,7 +54,8 @@ class Row:
     visited: int = column("drafted tokens that were judged: accepted ones, and the first rejected one", "tokens")
     emitted: int = column("tokens of the answer", "tokens")
     blocks: int = column("target calls")
-    request: int = column("number of the held-out request in its topic")
+    request_id: int = column("number of the held-out request in its topic")
+    split: str = column("train: requests of the stream; eval: held-out requests")
     seed: int = column("seed of the stream's order and of the sampling")
     dataset: str = column("topic of the request")
     drafts: str = column("which models draft: original, shared, routed or specialists")
@@ -200,7 +201,7 @@ def _decoded(
     ).traces
     counts = ("accepted", "visited", "emitted")
     rows = ({name: sum(getattr(t, name)) for name in counts} | {"blocks": len(t.emitted)} for t in traces)
-    return pd.DataFrame(rows).assign(request=range(len(requests)))
+    return pd.DataFrame(rows).assign(request_id=range(len(requests)))
 
 
 STAGE = Stage(
@@ -208,6 +209,7 @@ STAGE = Stage(
     row=Row,
     measures=MEASURES,
     run=run,
+    split="eval",
     inputs=Inputs,
     locate=locate,
     reads=reads,

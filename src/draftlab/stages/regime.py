@@ -34,7 +34,8 @@ class Settings(OnPairs):
 class Row:
     """The positions of a request that share a class of entropy."""
 
-    request: int = column("number of the text; each context of the synthetic family is one")
+    request_id: int = column("number of the text; each context of the synthetic family is one")
+    split: str = column("train: requests of the stream; eval: held-out requests")
     entropy_class: int = column("class of the entropy of the target's distribution as it is verified, 0 the lowest")
     positions: int = column("positions", "tokens")
     optimal: float = column("acceptance of the best scheme, summed over positions", "tokens")
@@ -84,8 +85,8 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
         accepted = {
             name: by_position(token_verifier(name), target, draft, settings.num_drafts).proc for name in SCHEMES
         }
-        rows = pd.DataFrame({"request": own.request, "entropy_class": classes, "positions": 1} | accepted)
-        rows = rows.groupby(["request", "entropy_class"], as_index=False).sum()
+        rows = pd.DataFrame({"request_id": own.request, "entropy_class": classes, "positions": 1} | accepted)
+        rows = rows.groupby(["request_id", "entropy_class"], as_index=False).sum()
         frames.append(rows.assign(dataset=dataset, target_temperature=hot, draft_temperature=draft_hot))
     return pd.concat(frames, ignore_index=True).assign(num_drafts=settings.num_drafts), {}
 
@@ -104,6 +105,7 @@ STAGE = Stage(
     row=Row,
     measures=MEASURES,
     run=run,
+    split="eval",
     inputs=RecordedPairs,
     locate=locate_pairs,
     reads=reads_pairs,

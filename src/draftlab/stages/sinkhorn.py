@@ -34,7 +34,8 @@ class Settings(OnPairs):
 class Row:
     """A request under Sinkhorn's scaling or a peer."""
 
-    request: int = column("number of the text; each context of the synthetic family is one")
+    request_id: int = column("number of the text; each context of the synthetic family is one")
+    split: str = column("train: requests of the stream; eval: held-out requests")
     acceptance_sum: float = column("acceptance before the residual draw, summed over positions", "tokens")
     positions: int = column("positions", "tokens")
     seconds: float = timing("share of the fastest computation of the selected token's distribution, CPU time")
@@ -83,8 +84,8 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
                 values[place] = verifier.closed_form(target, distributions).proc
                 spent[place] = min(spent[place], time.thread_time() - start)
         for (name, _, count, sharpness), value, seconds in zip(contenders, values, spent, strict=True):
-            rows = pd.DataFrame({"request": own.request, "acceptance_sum": value, "positions": 1})
-            rows = rows.groupby("request", as_index=False).sum()
+            rows = pd.DataFrame({"request_id": own.request, "acceptance_sum": value, "positions": 1})
+            rows = rows.groupby("request_id", as_index=False).sum()
             rows["seconds"] = rows["positions"] * seconds / len(target)
             rows = rows.assign(scheme=name, iterations=count, sharpness=sharpness)
             frames.append(rows.assign(dataset=dataset, draft_temperature=temperature, num_drafts=drafts))
@@ -96,6 +97,7 @@ STAGE = Stage(
     row=Row,
     measures=MEASURES,
     run=run,
+    split="eval",
     inputs=RecordedPairs,
     locate=locate_pairs,
     reads=reads_pairs,

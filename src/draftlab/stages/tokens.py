@@ -27,7 +27,8 @@ class Settings(Training):
 class Row:
     """One token of the vocabulary in one held-out request, where it was proposed or written."""
 
-    request: int = column("number of the held-out request")
+    request_id: int = column("number of the held-out request")
+    split: str = column("train: requests of the stream; eval: held-out requests")
     token: int = column("id of the token")
     proposed: int = column("how often the draft proposed it and the target judged it", "times")
     accepted: int = column("how often the target accepted it", "times")
@@ -100,6 +101,7 @@ STAGE = Stage(
     row=Row,
     measures=MEASURES,
     run=run,
+    split="eval",
     inputs=Distillation,
     locate=locate_distillation,
     reads=reads_distillation,

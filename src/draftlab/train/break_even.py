@@ -47,7 +47,7 @@ def priced(
 
     Record r has the prices of measurement r modulo their number, so an interval over requests holds their noise too.
     """
-    at = rows["record"].to_numpy() % len(prices["target"])
+    at = rows["stream_index"].to_numpy() % len(prices["target"])
     block = draft_len * prices[name][at] + prices["target"][at]
     terms = theory.traffic_terms(
         sizes["target"],

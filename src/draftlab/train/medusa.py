@@ -104,7 +104,7 @@ def decode_in_turns(
         for number, one in enumerate(every):
             (traces, seconds), (texts, plain_seconds) = found[number], plain[one.sampling]
             same = sum(mine.answer_ids == its.answer_ids for mine, its in zip(traces, texts, strict=True))
-            sums = trace_counts(traces).drop(columns="request").sum().to_frame().T
+            sums = trace_counts(traces).drop(columns="request_id").sum().to_frame().T
             yield sums.assign(
                 block=block,
                 requests=len(prompts),

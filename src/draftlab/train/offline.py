@@ -89,14 +89,14 @@ def trace_counts(traces: Sequence[BlockTrace]) -> pd.DataFrame:
     columns = {"accepted": "accepted", "visited": "visited", "overlap": "overlap", "overlap_repo": "repo"}
     rows = pd.DataFrame({name: [sum(getattr(trace, key)) for trace in traces] for name, key in columns.items()})
     blocks, emitted = ([of(trace.emitted) for trace in traces] for of in (len, sum))
-    return rows.assign(request=range(len(traces)), blocks=blocks, emitted=emitted)
+    return rows.assign(request_id=range(len(traces)), blocks=blocks, emitted=emitted)
 
 
 def counts(walked: Walk) -> pd.DataFrame:
     """Numerators and denominators, one row per request: ``accepted, visited, overlap, overlap_repo, blocks, emitted``."""
     return pd.DataFrame(
         {
-            "request": range(len(walked.accepted)),
+            "request_id": range(len(walked.accepted)),
             "accepted": walked.accepted,
             "visited": walked.visited,
             "overlap": walked.overlap,

@@ -57,10 +57,10 @@ def token_counts(draft: LanguageModel, answers: TargetPass, draft_len: int, batc
             "generated": (found.written, np.ones_like(agreed)),
         }
         frames += [
-            pd.DataFrame({"request": request[chosen], "token": token[chosen], "what": name})
+            pd.DataFrame({"request_id": request[chosen], "token": token[chosen], "what": name})
             for name, (token, chosen) in parts.items()
         ]
-    counted = pd.concat(frames).groupby(["request", "token"])["what"].value_counts().unstack(fill_value=0)
+    counted = pd.concat(frames).groupby(["request_id", "token"])["what"].value_counts().unstack(fill_value=0)
     return counted.reindex(columns=["proposed", "accepted", "generated"], fill_value=0).reset_index()
 
 
@@ -80,7 +80,7 @@ def token_view(
     chosen = int(np.argsort(gain, kind="stable")[len(gain) // 2])
     record = answers.answers[chosen]
     sides = {name: _kinds(own[chosen], tokenizer) for name, own in found.items()}
-    return {"request": record.id, "prompt": tokenizer.decode(record.prompt_ids), "draft_len": draft_len, **sides}
+    return {"request_id": record.id, "prompt": tokenizer.decode(record.prompt_ids), "draft_len": draft_len, **sides}
 
 
 def _kinds(found: Proposals, tokenizer: Tokenizer) -> list[dict[str, str]]:

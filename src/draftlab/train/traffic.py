@@ -44,12 +44,12 @@ class Traffic:
         return Traffic(join([self.answers], [(0, p) for p in places]), groups, routes, *rest)
 
     def numbered(self, rows: pd.DataFrame, places: Sequence[int]) -> pd.DataFrame:
-        """The counts of the requests at ``places`` with ``record``, the place, and ``request``: seeds move the one, not the other.
+        """The counts of the requests at ``places`` with ``stream_index``, the place, and ``request_id``: seeds move the one, not the other.
         And with their ``group`` and ``segment``."""
         chosen = list(places)
-        return rows.rename(columns={"request": "record"}).assign(
-            record=chosen,
-            request=self.request[chosen],
+        return rows.assign(
+            stream_index=chosen,
+            request_id=self.request[chosen],
             group=[self.group[place] for place in chosen],
             segment=self.segment[chosen],
         )
@@ -122,9 +122,9 @@ def binned(rows: pd.DataFrame, size: int) -> pd.DataFrame:
     ``record`` is the first of these places, ``requests`` how many they are."""
     if size == 1:
         return rows
-    keys = [key for key in ("measured_on", "after", "group", "segment") if key in rows]
-    rows = rows.assign(record=rows["record"] // size * size, requests=1)
-    return rows.groupby([*keys, "record", "request"], sort=False).sum().reset_index()
+    keys = [key for key in ("split", "after", "group", "segment") if key in rows]
+    rows = rows.assign(stream_index=rows["stream_index"] // size * size, requests=1)
+    return rows.groupby([*keys, "stream_index", "request_id"], sort=False).sum().reset_index()
 
 
 def join(passes: Sequence[TargetPass], places: Sequence[tuple[int, int]]) -> TargetPass:

@@ -24,7 +24,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """A panel per number of topics, a row per arrangement; each target call verifies as many sequences as drafts are asked."""
     table = table.assign(
         topics=table.groupby("mixture")["dataset"].transform("nunique"),
-        _unit=table["dataset"] + "/" + table["request"].astype(str),
+        _unit=table["dataset"] + "/" + table["request_id"].astype(str),
     )
     found = stats.ratio_table(table, "emitted", "blocks", ["topics", "drafts", "scheme"], request="_unit")
     shown = sorted(found["topics"].unique())

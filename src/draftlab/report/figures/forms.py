@@ -223,8 +223,8 @@ def stream_figure(
     panel = form.panel
     if form.by_class:
         table = of_class(table)
-    if "measured_on" in table:
-        table = table[table["measured_on"] == "stream"]
+    if "after" in table:
+        table = table[table["split"] == "train"]
     table = _labelled(table, [panel])
     shown = in_order(table[panel].tolist(), NAMES) if panel else [None]
     has_printed = bool(form.curves or form.printed or extra)
@@ -246,7 +246,7 @@ def stream_figure(
         axes[1, 0].set_ylabel("alpha, printed")
     legend(figure, list(axes.flat), columns=5)
     served = _served(table)
-    length = int(served["record"].max()) + _step(served)
+    length = int(served["stream_index"].max()) + _step(served)
     ticks = MaxNLocator(2 if len(shown) > 4 else 4).tick_values(0, length)
     axes[0, 0].set_xticks([tick for tick in ticks if tick <= length])
     footer(
@@ -263,19 +263,19 @@ def stream_figure(
 def of_class(table: pd.DataFrame) -> pd.DataFrame:
     """The same stream with the requests of each class counted on their own, in steps of what a row may sum."""
     summed = table["requests"] if "requests" in table else pd.Series(1, table.index)
-    in_turn = summed.loc[table.sort_values("record", kind="stable").index]
+    in_turn = summed.loc[table.sort_values("stream_index", kind="stable").index]
     served = in_turn.groupby([table[key] for key in ("group", "method", "seed")]).cumsum() - in_turn
-    return table.assign(record=served // summed.max() * summed.max())
+    return table.assign(stream_index=served // summed.max() * summed.max())
 
 
 def _served(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of a stream: those of an offline draft are held-out requests."""
-    return rows[rows["method"] != "offline"] if "method" in rows else rows
+    return rows[rows["split"] == "train"] if "split" in rows else rows
 
 
 def _step(served: pd.DataFrame) -> int:
     """How many requests of the stream are summed in one row."""
-    places = np.unique(served["record"])
+    places = np.unique(served["stream_index"])
     return int(np.diff(places).min()) if len(places) > 1 else 1
 
 
@@ -283,10 +283,10 @@ def moving(ax: Axes, rows: pd.DataFrame, series: str, window: int, panel: str | 
     """Draw the moving averages of one panel; return the window in records, shortened for a short stream."""
     served = _served(rows)
     step = _step(served)
-    length = int(served["record"].max()) + step
+    length = int(served["stream_index"].max()) + step
     window = max(min(window, max(5, length // 10)) // step, 1)
     for place, value in enumerate(in_order(rows[series].tolist(), LOOKS)):
-        sums = rows[rows[series] == value].groupby("record")[["overlap", "visited"]].sum()
+        sums = rows[rows[series] == value].groupby("stream_index")[["overlap", "visited"]].sum()
         style = look(value, place)
         if value == "offline":
             level = stats.ratio(sums["overlap"], sums["visited"])
@@ -295,7 +295,7 @@ def moving(ax: Axes, rows: pd.DataFrame, series: str, window: int, panel: str | 
         alpha = stats.moving_ratio(sums["overlap"], sums["visited"], window)
         shown = np.arange(len(sums)) >= window - 1
         ax.plot(sums.index[shown], alpha[shown], **style.options(marker=""))
-        last = rows[(rows[series] == value) & (rows["record"] >= 0.8 * length)]
+        last = rows[(rows[series] == value) & (rows["stream_index"] >= 0.8 * length)]
         drawn = last.groupby(tidy.clusters(last))[["overlap", "visited"]].sum()
         _end(ax, drawn, length * (1.03 + 0.04 * place), style)
     ax.axvline(length, color=GREY, linewidth=0.5)
@@ -315,7 +315,7 @@ def _boundaries(ax: Axes, served: pd.DataFrame) -> None:
     if "segment" not in served or served["segment"].nunique() < 2 or served["segment"].nunique() > 12:
         return
     for _, rows in served.groupby("segment", sort=True):
-        start = rows["record"].min()
+        start = rows["stream_index"].min()
         if start:
             ax.axvline(start, color=GREY, linewidth=0.7, linestyle=(0, (2, 2)))
         if "group" in rows:

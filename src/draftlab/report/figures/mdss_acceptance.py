@@ -18,7 +18,7 @@ SYNTHETIC = "synthetic"
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """Above the acceptance, below what is missing to the optimum (log axis); ours by draft temperature, then the printed datasets."""
     table = table[(table["dataset"] != SYNTHETIC) & ~table["scheme"].isin(PATHS)]
-    table = table.assign(unit=table["dataset"].astype(str) + "/" + table["request"].astype(str))
+    table = table.assign(unit=table["dataset"].astype(str) + "/" + table["request_id"].astype(str))
     keys = ["draft_temperature", "num_drafts", "scheme"]
     accepted = ratio_table(table, "acceptance_sum", "positions", keys, request="unit")
     missing = ratio_table(table, "shortfall_sum", "positions", keys, request="unit")
