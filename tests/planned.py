@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +31,7 @@ def counts(rng: np.random.Generator, alpha: np.ndarray, draft_len: int = 3) -> p
     return pd.DataFrame(values | {"blocks": blocks, "emitted": accepted + blocks})
 
 
-def offline(rng: np.random.Generator, settings: plan.Offline) -> pd.DataFrame:
+def offline(rng: np.random.Generator, settings: Any) -> pd.DataFrame:
     points = (
         np.linspace(0, settings.epochs, settings.probes * settings.epochs + 1) if settings.probes else [settings.epochs]
     )
@@ -46,12 +47,12 @@ def offline(rng: np.random.Generator, settings: plan.Offline) -> pd.DataFrame:
     return pd.concat(frames).assign(**fixed, parameters=size, tokens=70 * (settings.requests or 1200) * settings.epochs)
 
 
-def online(rng: np.random.Generator, settings: plan.Online) -> pd.DataFrame:
+def online(rng: np.random.Generator, settings: Any) -> pd.DataFrame:
     rows = _served(rng, settings)
     return rows if settings.bin == 1 else rows.assign(requests=1)
 
 
-def _served(rng: np.random.Generator, settings: plan.Online) -> pd.DataFrame:
+def _served(rng: np.random.Generator, settings: Any) -> pd.DataFrame:
     held_out = {"stream_index": range(REQUESTS), "request_id": ~np.arange(REQUESTS), "seed": settings.seed}
     if settings.measured_on == "held_out":
         rows = counts(rng, np.full(REQUESTS, 0.7)).assign(**held_out)
@@ -63,7 +64,7 @@ def _served(rng: np.random.Generator, settings: plan.Online) -> pd.DataFrame:
         rows = rows.assign(cpu_seconds=2.5, peak_mb=400.0)
     if not settings.stream:
         return rows
-    stream = settings.arrangement
+    stream = settings.stream
     groups = list(stream.groups or CLASSES[stream.group_by] or settings.of)
     place = (
         np.arange(RECORDS) * len(groups) // RECORDS
@@ -82,7 +83,7 @@ def _served(rng: np.random.Generator, settings: plan.Online) -> pd.DataFrame:
     return pd.concat([rows.assign(split="train", after=0), *probes])
 
 
-def tokens(rng: np.random.Generator, settings: plan.Tokens) -> pd.DataFrame:
+def tokens(rng: np.random.Generator, settings: Any) -> pd.DataFrame:
     frames = []
     for method, share in (("original", 0.3), ("distilled", 0.7)):
         generated = np.sort(rng.integers(5, 400, 150))[::-1]
@@ -97,7 +98,7 @@ def tokens(rng: np.random.Generator, settings: plan.Tokens) -> pd.DataFrame:
     return pd.concat(frames)
 
 
-def shares(rng: np.random.Generator, settings: plan.Shares) -> pd.DataFrame:
+def shares(rng: np.random.Generator, settings: Any) -> pd.DataFrame:
     groups = CLASSES[settings.group_by]
     return pd.DataFrame(
         {"slice": s, "group": group, "count": 10 + place, "total": 10 * len(groups) + 3, "group_by": settings.group_by}
@@ -114,8 +115,7 @@ def table(name: str) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     frames = []
     for cell in experiment.cells("smoke", name).values():
-        runs = plan.variants(cell) if isinstance(cell, plan.Job) else [({}, cell)]
-        frames += [MAKERS[experiment.stage](rng, settings).assign(**labels) for labels, settings in runs]
+        frames += [MAKERS[experiment.stage](rng, own.settings).assign(**own.labels) for own in cell]
     return pd.read_csv(io.StringIO(pd.concat(frames).to_csv(index=False)))
 
 

@@ -32,8 +32,10 @@ def render(root: Path) -> str:
 
 def _section(stage: Stage, experiments: Iterable[str]) -> str:
     parts = [f"\n## {stage.name}\n\n{stage.does}.\n\nUsed by {', '.join(f'`{name}`' for name in experiments)}.\n"]
+    parts += [f"\n{text}\n" for text in _explained(stage.settings)]
     settings = [
-        [f"`{name}`", _default(own), own.description or ""] for name, own in stage.settings.model_fields.items()
+        [f"`{name}`", _default(own), (own.description or "").replace("``", "`")]
+        for name, own in stage.settings.model_fields.items()
     ]
     parts.append(_table(("setting", "default", "meaning"), settings))
     parts.append(_table(("column", "kind", "unit", "meaning"), _columns(stage.columns)))
