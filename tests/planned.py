@@ -53,12 +53,14 @@ def online(rng: np.random.Generator, settings: Any) -> pd.DataFrame:
 
 
 def _served(rng: np.random.Generator, settings: Any) -> pd.DataFrame:
-    held_out = {"stream_index": range(REQUESTS), "request_id": ~np.arange(REQUESTS), "seed": settings.seed}
+    held_out = {
+        "stream_index": range(REQUESTS), "request_id": range(REQUESTS), "split": "eval", "seed": settings.seed
+    }  # fmt: skip
     if settings.measured_on == "held_out":
         rows = counts(rng, np.full(REQUESTS, 0.7)).assign(**held_out)
         return rows.assign(group=np.resize(settings.of, REQUESTS), segment=0) if settings.stream else rows
     alpha = np.linspace(0.3, 0.7 if settings.learns else 0.3, RECORDS)
-    rows = counts(rng, alpha).assign(stream_index=range(RECORDS), seed=settings.seed)
+    rows = counts(rng, alpha).assign(stream_index=range(RECORDS), split="train", seed=settings.seed)
     rows = rows.assign(request_id=np.roll(rows["stream_index"], settings.seed))  # each seed has its own order
     if settings.timed:
         rows = rows.assign(cpu_seconds=2.5, peak_mb=400.0)
@@ -76,11 +78,11 @@ def _served(rng: np.random.Generator, settings: Any) -> pd.DataFrame:
         return rows
     probes = [
         counts(rng, np.full(REQUESTS, 0.4)).assign(
-            **held_out, group=group, segment=0, split="eval", after=RECORDS * (part + 1) // settings.probes,
+            **held_out, group=group, segment=0, after=RECORDS * (part + 1) // settings.probes,
         )
         for group in groups for part in range(settings.probes)
     ]  # fmt: skip
-    return pd.concat([rows.assign(split="train", after=0), *probes])
+    return pd.concat([rows.assign(after=0), *probes])
 
 
 def tokens(rng: np.random.Generator, settings: Any) -> pd.DataFrame:
@@ -115,7 +117,10 @@ def table(name: str) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     frames = []
     for cell in experiment.cells("smoke", name).values():
-        frames += [MAKERS[experiment.stage](rng, own.settings).assign(**own.labels) for own in cell]
+        for own in cell:
+            rows = MAKERS[experiment.stage](rng, own.settings)
+            split = experiment.of_stage.split
+            frames.append((rows.assign(split=split) if split else rows).assign(**own.labels))
     return pd.read_csv(io.StringIO(pd.concat(frames).to_csv(index=False)))
 
 

@@ -11,7 +11,8 @@ import tokenizers
 import transformers
 from huggingface_hub import constants
 
-from draftlab import cli, plan
+from draftlab import cli
+from draftlab.engine.settings import Recipe
 from draftlab.errors import UserError
 from draftlab.models import check_same_tokenizer, hub, load_tokenizer
 
@@ -85,7 +86,7 @@ def test_what_a_tokenizer_json_cannot_be_made_of(opt: Path, tmp_path: Path, monk
 def test_a_chat_template_in_a_file_of_its_own_comes_along(opt: Path, tmp_path: Path) -> None:
     """Where transformers 5 saves it; ``template=own`` reads it from the model's folder."""
     (opt / "chat_template.jinja").write_text("{% for m in messages %}</s>{{ m.role }}: {{ m.content }}{% endfor %}")
-    recipe = plan.Recipe(model=str(opt))
+    recipe = Recipe(model=str(opt))
     cli.pretrain_target(recipe, prompts=(), tokenizer=tmp_path, template="own", out=tmp_path / "copy")
     words = load_tokenizer(tmp_path / "copy")
     assert words.encode_prompt(TEXT, "own") == [2, *words.encode(f"user: {TEXT}")]

@@ -17,7 +17,7 @@ from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.models.medusa import Medusa
 from draftlab.models.tree import Tree
-from draftlab.plan import Offline
+from draftlab.stages.offline import Settings as Offline
 from draftlab.train.learning import train
 from draftlab.train.sources import Scene
 from tests.engine.test_speculate import EOS, TARGET, make

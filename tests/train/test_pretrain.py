@@ -5,10 +5,10 @@ import json
 import pytest
 
 from draftlab.data.prompts import Prompt
+from draftlab.engine.settings import Recipe
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.models import load_model, load_tokenizer
-from draftlab.plan import Recipe
 from draftlab.train import pretrain
 
 RECIPE = Recipe(hidden=16, layers=1, heads=2, ffn=32, context=64, vocabulary=320, steps=30, batch=8, documents=100)
