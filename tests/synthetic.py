@@ -82,7 +82,8 @@ def osd_online(records: int = 200, held_out: int = 60, gain: float = 0.45) -> pd
                     method=method,
                     seed=0,
                     stream_index=range(len(alpha)),
-                    request=[~place if method == "offline" else place for place in range(len(alpha))],
+                    request_id=range(len(alpha)),
+                    split="eval" if method == "offline" else "train",
                 )
             )
     return pd.concat(frames, ignore_index=True)

@@ -329,7 +329,9 @@ def test_every_statement_can_fail(known, tables, claim, table, doctor):
     ],
 )
 def test_expectations(expect, gap, clear, at_best):
-    comparison = published.Comparison(table="t", mean="x", left={}, right=0.0, expect=expect, margin=0.02)
+    comparison = published.Comparison(
+        table="osd_online", measure="alpha", left={}, right=0.0, expect=expect, margin=0.02
+    )
     found = module._clearance(comparison, stats.Interval(*gap, 10))
     assert (found[0] >= 0, found[1] >= 0) == (clear, at_best)
 
@@ -340,7 +342,7 @@ def test_window_is_a_part_of_each_stream():
     )
     for window, expected in (((0.8, 1.0), [2, 20]), ((0.0, 0.1), [1, 10]), ((0.4, 0.5), [1, 10])):
         assert tidy.in_window(rows, *window).groupby(rows["dataset"]).sum().tolist() == expected
-    assert tidy.in_window(rows.assign(method="offline"), 0.8, 1.0).all(), "held-out requests are in no stream"
+    assert tidy.in_window(rows.assign(split="eval"), 0.8, 1.0).all(), "held-out requests are in no stream"
 
 
 def test_numbers_survive_the_file(ledger, tmp_path):

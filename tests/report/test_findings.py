@@ -53,9 +53,7 @@ def test_each_dataset_is_told_apart():
 def test_the_best_setting_needs_an_interval_to_win():
     rows = pd.DataFrame({"request_id": [*range(40)] * 2, "loss": ["a"] * 40 + ["b"] * 40, "visited": 10.0})
     rows["overlap"] = [5 + i % 3 for i in range(40)] + [6 + i % 3 for i in range(40)]
-    finding = Finding(
-        best=["loss"], measure=("overlap", "visited"), more="{best} by {gap}", level="tie of {best}, {second}"
-    )
+    finding = Finding(best=["loss"], measure="alpha", more="{best} by {gap}", level="tie of {best}, {second}")
     told = findings.sentence("beyond_divergences", rows.assign(source="x"), finding)
     assert told == "b by +0.100 [+0.100, +0.100]."
     rows["overlap"] = [5 + i % 3 for i in range(40)] + [5 + (i + 1) % 3 for i in range(40)]
@@ -66,7 +64,7 @@ def test_groups_named_in_the_text_are_not_pooled():
     """``level`` where they disagree, however the pooled rows fall."""
     rows = pd.DataFrame({"request_id": [*range(20)] * 2, "num_drafts": [2] * 20 + [8] * 20, "one_branch_seconds": 1.0})
     finding = Finding(
-        measure=("branches_seconds", "one_branch_seconds"),
+        measure="branch_ratio",
         right=1.0,
         each=["num_drafts"],
         more="M {each}",
