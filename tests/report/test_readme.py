@@ -79,3 +79,10 @@ def test_a_stage_that_changed_makes_the_page_of_tables_stale(copy, monkeypatch):
         readme.update(copy / "README.md", check=True)
     readme.update(copy / "README.md", check=False)
     assert page.read_text() != text
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_column_says_what_it_means(name):
+    columns = STAGES[name].all_columns
+    assert columns
+    assert not [key for key, own in columns.items() if not own.meaning]
