@@ -16,7 +16,7 @@ Classifier = Callable[[Sequence[str]], list[str]]
 
 HUB_LABELS_AT = 512  # tokens that its DistilBERT reads; OSD dropped longer prompts, here they are cut
 UNKNOWN = "unknown"
-LANGUAGES = {  # the languages that are told apart: more of them only cost accuracy on short requests
+LANGUAGES = {  # the languages that it distinguishes: more of them only cost accuracy on short requests
     "en": "English", "zh": "Chinese", "ja": "Japanese", "es": "Spanish", "pt": "Portuguese", "ru": "Russian",
     "de": "German", "fr": "French", "it": "Italian", "ko": "Korean", "nl": "Dutch", "pl": "Polish", "tr": "Turkish",
     "ar": "Arabic", "fa": "Persian", "he": "Hebrew", "uk": "Ukrainian", "vi": "Vietnamese", "th": "Thai",
@@ -71,7 +71,9 @@ def hub_classifier(name: str, device: str = "cpu") -> Classifier:
     from draftlab.models import hub
 
     folder = hub.fetch(name, otherwise="use naive_bayes")
-    model = pipeline("text-classification", model=str(folder), device=device, use_safetensors=True)
+    model = pipeline(
+        "text-classification", model=str(folder), device=device, use_safetensors=True, trust_remote_code=False
+    )
     return lambda texts: [
         str(found["label"]) for found in model(list(texts), truncation=True, max_length=HUB_LABELS_AT, batch_size=32)
     ]
