@@ -37,29 +37,68 @@ pip() {
     fail "pip $1 failed (details: $log)"
 }
 
-step "making .venv with $("$python" --version)"
-"$python" -m venv .venv >>"$log" 2>&1 || fail "cannot make .venv (details: $log)"
-step "installing pinned packages (a minute or two)"
-pip install -c envs/constraints.txt torch ${PIP_ARGS:-}
-# The default build crashes on CPUs with AMX under gcc 12; this one has AVX2, and AVX-512 where the CPU has it: without it
-# verifying several tokens costs almost as much as decoding them, and speculation hardly pays.
-flags="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF"
-if grep -q avx512bw /proc/cpuinfo 2>/dev/null; then flags="$flags -DGGML_AVX512=ON"; fi
-more=${LLAMA_CMAKE_ARGS-$(cat .venv/llama-flags 2>/dev/null || :)}  # none named: as it was
-flags="$flags $more"
-key=$(printf '%s' "$flags" | cksum | cut -d' ' -f1)
+# The instructions that this processor has and the compiler knows, one by one: without them verifying several tokens costs
+# almost as much as decoding them, and speculation hardly pays. GGML_NATIVE would add AMX, which gcc 12 compiles into a crash.
+has() { grep -qw "$1" "${CPUINFO:-/proc/cpuinfo}" 2>/dev/null && "$2" "$3" -fsyntax-only -x c++ /dev/null 2>/dev/null; }
+kernels() {
+    for pair in avx512bw:AVX512 avx512vbmi:AVX512_VBMI avx512_vnni:AVX512_VNNI avx512_bf16:AVX512_BF16 avx_vnni:AVX_VNNI; do
+        name=${pair%%:*}
+        if has "$name" c++ "-m$(printf '%s' "$name" | tr -d _)"; then printf ' -DGGML_%s=ON' "${pair#*:}"; fi
+    done
+    for version in 21 20 19 18 17 16; do
+        has amx_tile "clang++-$version" -mamx-int8 || continue
+        printf ' -DCMAKE_C_COMPILER=clang-%s -DCMAKE_CXX_COMPILER=clang++-%s' "$version" "$version"
+        printf ' -DGGML_AMX_TILE=ON -DGGML_AMX_INT8=ON -DGGML_AMX_BF16=ON'
+        break
+    done
+}
+
 llama=$(grep '^llama-cpp-python==' envs/constraints.txt)
 wheel=llama_cpp_python-${llama#*==}-*.whl
-wheels=${XDG_CACHE_HOME:-$HOME/.cache}/draftlab/wheels-$key
-if ! ls "$wheels"/$wheel >/dev/null 2>&1; then
-    step "compiling llama.cpp (3 minutes on 2 cores, once: the wheel is kept in $wheels)"
+compile() {  # the wheel of llama.cpp for these flags, unless it is in the cache
+    log=.venv/llama.log
+    : >"$log"
+    ls "$wheels"/$wheel >/dev/null 2>&1 && return
     mkdir -p "$wheels"
     # Not nproc, which goes by OMP_NUM_THREADS. Without --no-cache-dir pip hands out a wheel that it built earlier, whatever the flags were.
     CMAKE_ARGS=$flags CMAKE_BUILD_PARALLEL_LEVEL=$(getconf _NPROCESSORS_ONLN) pip wheel --no-cache-dir --no-deps -w "$wheels" "$llama"
+}
+choose() {  # what llama.cpp is compiled with besides what is always asked for: $1
+    flags="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF$1 $more"
+    wheels=${XDG_CACHE_HOME:-$HOME/.cache}/draftlab/wheels-$(printf '%s' "$flags" | cksum | cut -d' ' -f1)
+}
+works() {  # the wheel replaces one of the same version that was built otherwise
+    pip install --force-reinstall --no-deps "$wheels"/$wheel
+    pip install -c envs/constraints.txt -e ".[dev]"
+    .venv/bin/python -m draftlab.latency.self_check >>"$log" 2>&1
+}
+
+step "making .venv with $("$python" --version)"
+"$python" -m venv .venv >>"$log" 2>&1 || fail "cannot make .venv (details: $log)"
+more=${LLAMA_CMAKE_ARGS-$(cat .venv/llama-flags 2>/dev/null || :)}  # none named: as it was
+kernels=$(kernels)
+choose "$kernels"
+if [ -e "$wheels/fails" ]; then kernels="" && choose ""; fi
+ls "$wheels"/$wheel >/dev/null 2>&1 ||
+    step "compiling llama.cpp meanwhile (3 minutes on 2 cores, once: the wheel is kept in $wheels)"
+compile 2>.venv/llama.error &
+compiling=$!
+trap 'kill $compiling 2>/dev/null || :' EXIT
+step "installing pinned packages (a minute or two)"
+pip install -c envs/constraints.txt torch ${PIP_ARGS:-}
+grep -v '^llama-cpp-python==' envs/constraints.txt >.venv/packages.txt
+pip install --no-deps -r .venv/packages.txt
+wait $compiling && compiled=yes || compiled=
+trap - EXIT
+if [ -z "$compiled" ] || ! works; then
+    [ -n "$compiled$kernels" ] || { cat .venv/llama.error >&2; exit 1; }
+    [ -n "$kernels" ] || fail "llama.cpp fails its self-check (details: $log)"
+    step "llama.cpp with all instructions of this processor fails: compiling it with those that every one has"
+    mkdir -p "$wheels" && touch "$wheels/fails"
+    choose ""
+    compile
+    works || fail "llama.cpp fails its self-check (details: $log)"
 fi
-# Of the same version as the one that is there, perhaps, but built otherwise.
-pip install --force-reinstall --no-deps "$wheels"/$wheel
-pip install -c envs/constraints.txt -e ".[dev]"
 printf '%s\n' "$more" >.venv/llama-flags
 touch .venv/ready
 step "installed; in a shell of your own: . .venv/bin/activate"

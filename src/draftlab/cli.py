@@ -317,7 +317,7 @@ def gguf_inflate(model: Path, out: Path, layers: int, ffn: int | None = None, wi
 
 
 def latency_check() -> None:
-    """Whether the installed llama.cpp survives a batch of two quantized tokens; says which build it is."""
+    """Whether the installed llama.cpp survives batches of tokens of quantized models; says which build it is."""
     from draftlab.latency.self_check import self_check
     from draftlab.models.llama_cpp import describe_build
 

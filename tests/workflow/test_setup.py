@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-TOOLS = ("sh", "dirname", "df", "awk", "grep", "cut", "cksum", "ls", "touch", "mkdir", "env", "cat", "getconf")
+TOOLS = ("sh", "dirname", "df", "awk", "grep", "cut", "cksum", "ls", "touch", "mkdir", "env", "cat", "getconf", "tr")
 
 
 @pytest.fixture
@@ -68,27 +68,55 @@ echo "$CMAKE_ARGS $*" >>commands"""
 """A Python that only notes what it is told, and does what the script looks at afterwards."""
 
 
-def test_named_flags_and_the_index_of_torch_reach_pip_and_the_flags_are_kept(checkout):
+@pytest.fixture
+def setup(checkout):
+    """Runs the script with the Python that notes its commands; ``more`` in its environment. Its pip commands, and its last line."""
     version = re.search(r"^llama-cpp-python==(.*)$", (checkout / "envs/constraints.txt").read_text(), re.M)[1]
     stand_in(checkout, "python3", PYTHON.format(version=version))
     stand_in(checkout, "df", "echo header; echo disk 1 1 9000 1% /")
     (checkout / "bin/cp").symlink_to(shutil.which("cp"))
-    env = {"PATH": str(checkout / "bin"), "HOME": str(checkout)}
+    env = {"PATH": str(checkout / "bin"), "HOME": str(checkout), "CPUINFO": str(checkout / "cpuinfo")}
 
-    def commands(**more):
+    def commands(**more: str) -> list[str]:
         (checkout / "commands").unlink(missing_ok=True)
         done = subprocess.run(["envs/setup.sh"], cwd=checkout, env=env | more, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert ". .venv/bin/activate" in done.stdout.splitlines()[-1]
         return [line for line in (checkout / "commands").read_text().splitlines() if " pip " in line]
 
-    told = commands(PIP_ARGS="--index-url URL", LLAMA_CMAKE_ARGS="-DGGML_CUDA=ON")
+    return commands
+
+
+def test_named_flags_and_the_index_of_torch_reach_pip_and_the_flags_are_kept(checkout, setup):
+    told = setup(PIP_ARGS="--index-url URL", LLAMA_CMAKE_ARGS="-DGGML_CUDA=ON")
     assert [("torch" in line, "wheel" in line) for line in told if "--index-url URL" in line] == [(True, False)]
     assert [line.count("-DGGML_CUDA=ON") for line in told if " wheel " in line] == [1]
     assert sum("--force-reinstall" in line for line in told) == 1
     (checkout / ".venv/ready").unlink()
-    assert not [line for line in commands() if " wheel " in line]  # the kept flags, whose wheel is there
-    assert [line.count("CUDA") for line in commands(LLAMA_CMAKE_ARGS="") if " wheel " in line] == [0]
+    assert not [line for line in setup() if " wheel " in line]  # the kept flags, whose wheel is there
+    assert [line.count("CUDA") for line in setup(LLAMA_CMAKE_ARGS="") if " wheel " in line] == [0]
+
+
+def flags(told: list[str]) -> list[set[str]]:
+    """What each compilation of llama.cpp turns on."""
+    return [set(re.findall(r"-DGGML_(\w+)=ON", line)) for line in told if " wheel " in line]
+
+
+def test_llama_cpp_is_compiled_for_the_processor_as_far_as_the_compiler_knows_it(checkout, setup):
+    (checkout / "cpuinfo").write_text("flags: sse avx2 avx512bw avx512_vnni avx512_bf16 amx_tile\n")
+    stand_in(checkout, "c++", 'case "$1" in -mavx512bf16) exit 1 ;; esac')
+    assert flags(setup()) == [{"AVX512", "AVX512_VNNI"}]
+    stand_in(checkout, "clang++-16", "exit 0")  # gcc's AMX crashes, clang's does not
+    assert flags(setup()) == [{"AVX512", "AVX512_VNNI", "AMX_TILE", "AMX_INT8", "AMX_BF16"}]
+
+
+def test_a_build_that_fails_its_self_check_is_not_kept(checkout, setup):
+    (checkout / "cpuinfo").write_text("flags: avx512bw\n")
+    python = (checkout / "bin/python3").read_text()
+    once = """case "$*" in *self_check*) if [ ! -e failed ]; then touch failed; exit 1; fi ;; esac\n"""
+    (checkout / "bin/python3").write_text(python.replace("#!/bin/sh\n", f"#!/bin/sh\n{once}"))
+    assert flags(setup()) == [{"AVX512"}, set()]
+    assert flags(setup()) == []  # it is not tried again
 
 
 def test_make_asks_for_another_venv_when_other_flags_are_named(checkout):

@@ -29,14 +29,14 @@ CURE = (
 
 @functools.cache
 def self_check(python: str = sys.executable) -> None:
-    """Decode two tokens of a quantized toy in a subprocess; a build that dies is a ``UserError`` with the flags that cure it."""
+    """Decode batches of quantized toys in a subprocess; a build that dies is a ``UserError`` with the flags that cure it."""
     try:
         result = subprocess.run([python, "-m", __name__], capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
-        raise UserError("the installed llama.cpp hangs on a batch of two tokens", remedy=CURE) from None
+        raise UserError("the installed llama.cpp hangs on a batch of tokens", remedy=CURE) from None
     if result.returncode < 0:
         name = signal.Signals(-result.returncode).name
-        raise UserError(f"the installed llama.cpp dies ({name}) on a batch of two quantized tokens", remedy=CURE)
+        raise UserError(f"the installed llama.cpp dies ({name}) on a batch of tokens of a quantized model", remedy=CURE)
     if result.returncode:
         last = (result.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(f"the installed llama.cpp fails its self-check: {last}", remedy=CURE)
@@ -71,20 +71,23 @@ def write_toy(folder: Path, *, seed: int = 0, **changes: Any) -> None:
     write_json(folder / "config.json", config)
 
 
-def _decode_two_tokens() -> None:
+def _decode_batches() -> None:
+    """One batch and single steps agree, for each kind of weights: wide enough that each kernel of the build has its turn."""
     from draftlab.models.llama_cpp import LlamaCpp
 
+    tokens = list(range(3, 12))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_toy(folder / "toy")
-        export(folder / "toy", folder / "toy.gguf", "q8_0", vocabulary=False)
-        with LlamaCpp(folder / "toy.gguf") as model:
-            together = model.extend([1, 3]).copy()
-            model.trim(1)
-            alone = model.extend([3])
-            if not np.allclose(together[-1], alone[-1], atol=0.1):
-                raise UserError("a batch of two tokens gives other logits than one by one", remedy=CURE)
+        write_toy(folder / "toy", hidden_size=256, intermediate_size=512, vocab_size=64)
+        for weights in ("q8_0", "q4_0", "f16"):
+            export(folder / "toy", folder / f"{weights}.gguf", weights, vocabulary=False)
+            with LlamaCpp(folder / f"{weights}.gguf") as model:
+                together = model.extend(tokens).copy()
+                model.trim(0)
+                alone = np.concatenate([model.extend([token]).copy() for token in tokens])
+            if not np.allclose(together, alone, atol=0.1):
+                raise UserError(f"a batch of tokens gives other logits than single steps ({weights})", remedy=CURE)
 
 
 if __name__ == "__main__":
-    _decode_two_tokens()
+    _decode_batches()
