@@ -26,7 +26,7 @@ from draftlab.conformance import (
     check_verifier,
     command,
 )
-from draftlab.conformance.sequential import Evidence, Gamblers, sampler_wealth
+from draftlab.conformance.sequential import Evidence, Gamblers, sampler_wealth, samples_needed
 from draftlab.conformance.tables import tables
 from draftlab.core.sampling import Drafting, draw
 from draftlab.core.verify import VERIFIERS
@@ -501,3 +501,36 @@ def test_the_verb_wants_one_thing_to_test(capsys: pytest.CaptureFixture[str]) ->
 def test_a_budget_that_makes_no_sense(settings: dict[str, float]) -> None:
     with pytest.raises(UserError):
         Budget(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 40, 140])
+def test_too_few_samples_to_see_anything_pass_nothing(tokens: int, tmp_path: Path) -> None:
+    file = tmp_path / "samples.jsonl"
+    lines = [{"target_probs": probs.tolist(), "token": token} for probs, token in text(tokens, bend=1.0)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UserError, match=r"not enough samples: 145 are needed to see a deviation of 0.25"):
+        verify_lossless(samples=file)
+
+
+def test_enough_samples_pass_and_say_their_power(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "samples.jsonl"
+    lines = [{"target_probs": probs.tolist(), "token": token} for probs, token in text(400, bend=1.0)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verify_lossless(samples=file)
+    assert "sees deviations of 0.14 or more" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("deviation", [0.25, 0.1])
+@pytest.mark.parametrize("vocab", [2, 8, 64])
+def test_the_stated_power_is_had(deviation: float, vocab: int) -> None:
+    """Of 40 streams of as many samples as are said to be needed, in which one token gets as much, most raise the alarm."""
+    count = samples_needed(deviation, 1e-3)
+    generator = torch.Generator().manual_seed(vocab)
+    target = torch.full((vocab,), 1 / vocab, dtype=torch.float64)
+    emitted = target - target * deviation / (1 - target)
+    emitted[0] = target[0] + deviation
+    caught = 0
+    for _ in range(40):
+        tokens = torch.multinomial(emitted, count, replacement=True, generator=generator).tolist()
+        caught += not check_samples((target, token) for token in tokens).lossless
+    assert caught >= 20, f"{caught} of 40 caught with {count} samples"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import pickle
@@ -247,6 +248,68 @@ def test_code_in_a_model_folder_is_neither_run_nor_copied(
     assert (folder / "copy/config.json").exists()
     assert not list((folder / "copy").glob("*.py"))
     assert not (folder / "ran").exists()
+
+
+AUTO = (
+    "AutoConfig",
+    "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoModelForSequenceClassification",
+    "AutoTokenizer",
+    "AutoProcessor",
+)
+CLASSIFY = "data classify --prompts prompts.jsonl --label topic --method hub --model models/target --out q --report r"
+ENTRY_POINTS = {
+    "answer": ANSWER,
+    "export": EXPORT,
+    "copy": COPY,
+    "tokenizer": "pretrain tokenizer --model models/target --vocabulary 320 --hidden 16 --layers 1 --heads 2 --ffn 32 --context 64 "
+    "--steps 2 --batch 4 --documents 10 --prompts prompts.jsonl --out out",
+    "draft": COPY.replace("pretrain target", "pretrain draft"),
+    "view": VIEW,
+    "pairs": "record-pairs --target models/target --draft models/draft --prompts prompts.jsonl --positions 4 --max-new-tokens 4 --out out",
+    "check": f"{CHECK} --tokenizer models/target",
+    "classify": CLASSIFY,
+    "route": "route --stream prompts.jsonl --train prompts.jsonl --method hub --model models/target --out q --report r",
+}
+
+
+@pytest.mark.parametrize("slow_tokenizer", [False, True])
+@pytest.mark.parametrize("entry", ENTRY_POINTS)
+def test_code_of_a_model_folder_runs_at_no_entry_point(
+    entry: str, slow_tokenizer: bool, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even when somebody says yes to every question."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    for model in (folder / "models/target", folder / "models/draft"):
+        (model / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nclass Evil: pass\n")
+        for name in ("config.json", "tokenizer_config.json"):
+            fields = json.loads((model / name).read_text())
+            fields |= {"auto_map": dict.fromkeys(AUTO, "evil.Evil"), "model_type": "evil", "architectures": ["Evil"]}
+            fields |= {"tokenizer_class": "Evil", "custom_pipelines": {"text-classification": {"impl": "evil.Evil"}}}
+            (model / name).write_text(json.dumps(fields))
+        if slow_tokenizer:  # one is made of the older files
+            (model / "tokenizer.json").unlink()
+            (model / "vocab.json").write_text(json.dumps({"a": 0, "b": 1}))
+            (model / "merges.txt").write_text("#version: 0.2\n")
+    _, said = run(capfd, monkeypatch, *ENTRY_POINTS[entry].split())
+    assert "Traceback" not in said
+    assert not (folder / "ran").exists(), said
+
+
+def test_every_call_of_transformers_refuses_code() -> None:
+    loading = {"pipeline", "from_pretrained", "from_config"}
+    calls = [
+        (path, node)
+        for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in loading
+    ]
+    assert len(calls) >= 4
+    for path, call in calls:
+        said = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        assert said.get("trust_remote_code") == "False", f"{path}:{call.lineno}"
 
 
 def test_a_template_of_the_models_own_runs_in_a_sandbox(

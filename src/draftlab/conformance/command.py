@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from draftlab.conformance import Budget, Verdict, check_distribution, check_sampler, check_samples, check_verifier
+from draftlab.conformance.sequential import Sampled, samples_needed
 from draftlab.core.sampling import Drafting
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.path import PathVerifier
@@ -27,6 +29,9 @@ SIGNATURES: dict[Form, tuple[str, ...]] = {
     "samples": (),
 }
 """What a function of each form is called with."""
+
+COARSEST = 0.25
+"""A test that misses deviations of this size tests nothing."""
 
 
 def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budget) -> None:
@@ -80,12 +85,14 @@ def _check_signature(function: Callable[..., Any], spec: str, form: Form) -> Non
 
 
 def _read(samples: Path) -> Iterator[tuple[Tensor, int]]:
-    with samples.open(encoding="utf-8") as file:
+    if not samples.is_file():
+        raise UserError("no such file", file=samples, remedy="name a file of samples")
+    with samples.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
                 yield torch.tensor(row["target_probs"], dtype=torch.float64), int(row["token"])
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, RecursionError, OverflowError, RuntimeError) as error:
                 raise UserError(
                     f"not a sample: {type(error).__name__} {error}",
                     file=samples,
@@ -102,10 +109,25 @@ def _report(name: str, verdict: Verdict) -> None:
             f"alarm at {1 / sampled.false_alarm:,.0f}: at most {sampled.false_alarm:.2%} of lossless verifiers reach it"
         )
         print(f"{test:17} sampled  {sampled.samples:9,} tokens   e-value {sampled.e_value:.3g} ({rate})")
+        print(f"{'':17} power    {_power(sampled)}")
     failed = [test for test, found in (verdict.exact | verdict.sampled).items() if not found.lossless]
     if failed:
         raise UserError(
             f"{name} is not lossless: {', '.join(failed)} failed",
             remedy="verify with the probabilities that were sampled from, and renormalise every residual",
         )
+    for test, sampled in verdict.sampled.items():
+        if sampled.visible > COARSEST:
+            needed = samples_needed(COARSEST, sampled.false_alarm)
+            raise UserError(
+                f"{name}: not enough samples: {needed:,} are needed to see a deviation of {COARSEST:g}, {test} has "
+                f"{sampled.samples // sampled.streams:,}",
+                remedy="record more tokens, or raise --max-samples",
+            )
     print(f"{name}: lossless")
+
+
+def _power(sampled: Sampled) -> str:
+    if math.isinf(sampled.visible):
+        return "sees no deviation"
+    return f"sees deviations of {sampled.visible:.2g} or more (of one token's probability, at every position)"

@@ -50,11 +50,39 @@ class Sampled:
     e_value: float
     samples: int
     false_alarm: float
+    streams: int = 1
+
+    @property
+    def visible(self) -> float:
+        """The smallest deviation that so many samples show in most tests, of one token's probability at every position; inf when none is.
+
+        A gambler who knew it would earn the divergence from the target, at least 2 deviation**2 a sample (Pinsker), of which learning
+        costs about `LEARNING`; odds are fixed in the first block, which earns nothing.
+        """
+        bets = self.samples // self.streams - FIRST_BLOCK
+        return math.sqrt(_stake(self.false_alarm) / (2 * bets)) if bets > 0 else math.inf
 
     @property
     def lossless(self) -> bool:
         """No alarm; if every token follows its distribution an alarm has at most the stated probability, at any stopping time (Ville)."""
         return self.e_value < 1 / self.false_alarm
+
+
+LEARNING = 6.0
+"""Nats of wealth that learning a deviation costs; measured, and held by a test of the power that it implies."""
+
+
+def _stake(false_alarm: float) -> float:
+    return math.log(3 / false_alarm) + LEARNING  # 3 gamblers share the wealth
+
+
+def samples_needed(deviation: float, false_alarm: float) -> int:
+    """How many samples of one stream show a ``deviation`` of one token's probability at every position in most tests: see ``Sampled.visible``.
+
+    >>> samples_needed(0.25, false_alarm=1e-3)
+    145
+    """
+    return FIRST_BLOCK + math.ceil(_stake(false_alarm) / (2 * deviation**2))
 
 
 @dataclass
@@ -121,7 +149,7 @@ def check_sampler(sample: Sampler, drafting: Drafting, num_drafts: int, budget: 
         wealth, done = float(reached), count * len(cases)
         if wealth >= 1 / budget.false_alarm:
             break
-    return Sampled(wealth, done, budget.false_alarm)
+    return Sampled(wealth, done, budget.false_alarm, len(cases))
 
 
 def sampler_wealth(

@@ -58,7 +58,7 @@ class Pairs:
     def save(self, out: Path) -> None:
         """Write one safetensors file, whole or not at all."""
         tensors = {name: value.contiguous() for name, value in vars(self).items()}
-        with atomic_path(out) as temporary:
+        with atomic_path(out, sum(tensor.nbytes for tensor in tensors.values())) as temporary:
             save_file(tensors, temporary)
 
 

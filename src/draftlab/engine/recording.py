@@ -75,7 +75,7 @@ class TargetPass:
 
     def save(self, folder: Path | str) -> None:
         """Write answers.jsonl, distributions.safetensors and pass.json, whole or not at all."""
-        with atomic_dir(folder) as temporary:
+        with atomic_dir(folder, sum(tensor.nbytes for tensor in self.tensors.values())) as temporary:
             write_jsonl(temporary / "answers.jsonl", self.answers)
             save_file(self.tensors, temporary / "distributions.safetensors")
             settings = {"sampling": dataclasses.asdict(self.sampling), "vocab_size": self.vocab_size}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def _export(
     shapes = expected_shapes(config, folder)
     quantization, file_type = QUANTIZATION[weights]
     tensors = opened(folder, shapes)
-    with atomic_path(out) as temporary:
+    with atomic_path(out, _least_bytes(shapes, quantization)) as temporary:
         writer = gguf.GGUFWriter(temporary, "t5" if config["model_type"] == "t5" else "llama")
         writer.add_custom_alignment(ALIGNMENT)
         writer.add_file_type(file_type)
@@ -90,6 +91,11 @@ def _export(
             writer.add_string(INFLATED_KEY, json.dumps(config["draftlab_inflated_from"]))
         _write_tensors(writer, config, tensors, quantization)
         writer.close()
+
+
+def _least_bytes(shapes: dict[str, tuple[int, ...]], quantization: gguf.GGMLQuantizationType) -> int:
+    values, size = gguf.GGML_QUANT_SIZES[quantization]
+    return sum(math.prod(shape) for shape in shapes.values()) * size // values
 
 
 # ---- what a folder must hold

@@ -94,7 +94,7 @@ class HubModel:
 
     def save(self, folder: Path | str) -> None:
         _be_quiet()
-        with atomic_dir(folder) as temporary:
+        with atomic_dir(folder, sum(weight.nbytes for weight in self.network.parameters())) as temporary:
             self.network.save_pretrained(temporary)
             weights_digest(temporary)
 

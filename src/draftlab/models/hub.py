@@ -82,7 +82,7 @@ def _make_tokenizer(folder: Path, name: str) -> None:
     found = [files for files in VOCABULARIES if all((folder / file).is_file() for file in files)]
     if not found:
         raise UserError("no tokenizer.json", file=name, remedy="use a model in the Hugging Face layout")
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, logging
     from transformers.utils.import_utils import is_protobuf_available, is_sentencepiece_available
 
     if found[0][0].endswith(".model") and not (is_sentencepiece_available() and is_protobuf_available()):
@@ -91,6 +91,7 @@ def _make_tokenizer(folder: Path, name: str) -> None:
             file=name,
             remedy="pip install sentencepiece protobuf",
         )
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # a warning of its own cannot be formatted, and ends in a traceback
     try:
         AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True).save_pretrained(folder)
     except Exception as error:  # the libraries behind it share no base

@@ -171,7 +171,7 @@ class Llama(nn.Module):
             "rope_parameters": {"rope_theta": self.config.rope_theta, "rope_type": "default"},
             "dtype": str(self.embed.dtype).removeprefix("torch."),
         }
-        with atomic_dir(folder) as temporary:
+        with atomic_dir(folder, sum(weight.nbytes for weight in self.parameters())) as temporary:
             write_model(temporary, config, self._hub_tensors())
             weights_digest(temporary)
 

@@ -161,7 +161,7 @@ def save_checkpoint(
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value.contiguous() for name, value in state.items()}
     metadata = {"identity": identity, "step": json.dumps(step), "notes": json.dumps(notes), "digest": digest(tensors)}
-    with atomic_path(path) as temporary:
+    with atomic_path(path, sum(tensor.nbytes for tensor in tensors.values())) as temporary:
         save_file(tensors, temporary, metadata=metadata)
 
 

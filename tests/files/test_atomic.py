@@ -1,0 +1,163 @@
+"""Every writer on a full disk: one message with file, room and remedy; nothing half-written; the umask is respected."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from draftlab.errors import UserError
+from draftlab.files import atomic
+from draftlab.files.atomic import atomic_dir, atomic_path, write_text
+from draftlab.files.cells import write_cell
+from draftlab.files.json_files import write_json, write_jsonl
+from draftlab.models.gguf import export
+from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.tokenizer import train_tokenizer
+from draftlab.train import training
+from tests.pair import make_results
+
+LARGE = 400_000  # bytes, more than the disk of the test holds
+
+
+def large_llama() -> Llama:
+    return Llama(LlamaConfig(320, 96, 192, 2, 2, 2, 64)).initialise(torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    make_results(folder)
+    large_llama().save(folder / "large")
+    train_tokenizer(["some text"], 320).save(folder / "large")
+    return folder
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose disk holds 256 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True)
+    if done.returncode:
+        pytest.skip("this user may not mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def _figure(out: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 8))
+    figure.subplots().imshow(np.random.default_rng(0).random((600, 600)))
+    with atomic_path(out) as temporary:
+        figure.savefig(temporary, format="png", dpi=200)
+
+
+def _t5(out: Path) -> None:
+    from draftlab.models.hf import new_t5
+
+    new_t5(320, 64, 128, 2, 2, torch.Generator().manual_seed(0)).save(out)
+
+
+def _pass(made: Path, out: Path) -> None:
+    from draftlab.engine.recording import load_pass
+
+    load_pass(made / "answers/toy.train").save(out)
+
+
+def _pairs(made: Path, out: Path) -> None:
+    from draftlab.engine.recorded_pairs import Pairs
+
+    Pairs(*(torch.zeros(200, 320) for _ in range(2)), *(torch.zeros(200, dtype=torch.int64) for _ in range(2))).save(
+        out
+    )
+
+
+def _checkpoint(made: Path, out: Path) -> None:
+    model = large_llama()
+    training.save_checkpoint(out, "me", model, training.adamw(model), 1, {})
+
+
+def _inflate(made: Path, out: Path) -> None:
+    from draftlab.latency.inflate import inflate
+
+    inflate(made / "models/target", out, layers=9, ffn=128)
+
+
+WRITERS: dict[str, Callable[[Path, Path], object]] = {
+    "text": lambda _, out: write_text(out, "x" * LARGE),
+    "json": lambda _, out: write_json(out, ["x" * LARGE]),
+    "json lines": lambda _, out: write_jsonl(out, ({"text": "x" * 1000} for _ in range(400))),
+    "table": lambda _, out: write_cell(out, pd.DataFrame({"a": ["x" * 100] * 4000}), {}),
+    "figure": lambda _, out: _figure(out),
+    "model": lambda made, out: large_llama().save(out),
+    "t5": lambda made, out: _t5(out),
+    "pass": _pass,
+    "pairs": _pairs,
+    "checkpoint": _checkpoint,
+    "gguf": lambda made, out: export(made / "large", out),
+    "inflated": _inflate,
+    "numpy": lambda _, out: _numpy(out),
+}
+
+
+def _numpy(out: Path) -> None:
+    with atomic_path(out) as temporary, temporary.open("wb") as file:
+        np.zeros(LARGE, dtype=np.uint8).tofile(file)
+
+
+@pytest.mark.parametrize("noticed", ["before", "while"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_full_disk_is_one_message(
+    writer: str, noticed: str, made: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if noticed == "while":  # another process takes the room after it was looked at
+        room = shutil.disk_usage("/")._replace(free=10**15)
+        monkeypatch.setattr(atomic.shutil, "disk_usage", lambda _: room)
+    with pytest.raises(UserError, match=r"disk/out.*No space left on device: .* MB are free, .* needed \(free space"):
+        WRITERS[writer](made, small_disk / "out")
+    assert [path for path in small_disk.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])
+def test_the_umask_is_respected(umask: int, tmp_path: Path) -> None:
+    code = (
+        "from draftlab.files.atomic import atomic_dir, write_text\nwrite_text('file', 'x')\n"
+        "with atomic_dir('folder') as folder: (folder / 'inside').write_text('x')"
+    )
+    subprocess.run(["sh", "-c", f'umask {umask:o}; exec "$0" -c "$1"', sys.executable, code], cwd=tmp_path, check=True)
+    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("file", "folder", "folder/inside")}
+    assert modes == {"file": 0o666 & ~umask, "folder": 0o777 & ~umask, "folder/inside": 0o666 & ~umask}
+
+
+def test_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    monkeypatch.setattr(atomic.os, "fsync", noted)
+    write_text(tmp_path / "one", "x")
+    with atomic_dir(tmp_path / "two") as folder:
+        (folder / "inside").write_text("x")
+    assert [name.split(".")[1] if name.startswith(".") else name for name in synced] == ["one", "inside"]
+
+
+def test_an_error_that_is_not_of_the_disk_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), contextlib.nullcontext(), atomic_path(tmp_path / "out"):
+        _ = 1 / 0
+    assert list(tmp_path.iterdir()) == []
