@@ -12,6 +12,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
 from draftlab import plan
+from draftlab.data import dropped
 from draftlab.errors import UserError
 from draftlab.stages import STAGES
 
@@ -50,6 +51,10 @@ include: "workflow/rules/models.smk"
 include: "workflow/rules/cells.smk"
 include: "workflow/rules/collect.smk"
 include: "workflow/figures.smk"
+
+
+onsuccess:
+    print(*dropped.lines(RUN.folder), sep="\n")
 
 
 rule all:

@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftlab import __version__
+from draftlab.data import dropped
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.json_files import read_json, split_common
@@ -110,6 +111,7 @@ def write(results: Path, scale: str, out: Path, config: Sequence[str] = ()) -> N
         version=__version__,
         own=own,
         answers=list(summary.headlines(results)) if own else [],
+        dropped=[line.partition("  ")[2] for line in dropped.lines(results)],
         papers=PAPERS,
         sections=sections,
         headlines=[section for section in sections if section.id in HEADLINES],

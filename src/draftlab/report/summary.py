@@ -12,6 +12,7 @@ import pandas as pd
 from draftlab.core import theory
 from draftlab.core.measure import Measure
 from draftlab.core.stats import Interval
+from draftlab.data import dropped
 from draftlab.errors import UserError
 from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Rows, Tables, compute, compute_each, decide, show
@@ -21,7 +22,9 @@ SCHEMES = ("optimal", "importance_truncated", "k_seq", "specinfer", "single")
 
 
 def newest_run(results: Path) -> Path:
-    """The run whose report was written last."""
+    """The run whose report was written last, or the one whose folder this is."""
+    if (results / "report.html").is_file():
+        return results
     reports = sorted(results.glob("*/report.html"), key=lambda path: path.stat().st_mtime)
     if not reports:
         raise UserError("no finished run", file=results, remedy="run `snakemake --cores all` first")
@@ -39,6 +42,7 @@ def headlines(run: Path) -> Iterator[str]:
 def lines(run: Path) -> Iterator[str]:
     """Headline numbers of one run, then where to look."""
     yield from headlines(run)
+    yield from dropped.lines(run)
     yield f"Report   {run / 'report.html'}"
     yield f"Tables   {run}/*.csv, with every published number beside ours in {run / 'claims.csv'}"
     yield f"Figures  {run / 'figures'}/"

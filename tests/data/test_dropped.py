@@ -1,0 +1,44 @@
+"""What is left out is said, with its count and its reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from draftlab.data import dropped, splits
+from draftlab.data.prompts import Rejection
+from draftlab.files.json_files import write_jsonl
+from draftlab.report import summary
+
+
+def clean(run: Path, lines: list[str]) -> None:
+    run.mkdir(exist_ok=True)
+    file = run / "mine.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    splits.make_from("prompts", "raw", raw=file, out=run / "data/prompts", options=splits.Options(eval=2))
+
+
+def prompts(count: int) -> list[str]:
+    return [json.dumps({"prompt": f"question {number}"}) for number in range(count)]
+
+
+def test_every_row_that_is_left_out_is_counted(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    clean(run, [*prompts(8), *prompts(3), '{"prompt": ""}', "{broken", '{"prompt": ""}'])
+    for split in ("train", "train.t1"):  # the same prompts at two temperatures
+        late = [Rejection("prompts.jsonl", 1, "9 tokens", "prompts/train/00001")]
+        write_jsonl(run / f"main/answers/prompts.{split}/rejected.jsonl", late)
+    (line,) = dropped.lines(run)
+    assert line.startswith("Dropped  prompts: of 14 rows of train 3 rejected: 2 ")
+    assert "1 broken JSON" in line
+    assert "3 duplicates" in line
+    assert "; 1 prompts too long for the target of main" in line
+    assert line.endswith("data/prompts/rejected.jsonl)")
+    (run / "report.html").touch()
+    assert line in list(summary.lines(summary.newest_run(run)))  # the folder of a run will do
+
+
+def test_nothing_left_out_is_said_too(tmp_path: Path) -> None:
+    assert list(dropped.lines(tmp_path)) == []
+    clean(tmp_path, prompts(8))
+    assert list(dropped.lines(tmp_path)) == ["Dropped  nothing: every row gave a prompt, and every prompt had room"]
