@@ -99,9 +99,7 @@ def best_of_drafts(target: Tensor, draft: Tensor, tokens: Tensor) -> Decision:
 
 def overlapping_tails(target: Tensor, draft: Tensor, tokens: Tensor) -> Decision:
     """Selection by one tail rule, the selected distribution by the other."""
-    chosen, distribution = (
-        truncated(Truncation(1, tail)).decide(target, draft, tokens) for tail in ("first", "sorted")
-    )
+    chosen, distribution = (truncated(Truncation(1, alphabet)).decide(target, draft, tokens) for alphabet in (1, None))
     return Decision(chosen.accept, distribution.residual)
 
 

@@ -81,7 +81,7 @@ def contenders() -> dict[str, TokenVerifier]:
         "k_seq": k_seq,
         "optimal": optimal,
         "importance_truncated s=5": truncated(Truncation(5)),
-        "importance_truncated s=5, first": truncated(Truncation(5, tail="first")),
+        "importance_truncated s=5, first": truncated(Truncation(5, alphabet=5)),
         ROW_BY_ROW: truncated(Truncation(5, solver="highs")),
     }
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
+from draftlab.core.verify.canonical import select_then_verify
 from draftlab.core.verify.k_seq import k_seq
 from draftlab.core.verify.token import Acceptance, Decision, Rows, TokenVerifier
-from draftlab.core.verify.truncated import importance_truncated
+from draftlab.core.verify.truncated import Truncation, select
 
 
-def _both(
-    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
-) -> tuple[Acceptance, Acceptance]:
-    """Acceptance of importance sampling and of K-SEQ: from the distributions alone, the drafts have no say, so the choice is lossless."""
-    one, other = importance_truncated.closed_form, k_seq.closed_form
-    assert one is not None
-    assert other is not None
-    return one(target_probs, draft_probs), other(target_probs, draft_probs)
+def first_is_better(
+    target_probs: Float64[Tensor, "batch vocab"],
+    selected: Float64[Tensor, "batch vocab"],
+    other: Acceptance,
+) -> Bool[Tensor, " batch"]:
+    """Whether importance sampling accepts more: from the distributions alone, the drafts have no say, so the choice is lossless."""
+    return target_probs.minimum(selected).sum(-1) > other.proc
 
 
 def _decide(
@@ -26,9 +26,11 @@ def _decide(
     draft_probs: Float64[Tensor, "batch drafts vocab"],
     tokens: Int64[Tensor, "batch drafts"],
 ) -> Decision:
-    ours, its = _both(target_probs, draft_probs)
-    first = ours.proc > its.proc
-    one, other = (scheme.decide(target_probs, draft_probs, tokens) for scheme in (importance_truncated, k_seq))
+    selected, chosen = select(Truncation(), target_probs, draft_probs, tokens)
+    assert k_seq.closed_form is not None
+    first = first_is_better(target_probs, selected, k_seq.closed_form(target_probs, draft_probs))
+    one = select_then_verify(target_probs, selected, chosen, tokens)
+    other = k_seq.decide(target_probs, draft_probs, tokens)
 
     def residual(rows: Rows) -> Float64[Tensor, "rows vocab"]:
         return torch.where(first[rows][:, None], one.residual(rows), other.residual(rows))
@@ -40,8 +42,13 @@ def _acceptance(
     target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
 ) -> Acceptance:
     """``proc``: the larger of the two; membership has no closed form where importance sampling is chosen."""
-    one, other = _both(target_probs, draft_probs)
-    return Acceptance(one.proc.maximum(other.proc), torch.where(one.proc > other.proc, torch.nan, other.member))
+    tokens = torch.zeros(draft_probs.shape[:2], dtype=torch.int64, device=draft_probs.device)
+    selected, _ = select(Truncation(), target_probs, draft_probs, tokens)
+    assert k_seq.closed_form is not None
+    other = k_seq.closed_form(target_probs, draft_probs)
+    first = first_is_better(target_probs, selected, other)
+    proc = target_probs.minimum(selected).sum(-1).maximum(other.proc)
+    return Acceptance(proc, torch.where(first, torch.nan, other.member))
 
 
 hybrid = TokenVerifier("hybrid", "iid", _decide, _acceptance)

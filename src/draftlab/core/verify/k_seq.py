@@ -31,22 +31,17 @@ def discount(
     beta = below.addcmul(above, knots).clamp_max_(1)
     feasible = _rejections(beta, num_drafts).mul_(knots) <= 1  # never at a knot of x / 0 or 0 / 0
     last = feasible.sum(-1, keepdim=True) - 1  # the root's piece starts at the last feasible knot; knot 0 is feasible
-    pieces = torch.cat([table.gather(-1, last) for table in (below, above, knots)], -1)
-    roots = [_root(inside, slope, start, num_drafts) for inside, slope, start in pieces.tolist()]
-    return 1 / torch.tensor(roots, dtype=torch.float64, device=knots.device)[:, None]
-
-
-def _root(inside: float, slope: float, start: float, num_drafts: int) -> float:
-    """The root of ``F`` on one piece; in plain floats, since a Newton step of four operations is far below a tensor operation's cost."""
-    inverse = max(start, 1 / num_drafts)
+    inside, slope, start = (table.gather(-1, last) for table in (below, above, knots))
+    inverse = start.clamp_min(1 / num_drafts)
     for _ in range(50):
-        missed = max(1 - inside - slope * inverse, 0.0)
+        missed = (1 - inside - slope * inverse).clamp_min(0)
         tail = missed ** (num_drafts - 1)
         gap = inside / inverse + slope - 1 + missed * tail
-        if gap <= TOLERANCE:
+        if bool((gap <= TOLERANCE).all()):
             break
-        inverse = min(inverse + gap / (inside / inverse**2 + num_drafts * slope * tail), 1.0)
-    return inverse
+        step = gap / (inside / inverse**2 + num_drafts * slope * tail)
+        inverse = (inverse + step.where(gap > TOLERANCE, 0.0)).clamp_max(1)
+    return 1 / inverse
 
 
 def _rejections(beta: Float64[Tensor, "batch num"], num_drafts: int) -> Float64[Tensor, "batch num"]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.core.verify.path import PathVerifier
-from draftlab.core.verify.split import DIRECT_LIMIT
+from draftlab.core.verify.split import DIRECT_LIMIT, Solver
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.errors import UserError
 
 
-def token_verifier(name: str, lp_threshold: int = 5) -> TokenVerifier:
-    """The token verifier of this name; ``importance_truncated`` with a linear program over ``lp_threshold`` tokens."""
+def token_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVerifier:
+    """The token verifier of this name; ``importance_truncated`` with a linear program over ``lp_threshold`` tokens that ranks
+    ``alphabet`` tokens (0: all)."""
     if name == "importance_truncated":
-        return truncated(Truncation(lp_threshold, solver="direct" if lp_threshold <= DIRECT_LIMIT else "highs"))
+        solver: Solver = "direct" if lp_threshold <= DIRECT_LIMIT else "highs"
+        return truncated(Truncation(lp_threshold, alphabet or None, solver))
     verifier = VERIFIERS.get(name)
     if not isinstance(verifier, TokenVerifier):
         tokens = sorted(key for key, value in VERIFIERS.items() if isinstance(value, TokenVerifier))

@@ -4,35 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
-import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
-from torch.nn.functional import pad
 
-from draftlab.core.verify.bound import argsort, ranks
+from draftlab.core.verify.bound import argsort
 from draftlab.core.verify.canonical import select_then_verify
 from draftlab.core.verify.split import SPLITS, Solver
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 from draftlab.errors import UserError
 
-Tail = Literal["sorted", "first"]
-"""Who wins between two drafts outside the linear program: the one of higher rank, or the first (which needs no full sort)."""
-
 
 @dataclass(frozen=True)
 class Truncation:
-    """Size of the linear program in tokens, the rule outside it, and how it is solved."""
+    """Size of the linear program in tokens, the tokens that are ranked at all, and how the program is solved.
+
+    ``alphabet``: outside the program the token of higher rank wins among the first so many tokens (the paper's Omega_0); between two
+    tokens beyond them the first draft wins. None ranks every token; ``size`` needs no full sort. The target stays as it is.
+    """
 
     size: int = 5
-    tail: Tail = "sorted"
+    alphabet: int | None = None
     solver: Solver = "direct"
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise UserError(f"size is {self.size}", remedy="put at least 1 token into the linear program")
+        if self.alphabet is not None and self.alphabet < self.size:
+            raise UserError(
+                f"the alphabet has {self.alphabet} tokens, the linear program {self.size}",
+                remedy="rank at least the tokens of the program",
+            )
 
 
 @dataclass(frozen=True)
@@ -52,29 +55,25 @@ def _stage(
 ) -> _Stage:
     """Importance sampling between two independent drafts with distributions a and b, the linear program over ``size`` tokens (Khisti et al. 2025, section 4).
 
-    The tokens of largest ``q - a b`` enter the program and win against all others; outside it the ``tail`` rule decides. ``r`` is
-    recomputed from the solution: lossless to rounding whatever the solver did.
+    The tokens of largest ``q - a b`` enter the program and win against all others; after them, within the alphabet, the larger ``q - a b``
+    wins. ``r`` is recomputed from the solution: lossless to rounding whatever the solver did.
     """
-    size = min(truncation.size, target.shape[-1])
+    vocab = target.shape[-1]
+    size, alphabet = min(truncation.size, vocab), min(truncation.alphabet or vocab, vocab)
     score = target - first * second
-    distributions = torch.stack([target, first, second], 1)
-    if truncation.tail == "sorted":
-        order = argsort(-score)
-        distributions = distributions.gather(-1, order[:, None].expand(-1, 3, -1))
-        rest = distributions[:, 1:].sum(-1, keepdim=True) - pad(distributions[:, 1:].cumsum(-1), (1, 0))
-        both = rest.prod(1)  # probability that both drafts have at least this rank; the one of higher rank wins
-        inside, wins = _head(truncation, distributions[..., :size], rest[..., size])
-        ranked = torch.cat([inside, (both[:, size:-1] - both[:, size + 1 :]).clamp_min(0)], -1)
-        selected = torch.empty_like(target).scatter_(-1, order, ranked)
-        rank = ranks(order)
-    else:
-        order = score.topk(size, -1).indices
-        outside = torch.ones_like(target).scatter_(-1, order, 0.0)
-        rest_distribution = (distributions[:, 1:] * outside[:, None]).sum(-1)
-        inside, wins = _head(truncation, distributions.gather(-1, order[:, None].expand(-1, 3, -1)), rest_distribution)
-        selected = (first * rest_distribution[:, 1:]).scatter_(-1, order, inside)
-        places = torch.arange(size, device=order.device).expand_as(order)
-        rank = torch.full_like(target, size, dtype=torch.int64).scatter_(-1, order, places)
+    order = score.topk(alphabet, -1).indices if alphabet < vocab else argsort(-score)
+    ranked = torch.stack([target, first, second], 1).gather(-1, order[:, None].expand(-1, 3, -1))
+    outside = torch.ones_like(target).scatter_(-1, order, 0.0)
+    beyond = (torch.stack([first, second], 1) * outside[:, None]).sum(-1, keepdim=True)
+    # The mass of both drafts from each rank on, beyond the alphabet too; the product is the probability that both have that rank or a later one.
+    rest = torch.cat([ranked[:, 1:], beyond], -1).flip(-1).cumsum(-1).flip(-1)
+    both = rest.prod(1)
+    inside, wins = _head(truncation, ranked[..., :size], rest[..., size])
+    between = (both[:, size:-1] - both[:, size + 1 :]).clamp_min(0)
+    selected = (first * outside * beyond[:, 1]).scatter_(-1, order, torch.cat([inside, between], -1))
+    rank = torch.full_like(target, alphabet, dtype=torch.int64).scatter_(
+        -1, order, torch.arange(alphabet, device=order.device).expand_as(order)
+    )
     return _Stage(selected, rank, wins)
 
 
@@ -85,14 +84,13 @@ def _head(
 
     ``distributions`` are those of target and drafts inside the program, ``rest`` the mass that the drafts have outside.
     """
-    target, first, second = distributions.numpy(force=True).transpose(1, 0, 2)
-    first_out, second_out = rest.numpy(force=True).T[..., None]
+    target, first, second = distributions.unbind(1)
+    first_out, second_out = rest[..., None].unbind(1)
     base = first * (second + second_out) + second * first_out
     mass = first[:, :, None] * second[:, None, :]
-    mass = mass + mass.transpose(0, 2, 1)
+    mass = mass + mass.transpose(1, 2)
     share = SPLITS[truncation.solver](target - base, mass)
-    inside, wins = base + share.sum(-1), share / np.where(mass > 0, mass, 1.0)
-    return torch.from_numpy(inside).to(distributions.device), torch.from_numpy(wins).to(distributions.device)
+    return base + share.sum(-1), share / mass.where(mass > 0, 1.0)
 
 
 def _keep(
@@ -105,7 +103,7 @@ def _keep(
     return solved.where(mine.maximum(other) < size, (mine <= other).double())
 
 
-def _select(
+def select(
     truncation: Truncation,
     target_probs: Float64[Tensor, "batch vocab"],
     draft_probs: Float64[Tensor, "batch drafts vocab"],
@@ -127,7 +125,7 @@ def _decide(
     draft_probs: Float64[Tensor, "batch drafts vocab"],
     tokens: Int64[Tensor, "batch drafts"],
 ) -> Decision:
-    selected, chosen = _select(truncation, target_probs, draft_probs, tokens)
+    selected, chosen = select(truncation, target_probs, draft_probs, tokens)
     return select_then_verify(target_probs, selected, chosen, tokens)
 
 
@@ -138,7 +136,7 @@ def _acceptance(
 ) -> Acceptance:
     """``proc = sum min(q, r)``; membership has no closed form."""
     tokens = torch.zeros(draft_probs.shape[:2], dtype=torch.int64, device=draft_probs.device)
-    selected, _ = _select(truncation, target_probs, draft_probs, tokens)
+    selected, _ = select(truncation, target_probs, draft_probs, tokens)
     proc = target_probs.minimum(selected).sum(-1)
     return Acceptance(proc, torch.full_like(proc, torch.nan))
 
