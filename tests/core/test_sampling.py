@@ -118,10 +118,17 @@ def test_without_replacement_on_a_peaked_distribution() -> None:
 
 
 @pytest.mark.parametrize("drafting", ["without_replacement", "greedy"])
-def test_more_drafts_than_tokens_are_refused(drafting: Drafting) -> None:
-    probs = torch.stack([distribution(1, 1, 1), distribution(1, 1, 0)])[:, None].expand(-1, 3, -1)
-    with pytest.raises(UserError, match=r"draft_probs\[1\] has 2 tokens .* num_drafts = 3"):
-        draft_tokens(probs, drafting, generator())
+def test_there_are_never_more_distinct_drafts_than_tokens(drafting: Drafting) -> None:
+    """The first token stands in for those that do not exist."""
+    one = to_probs(torch.tensor([[[5.0, 0, 0, 0]]]).expand(1, 2, 4), Sampling(top_p=0.9))
+    assert draft_tokens(one, drafting, generator()).tolist() == [[0, 0]]
+    probs = torch.stack([distribution(3, 2, 1, 0, 0), distribution(3, 0, 1, 0, 0)])[:, None].expand(-1, 4, -1)
+    for _ in range(20):
+        full, short = draft_tokens(probs, drafting, generator()).tolist()
+        assert sorted(full[:3]) == [0, 1, 2]
+        assert full[3] == full[0]
+        assert sorted(short[:2]) == [0, 2]
+        assert short[2:] == [short[0]] * 2
 
 
 def test_half_precision_is_renormalised_in_float64() -> None:

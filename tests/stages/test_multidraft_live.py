@@ -68,6 +68,14 @@ def test_the_live_generator_emits_the_targets_distribution(count, verifier, kind
     assert found.lossless, found
 
 
+@pytest.mark.parametrize("verifier", ["rrs", "greedy"])
+def test_distinct_drafts_are_as_many_as_there_are_tokens(verifier):
+    """A nucleus of one to four tokens, five drafts: too few tokens are fewer drafts, not an error."""
+    found = check_samples(emitted(DRAFTS[0], 5, Sampling(1.0, top_k=4, top_p=0.8), verifier), Budget(false_alarm=1e-3))
+    assert found.samples > 1000
+    assert found.lossless, found
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_generator_that_verifies_with_another_distribution_is_caught(count):
     """The test above can fail: drafts are verified as if they had come from a uniform distribution."""
@@ -127,12 +135,24 @@ def test_a_first_draft_that_is_the_target_is_always_accepted():
         ({"draft": DRAFTS[:2], "num_drafts": 3}, "2 draft models for 3 drafts"),
         ({"draft": DRAFTS[:2], "num_drafts": 2, "verifier": "k_seq"}, "k_seq needs drafts of one distribution"),
         ({"draft": [DRAFTS[0], make(1, vocab=7)], "num_drafts": 2}, "different vocabularies"),
+        (
+            {"draft": DRAFTS[0], "num_drafts": 3, "draft_sampling": Sampling(0.0)},
+            "3 drafts of one model at temperature 0 are the same sequence 3 times",
+        ),
     ],
 )
 def test_drafts_that_do_not_fit_are_refused(change, message):
     options = {"draft_len": 2, "max_new_tokens": 4, "eos_ids": [], "verifier": "specinfer"} | change
     with pytest.raises(UserError, match=message):
         speculate(TARGET, options.pop("draft"), PROMPTS[:2], sampling=SAMPLING, generator=torch.Generator(), **options)
+
+
+def test_a_first_draft_at_temperature_0_is_greedy():
+    settings = live.Settings(
+        schemes=["specinfer"], num_drafts=[2], draft_len=2, draft_temperature=[1.5], first_temperature=0.0, requests=1,
+        batch=1, max_new_tokens=4,
+    )  # fmt: skip
+    assert [contender.draft_temperatures for contender in live.contenders(settings)] == [[0.0, 1.5]]
 
 
 @pytest.fixture(scope="module")

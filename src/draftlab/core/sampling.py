@@ -101,7 +101,8 @@ def draft_tokens(
 ) -> Int64[Tensor, "batch drafts"]:
     """Draft one token per row of ``draft_probs``; pass one distribution as ``probs[:, None].expand(-1, num_drafts, -1)``.
 
-    Without replacement (and greedy) more drafts than the support holds are a ``UserError``: fewer tokens exist.
+    Without replacement (and greedy) there are never more drafts than tokens of positive probability: the first token stands in for the
+    others, and ``verify_sequences`` looks at it once.
     """
     drafts = draft_probs.shape[1]
     if drafting == "independent":
@@ -109,16 +110,15 @@ def draft_tokens(
     if drafting == "iid":
         return draw(draft_probs[:, 0], drafts, generator)
     rest = draft_probs[:, 0].clone()
-    check_support(rest, drafts)
-    tokens = []
-    if drafting == "greedy":
-        tokens.append(greedy_tokens(rest, drafts - 1))
-        rest.scatter_(-1, tokens[0], 0.0)
-    for _ in range(drafts if drafting == "without_replacement" else 1):
+    tokens = greedy_tokens(rest, drafts - 1 if drafting == "greedy" else 0)
+    rest.scatter_(-1, tokens, 0.0)
+    while tokens.shape[1] < drafts:
         # Drawn tokens leave and what remains is summed again: the remaining mass as "1 - used" loses all digits on a peaked distribution.
-        tokens.append(draw(rest, 1, generator))
-        rest.scatter_(-1, tokens[-1], 0.0)
-    return torch.cat(tokens, -1)
+        drawn = draw(rest, 1, generator).clamp_max(rest.shape[-1] - 1)
+        rest.scatter_(-1, drawn, 0.0)
+        tokens = torch.cat([tokens, drawn], -1)
+    used_up = torch.arange(drafts, device=tokens.device) >= (draft_probs[:, 0] > 0).sum(-1, keepdim=True)
+    return tokens.where(~used_up, tokens[:, :1])
 
 
 def greedy_tokens(draft_probs: Float64[Tensor, "*batch vocab"], num: int) -> Int64[Tensor, "*batch {num}"]:

@@ -140,6 +140,12 @@ def _propose(writer: Side, samplings: Sequence[Sampling], length: int, policy: P
         # Only the first tokens of a block share their past: there the verifier says how they are drawn together.
         drafting = policy.token_verifier.drafting if policy.token_verifier and depth == 0 else "independent"
         assert policy.generator is not None
-        tokens.append(draft_tokens(probs, drafting, policy.generator))
+        drawn = draft_tokens(probs, drafting, policy.generator)
+        if (
+            depth == 0
+        ):  # where fewer distinct tokens exist, a sequence that repeats another one's first token repeats it whole
+            first = (drawn[:, :, None] == drawn[:, None, :]).int().argmax(-1)
+            repeats = drafting in ("without_replacement", "greedy")
+        tokens.append(drawn.gather(-1, first) if repeats else drawn)
         distributions.append(probs)
     return Proposal(torch.stack(tokens, -1), torch.stack(distributions, 2) if distributions else None)

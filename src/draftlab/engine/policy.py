@@ -88,6 +88,13 @@ def make_policy(
         raise UserError(
             f"{verifier.name} needs drafts of one distribution", remedy="give one draft sampling, or use specinfer"
         )
+    if models == 1 and num_drafts > 1 and not isinstance(drafts[0], Medusa):
+        frozen = sum(own.temperature == 0 for own in samplings)
+        if frozen > 1:
+            raise UserError(
+                f"{frozen} drafts of one model at temperature 0 are the same sequence {frozen} times",
+                remedy="give num_drafts 1, a draft temperature above 0, or one model per draft",
+            )
     path_verifier = PATH_VERIFIERS["single"] if isinstance(verifier, TokenVerifier) else verifier
     if num_drafts == 1 and verifier is VERIFIERS["single"]:
         token_verifier = None  # the same distribution, all positions at once

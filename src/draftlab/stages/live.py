@@ -160,7 +160,8 @@ def contenders(settings: Settings) -> list[Contender]:
         settings.top_k,
         settings.lp_threshold,
     )
-    every = (Contender(s, k, t, settings.first_temperature or t, target, top, lp) for s, k, t, target, top, lp in grid)
+    first = settings.first_temperature
+    every = (Contender(s, k, t, t if first is None else first, target, top, lp) for s, k, t, target, top, lp in grid)
     return list(dict.fromkeys(map(_normal, every)))
 
 

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from draftlab.core.sampling import check_support, greedy_tokens
-from draftlab.core.verify.single import accept_probs, reject_residual
+from draftlab.core.sampling import greedy_tokens
+from draftlab.core.verify.single import SMALLEST, accept_probs, reject_residual
 from draftlab.core.verify.specinfer import remaining_probs
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
@@ -30,13 +30,19 @@ def _acceptance(
     target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
 ) -> Acceptance:
     """``q(top) + sum_rest min(q, p')``, which is the optimum for these drafts (Hu et al. 2025)."""
-    draft, num_drafts = draft_probs[:, 0], draft_probs.shape[1]
-    check_support(draft, num_drafts)
-    top = greedy_tokens(draft, num_drafts - 1)
-    rest = draft.scatter(-1, top, 0.0)
-    rest = rest / rest.sum(-1, keepdim=True)
-    accepted = target_probs.gather(-1, top).sum(-1) + target_probs.scatter(-1, top, 0.0).minimum(rest).sum(-1)
+    accepted = accepted_mass(target_probs, draft_probs[:, 0], draft_probs.shape[1]).sum(-1)
     return Acceptance(accepted, accepted)
+
+
+def accepted_mass(
+    target_probs: Float64[Tensor, "batch vocab"], draft: Float64[Tensor, "batch vocab"], num_drafts: int
+) -> Float64[Tensor, "batch vocab"]:
+    """Probability that each token is emitted and was drafted; no more tokens are drafted than there are."""
+    top = greedy_tokens(draft, min(num_drafts, draft.shape[-1]) - 1)
+    rest = draft.scatter(-1, top, 0.0)
+    rest = rest / rest.sum(-1, keepdim=True).clamp_min(SMALLEST)
+    accepted = target_probs.minimum(rest).scatter(-1, top, target_probs.gather(-1, top))
+    return accepted * (draft > 0)
 
 
 greedy = TokenVerifier("greedy", "greedy", _decide, _acceptance)

@@ -46,7 +46,8 @@ def verify_sequences(
     """Verify K sequences, position after position: the token verifier sees the drafts of the sequences that still agree.
 
     Given the emitted prefix the survivors' next tokens are still independent, so each step, and the whole, is lossless (Miao et al.
-    2024; Khisti et al. 2025, section 5). A sequence that stands to its end is followed by a token of the target. Sequences of a tree
+    2024; Khisti et al. 2025, section 5). Distinct drafts are as many as there are tokens to draft: a sequence that repeats another brings
+    none. A sequence that stands to its end is followed by a token of the target. Sequences of a tree
     whose siblings were drawn without replacement are its leaves' paths, siblings in the order they were drawn. ``tail`` verifies what
     is left of a sequence once it is the only one: the rest of it is still a draft of the emitted prefix. Distributions that are ``truncated`` (by
     top-k or top-p) are verified on the tokens that they leave.
