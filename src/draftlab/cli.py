@@ -164,11 +164,13 @@ def pretrain_draft(
     template: Template,
     out: Path,
     prompts: tuple[Path, ...] = (),
+    target: Path | None = None,
+    answers: tuple[Path, ...] = (),
 ) -> None:
     """Make the draft: train it on reference answers, on public text where there are none, or fetch the one that --model names."""
     from draftlab.train import pretrain
 
-    pretrain.make_draft(tokenizer, recipe, template, out, prompts)
+    pretrain.make_draft(tokenizer, recipe, template, out, prompts, target=target, answers=answers)
 
 
 # --- answers and distillation ------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """Small models made on the spot: they learn, are the same for a seed, and refuse what cannot work."""
 
 import json
+from functools import partial
 
 import pytest
 
 from draftlab.data.prompts import Prompt
+from draftlab.engine.answers import Answer
 from draftlab.engine.settings import Recipe
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
@@ -42,7 +44,7 @@ def test_the_target_learns_the_answers(made, tmp_path):
 
 def test_the_target_learns_the_template_that_it_will_be_asked_in(made, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(pretrain, "_train", lambda examples, *others: seen.extend(examples))
+    monkeypatch.setattr(pretrain, "_train", lambda model, examples, *others: seen.extend(examples))
     pretrain.make_target([made / "prompts.jsonl"], made / "tokenizer", RECIPE, "plain", tmp_path / "target")
     assert seen[7].prompt == load_tokenizer(made / "tokenizer").encode_prompt("count to 7", "plain")
 
@@ -111,3 +113,19 @@ def test_the_config_is_one_that_transformers_reads(made):
     config = json.loads((made / "target/config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["vocab_size"] == 320
+
+
+def test_a_draft_is_made_of_its_target_with_a_head_for_the_traffic(made, tmp_path, capsys):
+    tokenizer, traffic = load_tokenizer(made / "tokenizer"), tmp_path / "answers.jsonl"
+    words = tokenizer.encode(" one two 7")
+    write_jsonl(traffic, [Answer("0", [1, 5], words, False)])
+    target = RECIPE.model_copy(update={"layers": 2})
+    pretrain.make_target([made / "prompts.jsonl"], made / "tokenizer", target, TEMPLATE, tmp_path / "target")
+    for design in ("pruned", "pca"):
+        recipe = RECIPE.model_copy(update={"design": design, "head": 40, "steps": 2})
+        make = partial(pretrain.make_draft, made / "tokenizer", recipe, TEMPLATE, tmp_path / design, answers=[traffic])
+        make(target=tmp_path / "target")
+        assert set(load_model(tmp_path / design).kept.tolist()) == {*words, 2}
+        assert "100.0% of recorded answers" in capsys.readouterr().out
+        with pytest.raises(UserError, match=f"the design {design} is made of a target"):
+            make()

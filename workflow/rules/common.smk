@@ -70,6 +70,25 @@ def learnt_prompts(wildcards):
     ]
 
 
+def made_from(wildcards):
+    """Input function: what a draft is made from: requests to learn, the target that it takes parts of, answers that name the tokens of its head."""
+    recipe, pair = (
+        PAIRS[wildcards.pair].drafts[wildcards.draft],
+        f"results/{wildcards.run}/{wildcards.pair}",
+    )
+    parts = not recipe.model and recipe.design != "scratch"
+    answers = (
+        RUN.settings.datasets_of(wildcards.pair)
+        if recipe.head and not recipe.model
+        else []
+    )
+    return {
+        "prompts": learnt_prompts(wildcards) if recipe.learns == "answers" else [],
+        "target": [f"{pair}/models/target/config.json"] if parts else [],
+        "answers": [f"{pair}/answers/{name}.train/answers.jsonl" for name in answers],
+    }
+
+
 def recipe(role):
     """Words of a command line: how a model of a pair is made."""
     return lambda wildcards: plan.flags(

@@ -1,7 +1,7 @@
 """A pair of models: its tokenizer, target and drafts, the target's recorded answers, and recorded logits of target and draft.
 
 Required: results/{run}/data/{dataset}/{prompts,eval}.jsonl
-Steps: tokenizer - target, draft - answer (one pass of the target per dataset, shared by every variant), pairs.
+Steps: tokenizer - target - draft - answer (one pass of the target per dataset, shared by every variant), pairs.
 Outputs: results/{run}/{pair}/models/{tokenizer,target,draft}/, results/{run}/{pair}/answers/{dataset}.{split}/,
 results/{run}/{pair}/pairs/{dataset}.safetensors
 """
@@ -66,13 +66,9 @@ rule target:
 
 
 rule draft:
-    """Train a draft on public text, or on reference answers as its recipe says; or fetch the one that the run names."""
+    """Make a draft as its recipe says, from scratch or from parts of the target, and train it; or fetch the one that the run names."""
     input:
-        prompts=lambda wildcards: (
-            learnt_prompts(wildcards)
-            if PAIRS[wildcards.pair].drafts[wildcards.draft].learns == "answers"
-            else []
-        ),
+        unpack(made_from),
         tokenizer="results/{run}/{pair}/models/tokenizer/tokenizer.json",
     output:
         model="results/{run}/{pair}/models/{draft}/config.json",
@@ -89,6 +85,9 @@ rule draft:
         **resources_of("draft"),
     params:
         recipe=recipe("draft"),
+        target=lambda wildcards, input: (
+            ["--target", os.path.dirname(input.target[0])] if input.target else []
+        ),
         tokenizer=subpath(input.tokenizer, parent=True),
         out=subpath(output.model, parent=True),
         code=code("train.pretrain"),
@@ -98,6 +97,8 @@ rule draft:
         r"""
         draftlab pretrain draft {params.recipe:q} \
             --prompts {input.prompts:q} \
+            --answers {input.answers:q} \
+            {params.target:q} \
             --tokenizer {params.tokenizer:q} \
             --out {params.out:q} \
             >{log:q} 2>&1

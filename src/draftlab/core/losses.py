@@ -2,7 +2,8 @@
 
 Every loss is ``(draft_logits, target_logits) -> loss per position``; masking and the mean happen once, in ``distill``. Both distributions
 are softmaxes at temperature 1 (OSD trains so at every decoding temperature). Gradients flow to the draft only. Logits of
--inf are probability zero: such a token adds nothing on the target's side.
+-inf are probability zero: such a token adds nothing on the target's side. On the draft's side it is a token outside a trimmed head, which
+no weight of the draft can change: its term of ``forward_kl`` (infinite) and of ``hard_label`` is left out, the others have it as it is.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def hard_label(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
     For answers that were sampled, give ``one_hot_logits(answer_ids, vocab)`` as the target's.
     """
     best = target_logits.argmax(-1, keepdim=True).expand(*draft_logits.shape[:-1], 1)
-    return -draft_logits.float().log_softmax(-1).gather(-1, best)[..., 0]
+    log_draft = draft_logits.float().log_softmax(-1).gather(-1, best)[..., 0]
+    return -log_draft.masked_fill(log_draft == -torch.inf, 0.0)
 
 
 def jeffreys(draft_logits: Logits, target_logits: Logits, beta: float = 0.9) -> Float[Tensor, "*positions"]:
@@ -83,8 +85,9 @@ def one_hot_logits(tokens: Int[Tensor, "*positions"], vocab: int) -> Float[Tenso
 
 
 def _cross_entropy(probs: Tensor, logits: Logits) -> Float[Tensor, "*positions"]:
-    """-sum probs log softmax(logits), where a zero probability meets any logit, -inf too, without harm."""
-    return -(probs * logits.float().log_softmax(-1).masked_fill(probs == 0, 0.0)).sum(-1)
+    """-sum probs log softmax(logits) over the tokens with a finite logit."""
+    log_probs = logits.float().log_softmax(-1)
+    return -(probs * log_probs.masked_fill(log_probs == -torch.inf, 0.0)).sum(-1)
 
 
 def _kl(probs: Tensor, mixture: Tensor) -> Float[Tensor, "*positions"]:

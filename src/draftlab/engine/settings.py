@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from draftlab.core.settings import Count, Device, Settings, Template, Whole
 
@@ -13,11 +13,16 @@ class Recipe(Settings):
     """A model: one that exists (``model``: a folder, or ``owner/name[@revision]`` of the hub), or one of a ``family`` trained on the spot.
 
     A T5 has ``layers`` in its encoder and as many in its decoder. ``learns``: what a small draft is trained on, public text
-    (``documents``), or the reference answers that a small target learns too.
+    (``documents``), or the reference answers that a small target learns too. What a draft begins as is its ``design``: random
+    weights (``scratch``); the target's embedding, its first ``layers`` layers, its norm and its head (``pruned``); the target's embedding
+    on its first ``hidden`` principal components under new layers (``pca``). ``head``: how many tokens it can propose, the
+    most frequent ones of the recorded answers to the stream's requests (0: all).
     """
 
     model: str | None = None
     family: Literal["llama", "t5"] = "llama"
+    design: Literal["scratch", "pruned", "pca"] = "scratch"
+    head: Whole = 0
     hidden: Count = 64
     layers: Count = 1
     heads: Count = 2
@@ -30,6 +35,12 @@ class Recipe(Settings):
     documents: Whole = 8000
     learns: Literal["documents", "answers"] = "documents"
     seed: Whole = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Recipe:
+        if self.family == "t5" and (self.design != "scratch" or self.head):
+            raise ValueError("a t5 is made from scratch, with its whole head")
+        return self
 
 
 class Answers(Settings):

@@ -6,6 +6,8 @@ files have the Hugging Face names and layout, so ``save`` makes a folder that tr
 
 In memory two things differ from the files. Query, key and value are one matrix, as are gate and up: fewer, larger products.
 The rows of query and key are reordered so that a rotary pair lies side by side: a rotation is then one complex product.
+A draft may have a trimmed head: rows for the ``head_tokens`` tokens of ``kept`` alone (FR-Spec, Zhao et al. 2025; EAGLE-3's d2t). It reads
+every token and proposes those; the logits of all others are -inf, a probability of zero, which any verifier takes as it is.
 For training on a CPU, wrap the forward in ``torch.autocast("cpu", torch.bfloat16)``: matrix products run in bfloat16 over float32
 masters, the residual stream stays in float32.
 """
@@ -33,6 +35,9 @@ from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.tree import Tree
 from draftlab.models.weights import read_weights, write_model
 
+KEPT = "draftlab.head_tokens"
+"""The tensor of a model folder that names the tokens of a trimmed head."""
+
 PACKED = (1 << 15, 1 << 22)
 """Sizes between which a weight is copied into oneDNN's layout for decoding."""
 
@@ -55,6 +60,7 @@ class LlamaConfig:
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     tie_word_embeddings: bool = True
+    head_tokens: int = 0  # 0: the whole vocabulary
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
     pad_token_id: int | None = 0
@@ -96,7 +102,9 @@ class Llama(nn.Module):
             self.layers = cast("list[Layer]", layers)
             self.norm = nn.Parameter(torch.ones(config.hidden_size))
             if not config.tie_word_embeddings:
-                self.head = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+                self.head = nn.Parameter(torch.empty(config.head_tokens or config.vocab_size, config.hidden_size))
+            self.kept: Tensor | None
+            self.register_buffer("kept", torch.arange(config.head_tokens) if config.head_tokens else None)
 
     @property
     def vocab_size(self) -> int:
@@ -111,7 +119,7 @@ class Llama(nn.Module):
         return self.embed.device
 
     @property
-    def vocab_weight(self) -> Float[Tensor, "vocab width"]:
+    def vocab_weight(self) -> Float[Tensor, "head width"]:
         return self.embed if self.config.tie_word_embeddings else self.head
 
     def initialise(self, generator: torch.Generator) -> Llama:
@@ -130,7 +138,7 @@ class Llama(nn.Module):
 
         Rows are padded on the right; attention is causal, so padding changes no logits before it.
         """
-        return F.linear(self.states(tokens, positions), self.vocab_weight)
+        return spread(F.linear(self.states(tokens, positions), self.vocab_weight), self.kept, self.vocab_size)
 
     def states(
         self, tokens: Int[Tensor, "batch len"], positions: Int[Tensor, " chosen"] | None = None
@@ -151,9 +159,18 @@ class Llama(nn.Module):
         answers: Sequence[Sequence[int]],
         where: Int[Tensor, " chosen"] | None = None,
     ) -> Float[Tensor, "positions vocab"]:
+        return spread(self.head_logits(prompts, answers, where), self.kept, self.vocab_size)
+
+    def head_logits(
+        self,
+        prompts: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        where: Int[Tensor, " chosen"] | None = None,
+    ) -> Float[Tensor, "positions head"]:
+        """``answer_logits`` of the tokens of the head alone, in its order."""
         tokens, positions = pad_requests(prompts, answers, self.context_len)
         positions = positions if where is None else positions[where.to(positions.device)]
-        return self.forward(tokens.to(self.device), positions.to(self.device))
+        return F.linear(self.states(tokens.to(self.device), positions.to(self.device)), self.vocab_weight)
 
     def decoder(self) -> LlamaDecoder:
         return LlamaDecoder(self)
@@ -182,6 +199,8 @@ class Llama(nn.Module):
         tensors: dict[str, Tensor] = {"model.embed_tokens.weight": self.embed, "model.norm.weight": self.norm}
         if not config.tie_word_embeddings:
             tensors["lm_head.weight"] = self.head
+        if self.kept is not None:
+            tensors[KEPT] = self.kept
         for number, layer in enumerate(self.layers):
             query, key, value = torch.split(layer.qkv, [heads * dim, kv * dim, kv * dim])
             gate, up = layer.gate_up.chunk(2)
@@ -217,7 +236,11 @@ class LlamaDecoder:
             )
             for layer in model.layers
         ]
-        self.last_norm, self.project = self.norm.scale(model.norm), _Linear(model.vocab_weight)
+        self.last_norm, self.head, self.kept = self.norm.scale(model.norm), _Linear(model.vocab_weight), model.kept
+
+    def project(self, states: Float[Tensor, "rows width"]) -> Float[Tensor, "rows vocab"]:
+        """Logits over the whole vocabulary."""
+        return spread(self.head(states), self.kept, self.config.vocab_size)
 
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LlamaCache, Int[Tensor, " batch"]]:
         tokens, _ = pad_requests(prompts, [[]] * len(prompts), self.config.max_position_embeddings)
@@ -370,6 +393,19 @@ class _ScaledNorm:
         return normed.to(hidden.dtype)
 
 
+def spread(
+    logits: Float[Tensor, "*rows head"], kept: Int[Tensor, " head"] | None, vocab_size: int
+) -> Float[Tensor, "*rows vocab"]:
+    """Logits over the vocabulary from those of the tokens ``kept`` in a trimmed head: -inf for every other token.
+
+    >>> spread(tensor([[1.0, 2.0]]), tensor([3, 0]), vocab_size=4)
+    tensor([[2., -inf, -inf, 1.]])
+    """
+    if kept is None:
+        return logits
+    return logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf).index_copy_(-1, kept, logits)
+
+
 def _block(
     hidden: Float[Tensor, "batch len width"],
     layer: Layer,
@@ -480,7 +516,8 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     tensors = read_weights(folder, device or torch.device("cpu"))
     try:
         state = _from_hub(config, tensors)
-        model.load_state_dict({name: tensor.to(dtype) for name, tensor in state.items()}, assign=True)
+        kept = {"kept": state.pop("kept")} if config.head_tokens else {}
+        model.load_state_dict({name: tensor.to(dtype) for name, tensor in state.items()} | kept, assign=True)
     except KeyError as error:
         raise UserError(f"no weight {error}", file=folder, remedy="fetch or make the model again") from None
     except RuntimeError as error:
@@ -495,6 +532,8 @@ def _from_hub(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> dict[str, T
     state = {"embed": tensors["model.embed_tokens.weight"], "norm": tensors["model.norm.weight"]}
     if not config.tie_word_embeddings:
         state["head"] = tensors["lm_head.weight"]
+    if config.head_tokens:
+        state["kept"] = tensors[KEPT]
     for number in range(config.num_hidden_layers):
         part = functools.partial("model.layers.{}.{}.weight".format, number)
         query, key = (_together(tensors[part(f"self_attn.{name}_proj")], config.head_dim) for name in "qk")

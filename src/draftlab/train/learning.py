@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftlab.core.losses import LOSSES, one_hot_logits
 from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
+from draftlab.models.llama import Llama
 from draftlab.train import parallel, training
 from draftlab.train.settings import Training
 from draftlab.train.sources import LIVE, SOURCES, Samples, Scene
@@ -108,19 +110,49 @@ def _terms(draft: LanguageModel, samples: Samples, settings: Training, effort: E
     size, requests = settings.micro_batch or len(samples.answers), len(samples.answers)
     for part in samples.cut([min(size, requests - start) for start in range(0, requests, size)]) if requests else ():
         logits = answer_logits(draft, part.prompts, part.answers, settings.autocast)
-        yield losses_at(settings.loss, logits, part.target_logits, part.labels).sum() / count
+        yield losses_at(settings.loss, logits, part.target_logits, part.labels, kept_by(draft)).sum() / count
 
 
 def losses_at(
     name: str,
-    logits: Float[Tensor, "positions vocab"],
+    logits: Float[Tensor, "positions head"],
     target_logits: Float[Tensor, "positions vocab"],
     labels: Int[Tensor, " positions"],
+    kept: Int[Tensor, " head"] | None = None,
 ) -> Float[Tensor, " positions"]:
-    """The loss at each position; fine-tuning sees the tokens as they were written, sampled or not, and no distribution."""
+    """The loss at each position; fine-tuning sees the tokens as they were written, sampled or not, and no distribution.
+
+    Of a head trimmed to the tokens H (``kept``) ``logits`` are those of H. All other tokens become one, of probability
+    ``1 - target(H)`` to the target and 0 to the draft. Every loss is then what it is over the whole vocabulary, up to a constant:
+    a token x outside H adds 0 to KL(draft || target), ``beta target(x) log(1 / beta)`` to the JSD and ``target(x) / 2`` to the total
+    variation, and of KL(target || draft) what stays is ``sum over x in H of target(x) log(target(x) / draft(x))``, whose gradient is
+    target(H) times that of the divergence between the distributions on H.
+    """
+    target_logits, labels = target_logits.to(logits.device), labels.to(logits.device)
     if name == "hard_label":
-        target_logits = one_hot_logits(labels.to(logits.device), logits.shape[-1])
-    return LOSSES[name](logits, target_logits.to(logits.device))
+        columns = labels if kept is None else columns_of(labels, kept, target_logits.shape[-1])
+        target_logits = one_hot_logits(columns, logits.shape[-1] + (kept is not None))
+    elif kept is not None:
+        inside = target_logits.log_softmax(-1)[:, kept]
+        rest = (1 - inside.exp().sum(-1, keepdim=True)).clamp_min(torch.finfo(inside.dtype).tiny)
+        target_logits = torch.cat([inside, rest.log()], -1)
+    if kept is not None:
+        logits = F.pad(logits, (0, 1), value=-torch.inf)
+    return LOSSES[name](logits, target_logits)
+
+
+def kept_by(draft: LanguageModel) -> Int[Tensor, " head"] | None:
+    """The tokens of a trimmed head; None: the whole vocabulary."""
+    return draft.kept if isinstance(draft, Llama) else None
+
+
+def columns_of(
+    tokens: Int[Tensor, " positions"], kept: Int[Tensor, " head"], vocab_size: int
+) -> Int[Tensor, " positions"]:
+    """The place of each token in the head, and of tokens outside it the place after the last one."""
+    places = torch.full((vocab_size,), len(kept), device=kept.device)
+    places[kept] = torch.arange(len(kept), device=kept.device)
+    return places[tokens]
 
 
 def answer_logits(
@@ -129,10 +161,12 @@ def answer_logits(
     answers: Sequence[Sequence[int]],
     autocast: bool,
     where: Tensor | None = None,
-) -> Float[Tensor, "positions vocab"]:
-    """The draft's logits at the answer positions (or those of ``where``) with gradient, in bfloat16 products if ``autocast``."""
+) -> Float[Tensor, "positions head"]:
+    """The draft's logits at the answer positions (or those of ``where``) with gradient, in bfloat16 products if ``autocast``; of a
+    trimmed head those of its tokens alone."""
+    call = draft.head_logits if isinstance(draft, Llama) else draft.answer_logits
     with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
-        return draft.answer_logits(prompts, answers, where).float()
+        return call(prompts, answers, where).float()
 
 
 def orders(requests: Sequence[int], batch: int, steps: int, seed: int) -> Iterator[list[int]]:

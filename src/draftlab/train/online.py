@@ -23,7 +23,7 @@ from draftlab.engine.replay import agree_along, at_its_depth, walk
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
 from draftlab.train import training
-from draftlab.train.learning import Effort, answer_logits, losses_at
+from draftlab.train.learning import Effort, answer_logits, kept_by, losses_at
 from draftlab.train.offline import counts
 from draftlab.train.positions import positions_to_learn
 from draftlab.train.settings import Serving
@@ -167,7 +167,7 @@ def learn(
     distributions, labels = (
         torch.cat([getattr(lesson, name) for lesson in lessons]) for name in ("target_logits", "labels")
     )
-    loss = losses_at(settings.loss, logits, distributions, labels).mean()
+    loss = losses_at(settings.loss, logits, distributions, labels, kept_by(learner)).mean()
     training.update(optimizer, [loss], settings.clip)
     return len(where)
 

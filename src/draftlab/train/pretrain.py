@@ -18,15 +18,18 @@ from torch import Tensor
 
 from draftlab.data import generators
 from draftlab.data.prompts import Prompt
+from draftlab.engine.answers import Answer
 from draftlab.engine.settings import Recipe
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.digests import code_digest
 from draftlab.files.json_files import read_jsonl, write_json
-from draftlab.models import LanguageModel, Tokenizer, check_same_tokenizer, hf, hub, load_tokenizer
+from draftlab.models import LanguageModel, Tokenizer, check_same_tokenizer, hf, hub, load_model, load_tokenizer
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.train import training
+from draftlab.train.designs import frequent_tokens, project, prune, trim_head
+from draftlab.train.learning import answer_logits, columns_of, kept_by
 
 TOKENIZER_TEXTS = 2000  # per dataset, and as many public documents
 BUCKET = 16  # batches are cut from runs of this many batches sorted by length, so little of a batch is padding
@@ -68,12 +71,25 @@ def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: Recipe, templa
             file=prompts[0],
             remedy="name a target that exists: --config target=FOLDER",
         )
-    _train(examples, words, recipe, out, "target")
+    _train(_untrained(recipe, words.vocab_size), examples, words, recipe, out, "target")
 
 
-def make_draft(tokenizer: Path, recipe: Recipe, template: str, out: Path, prompts: Sequence[Path] = ()) -> None:
+def make_draft(
+    tokenizer: Path,
+    recipe: Recipe,
+    template: str,
+    out: Path,
+    prompts: Sequence[Path] = (),
+    *,
+    target: Path | None = None,
+    answers: Sequence[Path] = (),
+) -> None:
     """Write the draft: the model that the recipe names, or a small one trained on the reference answers of ``prompts``, and without any
-    on unpaired public text."""
+    on unpaired public text.
+
+    A design made of the ``target`` needs its folder; the tokens of a trimmed head are the most frequent ones of the recorded
+    ``answers``, or of what the draft is trained on.
+    """
     words = load_tokenizer(tokenizer)
     if recipe.model:
         hub.copy_model(recipe.model, out)
@@ -83,7 +99,17 @@ def make_draft(tokenizer: Path, recipe: Recipe, template: str, out: Path, prompt
         Example(words.encode_prompt("", "plain"), [*words.encode(text), words.eos_ids[0]])
         for text in generators.public_documents(recipe.documents, recipe.seed)
     ]
-    _train(examples, words, recipe, out, "draft")
+    model = _untrained(recipe, words.vocab_size, target)
+    if recipe.head:
+        if not isinstance(model, Llama):
+            raise UserError("only a Llama's head is trimmed", remedy="set head 0")
+        texts = [own.answer_ids for path in answers for own in read_jsonl(path, Answer)]
+        texts = texts or [example.answer for example in examples]
+        tokens, share = frequent_tokens(texts, recipe.head, words.eos_ids)
+        source = "recorded answers" if answers else "the text it learns"
+        print(f"head: {len(tokens):,} of {model.vocab_size:,} tokens, {share:.1%} of {source}", flush=True)
+        model = trim_head(model, tokens)
+    _train(model, examples, words, recipe, out, "draft")
 
 
 def _answered(prompts: Sequence[Path], words: Tokenizer, template: str) -> list[Example]:
@@ -96,19 +122,23 @@ def _answered(prompts: Sequence[Path], words: Tokenizer, template: str) -> list[
     ]
 
 
-def _train(examples: Sequence[Example], tokenizer: Tokenizer, recipe: Recipe, out: Path, label: str) -> None:
+def _train(
+    model: LanguageModel, examples: Sequence[Example], tokenizer: Tokenizer, recipe: Recipe, out: Path, label: str
+) -> None:
     kept = [example for example in examples if len(example.prompt) + len(example.answer) <= recipe.context]
     if not kept:
         raise UserError(f"every document is longer than context {recipe.context}", remedy="raise context of this scale")
-    model = _untrained(recipe, tokenizer.vocab_size)
+    head = kept_by(model)
     order = list(_batches(kept, recipe.batch, recipe.steps, recipe.seed))
 
     def losses(step: int) -> Iterator[Tensor]:
         batch = order[step]
-        with torch.autocast("cpu", torch.bfloat16, enabled=torch.backends.cpu.get_cpu_capability() == "AVX512"):
-            logits = model.answer_logits([example.prompt for example in batch], [example.answer for example in batch])
-        answers = torch.tensor([token for example in batch for token in example.answer])
-        yield F.cross_entropy(logits.float(), answers)
+        prompts, texts = [example.prompt for example in batch], [example.answer for example in batch]
+        logits = answer_logits(model, prompts, texts, torch.backends.cpu.get_cpu_capability() == "AVX512")
+        answers = torch.tensor([token for text in texts for token in text])
+        if head is not None:
+            answers = columns_of(answers, head, model.vocab_size)
+        yield F.cross_entropy(logits, answers, ignore_index=-1 if head is None else len(head))
 
     training.fit(
         model,
@@ -124,7 +154,14 @@ def _train(examples: Sequence[Example], tokenizer: Tokenizer, recipe: Recipe, ou
         tokenizer.save(folder)
 
 
-def _untrained(recipe: Recipe, vocab_size: int) -> LanguageModel:
+def _untrained(recipe: Recipe, vocab_size: int, target: Path | None = None) -> LanguageModel:
+    """The model as its design begins, its head whole."""
+    whole = load_model(target) if target and recipe.design != "scratch" else None
+    if recipe.design != "scratch" and not isinstance(whole, Llama):
+        what = f"the design {recipe.design} is made of a target" + (" that is a Llama" if whole else "")
+        raise UserError(what, file=target, remedy="name one with --target, or make the draft from scratch")
+    if recipe.design == "pruned" and isinstance(whole, Llama):
+        return prune(whole, recipe.layers)
     generator = torch.Generator().manual_seed(recipe.seed)
     if recipe.family == "t5":
         return hf.new_t5(vocab_size, recipe.hidden, recipe.ffn, recipe.layers, recipe.heads, generator)
@@ -137,7 +174,7 @@ def _untrained(recipe: Recipe, vocab_size: int) -> LanguageModel:
         num_key_value_heads=recipe.heads,
         max_position_embeddings=recipe.context,
     )
-    return Llama(config).initialise(generator)
+    return project(whole, config, generator) if isinstance(whole, Llama) else Llama(config).initialise(generator)
 
 
 def _batches(examples: Sequence[Example], size: int, count: int, seed: int) -> Iterator[list[Example]]:

@@ -1,0 +1,67 @@
+"""What a draft begins as: parts of its target, and a head trimmed to the tokens that its traffic holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Generator
+
+from draftlab.errors import UserError
+from draftlab.models.llama import Llama, LlamaConfig
+
+
+def prune(target: Llama, layers: int) -> Llama:
+    """The target's embedding, first ``layers`` layers, norm and head, copied."""
+    if not 0 < layers < len(target.layers):
+        raise UserError(
+            f"a draft of {layers} layers out of a target of {len(target.layers)}",
+            remedy="give fewer layers, at least 1",
+        )
+    draft = Llama(replace(target.config, num_hidden_layers=layers))
+    wanted = draft.state_dict().keys()
+    draft.load_state_dict({name: value.clone() for name, value in target.state_dict().items() if name in wanted})
+    return draft
+
+
+@torch.no_grad()
+def project(target: Llama, config: LlamaConfig, generator: Generator) -> Llama:
+    """A new model whose embedding is the target's on its first principal components, scaled to the spread of new weights.
+
+    With E the target's embedding less its mean row and V the ``hidden_size`` leading eigenvectors of E^T E: E V, which of all linear
+    maps to so few channels loses least of the squared distances between tokens. The head is the same matrix.
+    """
+    if config.hidden_size > target.config.hidden_size:
+        what = f"{config.hidden_size} components of an embedding of {target.config.hidden_size} channels"
+        raise UserError(what, remedy="give at most as many")
+    draft = Llama(config).initialise(generator)
+    rows = target.embed.float() - target.embed.float().mean(0)
+    _, directions = torch.linalg.eigh(rows.T @ rows)  # in ascending order
+    found = rows @ directions[:, -config.hidden_size :].flip(-1)
+    draft.embed.copy_(found * (draft.embed.std() / found.std()))
+    return draft
+
+
+@torch.no_grad()
+def trim_head(draft: Llama, tokens: Sequence[int]) -> Llama:
+    """The same model with the rows of its head for ``tokens`` alone; the embedding it reads with stays whole."""
+    trimmed = Llama(replace(draft.config, tie_word_embeddings=False, head_tokens=len(tokens)))
+    kept = torch.tensor(tokens)
+    state = {name: value.clone() for name, value in draft.state_dict().items()}
+    trimmed.load_state_dict(state | {"head": draft.vocab_weight[kept].clone(), "kept": kept})
+    return trimmed
+
+
+def frequent_tokens(texts: Iterable[Iterable[int]], count: int, always: Collection[int]) -> tuple[list[int], float]:
+    """The ``always`` tokens and the most frequent ones of ``texts``, ``count`` together, ascending; and the share of the texts they cover.
+
+    Fewer distinct tokens than ``count`` give a head of those alone.
+    """
+    seen = Counter(token for text in texts for token in text)
+    if not seen:
+        raise UserError("no text to choose the tokens of a head from", remedy="set head 0, or give recorded answers")
+    ranked = sorted(seen.keys() - set(always), key=lambda token: (-seen[token], token))
+    kept = sorted({*always, *ranked[: max(0, count - len(always))]})
+    return kept, sum(seen[token] for token in kept) / seen.total()
