@@ -13,6 +13,11 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import read_object, write_json
 
 
+def is_gguf(name: Path | str) -> bool:
+    """Whether a model's name is that of a GGUF file, not of a folder."""
+    return Path(name).suffix == ".gguf" and not Path(name).is_dir()
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder; ``UserError`` when there are none, or only pickled weights."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
@@ -50,7 +55,11 @@ def weights_digest(folder: Path) -> str:
 
 
 def parameter_count(folder: Path) -> int:
-    """Weights of a model folder, counted without reading them."""
+    """Weights of a model folder or a GGUF file, counted without reading them."""
+    if is_gguf(folder):
+        from draftlab.files.gguf_header import read_header
+
+        return read_header(folder).parameters
     total = 0
     for path in weight_files(folder):
         try:

@@ -10,13 +10,15 @@ from typing import Any
 
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
+from draftlab.files.weights import is_gguf
 from draftlab.latency.inflate import inflate
 from draftlab.latency.self_check import self_check
 from draftlab.latency.settings import Engine
 from draftlab.models import LanguageModel, load_model
 from draftlab.models.backend import LatencyBackend, Settings, check_pair
 from draftlab.models.cores import pinned
-from draftlab.models.gguf import export
+from draftlab.models.gguf import Weights, export
+from draftlab.models.gguf_files import ORIGINAL
 from draftlab.models.llama_cpp import LlamaCpp, check_device
 
 
@@ -31,7 +33,7 @@ def open_pair(
 ) -> Iterator[list[LatencyBackend]]:
     """Yield the target and the drafts, ready; a target smaller than ``settings`` ask for is inflated first.
 
-    llama.cpp takes a GGUF file as it is and exports a folder first; torch takes a folder. Either takes the name of an
+    llama.cpp takes a GGUF file as it is, and that of a folder that was made of one; it exports other folders first; torch takes a folder. Either takes the name of an
     architecture of ``shapes.ARCHITECTURES`` and gives it random weights; the files lie in ``TMPDIR`` meanwhile. Threads on a CPU
     are pinned to as many cores.
     """
@@ -40,9 +42,14 @@ def open_pair(
         if settings.inflated_layers or settings.inflated_ffn or settings.inflated_widths > 1:
             wanted = settings.inflated_layers, settings.inflated_ffn, settings.inflated_widths
             target = inflated(target, Path(scratch) / "inflated", *wanted)
+        paths = [target, *drafts]
+        if settings.weights == "own" and settings.backend == "llama_cpp":
+            paths = [path / ORIGINAL if (path / ORIGINAL).is_symlink() else path for path in paths]
+        beside: Weights = "q8_0" if is_gguf(paths[0]) else "f32"
+        weights = beside if settings.weights == "own" else settings.weights
         models: list[LatencyBackend] = []
-        for index, path in enumerate((target, *drafts)):
-            model = _open(path, Path(scratch) / f"{index}-{path.name}.gguf", settings, engine)
+        for index, path in enumerate(paths):
+            model = _open(path, Path(scratch) / f"{index}-{path.name}.gguf", settings, weights, engine)
             stack.callback(model.close)
             models.append(model)
         for draft in models[1:]:
@@ -70,7 +77,7 @@ def load_inflated(target: Path, layers: int, ffn: int, device: str) -> LanguageM
         return load_model(inflated(target, Path(scratch) / "inflated", layers, ffn), device=device)
 
 
-def _open(path: Path, exported: Path, settings: Engine, engine: Settings) -> LatencyBackend:
+def _open(path: Path, exported: Path, settings: Engine, weights: Weights, engine: Settings) -> LatencyBackend:
     if settings.backend == "torch":
         from draftlab.latency.torch_backend import open_torch
 
@@ -78,12 +85,12 @@ def _open(path: Path, exported: Path, settings: Engine, engine: Settings) -> Lat
     self_check()
     check_device(settings.gpu_layers)  # before gigabytes are written
     if path.is_dir():
-        export(path, exported, settings.weights, vocabulary=False)
+        export(path, exported, weights, vocabulary=False)
         path = exported
     elif not path.exists():
         from draftlab.latency.shapes import random_gguf
 
-        random_gguf(str(path), exported, settings.weights, settings.seed)
+        random_gguf(str(path), exported, weights, settings.seed)
         path = exported
     return LlamaCpp(path, engine)
 

@@ -17,7 +17,7 @@ from draftlab.latency.shapes import random_model
 from draftlab.models import Cache, LanguageModel, load_model, load_tokenizer
 from draftlab.models.backend import SOURCE, Logits, Settings
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16}
+DTYPES = {"own": torch.float32, "f32": torch.float32, "f16": torch.float16}
 
 
 class TorchBackend:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
-from draftlab.files.weights import check_sizes
+from draftlab.files.weights import check_sizes, is_gguf
 from draftlab.models.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -106,17 +106,19 @@ class LanguageModel(Protocol):
 
 
 def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu") -> LanguageModel:
-    """Read a model from a folder in the Hugging Face layout (safetensors only).
+    """Read a model from a folder in the Hugging Face layout (safetensors only), or from a GGUF file.
 
     Our own Llama reads what it can (it is faster at small sizes), ``transformers`` the rest. ``UserError`` for a missing
     folder, pickled weights, a damaged file, an architecture that is no language model, a device that is not there.
     """
     import torch
 
-    from draftlab.models import hf, llama
+    from draftlab.models import gguf_files, hf, llama
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"no GPU for device {device!r}", remedy="use device cpu")
+    if is_gguf(folder):
+        return gguf_files.read_model(folder).to(torch.device(device), getattr(torch, dtype))
     config = read_object(Path(folder) / "config.json")
     loader = llama.load if llama.can_read(config) else hf.load
     return loader(folder, getattr(torch, dtype), torch.device(device))

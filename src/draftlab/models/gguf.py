@@ -1,4 +1,4 @@
-"""A model folder in the Hugging Face layout -> one GGUF file, with the refusals that llama.cpp lacks.
+"""A model folder in the Hugging Face layout -> one GGUF file (``gguf_files`` is the way back), with the refusals that llama.cpp lacks.
 
 llama.cpp aborts the process on some files that it cannot run; everything here that could lead to one is a ``UserError`` first.
 """
@@ -34,6 +34,8 @@ QUANTIZATION = {
     "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
     "q4_0": (gguf.GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
+
+KINDS = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "t5": gguf.MODEL_ARCH.T5}
 
 # Copies and constants that some checkpoints store beside the weights.
 DERIVED = ("rotary_emb.inv_freq", "lm_head.weight", "coder.embed_tokens.weight")
@@ -80,7 +82,7 @@ def _export(
     quantization, file_type = QUANTIZATION[weights]
     tensors = opened(folder, shapes)
     with atomic_path(out, _least_bytes(shapes, quantization)) as temporary:
-        writer = gguf.GGUFWriter(temporary, "t5" if config["model_type"] == "t5" else "llama")
+        writer = gguf.GGUFWriter(temporary, config["model_type"])
         writer.add_custom_alignment(ALIGNMENT)
         writer.add_file_type(file_type)
         if weights.startswith("q"):
@@ -104,8 +106,9 @@ def _least_bytes(shapes: dict[str, tuple[int, ...]], quantization: gguf.GGMLQuan
 def expected_shapes(config: dict[str, Any], folder: Path) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that ``config`` implies; an architecture that cannot be exported is a ``UserError``."""
     kind = config.get("model_type")
-    if kind not in ("llama", "t5"):
-        raise UserError(f"architecture {kind!r} cannot be exported", file=folder, remedy="use a llama or t5 model")
+    if kind not in KINDS:
+        remedy = f"use a model of {', '.join(KINDS)}"
+        raise UserError(f"architecture {kind!r} cannot be exported", file=folder, remedy=remedy)
     try:
         return _t5_shapes(config, folder) if kind == "t5" else _llama_shapes(config, folder)
     except KeyError as key:
@@ -118,6 +121,7 @@ def _llama_shapes(config: dict[str, Any], folder: Path) -> dict[str, tuple[int, 
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "attention_bias": config.get("attention_bias", False),
         "mlp_bias": config.get("mlp_bias", False),
+        "use_sliding_window": config.get("use_sliding_window", False),
         "rope type": rope.get("rope_type", rope.get("type", "default")) != "default",
     }
     for what, refused in unsupported.items():
@@ -147,6 +151,9 @@ def _llama_shapes(config: dict[str, Any], folder: Path) -> dict[str, tuple[int, 
             prefix + "mlp.up_proj.weight": (ffn, hidden),
             prefix + "mlp.down_proj.weight": (hidden, ffn),
         }
+        if config["model_type"] == "qwen2":
+            rows = {"q": heads, "k": kv_heads, "v": kv_heads}
+            shapes |= {f"{prefix}self_attn.{name}_proj.bias": (count * width,) for name, count in rows.items()}
     shapes["model.norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings", False):
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
@@ -314,12 +321,11 @@ def _write_tensors(
     quantization: gguf.GGMLQuantizationType,
 ) -> None:
     """Describe every tensor, then stream the values: memory stays at one tensor whatever the model's size."""
-    arch = gguf.MODEL_ARCH.T5 if config["model_type"] == "t5" else gguf.MODEL_ARCH.LLAMA
     depth = max(config.get(key) or 0 for key in ("num_hidden_layers", "num_layers", "num_decoder_layers"))
-    names = gguf.get_tensor_name_map(arch, depth)
+    names = gguf.get_tensor_name_map(KINDS[config["model_type"]], depth)
     kinds = {name: _stored_as(name, shape, quantization) for name, shape in tensors.shapes.items()}
     for name, kind in kinds.items():
-        target = names.get_name(name, try_suffixes=(".weight",))
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         _describe(writer, target, tensors.shapes[name], kind)
     scale = _output_scale(config)
@@ -363,7 +369,9 @@ def _output_scale(config: dict[str, Any]) -> float | None:
 
 
 def _rotary(name: str, tensor: Array, config: dict[str, Any]) -> Array:
-    """Reorder query and key rows: transformers rotates halves of a head, llama.cpp neighbouring pairs."""
+    """Reorder query and key rows: transformers rotates halves of a head, llama.cpp neighbouring pairs of a llama's."""
+    if config["model_type"] == "qwen2":
+        return tensor
     heads = {
         "q_proj": config.get("num_attention_heads"),
         "k_proj": config.get("num_key_value_heads") or config.get("num_attention_heads"),

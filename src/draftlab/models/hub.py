@@ -1,4 +1,4 @@
-"""Models that exist already: a local folder, or a repository of the hub; safetensors only, no code of the model's own."""
+"""Models that exist already: a local folder, a GGUF file, or a repository of the hub; no pickle, no code of the model's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.hub import ask
-from draftlab.files.weights import weights_digest
+from draftlab.files.json_files import write_json
+from draftlab.files.weights import is_gguf, weights_digest
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 VOCABULARIES = (("tokenizer.model",), ("spiece.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
@@ -29,7 +30,12 @@ TOKENIZER = (
 
 
 def copy_model(name: str, out: Path) -> None:
-    """Make ``out`` the model ``name``: a folder, whose weights are linked, or ``owner/name`` or ``owner/name@revision`` of the hub."""
+    """Make ``out`` the model ``name``: a folder, whose weights are linked, a GGUF file, or ``owner/name[@revision]`` of the hub."""
+    if is_gguf(name):
+        from draftlab.models.gguf_files import write_folder
+
+        write_folder(name, out)
+        return
     source = fetch(name)
     keep = os.symlink if Path(name).is_dir() else _keep
     with atomic_dir(out) as folder:
@@ -42,6 +48,13 @@ def copy_model(name: str, out: Path) -> None:
 
 def copy_tokenizer(name: str, folder: Path) -> None:
     """Copy the tokenizer of ``name``, and the config that says how an answer ends, into ``folder``."""
+    if is_gguf(name):
+        from draftlab.models.gguf_files import read_tokenizer
+
+        words = read_tokenizer(name)
+        words.save(folder)
+        write_json(folder / "generation_config.json", {"eos_token_id": list(words.eos_ids)})
+        return
     _copy_tokenizer(_resolve(name, TOKENIZER), folder, name)
 
 

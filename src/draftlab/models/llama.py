@@ -64,6 +64,7 @@ class LlamaConfig:
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
     pad_token_id: int | None = 0
+    qkv_bias: bool = False  # as Qwen2 has
 
     def __post_init__(self) -> None:
         if not self.head_dim:
@@ -84,6 +85,7 @@ class Layer(nn.Module):
         heads, kv = config.num_attention_heads, config.num_key_value_heads
         self.input_norm = nn.Parameter(torch.ones(width))
         self.qkv = nn.Parameter(torch.empty((heads + 2 * kv) * dim, width))
+        self.qkv_bias = nn.Parameter(torch.zeros((heads + 2 * kv) * dim)) if config.qkv_bias else None
         self.output = nn.Parameter(torch.empty(width, heads * dim))
         self.mlp_norm = nn.Parameter(torch.ones(width))
         self.gate_up = nn.Parameter(torch.empty(2 * inner, width))
@@ -180,8 +182,8 @@ class Llama(nn.Module):
 
     def save(self, folder: Path | str) -> None:
         config = dataclasses.asdict(self.config) | {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            "architectures": ["Qwen2ForCausalLM" if self.config.qkv_bias else "LlamaForCausalLM"],
+            "model_type": "qwen2" if self.config.qkv_bias else "llama",
             "hidden_act": "silu",
             "attention_bias": False,
             "mlp_bias": False,
@@ -216,6 +218,10 @@ class Llama(nn.Module):
                 "mlp.down_proj": layer.down,
             }
             tensors |= {f"model.layers.{number}.{name}.weight": tensor for name, tensor in parts.items()}
+            if layer.qkv_bias is not None:
+                biases = torch.split(layer.qkv_bias, [heads * dim, kv * dim, kv * dim])
+                for name, bias in zip("qkv", (_apart(biases[0], dim), _apart(biases[1], dim), biases[2]), strict=True):
+                    tensors[f"model.layers.{number}.self_attn.{name}_proj.bias"] = bias
         return tensors
 
 
@@ -228,7 +234,7 @@ class LlamaDecoder:
         self.layers = [
             (
                 self.norm.scale(layer.input_norm),
-                _Linear(layer.qkv),
+                _Linear(layer.qkv, layer.qkv_bias),
                 _Linear(layer.output),
                 self.norm.scale(layer.mlp_norm),
                 _Linear(layer.gate_up),
@@ -351,8 +357,8 @@ class _Linear:
     against 82 at 48. Weights so large that the copy would matter keep to MKL.
     """
 
-    def __init__(self, weight: Float[Tensor, "out width"]) -> None:
-        self.weight, self.transposed = weight, weight.t()
+    def __init__(self, weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"] | None = None) -> None:
+        self.weight, self.transposed, self.bias = weight, weight.t(), bias
         self.packed: Tensor | None = None
         size = weight.numel()
         fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and PACKED[0] < size < PACKED[1]
@@ -362,8 +368,8 @@ class _Linear:
 
     def __call__(self, rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows out"]:
         if self.packed is None or rows.shape[0] < self.least:
-            return F.linear(rows, self.weight)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, None, "none", [], "")
+            return F.linear(rows, self.weight, self.bias)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
         return product
 
     def added_to(
@@ -414,7 +420,7 @@ def _block(
 ) -> Float[Tensor, "batch len width"]:
     """One pre-norm layer: causal attention, then SwiGLU, each added to the residual stream."""
     heads, kv, eps = config.num_attention_heads, config.num_key_value_heads, config.rms_norm_eps
-    qkv = F.linear(F.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps), layer.qkv)
+    qkv = F.linear(F.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
     qkv = qkv.view(*qkv.shape[:-1], -1, config.head_dim)
     rotated = _rotate(qkv[:, :, : heads + kv], rotations)
     query, key, value = rotated[:, :, :heads], rotated[:, :, heads:], qkv[:, :, heads + kv :]
@@ -471,20 +477,21 @@ def _mask_table(new: int, room: int, dtype: torch.dtype, device: torch.device) -
     return torch.full((new, room), -torch.inf, dtype=dtype, device=device).triu(room - new + 1)
 
 
-def _together(weight: Float[Tensor, "rows width"], dim: int) -> Float[Tensor, "rows width"]:
+def together(weight: Float[Tensor, "rows ..."], dim: int) -> Float[Tensor, "rows ..."]:
     """Reorder the rows of each head so that the two halves that a rotation mixes lie side by side."""
-    return weight.view(-1, 2, dim // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+    return weight.view(-1, 2, dim // 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
-def _apart(weight: Float[Tensor, "rows width"], dim: int) -> Float[Tensor, "rows width"]:
-    return weight.view(-1, dim // 2, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+def _apart(weight: Float[Tensor, "rows ..."], dim: int) -> Float[Tensor, "rows ..."]:
+    return weight.view(-1, dim // 2, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
 def can_read(config: Mapping[str, Any]) -> bool:
-    """Whether ``load`` reads this config: a plain Llama without biases, scaled positions or a foreign activation."""
+    """Whether ``load`` reads this config: a plain Llama or Qwen2 without further biases, scaled positions or a foreign activation."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return (
-        config.get("architectures") == ["LlamaForCausalLM"]
+        config.get("architectures") in (["LlamaForCausalLM"], ["Qwen2ForCausalLM"])
+        and not config.get("use_sliding_window")
         and rope.get("rope_type", rope.get("type", "default")) == "default"
         and config.get("hidden_act", "silu") == "silu"
         and not config.get("attention_bias")
@@ -505,7 +512,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
         "rope_theta": rope.get("rope_theta", 10000.0),
         "tie_word_embeddings": False,
     }
-    fields = defaults | fields
+    fields = defaults | fields | {"qkv_bias": fields.get("model_type") == "qwen2"}
     names = {field.name for field in dataclasses.fields(LlamaConfig)}
     try:
         config = LlamaConfig(**{name: value for name, value in fields.items() if name in names and value is not None})
@@ -536,7 +543,7 @@ def _from_hub(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> dict[str, T
         state["kept"] = tensors[KEPT]
     for number in range(config.num_hidden_layers):
         part = functools.partial("model.layers.{}.{}.weight".format, number)
-        query, key = (_together(tensors[part(f"self_attn.{name}_proj")], config.head_dim) for name in "qk")
+        query, key = (together(tensors[part(f"self_attn.{name}_proj")], config.head_dim) for name in "qk")
         state |= {
             f"layers.{number}.input_norm": tensors[part("input_layernorm")],
             f"layers.{number}.qkv": torch.cat([query, key, tensors[part("self_attn.v_proj")]]),
@@ -545,4 +552,8 @@ def _from_hub(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> dict[str, T
             f"layers.{number}.gate_up": torch.cat([tensors[part("mlp.gate_proj")], tensors[part("mlp.up_proj")]]),
             f"layers.{number}.down": tensors[part("mlp.down_proj")],
         }
+        if config.qkv_bias:
+            biases = [tensors[f"model.layers.{number}.self_attn.{name}_proj.bias"] for name in "qkv"]
+            biases[:2] = [together(bias, config.head_dim) for bias in biases[:2]]
+            state[f"layers.{number}.qkv_bias"] = torch.cat(biases)
     return state

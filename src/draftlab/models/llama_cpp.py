@@ -15,17 +15,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import llama_cpp.llama_cpp as lib
 import numpy as np
 from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
 from draftlab.models.backend import SOURCE, Logits, Settings
-from draftlab.models.gguf import INFLATED_KEY, QUANTIZATION, VOCABULARY_KEY
+from draftlab.models.gguf import INFLATED_KEY, VOCABULARY_KEY
 
 BATCH = 512
 CONTEXT_STEP = 256  # tokens
-WEIGHTS = {str(int(file_type)): name for name, (_, file_type) in QUANTIZATION.items()}
+WEIGHTS = {str(kind.value): kind.name.split("_", 1)[1].lower() for kind in gguf.LlamaFileType if kind.name != "GUESSED"}
 ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR, which the binding does not name
 ERRORS: deque[str] = deque(maxlen=4)  # llama.cpp reports through a log callback; the last errors explain a failed call
 

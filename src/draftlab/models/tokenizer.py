@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
+from draftlab.files.weights import is_gguf
 from draftlab.models.chat import Segment, Turn, render
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -83,10 +84,16 @@ class Tokenizer:
         }
         config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        if self.chat_template:
+            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
-    """Read tokenizer.json of a model folder, and the end-of-text ids from generation_config.json or config.json."""
+    """Read tokenizer.json of a model folder, and the end-of-text ids from generation_config.json or config.json; or those of a GGUF file."""
+    if is_gguf(folder):
+        from draftlab.models.gguf_files import read_tokenizer
+
+        return read_tokenizer(folder)
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         raise UserError("no tokenizer.json", file=folder, remedy="use a model folder that has one")

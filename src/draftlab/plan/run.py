@@ -13,6 +13,7 @@ from pydantic import Field, PrivateAttr
 from draftlab.core.settings import Dataset, Settings, Template
 from draftlab.data import registry
 from draftlab.errors import UserError
+from draftlab.files.weights import is_gguf
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.latency.settings import Engine
 from draftlab.plan.grids import validated
@@ -32,8 +33,10 @@ class RunConfig(Settings):
     scale: Scale = "laptop"
     raw: str | None = Field(None, description="folder of raw files of the real datasets")
     dataset: str | None = Field(None, description="a file of prompts of your own")
-    target: str | None = Field(None, description="folder of the target, or OWNER/NAME[@REVISION] of the hub")
-    draft: str | None = Field(None, description="folder of the draft, or OWNER/NAME[@REVISION] of the hub")
+    target: str | None = Field(
+        None, description="folder or GGUF file of the target, or OWNER/NAME[@REVISION] of the hub"
+    )
+    draft: str | None = Field(None, description="folder or GGUF file of the draft, or OWNER/NAME[@REVISION] of the hub")
     template: Template | None = Field(None, description="chat template of the prompts; own is the tokenizer's")
     experiments: str = Field("reproduction", description="reproduction, all, or names separated by commas")
     name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
@@ -56,6 +59,10 @@ def _check_places(run: RunConfig, by_architecture: bool) -> None:
             what = f"{key}: no such file or folder: {value}"
             remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION" if is_model else "check the path"
             raise UserError(what, file="--config", remedy=remedy)
+        if value and is_model and is_gguf(value):
+            from draftlab.files.gguf_header import read_header
+
+            read_header(value)  # refuses what cannot be represented
 
 
 class Run(Settings):

@@ -1,0 +1,210 @@
+"""The header of a GGUF file: what a model is and whether our Llama can represent it, before any of its weights is read.
+
+A fraction of a second and no torch: a plan can refuse a file before any job starts.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+
+from draftlab.errors import UserError
+
+ARCHITECTURES = ("llama", "qwen2")
+SPLITS = ("gpt-2", "smollm", "qwen2", "llama-bpe")
+"""How text is cut before byte-level BPE, by the name in the file (``tokenizer.ggml.pre``)."""
+
+PACKINGS = {
+    gguf.GGMLQuantizationType[name].value
+    for name in ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+}
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+BIASES = ("attn_q", "attn_k", "attn_v")
+NORMS = ("attn_norm", "ffn_norm")
+
+FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+TEXT, ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a file: its shape as numpy has it, how it is packed, and its first byte."""
+
+    shape: tuple[int, ...]
+    packing: int
+    start: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(self.packing)]
+        return math.prod(self.shape) // block * size
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF file says before its weights."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, Stored]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture"))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value of the architecture's own."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    @property
+    def parameters(self) -> int:
+        """How many weights the file has."""
+        return sum(math.prod(stored.shape) for stored in self.tensors.values())
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The fields of a Hugging Face config that the header holds; ``KeyError`` names one that it has not."""
+
+        def need(key: str) -> Any:
+            return self.metadata[f"{self.architecture}.{key}"]
+
+        heads, channels = need("attention.head_count"), need("embedding_length")
+        embedding = self.tensors.get("token_embd.weight")
+        if embedding is None:
+            raise KeyError("token_embd.weight")
+        if not isinstance(heads, int):
+            raise KeyError("single number of heads")
+        return {
+            "vocab_size": embedding.shape[0],
+            "hidden_size": channels,
+            "intermediate_size": need("feed_forward_length"),
+            "num_hidden_layers": need("block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.get("attention.head_count_kv", heads),
+            "max_position_embeddings": need("context_length"),
+            "head_dim": self.get("attention.key_length", channels // heads),
+            "rms_norm_eps": need("attention.layer_norm_rms_epsilon"),
+            "rope_theta": self.get("rope.freq_base", 10000.0),
+        }
+
+
+def read_header(path: Path | str) -> Header:
+    """Everything but the weights of a GGUF file; ``UserError`` for a file that is none, is cut off, or cannot be represented."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError("no such file", file=path, remedy="check the path")
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            header = _parse(path, data)
+            size = len(data)
+    except (struct.error, ValueError, UnicodeDecodeError, OverflowError) as error:
+        raise UserError(f"not a whole GGUF file: {error}", file=path, remedy="fetch it again") from None
+    _check(header)
+    if size < max((stored.start + stored.size for stored in header.tensors.values()), default=0):
+        raise UserError(f"cut off after {size} bytes", file=path, remedy="fetch it again")
+    return header
+
+
+def _parse(path: Path, data: mmap.mmap) -> Header:
+    at = 0
+
+    def take(form: str) -> Any:
+        nonlocal at
+        (value,) = struct.unpack_from(f"<{form}", data, at)
+        at += struct.calcsize(f"<{form}")
+        return value
+
+    def text() -> str:
+        nonlocal at
+        end = take("Q") + at
+        if end > len(data):
+            raise ValueError("a text runs past its end")
+        value, at = data[at:end].decode(), end
+        return value
+
+    def value(kind: int) -> Any:
+        nonlocal at
+        if kind == TEXT:
+            return text()
+        if kind != ARRAY:
+            return take(FORMATS[kind])
+        inner, count = take("I"), take("Q")
+        if inner not in FORMATS:
+            return [value(inner) for _ in range(count)]
+        values = struct.unpack_from(f"<{count}{FORMATS[inner]}", data, at)
+        at += struct.calcsize(f"<{count}{FORMATS[inner]}")
+        return list(values)
+
+    if data[:4] != b"GGUF":
+        raise ValueError("it does not begin with GGUF")
+    at = 4
+    version, tensors, entries = take("I"), take("Q"), take("Q")
+    if version not in (2, 3):
+        raise ValueError(f"version {version}")
+    metadata: dict[str, Any] = {}
+    for _ in range(entries):
+        key = text()
+        kind = take("I")
+        if kind not in FORMATS and kind not in (TEXT, ARRAY):
+            raise ValueError(f"{key} is of the unknown kind {kind}")
+        metadata[key] = value(kind)
+    found = {}
+    for _ in range(tensors):
+        name = text()
+        shape = tuple(take("Q") for _ in range(take("I")))[::-1]
+        found[name] = (shape, take("I"), take("Q"))
+    alignment = metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
+    begin = -(-at // alignment) * alignment
+    return Header(path, metadata, {name: Stored(s, packing, begin + off) for name, (s, packing, off) in found.items()})
+
+
+def _check(header: Header) -> None:
+    """Refuse what our Llama cannot represent exactly, with its name."""
+
+    def refuse(what: str) -> UserError:
+        return UserError(
+            what, file=header.path, remedy="use a plain llama or qwen2 model, or a folder that transformers reads"
+        )
+
+    if header.architecture not in ARCHITECTURES:
+        raise refuse(f"architecture {header.architecture!r} cannot be read from a GGUF file")
+    try:
+        config = header.shape
+    except KeyError as key:
+        raise refuse(f"the header has no {key.args[0]}") from None
+    heads, width = config["num_attention_heads"], config["head_dim"]
+    scaling = header.get("rope.scaling.type", "none")
+    if scaling != "none" or header.get("rope.dimension_count", width) != width or "rope_freqs.weight" in header.tensors:
+        raise refuse(f"{header.architecture} with scaled or partial rotary positions cannot be read")
+    if header.get("attention.value_length", width) != width or header.get("attention.sliding_window"):
+        raise refuse(f"{header.architecture} with this attention cannot be read")
+    channels, inner, kv = config["hidden_size"], config["intermediate_size"], config["num_key_value_heads"]
+    rows = {"attn_q": heads * width, "attn_k": kv * width, "attn_v": kv * width, "ffn_gate": inner, "ffn_up": inner}
+    columns = {"attn_output": heads * width, "ffn_down": inner}
+    wanted: dict[str, tuple[int, ...]] = {"output_norm.weight": (channels,)}
+    for layer in range(config["num_hidden_layers"]):
+        part = f"blk.{layer}."
+        wanted |= {f"{part}{name}.weight": (rows.get(name, channels), columns.get(name, channels)) for name in MATRICES}
+        wanted |= {f"{part}{name}.weight": (channels,) for name in NORMS}
+        if header.architecture == "qwen2":
+            wanted |= {f"{part}{name}.bias": (rows[name],) for name in BIASES}
+    wanted |= {name: (config["vocab_size"], channels) for name in ("token_embd.weight", "output.weight")}
+    for name, stored in header.tensors.items():
+        if wanted.get(name) != stored.shape:
+            raise refuse(f"{header.architecture} with a tensor {name} of shape {stored.shape} cannot be read")
+        if stored.packing not in PACKINGS:
+            raise refuse(f"the packing of {name} (number {stored.packing}) cannot be read")
+    if missing := sorted(wanted.keys() - header.tensors.keys() - {"output.weight"}):
+        raise refuse(f"no tensor {missing[0]}")
+    kind, cut = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre", "gpt-2")
+    if kind not in ("llama", "gpt2") or (kind == "gpt2" and cut not in SPLITS):
+        raise refuse(f"its tokenizer ({cut if kind == 'gpt2' else kind}) is none of llama, {', '.join(SPLITS)}")
+    if "tokenizer.ggml.eos_token_id" not in header.metadata:
+        raise refuse("it does not say which token ends an answer")

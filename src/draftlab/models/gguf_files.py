@@ -1,0 +1,178 @@
+"""A GGUF file of somebody's model -> our own Llama, its tokenizer, a model folder.
+
+``files.gguf_header`` says which files can be represented. Values come through ``gguf.dequantize``: exactly what the file stores, in float32.
+
+llama.cpp keeps the rows of query and key of a ``llama`` as neighbouring rotary pairs, as our ``Llama`` does in memory; those of a
+``qwen2`` as halves, as Hugging Face does, and with biases on query, key and value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import models as bpe
+
+from draftlab.files.atomic import atomic_dir
+from draftlab.files.gguf_header import BIASES, read_header
+from draftlab.files.json_files import read_object, write_json
+from draftlab.files.weights import weights_digest
+from draftlab.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from draftlab.files.gguf_header import Header
+    from draftlab.models.llama import Llama, LlamaConfig
+
+ORIGINAL = "model.gguf"
+"""In a model folder: the GGUF file that it was made of, linked."""
+
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CONTROL, USER_DEFINED, UNUSED = gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED, gguf.TokenType.UNUSED
+
+
+def _split(digits: str) -> pre_tokenizers.PreTokenizer:
+    cut = pre_tokenizers.Split(Regex(WORDS.format(digits)), "isolated")
+    return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+SPLITS: dict[str, Callable[[], Any]] = {
+    "gpt-2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "smollm": lambda: pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    ),
+    "qwen2": lambda: _split(""),
+    "llama-bpe": lambda: _split("{1,3}"),
+}
+"""How text is cut before byte-level BPE, by the name in the file (``tokenizer.ggml.pre``)."""
+
+
+def config_of(header: Header) -> LlamaConfig:
+    """The config of our Llama."""
+    from draftlab.models.llama import LlamaConfig
+
+    ids: dict[str, Any] = {
+        name: header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", "eos", "eot")
+    }
+    ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot") if ids[name] is not None))
+    return LlamaConfig(
+        **header.shape,
+        tie_word_embeddings="output.weight" not in header.tensors,
+        bos_token_id=ids["bos"],
+        eos_token_id=ends[0] if len(ends) == 1 else ends,
+        pad_token_id=ids["padding"],
+        qkv_bias=header.architecture == "qwen2",
+    )
+
+
+def read_model(path: Path | str) -> Llama:
+    """The model of a GGUF file with its weights as the file stores them, in float32 (float16 or bfloat16 where all matrices are)."""
+    import torch
+
+    from draftlab.models.llama import Llama, together
+
+    header = read_header(path)
+    config = config_of(header)
+    kinds = {gguf.GGMLQuantizationType(stored.packing) for stored in header.tensors.values() if len(stored.shape) == 2}
+    halves = {gguf.GGMLQuantizationType.F16: torch.float16, gguf.GGMLQuantizationType.BF16: torch.bfloat16}
+    dtype = halves.get(next(iter(kinds)), torch.float32) if len(kinds) == 1 else torch.float32
+    data = np.memmap(header.path, dtype=np.uint8, mode="r")
+
+    def read(name: str) -> Tensor:
+        stored = header.tensors[name]
+        kind = gguf.GGMLQuantizationType(stored.packing)
+        packed = data[stored.start : stored.start + stored.size].reshape(stored.shape[0], -1)
+        values = np.array(gguf.dequantize(packed, kind), dtype=np.float32).reshape(stored.shape)
+        tensor = torch.from_numpy(values)
+        tensor = tensor.to(dtype) if tensor.ndim == 2 else tensor
+        is_halves = config.qkv_bias and name.split(".")[-2] in ("attn_q", "attn_k")
+        return together(tensor, config.head_dim) if is_halves else tensor
+
+    state = {"embed": read("token_embd.weight"), "norm": read("output_norm.weight")}
+    if not config.tie_word_embeddings:
+        state["head"] = read("output.weight")
+    for layer in range(config.num_hidden_layers):
+        part = f"blk.{layer}."
+        ours = {"input_norm": "attn_norm", "output": "attn_output", "mlp_norm": "ffn_norm", "down": "ffn_down"}
+        state |= {f"layers.{layer}.{name}": read(f"{part}{theirs}.weight") for name, theirs in ours.items()}
+        joined = {"qkv": [f"{name}.weight" for name in BIASES], "gate_up": ["ffn_gate.weight", "ffn_up.weight"]}
+        if config.qkv_bias:
+            joined["qkv_bias"] = [f"{name}.bias" for name in BIASES]
+        state |= {
+            f"layers.{layer}.{name}": torch.cat([read(part + p) for p in parts]) for name, parts in joined.items()
+        }
+    model = Llama(config, torch.device("meta"))
+    model.load_state_dict(state, assign=True)
+    return model.requires_grad_(True)
+
+
+def read_tokenizer(path: Path | str) -> Tokenizer:
+    """The tokenizer of a GGUF file, with its chat template and the ids that end an answer."""
+    header = read_header(path)
+    said, config = header.metadata, config_of(header)
+    tokens: list[str] = said["tokenizer.ggml.tokens"]
+    kinds: list[int] = said.get("tokenizer.ggml.token_type") or [gguf.TokenType.NORMAL] * len(tokens)
+    by_bytes = said["tokenizer.ggml.model"] == "gpt2"
+    cut = said.get("tokenizer.ggml.pre", "gpt-2")
+    vocabulary = {token: index for index, token in enumerate(tokens) if kinds[index] != UNUSED}
+    if by_bytes:
+        merges = [tuple(line.split(" ", 1)) for line in said["tokenizer.ggml.merges"]]
+        backend = tokenizers.Tokenizer(bpe.BPE(vocabulary, merges, ignore_merges=cut == "llama-bpe"))
+        backend.pre_tokenizer, backend.decoder = SPLITS[cut](), decoders.ByteLevel()
+    else:
+        backend = _by_pieces(tokens, vocabulary, said)
+    for kind in (CONTROL, USER_DEFINED):
+        added = [
+            AddedToken(t, special=kind == CONTROL, normalized=False)
+            for t, k in zip(tokens, kinds, strict=True)
+            if k == kind
+        ]
+        (backend.add_special_tokens if kind == CONTROL else backend.add_tokens)(added)
+    bos = config.bos_token_id
+    if bos is not None and said.get("tokenizer.ggml.add_bos_token", not by_bytes or cut == "llama-bpe"):
+        backend.post_processor = processors.TemplateProcessing(single="BOS $A", special_tokens=[("BOS", bos)])
+    backend.encode_special_tokens = True
+    ends = config.eos_token_id
+    return Tokenizer(
+        backend, tuple(ends) if isinstance(ends, list) else (int(ends or 0),), said.get("tokenizer.chat_template")
+    )
+
+
+def _by_pieces(tokens: Sequence[str], vocabulary: dict[str, int], said: dict[str, Any]) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE: of two neighbours those merge first whose union has the best score."""
+    scores = said["tokenizer.ggml.scores"]
+    pairs = [
+        (-scores[index], index, at)
+        for token, index in vocabulary.items()
+        for at in range(1, len(token))
+        if token[:at] in vocabulary and token[at:] in vocabulary
+    ]
+    merges = [(tokens[index][:at], tokens[index][at:]) for _, index, at in sorted(pairs)]
+    unknown = tokens[said.get("tokenizer.ggml.unknown_token_id", 0)]
+    backend = tokenizers.Tokenizer(bpe.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefixed = said.get("tokenizer.ggml.add_space_prefix", True)
+    steps = [normalizers.Prepend("▁")] * prefixed + [normalizers.Replace(" ", "▁")]
+    backend.normalizer = normalizers.Sequence(steps)
+    undone = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*undone, *([decoders.Strip(" ", 1, 0)] * prefixed)])
+    return backend
+
+
+def write_folder(path: Path | str, out: Path | str) -> None:
+    """Make ``out`` the model of a GGUF file in the Hugging Face layout, with the file itself linked into it as ``ORIGINAL``."""
+    path, out = Path(path), Path(out)
+    with atomic_dir(out) as folder:
+        read_model(path).save(folder)
+        read_tokenizer(path).save(folder)
+        with path.open("rb") as file:
+            made_of = {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        write_json(folder / "config.json", read_object(folder / "config.json") | {"draftlab_made_of": made_of})
+        (folder / ORIGINAL).symlink_to(path.resolve())
+        weights_digest(folder)

@@ -1,0 +1,196 @@
+"""Any GGUF file is a model: the logits of transformers and llama.cpp, their tokens, and a refusal by name of what is not represented."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from draftlab.errors import UserError
+from draftlab.files.gguf_header import read_header
+from draftlab.files.json_files import read_object
+from draftlab.files.weights import parameter_count
+from draftlab.models import hub, load_model, load_tokenizer
+from draftlab.models.gguf import export
+from draftlab.models.gguf_files import ORIGINAL, write_folder
+from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.models.tokenizer import train_tokenizer
+from draftlab.plan import WORKFLOW, load_run
+
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+}
+QUANTIZED = {
+    "q4_0": lib.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "q4_1": lib.LLAMA_FTYPE_MOSTLY_Q4_1,
+    "q4_k_m": lib.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+    "q5_0": lib.LLAMA_FTYPE_MOSTLY_Q5_0,
+    "q5_k_m": lib.LLAMA_FTYPE_MOSTLY_Q5_K_M,
+    "q6_k": lib.LLAMA_FTYPE_MOSTLY_Q6_K,
+    "q8_0": lib.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "f16": lib.LLAMA_FTYPE_MOSTLY_F16,
+    "bf16": lib.LLAMA_FTYPE_MOSTLY_BF16,
+}
+IDS = [1, *np.random.default_rng(0).integers(4, 512, 60).tolist()]
+TEXTS = ["a b 1,234.5!!", " two  spaces\n\n", "naïve 日本語 😀", "it's SELECT x;", "</s> typed"]
+REAL = Path(os.environ.get("DRAFTLAB_GGUF_FILES", "/nonexistent"))
+
+
+def network(family: str, tied: bool) -> Any:
+    """A small model of ``transformers`` with random weights, biases too."""
+    config, kind = FAMILIES[family]
+    torch.manual_seed(0)
+    made = kind(
+        config(
+            vocab_size=512,
+            hidden_size=256,
+            intermediate_size=512,
+            num_hidden_layers=2,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            rope_theta=50_000.0,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=tied,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=0,
+        )
+    )
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            if weight.ndim == 1:
+                weight.add_(torch.randn_like(weight), alpha=0.3)
+            else:
+                weight.mul_(3 if "embed" in name else 2)
+    return made.eval()
+
+
+def gguf_of(network: Any, folder: Path) -> Path:
+    network.save_pretrained(folder)
+    train_tokenizer(TEXTS * 40, 512).save(folder)
+    export(folder, folder.with_suffix(".gguf"))
+    return folder.with_suffix(".gguf")
+
+
+def logits_of(model: Any) -> np.ndarray:
+    with torch.no_grad():
+        return np.asarray(model.answer_logits([IDS[:1]], [[*IDS[1:], 0]]).numpy())
+
+
+def llama_cpp_logits(file: Path) -> np.ndarray:
+    with LlamaCpp(file) as model:
+        return model.extend(IDS).copy()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers_and_of_llama_cpp(tmp_path: Path, family: str, tied: bool) -> None:
+    theirs = network(family, tied)
+    file = gguf_of(theirs, tmp_path / family)
+    with torch.no_grad():
+        reference = theirs(torch.tensor([IDS])).logits[0].numpy()
+    assert np.abs(reference).max() > 1, "logits near 0 would agree whatever is read"
+    np.testing.assert_allclose(llama_cpp_logits(file), reference, atol=1e-4, rtol=1e-4)
+    write_folder(file, tmp_path / "made")
+    for name in (file, tmp_path / "made", tmp_path / family):
+        np.testing.assert_allclose(logits_of(load_model(name)), reference, atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        cache, _ = load_model(file).prefill([[*IDS[:30], 0]], room=31)
+        cache.crop([30])
+        decoded = cache.extend(torch.tensor([IDS[30:]]))[0].numpy()
+    np.testing.assert_allclose(decoded, reference[30:], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("packing", QUANTIZED)
+def test_packed_weights_are_read_as_llama_cpp_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, packing: str
+) -> None:
+    monkeypatch.setattr("draftlab.models.gguf.ALIGNMENT", 32)  # llama.cpp's quantizer damages files of any other
+    file, packed = gguf_of(network(family, False), tmp_path / family), tmp_path / f"{packing}.gguf"
+    wanted = lib.llama_model_quantize_default_params()
+    wanted.ftype = QUANTIZED[packing]
+    assert lib.llama_model_quantize(str(file).encode(), str(packed).encode(), wanted) == 0
+    assert {stored.packing for stored in read_header(packed).tensors.values()} != {0}, "nothing was packed"
+    ours, theirs = logits_of(load_model(packed)), llama_cpp_logits(packed)
+    # llama.cpp rounds activations too: argmaxes may differ where two tokens are as good as level.
+    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.999
+    assert (ours.argmax(-1) == theirs.argmax(-1)).mean() > 0.9
+    unpacked = logits_of(load_model(file))
+    assert np.abs(ours - theirs).mean() < 0.5 * np.abs(ours - unpacked).mean() or packing in ("f16", "bf16", "q8_0")
+
+
+def test_a_made_folder_keeps_the_file_its_tokenizer_and_its_template(tmp_path: Path) -> None:
+    file = gguf_of(network("llama", True), tmp_path / "toy")
+    hub.copy_model(str(file), tmp_path / "made")
+    assert (tmp_path / "made" / ORIGINAL).resolve() == file.resolve()
+    assert read_object(tmp_path / "made" / "config.json")["draftlab_made_of"]["file"] == "toy.gguf"
+    assert parameter_count(tmp_path / "made") == parameter_count(file)
+    hub.copy_tokenizer(str(file), tmp_path)
+    for name in (file, tmp_path / "made", tmp_path):
+        ours, original = load_tokenizer(name), load_tokenizer(tmp_path / "toy")
+        assert ours.eos_ids == original.eos_ids == (2,)
+        assert [ours.encode_prompt(text, "vicuna_short") for text in TEXTS] == [
+            original.encode_prompt(text, "vicuna_short") for text in TEXTS
+        ]
+        assert [ours.decode(ours.encode(text)) for text in TEXTS] == TEXTS
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(UserError) as error:
+        read_header(path)
+    return str(error.value)
+
+
+def test_what_cannot_be_represented_is_refused_before_a_job_starts(tmp_path: Path) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "gemma3")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    assert "architecture 'gemma3'" in refused(tmp_path / "other.gguf")
+    with pytest.raises(UserError, match="gemma3"):
+        load_run({"scale": "smoke", "target": str(tmp_path / "other.gguf")}, WORKFLOW)
+    whole = gguf_of(network("llama", True), tmp_path / "toy").read_bytes()
+    for name, content in {"cut": whole[: len(whole) // 2], "header": whole[:4000], "text": b"a,b\n1,2\n"}.items():
+        (tmp_path / f"{name}.gguf").write_bytes(content)
+    assert "cut off after" in refused(tmp_path / "cut.gguf")
+    assert "not a whole GGUF file" in refused(tmp_path / "header.gguf")
+    assert "not a whole GGUF file" in refused(tmp_path / "text.gguf")
+    (tmp_path / "moe.gguf").write_bytes(whole.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xp.weight"))
+    assert "a tensor blk.1.ffn_xp.weight" in refused(tmp_path / "moe.gguf")
+    load_run({"scale": "smoke", "target": str(tmp_path / "toy.gguf")}, WORKFLOW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", sorted(REAL.glob("*.gguf")) or [None], ids=lambda file: file.name if file else "none")
+def test_a_real_file_agrees_with_llama_cpp(file: Path | None) -> None:
+    """Positions whose two best logits are .5 apart or more have the same argmax in llama.cpp on the file and in torch on its weights."""
+    if file is None:
+        pytest.skip("no GGUF files: name their folder in DRAFTLAB_GGUF_FILES")
+    text = (Path(__file__).parents[2] / "DEVIATIONS.md").read_text(encoding="utf-8")
+    ids = load_tokenizer(file).encode(text)[:500]
+    with LlamaCpp(file) as model:
+        model_prefix, theirs = [], []
+        for start in range(0, len(ids), 100):
+            theirs.append(model.extend(ids[start : start + 100]).copy())
+            model_prefix += ids[start : start + 100]
+    with torch.no_grad():
+        ours = load_model(file).answer_logits([ids[:1]], [[*ids[1:], 0]]).numpy()
+    same = ours.argmax(-1) == np.concatenate(theirs).argmax(-1)
+    best = np.sort(ours, -1)[:, -2:]
+    clear = best[:, 1] - best[:, 0] > 0.5
+    print(
+        f"{file.name}: {same.mean():.4f} of {len(same)} argmaxes, {same[clear].mean():.4f} of {clear.sum()} clear ones"
+    )
+    assert same.mean() > 0.9
+    assert same[clear].mean() > 0.97
