@@ -51,16 +51,15 @@ rule figure:
 
 
 PUBLISHED = sorted(
-    path.stem
-    for path in Path("paper_figures", RUN.name, "data").glob("*.csv")
-    if path.stem != "claims"
+    path.name.removesuffix(".csv.gz")
+    for path in Path("paper_figures", RUN.name, "data").glob("*.csv.gz")
 )
 
 
 rule paper_figures:
     """Every published figure and table, from the committed data alone; what has not changed is left as it is."""
     input:
-        tables=[f"paper_figures/{RUN.name}/data/{name}.csv" for name in PUBLISHED],
+        tables=[f"paper_figures/{RUN.name}/data/{name}.csv.gz" for name in PUBLISHED],
     output:
         drawn=update(f"results/{RUN.name}/paper_figures.json"),
         files=[

@@ -388,11 +388,11 @@ def tensorboard(*, results: Path, out: Path) -> None:
     print(f"{tensorboard.write(results, out)} points; look at them with: tensorboard --logdir {out}")
 
 
-def record_provenance(*, results: Path, out: Path) -> None:
-    """Write the chains behind all tables of a run, for publishing beside them."""
+def publish(*, results: Path, tables: tuple[str, ...], out: Path) -> None:
+    """Compress tables of a run into a folder, with the chain behind each: what published figures are drawn from."""
     from draftlab.report import provenance
 
-    provenance.record(results, out)
+    provenance.publish(results, tables, out)
 
 
 # --- verifiers ---------------------------------------------------------------------------------------------------
@@ -470,7 +470,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "report": report,
     "compare": compare,
     "provenance": provenance,
-    "record-provenance": record_provenance,
+    "publish": publish,
     "tensorboard": tensorboard,
     "summary": summary,
     "data fetch": data_fetch,

@@ -12,6 +12,7 @@ from draftlab.errors import UserError
 from draftlab.files import cells
 from draftlab.files.cells import write_cell
 from draftlab.files.json_files import read_json
+from draftlab.files.tables import publish_table
 from draftlab.report import provenance
 
 
@@ -110,13 +111,13 @@ def test_a_cell_says_what_it_was_made_of(tmp_path):
 
 def test_a_published_figure_is_traced_without_its_run(run, tmp_path):
     paper = tmp_path / "paper_figures" / "laptop"
-    provenance.record(run, paper / "data" / provenance.RECORD)
-    shutil.copy(run / "osd_offline.csv", paper / "data")
+    provenance.publish(run, ["osd_offline"], paper / "data")
     _write(paper / "osd_offline.pdf", "picture")
     shutil.rmtree(run)
     text = "\n".join(provenance.trace(paper / "osd_offline.pdf"))
     assert "raw data gsm8k" in text
-    (paper / "data" / "osd_offline.csv").write_text("a,b\n1,2\n3,5\n")
+    (tmp_path / "osd_offline.csv").write_text("a,b\n1,2\n3,5\n")
+    publish_table(tmp_path / "osd_offline.csv", paper / "data")
     with pytest.raises(UserError, match="not the one that was published"):
         list(provenance.trace(paper / "osd_offline.pdf"))
 

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from draftlab.files.tables import read_table
+from draftlab.files.tables import read_table, tables_in
 from draftlab.report import tidy
 from draftlab.stages._stage import NoColumns, columns_of
 from tests.conftest import ROOT
 
-PUBLISHED = {
-    path.stem: path for path in sorted(ROOT.glob("paper_figures/laptop/data/*.csv")) if tidy.plan_of(path.stem)
-}
+PUBLISHED = {name: path for name, path in tables_in(ROOT / "paper_figures/laptop/data").items() if tidy.plan_of(name)}
 
 
 def test_the_published_tables_hold_those_of_every_latency_stage() -> None:
@@ -21,9 +19,9 @@ def test_the_published_tables_hold_those_of_every_latency_stage() -> None:
     assert len([name for name in stages if name.startswith("latency_")]) == 8
 
 
-@pytest.mark.parametrize("path", PUBLISHED.values(), ids=PUBLISHED.keys())
-def test_derived_columns_are_declared(path: Path) -> None:
-    plan = tidy.plan_of(path.stem)
+@pytest.mark.parametrize(("name", "path"), PUBLISHED.items(), ids=PUBLISHED.keys())
+def test_derived_columns_are_declared(name: str, path: Path) -> None:
+    plan = tidy.plan_of(name)
     assert plan is not None
     stage = plan.of_stage
     if stage.derived is NoColumns and not stage.name.startswith("latency_"):

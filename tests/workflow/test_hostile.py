@@ -20,7 +20,7 @@ from draftlab import cli, plan
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
-from draftlab.files.tables import read_table
+from draftlab.files.tables import read_table, table_bytes
 from draftlab.models import load_model
 from draftlab.models.gguf import export
 from draftlab.report import page as report_page
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_one_line_and_exit_code_1(
     monkeypatch.chdir(folder)
     (folder / "rows.csv").write_text("a,b\n10,20\n")
     (folder / "claims.csv").write_text("claim_id\n")
-    shutil.copy(ROOT / "paper_figures/laptop/data/mdss_region.csv", folder)
+    (folder / "mdss_region.csv").write_bytes(table_bytes(ROOT / "paper_figures/laptop/data/mdss_region.csv.gz"))
     DAMAGES[damage](folder / file)
     code, said = run(capfd, monkeypatch, *command.split())
     assert code == 1, said
@@ -381,7 +381,7 @@ def test_text_of_requests_reaches_no_terminal_as_it_is(
 def test_html_in_prompts_and_answers_stays_text(folder: Path) -> None:
     """The report's tests look at a whole page; here is every place where a request's own words stand."""
     (folder / "claims.csv").write_text((ROOT / "paper_figures/laptop/data/claims.csv").read_text())
-    shutil.copy(ROOT / "paper_figures/laptop/data/mdss_region.csv", folder)
+    (folder / "mdss_region.csv").write_bytes(table_bytes(ROOT / "paper_figures/laptop/data/mdss_region.csv.gz"))
     token = {"token": HOSTILE, "kind": "accepted"}
     view = {
         "dataset": HOSTILE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from draftlab.files.tables import table_bytes
 from tests.checkout import jobs, snakemake
 
 pytestmark = pytest.mark.workflow
@@ -106,16 +108,17 @@ def test_an_edit_of_one_figure_redraws_one_figure_and_so_does_a_new_table(checko
     log = checkout / "results/laptop/logs/paper_figures.log"
     for path, more in (
         ("src/draftlab/report/figures/mdss_cone.py", "\nEXTRA = 1\n"),
-        ("paper_figures/laptop/data/mdss_cone.csv", ""),
+        ("paper_figures/laptop/data/mdss_cone.csv.gz", ""),
     ):
-        text = (checkout / path).read_text()
+        before, text = (checkout / path).read_bytes(), table_bytes(checkout / path).decode()
+        new = (text + more if more else text.rsplit("\n", 2)[0] + "\n").encode()
         try:
-            (checkout / path).write_text(text + more if more else text.rsplit("\n", 2)[0] + "\n")
+            (checkout / path).write_bytes(new if more else gzip.compress(new))
             snakemake(checkout, "paper_figures")
             assert log.read_text() == "drawn: mdss_cone\n"
             assert "Nothing to be done" in snakemake(checkout, "paper_figures")
         finally:
-            (checkout / path).write_text(text)
+            (checkout / path).write_bytes(before)
     snakemake(checkout, "paper_figures")
 
 

@@ -139,10 +139,10 @@ rule publish:
         "../../envs/cpu.yaml"
     params:
         folder=f"paper_figures/{RUN.name}/data",
+        names=lambda wildcards, input: [Path(table).stem for table in input.tables],
     shell:
         r"""
         exec >{log:q} 2>&1
-        mkdir -p {params.folder:q}
-        cp {input.tables:q} {input.claims:q} {params.folder:q}
-        draftlab record-provenance --results "$(dirname {output.done:q})" --out {params.folder:q}/provenance.json
+        draftlab publish --results "$(dirname {output.done:q})" --tables {params.names:q} --out {params.folder:q}
+        cp {input.claims:q} {params.folder:q}
         """

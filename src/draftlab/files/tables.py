@@ -1,35 +1,63 @@
-"""Tables on disk: CSV files with one row per observation."""
+"""Tables on disk: CSV files with one row per observation, compressed (``.csv.gz``) where they are published."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftlab.errors import UserError
+from draftlab.files.atomic import atomic_path
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+REMEDY = "run the step that makes it, or restore it from the repository"
+CLAIMS = "claims"
+"""The ledger, which lies among the tables of experiments."""
+
+
+def tables_in(folder: Path) -> dict[str, Path]:
+    """The table of every experiment in ``folder``, by name: CSV, or compressed as published; the ledger aside."""
+    paths = sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")])
+    return {name: path for path in paths if (name := path.name.split(".")[0]) != CLAIMS}
+
+
+def table_bytes(path: Path | str) -> bytes:
+    """The text of a table, whether or not it is compressed; a missing or damaged file is a ``UserError``."""
+    try:
+        content = Path(path).read_bytes()
+        return gzip.decompress(content) if Path(path).suffix == ".gz" else content
+    except FileNotFoundError:
+        raise UserError("no such file", file=path, remedy=REMEDY) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"not a table: {error}", file=path, remedy=REMEDY) from None
+
+
+def publish_table(table: Path, folder: Path) -> None:
+    """Write a CSV file compressed to ``folder``: the same bytes whenever it is done."""
+    with atomic_path(folder / f"{table.name}.gz") as temporary:
+        temporary.write_bytes(gzip.compress(table.read_bytes(), 9, mtime=0))
 
 
 def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
     """Read a CSV file as ``pandas.read_csv`` does with ``options``; a missing, empty, broken or cut file is a ``UserError``."""
     import pandas as pd
 
-    remedy = "run the step that makes it, or restore it from the repository"
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = table_bytes(path).decode("utf-8")
         rows = csv.reader(io.StringIO(text))
         header = next(rows, [])
         for row in rows:
             if row and len(row) != len(header):
                 found = f"{len(row)} fields, the header has {len(header)}"
-                raise UserError(found, file=path, line=rows.line_num, remedy=remedy)
+                raise UserError(found, file=path, line=rows.line_num, remedy=REMEDY)
         if text and not text.endswith("\n"):  # its last field may have lost digits
-            raise UserError("cut short: no end of line", file=path, line=rows.line_num, remedy=remedy)
+            raise UserError("cut short: no end of line", file=path, line=rows.line_num, remedy=REMEDY)
         return pd.DataFrame(pd.read_csv(io.StringIO(text), **options))
-    except FileNotFoundError:
-        raise UserError("no such file", file=path, remedy=remedy) from None
     except (ValueError, csv.Error) as error:
-        raise UserError(f"not a table: {error}", file=path, remedy=remedy) from None
+        raise UserError(f"not a table: {error}", file=path, remedy=REMEDY) from None

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from draftlab.errors import UserError
-from draftlab.files.tables import read_table
+from draftlab.files.tables import CLAIMS, read_table, tables_in
 from draftlab.report import published, tidy
 
 JUDGED = ("ours", "ci_low", "ci_high", "n", "verdict", "note")
@@ -51,10 +51,10 @@ def differences(one: Path, two: Path) -> list[Difference]:
 
 def _tables(folder: Path) -> dict[str, pd.DataFrame]:
     """Every table as text: what is equal then is equal byte for byte."""
-    paths = sorted(folder.glob("*.csv"))
+    paths = tables_in(folder) | {path.stem: path for path in folder.glob(f"{CLAIMS}.csv")}
     if not paths:
         raise UserError("no tables here", file=folder, remedy="name the folder of a finished run below results/")
-    return {path.stem: read_table(path, dtype=str, keep_default_na=False) for path in paths}
+    return {name: read_table(path, dtype=str, keep_default_na=False) for name, path in paths.items()}
 
 
 def _between(name: str, one: pd.DataFrame, two: pd.DataFrame, timed: frozenset[str]) -> Iterator[Difference]:

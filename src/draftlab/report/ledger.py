@@ -16,6 +16,7 @@ import pandas as pd
 
 from draftlab.core.stats import Interval
 from draftlab.errors import UserError
+from draftlab.files.tables import tables_in
 from draftlab.plan import Scale
 from draftlab.report import tidy
 from draftlab.report.consistency import Recomputed, run_checks
@@ -65,11 +66,11 @@ NOT_RUN = Judgement(None, "not run at this scale")
 
 
 def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """Every ``<experiment>.csv`` of a results folder, claims aside."""
-    paths = sorted(path for path in folder.glob("*.csv") if path.stem != "claims")
+    """The table of every experiment in a folder of results, with its derived columns."""
+    paths = tables_in(folder)
     if not paths:
         raise UserError("no tables here", file=folder, remedy="run the experiments first")
-    return {path.stem: tidy.read(path) for path in paths}
+    return {name: tidy.read(path) for name, path in paths.items()}
 
 
 def judge_claims(published: Published, frames: Mapping[str, pd.DataFrame], scale: Scale) -> pd.DataFrame:

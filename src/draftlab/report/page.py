@@ -23,7 +23,7 @@ from draftlab.data import dropped
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.json_files import read_json, split_common
-from draftlab.files.tables import read_table
+from draftlab.files.tables import read_table, tables_in
 from draftlab.plan import Experiment, load_experiment
 from draftlab.report import findings, published, summary, tables, tidy
 from draftlab.report.ledger import COLUMNS, VERDICTS
@@ -126,7 +126,7 @@ def write(results: Path, scale: str, out: Path, config: Sequence[str] = ()) -> N
 
 
 def _tables(results: Path) -> list[Path]:
-    found = sorted(path for path in results.glob("*.csv") if path.stem != "claims")
+    found = list(tables_in(results).values())
     if not found:
         raise UserError("no tables here", file=results, remedy="run the experiments first")
     return found

@@ -5,13 +5,15 @@ A run's figure is traced through the run's own folder; a published one through t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_json, split_common, write_json
+from draftlab.files.tables import publish_table, table_bytes, tables_in
 
 RECORD = "provenance.json"
 DIGESTED = ("tables", "pairs", "models")
@@ -28,8 +30,8 @@ def trace(figure: Path) -> Iterator[str]:
         known = read_json(folder / "data" / RECORD)
         if experiment not in known:
             raise UserError(f"no record of {experiment}", file=folder / "data" / RECORD, remedy="publish it again")
-        table, found = folder / "data" / f"{experiment}.csv", known[experiment]
-        if found["table"]["sha256"] != sha256(table):
+        table, found = folder / "data" / f"{experiment}.csv.gz", known[experiment]
+        if found["table"]["sha256"] != hashlib.sha256(table_bytes(table)).hexdigest():
             raise UserError("the table is not the one that was published", file=table, remedy="publish it again")
     else:
         table = folder.parent / f"{experiment}.csv"
@@ -62,10 +64,13 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
     }
 
 
-def record(run: Path, out: Path) -> None:
-    """Write what ``describe`` says of every table of a run; published tables keep it beside them."""
-    tables = sorted(path.stem for path in run.glob("*.csv") if path.stem != "claims")
-    write_json(out, {name: describe(run, name) for name in tables})
+def publish(run: Path, tables: Sequence[str], folder: Path) -> None:
+    """Compress these tables of ``run`` into ``folder``, and note beside them what ``describe`` says of each; the others stay."""
+    for name in tables:
+        publish_table(run / f"{name}.csv", folder)
+    known = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
+    kept = {name: found for name, found in known.items() if name in tables_in(folder)}
+    write_json(folder / RECORD, dict(sorted((kept | {name: describe(run, name) for name in tables}).items())))
 
 
 def lines(found: Mapping[str, Any], table: Path) -> Iterator[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from draftlab.core import stats
 from draftlab.errors import UserError
+from draftlab.files.tables import tables_in
 from draftlab.report import tidy
 
 WINDOW = 50
@@ -16,7 +17,7 @@ Point = tuple[str, int, float]
 
 def write(run: Path, out: Path) -> int:
     """Write alpha along every stream of ``run`` as events below ``out``; return how many points."""
-    points = [point for path in sorted(run.glob("*.csv")) if path.stem != "claims" for point in curves(path)]
+    points = [point for path in tables_in(run).values() for point in curves(path)]
     if not points:
         raise UserError("no table with a stream", file=run, remedy="run osd_online first")
     try:

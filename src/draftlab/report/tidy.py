@@ -15,7 +15,7 @@ from draftlab.plan import WORKFLOW, Experiment, load_experiment
 
 def read(path: Path, experiment: str | None = None) -> pd.DataFrame:
     """Read ``<experiment>.csv`` and add its derived columns; a file that is no table is a ``UserError``."""
-    experiment = path.stem if experiment is None else experiment
+    experiment = path.name.split(".")[0] if experiment is None else experiment
     rows = read_table(path)
     try:
         return derive(experiment, rows)

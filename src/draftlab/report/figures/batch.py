@@ -17,6 +17,7 @@ from pathlib import Path
 from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, write_json
+from draftlab.files.tables import table_bytes, tables_in
 from draftlab.report import figures, findings, published, tables, tidy
 
 SUFFIXES = (".pdf", ".png", ".md", ".tex", ".csv")
@@ -38,7 +39,7 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path) -> None:
 def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> list[str]:
     """Draw the tables of ``data`` whose digest is not the one in ``drawn``, or whose files are gone; return their names."""
     before = read_json(drawn) if drawn.exists() else {}
-    found = {path.stem: path for path in sorted(data.glob("*.csv")) if path.stem != "claims"}
+    found = tables_in(data)
     digests = {name: _digest(name, path, scale) for name, path in found.items()}
     files = {name: [out / f"{name}{suffix}" for suffix in SUFFIXES] for name in found}
     stale = [
@@ -64,7 +65,7 @@ def _digest(experiment: str, table: Path, scale: str) -> str:
     said = tidy.plan_of(experiment)
     printed = sorted(published.FOLDER.glob("*.csv"))
     texts = [
-        table.read_bytes(),
+        table_bytes(table),
         *(path.read_bytes() for path in printed),
         f"{code} {scale} {said and (said.finding, said.layout, said.figure)}".encode(),
     ]
