@@ -20,6 +20,7 @@ from draftlab.core.settings import Template
 from draftlab.data import streams
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.errors import UserError, printable
+from draftlab.serving.load import Load
 from draftlab.stages import STAGES
 from draftlab.stages._stage import NoInputs, Stage
 from draftlab.stages.verifier_cost import Settings as VerifierCost
@@ -327,6 +328,23 @@ def latency_check() -> None:
     print(*(f"{name}: {value}" for name, value in describe_build().items()), sep="\n")
 
 
+# --- serving -----------------------------------------------------------------------------------------------------
+
+
+def load(settings: Flat[Load], *, out: Path) -> None:
+    """Simulate a server under load, for each rate and draft length: writes OUT.csv, OUT.json and OUT.png."""
+    from draftlab.serving import load as module
+
+    print(*module.lines(module.run(settings, out, lambda line: print(line, file=sys.stderr))), sep="\n")
+
+
+def profile_derive(name: tyro.conf.Positional[str], *, data: Path, out: Path) -> None:
+    """Write the hardware profile NAME from operator times that others measured: DATA is a checkout of their repository, or the file in it."""
+    from draftlab.serving import profiles
+
+    profiles.save(profiles.derive(name, data), out)
+
+
 # --- figures, tables, claims, report -----------------------------------------------------------------------------
 
 
@@ -458,6 +476,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "gguf export": gguf_export,
     "gguf inflate": gguf_inflate,
     "latency check": latency_check,
+    "load": load,
+    "profile derive": profile_derive,
     "run": run,
     "answer": answer,
     "record-pairs": record_pairs,

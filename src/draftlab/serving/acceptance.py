@@ -1,0 +1,81 @@
+"""How many of the drafted tokens a request accepts: from one probability, a histogram, or what each request recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int
+
+from draftlab.core.theory import expected_block_length
+from draftlab.errors import UserError
+
+LONGEST = 32
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """``survival[i, j]``: how likely request class i accepts at least j + 1 drafted tokens; a request belongs to one class."""
+
+    survival: Float64[np.ndarray, "classes length"]
+
+    def classes(self, requests: int, rng: np.random.Generator) -> Int[np.ndarray, " requests"]:
+        """A class for each request: each once in turn while they last, in an order of chance."""
+        order = [rng.permutation(len(self.survival)) for _ in range(-(-requests // len(self.survival)))]
+        return np.concatenate(order)[:requests] if order else np.zeros(0, dtype=np.int64)
+
+    def draw(
+        self, classes: Int[np.ndarray, " batch"], draft_len: int, rng: np.random.Generator
+    ) -> Int[np.ndarray, " batch"]:
+        """How many of ``draft_len`` tokens are accepted: ``P(at least j) = survival[:, j - 1]``, by one number of chance each."""
+        chance = rng.random(len(classes))
+        accepted: Int[np.ndarray, " batch"] = (chance[:, None] < self.survival[classes, :draft_len]).sum(axis=1)
+        return accepted
+
+    def length(self, draft_len: int) -> float:
+        """Tokens per step of the target, its own included, over all classes."""
+        return 1 + float(self.survival[:, :draft_len].sum(axis=1).mean())
+
+
+def from_alpha(alpha: float | Sequence[float]) -> Acceptance:
+    """Each drafted token is accepted with probability alpha, one for all requests or one for each."""
+    alphas = np.atleast_1d(np.asarray(alpha, dtype=np.float64))
+    if not len(alphas) or not ((alphas >= 0) & (alphas <= 1)).all():
+        raise UserError(f"alpha is {alpha}", remedy="an acceptance lies between 0 and 1")
+    return Acceptance(alphas[:, None] ** np.arange(1, LONGEST + 1))
+
+
+def from_histograms(histograms: Sequence[Sequence[float]]) -> Acceptance:
+    """From how many steps accepted 0, 1, 2, ... tokens, one histogram a request (or one for all).
+
+    Beyond its last bucket nobody drafted: there the last conditional acceptance goes on.
+    """
+    rows = []
+    for counts in histograms:
+        steps = np.asarray(counts, dtype=np.float64)
+        if steps.ndim != 1 or len(steps) < 2 or not np.isfinite(steps).all() or steps.min() < 0 or steps.sum() <= 0:
+            raise UserError(
+                f"a histogram of accepted lengths is {list(counts)}", remedy="give the steps that accepted 0, 1, 2, ..."
+            )
+        at_least = steps[::-1].cumsum()[::-1] / steps.sum()
+        last = at_least[-1] / at_least[-2] if at_least[-2] else 0.0
+        beyond = at_least[-1] * last ** np.arange(1, LONGEST + 2 - len(steps))
+        rows.append(np.concatenate([at_least[1:], beyond])[:LONGEST])
+    if not rows:
+        raise UserError("no histogram of accepted lengths", remedy="give at least one request")
+    return Acceptance(np.stack(rows))
+
+
+def alpha_of_length(length: float, draft_len: int) -> float:
+    """The alpha whose expected block length is ``length`` (bonus token included), by bisection."""
+    if not 1 <= length <= draft_len + 1:
+        raise UserError(
+            f"an acceptance length of {length} with {draft_len} drafted tokens",
+            remedy="it lies between 1 and the draft length + 1",
+        )
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_block_length(middle, draft_len) < length else (low, middle)
+    return (low + high) / 2

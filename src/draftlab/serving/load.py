@@ -1,0 +1,295 @@
+"""``draftlab load``: what speculation does to latency and throughput as the load grows, for each draft length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from draftlab.errors import UserError
+from draftlab.files.atomic import atomic_path, write_text
+from draftlab.files.json_files import write_json
+from draftlab.serving import profiles, records, traces
+from draftlab.serving.acceptance import LONGEST, Acceptance, from_alpha
+from draftlab.serving.profiles import Profile
+from draftlab.serving.simulate import Served, fixed, serve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENOUGH = 30
+"""Requests below which nothing is called faster or slower."""
+DRAFT_LENS = tuple(range(9))
+QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+CONTEXTS = (128, 512, 2048, 8192, 32768)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A request is served well when its first token comes within ``first`` seconds and the others ``per_token`` apart on average."""
+
+    first: float = 1.0
+    per_token: float = 0.05
+
+
+def measures(served: Served, goal: Goal) -> dict[str, float]:
+    """What a load met with; times in seconds, rates per second of the whole run."""
+    pace = np.full(len(served.output), 0.0)
+    pace[served.output > 1] = served.per_token
+    well = (served.to_first <= goal.first) & (pace <= goal.per_token)
+    found = {
+        "requests": float(len(served.arrived)),
+        "seconds": served.seconds,
+        "tokens_per_second": float(served.output.sum()) / served.seconds,
+        "goodput": float(well.sum()) / served.seconds,
+        "preempted": float(served.preempted),
+        "mean_batch": served.batch,
+    }
+    for name, times in (("to_first", served.to_first), ("per_token", served.per_token), ("whole", served.whole)):
+        found[f"{name}_mean"] = float(times.mean()) if len(times) else float("nan")
+        for label, q in QUANTILES.items():
+            found[f"{name}_{label}"] = float(np.quantile(times, q)) if len(times) else float("nan")
+    return found
+
+
+def sweep(
+    arrivals: traces.Arrivals,
+    rates: Sequence[float],
+    profile: Profile,
+    acceptance: Acceptance,
+    goal: Goal,
+    *,
+    seed: int = 0,
+    draft_lens: Sequence[int] = DRAFT_LENS,
+    progress: Callable[[str], None] = lambda _: None,
+) -> pd.DataFrame:
+    """One row per (rate, draft length): the same requests at the same moments, the same numbers of chance.
+
+    ``speedup`` is the mean time of a whole request without drafts over that with them.
+    """
+    rows: list[dict[str, float]] = []
+    for rate in rates:
+        progress(f"{rate:g} requests a second, {len(draft_lens)} draft lengths")
+        moved = arrivals.at_rate(rate)
+        plain = 0.0
+        for draft_len in sorted({0, *draft_lens}):
+            rng = np.random.default_rng(seed)
+            drafts = acceptance if draft_len else None
+            served = serve(moved, profile, fixed(draft_len), drafts, rng)
+            row = {"rate": rate, "draft_len": draft_len, **measures(served, goal)}
+            plain = row["whole_mean"] if not draft_len else plain
+            rows.append({**row, "speedup": plain / row["whole_mean"]})
+    return pd.DataFrame(rows)
+
+
+def best_lengths(profile: Profile, acceptance: Acceptance, draft_lens: Sequence[int] = DRAFT_LENS) -> pd.DataFrame:
+    """Of each batch and context the draft length that emits most tokens a second, and its speed-up, without a queue.
+
+    ``speedup = length(k) step(0) / step(k)``: one step of the target reads ``B (k + 1)`` tokens, the draft takes k steps.
+    """
+    rows = []
+    for batch in BATCHES:
+        for context in CONTEXTS:
+            fits = batch <= profile.max_sequences and batch * context <= profile.kv_tokens
+            if fits:
+                plain = block_ms(profile, batch, context, 0)
+                gains = {
+                    k: acceptance.length(k) * plain / block_ms(profile, batch, context, k)
+                    for k in sorted({0, *draft_lens})
+                    if batch * (k + 1) <= profile.max_tokens
+                }
+                best = max(gains, key=lambda k: (gains[k], -k))
+                rows.append({"batch": batch, "context": context, "best_draft_len": best, "speedup": gains[best]})
+    return pd.DataFrame(rows)
+
+
+def block_ms(profile: Profile, batch: int, context: float, draft_len: int) -> float:
+    """Milliseconds of drafting and verifying one block of each of ``batch`` requests with ``context`` tokens behind them."""
+    read, cached = batch * (draft_len + 1), batch * context
+    cost = profile.overhead + profile.target.step(read, read, batch, cached)
+    if draft_len and profile.draft is not None:
+        cost += profile.draft.step(read, batch, batch, cached)
+        cost += (draft_len - 1) * profile.draft.step(batch, batch, batch, cached)
+    return cost
+
+
+def crossing(table: pd.DataFrame, draft_len: int) -> float | None:
+    """The rate at which this length stops to pay, by a straight line between two rates; none where it always or never pays."""
+    rows = table[table["draft_len"] == draft_len].sort_values("rate")
+    rates, gains = rows["rate"].to_numpy(float), rows["speedup"].to_numpy(float)
+    for i in range(1, len(rates)):
+        if gains[i - 1] >= 1 > gains[i]:
+            return float(rates[i - 1] + (rates[i] - rates[i - 1]) * (gains[i - 1] - 1) / (gains[i - 1] - gains[i]))
+    return None
+
+
+def summary(table: pd.DataFrame, lengths: pd.DataFrame, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a sweep for other programs: facts, the best length by rate, crossings, the best by batch and context."""
+    drafted = sorted(k for k in table["draft_len"].unique() if k)
+    by_rate = []
+    for rate, rows in table.groupby("rate"):
+        top = rows.iloc[int(rows["speedup"].to_numpy().argmax())]
+        by_rate.append({"rate": rate, "draft_len": int(top["draft_len"]), "speedup": float(top["speedup"])})
+    known = float(table["requests"].min()) >= ENOUGH
+    return {
+        **facts,
+        "known": known,
+        "best_by_rate": by_rate if known else [],
+        "crossing_rate": {int(k): crossing(table, int(k)) for k in drafted} if known else {},
+        "best_by_batch_and_context": lengths.to_dict("records"),
+    }
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """What a person reads first."""
+    if not found["known"]:
+        return [
+            f"not yet known: fewer than {ENOUGH} requests say nothing reliable (give a longer trace, or --requests)"
+        ]
+    said = [f"{b['rate']:g}/s: draft {b['draft_len']}, {b['speedup']:.2f}x" for b in found["best_by_rate"]]
+    ends = {k: rate for k, rate in found["crossing_rate"].items() if rate is not None}
+    said += [f"{k} drafted stop to pay at {rate:.2f} requests a second" for k, rate in ends.items()]
+    return said or ["no rate was simulated"]
+
+
+def draw(table: pd.DataFrame, lengths: pd.DataFrame, title: str) -> Figure:
+    """Speed-up and time per token over the rate by draft length, and the best length by batch and context."""
+    from matplotlib.figure import Figure
+
+    page = Figure(figsize=(12, 3.8), layout="constrained")
+    speed, pace, best = page.subplots(1, 3)
+    for draft_len, rows in table.groupby("draft_len"):
+        shade = f"C{int(str(draft_len))}"
+        speed.plot(rows["rate"], rows["speedup"], color=shade, marker="o", ms=3, label=f"{draft_len}")
+        pace.plot(rows["rate"], rows["per_token_p95"] * 1e3, color=shade, marker="o", ms=3)
+    speed.axhline(1, color="0.5", lw=0.8)
+    speed.set(xlabel="requests a second", ylabel="speed-up of a request", xscale="log", title=title)
+    speed.legend(title="drafted", fontsize=7, ncols=2)
+    pace.set(xlabel="requests a second", ylabel="ms per token, 95th percentile", xscale="log")
+    grid = lengths.pivot(index="batch", columns="context", values="best_draft_len")
+    best.imshow(grid.to_numpy(float), origin="lower", aspect="auto", cmap="viridis", vmin=0)
+    best.set(xlabel="tokens of context", ylabel="batch", title="best draft length")
+    best.set_xticks(range(len(grid.columns)), [str(c) for c in grid.columns])
+    best.set_yticks(range(len(grid.index)), [str(b) for b in grid.index])
+    for (row, column), value in np.ndenumerate(grid.to_numpy(float)):
+        if np.isfinite(value):
+            best.text(column, row, f"{value:.0f}", ha="center", va="center", color="w", fontsize=8)
+    return page
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to simulate.
+
+    TRACE gives arrivals and lengths; without it they are of chance: PROMPT and OUTPUT tokens, BURST times as uneven as Poisson's. A trace
+    is stretched to each of RATES (requests a second), or with --poisson only its lengths are used. The draft is a model whose steps cost
+    DRAFT_RATIO of the target's, or as the target of the profile DRAFT_PROFILE; with neither the profile's own, or a lookup that costs nothing.
+    """
+
+    profile: str
+    trace: Path | None = None
+    prompt: int = 512
+    output: int = 128
+    requests: int = 1000
+    rates: tuple[float, ...] = ()
+    poisson: bool = False
+    burst: float = 1.0
+    alpha: float | None = None
+    acceptance: Path | None = None
+    draft_ratio: float | None = None
+    draft_profile: str | None = None
+    draft_lens: tuple[int, ...] = DRAFT_LENS
+    goal_first: float = 1.0
+    goal_per_token: float = 0.05
+    seed: int = 0
+
+
+def run(settings: Load, out: Path, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Simulate, and write OUT.csv, OUT.json and OUT.png; returns what OUT.json says."""
+    profile = _profile(settings)
+    acceptance = _acceptance(settings)
+    if not settings.draft_lens or min(settings.draft_lens) < 0 or max(settings.draft_lens) > LONGEST:
+        raise UserError(f"draft lengths {settings.draft_lens}", remedy=f"give lengths from 0 to {LONGEST}")
+    arrivals = _arrivals(settings)
+    rates = settings.rates or rates_for(arrivals, profile)
+    goal = Goal(settings.goal_first, settings.goal_per_token)
+    table = sweep(
+        arrivals,
+        rates,
+        profile,
+        acceptance,
+        goal,
+        seed=settings.seed,
+        draft_lens=settings.draft_lens,
+        progress=progress,
+    )
+    lengths = best_lengths(profile, acceptance, settings.draft_lens)
+    facts = {
+        "profile": profile.name,
+        "requests": len(arrivals.seconds),
+        "left_out": dict(arrivals.left_out),
+        "acceptance_length_4": acceptance.length(4),
+        "goal": {"first": goal.first, "per_token": goal.per_token},
+        "seed": settings.seed,
+    }
+    found = summary(table, lengths, facts)
+    write_text(out.with_name(f"{out.name}.csv"), table.to_csv(index=False, lineterminator="\n"))
+    with atomic_path(out.with_name(f"{out.name}.png")) as temporary:
+        draw(table, lengths, profile.name).savefig(temporary, format="png", dpi=120)
+    write_json(out.with_name(f"{out.name}.json"), found)
+    return found
+
+
+def _profile(settings: Load) -> Profile:
+    profile = profiles.load(settings.profile)
+    if settings.draft_profile is not None and settings.draft_ratio is not None:
+        raise UserError("two costs of the draft", remedy="give --draft-ratio or --draft-profile")
+    if settings.draft_profile is not None:
+        draft = profiles.load(settings.draft_profile)
+        if draft.hardware != profile.hardware:
+            raise UserError(
+                f"the draft was timed on {draft.hardware}, the target on {profile.hardware}",
+                remedy="give profiles of one machine, or --draft-ratio",
+            )
+        return profile.model_copy(update={"draft": draft.target})
+    if settings.draft_ratio is not None:
+        if not 0 <= settings.draft_ratio < float("inf"):
+            raise UserError(f"a draft ratio of {settings.draft_ratio}", remedy="give 0 or more")
+        return profile.model_copy(update={"draft": profile.target.scaled(settings.draft_ratio)})
+    return profile
+
+
+def _acceptance(settings: Load) -> Acceptance:
+    if (settings.alpha is None) == (settings.acceptance is None):
+        raise UserError("no acceptance, or two", remedy="give --alpha, or --acceptance FILE of an engine's records")
+    if settings.alpha is not None:
+        return from_alpha(settings.alpha)
+    assert settings.acceptance is not None
+    return records.acceptance(settings.acceptance)
+
+
+def _arrivals(settings: Load) -> traces.Arrivals:
+    if settings.requests < 1 or min(settings.prompt, settings.output) < 1:
+        raise UserError("no requests, or empty ones", remedy="give --requests, --prompt and --output of at least 1")
+    if settings.trace is not None:
+        lengths = traces.read_trace(settings.trace, limit=settings.requests)
+        if not settings.poisson:
+            return lengths
+    else:
+        lengths = traces.constant(settings.prompt, settings.output)
+    return traces.poisson(lengths, settings.requests, 1.0, np.random.default_rng(settings.seed), settings.burst)
+
+
+def rates_for(arrivals: traces.Arrivals, profile: Profile) -> list[float]:
+    """Rates from a twentieth of to just beyond what the machine serves without drafts when all requests wait at its door."""
+    together = traces.Arrivals(np.zeros(len(arrivals.prompt)), arrivals.prompt, arrivals.output, {})
+    served = serve(together, profile, fixed(0), None, np.random.default_rng(0))
+    if not len(served.output):
+        raise UserError("no request fits the cache", remedy=f"the profile holds {profile.kv_tokens} tokens")
+    most = len(served.output) / served.seconds
+    return [round(most * share, 3 if most < 10 else 2) for share in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1)]

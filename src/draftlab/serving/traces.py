@@ -1,0 +1,181 @@
+"""When requests come and how long they are: the traces in use read by the names of their columns, or made of chance."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import gzip
+import io
+import json
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int
+
+from draftlab.errors import UserError
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Requests in order of arrival: seconds since the first, tokens read and tokens written; what was left out, by reason."""
+
+    seconds: Float64[np.ndarray, " requests"]
+    prompt: Int[np.ndarray, " requests"]
+    output: Int[np.ndarray, " requests"]
+    left_out: Mapping[str, int]
+
+    @property
+    def rate(self) -> float:
+        """Requests a second, from the gaps between them."""
+        span = float(self.seconds[-1] - self.seconds[0])
+        return (len(self.seconds) - 1) / span if span > 0 else math.inf
+
+    def at_rate(self, rate: float) -> Arrivals:
+        """The same requests, the time between them stretched so that ``rate`` come a second."""
+        if not rate > 0:
+            raise UserError(f"a rate of {rate} requests a second", remedy="give a rate above 0")
+        if not math.isfinite(self.rate):
+            raise UserError("all requests come at once", remedy="use --poisson, or a trace with times")
+        return Arrivals(self.seconds * (self.rate / rate), self.prompt, self.output, self.left_out)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names of a format: when a request comes (in units of ``unit`` seconds), what it reads and writes."""
+
+    arrived: str
+    prompt: str
+    output: str
+    unit: float = 1.0
+
+
+FORMATS = {
+    "azure": Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "burstgpt": Columns("Timestamp", "Request tokens", "Response tokens"),
+    "qwen-bailian": Columns("timestamp", "input_length", "output_length"),
+    "mooncake": Columns("timestamp", "input_length", "output_length", 1e-3),
+    "llmservingsim": Columns("arrival_time_ns", "input_toks", "output_toks", 1e-9),
+    "vllm": Columns("arrival_time", "input_toks", "output_toks"),
+    "vidur": Columns("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
+    "litellm": Columns("startTime", "prompt_tokens", "completion_tokens"),
+}
+"""Mooncake and Qwen-Bailian share their names: the latter's rows have a ``chat_id``, and seconds in place of milliseconds."""
+
+
+def _format_of(row: Mapping[str, Any], path: Path) -> str:
+    for name, columns in FORMATS.items():
+        needed = {columns.arrived, columns.prompt, columns.output}
+        if needed <= row.keys() and (name != "qwen-bailian" or "chat_id" in row):
+            return name
+    known = "; ".join(f"{n}: {c.arrived}, {c.prompt}, {c.output}" for n, c in FORMATS.items())
+    raise UserError("no known columns of a trace", file=path, line=1, remedy=f"name them as one of {known}")
+
+
+def rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """The rows of a CSV or a JSONL file, plain or gzipped, one at a time with their line; a broken line is ``None``."""
+    try:
+        with path.open("rb") as raw:
+            binary: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
+            with io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="") as lines:
+                if path.name.removesuffix(".gz").endswith(".csv"):
+                    table = csv.reader(lines)
+                    names = [name.strip() for name in next(table, [])]
+                    for cells in table:
+                        fits = len(cells) == len(names)
+                        if cells:
+                            yield table.line_num, dict(zip(names, cells, strict=True)) if fits else None
+                    return
+                for number, line in enumerate(lines, 1):
+                    if line.strip():
+                        yield number, _object(line)
+    except FileNotFoundError:
+        raise UserError("no such file", file=path, remedy="check the path") from None
+    except (EOFError, gzip.BadGzipFile, csv.Error) as error:
+        raise UserError(f"broken: {error}", file=path, remedy="fetch the file again") from None
+
+
+def _object(line: str) -> Any:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
+    """The requests of a trace, 24 bytes each in memory; rows that cannot be read, failed or say nothing are left out and counted.
+
+    The first row out of order is an error: sorted times would be another load than the one that was met.
+    """
+    seconds, prompt, output = array("d"), array("q"), array("q")
+    left_out: Counter[str] = Counter()
+    columns: Columns | None = None
+    for line, row in rows(path):
+        if row is None:
+            left_out["broken line"] += 1
+            continue
+        row = {name.removesuffix("(s)").strip(): value for name, value in row.items()}
+        columns = columns or FORMATS[_format_of(row, path)]
+        try:
+            at = _seconds(row.get(columns.arrived), columns.unit)
+            read, written = (int(float(row[name])) for name in (columns.prompt, columns.output))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            left_out["no time, or no numbers of tokens"] += 1
+            continue
+        if read < 1 or written < 1:
+            left_out["no tokens read or written"] += 1
+            continue
+        if seconds and at < seconds[-1]:
+            raise UserError(
+                f"comes {seconds[-1] - at:g} s before the request above it",
+                file=path,
+                line=line,
+                remedy="sort the rows by time, or repair the clock",
+            )
+        seconds.append(at)
+        prompt.append(read)
+        output.append(written)
+        if len(seconds) == limit:
+            break
+    if not seconds:
+        said = ", ".join(f"{n} {why}" for why, n in left_out.items()) or "it is empty"
+        raise UserError(f"no request in it: {said}", file=path, remedy="give a trace with times and lengths")
+    times = np.frombuffer(seconds)
+    return Arrivals(times - times[0], np.frombuffer(prompt, np.int64), np.frombuffer(output, np.int64), left_out)
+
+
+def _seconds(value: Any, unit: float) -> float:
+    """A time in seconds: a number, or a date (to the microsecond)."""
+    try:
+        at = float(value) * unit
+    except ValueError:
+        text = str(value).strip()
+        head, dot, rest = text.partition(".")
+        digits = rest[: next((i for i, c in enumerate(rest) if not c.isdigit()), len(rest))]
+        zone = rest[len(digits) :]
+        date = datetime.datetime.fromisoformat(f"{head}{dot}{digits[:6]:0<6}{zone}" if dot else text)
+        at = date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp()
+    if not math.isfinite(at):
+        raise ValueError("not a finite time")
+    return at
+
+
+def poisson(lengths: Arrivals, requests: int, rate: float, rng: np.random.Generator, burst: float = 1.0) -> Arrivals:
+    """``requests`` at ``rate`` a second with lengths drawn from ``lengths``; gaps are exponential, or Gamma with ``burst`` times
+    the squared coefficient of variation."""
+    if not rate > 0 or not burst > 0:
+        raise UserError(f"a rate of {rate} and a burst of {burst}", remedy="give numbers above 0")
+    gaps = rng.gamma(1 / burst, burst / rate, requests)
+    chosen = rng.integers(len(lengths.prompt), size=requests)
+    return Arrivals(np.cumsum(gaps) - gaps[0], lengths.prompt[chosen], lengths.output[chosen], lengths.left_out)
+
+
+def constant(prompt: int, output: int) -> Arrivals:
+    """One request of these lengths, for ``poisson`` to draw from."""
+    return Arrivals(np.zeros(1), np.array([prompt]), np.array([output]), {})

@@ -1,0 +1,199 @@
+"""The simulator against closed forms, and against times that others measured on real servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from draftlab.core.theory import expected_block_length
+from draftlab.errors import UserError
+from draftlab.serving import load, profiles, simulate, traces
+from draftlab.serving.acceptance import alpha_of_length, from_alpha, from_histograms
+from draftlab.serving.profiles import Attention, Costs, Profile
+from draftlab.serving.traces import Arrivals
+
+
+def machine(**changes: object) -> Profile:
+    """A step takes 10 ms whatever it reads."""
+    facts = {"name": "m", "hardware": "h", "model": "x", "engine": "e", "source": "made", "licence": "none"}
+    return Profile.model_validate(
+        {**facts, "target": {"tokens": {1: 10.0}}, "kv_tokens": 100_000, "max_tokens": 4096, **changes}
+    )
+
+
+def together(requests: int, prompt: int, output: int) -> Arrivals:
+    return Arrivals(np.zeros(requests), np.full(requests, prompt), np.full(requests, output), {})
+
+
+def serve(arrivals: Arrivals, profile: Profile, k: int = 0, alpha: float = 0.0, seed: int = 0) -> simulate.Served:
+    drafts = from_alpha(alpha) if k else None
+    return simulate.serve(arrivals, profile, simulate.fixed(k), drafts, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("load_", [0.3, 0.7])
+def test_one_at_a_time_waits_as_an_m_d_1_queue(load_: float) -> None:
+    """Mean wait ``rho D / (2 (1 - rho))`` (Pollaczek and Khinchine) with D = 10 ms."""
+    arrivals = traces.poisson(traces.constant(1, 1), 60_000, load_ / 0.01, np.random.default_rng(3))
+    served = serve(arrivals, machine(max_sequences=1))
+    assert_allclose(served.to_first.mean() - 0.01, load_ * 0.01 / (2 * (1 - load_)), rtol=0.05)
+
+
+def test_a_batch_without_events_takes_its_steps() -> None:
+    served = serve(together(8, 100, 51), machine())
+    assert_allclose(served.per_token, 0.01)
+    assert_allclose(served.to_first, 0.01)
+    assert served.steps == 51
+
+
+def test_a_long_prompt_is_read_in_chunks() -> None:
+    assert_allclose(serve(together(1, 10_000, 1), machine()).to_first, 0.03)
+
+
+def test_steps_cost_what_lies_before_them() -> None:
+    """One request, k ms per token before it: step i reads prompt + i tokens, the last token never."""
+    profile = machine(target={"tokens": {1: 1.0}, "decode": {"per_cached": 0.5}})
+    served = serve(together(1, 10, 5), profile)
+    assert_allclose(served.last - served.first, sum(1 + 0.5 * (10 + i) for i in range(4)) / 1e3)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_blocks_have_the_expected_length(alpha: float) -> None:
+    served = serve(together(1, 10, 20_001), machine(), k=3, alpha=alpha)
+    assert_allclose(0.01 / served.per_token[0], expected_block_length(alpha, 3), rtol=0.02)
+
+
+def test_the_draft_takes_one_step_for_each_token() -> None:
+    profile = machine(draft=Costs(tokens={1: 1.0}))
+    served = serve(together(4, 10, 41), profile, k=4, alpha=1.0)
+    assert_allclose(served.per_token, (0.010 + 4 * 0.001) / 5)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_steps_reckoned_together_are_the_steps_one_by_one(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = machine(
+        target={"tokens": {1: 5.0, 100: 9.0}, "decode": {"per_cached": 0.001}},
+        draft={"tokens": {1: 0.5}},
+        kv_tokens=2000,
+    )
+    arrivals = traces.poisson(traces.constant(40, 60), 200, 8.0, np.random.default_rng(1), burst=4)
+    fast = serve(arrivals, profile, k, alpha=1.0)
+    monkeypatch.setattr(simulate, "ALIKE", 1)
+    slow = serve(arrivals, profile, k, alpha=1.0)
+    assert fast.preempted == slow.preempted
+    assert_allclose(fast.first, slow.first)
+    assert_allclose(fast.last, slow.last)
+
+
+def test_a_full_cache_preempts_the_youngest_and_loses_no_token() -> None:
+    served = serve(together(20, 64, 200), machine(kv_tokens=1024))
+    assert served.preempted > 0
+    assert served.last[0] == served.last.min()
+    assert np.isfinite(served.last).all()
+
+
+def test_a_request_larger_than_the_cache_is_refused_and_counted() -> None:
+    arrivals = Arrivals(np.zeros(2), np.array([10, 5000]), np.array([2, 2]), {})
+    served = serve(arrivals, machine(kv_tokens=1024))
+    assert (served.refused, len(served.last)) == (1, 1)
+
+
+def test_the_same_seed_gives_the_same_times() -> None:
+    arrivals = traces.poisson(traces.constant(30, 40), 50, 5.0, np.random.default_rng(1))
+    one, two, other = (serve(arrivals, machine(), 4, 0.5, seed) for seed in (0, 0, 1))
+    assert (one.last == two.last).all()
+    assert (one.last != other.last).any()
+
+
+def test_histograms_keep_their_shape_and_go_on_beyond_it() -> None:
+    found = from_histograms([[50, 25, 25]])
+    assert_allclose(found.survival[0, :4], [0.5, 0.25, 0.125, 0.0625])
+    assert_allclose(found.length(2), 1.75)
+    draws = found.draw(np.zeros(40_000, int), 2, np.random.default_rng(0))
+    assert_allclose(np.bincount(draws) / 40_000, [0.5, 0.25, 0.25], atol=0.01)
+
+
+@pytest.mark.parametrize("counts", [[], [1], [0, 0], [1, -1], [1, float("nan")]])
+def test_a_histogram_that_cannot_be_is_refused(counts: list[float]) -> None:
+    with pytest.raises(UserError, match="histogram"):
+        from_histograms([counts])
+
+
+def test_alpha_of_length_inverts_the_block_length() -> None:
+    assert_allclose(alpha_of_length(expected_block_length(0.63, 5), 5), 0.63, atol=1e-9)
+    with pytest.raises(UserError, match="between 1 and"):
+        alpha_of_length(7.0, 5)
+
+
+def test_the_speedup_without_a_queue_is_the_papers_formula() -> None:
+    """A lone request: ``E[block] / (k c + 1)`` with c = 0.1."""
+    profile = machine(draft=Costs(tokens={1: 1.0}))
+    lengths = load.best_lengths(profile, from_alpha(0.8), [4])
+    assert_allclose(lengths["speedup"].iloc[0], expected_block_length(0.8, 4) / 1.4)
+
+
+def test_the_best_length_falls_where_reading_more_costs_more() -> None:
+    profile = machine(target={"tokens": {1: 10.0, 64: 10.0, 4096: 500.0}}, draft={"tokens": {1: 0.5}})
+    lengths = load.best_lengths(profile, from_alpha(0.7)).groupby("batch")["best_draft_len"].max()
+    assert lengths[1] > lengths[32] > 0
+    assert lengths[256] == 0
+
+
+def test_a_sweep_finds_where_drafts_stop_to_pay() -> None:
+    profile = machine(target={"tokens": {1: 10.0, 8: 10.0, 4096: 4000.0}}, draft={"tokens": {1: 1.0}}, max_sequences=64)
+    arrivals = traces.poisson(traces.constant(8, 30), 60, 1.0, np.random.default_rng(0))
+    table = load.sweep(arrivals, [0.1, 40.0], profile, from_alpha(0.6), load.Goal(), draft_lens=[3])
+    drafted = table[table["draft_len"] == 3].set_index("rate")
+    assert drafted.loc[0.1, "speedup"] > 1 > drafted.loc[40.0, "speedup"]
+    crossing = load.crossing(table, 3)
+    assert crossing is not None
+    assert 0.1 < crossing < 40
+    assert load.crossing(table, 0) is None
+
+
+# --- real servers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("profile", "folder"),
+    [("rtx4090-llama-3.1-8b", "RTX4090"), ("rtxpro6000x2-qwen3-32b", "RTXPRO6000_Qwen3-32B")],
+)
+def test_vllms_own_times_are_met(profile: str, folder: str, shared: Path) -> None:
+    from draftlab.serving import validate
+
+    found = validate.queueing(profile, shared / "data/serving/llmservingsim" / folder / "requests.jsonl")
+    errors = {row["quantity"]: row["error"] for row in found}
+    assert abs(errors["mean time per token"]) < 0.05
+    assert abs(errors["mean time to first token"]) < 0.10
+
+
+def test_a_shipped_profile_is_what_its_source_gives(shared: Path, tmp_path: Path) -> None:
+    cases = {"rtx4090-llama-3.1-8b": "llmservingsim/RTX4090", "h100-llama-2-7b": "vidur/h100_Llama-2-7b_mlp.csv"}
+    for name, source in cases.items():
+        profiles.save(profiles.derive(name, shared / "data/serving" / source), tmp_path / "p.yaml")
+        assert (tmp_path / "p.yaml").read_text() == (profiles.SHIPPED / f"{name}.yaml").read_text()
+
+
+def test_attention_is_found_again_from_times_made_of_it(tmp_path: Path) -> None:
+    """Two layers whose decoding attention takes 3 us + 2 us per sequence + 0.01 us per cached token."""
+    grid = [(0, 0, n, kv, 3 + 2 * n + 0.01 * n * kv) for n in (1, 2, 4, 8) for kv in (16, 256, 4096)]
+    grid += [(c, 0, n, 64, 5 + 0.5 * c + n) for c in (16, 64) for n in (1, 4)]
+    lines = ["prefill_chunk,kv_prefill,n_decode,kv_decode,time_us", *(",".join(map(str, row)) for row in grid)]
+    (tmp_path / "attention.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "dense.csv").write_text("layer,tokens,time_us\nqkv,1,10\nqkv,2,12\nlayernorm,1,1\nlayernorm,2,1\n")
+    (tmp_path / "per_sequence.csv").write_text("layer,sequences,time_us\nlm_head,1,7\nlm_head,2,8\n")
+    found = profiles.from_llmservingsim("p", tmp_path, profiles.Machine("x", "h", "m", layers=2, kv_tokens=100)).target
+    assert_allclose(
+        [found.decode.fixed, found.decode.per_sequence, found.decode.per_cached], [6e-3, 4e-3, 2e-5], rtol=1e-6
+    )
+    assert_allclose(list(found.tokens.values()), [24e-3, 28e-3])  # two layers, each with two layernorms
+    assert found.rows == {1: 7e-3, 2: 8e-3}
+
+
+def test_attention_differs_where_prompts_are_read() -> None:
+    costs = Costs(tokens={1: 1.0}, decode=Attention(fixed=1.0), mixed=Attention(fixed=3.0, per_token=0.5))
+    assert costs.step(2, 2, 2, 0.0) == 2.0
+    assert costs.step(4, 1, 0, 0.0, chunk=4) == 6.0
+    assert costs.scaled(2).step(4, 1, 0, 0.0, chunk=4) == 12.0

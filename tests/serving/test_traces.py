@@ -1,0 +1,176 @@
+"""Traces, profiles and records as users have them, broken ones too; the verbs that read them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from draftlab.errors import UserError
+from draftlab.serving import load, profiles, traces
+
+TRACES = {
+    "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.1805900,396,109\n",
+    "azure_2024.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,374,44\n2024-05-10 00:00:00.509930+00:00,396,109\n",
+    "burst_1.csv": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,m,374,44,418,c\n5.5,m,396,109,505,c\n",
+    "burst_3.csv": "Timestamp(s),Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,1,9,m,374,44,418,c\n5.5,2,9,m,396,109,505,c\n",
+    "mooncake.jsonl": '{"timestamp": 0, "input_length": 374, "output_length": 44, "hash_ids": [0]}\n'
+    '{"timestamp": 500, "input_length": 396, "output_length": 109, "hash_ids": [0]}\n',
+    "qwen.jsonl": '{"chat_id": 1, "timestamp": 0.0, "input_length": 374, "output_length": 44}\n'
+    '{"chat_id": 2, "timestamp": 0.5, "input_length": 396, "output_length": 109}\n',
+    "sim.jsonl": '{"input_toks": 374, "output_toks": 44, "arrival_time_ns": 0}\n'
+    '{"input_toks": 396, "output_toks": 109, "arrival_time_ns": 500000000}\n',
+    "litellm.jsonl": '{"startTime": 100.0, "prompt_tokens": 374, "completion_tokens": 44}\n'
+    '{"startTime": 100.5, "prompt_tokens": 396, "completion_tokens": 109}\n',
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_each_format_is_read_by_its_names(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(TRACES[name])
+    found = traces.read_trace(tmp_path / name)
+    assert_allclose(found.seconds, [0, 0.5], atol=1e-6)
+    assert found.prompt.tolist() == [374, 396]
+    assert found.output.tolist() == [44, 109]
+
+
+def test_real_traces_are_read_whole(shared: Path) -> None:
+    folder = shared / "data/serving"
+    sizes = {"azure/AzureLLMInferenceTrace_conv_head1000.csv": 1000, "mooncake/conversation_trace_head500.jsonl": 500,
+             "vidur/splitwise_conv_head500.csv": 500, "llmservingsim/RTX4090/requests.jsonl": 300}  # fmt: skip
+    for name, rows in sizes.items():
+        assert len(traces.read_trace(folder / name).seconds) == rows
+
+
+def test_what_cannot_be_read_is_left_out_and_counted(tmp_path: Path) -> None:
+    rows = ["{", '{"timestamp": 0, "input_length": 5, "output_length": 5}', '{"timestamp": "x", "input_length": 5, "output_length": 5}',
+            '{"timestamp": NaN, "input_length": 5, "output_length": 5}', '{"timestamp": 9, "input_length": 5, "output_length": 0}']  # fmt: skip
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
+    found = traces.read_trace(tmp_path / "t.jsonl.gz")
+    assert len(found.seconds) == 1
+    assert found.left_out == {"broken line": 1, "no time, or no numbers of tokens": 2, "no tokens read or written": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no request in it: it is empty"),
+        ('{"a": 1}\n', "t.jsonl:1: no known columns"),
+        ('{"timestamp": 5, "input_length": 5, "output_length": 5}\n{"timestamp": 4, "input_length": 5, "output_length": 5}\n',
+         "t.jsonl:2: comes 0.001 s before the request above it"),
+    ],
+)  # fmt: skip
+def test_a_trace_that_cannot_be_used_says_why(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(text)
+    with pytest.raises(UserError, match=says):
+        traces.read_trace(tmp_path / "t.jsonl")
+
+
+def test_a_long_trace_takes_24_bytes_a_request(tmp_path: Path) -> None:
+    import tracemalloc
+
+    row = '{"timestamp": 0, "input_length": 5, "output_length": 5}\n'
+    (tmp_path / "t.jsonl").write_text(row * 50_000)
+    tracemalloc.start()
+    traces.read_trace(tmp_path / "t.jsonl")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50_000 * 24 * 2 + 500_000
+
+
+def test_bursts_keep_the_rate_and_raise_the_spread() -> None:
+    rng = np.random.default_rng(0)
+    for burst in (1.0, 9.0):
+        gaps = np.diff(traces.poisson(traces.constant(1, 1), 50_000, 4.0, rng, burst).seconds)
+        assert_allclose(gaps.mean(), 0.25, rtol=0.05)
+        assert_allclose(gaps.var() / gaps.mean() ** 2, burst, rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("1: 15.2226", "1: .nan"), r"p.yaml:\d+: target.tokens.1: Input should be a finite number"),
+        (("1: 15.2226", "1: -3"), "greater than or equal to 0"),
+        (("kv_tokens: 41408", "kv_tokens: 0"), r"p.yaml:\d+: kv_tokens"),
+        (("licence: MIT\n", ""), "licence: Field required"),
+        (("name:", "nome:"), "name: Field required|Extra inputs"),
+    ],
+)
+def test_a_wrong_profile_names_its_line(change: tuple[str, str], says: str, tmp_path: Path) -> None:
+    text = (profiles.SHIPPED / "rtx4090-llama-3.1-8b.yaml").read_text()
+    assert change[0] in text
+    (tmp_path / "p.yaml").write_text(text.replace(*change, 1))
+    with pytest.raises(UserError, match=says):
+        profiles.load(tmp_path / "p.yaml")
+
+
+def test_every_shipped_profile_names_source_commit_and_licence() -> None:
+    assert len(profiles.shipped()) >= 6
+    for name in profiles.shipped():
+        found = profiles.load(name)
+        assert found.name == name
+        assert found.source
+        assert len(found.commit) == 40
+        assert found.licence == "MIT"
+
+
+def settings(**changes: object) -> load.Load:
+    return load.Load(**{"profile": "h100-llama-2-7b", "requests": 60, "alpha": 0.7, "draft_ratio": 0.1,
+                        "output": 20, "draft_lens": (2, 4), "rates": (1.0, 20.0), **changes})  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_load_writes_a_table_a_summary_and_a_figure(tmp_path: Path) -> None:
+    found = load.run(settings(), tmp_path / "out", lambda _: None)
+    assert json.loads((tmp_path / "out.json").read_text())["best_by_rate"] == found["best_by_rate"]
+    assert (tmp_path / "out.csv").read_text().count("\n") == 1 + 2 * 3
+    assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
+    assert found["best_by_rate"][0]["speedup"] > 1.5
+    first = (tmp_path / "out.csv").read_bytes()
+    load.run(settings(), tmp_path / "out", lambda _: None)
+    assert (tmp_path / "out.csv").read_bytes() == first
+
+
+def test_few_requests_say_not_yet_known(tmp_path: Path) -> None:
+    found = load.run(settings(requests=29), tmp_path / "out", lambda _: None)
+    assert load.lines(found)[0].startswith("not yet known")
+    assert found["best_by_rate"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"alpha": None}, "no acceptance"),
+        ({"alpha": 1.5}, "between 0 and 1"),
+        ({"alpha": float("nan")}, "between 0 and 1"),
+        ({"profile": "h200"}, "no profile 'h200'"),
+        ({"rates": (0.0,)}, "rate of 0"),
+        ({"draft_lens": (-1,)}, "draft lengths"),
+        ({"draft_ratio": None, "draft_profile": "a100-llama-3-8b"}, "timed on NVIDIA A100"),
+        ({"draft_ratio": float("nan")}, "draft ratio"),
+        ({"requests": 0}, "no requests"),
+        ({"prompt": 10**6}, "no request fits the cache"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_is_written(
+    changes: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    more = {"rates": ()} if "prompt" in changes else {}
+    with pytest.raises(UserError, match=says):
+        load.run(settings(**changes, **more), tmp_path / "out", lambda _: None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_room_needs_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, pkgutil, importlib, draftlab.serving as room\n"
+        "for m in pkgutil.iter_modules(room.__path__): importlib.import_module(f'draftlab.serving.{m.name}')\n"
+        "print(sorted({'torch', 'transformers', 'llama_cpp', 'matplotlib'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
