@@ -19,16 +19,29 @@ def write_json(path: Path | str, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path | str) -> Any:
-    """Read one JSON value; a missing or broken file is a ``UserError``."""
+def read_text(path: Path | str) -> str:
+    """Read a text; a missing file, a folder, or bytes that are not UTF-8 are a ``UserError``."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="check the path, or run the step that makes it") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"not JSON: {error.msg}", file=path, line=error.lineno, remedy="repair the file") from None
+    except IsADirectoryError:
+        raise UserError("a folder, not a file", file=path, remedy="name a file in it") from None
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8: {error.reason}", file=path, remedy="convert the file to UTF-8") from None
+
+
+def read_json(path: Path | str) -> Any:
+    """Read one JSON value; a missing or broken file is a ``UserError``."""
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"not JSON: {error.msg}", file=path, line=error.lineno, remedy="repair the file") from None
+    except RecursionError:
+        raise UserError("JSON that is nested too deeply", file=path, remedy="repair the file") from None
+    except ValueError:
+        raise UserError("a number of too many digits", file=path, remedy="repair the file") from None
 
 
 def read_object(path: Path | str) -> dict[str, Any]:
@@ -58,7 +71,7 @@ def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
             for number, line in enumerate(file, 1):
                 try:
                     yield kind(**json.loads(line))
-                except (TypeError, ValueError) as error:
+                except (TypeError, ValueError, RecursionError) as error:
                     raise UserError(
                         f"not a {kind.__name__}: {error}",
                         file=path,

@@ -85,7 +85,7 @@ def _parts(index: Path) -> list[Path]:
     """The files that an index of weights names: they lie beside it, whatever the index says."""
     names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not all(
-        isinstance(name, str) and Path(name).name == name for name in names.values()
+        isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors") for name in names.values()
     ):
         raise UserError("not an index of weights beside it", file=index, remedy="fetch the whole model folder again")
     return sorted({index.with_name(name) for name in names.values()})

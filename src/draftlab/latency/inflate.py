@@ -17,8 +17,9 @@ from safetensors.numpy import save_file
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
-from draftlab.files.json_files import read_json, write_json
+from draftlab.files.json_files import write_json
 from draftlab.files.weights import weights_digest
+from draftlab.models.config import read_config
 from draftlab.models.gguf import Array, Checkpoint, expected_shapes
 
 ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight")
@@ -35,7 +36,7 @@ def inflate(
     any engine when ``ffn`` and ``widths`` stay as they are (a wider sum may be blocked differently). ``UserError`` when it would shrink.
     """
     folder = Path(folder)
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     if config.get("model_type") != "llama":
         raise UserError("only Llama models can be inflated", file=folder, remedy="use a Llama target")
     if widths not in (1, 4, 16, 64):

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
-from draftlab.files.json_files import read_json
 from draftlab.files.weights import is_gguf
 from draftlab.latency.inflate import inflate
 from draftlab.latency.self_check import self_check
 from draftlab.latency.settings import Engine
 from draftlab.models import LanguageModel, load_model
 from draftlab.models.backend import LatencyBackend, Settings, check_pair
+from draftlab.models.config import read_config
 from draftlab.models.cores import pinned
 from draftlab.models.gguf import Weights, export
 from draftlab.models.gguf_files import ORIGINAL
@@ -65,7 +65,7 @@ def inflated(target: Path, out: Path, least_layers: int, least_ffn: int, widths:
         raise UserError(
             "a GGUF file cannot be inflated", file=target, remedy="give the model folder, or inflate nothing"
         )
-    config = read_json(target / "config.json")
+    config = read_config(target)
     layers = max(least_layers, config.get("num_hidden_layers", 0))
     inflate(target, out, layers=layers, ffn=max(least_ffn, config.get("intermediate_size", 0)), widths=widths)
     return out

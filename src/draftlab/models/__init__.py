@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from draftlab.errors import UserError
-from draftlab.files.json_files import read_object
 from draftlab.files.weights import check_sizes, is_gguf
+from draftlab.models.config import read_config
 from draftlab.models.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
         raise UserError(f"no GPU for device {device!r}", remedy="use device cpu")
     if is_gguf(folder):
         return gguf_files.read_model(folder).to(torch.device(device), getattr(torch, dtype))
-    config = read_object(Path(folder) / "config.json")
+    config = read_config(folder)
     loader = llama.load if llama.can_read(config) else hf.load
     return loader(folder, getattr(torch, dtype), torch.device(device))
 

@@ -22,8 +22,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
-from draftlab.files.json_files import read_object
 from draftlab.files.weights import weight_files
+from draftlab.models.config import read_config
 
 Weights = Literal["f32", "f16", "q8_0", "q4_0"]
 Array = Float[np.ndarray, "..."]
@@ -59,7 +59,7 @@ def export(folder: Path | str, out: Path | str, weights: Weights = "f32", *, voc
     ``vocabulary=False`` leaves the tokenizer out: such a file decodes token ids, which is all that a latency measurement
     needs, but not text. Anything that llama.cpp could not run is a ``UserError``.
     """
-    config = read_object(Path(folder) / "config.json")
+    config = read_config(folder)
     _export(config, Path(folder), out, weights, Checkpoint.open, vocabulary)
 
 
@@ -407,9 +407,10 @@ def _write_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, A
         writer.add_tokenizer_model("no_vocab")
         return
     _require_byte_level(json.loads(tokenizer.to_str()), path)
-    if tokenizer.get_vocab_size() > config["vocab_size"]:
+    size = max(tokenizer.get_vocab_size(), 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0))
+    if size > config["vocab_size"]:
         raise UserError(
-            f"{tokenizer.get_vocab_size()} tokens, the model has {config['vocab_size']}",
+            f"{size} tokens, the model has {config['vocab_size']}",
             file=path,
             remedy="repair the pair",
         )

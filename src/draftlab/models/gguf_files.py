@@ -66,7 +66,7 @@ def config_of(header: Header) -> LlamaConfig:
         **header.shape,
         tie_word_embeddings="output.weight" not in header.tensors,
         bos_token_id=ids["bos"],
-        eos_token_id=ends[0] if len(ends) == 1 else ends,
+        eos_token_id=ends[0] if len(ends) == 1 else tuple(ends),
         pad_token_id=ids["padding"],
         qkv_bias=header.architecture == "qwen2",
     )
@@ -141,7 +141,7 @@ def read_tokenizer(path: Path | str) -> Tokenizer:
     backend.encode_special_tokens = True
     ends = config.eos_token_id
     return Tokenizer(
-        backend, tuple(ends) if isinstance(ends, list) else (int(ends or 0),), said.get("tokenizer.chat_template")
+        backend, ends if isinstance(ends, tuple) else (int(ends or 0),), said.get("tokenizer.chat_template")
     )
 
 

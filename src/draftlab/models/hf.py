@@ -243,8 +243,8 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
         )
     except SafetensorError as error:
         raise UserError(f"damaged weights: {error}", file=folder, remedy="fetch or make the model again") from None
-    except (ValueError, RuntimeError, OSError, KeyError) as error:
-        what = str(error).strip().splitlines()[0]
+    except Exception as error:  # it shares no base, and a config of another family may hold anything
+        what = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"not a model that can be read: {what}", file=folder, remedy="use another model") from None
     wrong = [*report["missing_keys"], *report["mismatched_keys"]]
     if wrong:
@@ -252,7 +252,16 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     vocab_size = int(network.get_output_embeddings().weight.shape[0])
     if (Path(folder) / "tokenizer.json").is_file():  # a vocabulary padded to a round size is cut to the tokenizer's
         vocab_size = min(vocab_size, load_tokenizer(folder).vocab_size)
-    return HubModel(network.to(device or torch.device("cpu")).eval(), vocab_size)
+    model = HubModel(network.to(device or torch.device("cpu")).eval(), vocab_size)
+    try:
+        with torch.inference_mode():
+            model.answer_logits([[0, 0]], [[0]])
+    except Exception as error:  # a config may ask for what no network computes
+        what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"a model that cannot read two tokens: {what}", file=folder, remedy="use another model"
+        ) from None
+    return model
 
 
 def _be_quiet() -> None:

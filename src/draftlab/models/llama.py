@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
-from draftlab.files.json_files import read_json
 from draftlab.files.weights import weights_digest
 from draftlab.models.batching import STEP, pad_requests
+from draftlab.models.config import read_config
 from draftlab.models.tree import Tree
 from draftlab.models.weights import read_weights, write_model
 
@@ -62,7 +62,7 @@ class LlamaConfig:
     tie_word_embeddings: bool = True
     head_tokens: int = 0  # 0: the whole vocabulary
     bos_token_id: int | None = 1
-    eos_token_id: int | list[int] | None = 2
+    eos_token_id: int | tuple[int, ...] | None = 2
     pad_token_id: int | None = 0
     qkv_bias: bool = False  # as Qwen2 has
 
@@ -490,7 +490,8 @@ def can_read(config: Mapping[str, Any]) -> bool:
     """Whether ``load`` reads this config: a plain Llama or Qwen2 without further biases, scaled positions or a foreign activation."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return (
-        config.get("architectures") in (["LlamaForCausalLM"], ["Qwen2ForCausalLM"])
+        config.get("model_type") in ("llama", "qwen2")
+        and config.get("architectures") in (["LlamaForCausalLM"], ["Qwen2ForCausalLM"])
         and not config.get("use_sliding_window")
         and rope.get("rope_type", rope.get("type", "default")) == "default"
         and config.get("hidden_act", "silu") == "silu"
@@ -503,22 +504,17 @@ def can_read(config: Mapping[str, Any]) -> bool:
 def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Llama:
     """Read a ``LlamaForCausalLM`` folder; ``UserError`` names what is missing, damaged or of another shape."""
     folder = Path(folder)
-    fields = read_json(folder / "config.json")
+    fields = read_config(folder)
     rope = fields.get("rope_parameters") or {}
-    defaults = {  # of transformers, for what a config leaves out
-        "num_key_value_heads": fields.get("num_attention_heads"),
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": rope.get("rope_theta", 10000.0),
-        "tie_word_embeddings": False,
+    defaults = {
+        "num_key_value_heads": fields["num_attention_heads"],
+        "rope_theta": rope.get("rope_theta") or 10000.0,
     }
-    fields = defaults | fields | {"qkv_bias": fields.get("model_type") == "qwen2"}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    fields = defaults | {name: value for name, value in given.items() if value is not None}
+    fields |= {"qkv_bias": fields.get("model_type") == "qwen2"}
     names = {field.name for field in dataclasses.fields(LlamaConfig)}
-    try:
-        config = LlamaConfig(**{name: value for name, value in fields.items() if name in names and value is not None})
-    except TypeError as error:
-        what = str(error).removeprefix("LlamaConfig.__init__() ")
-        raise UserError(what, file=folder / "config.json", remedy="fetch or make the model again") from None
+    config = LlamaConfig(**{name: value for name, value in fields.items() if name in names})
     model = Llama(config, torch.device("meta"))
     tensors = read_weights(folder, device or torch.device("cpu"))
     try:

@@ -13,9 +13,10 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from draftlab.errors import UserError
-from draftlab.files.json_files import read_object
+from draftlab.files.json_files import read_object, read_text
 from draftlab.files.weights import is_gguf
 from draftlab.models.chat import Segment, Turn, render
+from draftlab.models.config import read_eos_ids
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 
@@ -104,25 +105,16 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # user text never becomes a special token
-    return Tokenizer(backend, _eos_ids(Path(folder)), _chat_template(Path(folder)))
+    return Tokenizer(backend, read_eos_ids(folder), _chat_template(Path(folder)))
 
 
 def _chat_template(folder: Path) -> str | None:
     if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        return read_text(folder / "chat_template.jinja")
     if (folder / "tokenizer_config.json").is_file():
         found = read_object(folder / "tokenizer_config.json").get("chat_template")
         return found if isinstance(found, str) else None
     return None
-
-
-def _eos_ids(folder: Path) -> tuple[int, ...]:
-    for name in ("generation_config.json", "config.json"):
-        if (folder / name).is_file():
-            found = read_object(folder / name).get("eos_token_id")
-            if found is not None:
-                return tuple(found) if isinstance(found, list) else (int(found),)
-    raise UserError("no eos_token_id", file=folder / "config.json", remedy="add it: answers must be able to end")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:

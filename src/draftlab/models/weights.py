@@ -14,8 +14,8 @@ from torch import Tensor
 
 from draftlab.core.theory import Moved
 from draftlab.errors import UserError
-from draftlab.files.json_files import read_object
 from draftlab.files.weights import parameter_count, weight_files
+from draftlab.models.config import read_config
 
 
 def read_weights(folder: Path, device: torch.device) -> dict[str, Tensor]:
@@ -38,7 +38,7 @@ def write_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, T
 
 def moved(model: Path) -> Moved:
     """Weights and cache entry of a decoder-only model's folder, in float32."""
-    config = read_object(model / "config.json")
+    config = read_config(model)
     try:
         width, layers, heads = (config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     except KeyError as error:

@@ -1,0 +1,153 @@
+"""What a model folder says of its model: ``config.json`` and the ids that end an answer, checked once; nothing else reads them raw."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from draftlab.errors import UserError
+from draftlab.files.json_files import read_object
+
+Size = Annotated[int, Field(gt=0, le=1 << 24)]
+Depth = Annotated[int, Field(gt=0, le=1 << 10)]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
+Id = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1 stands for none in old files
+Ids = Id | Annotated[list[Id], Field(min_length=1)] | None
+
+
+class Fields(BaseModel):
+    """Of any architecture: what is here has its type, what is not is left to ``transformers``."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+    model_type: str = ""
+    architectures: list[str] | None = None
+    vocab_size: Size | None = None
+    tie_word_embeddings: bool | None = None
+    bos_token_id: Id | None = None
+    eos_token_id: Ids = None
+    pad_token_id: Id | None = None
+    quantization_config: dict[str, Any] | None = None
+    draftlab_inflated_from: dict[str, int] | None = None
+
+
+class Rope(BaseModel):
+    """How positions are turned."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+    rope_theta: Positive | None = None
+    rope_type: str | None = None
+    type: str | None = None
+
+
+class LlamaFields(Fields):
+    """The sizes of a Llama; defaults are those of ``transformers``."""
+
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Depth
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    max_position_embeddings: Size = 2048
+    rms_norm_eps: Positive = 1e-6
+    rope_theta: Positive | None = None
+    rope_parameters: Rope | None = None
+    rope_scaling: Rope | None = None
+    tie_word_embeddings: bool = False
+    hidden_act: str = "silu"
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    initializer_range: Positive | None = None
+    use_sliding_window: bool | None = None
+    head_tokens: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> LlamaFields:
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
+        if heads % kv_heads:
+            raise ValueError(f"{heads} attention heads are not a multiple of {kv_heads} key-value heads")
+        if self.head_dim is None and self.hidden_size % heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {heads} attention heads")
+        if (self.head_dim or self.hidden_size // heads) % 2:
+            raise ValueError(
+                f"heads are {self.head_dim or self.hidden_size // heads} wide: rotary positions need an even width"
+            )
+        return self
+
+
+class Qwen2Fields(LlamaFields):
+    """A Llama whose queries, keys and values have biases."""
+
+    max_position_embeddings: Size = 32_768
+
+
+class T5Fields(Fields):
+    """The sizes of a T5."""
+
+    vocab_size: Size
+    d_model: Size
+    d_ff: Size
+    d_kv: Size
+    num_heads: Size
+    num_layers: Depth
+    num_decoder_layers: Depth | None = None
+    n_positions: Size = 512
+    relative_attention_num_buckets: Size = 32
+    layer_norm_epsilon: Positive = 1e-6
+    decoder_start_token_id: Annotated[int, Field(ge=0, lt=1 << 24)]
+    feed_forward_proj: str = "relu"
+    scale_decoder_outputs: bool | None = None
+    tie_word_embeddings: bool = True
+
+
+KINDS: dict[str, type[Fields]] = {"llama": LlamaFields, "qwen2": Qwen2Fields, "t5": T5Fields}
+
+
+def read_config(folder: Path | str) -> dict[str, Any]:
+    """Read ``config.json`` of a model folder; every field that this package reads has its type and bounds, and its default where it is absent.
+
+    **Raises:** ``UserError`` that names the file, the field and what is wrong with it.
+    """
+    file = Path(folder) / "config.json"
+    raw = read_object(file)
+    kind = raw.get("model_type")
+    if kind is None and raw.get("architectures") == ["LlamaForCausalLM"]:  # of an old version
+        kind = "llama"
+        raw = raw | {"model_type": kind}
+    found = checked(KINDS.get(kind, Fields) if isinstance(kind, str) else Fields, raw, file)
+    defaults = {name: value for name, value in found.model_dump().items() if value is not None}
+    return raw | {name: value for name, value in defaults.items() if raw.get(name) is None}
+
+
+def read_eos_ids(folder: Path | str) -> tuple[int, ...]:
+    """The ids that end an answer, of generation_config.json or config.json."""
+    for name in ("generation_config.json", "config.json"):
+        file = Path(folder) / name
+        if file.is_file():
+            ids = checked(Fields, read_object(file), file).eos_token_id
+            found = [token for token in (ids if isinstance(ids, list) else [ids]) if token is not None and token >= 0]
+            if found:
+                return tuple(found)
+    raise UserError("no eos_token_id", file=Path(folder) / "config.json", remedy="add it: answers must be able to end")
+
+
+def checked(kind: type[Fields], raw: dict[str, Any], file: Path) -> Fields:
+    """The fields of a file; the first fault is a ``UserError``."""
+    remedy = "use the model's own file: fetch or make the model again"
+    try:
+        json.dumps(raw, allow_nan=False)
+    except ValueError:
+        raise UserError("a number that is not finite", file=file, remedy=remedy) from None
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        what = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{key}: {what}" if key else what, file=file, remedy=remedy) from None

@@ -1,0 +1,136 @@
+"""One odd value in any field of any file of a model folder: one line, no traceback, whichever command reads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftlab.data.prompts import Prompt
+from draftlab.engine import recording
+from draftlab.engine.settings import Answers
+from draftlab.errors import UserError
+from draftlab.files.json_files import write_jsonl
+from draftlab.models import load_tokenizer
+from draftlab.models.config import LlamaFields, T5Fields, read_config
+from draftlab.models.gguf import export
+from draftlab.models.tokenizer import train_tokenizer
+from tests.pair import small_llama
+
+ODD: list[Any] = [
+    None, 0, -1, 1, 3, 2**31, 2**63, 2**70, 1.5, 1e30, True, False, "", "x", "4", [], [1], [None], ["x"], {}, {"a": 1},
+    float("inf"), float("nan"), "\ud800", [[[[]]]],
+]  # fmt: skip
+SETTINGS = Answers.model_validate(
+    {"max_new_tokens": 2, "template": "plain", "batch": 2, "keep": 64, "dtype": "float32", "device": "cpu"}
+)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from draftlab.models.hf import new_t5
+
+    folder = tmp_path_factory.mktemp("models")
+    words = train_tokenizer(["some text"], 320)
+    small_llama(16, 0).save(folder / "llama")
+    import torch
+
+    new_t5(320, 16, 32, 1, 2, torch.Generator().manual_seed(0)).save(folder / "t5")
+    for model in ("llama", "t5"):
+        words.save(folder / model)
+    write_jsonl(folder / "prompts.jsonl", [Prompt("1", "toy", "train", "count to 2")])
+    return folder
+
+
+def answer(model: Path) -> None:
+    recording.answer(model, model.parent / "prompts.jsonl", 1, SETTINGS)
+
+
+COMMANDS: dict[str, Callable[[Path], object]] = {
+    "answer": answer,
+    "export": lambda model: export(model, model.parent / "out.gguf"),
+    "export without text": lambda model: export(model, model.parent / "out.gguf", vocabulary=False),
+    "tokenizer": load_tokenizer,
+}
+
+
+def ends_well(command: str, model: Path) -> bool:
+    """Whether a command ran or refused with a ``UserError``; anything else it raises."""
+    try:
+        COMMANDS[command](model)
+    except UserError as error:
+        return "\n" in str(error)  # a message of several lines counts as none
+    return True
+
+
+def copied(models: Path, tmp_path: Path, kind: str) -> Path:
+    shutil.copytree(models, tmp_path / "models")
+    return tmp_path / "models" / kind
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_one_odd_value_is_one_line(kind: str, command: str, models: Path, tmp_path: Path) -> None:
+    model = copied(models, tmp_path, kind)
+    file = model / "config.json"
+    right = json.loads(file.read_text())
+    assert ends_well(command, model)
+    known = {"llama": LlamaFields, "t5": T5Fields}[kind].model_fields
+    tried = refused = 0
+    for name in dict.fromkeys([*right, *known]):
+        for value in [*ODD, ...]:
+            wrong = {key: own for key, own in right.items() if key != name} | ({} if value is ... else {name: value})
+            file.write_text(json.dumps(wrong))
+            tried += 1
+            try:
+                refused += not ends_well(command, model)
+            except Exception as error:
+                raise AssertionError(f"{name}={value!r}: {error!r}") from error
+    assert tried > 400
+    assert command == "tokenizer" or refused > 100
+
+
+BROKEN = {
+    "deep": b'{"a": ' * 100_000,
+    "deep list": b"[" * 100_000,
+    "long integer": b'{"vocab_size": ' + b"9" * 10_000 + b"}",
+    "a list": b"[]",
+    "empty": b"",
+    "latin": b'{"eos_token_id": "\xe9"}',
+    "utf-16": '{"eos_token_id": 2}'.encode("utf-16"),
+    "zero bytes": b"\0" * 100,
+    "infinite": b'{"eos_token_id": 1e999}',
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"]
+)
+def test_a_file_that_is_none_is_one_line(name: str, command: str, models: Path, tmp_path: Path) -> None:
+    model = copied(models, tmp_path, "llama")
+    for value in BROKEN.values():
+        (model / name).write_bytes(value)
+        ends_well(command, model)
+
+
+def test_defaults_are_those_of_transformers(models: Path, tmp_path: Path) -> None:
+    from transformers import LlamaConfig
+
+    model = copied(models, tmp_path, "llama")
+    raw = json.loads((model / "config.json").read_text())
+    for name in ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "hidden_act"):
+        (model / "config.json").write_text(json.dumps({key: value for key, value in raw.items() if key != name}))
+        assert read_config(model)[name] == getattr(LlamaConfig(), name), name
+
+
+def test_real_configs_are_read(shared: Path) -> None:
+    found = sorted(shared.rglob("config.json"))
+    if not found:
+        pytest.skip("no real model beside this checkout")
+    for file in found:
+        assert read_config(file.parent)
