@@ -40,6 +40,7 @@ for STAGE in STAGES.values():
             cell=lambda wildcards: json.dumps(
                 RUN.cell_file(wildcards.experiment, wildcards.cell), indent=1
             ),
+            gpus=on_gpus,
             threads=1 if STAGE.exclusive else threads_of(STAGE.name),
             code=code(f"stages.{STAGE.name}"),
         message:
@@ -47,7 +48,7 @@ for STAGE in STAGES.values():
         shell:
             r"""
             printf '%s\n' {params.cell:q} >{output.cell:q}
-            OMP_NUM_THREADS={params.threads:q} {params.launch} run {output.cell:q} >{log:q} 2>&1
+            OMP_NUM_THREADS={params.threads:q} {params.gpus} {params.launch} run {output.cell:q} >{log:q} 2>&1
             """
 
 

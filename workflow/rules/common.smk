@@ -17,6 +17,11 @@ def resources_of(rule, pair=None):
     }
 
 
+def on_gpus(wildcards, resources):
+    """Words before a command: it runs on GPUs of its own, where the job asks for some and the machine has more."""
+    return f"python -m draftlab.files.gpus {resources.gpu}" if resources.gpu else ""
+
+
 def threads_of(rule):
     """Threads that a job of a rule asks for."""
     return RUN.settings.asked(rule).threads

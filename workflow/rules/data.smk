@@ -28,12 +28,13 @@ rule label:
         method=lambda wildcards: DATA.label[wildcards.label],
         model=DATA.classifier,
         device=PAIRS["main"].answers.device,
+        gpus=on_gpus,
         code=code("data.classify"),
     message:
         "Find the classes ({wildcards.label}) of {wildcards.dataset}"
     shell:
         r"""
-        draftlab data classify \
+        {params.gpus} draftlab data classify \
             --prompts {input.prompts:q} \
             --label {wildcards.label:q} \
             --method {params.method:q} \

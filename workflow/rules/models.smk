@@ -133,12 +133,13 @@ rule answer:
         temperature=lambda wildcards: wildcards.temperature.removeprefix(".t") or "0",
         target=subpath(input.target, parent=True),
         out=subpath(output.answers, parent=True),
+        gpus=on_gpus,
         code=code("engine.recording"),
     message:
         "Record the target's answers: {wildcards.pair} {wildcards.dataset} {wildcards.split}"
     shell:
         r"""
-        draftlab answer {params.settings:q} \
+        {params.gpus} draftlab answer {params.settings:q} \
             --prompts {input.prompts:q} \
             --requests {params.requests:q} \
             --temperature {params.temperature:q} \
@@ -172,12 +173,13 @@ rule pairs:
         seed=DATA.seed,
         target=subpath(input.target, parent=True),
         draft=subpath(input.draft, parent=True),
+        gpus=on_gpus,
         code=code("engine.recorded_pairs"),
     message:
         "Record target and draft logits: {wildcards.pair} {wildcards.dataset}"
     shell:
         r"""
-        draftlab record-pairs {params.settings:q} \
+        {params.gpus} draftlab record-pairs {params.settings:q} \
             --prompts {input.prompts:q} \
             --positions {params.positions:q} \
             --seed {params.seed:q} \

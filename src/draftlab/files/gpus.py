@@ -1,0 +1,64 @@
+"""``python -m draftlab.files.gpus N COMMAND``: run a command on N GPUs that no other such command of this machine uses.
+
+Snakemake counts the GPUs that jobs ask for, but does not say which are whose, and CUDA takes the first. Where a scheduler has chosen
+already, as many GPUs are visible as are asked for, and they are taken as they are.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+LOCKS = Path(tempfile.gettempdir())
+
+
+def visible() -> list[str]:
+    """The GPUs that this process may use, as CUDA names them; none where the driver's tool is not there."""
+    if (named := os.environ.get(VISIBLE)) is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    try:
+        asked = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return []
+
+
+def claim(count: int, gpus: list[str], wait: float = 1.0) -> list[str]:
+    """``count`` of ``gpus``, locked until this process and what it becomes has ended; waits until so many are free."""
+    while True:
+        taken: dict[str, int] = {}
+        for gpu in gpus:
+            handle = os.open(
+                LOCKS / f"draftlab-gpu-{os.getuid()}-{gpu}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600
+            )
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(handle)
+                continue
+            taken[gpu] = handle
+            if len(taken) == count:
+                for kept in taken.values():
+                    os.set_inheritable(kept, True)
+                return list(taken)
+        for handle in taken.values():  # others may need them while this one waits
+            os.close(handle)
+        time.sleep(wait)
+
+
+def main() -> None:
+    count, *command = sys.argv[1:]
+    gpus = visible()
+    if len(gpus) > int(count):
+        os.environ[VISIBLE] = ",".join(claim(int(count), gpus))
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main()
