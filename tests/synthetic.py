@@ -255,7 +255,7 @@ def _requests(contenders: dict[str, float], requests: int = 20) -> pd.DataFrame:
 
 
 def osd_latency_dataset() -> pd.DataFrame:
-    return _requests({"before": 0.9, "distilled": 1.5})
+    return _requests({"before": 0.9, "distilled": 1.5, "lookup": 1.1, "lookup_first": 1.7})
 
 
 def beyond_weights() -> pd.DataFrame:
@@ -272,11 +272,13 @@ def beyond_weights() -> pd.DataFrame:
 
 def beyond_sampled_latency() -> pd.DataFrame:
     speedups = {0.0: 1.5, 1.0: 1.2}
-    return pd.concat([_requests({"before": 0.9, "distilled": x}).assign(temperature=t) for t, x in speedups.items()])
+    return pd.concat(
+        [_requests({"before": 0.9, "distilled": x, "lookup": 1.1}).assign(temperature=t) for t, x in speedups.items()]
+    )
 
 
 def beyond_three_baselines() -> pd.DataFrame:
-    return _requests({"before": 0.9, "distilled": 1.5, "distilled_adaptive": 1.6})
+    return _requests({"before": 0.9, "distilled": 1.5, "distilled_adaptive": 1.6, "lookup": 1.1})
 
 
 def beyond_branches(blocks: int = 6) -> pd.DataFrame:

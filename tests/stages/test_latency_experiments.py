@@ -191,7 +191,10 @@ def test_requests_of_known_cost() -> None:
 
     hands = [0.0]
     target = Clockwork(hands, 0.010)
-    contenders = {"good": (Clockwork(hands, 0.001), fixed(4)), "bad": (Clockwork(hands, 0.001, stride=2), fixed(4))}
+    contenders = {
+        "good": (Clockwork(hands, 0.001), fixed(4), 0.0),
+        "bad": (Clockwork(hands, 0.001, stride=2), fixed(4), 0.0),
+    }
     requests = [Answer(str(i), [1, 2, 3 + i], [0] * length, False) for i, length in enumerate([10, 20, 5, 30])]
     settings = latency_requests.Settings(dataset="toy", draft_len=4, requests=4, max_new_tokens=20)
     rows = latency_requests.measure(target, contenders, requests, settings)
@@ -215,7 +218,7 @@ def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path
     drafts = {"draft": models["draft"], "itself": models["target"]}
     inputs = latency_requests.Inputs(target=models["target"], drafts=drafts, answers=tmp_path / "answers.jsonl")
     rows, run = latency_requests.run(settings, inputs, BENCH)
-    names = {"none", "draft", "draft_adaptive", "itself", "itself_adaptive", "none_again"}
+    names = {"none", "draft", "draft_adaptive", "itself", "itself_adaptive", "lookup", "lookup_first", "none_again"}
     assert set(rows["contender"]) == names
     assert len(rows) == 2 * len(names)
     assert rows["same_text"].all()
@@ -243,7 +246,7 @@ def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path) 
     assert 0 < sums.loc["draft", "accepted"] < sums.loc["draft", "visited"]
 
 
-@pytest.mark.parametrize("names", [["none"], ["none_again"], ["mine", "mine_adaptive"]])
+@pytest.mark.parametrize("names", [["none"], ["none_again"], ["lookup"], ["mine", "mine_adaptive"]])
 def test_a_draft_is_not_named_as_a_contender_of_its_own(names: list[str]) -> None:
     settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=2, max_new_tokens=12, adaptive=True)
     inputs = latency_requests.Inputs(target=Path(), drafts=dict.fromkeys(names, Path()), answers=Path("no answers"))

@@ -92,11 +92,16 @@ def speculate(
     temperature: float = 0.0,
     rng: np.random.Generator | None = None,
     eos: Collection[int] = (),
+    least: float = 0.0,
 ) -> Generation:
-    """Speculative decoding (Leviathan et al. 2023, Alg. 1): the text is distributed as ``decode``'s, and equals it when greedy."""
+    """Speculative decoding (Leviathan et al. 2023, Alg. 1): the text is distributed as ``decode``'s, and equals it when greedy.
+
+    A block ends early where the draft's most probable token has a probability below ``least``. That depends on the distribution
+    alone, not on the token drawn from it, so the text stays lossless.
+    """
     check_pair(target, draft)
     clock, blocks, tokens = target.clock(), list[Block](), list[int]()
-    pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), temperature, rng)
+    pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), temperature, rng, least)
     before, timed, started = len(pair.text), Timed(pair, clock), clock()
     for step in steps(timed, 1, max_new_tokens, eos):
         begun, drafted, _, _, settled = timed.laps[-1]
@@ -111,8 +116,8 @@ class Alone:
     """The loop's verbs for one request, on engines that hand over numpy arrays and choose greedily themselves.
 
     It exists beside ``engine.batched`` because a process that measures llama.cpp loads no torch, whose tensors between two calls cost
-    70 to 100 microseconds a call. Between blocks the target has cached all but the last token. A block is always drafted whole,
-    since llama.cpp rebuilds its graph when the batch shape changes.
+    70 to 100 microseconds a call. Between blocks the target has cached all but the last token. A block is drafted whole unless the draft
+    falls below ``least``, since llama.cpp rebuilds its graph when the batch shape changes.
     """
 
     def __init__(
@@ -124,9 +129,10 @@ class Alone:
         draft_len: Callable[[], int],
         temperature: float,
         rng: np.random.Generator | None,
+        least: float = 0.0,
     ) -> None:
         self.target, self.draft, self.draft_len = target, draft, draft_len
-        self.temperature, self.rng = temperature, rng or np.random.default_rng(0)
+        self.temperature, self.least, self.rng = temperature, least, rng or np.random.default_rng(0)
         self.context = min(target.context_length, draft.context_length)
         self.text = _begin([target, draft], prompt, max_new_tokens)
 
@@ -135,11 +141,15 @@ class Alone:
         tokens, probs = list[int](), list[Probs]()
         pending = self.text[len(self.draft.tokens) :]
         for _ in range(min(self.draft_len(), self.context - len(self.text))):
-            if self.temperature == 0:
+            if self.temperature == 0 == self.least:
                 tokens.append(int(self.draft.greedy(pending)[-1]))
             else:
-                probs.append(to_probs(self.draft.extend(pending)[-1], self.temperature))
-                tokens.append(draw(probs[-1], self.rng))
+                logits = self.draft.extend(pending)[-1]
+                if self.temperature:
+                    probs.append(to_probs(logits, self.temperature))
+                if self.least and confidence(logits, self.temperature or 1.0) < self.least:
+                    break
+                tokens.append(draw(probs[-1], self.rng) if self.temperature else int(logits.argmax()))
             pending = tokens[-1:]
         return tokens, probs
 
@@ -181,6 +191,11 @@ def to_probs(logits: Float32[np.ndarray, "*batch vocab"], temperature: float) ->
     scaled = np.asarray(logits, dtype=np.float64) / temperature
     weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def confidence(logits: Float32[np.ndarray, " vocab"], temperature: float) -> float:
+    """The probability of the most probable token."""
+    return 1.0 / float(np.exp((logits - logits.max()) / temperature).sum())
 
 
 def draw(weights: Probs, rng: np.random.Generator) -> int:

@@ -26,8 +26,13 @@ if TYPE_CHECKING:
     from draftlab.latency.loop import DraftLength, Generation
     from draftlab.models.backend import LatencyBackend
 
+    Contender = tuple[LatencyBackend, DraftLength, float]
+    """A draft, the length of its blocks, and the confidence below which a block ends."""
+
 PLAIN, AGAIN = "none", "none_again"
 """No speculation, twice: what differs between the two is noise."""
+LOOKUP, FIRST = "lookup", "lookup_first"
+"""The drafts that every user has already."""
 
 LONGEST = 10
 CALIBRATION_BLOCKS = 5
@@ -43,6 +48,7 @@ class Settings(Engine):
     max_new_tokens: int = Field(gt=0)
     adaptive: bool = Field(False, description="also with a draft length that follows the acceptance")
     temperature: float = Field(default=0, ge=0, description="of the samples of target and drafts; 0: greedy")
+    lookup: bool = Field(True, description="also with prompt lookup, alone and before the last draft")
 
 
 class Row:
@@ -51,7 +57,8 @@ class Row:
     request_id: int = column("number among the recorded requests")
     split: str = column("train: requests of the stream; eval: held-out requests")
     contender: str = column(
-        "the draft, with _adaptive where its length follows the acceptance; none, none_again: no draft"
+        "the draft, with _adaptive where its length follows the acceptance; lookup: prompt lookup, and nothing is drafted where it finds "
+        "nothing; lookup_first: the last draft there; none, none_again: no draft"
     )
     tokens: int = column("tokens of the answer", "tokens")
     seconds: float = timing("the answer; its prompt has been computed before")
@@ -111,10 +118,11 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     """Decode the first recorded requests with every contender on the engine that is asked for."""
     from draftlab.engine.answers import Answer
     from draftlab.files.json_files import read_jsonl
+    from draftlab.latency.lookup import SURE, Lookup
     from draftlab.latency.loop import fixed
     from draftlab.latency.pair import describe, open_pair
 
-    taken = {PLAIN, AGAIN, *(f"{name}_adaptive" for name in inputs.drafts if settings.adaptive)}
+    taken = {PLAIN, AGAIN, LOOKUP, FIRST, *(f"{name}_adaptive" for name in inputs.drafts if settings.adaptive)}
     if clash := sorted(taken & set(inputs.drafts)):
         raise UserError(f"a draft is named {clash[0]!r}, as a contender of its own is", remedy="give it another name")
     requests = list(itertools.islice(read_jsonl(inputs.answers, Answer), settings.requests))
@@ -124,11 +132,14 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     context = max(longest, CALIBRATION_CONTEXT) + LONGEST
     opened = open_pair(inputs.target, *inputs.drafts.values(), settings=settings, context_length=context)
     with opened as (target, *drafts):
-        contenders: dict[str, tuple[LatencyBackend, DraftLength]] = {}
+        contenders: dict[str, Contender] = {}
         for name, draft in zip(inputs.drafts, drafts, strict=True):
-            contenders[name] = draft, fixed(settings.draft_len)
+            contenders[name] = draft, fixed(settings.draft_len), 0.0
             if settings.adaptive:
-                contenders[f"{name}_adaptive"] = draft, calibrated_length(target, draft)
+                contenders[f"{name}_adaptive"] = draft, calibrated_length(target, draft), 0.0
+        if settings.lookup:
+            contenders[LOOKUP] = Lookup(target), fixed(settings.draft_len), SURE
+            contenders[FIRST] = Lookup(drafts[-1], joined=True), fixed(settings.draft_len), 0.0
         rows = measure(target, contenders, requests, settings)
         same = settings.model_dump(include={"dataset", "draft_len", "temperature"})
         return rows.assign(**same), describe(target, *drafts)
@@ -145,7 +156,7 @@ def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLen
 
 def measure(
     target: LatencyBackend,
-    contenders: Mapping[str, tuple[LatencyBackend, DraftLength]],
+    contenders: Mapping[str, Contender],
     requests: Sequence[Answer],
     settings: Settings,
 ) -> pd.DataFrame:
@@ -163,8 +174,10 @@ def measure(
         rng = np.random.default_rng([settings.seed, number])
         if name in (PLAIN, AGAIN):
             return decode(target, prompt, length, temperature=settings.temperature, rng=rng)
-        draft, draft_len = contenders[name]
-        return speculate(target, draft, prompt, length, draft_len, temperature=settings.temperature, rng=rng)
+        draft, draft_len, least = contenders[name]
+        return speculate(
+            target, draft, prompt, length, draft_len, temperature=settings.temperature, rng=rng, least=least
+        )
 
     names = [PLAIN, *contenders, AGAIN]
     rows = []

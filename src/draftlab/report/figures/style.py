@@ -121,6 +121,8 @@ LOOKS: dict[str, Look] = {
     "importance": Look("importance sampling, full LP", SKY, (0, (4, 1)), "P"),  # type: ignore[arg-type]
     "importance_truncated": Look("importance sampling, s = 5", BLUE, "--", "s"),
     "hybrid": Look("better of the two beforehand", PINK, "-", "p"),
+    "lookup": Look("prompt lookup", GREEN, ":", "v"),
+    "lookup_first": Look("lookup first, distilled draft else", PINK, "-.", "D"),
     "k_seq": Look("K-SEQ (SpecTr)", GREEN, "-.", "^"),
     "importance_truncated+block": Look("importance sampling, then block", SKY, (0, (4, 1)), "P"),  # type: ignore[arg-type]
     "k_seq+block": Look("K-SEQ, then block", ORANGE, "-.", "D"),

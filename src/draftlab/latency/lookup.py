@@ -1,0 +1,88 @@
+"""Prompt lookup as a ``LatencyBackend``: ``models.lookup`` without torch, and a model that it is joined to runs only where it must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int
+
+from draftlab.latency.loop import resume
+from draftlab.models.backend import LatencyBackend, Logits
+from draftlab.models.ngrams import NGRAM, find_next
+
+SURE = 0.5
+"""The confidence below which lookup alone drafts nothing: it is 1 where something is found, else one over the vocabulary."""
+
+
+class Lookup:
+    """Guesses of the tokens that followed earlier, and those of ``model`` elsewhere if it is ``joined``; else ``model`` says the vocabulary.
+
+    The model has read what it was asked about, no more: a block that lookup drafts alone costs it nothing but the next catch-up.
+    """
+
+    def __init__(self, model: LatencyBackend, *, joined: bool = False, ngram: int = NGRAM) -> None:
+        self.inner, self.ngram = (model if joined else None), ngram
+        self.decoder_start, self.vocab_size, self.eos = model.decoder_start, model.vocab_size, model.eos
+        self.context_length, self.vocabulary, self._clock = model.context_length, model.vocabulary, model.clock
+        self.tokens: list[int] = []
+
+    def encode(self, prompt: Sequence[int]) -> None:
+        self.tokens = []
+        if self.inner:
+            self.inner.encode(prompt)
+
+    def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
+        self.tokens.extend(tokens)
+        if self.inner:
+            resume(self.inner, self.tokens)
+        return np.zeros(self.vocab_size, dtype=np.float32)
+
+    def extend(self, tokens: Sequence[int]) -> Logits:
+        guesses, logits = self._read(tokens)
+        rows = np.zeros((len(tokens), self.vocab_size), dtype=np.float32) if logits is None else logits.copy()
+        for row, guess in zip(rows, guesses, strict=True):
+            if guess is not None:
+                row[:] = -np.inf
+                row[guess] = 0.0
+        return rows
+
+    def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
+        guesses, logits = self._read(tokens)
+        if logits is None:
+            return np.array([guess or 0 for guess in guesses])
+        pairs = zip(guesses, logits, strict=True)
+        return np.array([row.argmax() if guess is None else guess for guess, row in pairs])
+
+    def _read(self, tokens: Sequence[int]) -> tuple[list[int | None], Logits | None]:
+        """What is found after each token; where that is not all, the model's logits, if there is one."""
+        guesses = list[int | None]()
+        for token in tokens:
+            self.tokens.append(token)
+            guesses.append(find_next(self.tokens, self.ngram))
+        if self.inner is None or None not in guesses:
+            return guesses, None
+        return guesses, self.inner.extend(self.tokens[len(self.inner.tokens) :])[-len(tokens) :]
+
+    def trim(self, length: int) -> None:
+        del self.tokens[length:]
+        if self.inner and len(self.inner.tokens) > length:
+            self.inner.trim(length)
+        if self.inner and self.inner.tokens != self.tokens[: len(self.inner.tokens)]:
+            resume(self.inner, self.tokens)  # it decoded something else meanwhile, alone
+
+    def fill(self, sequences: int, context: int) -> None:
+        self.tokens = []
+
+    def probe(self, tokens: int) -> None:
+        """Nothing runs: what it takes to look up is measured in the loop."""
+
+    def clock(self) -> Callable[[], float]:
+        return self._clock()
+
+    def describe(self) -> dict[str, Any]:
+        return {"engine": "lookup", "ngram": self.ngram, "joined": self.inner is not None}
+
+    def close(self) -> None:
+        """The model is closed by whoever opened it."""

@@ -1,0 +1,108 @@
+"""Prompt lookup as a draft: the token that followed when the last few tokens occurred before, in prompt or answer (Saxena 2023).
+
+The guess depends on the text so far alone, so it is a language model: a distribution of one token, which replay and every verifier take
+as they take a model's. Where nothing is found every token is as probable as any other: verification stays lossless, and a draft
+length that follows the confidence stops there. Joined to a draft it leaves those places to it ("lookup first, model else").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from draftlab.errors import UserError
+from draftlab.models import Cache, Decoder, LanguageModel
+from draftlab.models.ngrams import NGRAM, find_next
+
+
+class Lookup:
+    """Prompt lookup over the vocabulary of ``model``, which guesses where nothing is found if it is ``joined``."""
+
+    def __init__(self, model: LanguageModel, *, joined: bool = False, ngram: int = NGRAM) -> None:
+        self.vocab_size, self.context_len, self.device = model.vocab_size, model.context_len, model.device
+        self.draft, self.ngram = (model if joined else None), ngram
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.draft.parameters() if self.draft else iter(())
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.draft.named_parameters() if self.draft else iter(())
+
+    def answer_logits(
+        self,
+        prompts: Sequence[Sequence[int]],
+        answers: Sequence[Sequence[int]],
+        where: Int[Tensor, " chosen"] | None = None,
+    ) -> Float[Tensor, "positions vocab"]:
+        texts = [([*prompt, *answer], len(prompt)) for prompt, answer in zip(prompts, answers, strict=True)]
+        guesses = [find_next(text[:end], self.ngram) for text, begin in texts for end in range(begin, len(text))]
+        guesses = guesses if where is None else [guesses[place] for place in where.tolist()]
+        return self.put(guesses, self.draft.answer_logits(prompts, answers, where) if self.draft else None)
+
+    def put(
+        self, guesses: Sequence[int | None], logits: Float[Tensor, "rows vocab"] | None
+    ) -> Float[Tensor, "rows vocab"]:
+        """``logits``, by default flat, with all of the mass on the guess where there is one."""
+        if logits is None:
+            logits = torch.zeros(len(guesses), self.vocab_size, device=self.device)
+        rows = [row for row, guess in enumerate(guesses) if guess is not None]
+        sure = torch.full((len(rows), self.vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
+        chosen = torch.tensor([guesses[row] for row in rows], dtype=torch.long, device=logits.device)
+        sure.scatter_(1, chosen[:, None], 0.0)
+        return logits.index_copy(0, torch.tensor(rows, dtype=torch.long, device=logits.device), sure)
+
+    def decoder(self) -> LookupDecoder:
+        return LookupDecoder(self)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LookupCache, Int[Tensor, " batch"]]:
+        return self.decoder().prefill(prompts, room)
+
+    def save(self, folder: Path | str) -> None:
+        raise UserError("prompt lookup has no weights", file=folder, remedy="save the draft that it is joined to")
+
+
+class LookupDecoder:
+    """The draft of a ``Lookup``, ready to decode."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self.lookup = lookup
+        self.decoder: Decoder | None = lookup.draft.decoder() if lookup.draft else None
+
+    def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LookupCache, Int[Tensor, " batch"]]:
+        inner = self.decoder.prefill(prompts, room)[0] if self.decoder else None
+        last = torch.tensor([prompt[-1] for prompt in prompts], device=self.lookup.device)
+        return LookupCache(self.lookup, [list(prompt[:-1]) for prompt in prompts], inner), last
+
+
+class LookupCache:
+    """The text of each row, beside the cache of the draft that it is joined to."""
+
+    def __init__(self, lookup: Lookup, texts: list[list[int]], inner: Cache | None) -> None:
+        self.lookup, self.texts, self.inner = lookup, texts, inner
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(text) for text in self.texts]
+
+    def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
+        guesses = []
+        for text, new in zip(self.texts, tokens.tolist(), strict=True):
+            for token in new:
+                text.append(token)
+                guesses.append(find_next(text, self.lookup.ngram))
+        logits = self.inner.extend(tokens).flatten(0, 1) if self.inner else None
+        return self.lookup.put(guesses, logits).view(*tokens.shape, -1)
+
+    def crop(self, lengths: Sequence[int]) -> None:
+        self.texts = [text[:length] for text, length in zip(self.texts, lengths, strict=True)]
+        if self.inner:
+            self.inner.crop(lengths)
+
+    def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
+        self.texts = [list(self.texts[row]) for row in rows]
+        if self.inner:
+            self.inner.take(rows, since)

@@ -1,0 +1,75 @@
+"""Prompt lookup on an engine: the counts of replay, the text of plain decoding, blocks that end where the draft is unsure."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from draftlab.engine.recording import record
+from draftlab.engine.replay import replay
+from draftlab.latency.lookup import SURE, Lookup
+from draftlab.latency.loop import decode, fixed, speculate
+from draftlab.models import load_model, lookup
+from draftlab.models.backend import Settings
+from draftlab.models.gguf import export
+from draftlab.models.llama_cpp import LlamaCpp
+from tests.models.test_lookup import passages
+from tests.pair import small_llama
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    for name, size, scale in (("target", 32, 4.0), ("draft", 16, 16.0)):
+        model = small_llama(size, size)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(scale if weight.ndim == 2 else 1.0)
+        model.save(folder / name)
+        export(folder / name, folder / f"{name}.gguf", vocabulary=False)
+    return {name: folder / name for name in ("target", "draft")}
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_in_llama_cpp_it_counts_what_replay_counts(models: dict[str, Path], joined: bool) -> None:
+    """Blocks and accepted tokens of lookup, and of lookup before a draft, request by request."""
+    target, prompts = load_model(models["target"]), passages()
+    recorded = record(target, [(str(i), p) for i, p in enumerate(prompts)], max_new_tokens=16, eos_ids={2})
+    model = load_model(models["draft"]) if joined else target
+    walked = replay(lookup.Lookup(model, joined=joined), recorded, 3)
+    engine = Settings(context_length=64)
+    with (
+        LlamaCpp(models["target"].with_suffix(".gguf"), engine) as alone,
+        LlamaCpp(models["draft"].with_suffix(".gguf"), engine) as draft,
+    ):
+        drafting = Lookup(draft, joined=True) if joined else Lookup(alone)
+        blocks = []
+        for answer in recorded.answers:
+            text = (answer.prompt_ids, len(answer.answer_ids))
+            found = speculate(alone, drafting, *text, fixed(3), least=0.0 if joined else SURE)
+            assert found.tokens == answer.answer_ids == decode(alone, *text).tokens
+            blocks.append(found.blocks)
+    accepted, drafted = (sum(getattr(block, key) for own in blocks for block in own) for key in ("accepted", "drafted"))
+    assert [len(own) for own in blocks] == walked.blocks.tolist()
+    assert 20 < accepted < drafted
+    if not joined:
+        assert drafted < 3 * sum(map(len, blocks)), "nothing is drafted where nothing is found"
+
+
+def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path]) -> None:
+    """A higher threshold drafts less, and the text stays as it is; sampled, every block is judged by what was drafted of it."""
+    with (
+        LlamaCpp(models["target"].with_suffix(".gguf")) as alone,
+        LlamaCpp(models["draft"].with_suffix(".gguf")) as draft,
+    ):
+        drafted = []
+        for least in (0.0, 0.1, 0.3, 1.1):
+            found = [speculate(alone, draft, prompt, 6, fixed(4), least=least) for prompt in passages(12)]
+            assert [one.tokens for one in found] == [decode(alone, prompt, 6).tokens for prompt in passages(12)]
+            drafted.append(sum(block.drafted for one in found for block in one.blocks))
+        assert drafted[0] > drafted[1] > drafted[2] > drafted[3] == 0
+        rng = np.random.default_rng(0)
+        sampled = speculate(alone, draft, [5, 9, 11], 40, fixed(4), temperature=1.0, rng=rng, least=0.1)
+        assert len(sampled.tokens) == 40
+        assert 0 < sum(block.drafted for block in sampled.blocks) < 4 * len(sampled.blocks)
