@@ -300,6 +300,7 @@ def test_a_file_that_yaml_cannot_read_is_named(tmp_path, content):
             "unknown key 'needs.target.t5.thread' .*allowed: .*threads",
         ),
         ("  main:\n", "  first:\n", "pairs: there is none called main"),
+        ("{arena: 160}", "{arena: 600}", r"600 requests of arena are asked for, of 500 raw rows"),
         ("[spider, gsm8k", "[spidr, gsm8k", "unknown dataset 'spidr'.*spider"),
         ("steps: 400", "steps: -1", "target.steps: .*not -1"),
         ("steps: 400", "stepps: 400", "target.stepps.*allowed: .*steps"),

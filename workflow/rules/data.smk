@@ -59,7 +59,7 @@ rule fetch:
     params:
         source=DATA.source,
         raw=["--raw", RUN.raw_folder] if RUN.raw_folder else [],
-        rows=DATA.raw_rows,
+        rows=lambda wildcards: DATA.rows_of(wildcards.dataset),
         seed=DATA.seed,
         code=code("data.sources"),
     message:

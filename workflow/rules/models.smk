@@ -128,7 +128,7 @@ rule answer:
         requests=lambda wildcards: (
             DATA.eval
             if wildcards.split == "eval"
-            else DATA.train_of.get(wildcards.dataset, DATA.train)
+            else DATA.train_requests(wildcards.dataset)
         ),
         temperature=lambda wildcards: wildcards.temperature.removeprefix(".t") or "0",
         target=subpath(input.target, parent=True),

@@ -30,6 +30,7 @@ class Data(Settings):
     datasets: list[Dataset]
     extra: list[Dataset] = Field([], description="further datasets; a raw folder may lack them")
     raw_rows: int = Field(gt=0, description="raw rows fetched of the training split")
+    raw_rows_of: dict[Dataset, Count] = Field({}, description="other numbers of them, by dataset")
     train: int = Field(gt=0, description="requests of the stream and of offline distillation")
     train_of: dict[Dataset, Count] = Field({}, description="other numbers of them, by dataset")
     eval: int = Field(gt=0, description="held-out requests")
@@ -48,6 +49,23 @@ class Data(Settings):
     )
     on_bad_row: Literal["keep", "stop"] = "keep"
     profile: Literal["clean", "osd_repo_2024"] = "clean"
+
+    def rows_of(self, dataset: Dataset) -> int:
+        """Raw rows fetched of a dataset's training split."""
+        return self.raw_rows_of.get(dataset, self.raw_rows)
+
+    def train_requests(self, dataset: Dataset) -> int:
+        """Requests of a dataset that are answered for training."""
+        return self.train_of.get(dataset, self.train)
+
+    @model_validator(mode="after")
+    def _enough(self) -> Data:
+        for dataset in [*self.datasets, *self.extra]:
+            if self.rows_of(dataset) < self.train_requests(dataset):
+                raise ValueError(
+                    f"{self.train_requests(dataset)} requests of {dataset} are asked for, of {self.rows_of(dataset)} raw rows"
+                )
+        return self
 
 
 class Pair(Settings):
