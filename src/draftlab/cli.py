@@ -338,6 +338,17 @@ def load(settings: Flat[Load], *, out: Path) -> None:
     print(*module.lines(module.run(settings, out, lambda line: print(line, file=sys.stderr))), sep="\n")
 
 
+def load_validate(*, data: Path, out: Path) -> None:
+    """Write the simulator's predictions beside what others measured; DATA holds llmservingsim/ and specbundle/."""
+    from draftlab.files.atomic import write_text
+    from draftlab.serving import validate
+
+    table = validate.everything(data)
+    write_text(
+        out, validate.as_markdown(table) if out.suffix == ".md" else table.to_csv(index=False, lineterminator="\n")
+    )
+
+
 def profile_derive(name: tyro.conf.Positional[str], *, data: Path, out: Path) -> None:
     """Write the hardware profile NAME from operator times that others measured: DATA is a checkout of their repository, or the file in it."""
     from draftlab.serving import profiles
@@ -477,6 +488,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "gguf inflate": gguf_inflate,
     "latency check": latency_check,
     "load": load,
+    "load validate": load_validate,
     "profile derive": profile_derive,
     "run": run,
     "answer": answer,

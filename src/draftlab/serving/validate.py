@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from draftlab.errors import UserError
-from draftlab.serving import profiles, traces
+from draftlab.files.json_files import read_object
+from draftlab.serving import load, profiles, traces
+from draftlab.serving.acceptance import alpha_of_length
+from draftlab.serving.profiles import Attention, Costs, Profile
 from draftlab.serving.simulate import fixed, serve
+
+QUEUES = {"rtx4090-llama-3.1-8b": "RTX4090", "rtxpro6000x2-qwen3-32b": "RTXPRO6000_Qwen3-32B"}
+"""Profiles, and the folders of the requests that a real server answered on that machine."""
 
 
 def queueing(profile: str, file: Path) -> list[dict[str, Any]]:
@@ -27,14 +36,190 @@ def queueing(profile: str, file: Path) -> list[dict[str, Any]]:
         "mean time to first token": (np.mean(first), served.to_first.mean(), 0.10),
     }
     return [
-        {
-            "part": "a: vLLM without drafts",
-            "setting": profile,
-            "quantity": quantity,
-            "measured": float(measured),
-            "predicted": float(predicted),
-            "error": float(predicted / measured - 1),
-            "bound": bound,
-        }
+        _row("vLLM without drafts", profile, f"{quantity} (s)", measured, predicted, bound)
         for quantity, (measured, predicted, bound) in pairs.items()
     ]
+
+
+def _row(part: str, setting: str, quantity: str, measured: float, predicted: float, bound: float) -> dict[str, Any]:
+    error = float(predicted / measured - 1)
+    facts = {"part": part, "setting": setting, "quantity": quantity}
+    within = "yes" if abs(error) <= bound else "no"
+    return {**facts, "measured": float(measured), "predicted": float(predicted), "error": error, "within": within}
+
+
+# --- speculation measured by SpecBundle ------------------------------------------------------------------------------
+
+
+def specbundle_cells(file: Path) -> pd.DataFrame:
+    """One row per measured cell of SpecBundle's ``data.json``: plain and speculative throughput, acceptance length."""
+    cells = []
+    for target, benchmarks in read_object(file).items():
+        for benchmark, found in benchmarks.items():
+            for result in found["results"]:
+                plain = next(m for m in result["metrics"] if m["accept_length"] == 1.0)["output_throughput"]
+                for metric in result["metrics"]:
+                    if metric["accept_length"] != 1.0:
+                        cells.append(
+                            {
+                                "target": target,
+                                "benchmark": benchmark,
+                                "draft": metric["Name"],
+                                **{name: result[name] for name in ("batch_size", "steps", "topk", "num_draft_tokens")},
+                                "plain": plain,
+                                "measured": metric["output_throughput"],
+                                "length": metric["accept_length"],
+                            }
+                        )
+    return pd.DataFrame(cells)
+
+
+def specbundle(cells: pd.DataFrame, *, other_lengths: bool = False) -> pd.DataFrame:
+    """Predict each cell's throughput as ``plain x acceptance length / cost``, cost being a block's time in plain steps.
+
+    Cost is a pair's and a machine's, not a benchmark's: it is the median over the pair's *other* benchmarks at the same number of steps
+    and tokens, or, with ``other_lengths``, the straight line over the steps through the other benchmarks at the *other* lengths (chains).
+    """
+    cells = cells.assign(cost=cells["plain"] * cells["length"] / cells["measured"])
+    if other_lengths:
+        cells = cells[cells["topk"] == 1]
+    pair, shape = ["target", "draft", "batch_size"], ["steps", "topk", "num_draft_tokens"]
+    predicted = []
+    for _, cell in cells.iterrows():
+        others = cells[(cells[pair] == cell[pair]).all(axis=1) & (cells["benchmark"] != cell["benchmark"])]
+        if other_lengths:
+            medians = others[others["steps"] != cell["steps"]].groupby("steps")["cost"].median()
+            slope, start = np.polyfit(medians.index.to_numpy(float), medians.to_numpy(float), 1)
+            cost = start + slope * cell["steps"]
+        else:
+            cost = others[(others[shape] == cell[shape]).all(axis=1)]["cost"].median()
+        predicted.append(cell["plain"] * cell["length"] / cost)
+    return cells.assign(predicted=predicted, error=np.array(predicted) / cells["measured"] - 1)
+
+
+def _specbundle_rows(file: Path) -> list[dict[str, Any]]:
+    cells = specbundle_cells(file)
+    rows = []
+    for part, other in (
+        ("SpecBundle, cost from other benchmarks", False),
+        ("SpecBundle, and from other lengths", True),
+    ):
+        found = specbundle(cells, other_lengths=other)
+        for setting, group in [*found.groupby("target"), ("all", found)]:
+            median = float(group["error"].abs().median())
+            name = f"{setting} ({len(group)} cells, {(group['error'].abs() > 0.1).sum()} beyond 10 %)"
+            rows.append({**_row(part, name, "median error of throughput", 1.0, 1.0 + median, 0.1)})
+    return rows
+
+
+# --- crossings that others published ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A published pair of speed-ups: the acceptance length follows from ``low`` at one request, the side of 1 is predicted at ``batch``.
+
+    ``high`` is the published speed-up there (NaN: only its side is known, ``pays``). ``reads`` is how many tokens the target reads of each
+    request (0: one more than ``draft_len``, a chain); ``context`` how many lie before them.
+    """
+
+    setting: str
+    profile: Profile
+    draft_len: int
+    low: float
+    batch: int
+    pays: bool
+    high: float = float("nan")
+    reads: int = 0
+    context: int = 500
+
+    def _cost(self, batch: int) -> float:
+        plain = load.block_ms(self.profile, batch, self.context, 0)
+        drafted = load.block_ms(self.profile, batch, self.context, self.draft_len)
+        if self.reads:
+            read = batch * (self.draft_len + 1)
+            drafted -= self.profile.target.step(read, read, batch, 0.0)
+            drafted += self.profile.target.step(batch * self.reads, batch * self.reads, batch, 0.0)
+        return drafted / plain
+
+    @property
+    def length(self) -> float:
+        return self.low * self._cost(1)
+
+    def predict(self) -> float:
+        return self.length / self._cost(self.batch)
+
+
+def _crossings() -> list[Crossing]:
+    """What the reference lists with enough facts to predict; ``docs/serving.md`` names the others."""
+    h100 = profiles.load("h100x4-llama-2-70b").model_copy(update={"max_sequences": 256})
+    small = h100.model_copy(update={"draft": h100.target.scaled(0.15)})
+    eagle = _specdecode_bench()
+    eagle_70b = h100.model_copy(update={"draft": h100.target.scaled(1 / 40)})
+    return [
+        Crossing("vLLM blog, 70B on 4 H100, 0.5B draft, ShareGPT: high load", small, 4, 1.5, 256, False, 1 / 1.4),
+        Crossing("vLLM blog, 70B on 4 H100, n-gram, CNN: high load", h100, 4, 2.8, 256, False, 1 / 1.8, context=1000),
+        Crossing("SpecDecode-Bench, 8B, tree of 21: batch 64", eagle, 3, 1.85, 64, False, reads=22),
+        Crossing("SpecDecode-Bench, 8B, chain: batch 32", eagle, 3, 1.65, 32, True, 1.65 * 0.957),
+        Crossing("SpecDecode-Bench, 8B, chain, GSM8K: batch 128", eagle, 3, 1.65, 128, True, 1.21),
+        Crossing("SpecDecode-Bench, 70B, EAGLE, ShareGPT: batch 32", eagle_70b, 3, 1.96, 32, True, 1.96 * 0.86),
+    ]
+
+
+def _specdecode_bench() -> Profile:
+    """Its published coefficients for Llama-3-8B with EAGLE (site @fb0e2426): straight lines in tokens and cached tokens."""
+    most = 16_384
+    target = Costs(tokens={1: 5.886 + 0.02101, most: 5.886 + 0.02101 * most}, decode=Attention(per_cached=3.926e-5))
+    draft = Costs(tokens={1: 2.135 / 3, most: 2.135 / 3 + 8.41e-4 * most}, decode=Attention(per_cached=2.378e-6 / 3))
+    return Profile(
+        name="specdecode-bench-8b",
+        hardware="NVIDIA H100",
+        model="Llama-3-8B",
+        engine="vllm",
+        source="SpecDecode-Bench, published coefficients",
+        licence="numbers only",
+        target=target,
+        draft=draft,
+        overhead=1.207,
+        kv_tokens=400_000,
+    )
+
+
+def _crossing_rows() -> list[dict[str, Any]]:
+    rows = []
+    for case in _crossings():
+        found = case.predict()
+        row = _row("published crossings: side of 1", case.setting, "speed-up", case.high, found, 0.0)
+        rows.append({**row, "within": "yes" if (found > 1) == case.pays else "no"})
+    h100 = profiles.load("h100x4-llama-2-70b")
+    small = h100.model_copy(update={"draft": h100.target.scaled(0.2)})
+    length = load.block_ms(small, 32, 500, 5) / load.block_ms(small, 32, 500, 0)
+    tips = alpha_of_length(length, 5)
+    said = "vLLM #17984, 70B, 1B draft: batch 32 reverses"
+    rows.append(
+        {
+            **_row("published crossings: side of 1", said, "alpha at which it tips", np.nan, tips, 0.0),
+            "within": "unknown alpha",
+        }
+    )
+    return rows
+
+
+def everything(data: Path) -> pd.DataFrame:
+    """All comparisons as one table; DATA holds ``llmservingsim/`` and ``specbundle/``."""
+    rows = [
+        r for name, folder in QUEUES.items() for r in queueing(name, data / "llmservingsim" / folder / "requests.jsonl")
+    ]
+    return pd.DataFrame([*rows, *_specbundle_rows(data / "specbundle/data.json"), *_crossing_rows()])
+
+
+def as_markdown(table: pd.DataFrame) -> str:
+    """The table for a page."""
+    head = ["part", "setting", "quantity", "measured", "predicted", "error", "within its bound"]
+    lines: list[Sequence[str]] = [head, ["---"] * len(head)]
+    for row in table.to_dict("records"):
+        shown = "" if row["quantity"].startswith("median") else ".4g"
+        numbers = [format(row[n], shown) if shown and np.isfinite(row[n]) else "" for n in ("measured", "predicted")]
+        error = f"{row['error']:+.1%}" if np.isfinite(row["error"]) else ""
+        lines.append([row["part"], row["setting"], row["quantity"], *numbers, error, row["within"]])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
