@@ -22,6 +22,7 @@ from draftlab.latency import loop, self_check
 from draftlab.latency.controlled import record, replay, schedule
 from draftlab.latency.loop import Block, adaptive, decode, fixed, resume, speculate
 from draftlab.latency.self_check import write_toy
+from draftlab.models import llama_cpp
 from draftlab.models.backend import Settings, check_pair
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
@@ -433,3 +434,15 @@ def test_a_build_that_dies_is_refused_with_its_cure(tmp_path: Path, script: str,
     python.chmod(0o755)
     with pytest.raises(UserError, match=message):
         self_check.self_check(str(python))
+
+
+@pytest.mark.parametrize(("gpu_layers", "flash", "cache"), [(0, 0, 0), (1, 1, 1)])
+def test_flash_attention_and_a_half_precision_cache_are_for_gpus(gpu_layers, flash, cache, monkeypatch):
+    """What a context is opened with; llama.cpp's own names for off, on, float32 and float16."""
+    opened = []
+    monkeypatch.setattr(llama_cpp.lib, "llama_model_has_encoder", lambda model: False)
+    monkeypatch.setattr(llama_cpp.lib, "llama_model_free", lambda model: None)
+    monkeypatch.setattr(llama_cpp.lib, "llama_init_from_model", lambda model, parameters: opened.append(parameters))
+    with pytest.raises(UserError, match="cannot open a context"):
+        llama_cpp._open_context(None, Settings(gpu_layers=gpu_layers))
+    assert (opened[0].flash_attn_type, opened[0].type_k, opened[0].type_v) == (flash, cache, cache)

@@ -225,8 +225,8 @@ class LlamaCpp:
             "gpu_layers": self.settings.gpu_layers,
             "context_length": self.context_length,
             "sequences": self.settings.sequences,
-            "cache": "f32",
-            "flash_attention": False,
+            "cache": "f16" if self.settings.gpu_layers else "f32",
+            "flash_attention": bool(self.settings.gpu_layers),
             "clock": self.clock().__name__,
         }
 
@@ -287,8 +287,12 @@ def _open_context(model: Any, settings: Settings) -> Any:
     parameters.n_threads = parameters.n_threads_batch = settings.threads
     parameters.n_seq_max = settings.sequences
     parameters.kv_unified = settings.shared
-    parameters.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    parameters.type_k = parameters.type_v = lib.GGML_TYPE_F32
+    if not settings.gpu_layers:  # on a CPU flash attention is slow, and a cache in float16 is neither faster nor exact
+        parameters.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        parameters.type_k = parameters.type_v = lib.GGML_TYPE_F32
+    else:
+        parameters.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        parameters.type_k = parameters.type_v = lib.GGML_TYPE_F16
     parameters.no_perf = True
     context = lib.llama_init_from_model(model, parameters)
     if not context:
