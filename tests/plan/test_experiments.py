@@ -523,3 +523,46 @@ def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
     fixed = {"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": {"pair": ["main", "t5"]}}
     with pytest.raises(UserError, match="pair differs inside a cell"):
         plan.load_experiment(write(tmp_path, fixed=fixed))
+
+
+def test_a_scale_extends_another_and_names_the_experiments_it_runs(tmp_path):
+    """What the shorter scale says wins, key by key; null removes; the rest is the longer one's."""
+    long, short = (plan.load_run({"scale": scale}, WORKFLOW) for scale in ("smollm2", "smollm2_short"))
+    assert set(short.experiments) < set(long.experiments), "the short one leaves some out"
+    assert short.settings.pairs["main"].target == long.settings.pairs["main"].target
+    drafts = [run.settings.pairs["main"].drafts["draft"] for run in (short, long)]
+    assert drafts[0].steps < drafts[1].steps
+    assert drafts[0].model_dump(exclude={"steps", "documents"}) == drafts[1].model_dump(exclude={"steps", "documents"})
+    assert list(short.cells("osd_offline")) == ["gsm8k", "spider"]
+    assert {own.settings.learning_rate for own in short.cells("osd_offline")["spider"]} == {2.0e-3}
+    assert "mdss_cone" not in long.known, "what neither file names does not exist at the scale"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("  osd_offline:", "  osd_ofline:", "no experiment named 'osd_ofline'"),
+        ("learning_rate: 2.0e-3\n      batch: 8", "learning_rat: 2.0e-3\n      batch: 8", "unknown key 'learning_rat'"),
+        ("{dataset: [spider]}", "{dataset: [spider2]}", "unknown dataset 'spider2'"),
+    ],
+)
+def test_a_wrong_experiment_in_a_scale_names_its_line(tmp_path, old, new, message):
+    shutil.copytree(WORKFLOW, tmp_path / "workflow")
+    scale = tmp_path / "workflow" / "scales" / "smollm2.yaml"
+    text = scale.read_text(encoding="utf-8")
+    assert old in text
+    scale.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(UserError, match=message) as error:
+        plan.load_run({"scale": "smollm2"}, tmp_path / "workflow")
+    assert f"{scale}:{text[: text.index(old)].count(chr(10)) + 1}" in str(error.value), str(error.value)
+
+
+def test_one_model_of_one_pair_can_be_named(tmp_path):
+    run = plan.load_run({"scale": "smoke", "models": {"multidraft.target": str(tmp_path)}}, WORKFLOW)
+    assert run.settings.pairs["multidraft"].target.model == str(tmp_path)
+    assert run.settings.pairs["main"].target.model is None
+    assert run.name == "smoke-models"
+    with pytest.raises(UserError, match="no model named"):
+        plan.load_run({"scale": "smoke", "models": {"main.drat": str(tmp_path)}}, WORKFLOW)
+    with pytest.raises(UserError, match="no such file or folder"):
+        plan.load_run({"scale": "smoke", "models": {"target": "nosuch.gguf"}}, WORKFLOW)

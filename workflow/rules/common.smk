@@ -3,6 +3,8 @@
 Required: RUN (plan.Run) and its PAIRS. No rules.
 """
 
+from draftlab.files.packages import package_of
+
 
 def resources_of(rule, pair=None):
     """Keywords of ``resources``; a second attempt asks for twice the memory and time, whose lack may have ended the first."""
@@ -73,6 +75,17 @@ def learnt_prompts(wildcards):
         f"results/{wildcards.run}/data/{dataset}/prompts.jsonl"
         for dataset in RUN.settings.datasets_of(wildcards.pair)
     ]
+
+
+def released(role):
+    """Input function: the package that holds a model of a pair, where one does."""
+
+    def wanted(wildcards):
+        made = PAIRS[wildcards.pair].models[getattr(wildcards, "draft", role)]
+        name = package_of(made.model)
+        return [f"results/{wildcards.run}/packages/{name}.json"] if name else []
+
+    return wanted
 
 
 def made_from(wildcards):

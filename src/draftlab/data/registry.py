@@ -37,6 +37,10 @@ class Dataset:
     citation: str
     notes: str
 
+    def lies_in(self, folder: Path) -> bool:
+        """Whether a folder has raw files of it."""
+        return any(any(folder.glob(pattern)) for pattern in self.raw_train.split())
+
 
 @functools.cache
 def load() -> dict[str, Dataset]:

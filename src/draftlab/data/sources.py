@@ -17,7 +17,7 @@ from draftlab.data import companions, formats, generators, registry
 from draftlab.data.readers import RawRow, plain, read_rows
 from draftlab.data.registry import Dataset
 from draftlab.errors import UserError, printable
-from draftlab.files import hub
+from draftlab.files import hub, packages
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_json, read_jsonl, write_json, write_jsonl
 
@@ -151,6 +151,8 @@ def open_source(
 ) -> DatasetSource:
     """The source by name; ``raw`` is the folder of files (or one file), the numbers of rows are what a generator draws."""
     found = registry.find(dataset)
+    if dataset in packages.PACKAGES and (source == "generator" or (source == "raw" and raw and not found.lies_in(raw))):
+        return RawFiles(found, packages.fetch(dataset))
     match source:
         case "generator":
             if train_rows <= 0:

@@ -10,9 +10,10 @@ from draftlab.core.settings import Count, Device, Settings, Template, Whole
 
 
 class Recipe(Settings):
-    """A model: one that exists (``model``: a folder, a GGUF file, or ``owner/name[@revision]`` of the hub), or one that is trained on the spot.
+    """A model: one that exists, or one that is trained on the spot.
 
-    It is of a ``family``. A T5 has ``layers`` in its encoder and as many in its decoder. ``learns``: what a small draft is trained on, public text
+    ``model`` names one that exists: a folder, a GGUF file, ``package:NAME`` (``files.packages``), or ``owner/name[@revision]`` of the hub.
+    A T5 has ``layers`` in its encoder and as many in its decoder. ``learns``: what a small draft is trained on, public text
     (``documents``), or the reference answers that a small target learns too. What a draft begins as is its ``design``: random
     weights (``scratch``); the target's embedding, its first ``layers`` layers, its norm and its head (``pruned``); the target's embedding
     on its first ``hidden`` principal components under new layers (``pca``). ``head``: how many tokens it can propose, the

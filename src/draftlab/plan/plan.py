@@ -19,7 +19,7 @@ from draftlab.errors import UserError
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.plan.figure import Figure
 from draftlab.plan.grids import Axis, combinations, validated
-from draftlab.plan.scale import Scale
+from draftlab.plan.scale import Scale, Size
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Stage, Variant, columns_of
 
@@ -76,13 +76,6 @@ class Layout(Settings):
     emulated: bool = False
 
 
-class Size(Settings):
-    """What one scale changes of an experiment: values of axes, and fixed settings."""
-
-    axes: dict[str, Axis] = {}
-    fixed: dict[str, Any] = {}
-
-
 class Experiment(Settings):
     """One YAML file: one table and one figure of a paper, or one question beyond it."""
 
@@ -122,14 +115,15 @@ class Experiment(Settings):
         return list(dict.fromkeys(names))
 
     def cells(
-        self, scale: Scale, file: Path | str = "an experiment", datasets: Sequence[Dataset] | None = None
+        self, scale: Scale, file: Place | Path | str = "an experiment", datasets: Sequence[Dataset] | None = None
     ) -> dict[str, list[Variant]]:
         """Cell name -> the variants that run in it; a cell for each combination of the axes. An error names ``file``.
 
         An axis is a list of values, or a mapping from a name to the several settings that the name stands for; ``inner`` among the
         settings holds axes that are looped inside the cell. ``datasets`` replaces the values of an axis ``dataset``.
         """
-        size, where = self.scales[scale], place(file, scale)
+        size = self.scales[scale]
+        where = file if isinstance(file, Place) else place(file, scale)
         if unknown := sorted(set(size.axes) - set(self.axes)):
             raise where.blame(f"no axis named {unknown}", unknown[:1], remedy=f"the axes are {sorted(self.axes)}")
         axes = {key: size.axes.get(key, values) for key, values in self.axes.items()}
@@ -149,6 +143,19 @@ class Experiment(Settings):
                 for own, changes in combinations(inner)
             ]
         return found
+
+    def check(self, scale: Scale, where: Place) -> None:
+        """Build every cell of one scale: a bad value is a ``UserError`` that names ``where`` it stands."""
+        for variants in self.cells(scale, where).values():
+            check_datasets([name for own in variants for name in _named(own.settings)], where)
+            if len({getattr(own.settings, "pair", "") for own in variants}) > 1:
+                raise where.blame("pair differs inside a cell", ["pair"], remedy="make it an axis: a cell has one pair")
+
+    def at(self, scale: Scale, size: Size, file: Path) -> Experiment:
+        """The same experiment with the ``size`` that a scale's ``file`` gives it."""
+        sized = self.model_copy(update={"scales": {**self.scales, scale: size}})
+        sized.check(scale, Place(file, (("experiments",),)))
+        return sized
 
 
 class Inner(Settings):
@@ -181,11 +188,7 @@ def load_experiment(path: Path) -> Experiment:
             what, remedy = f"unknown measure {part.measure!r} of {experiment.stage}", f"allowed: {', '.join(measures)}"
             raise Place(path).blame(what, [key, "measure", part.measure], remedy=remedy)
     for scale in experiment.scales:
-        where = place(path, scale)
-        for variants in experiment.cells(scale, path).values():
-            check_datasets([name for own in variants for name in _named(own.settings)], where)
-            if len({getattr(own.settings, "pair", "") for own in variants}) > 1:
-                raise where.blame("pair differs inside a cell", ["pair"], remedy="make it an axis: a cell has one pair")
+        experiment.check(scale, place(path, scale))
     return experiment
 
 

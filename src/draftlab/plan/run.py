@@ -13,6 +13,7 @@ from pydantic import Field, PrivateAttr
 from draftlab.core.settings import Dataset, Settings, Template
 from draftlab.data import registry
 from draftlab.errors import UserError
+from draftlab.files.packages import PACKAGES
 from draftlab.files.weights import is_gguf
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.latency.settings import Engine
@@ -37,22 +38,25 @@ class RunConfig(Settings):
         None, description="folder or GGUF file of the target, or OWNER/NAME[@REVISION] of the hub"
     )
     draft: str | None = Field(None, description="folder or GGUF file of the draft, or OWNER/NAME[@REVISION] of the hub")
+    models: dict[str, str] = Field(
+        {}, description="models of single roles: {pair.role: MODEL}, as {multidraft.target: FILE.gguf}"
+    )
     template: Template | None = Field(None, description="chat template of the prompts; own is the tokenizer's")
     experiments: str = Field("reproduction", description="reproduction, all, or names separated by commas")
     name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
     tracker: Literal["tensorboard"] | None = Field(None, description="where the curves go too")
 
     @property
-    def models(self) -> dict[str, str]:
-        """The models that it names, by role."""
+    def everywhere(self) -> dict[str, str]:
+        """The models that it names for every pair, by role."""
         return {role: name for role in ("target", "draft") if (name := getattr(self, role))}
 
 
 def _check_places(run: RunConfig, by_architecture: bool) -> None:
     """Files and folders must be there; ``owner/name`` that is not there is left to the hub."""
-    for key in ("raw", "dataset", "target", "draft"):
-        value = getattr(run, key)
-        is_model = key in ("target", "draft")
+    named = {key: getattr(run, key) for key in ("raw", "dataset", "target", "draft")} | run.models
+    for key, value in named.items():
+        is_model = key not in ("raw", "dataset")
         if is_model and by_architecture:
             continue
         if value and not (os.path.exists(value) or (is_model and HUB_ID.fullmatch(value))):
@@ -166,14 +170,20 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     """Read the plan of a run from ``--config`` values and the ``workflow`` folder."""
     run = validated(RunConfig, dict(config), Place("--config"))
     path = workflow / "scales" / f"{run.scale}.yaml"
-    settings = validated(ScaleSettings, read_yaml(path), Place(path))
+    settings = validated(ScaleSettings, _with_base(path), Place(path))
     _check_places(run, settings.by_architecture)
     _check_needs(settings, workflow, Place(path))
     check_datasets(settings.every_dataset, Place(path))
     settings = _adapted(settings, run)
     every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
+    for name, size in settings.experiments.items():
+        if name not in every:
+            raise Place(path).blame(
+                f"no experiment named {name!r}", ["experiments", name], remedy="name those of experiments/"
+            )
+        every[name] = every[name].at(run.scale, size, path)
     wanted = _wanted(run, every, settings)
-    suffixes = [run.scale, *(key for key in ("raw", "dataset", "target", "draft") if getattr(run, key))]
+    suffixes = [run.scale, *(key for key in ("raw", "dataset", "target", "draft", "models") if getattr(run, key))]
     return Run(
         name=run.name or "-".join(suffixes),
         config=run,
@@ -181,6 +191,22 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
         experiments={name: every[name] for name in wanted if run.scale in every[name].scales},
         known={name: experiment for name, experiment in every.items() if run.scale in experiment.scales},
     )
+
+
+def _with_base(path: Path) -> Any:
+    """What a scale's file says over what the scale says that it ``extends``: mappings are joined, key by key, and null removes a key."""
+    own = read_yaml(path)
+    if not isinstance(own, dict) or "extends" not in own:
+        return own
+    base = path.with_name(f"{own.pop('extends')}.yaml")
+    return _joined(_with_base(base), own)
+
+
+def _joined(base: Any, own: Any) -> Any:
+    if not isinstance(base, dict) or not isinstance(own, dict):
+        return own
+    joined = base | {key: _joined(base.get(key), value) for key, value in own.items()}
+    return {key: value for key, value in joined.items() if value is not None}
 
 
 def _adapted(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
@@ -203,7 +229,14 @@ def _adapted(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
     for name, pair in pairs.items():
         if pair.target.family == "llama":
             answers = pair.answers.model_copy(update={"template": run.template} if run.template else {})
-            pairs[name] = pair.with_models(run.models).model_copy(update={"answers": answers})
+            pairs[name] = pair.with_models(run.everywhere).model_copy(update={"answers": answers})
+    for key, model in run.models.items():
+        of, _, role = key.rpartition(".")
+        of = of or MAIN
+        if of not in pairs or role not in pairs[of].models:
+            allowed = ", ".join(f"{name}.{role}" for name, pair in pairs.items() for role in pair.models)
+            raise UserError(f"models: no model named {key!r}", file="--config", remedy=f"allowed: {allowed}")
+        pairs[of] = pairs[of].with_models({role: model})
     return settings.model_copy(update={"data": data, "pairs": pairs})
 
 
@@ -226,7 +259,7 @@ def _held(datasets: Sequence[Dataset], folder: Path) -> list[Dataset]:
 
 
 def _is_held(dataset: Dataset, folder: Path) -> bool:
-    return any(any(folder.glob(pattern)) for pattern in registry.find(dataset).raw_train.split())
+    return dataset in PACKAGES or registry.find(dataset).lies_in(folder)
 
 
 def _wanted(run: RunConfig, every: Mapping[str, Experiment], settings: ScaleSettings) -> list[str]:
@@ -238,8 +271,12 @@ def _wanted(run: RunConfig, every: Mapping[str, Experiment], settings: ScaleSett
         if run.scale in experiment.scales
     }
     if run.experiments in ("all", "reproduction"):
-        chosen = [name for name in every if run.experiments == "all" or every[name].paper != "beyond"]
-        own_models = bool(run.models)  # then nobody asks about further models of the scale
+        chosen = [
+            name
+            for name in every
+            if run.experiments == "all" or every[name].paper != "beyond" or name in settings.experiments
+        ]
+        own_models = bool(run.everywhere)  # then nobody asks about further models of the scale
         return [
             n for n in chosen if not (lacking.get(n) or (own_models and _has_other_models(every[n], run, settings)))
         ]

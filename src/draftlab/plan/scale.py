@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from draftlab.core.settings import Count, Dataset, Device, Settings, Whole
 from draftlab.data import streams
 from draftlab.engine.settings import Answers, Recipe
+from draftlab.plan.grids import Axis
 
 WORKFLOW = Path(__file__).parents[3] / "workflow"
 SCALES = tuple(sorted(path.stem for path in (WORKFLOW / "scales").glob("*.yaml")))
@@ -105,9 +106,18 @@ class Needs(Settings):
     gpu: int = Field(ge=0, default=0)
 
 
+class Size(Settings):
+    """What one scale changes of an experiment: values of axes, and fixed settings."""
+
+    axes: dict[str, Axis] = {}
+    fixed: dict[str, Any] = {}
+
+
 class ScaleSettings(Settings):
     """One scale: ``pairs`` by name, ``needs`` of the jobs by rule (those of a rule that makes one model or pair: ``rule.pair``).
 
+    ``experiments``: what runs by default, with its sizes, besides the experiments whose own files have sizes for this scale.
+    ``extends: SCALE`` in the file stands for all that the other file says; what stands beside it wins, key by key.
     ``by_architecture``: a model is the name of an architecture (``latency.shapes``), built with random weights where it is measured.
     """
 
@@ -116,6 +126,7 @@ class ScaleSettings(Settings):
     compute: Compute = Compute()
     needs: dict[str, Needs] = {}
     by_architecture: bool = False
+    experiments: dict[str, Size] = {}
 
     @field_validator("pairs")
     @classmethod

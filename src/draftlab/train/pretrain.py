@@ -95,8 +95,9 @@ def make_draft(
         hub.copy_model(recipe.model, out)
         check_same_tokenizer(words, load_tokenizer(out))
         return
+    begin = words.encode_prompt("", "plain") or [words.eos_ids[0]]  # not every model has a token before a text
     examples = _answered(prompts, words, template) or [
-        Example(words.encode_prompt("", "plain"), [*words.encode(text), words.eos_ids[0]])
+        Example(begin, [*words.encode(text), words.eos_ids[0]])
         for text in generators.public_documents(recipe.documents, recipe.seed)
     ]
     model = _untrained(recipe, words.vocab_size, target)

