@@ -358,6 +358,48 @@ def load_validate(*, data: Path, out: Path) -> None:
     )
 
 
+def emit(
+    engine: tyro.conf.Positional[tuple[str, ...]] = (),
+    *,
+    load: Path | None = None,
+    draft_len: int | None = None,
+    target: str,
+    draft: str,
+    context: int = 1024,
+    alpha: float | None = None,
+    acceptance: Path | None = None,
+    greedy: bool = False,
+    out: Path,
+) -> None:
+    """Write the settings of serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON of draftlab load), or one DRAFT_LEN."""
+    from draftlab.serving import emit as module
+    from draftlab.serving import records
+    from draftlab.serving.acceptance import from_alpha
+
+    if (load is None) == (draft_len is None):
+        raise UserError("no draft length, or two", remedy="give --load or --draft-len")
+    shown = records.acceptance(acceptance) if acceptance else from_alpha(alpha) if alpha is not None else None
+    if load is not None:
+        wanted = module.from_load(load, target, draft, context, shown, not greedy)
+    else:
+        wanted = module.Wanted(target, draft, draft_len or 0, sampled=not greedy, acceptance=shown)
+    for emitted in module.write(wanted, engine, out):
+        print(f"{emitted.file}: {emitted.version}")
+
+
+def monitor(source: tyro.conf.Positional[str], *, verdict: Path, over: float = 0.0) -> None:
+    """Whether the acceptance in SOURCE (an engine's records or Prometheus text: a file, or a URL) is still the verdict's; exit code 3 if stale.
+
+    OVER: at a URL, count from now on for so many seconds; 0: since the server's start.
+    """
+    from draftlab.serving import monitor as module
+
+    report = module.judge(module.watch(source, over), module.read_promise(verdict))
+    print(report.text)
+    if report.state == "stale":
+        sys.exit(module.STALE)
+
+
 def profile_derive(name: tyro.conf.Positional[str], *, data: Path, out: Path) -> None:
     """Write the hardware profile NAME from operator times that others measured: DATA is a checkout of their repository, or the file in it."""
     from draftlab.serving import profiles
@@ -498,6 +540,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "latency check": latency_check,
     "load": load,
     "load validate": load_validate,
+    "emit": emit,
+    "monitor": monitor,
     "profile derive": profile_derive,
     "run": run,
     "answer": answer,

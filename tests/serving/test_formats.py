@@ -1,0 +1,350 @@
+"""What engines take and what they report: emitters by each engine's own rule, readers by every name, and the watch over a draft."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from numpy.testing import assert_allclose
+
+from draftlab.errors import UserError
+from draftlab.serving import emit, monitor, records
+from draftlab.serving.acceptance import from_alpha, from_histograms
+from draftlab.serving.emit import Wanted
+from draftlab.serving.monitor import Promise
+from draftlab.serving.records import Seen
+
+RANGES = [(1, 4, 4), (5, 64, 3), (65, 128, 1), (129, 512, 0)]
+WANTED = Wanted("T.gguf", "D.gguf", 4, RANGES, acceptance=from_alpha(0.5), requests=40, traffic="chat")
+
+
+# --- emitters --------------------------------------------------------------------------------------------------------
+
+
+def test_vllm_drafts_from_the_distribution_unless_told_otherwise() -> None:
+    found = json.loads(emit.vllm(WANTED).text)
+    assert found["method"] == "draft_model"
+    assert found["draft_sample_method"] == "probabilistic"
+    assert found["num_speculative_tokens_per_batch_size"] == [[1, 4, 4], [5, 64, 3], [65, 128, 1], [129, 512, 0]]
+    greedy = emit.vllm(Wanted("T", "D", 2, sampled=False))
+    assert json.loads(greedy.text) == {
+        "method": "draft_model", "model": "D", "num_speculative_tokens": 2, "draft_sample_method": "greedy"
+    }  # fmt: skip
+
+
+def test_a_name_with_quotes_stays_one_word_of_the_command() -> None:
+    name = "a 'draft'; rm -rf $HOME"
+    for emitter in (emit.vllm, emit.sglang):
+        words = shlex.split(emitter(Wanted("T", name, 2)).command)
+        assert any(word == name or json.dumps(name) in word for word in words)
+        assert "rm" not in words
+
+
+@pytest.mark.parametrize(
+    "ranges", [[], [[2, 4, 1]], [[1, 4, 3], [4, 8, 1]], [[1, 4, 3], [9, 8, 1]], [[1, 4, -1]], [[1, 9, 3], [2, 3, 1]]]
+)
+def test_vllms_rule_refuses(ranges: list[list[int]]) -> None:
+    with pytest.raises(UserError):
+        emit.check_vllm_ranges(ranges, 4)
+
+
+def test_vllms_rule_cuts_to_the_longest() -> None:
+    assert emit.check_vllm_ranges([[1, 4, 9], [6, 8, 1]], 4) == {1: 4, 6: 1}
+
+
+@pytest.mark.parametrize("meaning", ["lower", "upper"])
+def test_tensorrt_reads_back_the_same_length_in_either_meaning(meaning: str) -> None:
+    schedule = emit.tensorrt_schedule(RANGES, 4, meaning)  # type: ignore[arg-type]
+    for first, last, length in RANGES:
+        for batch in {first, (first + last) // 2, last}:
+            assert emit.read_tensorrt(schedule, batch, meaning) == length  # type: ignore[arg-type]
+    assert schedule == ({1: 4, 5: 3, 65: 1, 129: 0} if meaning == "lower" else {4: 4, 64: 3, 128: 1})
+
+
+def test_tensorrts_old_rule_wants_the_longest_at_one() -> None:
+    with pytest.raises(UserError, match="#10860"):
+        emit.tensorrt_schedule([(1, 2, 1), (3, 9, 4)], 4, "lower")
+
+
+def test_sglang_verifies_one_token_more_than_it_drafts() -> None:
+    words = shlex.split(emit.sglang(WANTED).command)
+    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert flags["--speculative-num-draft-tokens"] == "5"
+    assert (flags["--speculative-num-steps"], flags["--speculative-eagle-topk"]) == ("4", "1")
+    found = json.loads(emit.sglang_adaptive(WANTED).text)
+    assert found["129"] == {"candidate_steps": [0]}
+    with pytest.raises(UserError, match="slot 129"):
+        emit.check_sglang_adaptive({**found, "strategy": "throughput_aware"})
+    with pytest.raises(UserError, match="do not rise"):
+        emit.check_sglang_adaptive({"8": {"candidate_steps": [1]}, "1": {"candidate_steps": [3]}})
+
+
+def test_llama_server_names_the_type_and_no_removed_flag() -> None:
+    words = shlex.split(emit.llama_cpp(WANTED).command)
+    assert words[words.index("--spec-type") + 1] == "draft-simple"
+    assert not emit.LLAMA_CPP_REMOVED & set(words)
+    with pytest.raises(UserError, match="not a GGUF"):
+        emit.llama_cpp(Wanted("T", "D", 2))
+    rates = words_after(emit.llama_cpp_synthetic(WANTED).command, "--spec-synth-rates")
+    assert rates == "0.5,0.25,0.125,0.0625"
+
+
+def words_after(command: str, flag: str) -> str:
+    words = shlex.split(command)
+    return words[words.index(flag) + 1]
+
+
+@pytest.mark.parametrize("rates", [[0.5], [0.5, 0.6], [1.2, 0.1], [float("nan"), 0.1]])
+def test_rates_that_rise_or_are_none_are_refused(rates: list[float]) -> None:
+    with pytest.raises(UserError, match="by position"):
+        emit.check_marginals(rates, 2)
+
+
+def test_transformers_takes_its_settings(tmp_path: Path) -> None:
+    from transformers import GenerationConfig
+
+    (tmp_path / "generation_config.json").write_text(emit.transformers(WANTED).text)
+    found = GenerationConfig.from_pretrained(tmp_path)
+    assert (found.num_assistant_tokens, found.num_assistant_tokens_schedule) == (4, "constant")
+    assert found.assistant_confidence_threshold == 0
+
+
+def test_nvidias_profile_is_that_of_its_own_test() -> None:
+    """100 blocks: 40 emit 1 token, 30 emit 2, 30 emit 3, of 3 drafted."""
+    wanted = Wanted("T", "D", 3, acceptance=from_histograms([[40, 30, 30, 0]]), requests=40)
+    found = json.loads(emit.speculation_profile(wanted).text)
+    assert_allclose(found["marginal_accept_rates"], [0.6, 0.3, 0.0])
+    assert_allclose(found["conditional_accept_rates"], [0.6, 0.5, 0.0])
+    assert_allclose(found["mean_accept_length"], 1.9)
+
+
+def test_ranges_follow_the_simulated_batches() -> None:
+    best = [{"batch": b, "context": c, "best_draft_len": k if c == 512 else 0} for c in (512, 8192)
+            for b, k in ((1, 4), (2, 4), (4, 3), (8, 0))]  # fmt: skip
+    assert emit.ranges_of(best, 600) == [(1, 2, 4), (3, 4, 3), (5, 8, 0)]
+    assert emit.ranges_of(best, 8000) == [(1, 8, 0)]
+
+
+def test_emit_writes_what_fits_and_refuses_what_was_asked_and_does_not(tmp_path: Path) -> None:
+    found = emit.write(Wanted("T", "D", 4, RANGES), (), tmp_path / "out")
+    assert {e.file for e in found} >= {"vllm.json", "sglang.sh", "tensorrt_llm_upper.yaml", "generation_config.json"}
+    assert "llama_server.sh" not in {e.file for e in found}
+    schedule = yaml.safe_load((tmp_path / "out/tensorrt_llm_lower.yaml").read_text())["speculative_config"]
+    assert schedule["draft_len_schedule"][1] == schedule["max_draft_len"] == 4
+    with pytest.raises(UserError, match="not a GGUF"):
+        emit.write(Wanted("T", "D", 4), ["llama-cpp"], tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_simulation_without_answer_or_gain_gives_no_settings(tmp_path: Path) -> None:
+    best = [{"batch": 1, "context": 512, "best_draft_len": 0}]
+    for known, says in ((False, "no answer"), (True, "no batch gains")):
+        (tmp_path / "load.json").write_text(
+            json.dumps({"known": known, "requests": 50, "best_by_batch_and_context": best})
+        )
+        with pytest.raises(UserError, match=says):
+            emit.from_load(tmp_path / "load.json", "T", "D", 512, None, True)
+
+
+# --- readers ---------------------------------------------------------------------------------------------------------
+
+VLLM_REQUEST = {"metrics": {"speculative_decoding": {
+    "mean_acceptance_length": 2.4, "draft_acceptance_rate": 0.35, "acceptance_histogram": [4, 2, 1, 2, 1], "num_spec_steps": 10,
+    "num_accepted_draft_tokens": 14, "num_draft_tokens": 40, "num_spec_tokens": 4}}}  # fmt: skip
+SAME = [
+    VLLM_REQUEST,
+    {"spec_decode_num_drafts": 10, "spec_decode_draft_tokens": 40, "spec_decode_accepted_tokens": 14, "completed": 1,
+     "spec_decode_acceptance_rate": 35.0, "spec_decode_per_position_acceptance_rates": [0.6, 0.4, 0.3, 0.1]},
+    {"meta_info": {"spec_verify_ct": 10, "spec_num_correct_drafts": 14, "spec_num_proposed_drafts": 40,
+                   "spec_correct_drafts_histogram": [4, 2, 1, 2, 1]}},
+    {"meta_info": {"spec_verify_ct": 10, "spec_accepted_drafts": 14, "spec_proposed_drafts": 40,
+                   "spec_accept_histogram": {"0": 4, "1": 2, "2": 1, "3": 2, "4": 1}}},
+    {"spec_verify_ct": 10, "spec_accept_token_num": 14, "spec_draft_token_num": 40, "spec_accept_histogram": [4, 2, 1, 2, 1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", SAME)
+def test_every_name_says_the_same(row: dict[str, object]) -> None:
+    seen = records.read_one(row)
+    assert seen is not None
+    assert (seen.drafts, seen.drafted, seen.accepted) == (10, 40, 14)
+    assert seen.histogram is not None
+    assert_allclose(seen.histogram, [4, 2, 1, 2, 1])
+
+
+def test_sglang_without_counts_and_llama_cpp_follow_from_lengths() -> None:
+    old = records.read_one({"meta_info": {"spec_verify_ct": 10, "completion_tokens": 24}})
+    length = records.read_one({"meta_info": {"spec_verify_ct": 10, "spec_accept_length": 2.4}})
+    cpp = records.read_one({"timings": {"predicted_n": 24, "draft_n": 40, "draft_n_accepted": 14}})
+    assert old is not None
+    assert length is not None
+    assert cpp is not None
+    assert (old.drafts, old.accepted) == (length.drafts, length.accepted) == (cpp.drafts, cpp.accepted) == (10, 14)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [None, {}, [], {"metrics": None}, {"metrics": {"speculative_decoding": None}}, {"spec_verify_ct": "x"}, {"spec_verify_ct": 5},
+     {"timings": {"predicted_n": 4}}, {"timings": {"predicted_n": 9, "draft_n": 3, "draft_n_accepted": 4}},
+     {"timings": {"predicted_n": float("nan"), "draft_n": 3, "draft_n_accepted": 2}}, {"timings": {"predicted_n": True, "draft_n": 3, "draft_n_accepted": 0}}],
+)  # fmt: skip
+def test_rows_that_say_nothing_are_none(row: object) -> None:
+    assert records.read_one(row) is None
+
+
+PROMETHEUS = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 600.0
+vllm:spec_decode_num_drafts_total{engine="1",model_name="m"} 400.0
+# TYPE vllm:spec_decode_num_draft_tokens_total counter
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 2000.0
+# TYPE vllm:spec_decode_num_accepted_tokens_total counter
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 900.0
+# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 600.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 300.0
+"""
+
+
+def test_prometheus_text_is_summed_over_engines() -> None:
+    seen = next(records.from_prometheus(PROMETHEUS, "m"))
+    assert (seen.drafts, seen.drafted, seen.accepted) == (1000, 2000, 900)
+    assert seen.histogram == (400, 300, 300)
+    cpp = next(records.from_prometheus(PROMETHEUS.replace("vllm:", "llamacpp:"), "m"))
+    assert (cpp.engine, cpp.accepted) == ("llama.cpp", 900)
+    gauges = "sglang:spec_verify_calls_total 1000\nsglang:spec_accept_length 1.9\nsglang:spec_accept_rate 0.45\n"
+    sglang = next(records.from_prometheus(gauges, "m"))
+    assert_allclose([sglang.drafts, sglang.drafted, sglang.accepted], [1000, 2000, 900])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("", "no counters"), ("vllm:x{", "not Prometheus"), ("a 1\n", "no counters")]
+)
+def test_text_without_counters_is_refused(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        next(records.from_prometheus(text, "m"))
+
+
+def test_recorded_histograms_become_acceptance(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text("\n".join(["{", json.dumps(VLLM_REQUEST), json.dumps(SAME[2])]))
+    found = records.acceptance(tmp_path / "r.jsonl")
+    assert found.survival.shape[0] == 2
+    assert_allclose(found.survival[0, :4], [0.6, 0.4, 0.3, 0.1])
+    (tmp_path / "r.jsonl").write_text("{}")
+    with pytest.raises(UserError, match="no histogram"):
+        records.acceptance(tmp_path / "r.jsonl")
+
+
+# --- the watch -------------------------------------------------------------------------------------------------------
+
+PROMISE = Promise(draft_len=4, low=2.8, high=3.2)
+
+
+def requests(count: int, alpha: float, seed: int = 0, spread: float = 0.05) -> list[Seen]:
+    """Requests of 20 blocks of four drafted tokens, each with an alpha of its own."""
+    rng = np.random.default_rng(seed)
+    alphas = np.clip(rng.normal(alpha, spread, count), 0, 1)
+    blocks = [(rng.random((20, 4)) < a).cumprod(axis=1).sum() for a in alphas]
+    return [Seen("vllm", 20, 80, float(accepted)) for accepted in blocks]
+
+
+def judge(rows: Sequence[Seen | None]) -> monitor.Report:
+    return monitor.judge(iter(rows), PROMISE)
+
+
+GOOD, BAD = 0.74, 0.45  # lengths of 2.99 and 1.78
+
+
+def test_the_interval_is_that_of_a_ratio_over_requests() -> None:
+    """It covers the true length in 93 to 97 % of 600 samples of 60 requests."""
+    truth = 1 + np.mean([s.accepted / s.drafts for s in requests(60_000, GOOD, 99)])
+    hits = 0
+    for seed in range(600):
+        sums = monitor.Sums()
+        for seen in requests(60, GOOD, seed):
+            sums.add(seen)
+        _, low, high = sums.length()
+        hits += low <= truth <= high
+    assert 0.92 < hits / 600 < 0.975
+
+
+def test_a_draft_as_promised_is_not_called_stale() -> None:
+    assert judge(requests(1000, GOOD)).state == "as promised"
+    assert judge(requests(1000, 0.95)).state == "better"
+
+
+def test_a_stale_draft_is_named_with_the_request_from_which_it_is() -> None:
+    found = judge([*requests(500, GOOD), *requests(300, BAD)])
+    assert (found.state, found.since) == ("stale", 501)
+    assert "since request 501" in found.text
+
+
+def test_a_draft_that_recovered_is_not_stale() -> None:
+    assert judge([*requests(300, BAD), *requests(500, GOOD)]).state == "as promised"
+
+
+def test_too_little_says_not_yet_known() -> None:
+    assert judge(requests(29, BAD)).state == "not yet known"
+    assert judge(requests(30, BAD)).state == "stale"
+    assert judge([]).state == "not yet known"
+    assert judge([None] * 50).text.endswith("50 rows without speculation left out")
+    assert judge([Seen("vllm", 999, 3996, 500, float("nan"))]).state == "not yet known"
+    assert judge([Seen("vllm", 5000, 20_000, 9950, float("nan"))]).state == "as promised"
+    assert judge([Seen("vllm", 5000, 20_000, 5000, float("nan"))]).state == "stale"
+
+
+def test_another_draft_length_is_not_compared() -> None:
+    with pytest.raises(UserError, match=r"drafts 2\.00 tokens"):
+        judge([Seen("vllm", 20, 40, 20)] * 50)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"draft_len": 4}', '{"draft_len": 0, "acceptance_length": {"low": 2, "high": 3}}',
+             '{"draft_len": 4, "acceptance_length": {"low": 3, "high": 2}}', '{"draft_len": 4, "acceptance_length": {"low": NaN, "high": 2}}',
+             '{"monitor": 3}'],
+)  # fmt: skip
+def test_a_verdict_without_a_promise_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "v.json").write_text(text)
+    with pytest.raises(UserError):
+        monitor.read_promise(tmp_path / "v.json")
+
+
+def test_a_promise_is_read_at_the_top_or_inside(tmp_path: Path) -> None:
+    inside = {"draft_len": 4, "acceptance_length": {"low": 2.8, "high": 3.2}}
+    for value in (inside, {"monitor": inside}):
+        (tmp_path / "v.json").write_text(json.dumps(value))
+        assert monitor.read_promise(tmp_path / "v.json") == PROMISE
+
+
+def test_a_server_is_asked_twice_and_the_difference_is_judged() -> None:
+    answers = [
+        PROMETHEUS,
+        PROMETHEUS.replace("600.0", "1600.0").replace("2000.0", "4000.0").replace(" 900.0", " 2700.0"),
+    ]
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answers.pop(0).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        seen = next(monitor.watch(f"http://127.0.0.1:{server.server_port}/metrics", 0.01))
+        server.shutdown()
+    assert seen is not None
+    assert (seen.drafts, seen.drafted, seen.accepted) == (1000, 2000, 1800)
+    with pytest.raises(UserError, match="restarted"):
+        monitor.difference(Seen("v", 9, 9, 9), Seen("v", 3, 3, 3), "m")
+    with pytest.raises(UserError, match="no answer"):
+        next(monitor.watch("http://127.0.0.1:9/metrics", 0))
