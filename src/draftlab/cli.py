@@ -321,6 +321,13 @@ def gguf_export(
     gguf.export(model, out, weights, vocabulary=vocabulary)
 
 
+def widen(model: Path, out: Path) -> None:
+    """Give a draft with a trimmed head one for the whole vocabulary, for engines that know no other; it computes what it did."""
+    from draftlab.models import trimmed
+
+    trimmed.widen(model, out)
+
+
 def gguf_inflate(model: Path, out: Path, layers: int, ffn: int | None = None, widths: int = 1) -> None:
     """Make a model cost as much as a larger one without changing what it computes; --widths 4 on four times the channels."""
     from draftlab.latency.inflate import inflate
@@ -538,6 +545,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "gguf export": gguf_export,
     "gguf inflate": gguf_inflate,
     "latency check": latency_check,
+    "widen": widen,
     "load": load,
     "load validate": load_validate,
     "emit": emit,

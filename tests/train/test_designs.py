@@ -104,6 +104,7 @@ def test_the_most_frequent_tokens_and_their_share():
     texts = [[7, 7, 7, 5, 5], [9, 5, 7, 3]]
     assert frequent_tokens(texts, 3, {2}) == ([2, 5, 7], 7 / 9)
     assert frequent_tokens(texts, 100, {2}) == ([2, 3, 5, 7, 9], 1.0)
+    assert frequent_tokens(texts, 6, {2}, [[8, 8, 4, 6, 6, 6]])[0] == [2, 3, 5, 6, 7, 9], "then those of the prompts"
     with pytest.raises(UserError, match="no text"):
         frequent_tokens([[]], 3, {2})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
 from draftlab.files.weights import weight_files
 from draftlab.models.config import read_config
+from draftlab.models.trimmed import KEPT, beside, cut_vocabulary
 
 Weights = Literal["f32", "f16", "q8_0", "q4_0"]
 Array = Float[np.ndarray, "..."]
@@ -57,10 +59,27 @@ def export(folder: Path | str, out: Path | str, weights: Weights = "f32", *, voc
 
     Matrices are stored as ``weights`` (as f16 where a row cannot be cut into blocks of 32), vectors as f32.
     ``vocabulary=False`` leaves the tokenizer out: such a file decodes token ids, which is all that a latency measurement
-    needs, but not text. Anything that llama.cpp could not run is a ``UserError``.
+    needs, but not text. Anything that llama.cpp could not run is a ``UserError``. A trimmed head becomes the file's vocabulary, and a table
+    of embeddings lies beside it (``models.trimmed``).
     """
     config = read_config(folder)
+    if config.get("head_tokens"):
+        _export_trimmed(Path(folder), Path(out), weights, vocabulary)
+        return
     _export(config, Path(folder), out, weights, Checkpoint.open, vocabulary)
+
+
+def _export_trimmed(folder: Path, out: Path, weights: Weights, vocabulary: bool) -> None:
+    if vocabulary:
+        remedy = "export ids alone (--no-vocabulary), or a folder with the whole vocabulary first: draftlab widen"
+        raise UserError("the vocabulary of a trimmed head has no text", file=folder, remedy=remedy)
+    with tempfile.TemporaryDirectory(prefix="draftlab-") as scratch:
+        small = Path(scratch) / "head"
+        config = cut_vocabulary(folder, small, weights != "f32", beside(out))
+        tokenizer, known = folder / "tokenizer.json", {KEPT: str(config["vocab_size"])}
+        if tokenizer.is_file():
+            known[VOCABULARY_KEY] = vocabulary_digest(_read_tokenizer(tokenizer))
+        _export(config | known, small, out, weights, Checkpoint.open, False)
 
 
 def export_random(config: dict[str, Any], out: Path | str, weights: Weights = "f16", seed: int = 0) -> None:
@@ -89,6 +108,9 @@ def _export(
             writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         (_t5_header if config["model_type"] == "t5" else _llama_header)(writer, config)
         _write_vocabulary(writer, folder, config, vocabulary)
+        for key in (KEPT, VOCABULARY_KEY):
+            if key in config:  # of a trimmed head: the vocabulary that it is a part of
+                writer.add_string(key, config[key])
         if "draftlab_inflated_from" in config:
             writer.add_string(INFLATED_KEY, json.dumps(config["draftlab_inflated_from"]))
         _write_tensors(writer, config, tensors, quantization)

@@ -33,10 +33,8 @@ from draftlab.files.weights import weights_digest
 from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.config import read_config
 from draftlab.models.tree import Tree
+from draftlab.models.trimmed import KEPT
 from draftlab.models.weights import read_weights, write_model
-
-KEPT = "draftlab.head_tokens"
-"""The tensor of a model folder that names the tokens of a trimmed head."""
 
 PACKED = (1 << 15, 1 << 22)
 """Sizes between which a weight is copied into oneDNN's layout for decoding."""

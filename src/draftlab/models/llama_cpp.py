@@ -23,6 +23,7 @@ from jaxtyping import Float32, Int
 from draftlab.errors import UserError
 from draftlab.models.backend import SOURCE, Logits, Settings
 from draftlab.models.gguf import INFLATED_KEY, VOCABULARY_KEY
+from draftlab.models.trimmed import KEPT, read_head
 
 BATCH = 512
 CONTEXT_STEP = 256  # tokens
@@ -54,7 +55,9 @@ class LlamaCpp:
         self._filled = (0, 0)
         self._context, self._model = None, _load(path, settings)
         vocabulary = lib.llama_model_get_vocab(self._model)
-        self.vocab_size = lib.llama_vocab_n_tokens(vocabulary)
+        self.outputs = lib.llama_vocab_n_tokens(vocabulary)
+        self.head = None if _metadata(self._model, KEPT) is None else read_head(path)
+        self.vocab_size = self.outputs if self.head is None else len(self.head.embeddings)
         self.vocabulary = _digests(self._model, vocabulary)
         eos = _metadata(self._model, "tokenizer.ggml.eos_token_id")
         self.eos = None if eos is None else int(eos)
@@ -63,9 +66,14 @@ class LlamaCpp:
         self._memory = lib.llama_get_memory(self._context)
         # A short context lowers n_batch without a word, and llama.cpp aborts on more tokens than that.
         self._room = lib.llama_n_batch(self._context)
-        self._batch = lib.llama_batch_init(self._room, 0, settings.sequences)
+        width = 0 if self.head is None else self.head.embeddings.shape[1]
+        self._batch = lib.llama_batch_init(self._room, width, settings.sequences)
         view = functools.partial(np.ctypeslib.as_array, shape=(self._room,))
-        self._tokens, self._positions = view(self._batch.token), view(self._batch.pos)
+        if self.head is None:
+            self._tokens = view(self._batch.token)
+        else:
+            self._embeddings = np.ctypeslib.as_array(self._batch.embd, shape=(self._room, width))
+        self._positions = view(self._batch.pos)
         self._counts, self._wanted = view(self._batch.n_seq_id), view(self._batch.logits)
         self._single = False
         self.decoder_start: int | None = None
@@ -109,7 +117,9 @@ class LlamaCpp:
         return logits
 
     def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
-        return np.asarray(self.extend(tokens).argmax(axis=-1))
+        chosen = self._decode(tokens, range(len(self.tokens), len(self.tokens) + len(tokens))).argmax(axis=-1)
+        self.tokens.extend(tokens)
+        return np.asarray(chosen if self.head is None else self.head.kept[chosen])
 
     def trim(self, length: int) -> None:
         if not 0 <= length <= len(self.tokens):
@@ -129,6 +139,17 @@ class LlamaCpp:
     ) -> Logits:
         """Run one batch: token ``i`` at ``positions[i]`` of every sequence in ``sequences[i]`` (sequence 0 when None);
         logits after each token (of those ``wanted``). The caller keeps ``self.tokens``."""
+        logits = self._decode(tokens, positions, sequences, wanted)
+        return logits if self.head is None else self.head.spread(logits)
+
+    def _decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[Sequence[int]] | None = None,
+        wanted: Sequence[bool] | None = None,
+    ) -> Logits:
+        """``decode``, with the logits of a trimmed head alone."""
         if max(positions) >= self.context_length:
             raise UserError(
                 f"{max(positions) + 1} tokens do not fit the context of {self.context_length}",
@@ -136,7 +157,7 @@ class LlamaCpp:
             )
         self._run(lib.llama_decode, tokens, positions, sequences, wanted)
         rows = len(tokens) if wanted is None else sum(wanted)
-        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape=(rows, self.vocab_size))
+        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape=(rows, self.outputs))
 
     def _run(
         self,
@@ -153,7 +174,10 @@ class LlamaCpp:
                 f"{count} tokens in one call, at most {self._room} fit",
                 remedy="verify fewer tokens or sequences at once, or shorten the prompt of an encoder",
             )
-        self._tokens[:count] = tokens
+        if self.head is None:
+            self._tokens[:count] = tokens
+        else:
+            self._embeddings[:count] = self.head.embeddings[list(tokens)]
         self._positions[:count] = positions
         self._wanted[:count] = True if wanted is None else wanted
         self._assign(sequences)
@@ -191,7 +215,7 @@ class LlamaCpp:
         sequences, context = self._filled
         positions = [*range(context, context + tokens)] * sequences
         members = [(sequence,) for sequence in range(sequences) for _ in range(tokens)] if sequences > 1 else None
-        self.decode([0] * len(positions), positions, members).argmax(axis=-1)
+        self._decode([0] * len(positions), positions, members).argmax(axis=-1)
         lib.llama_memory_seq_rm(self._memory, -1, context, -1)
 
     def branch(self, sequence: int) -> None:
@@ -220,6 +244,7 @@ class LlamaCpp:
             "bytes": lib.llama_model_size(self._model),
             "weights": WEIGHTS.get(_metadata(self._model, "general.file_type") or ""),
             "inflated_from": _metadata(self._model, INFLATED_KEY),
+            "head_tokens": None if self.head is None else self.outputs,
             "device": "GPU" if self.settings.gpu_layers else "CPU",
             "threads": self.settings.threads,
             "gpu_layers": self.settings.gpu_layers,

@@ -104,9 +104,9 @@ def make_draft(
     if recipe.head:
         if not isinstance(model, Llama):
             raise UserError("only a Llama's head is trimmed", remedy="set head 0")
-        texts = [own.answer_ids for path in answers for own in read_jsonl(path, Answer)]
-        texts = texts or [example.answer for example in examples]
-        tokens, share = frequent_tokens(texts, recipe.head, words.eos_ids)
+        records = [own for path in answers for own in read_jsonl(path, Answer)]
+        texts = [own.answer_ids for own in records] or [example.answer for example in examples]
+        tokens, share = frequent_tokens(texts, recipe.head, words.eos_ids, [own.prompt_ids for own in records])
         source = "recorded answers" if answers else "the text it learns"
         print(f"head: {len(tokens):,} of {model.vocab_size:,} tokens, {share:.1%} of {source}", flush=True)
         model = trim_head(model, tokens)

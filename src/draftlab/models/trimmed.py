@@ -1,0 +1,128 @@
+"""A trimmed head outside our own Llama: the two files that llama.cpp takes, and a folder with the whole vocabulary for any engine.
+
+llama.cpp takes the head as its vocabulary. What it reads comes from a table of embeddings beside the GGUF file, and what it chooses is a
+place in the head. Free of torch, as a process that measures llama.cpp is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float32, Int64
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from draftlab.errors import UserError
+from draftlab.files.atomic import atomic_dir, atomic_path
+from draftlab.files.json_files import write_json
+from draftlab.files.weights import weight_files, weights_digest
+from draftlab.models.config import read_config
+
+KEPT = "draftlab.head_tokens"
+"""The tensor of a model folder that names the tokens of a trimmed head, and the key of a GGUF file that says how many they are."""
+
+EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+BLOCK = 32
+"""Channels that are added for an engine without trimmed heads: quantized rows are cut into blocks of so many."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The tokens of a trimmed head, and the embeddings of the whole vocabulary."""
+
+    kept: Int64[np.ndarray, " head"]
+    embeddings: Float[np.ndarray, "vocab width"]
+
+    def spread(self, logits: Float32[np.ndarray, "rows head"]) -> Float32[np.ndarray, "rows vocab"]:
+        """Logits over the whole vocabulary: -inf outside the head."""
+        whole = np.full((len(logits), len(self.embeddings)), -np.inf, dtype=np.float32)
+        whole[:, self.kept] = logits
+        return whole
+
+
+def beside(file: Path) -> Path:
+    """Where the table of a GGUF file lies."""
+    return file.with_name(f"{file.name}.head.safetensors")
+
+
+def read_head(file: Path) -> Head:
+    """The table of a GGUF file with a trimmed head."""
+    try:
+        found = load_file(beside(file))
+        return Head(found["kept"], found["embeddings"])
+    except (SafetensorError, OSError, KeyError) as error:
+        what = f"the table of its trimmed head is missing or damaged: {error}"
+        raise UserError(what, file=beside(file), remedy="copy it too, or export the draft again") from None
+
+
+def cut_vocabulary(folder: Path, out: Path, half: bool, table: Path) -> dict[str, Any]:
+    """Write to ``out`` the model of ``folder`` whose vocabulary is its head, and its ``table``; return the config of that model."""
+    config, tensors = _read(folder)
+    kept, embeddings = tensors.pop(KEPT), tensors[EMBED]
+    with atomic_path(table) as temporary:
+        save_file({"kept": kept, "embeddings": embeddings.astype(np.float16) if half else embeddings}, temporary)
+    small = (
+        config
+        | {"vocab_size": len(kept), "head_tokens": 0}
+        | {f"{name}_token_id": None for name in ("bos", "eos", "pad")}
+    )
+    out.mkdir()
+    write_json(out / "config.json", small)
+    save_file(tensors | {EMBED: embeddings[kept]}, out / "model.safetensors", metadata={"format": "pt"})
+    return small
+
+
+def widen(folder: Path, out: Path) -> None:
+    """Write the draft in ``folder`` with a head for the whole vocabulary, for engines that know no other; it computes what it did.
+
+    ``BLOCK`` channels are added. One of them is the same for every token, c, and no layer reads or writes it: after the last norm it
+    is ``100 c / rms > 0``, rms that of the other channels, and a token outside the head has the logit ``-100`` times that. A norm over W + 32
+    channels is the one over W at weights ``sqrt(W / (W + 32))`` as large, where ``c^2 / W`` comes off its epsilon, which ``c^2 = W epsilon / 2`` allows.
+    """
+    config, tensors = _read(folder)
+    kept, width = tensors.pop(KEPT), config["hidden_size"]
+    wide, epsilon = width + BLOCK, config["rms_norm_eps"]
+    scale = math.sqrt(width / wide)
+    found: dict[str, np.ndarray] = {}
+    for name, value in tensors.items():
+        if value.ndim == 1:
+            found[name] = np.pad(value * scale if value.shape == (width,) else value, (0, wide - width))
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            found[name] = np.pad(value, ((0, BLOCK), (0, 0)))
+        else:
+            found[name] = np.pad(value, ((0, 0), (0, BLOCK)))
+    found[EMBED][:, width] = math.sqrt(width * epsilon / 2)
+    found[NORM][width] = 100.0
+    head = np.zeros((config["vocab_size"], wide), dtype=np.float32)
+    head[:, width] = -100.0
+    head[kept] = found[HEAD]
+    changed = {
+        "hidden_size": wide,
+        "head_dim": config.get("head_dim") or width // config["num_attention_heads"],
+        "rms_norm_eps": epsilon / 2 * width / wide,
+        "head_tokens": 0,
+    }
+    with atomic_dir(out) as temporary:
+        write_json(temporary / "config.json", config | changed)
+        save_file(found | {HEAD: head}, temporary / "model.safetensors", metadata={"format": "pt"})
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            if (folder / name).is_file():
+                (temporary / name).write_bytes((folder / name).read_bytes())
+        weights_digest(temporary)
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    config = dict(read_config(folder))
+    if not config.get("head_tokens"):
+        raise UserError("its head is the whole vocabulary", file=folder, remedy="use it as it is")
+    try:
+        tensors: Mapping[str, np.ndarray] = {k: v for file in weight_files(folder) for k, v in load_file(file).items()}
+    except (SafetensorError, OSError, TypeError) as error:
+        what = f"its weights cannot be read: {error}"
+        raise UserError(what, file=folder, remedy="save the draft again, in float32 or float16") from None
+    return config, {name: value if name == KEPT else value.astype(np.float32) for name, value in tensors.items()}

@@ -1,0 +1,103 @@
+"""A trimmed head in llama.cpp, and made whole again for engines that know no other: the logits and the counts of our own Llama."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from draftlab.engine.recording import record
+from draftlab.engine.replay import replay
+from draftlab.errors import UserError
+from draftlab.latency.loop import decode, fixed, speculate
+from draftlab.models import hf, load_model
+from draftlab.models.backend import check_pair
+from draftlab.models.gguf import export
+from draftlab.models.llama_cpp import LlamaCpp
+from draftlab.models.trimmed import beside, widen
+from draftlab.train.designs import trim_head
+from tests.models.test_lookup import passages
+from tests.pair import small_llama
+
+KEPT = list(range(2, 200, 3))
+OTHERS = sorted(set(range(320)) - set(KEPT))
+TOKENS = [5, 9, 300, 11]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    target = small_llama(32, 0)
+    with torch.no_grad():
+        for weight in target.parameters():
+            weight.mul_(4.0 if weight.ndim == 2 else 1.0)
+    target.save(folder / "target")
+    trim_head(target, KEPT).save(folder / "draft")
+    for name in ("target", "draft"):
+        export(folder / name, folder / f"{name}.gguf", vocabulary=False)
+    return {name: folder / name for name in ("target", "draft")}
+
+
+def logits_of(folder: Path) -> np.ndarray:
+    with torch.no_grad():
+        return load_model(folder).answer_logits([TOKENS[:1]], [[*TOKENS[1:], 0]]).numpy()
+
+
+def test_llama_cpp_computes_the_logits_of_a_trimmed_head(models: dict[str, Path]) -> None:
+    """Tokens outside the head are read, and never proposed."""
+    expected = logits_of(models["draft"])
+    with LlamaCpp(models["draft"].with_suffix(".gguf")) as draft:
+        assert draft.vocab_size == 320
+        assert draft.describe()["head_tokens"] == len(KEPT)
+        found = draft.extend(TOKENS)
+        np.testing.assert_allclose(found[:, KEPT], expected[:, KEPT], atol=1e-4)
+        assert (found[:, OTHERS] == -np.inf).all()
+        draft.trim(0)
+        assert draft.greedy(TOKENS).tolist() == expected.argmax(-1).tolist()
+
+
+def test_it_accepts_what_replay_counts(models: dict[str, Path]) -> None:
+    target, draft = (load_model(models[name]) for name in ("target", "draft"))
+    recorded = record(target, [(str(i), p) for i, p in enumerate(passages())], max_new_tokens=16, eos_ids={2})
+    walked = replay(draft, recorded, 3)
+    with (
+        LlamaCpp(models["target"].with_suffix(".gguf")) as alone,
+        LlamaCpp(models["draft"].with_suffix(".gguf")) as own,
+    ):
+        check_pair(alone, own)
+        blocks = []
+        for answer in recorded.answers:
+            found = speculate(alone, own, answer.prompt_ids, len(answer.answer_ids), fixed(3))
+            assert found.tokens == answer.answer_ids == decode(alone, answer.prompt_ids, len(answer.answer_ids)).tokens
+            blocks.append(len(found.blocks))
+        sampled = speculate(alone, own, [5, 9], 30, fixed(3), temperature=1.0, rng=np.random.default_rng(0))
+    assert blocks == walked.blocks.tolist()
+    assert walked.accepted.sum() > 20
+    assert len(sampled.tokens) == 30
+
+
+def test_a_file_without_its_table_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "draft.gguf"
+    file.write_bytes(models["draft"].with_suffix(".gguf").read_bytes())
+    with pytest.raises(UserError, match=f"table of its trimmed head.*{beside(file).name}|{beside(file).name}.*table"):
+        LlamaCpp(file)
+    with pytest.raises(UserError, match="no text"):
+        export(models["draft"], tmp_path / "text.gguf")
+
+
+def test_made_whole_it_computes_the_same_and_proposes_nothing_else(models: dict[str, Path], tmp_path: Path) -> None:
+    """In our Llama, in transformers, and in llama.cpp with eight bits."""
+    expected = logits_of(models["draft"])
+    widen(models["draft"], tmp_path / "wide")
+    found = logits_of(tmp_path / "wide")
+    np.testing.assert_allclose(found[:, KEPT], expected[:, KEPT], atol=1e-4)
+    assert (found[:, OTHERS] < -50).all()
+    other = hf.load(tmp_path / "wide", torch.float32, torch.device("cpu"))
+    with torch.no_grad():
+        theirs = other.answer_logits([TOKENS[:1]], [[*TOKENS[1:], 0]]).numpy()
+    np.testing.assert_allclose(theirs, found, atol=1e-3, rtol=1e-4)
+    export(tmp_path / "wide", tmp_path / "wide.gguf", "q8_0", vocabulary=False)
+    with LlamaCpp(tmp_path / "wide.gguf") as engine:
+        assert (engine.extend(TOKENS)[:, OTHERS] < -50).all()
+    with pytest.raises(UserError, match="whole vocabulary"):
+        widen(models["target"], tmp_path / "again")
