@@ -14,6 +14,7 @@ from snakemake.utils import min_version
 from draftlab import plan
 from draftlab.data import dropped
 from draftlab.errors import UserError
+from draftlab.files import seals
 from draftlab.stages import STAGES
 
 min_version("9.0")
@@ -31,6 +32,9 @@ try:
     RUN = plan.load_run(config, plan.WORKFLOW)
 except UserError as error:
     raise WorkflowError(str(error)) from None
+
+if workflow.is_main_process and not workflow.dryrun:
+    seals.print_removed(RUN.folder)
 
 DATA = RUN.settings.data
 PAIRS = RUN.settings.pairs

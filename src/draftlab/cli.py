@@ -41,12 +41,13 @@ def data_fetch(
     raw: Path | None = None,
     rows: int = 0,
     seed: int = 0,
+    content: str = "",
     out: Path,
 ) -> None:
-    """Write the raw rows of one split of a dataset, and beside them where they come from."""
+    """Write the raw rows of one split of a dataset, and beside them where they come from; CONTENT is the digest that the files must have."""
     from draftlab.data import sources
 
-    sources.fetch(dataset, split, source, raw=raw, rows=rows, seed=seed, out=out)
+    sources.fetch(dataset, split, source, raw=raw, rows=rows, seed=seed, out=out, content=content)
 
 
 def data_make(
@@ -137,11 +138,13 @@ def data_classify(
 # --- models ------------------------------------------------------------------------------------------------------
 
 
-def pretrain_tokenizer(recipe: Flat[Recipe], *, prompts: tuple[Path, ...] = (), out: Path) -> None:
-    """Make the tokenizer that target and draft share."""
+def pretrain_tokenizer(recipe: Flat[Recipe], *, prompts: tuple[Path, ...] = (), content: str = "", out: Path) -> None:
+    """Make the tokenizer that target and draft share; CONTENT is the digest that the files of --model must have, without weights."""
+    from draftlab.files.seals import check_content
     from draftlab.train import pretrain
 
     pretrain.make_tokenizer(prompts, recipe, out)
+    check_content(recipe.model or "", content, weights=False)
 
 
 def pretrain_target(
@@ -149,13 +152,16 @@ def pretrain_target(
     *,
     tokenizer: Path,
     template: Template,
+    content: str = "",
     out: Path,
     prompts: tuple[Path, ...] = (),
 ) -> None:
     """Make the target: train it on reference answers, or fetch the one that --model names."""
+    from draftlab.files.seals import check_content
     from draftlab.train import pretrain
 
     pretrain.make_target(prompts, tokenizer, recipe, template, out)
+    check_content(recipe.model or "", content)
 
 
 def pretrain_draft(
@@ -163,15 +169,18 @@ def pretrain_draft(
     *,
     tokenizer: Path,
     template: Template,
+    content: str = "",
     out: Path,
     prompts: tuple[Path, ...] = (),
     target: Path | None = None,
     answers: tuple[Path, ...] = (),
 ) -> None:
     """Make the draft: train it on reference answers, on public text where there are none, or fetch the one that --model names."""
+    from draftlab.files.seals import check_content
     from draftlab.train import pretrain
 
     pretrain.make_draft(tokenizer, recipe, template, out, prompts, target=target, answers=answers)
+    check_content(recipe.model or "", content)
 
 
 def package(name: tyro.conf.Positional[str], *, out: Path) -> None:

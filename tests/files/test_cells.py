@@ -24,7 +24,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     digest = hashlib.file_digest
 
     def noted(file, algorithm):  # type: ignore[no-untyped-def]
-        found.append(Path(file.name).name)
+        found.extend([Path(file.name).name] * str(file.name).endswith(".safetensors"))  # not what the cell itself wrote
         return digest(file, algorithm)
 
     monkeypatch.setattr(weights.hashlib, "file_digest", noted)

@@ -42,6 +42,11 @@ for STAGE in STAGES.values():
             ),
             gpus=on_gpus,
             threads=1 if STAGE.exclusive else threads_of(STAGE.name),
+            classifier=(
+                plan.content_of_model(DATA.classifier)
+                if "hub" in DATA.router.values()
+                else ""
+            ),
             code=code(f"stages.{STAGE.name}"),
         message:
             f"{STAGE.does}: {{wildcards.experiment}} {{wildcards.cell}}"

@@ -115,6 +115,13 @@ def recipe(role):
     )
 
 
+def content(role, weights=True):
+    """Digest of the folder or file that a model of a pair is: other content makes the model anew."""
+    return lambda wildcards: plan.content_of_model(
+        PAIRS[wildcards.pair].models[getattr(wildcards, "draft", role)].model, weights
+    )
+
+
 def shown_cell():
     """The cell of osd_offline whose distilled draft the token view shows, and its settings: the first."""
     cell, variants = next(iter(RUN.cells("osd_offline").items()))

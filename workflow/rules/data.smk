@@ -29,6 +29,7 @@ rule label:
         model=DATA.classifier,
         device=PAIRS["main"].answers.device,
         gpus=on_gpus,
+        content=plan.content_of_model(DATA.classifier),
         code=code("data.classify"),
     message:
         "Find the classes ({wildcards.label}) of {wildcards.dataset}"
@@ -61,6 +62,7 @@ rule fetch:
         raw=["--raw", RUN.raw_folder] if RUN.raw_folder else [],
         rows=lambda wildcards: DATA.rows_of(wildcards.dataset),
         seed=DATA.seed,
+        content=lambda wildcards: RUN.content_of(wildcards.dataset, wildcards.split),
         code=code("data.sources"),
     message:
         "Get {wildcards.split} rows of {wildcards.dataset}"
@@ -73,6 +75,7 @@ rule fetch:
             {params.raw:q} \
             --rows {params.rows:q} \
             --seed {params.seed:q} \
+            --content {params.content:q} \
             --out {output.rows:q} \
             >{log:q} 2>&1
         """

@@ -44,13 +44,18 @@ rule tokenizer:
         **resources_of("tokenizer"),
     params:
         recipe=lambda wildcards: plan.flags(PAIRS[wildcards.pair].target),
+        content=content("target", weights=False),
         out=subpath(output.tokenizer, parent=True),
         code=code("models.tokenizer", "models.hub", "data.generators"),
     message:
         "Make the tokenizer of the pair {wildcards.pair}"
     shell:
         r"""
-        draftlab pretrain tokenizer {params.recipe:q} --prompts {input.prompts:q} --out {params.out:q} >{log:q} 2>&1
+        draftlab pretrain tokenizer {params.recipe:q} \
+            --prompts {input.prompts:q} \
+            --content {params.content:q} \
+            --out {params.out:q} \
+            >{log:q} 2>&1
         """
 
 
@@ -75,6 +80,7 @@ rule target:
         **resources_of("target"),
     params:
         recipe=recipe("target"),
+        content=content("target"),
         tokenizer=subpath(input.tokenizer, parent=True),
         out=subpath(output.model, parent=True),
         code=code("train.pretrain"),
@@ -85,6 +91,7 @@ rule target:
         draftlab pretrain target {params.recipe:q} \
             --prompts {input.prompts:q} \
             --tokenizer {params.tokenizer:q} \
+            --content {params.content:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
         """
@@ -111,6 +118,7 @@ rule draft:
         **resources_of("draft"),
     params:
         recipe=recipe("draft"),
+        content=content("draft"),
         target=lambda wildcards, input: (
             ["--target", os.path.dirname(input.target[0])] if input.target else []
         ),
@@ -126,6 +134,7 @@ rule draft:
             --answers {input.answers:q} \
             {params.target:q} \
             --tokenizer {params.tokenizer:q} \
+            --content {params.content:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
         """

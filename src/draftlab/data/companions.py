@@ -23,6 +23,13 @@ def joined(file: Path, dataset: Dataset) -> Iterator[RawRow]:
     return rows
 
 
+def beside(file: Path, dataset: Dataset) -> list[Path]:
+    """The files that ``joined`` reads besides ``file``."""
+    names = {"piqa": f"{file.name.split('.', 1)[0]}-labels.lst", "spider_schema": "tables.json"}
+    found = file.with_name(names[dataset.name]) if dataset.name in names else file
+    return [found] if found != file and found.is_file() else []
+
+
 def _with_labels(file: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
     """``label`` from ``train-labels.lst`` beside ``train.jsonl``: as many lines as rows, each 0, 1 or -1 (not known)."""
     beside = file.with_name(f"{file.name.split('.', 1)[0]}-labels.lst")

@@ -5,6 +5,7 @@ The only code of the project that may touch a network for data.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import sys
@@ -20,6 +21,7 @@ from draftlab.errors import UserError, printable
 from draftlab.files import hub, packages
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_json, read_jsonl, write_json, write_jsonl
+from draftlab.files.seals import content_digest
 
 Split = Literal["train", "eval"]
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -95,9 +97,16 @@ class RawFiles:
     def rows(self, split: Split) -> Iterator[RawRow]:
         """The rows of all files in turn; a file of the user's own has the companions of what it is taken for."""
         for file in self.files(split):
-            own = self.dataset.name == "prompts"
-            dataset = registry.find(formats.detect(read_rows(file))) if own else self.dataset
-            yield from companions.joined(file, dataset)
+            yield from companions.joined(file, self._taken_for(file))
+
+    def content(self, split: Split, remembered: Path | None = None) -> str:
+        """Digest of all that ``rows`` reads, and of what the table of datasets says of it."""
+        files = [part for file in self.files(split) for part in (file, *companions.beside(file, self._taken_for(file)))]
+        parts = [str(self.dataset), *(f"{file.name} {content_digest(file, remembered=remembered)}" for file in files)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def _taken_for(self, file: Path) -> Dataset:
+        return registry.find(formats.detect(read_rows(file))) if self.dataset.name == "prompts" else self.dataset
 
     def provenance(self, split: Split) -> dict[str, Any]:
         """Name, size and digest of each file."""
@@ -174,15 +183,38 @@ def open_source(
             return files
 
 
-def fetch(dataset: str, split: Split, source: SourceName, *, raw: Path | None, rows: int, seed: int, out: Path) -> None:
+def fetch(
+    dataset: str,
+    split: Split,
+    source: SourceName,
+    *,
+    raw: Path | None,
+    rows: int,
+    seed: int,
+    out: Path,
+    content: str = "",
+) -> None:
     """Write the raw rows of one split as JSON lines, and beside them where they come from.
 
-    ``rows`` bounds how many (0: all); rows that cannot be read are written with their problem.
+    ``rows`` bounds how many (0: all); rows that cannot be read are written with their problem. ``content``: what ``content_of`` said of the
+    files when the run began; ``UserError`` when they are others by now.
     """
     opened = open_source(dataset, source, raw=raw, train_rows=rows, eval_rows=rows, seed=seed)
     count = write_jsonl(out, itertools.islice(opened.rows(split), rows or None))
+    if content and content != content_of(dataset, split, source, raw):
+        out.unlink()
+        remedy = "run the same command again: it begins with the files as they are"
+        raise UserError("changed while the run was under way", file=raw, remedy=remedy)
     note = {"dataset": dataset, "split": split, **opened.provenance(split), "rows": count, "sha256": sha256(out)}
     write_json(provenance_path(out), note)
+
+
+def content_of(dataset: str, split: Split, source: SourceName, raw: Path | None, remembered: Path | None = None) -> str:
+    """Digest of the raw files of a split and of what the table of datasets says of it; cheap, for a plan: digests are ``remembered``."""
+    found = registry.find(dataset)
+    if source == "raw" and raw is not None:
+        return RawFiles(found, raw).content(split, remembered)
+    return hashlib.sha256(str(found).encode()).hexdigest()
 
 
 def provenance_path(out: Path) -> Path:

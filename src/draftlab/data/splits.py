@@ -20,6 +20,7 @@ from draftlab.data.sources import DatasetSource, SourceName, open_source
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
 from draftlab.files.json_files import write_json, write_jsonl
+from draftlab.files.seals import seal
 
 Profile = Literal["clean", "osd_repo_2024"]
 OnBadRow = Literal["keep", "stop"]
@@ -103,6 +104,7 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
         "provenance": {"train": source.provenance("train"), "eval": source.provenance("eval")},
     }
     write_json(out / "summary.json", summary)
+    seal(out, ["prompts.jsonl", "eval.jsonl", "rejected.jsonl", "summary.json"])
     return summary
 
 

@@ -22,6 +22,7 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
 from draftlab.files.cells import digests
 from draftlab.files.json_files import write_json
+from draftlab.files.seals import seal_file, verify
 from draftlab.models import LanguageModel, load_pair
 
 SAMPLING = Sampling(1.0, top_k=5)
@@ -60,12 +61,13 @@ class Pairs:
         tensors = {name: value.contiguous() for name, value in vars(self).items()}
         with atomic_path(out, sum(tensor.nbytes for tensor in tensors.values())) as temporary:
             save_file(tensors, temporary)
+        seal_file(out)
 
 
 def load_pairs(path: Path) -> Pairs:
     """Read what ``Pairs.save`` wrote; a file that is missing, damaged or of another kind is a ``UserError``."""
     try:
-        return Pairs(**load_file(path))
+        return Pairs(**load_file(verify(path)))
     except (SafetensorError, OSError, TypeError) as error:
         raise UserError(f"no recorded pairs: {error}", file=path, remedy="record them again") from None
 

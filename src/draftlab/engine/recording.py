@@ -24,6 +24,7 @@ from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.json_files import read_jsonl, read_object, write_json, write_jsonl
+from draftlab.files.seals import seal, verify
 from draftlab.models import LanguageModel, load_model, load_tokenizer
 
 WHOLE_VOCAB = 4096
@@ -80,14 +81,15 @@ class TargetPass:
             save_file(self.tensors, temporary / "distributions.safetensors")
             settings = {"sampling": dataclasses.asdict(self.sampling), "vocab_size": self.vocab_size}
             write_json(temporary / "pass.json", settings | {"forwards": self.forwards})
+            seal(temporary)
 
 
 def load_pass(folder: Path | str) -> TargetPass:
     """Read what ``TargetPass.save`` wrote; ``UserError`` when a file is missing, damaged or of another pass."""
     folder = Path(folder)
-    settings, answers = read_object(folder / "pass.json"), list(read_jsonl(folder / "answers.jsonl", Answer))
+    settings, answers = read_object(folder / "pass.json"), list(read_jsonl(verify(folder / "answers.jsonl"), Answer))
     try:
-        tensors = load_file(folder / "distributions.safetensors")
+        tensors = load_file(verify(folder / "distributions.safetensors"))
     except (SafetensorError, OSError) as error:
         remedy = "record the pass again"
         raise UserError(

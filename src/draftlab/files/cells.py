@@ -14,6 +14,7 @@ from draftlab.files.atomic import atomic_path
 from draftlab.files.digests import code_digest, sha256
 from draftlab.files.json_files import write_json
 from draftlab.files.machine import machine
+from draftlab.files.seals import seal
 from draftlab.files.weights import weights_digest
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def write_cell(folder: Path | str, rows: pd.DataFrame, run: Mapping[str, Any], *
         rows.to_csv(temporary, index=False, lineterminator="\n")
     facts = {"draftlab": __version__, "code": _code(), **run, "inputs": digests(folder / "../../..", **inputs)}
     write_json(folder / "run.json", facts | {"machine": machine()})
+    seal(folder, ["rows.csv", "run.json"])
 
 
 def digests(run: Path, **inputs: Iterable[Path]) -> dict[str, dict[str, str | None]]:

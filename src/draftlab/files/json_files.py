@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path, write_text
+from draftlab.files.seals import verify
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
     """Read dataclasses of ``kind``; a broken line is a ``UserError`` that names it. For the project's own files:
     raw datasets are read by ``data.sources``, which keeps the good rows."""
     try:
-        with Path(path).open(encoding="utf-8", newline="\n") as file:
+        with verify(path).open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 try:
                     yield kind(**json.loads(line))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
+from draftlab.files.seals import verify
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +31,7 @@ def tables_in(folder: Path) -> dict[str, Path]:
 def table_bytes(path: Path | str) -> bytes:
     """The text of a table, whether or not it is compressed; a missing or damaged file is a ``UserError``."""
     try:
-        content = Path(path).read_bytes()
+        content = verify(path).read_bytes()
         return gzip.decompress(content) if Path(path).suffix == ".gz" else content
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy=REMEDY) from None

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object, write_json
+from draftlab.files.seals import sealed_digest, verify
 
 
 def is_gguf(name: Path | str) -> bool:
@@ -29,15 +30,17 @@ def weight_files(folder: Path) -> list[Path]:
         pickled = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
         what = f"only pickled weights ({pickled[0].name}), which can run code" if pickled else "no model.safetensors"
         raise UserError(what, file=folder, remedy="use a model folder with safetensors")
-    return files
+    return list(map(verify, files))
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 of the weights of a model folder, which digest.json beside them keeps.
+    """SHA-256 of the weights of a model folder, which their seal knows, or digest.json beside them keeps.
 
     The weights are read again only when the size or the time of a file is not the one that digest.json says.
     """
     files = weight_files(folder)
+    if len(files) == 1 and (sealed := sealed_digest(files[0])):
+        return sealed
     stats = {file.name: file.stat() for file in files}
     stamps = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
     record = folder / "digest.json"

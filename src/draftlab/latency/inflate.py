@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.json_files import write_json
-from draftlab.files.weights import weights_digest
+from draftlab.files.seals import seal
 from draftlab.models.config import read_config
 from draftlab.models.gguf import Array, Checkpoint, expected_shapes
 
@@ -66,7 +66,7 @@ def inflate(
                 shutil.copy(file, temporary)
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
         write_json(temporary / "config.json", inflated)
-        weights_digest(temporary)
+        seal(temporary)
 
 
 def _grown(name: str, shape: tuple[int, ...], known: Array | None, rng: np.random.Generator, scale: float) -> Array:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
+from draftlab.files.seals import verify
 from draftlab.files.weights import is_gguf
 from draftlab.latency.inflate import inflate
 from draftlab.latency.self_check import self_check
@@ -92,7 +93,7 @@ def _open(path: Path, exported: Path, settings: Engine, weights: Weights, engine
 
         random_gguf(str(path), exported, weights, settings.seed)
         path = exported
-    return LlamaCpp(path, engine)
+    return LlamaCpp(verify(path), engine)
 
 
 def describe(*models: LatencyBackend) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tokenizers import models as bpe
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.gguf_header import BIASES, read_header
 from draftlab.files.json_files import read_object, write_json
-from draftlab.files.weights import weights_digest
+from draftlab.files.seals import seal
 from draftlab.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -175,4 +175,4 @@ def write_folder(path: Path | str, out: Path | str) -> None:
             made_of = {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
         write_json(folder / "config.json", read_object(folder / "config.json") | {"draftlab_made_of": made_of})
         (folder / ORIGINAL).symlink_to(path.resolve())
-        weights_digest(folder)
+        seal(folder)

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
-from draftlab.files.weights import weight_files, weights_digest
+from draftlab.files.seals import seal
+from draftlab.files.weights import weight_files
 from draftlab.models.batching import check_lengths, pad_requests, pad_rows
 from draftlab.models.tokenizer import load_tokenizer
 
@@ -96,7 +97,7 @@ class HubModel:
         _be_quiet()
         with atomic_dir(folder, sum(weight.nbytes for weight in self.network.parameters())) as temporary:
             self.network.save_pretrained(temporary)
-            weights_digest(temporary)
+            seal(temporary)
 
     def _encoder_inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         lengths = torch.tensor([len(prompt) for prompt in prompts])

@@ -13,7 +13,8 @@ from draftlab.files.atomic import atomic_dir
 from draftlab.files.hub import ask
 from draftlab.files.json_files import write_json
 from draftlab.files.packages import package_of
-from draftlab.files.weights import is_gguf, weights_digest
+from draftlab.files.seals import seal
+from draftlab.files.weights import is_gguf
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 VOCABULARIES = (("tokenizer.model",), ("spiece.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
@@ -47,7 +48,7 @@ def copy_model(name: str, out: Path) -> None:
             for path in sorted(source.glob(pattern)):
                 keep(path.resolve(), folder / path.name)
         _copy_tokenizer(source, folder, name)
-        weights_digest(folder)
+        seal(folder)
 
 
 def copy_tokenizer(name: str, folder: Path) -> None:

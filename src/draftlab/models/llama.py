@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
-from draftlab.files.weights import weights_digest
+from draftlab.files.seals import seal
 from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.config import read_config
 from draftlab.models.tree import Tree
@@ -190,7 +190,7 @@ class Llama(nn.Module):
         }
         with atomic_dir(folder, sum(weight.nbytes for weight in self.parameters())) as temporary:
             write_model(temporary, config, self._hub_tensors())
-            weights_digest(temporary)
+            seal(temporary)
 
     def _hub_tensors(self) -> dict[str, Tensor]:
         """The weights under their Hugging Face names; ``_from_hub`` is the inverse."""

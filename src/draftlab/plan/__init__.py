@@ -4,7 +4,7 @@ from draftlab.files.digests import code_digest
 from draftlab.plan.figure import Figure
 from draftlab.plan.grids import refused
 from draftlab.plan.plan import Experiment, Finding, Layout, load_experiment
-from draftlab.plan.run import Run, RunConfig, load_run
+from draftlab.plan.run import Run, RunConfig, content_of_model, load_run
 from draftlab.plan.scale import WORKFLOW, Needs, Scale
 from draftlab.plan.words import flags
 
@@ -19,6 +19,7 @@ __all__ = [
     "RunConfig",
     "Scale",
     "code_digest",
+    "content_of_model",
     "flags",
     "load_experiment",
     "load_run",

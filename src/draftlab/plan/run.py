@@ -11,9 +11,10 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr
 
 from draftlab.core.settings import Dataset, Settings, Template
-from draftlab.data import registry
+from draftlab.data import registry, sources
 from draftlab.errors import UserError
 from draftlab.files.packages import PACKAGES
+from draftlab.files.seals import content_digest
 from draftlab.files.weights import is_gguf
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.latency.settings import Engine
@@ -26,6 +27,15 @@ from draftlab.stages._stage import Variant
 from draftlab.train.settings import Training
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
+
+
+DIGESTS = Path("results/.digests.json")
+"""Digests of what lies outside, by place, inode, size and times."""
+
+
+def content_of_model(name: str | None, weights: bool = True) -> str:
+    """Digest of a model that is a folder or a file, with or without its weights; '' for a hub id, whose revision names its content."""
+    return content_digest(name, weights, DIGESTS) if name else ""
 
 
 class RunConfig(Settings):
@@ -98,6 +108,11 @@ class Run(Settings):
     def raw_folder(self) -> str | None:
         """Where raw files are read from: a folder of real datasets, or a file of your own prompts."""
         return self.config.dataset or self.config.raw
+
+    def content_of(self, dataset: Dataset, split: Literal["train", "eval"]) -> str:
+        """Digest of the raw files of a split: other content reruns what reads them."""
+        raw = Path(self.raw_folder) if self.raw_folder else None
+        return sources.content_of(dataset, split, self.settings.data.source, raw, DIGESTS)
 
     def of_stage(self, *stages: str) -> list[str]:
         """Names of the experiments of these stages that exist at this scale, asked for or not: one may need another's drafts."""

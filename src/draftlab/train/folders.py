@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from draftlab.engine.answers import recorded_name
 from draftlab.engine.recording import TargetPass, load_pass
+from draftlab.files.seals import seal
 from draftlab.files.weights import check_sizes, parameter_count
 from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
 from draftlab.train import parallel
@@ -56,6 +57,7 @@ class Folders:
         """Write a distilled draft with the tokenizer of the draft that it came from."""
         draft.save(out)
         load_tokenizer(self.models / original).save(out)
+        seal(out)
 
     def facts(self, effort: Effort, begin: float) -> dict[str, Any]:
         """What ``run.json`` says of a run that began at so many CPU seconds; ``recorded_tokens``: answered once for all variants."""

@@ -24,6 +24,7 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.digests import code_digest
 from draftlab.files.json_files import read_jsonl, write_json
+from draftlab.files.seals import seal
 from draftlab.models import LanguageModel, Tokenizer, check_same_tokenizer, hf, hub, load_model, load_tokenizer
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
@@ -153,6 +154,7 @@ def _train(
     with atomic_dir(out) as folder:
         model.save(folder)
         tokenizer.save(folder)
+        seal(folder)
 
 
 def _untrained(recipe: Recipe, vocab_size: int, target: Path | None = None) -> LanguageModel:

@@ -1,0 +1,177 @@
+"""What a run wrote, and what it was given, by digest: a file that changed since is noticed where it is read, and made again.
+
+``sealed.json`` in a folder holds SHA-256, size and time of the files that were written with it; ``NAME.sealed.json`` does of one file. A reader
+compares size and time, and reads the bytes only where these differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from draftlab.errors import UserError, printable
+from draftlab.files.atomic import write_text
+
+RECORD = "sealed.json"
+Entry = tuple[str, int, int]
+"""SHA-256, size, time in ns."""
+
+OUTPUTS = ("*/models/*", "*/answers/*", "*/pairs", "data/*", "cells/*/*", "cells/*/*/draft")
+"""Where the folders of a run lie that may be sealed."""
+
+RACY = 2_000_000_000
+"""A file as young as this many ns, when it is digested, may change once more without changing its time."""
+
+
+def seal(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Write ``sealed.json`` into a folder that is complete, of its files ``names``, or of all."""
+    own = {path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")}
+    chosen = sorted(own - {RECORD, "digest.json"} if names is None else names)
+    known = _entries(folder / RECORD)
+    _write(folder / RECORD, {name: _entry(folder / name, known.get(name)) for name in chosen})
+
+
+def seal_file(path: Path) -> None:
+    """Write ``NAME.sealed.json`` beside a file in a folder that several jobs write to."""
+    _write(_beside(path), {path.name: _entry(path, None)})
+
+
+def verify(path: Path | str) -> Path:
+    """The path, of a file whose bytes are those that were sealed, or that nobody sealed.
+
+    **Raises:** ``UserError`` for a file that changed, was cut or damaged since.
+    """
+    path = Path(path)
+    if _is_other(path):
+        raise UserError(
+            "not the bytes that were written here: it was damaged, or changed since",
+            file=path,
+            remedy="run the same command again: what depends on it is made anew",
+        )
+    return path
+
+
+def sealed_digest(path: Path) -> str | None:
+    """The SHA-256 of a sealed file, without reading it where size and time say that it is the same."""
+    entry = _record_of(path)
+    if entry is None:
+        return None
+    verify(path)
+    return entry[0]
+
+
+def remove_damaged(run: Path) -> Iterator[Path]:
+    """Remove what was made with a file that is no longer what it was, so that the next run makes it again; yield the files to blame."""
+    for pattern in OUTPUTS:
+        for record in [file for folder in sorted(run.glob(pattern)) for file in folder.glob(f"*{RECORD}")]:
+            names = [record.parent / name for name in _entries(record)]
+            wrong = [path for path in names if not path.exists() or _is_other(path)]
+            if wrong:
+                yield wrong[0]
+                further = [record.parents[1] / "rows.csv"] if record.parent.name == "draft" else []
+                for path in [*names, *further, record]:
+                    path.unlink(missing_ok=True)
+
+
+def content_digest(path: Path | str, weights: bool = True, remembered: Path | None = None) -> str:
+    """Digest of a file, or of the files of a folder, with or without its weights; of what is not there, nothing: ''.
+
+    ``remembered``: a file that keeps digests by place, inode, size and times, so that gigabytes are read once.
+    """
+    path = Path(path)
+    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
+    parts = [
+        f"{file.name} {_remembered(file.resolve(), remembered)}"
+        for file in files
+        if file.is_file() and file.name not in (RECORD, "digest.json") and (weights or file.suffix != ".safetensors")
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest() if parts else ""
+
+
+def check_content(path: Path | str, expected: str, weights: bool = True) -> None:
+    """``UserError`` where a file or folder is no longer what it was when the run began; '' expects nothing."""
+    if expected and content_digest(path, weights) != expected:
+        raise UserError(
+            "changed while the run was under way",
+            file=path,
+            remedy="run the same command again: it begins with the file as it is",
+        )
+
+
+def _remembered(file: Path, remembered: Path | None) -> str:
+    stat = file.stat()
+    stamp = [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+    known = _read(remembered) if remembered else {}
+    entry = known.get(str(file))
+    if isinstance(entry, list) and entry[:-1] == stamp:
+        return str(entry[-1])
+    with file.open("rb") as opened:
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    if remembered and time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > RACY:
+        with contextlib.suppress(OSError, UserError):  # a folder that cannot be written: it is read again next time
+            write_text(remembered, json.dumps(known | {str(file): [*stamp, found]}, indent=1) + "\n")
+    return found
+
+
+def _entry(path: Path, known: Entry | None) -> Entry:
+    stat = path.stat()
+    if known and known[1:] == (stat.st_size, stat.st_mtime_ns):
+        return known
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest(), stat.st_size, stat.st_mtime_ns
+
+
+def _is_other(path: Path) -> bool:
+    entry = _record_of(path)
+    return entry is not None and path.exists() and _entry(path, entry)[0] != entry[0]
+
+
+def _record_of(path: Path) -> Entry | None:
+    for record in (_beside(path), path.parent / RECORD):
+        if entry := _entries(record).get(path.name):
+            return entry
+    return None
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{RECORD}")
+
+
+def _entries(record: Path) -> dict[str, Entry]:
+    try:
+        return _parsed(record, record.stat().st_mtime_ns)
+    except OSError:
+        return {}
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(record: Path, _: int) -> dict[str, Entry]:
+    try:
+        return {str(name): (str(sha), int(size), int(when)) for name, (sha, size, when) in _read(record).items()}
+    except (TypeError, ValueError):
+        return {}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(record: Path, entries: dict[str, Entry]) -> None:
+    write_text(record, json.dumps(entries, indent=1) + "\n")
+
+
+def print_removed(run: Path) -> None:
+    """Say on the terminal what was found damaged and is made again."""
+    for path in remove_damaged(run):
+        print(f"{printable(str(path))}: damaged, or changed since it was written: it is made again", file=sys.stderr)

@@ -1,0 +1,163 @@
+"""Digests beside what a run wrote, and of what it was given: a change is noticed, and a touch is none."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftlab.data import sources
+from draftlab.engine.recorded_pairs import Pairs, load_pairs
+from draftlab.engine.recording import load_pass
+from draftlab.errors import UserError
+from draftlab.files import seals
+from draftlab.files.seals import check_content, content_digest, print_removed, remove_damaged, seal, verify
+from draftlab.models import load_model
+from draftlab.models.hub import copy_model
+from tests.pair import make_results
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder with one pair."""
+    folder = tmp_path_factory.mktemp("made")
+    make_results(folder / "main")
+    zeros = torch.zeros(20, dtype=torch.int64)
+    Pairs(torch.rand(20, 30), torch.rand(20, 30), zeros, zeros + 1).save(folder / "main/pairs/toy.safetensors")
+    return folder
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def reverse_columns(file: Path) -> None:
+    """Another tensor of the same shape and the same file size."""
+    tensors = load_file(file)
+    name = next(name for name, tensor in tensors.items() if tensor.ndim == 2)
+    save_file(tensors | {name: tensors[name].flip(-1).contiguous()}, file)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-7])
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "main/answers/toy.train/distributions.safetensors": lambda file: load_pass(file.parent),
+    "main/answers/toy.train/answers.jsonl": lambda file: load_pass(file.parent),
+    "main/models/draft/model.safetensors": lambda file: load_model(file.parent),
+    "main/pairs/toy.safetensors": load_pairs,
+}
+
+
+@pytest.mark.parametrize("damage", [reverse_columns, cut])
+@pytest.mark.parametrize("name", READERS)
+def test_other_bytes_are_refused_and_made_again(
+    name: str, damage: Callable[[Path], None], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if damage is reverse_columns and name.endswith(".jsonl"):
+        pytest.skip("no tensors")
+    file = run / name
+    READERS[name](file)
+    damage(file)
+    with pytest.raises(UserError, match="not the bytes that were written here") as error:
+        READERS[name](file)
+    assert error.value.file == file
+    print_removed(run)
+    assert f"{file}: damaged, or changed since" in capsys.readouterr().err
+    assert not file.exists()
+    declared = {"answers": "answers.jsonl", "models": "config.json", "pairs": file.name}[Path(name).parts[1]]
+    assert not (file.parent / declared).exists()
+    others = [other for other in READERS if Path(other).parent != Path(name).parent]
+    assert all((run / other).exists() for other in others)
+
+
+def test_a_sound_run_is_left_alone_and_not_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in run.rglob("*"):  # a copy has other times: each is read once, and is the same
+        os.utime(file)
+    assert list(remove_damaged(run)) == []
+    for folder in {Path(name).parent for name in READERS if "pairs" not in name}:
+        seal(run / folder)
+    seals.seal_file(run / "main/pairs/toy.safetensors")
+    monkeypatch.setattr(seals.hashlib, "file_digest", lambda *_: pytest.fail("read"))
+    for name in READERS:
+        verify(run / name)
+
+
+def test_a_file_that_nobody_sealed_is_read(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("x")
+    assert verify(tmp_path / "one") == tmp_path / "one"
+    (tmp_path / "sealed.json").write_text("[")
+    assert verify(tmp_path / "one")
+
+
+def test_linked_weights_that_change_stop_the_run(run: Path, tmp_path: Path) -> None:
+    own = run / "main/models/draft"
+    copy_model(str(own), tmp_path / "copy")
+    before = content_digest(own)
+    load_model(tmp_path / "copy")
+    reverse_columns(own / "model.safetensors")
+    with pytest.raises(UserError, match="not the bytes"):
+        load_model(tmp_path / "copy")
+    with pytest.raises(UserError, match="changed while the run was under way"):
+        check_content(own, before)
+
+
+def test_content_follows_the_bytes_alone(tmp_path: Path) -> None:
+    remembered = tmp_path / "digests.json"
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_text(name)
+    old = 1_000_000_000
+    first = content_digest(folder, remembered=remembered)
+    for name in ("config.json", "model.safetensors"):
+        os.utime(folder / name, ns=(old, old))
+    assert content_digest(folder, remembered=remembered) == first
+    (folder / "model.safetensors").write_text("MODEL.safetensors")  # as many bytes, at the same time
+    os.utime(folder / "model.safetensors", ns=(old, old))
+    assert content_digest(folder, remembered=remembered) != first
+    assert content_digest(folder, weights=False) == content_digest(folder, weights=False)
+    words = content_digest(folder, weights=False)
+    (folder / "model.safetensors").write_text("again")
+    assert content_digest(folder, weights=False) == words
+    assert content_digest(tmp_path / "absent") == ""
+
+
+def test_a_digest_is_remembered_once_the_file_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, remembered = tmp_path / "file", tmp_path / "digests.json"
+    file.write_text("x")
+    content_digest(file, remembered=remembered)
+    assert not remembered.exists()  # it may change within the tick of the clock
+    monkeypatch.setattr(seals.time, "time_ns", lambda: file.stat().st_ctime_ns + 3_000_000_000)
+    first = content_digest(file, remembered=remembered)
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+    assert content_digest(file, remembered=remembered) == first
+
+
+def test_raw_files_that_change_under_way_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "one"}\n')
+    before = sources.content_of("prompts", "train", "raw", file)
+    words = {"raw": file, "rows": 0, "seed": 0, "out": tmp_path / "out.jsonl"}
+    sources.fetch("prompts", "train", "raw", **words, content=before)  # type: ignore[arg-type]
+    file.write_text('{"prompt": "two"}\n')
+    with pytest.raises(UserError, match=r"mine.jsonl: changed while the run was under way"):
+        sources.fetch("prompts", "train", "raw", **words, content=before)  # type: ignore[arg-type]
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(("dataset", "file", "beside"), [("piqa", "train.jsonl", "train-labels.lst")])
+def test_files_beside_raw_ones_count(dataset: str, file: str, beside: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text('{"goal": "a", "sol1": "b", "sol2": "c"}\n')
+    (tmp_path / beside).write_text("0\n")
+    first = sources.content_of(dataset, "train", "raw", tmp_path / file)
+    (tmp_path / beside).write_text("1\n")
+    assert sources.content_of(dataset, "train", "raw", tmp_path / file) != first
