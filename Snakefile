@@ -59,6 +59,8 @@ include: "workflow/figures.smk"
 
 onsuccess:
     print(*dropped.lines(RUN.folder), sep="\n")
+    if RUN.config.dataset and (RUN.folder / "report.html").exists():
+        shell("draftlab summary --results {RUN.folder:q} --answer")
 
 
 rule all:

@@ -32,6 +32,7 @@ rule figure:
         **resources_of("figure"),
     params:
         scale=RUN.scale,
+        own=["--own-target"] if RUN.config.target else [],
         said=lambda wildcards: printed_parts(wildcards.experiment),
         code=lambda wildcards: code(
             f"report.figures.{wildcards.experiment}",
@@ -44,7 +45,7 @@ rule figure:
         r"""
         draftlab figure {wildcards.experiment:q} \
             --table {input.table:q} \
-            --scale {params.scale:q} \
+            --scale {params.scale:q} {params.own:q} \
             --out "$(dirname {output.pdf:q})"/{wildcards.experiment:q} \
             >{log:q} 2>&1
         """

@@ -311,11 +311,12 @@ def collect(*, rows: tuple[Path, ...], out: Path) -> None:
         table.to_csv(temporary, index=False, lineterminator="\n")
 
 
-def summary(*, results: Path = Path("results")) -> None:
-    """Print the headline numbers of the newest run below --results, and where its report lies."""
+def summary(*, results: Path = Path("results"), answer: bool = False) -> None:
+    """Print the headline numbers of the newest run below --results, and where its report lies; --answer: what it says of your prompts."""
     from draftlab.report import summary as module
 
-    print(*module.lines(module.newest_run(results)), sep="\n")
+    run = module.newest_run(results)
+    print(*(module.answer(run) if answer else module.lines(run)), sep="\n")
 
 
 # --- latency -----------------------------------------------------------------------------------------------------
@@ -426,11 +427,13 @@ def profile_derive(name: tyro.conf.Positional[str], *, data: Path, out: Path) ->
 # --- figures, tables, claims, report -----------------------------------------------------------------------------
 
 
-def figure(experiment: tyro.conf.Positional[str], *, table: Path, scale: plan.Scale, out: Path) -> None:
+def figure(
+    experiment: tyro.conf.Positional[str], *, table: Path, scale: plan.Scale, own_target: bool = False, out: Path
+) -> None:
     """Draw one experiment's table as OUT.pdf and OUT.png, and format it as OUT.md, OUT.csv and OUT.tex."""
     from draftlab.report.figures import batch
 
-    batch.draw(experiment, table, scale, out)
+    batch.draw(experiment, table, scale, out, own_target=own_target)
 
 
 def figures(*, data: Path, scale: plan.Scale, out: Path, drawn: Path, processes: int = 1) -> None:

@@ -372,7 +372,7 @@ def test_your_own_prompts_replace_the_datasets():
     run = plan.load_run({"dataset": "mine.jsonl"}, WORKFLOW)
     cells = run.cells("osd_offline")
     assert list(cells) == ["prompts"]
-    assert len(cells["prompts"]) >= 3
+    assert len(cells["prompts"]) == 2
     assert {own.settings.dataset for own in cells["prompts"]} == {"prompts"}
 
 
@@ -566,3 +566,15 @@ def test_one_model_of_one_pair_can_be_named(tmp_path):
         plan.load_run({"scale": "smoke", "models": {"main.drat": str(tmp_path)}}, WORKFLOW)
     with pytest.raises(UserError, match="no such file or folder"):
         plan.load_run({"scale": "smoke", "models": {"target": "nosuch.gguf"}}, WORKFLOW)
+
+
+def test_a_run_on_your_own_prompts_does_what_answers_for_them_and_no_more(tmp_path):
+    run = plan.load_run({"scale": "laptop", "dataset": "mine.jsonl"}, WORKFLOW)
+    assert set(run.experiments) == {"osd_offline", "osd_latency_dataset"}
+    variants = run.cells("osd_offline")["prompts"]
+    assert [own.labels["method"] for own in variants] == ["original", "teacher_forward_kl"]
+    (timed,) = run.cells("osd_latency_dataset")["prompts"]
+    assert timed.settings.requests == 40
+    every = plan.load_run({"scale": "laptop", "dataset": "mine.jsonl", "experiments": "reproduction"}, WORKFLOW)
+    assert len(every.experiments) > 5
+    assert len(every.cells("osd_offline")["prompts"]) > 10

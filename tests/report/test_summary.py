@@ -5,6 +5,8 @@ import re
 import pytest
 
 from draftlab.core import theory
+from draftlab.data.prompts import Rejection
+from draftlab.files.json_files import write_jsonl
 from draftlab.report import page as report_page
 from draftlab.report import summary
 from tests.synthetic import TABLES
@@ -63,9 +65,29 @@ def test_a_page_on_your_own_prompts_begins_with_the_answer(run):
     report_page.write(run, "laptop", run / "report.html", ["dataset=<b>.jsonl"])
     page = (run / "report.html").read_text()
     assert (
-        page.index("Would an adapted draft help?") < page.index("an adapted draft pays") < page.index("The questions")
+        page.index("Would an adapted draft help?") < page.index("an adapted draft pays") < page.index("The experiments")
     )
+    for of_papers in ("The questions", "What held", "ledger-heading", "Two papers", "printed claims", "arXiv"):
+        assert of_papers not in page, of_papers
     assert "dataset=&lt;b&gt;.jsonl" in page
     assert "small and trained on the spot" not in page
     report_page.write(run, "laptop", run / "report.html")
+    assert "ledger-heading" in (run / "report.html").read_text()
     assert "Would an adapted draft help?" not in (run / "report.html").read_text()
+
+
+def test_few_requests_are_not_an_answer_and_prompts_without_room_are_counted(run):
+    table = TABLES["osd_latency_dataset"]()
+    first = table["request_id"].unique()[:1]
+    table[table["request_id"].isin(first) & (table["dataset"] == table["dataset"].iloc[0])].to_csv(
+        run / "osd_latency_dataset.csv", index=False
+    )
+    for split, rows in (("train", "ab"), ("eval", "bc")):
+        folder = run / "main" / "answers" / f"prompts.{split}"
+        folder.mkdir(parents=True)
+        write_jsonl(folder / "rejected.jsonl", [Rejection("prompts.jsonl", 1, "600 tokens", row) for row in rows])
+    said = next(iter(summary.answer(run)))
+    assert "not yet known whether an adapted draft pays" in said
+    assert "on 1 request;" in said
+    assert "nan" not in said
+    assert "3 prompts are too long for the target's context" in said

@@ -40,6 +40,12 @@ def _of_split(summary: dict[str, Any], split: str) -> str:
     return f"of {counts['read']} rows of {split} {', '.join(parts)}" if parts else ""
 
 
+def too_long(run: Path, pair: str = "main") -> int:
+    """Prompts of a run that the target of a pair has no room for."""
+    files = (run / pair / "answers").glob("*/rejected.jsonl")
+    return len({rejection.row for file in files for rejection in read_jsonl(file, Rejection)})
+
+
 def _too_long(run: Path, dataset: str) -> Iterator[str]:
     """Prompts that the target of a pair has no room for, at whatever temperature."""
     for answers in sorted(run.glob("*/answers")):

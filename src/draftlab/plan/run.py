@@ -24,7 +24,13 @@ from draftlab.plan.scale import MAIN, Scale, ScaleSettings
 from draftlab.stages._cell_file import cell_file
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Variant
+from draftlab.stages.latency_requests import Settings as Requests
 from draftlab.train.settings import Training
+
+ANSWERING = ("osd_offline", "osd_latency_dataset")
+"""What a run on prompts of one's own does by default: would an adapted draft help on them?"""
+MEASURED = 40
+"""Requests of one's own that are timed, where as many are held out: fewer than 30 show nothing."""
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
 
@@ -52,9 +58,17 @@ class RunConfig(Settings):
         {}, description="models of single roles: {pair.role: MODEL}, as {multidraft.target: FILE.gguf}"
     )
     template: Template | None = Field(None, description="chat template of the prompts; own is the tokenizer's")
-    experiments: str = Field("reproduction", description="reproduction, all, or names separated by commas")
+    experiments: str | None = Field(
+        None,
+        description="reproduction (default), all, or names separated by commas; of a file of your own what answers for it",
+    )
     name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
     tracker: Literal["tensorboard"] | None = Field(None, description="where the curves go too")
+
+    @property
+    def answers_alone(self) -> bool:
+        """Whether it asks what adaptation does for prompts of one's own, and nothing else."""
+        return self.dataset is not None and self.experiments is None
 
     @property
     def everywhere(self) -> dict[str, str]:
@@ -127,6 +141,8 @@ class Run(Settings):
         if experiment not in self._cells:
             own = self.settings.data.datasets if self.config.dataset else None
             planned = self.known[experiment].cells(self.scale, experiment, own)
+            if self.config.answers_alone:
+                planned = {cell: [own for own in every if _answers(own)] or every for cell, every in planned.items()}
             self._cells[experiment] = {
                 cell: [Variant(own.labels, self._adapted(own.settings)) for own in variants]
                 for cell, variants in planned.items()
@@ -143,6 +159,8 @@ class Run(Settings):
         if not isinstance(settings, Training) and "datasets" in fields:
             known = self.settings.datasets_of(settings.pair)
             values |= {"datasets": [name for name in settings.datasets if name in known] or known}
+        if self.config.dataset and isinstance(settings, Requests):
+            values["requests"] = max(settings.requests, min(MEASURED, self.settings.data.eval))
         return settings.model_copy(update={key: value for key, value in values.items() if key in fields})
 
     @property
@@ -243,7 +261,9 @@ def _adapted(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
         }
     for name, pair in pairs.items():
         if pair.target.family == "llama":
-            answers = pair.answers.model_copy(update={"template": run.template} if run.template else {})
+            own = "own" if _has_template(run.target) else None
+            template = run.template or own or pair.answers.template
+            answers = pair.answers.model_copy(update={"template": template})
             pairs[name] = pair.with_models(run.everywhere).model_copy(update={"answers": answers})
     for key, model in run.models.items():
         of, _, role = key.rpartition(".")
@@ -253,6 +273,15 @@ def _adapted(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
             raise UserError(f"models: no model named {key!r}", file="--config", remedy=f"allowed: {allowed}")
         pairs[of] = pairs[of].with_models({role: model})
     return settings.model_copy(update={"data": data, "pairs": pairs})
+
+
+def _has_template(target: str | None) -> bool:
+    """Whether a target is a GGUF file with a chat template, which its prompts are then put in."""
+    if not target or not is_gguf(target):
+        return False
+    from draftlab.files.gguf_header import read_header
+
+    return "tokenizer.chat_template" in read_header(target).metadata
 
 
 def _check_needs(settings: ScaleSettings, workflow: Path, where: Place) -> None:
@@ -285,7 +314,9 @@ def _wanted(run: RunConfig, every: Mapping[str, Experiment], settings: ScaleSett
         for name, experiment in every.items()
         if run.scale in experiment.scales
     }
-    if run.experiments in ("all", "reproduction"):
+    if run.answers_alone and all(run.scale in every[name].scales for name in ANSWERING):
+        return list(ANSWERING)
+    if run.experiments in ("all", "reproduction", None):
         chosen = [
             name
             for name in every
@@ -295,7 +326,7 @@ def _wanted(run: RunConfig, every: Mapping[str, Experiment], settings: ScaleSett
         return [
             n for n in chosen if not (lacking.get(n) or (own_models and _has_other_models(every[n], run, settings)))
         ]
-    names = [name.strip() for name in run.experiments.split(",")]
+    names = [name.strip() for name in (run.experiments or "").split(",")]
     for name in names:
         if name not in every:
             raise UserError(
@@ -308,6 +339,12 @@ def _wanted(run: RunConfig, every: Mapping[str, Experiment], settings: ScaleSett
             what = f"{name} needs dataset {', '.join(lacking[name])}; this run has {', '.join(sorted(set(datasets)))}"
             raise UserError(what, file="--config experiments", remedy="add its raw files, or leave the experiment out")
     return names
+
+
+def _answers(variant: Variant) -> bool:
+    """Of several ways to distill: whether it is none, or the one whose draft is kept and timed, once."""
+    method = variant.labels.get("method")
+    return method in (None, "original", getattr(variant.settings, "save", None)) and variant.settings.seed == 0
 
 
 def _has_other_models(experiment: Experiment, run: RunConfig, settings: ScaleSettings) -> bool:

@@ -89,7 +89,9 @@ def write(results: Path, scale: str, out: Path, config: Sequence[str] = ()) -> N
     such a run is made for.
     """
     own = [given for given in config if given.partition("=")[0] in ("dataset", "target", "draft")]
+    traffic = any(given.startswith("dataset=") for given in config)  # of no paper: nothing printed stands beside it
     ledger = read_table(results / "claims.csv", dtype=str, keep_default_na=False)
+    ledger = ledger[:0] if traffic else ledger
     by_table = _rows_by_table(ledger)
     sections = [
         _section(path, results, config or [f"scale={scale}"], by_table.get(path.stem, [])) for path in _tables(results)
@@ -110,6 +112,7 @@ def write(results: Path, scale: str, out: Path, config: Sequence[str] = ()) -> N
         run=results.name,
         version=__version__,
         own=own,
+        traffic=traffic,
         answers=list(summary.headlines(results)) if own else [],
         dropped=[line.partition("  ")[2] for line in dropped.lines(results)],
         papers=PAPERS,

@@ -18,6 +18,8 @@ from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Rows, Tables, compute, compute_each, decide, show
 from draftlab.stages.latency_alpha import summarise
 
+ENOUGH = 30
+"""Requests: of fewer the spread of speed-ups between requests leaves every answer open."""
 SCHEMES = ("optimal", "importance_truncated", "k_seq", "specinfer", "single")
 
 
@@ -36,7 +38,9 @@ def headlines(run: Path) -> Iterator[str]:
     for name, headline in HEADLINES.items():
         table = run / f"{name}.csv"
         if table.exists():
-            yield from headline(tidy.read(table))
+            for line in headline(tidy.read(table)):
+                left = dropped.too_long(run) if headline is _traffic else 0
+                yield line + (f"; {left} prompts are too long for the target's context, and left out" if left else "")
 
 
 def lines(run: Path) -> Iterator[str]:
@@ -46,6 +50,12 @@ def lines(run: Path) -> Iterator[str]:
     yield f"Report   {run / 'report.html'}"
     yield f"Tables   {run}/*.csv, with every published number beside ours in {run / 'claims.csv'}"
     yield f"Figures  {run / 'figures'}/"
+
+
+def answer(run: Path) -> Iterator[str]:
+    """What a run says of prompts of one's own, in a sentence, and where its report lies."""
+    yield from (line for line in headlines(run) if line.startswith("Traffic"))
+    yield f"Report   {run / 'report.html'}"
 
 
 ALPHA = Measure("overlap", "visited")
@@ -92,9 +102,12 @@ def _traffic(table: pd.DataFrame) -> Iterator[str]:
         )
     after = speedups["distilled"]
     helps = {"more": "pays", "less": "does not pay", "level": "is not shown to pay"}[decide(after, 1.0)]
+    verdict = f"an adapted draft {helps}"
+    if after.n < ENOUGH:
+        verdict = f"not yet known whether an adapted draft pays, {ENOUGH} requests or more tell; so far"
     yield (
-        f"Traffic  an adapted draft {helps}: against no draft {texts['distilled']}, the draft as it was {texts['before']}, "
-        f"in llama.cpp on {after.n} requests"
+        f"Traffic  {verdict}: against no draft {texts['distilled']}, the draft as it was {texts['before']}, "
+        f"in llama.cpp on {after.n} request{'s' * (after.n != 1)}"
     )
 
 

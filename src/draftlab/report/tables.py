@@ -23,9 +23,11 @@ from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Result, Rows, Tables, compute_each
 
 EMULATED = (
-    "up to scale laptop the target is a small one made as expensive as a large one by layers and channels that change no output bit; "
+    "the target is a small one made as expensive as a large one by layers and channels that change no output bit; "
     "one thread is timed by its own CPU seconds"
 )
+EMULATING = ("smoke", "laptop")
+"""The scales whose small targets are inflated."""
 PLACES = ("stream_index", "segment")
 """A bin of requests may stand at several places of its stream."""
 
@@ -59,9 +61,15 @@ def measure_of(experiment: str) -> Measure:
     return plan.measure()
 
 
-def write(experiment: str, table: pd.DataFrame, scale: str, prefix: Path, finding: str = "") -> None:
-    """Write ``prefix.md`` (the ``finding`` first), ``prefix.csv`` (one row per cell) and ``prefix.tex``."""
+def write(
+    experiment: str, table: pd.DataFrame, scale: str, prefix: Path, finding: str = "", *, own_target: bool = False
+) -> None:
+    """Write ``prefix.md`` (the ``finding`` first), ``prefix.csv`` (one row per cell) and ``prefix.tex``.
+
+    With ``own_target`` the run names its target, which nothing inflates.
+    """
     layout = layout_of(experiment, table)
+    layout = layout.model_copy(update={"emulated": layout.emulated and scale in EMULATING and not own_target})
     measure = measure_of(experiment)
     cells = summary(table, layout, measure)
     facts = caption(experiment, cells, layout, measure, tidy.units(table), scale)

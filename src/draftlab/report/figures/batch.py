@@ -23,13 +23,13 @@ from draftlab.report import figures, findings, published, tables, tidy
 SUFFIXES = (".pdf", ".png", ".md", ".tex", ".csv")
 
 
-def draw(experiment: str, table: Path, scale: str, prefix: Path) -> None:
-    """Draw one table's figure and format it, under its finding."""
+def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: bool = False) -> None:
+    """Draw one table's figure and format it, under its finding; ``own_target``: of a run that names its target."""
     rows = tidy.read(table, experiment)
     try:
         figures.draw(experiment, rows, scale, _published(), prefix)
         finding = findings.sentences(experiment, rows, findings.findings_of(experiment))
-        tables.write(experiment, rows, scale, prefix, finding)
+        tables.write(experiment, rows, scale, prefix, finding, own_target=own_target)
     except KeyError as error:
         raise UserError(
             f"no column {error}", file=table, remedy="run the experiment again: its columns changed"
