@@ -14,10 +14,9 @@ from tests.conftest import ROOT
 
 @pytest.fixture
 def copy(tmp_path):
-    for part in ("README.md", "workflow", "paper_figures/laptop/data", readme.ANSWER):
-        source = ROOT / part
-        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / part)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    for part in ("workflow", "paper_figures/laptop"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("*.png", "*.pdf", "*.tex"))
     readme.update(tmp_path / "README.md", check=False)
     readme.update(tmp_path / "README.md", check=True)
     return tmp_path
@@ -30,7 +29,7 @@ def test_another_result_makes_it_stale(copy):
         line for line in text.splitlines() if line.startswith("T1.alpha_offline/vicuna-7b/llama-160m/spider/orig")
     )
     claims.write_text(text.replace(row, row.replace(",0.1", ",0.7", 1)))
-    with pytest.raises(UserError, match="differ from the committed tables"):
+    with pytest.raises(UserError, match="it differs from the code and the committed tables"):
         readme.update(copy / "README.md", check=True)
     readme.update(copy / "README.md", check=False)
     assert "0.28 / **0.7" in (copy / "README.md").read_text()
@@ -45,7 +44,7 @@ def test_each_row_of_the_second_table_says_its_n(copy):
 def test_another_answer_makes_it_stale(copy):
     answer = copy / readme.ANSWER
     answer.write_text("No: " + answer.read_text())
-    with pytest.raises(UserError, match="differ from the committed tables"):
+    with pytest.raises(UserError, match="it differs from the code and the committed tables"):
         readme.update(copy / "README.md", check=True)
 
 
@@ -55,7 +54,21 @@ def test_every_experiment_is_listed(copy):
     assert len(names) > 50
     assert all(f"| `{name}` |" in text for name in names)
     (copy / "workflow/experiments" / f"{names[0]}.yaml").unlink()
-    with pytest.raises(UserError, match="differ"):
+    with pytest.raises(UserError, match="No such file"):
+        readme.update(copy / "README.md", check=True)
+
+
+def test_a_finding_of_a_published_figure_is_in_the_index_of_its_folder(copy):
+    folder = copy / "paper_figures/laptop"
+    text = (folder / "README.md").read_text()
+    sections = dict(re.findall(r"## `(\w+)`\n(.*?)(?=\n## |\Z)", text, re.S))
+    assert set(sections) == {path.stem for path in folder.glob("*.md")} - {"README"}
+    assert (
+        list(sections).index("osd_online") < list(sections).index("mdss_cone") < list(sections).index("beyond_hybrid")
+    )
+    page = folder / "mdss_cone.md"
+    page.write_text("No: " + page.read_text())
+    with pytest.raises(UserError, match=r"laptop/README\.md: it differs"):
         readme.update(copy / "README.md", check=True)
 
 
@@ -75,7 +88,9 @@ def test_a_stage_that_changed_makes_the_page_of_tables_stale(copy, monkeypatch):
             assert f"| `{key}` |" in section, (name, key)
     changed = dataclasses.replace(STAGES["region"], does="Something else")
     monkeypatch.setitem(STAGES, "region", changed)
-    with pytest.raises(UserError, match=r"tables\.md: it differs from the stages \(run `draftlab readme`\)"):
+    with pytest.raises(
+        UserError, match=r"tables\.md: it differs from the code and the committed tables \(run `draftlab readme`\)"
+    ):
         readme.update(copy / "README.md", check=True)
     readme.update(copy / "README.md", check=False)
     assert page.read_text() != text

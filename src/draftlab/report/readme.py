@@ -10,7 +10,7 @@ import pandas as pd
 from draftlab.data import table_markdown
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
-from draftlab.files.tables import read_table
+from draftlab.files.tables import read_table, tables_in
 from draftlab.plan import load_experiment
 from draftlab.report import stages_page
 
@@ -18,6 +18,7 @@ CLAIMS = Path("paper_figures/laptop/data/claims.csv")
 ANSWER = Path("paper_figures/laptop/osd_online.md")
 """Its first line says how the online draft does against both static ones."""
 
+PAPERS = ("osd", "mdss", "beyond")
 PAIR = "vicuna-7b/llama-160m"
 DATASETS = {
     "spider": "Spider",
@@ -41,16 +42,33 @@ def render(text: str, root: Path) -> str:
 
 
 def update(readme: Path, *, check: bool) -> None:
-    """Rewrite the rendered parts of ``readme``, and the page of tables beside it; with ``check`` only refuse what is stale."""
-    page = readme.parent / stages_page.PAGE
-    new = {readme: render(readme.read_text(encoding="utf-8"), readme.parent), page: stages_page.render(readme.parent)}
+    """Rewrite the rendered parts of ``readme``, the page of tables and the indexes of published figures beside it.
+
+    With ``check`` only refuse what is stale.
+    """
+    root = readme.parent
+    new = {readme: render(readme.read_text(encoding="utf-8"), root), root / stages_page.PAGE: stages_page.render(root)}
+    new |= {data.parent / "README.md": index(data.parent, root) for data in sorted(root.glob("paper_figures/*/data"))}
     for file, text in new.items():
         if file.exists() and file.read_text(encoding="utf-8") == text:
             continue
         if check:
-            what = "its results differ from the committed tables" if file == readme else "it differs from the stages"
+            what = "it differs from the code and the committed tables"
             raise UserError(what, file=file, remedy="run `draftlab readme`")
         write_text(file, text)
+
+
+def index(folder: Path, root: Path) -> str:
+    """The page of one folder of published figures: each with its question, its finding, and where its numbers are."""
+    lines = [f"# Figures and tables of `scale={folder.name}`", ""]
+    known = {name: load_experiment(root / f"workflow/experiments/{name}.yaml") for name in tables_in(folder / "data")}
+    for table, experiment in sorted(known.items(), key=lambda item: (PAPERS.index(item[1].paper), item[0])):
+        first = (folder / f"{table}.md").read_text(encoding="utf-8").splitlines()[0]
+        finding = "" if first.startswith("|") else first  # a table of some scales has none
+        numbers = f"[table]({table}.md) · [cells]({table}.csv) · [LaTeX]({table}.tex) · [PDF]({table}.pdf) · [rows](data/{table}.csv.gz)"
+        lines += [f"## `{table}`", "", f"**{experiment.artefact}.** {experiment.question}", ""]
+        lines += [finding, "", f"![{experiment.title}]({table}.png)", "", numbers, ""]
+    return "\n".join(lines)
 
 
 def _results(root: Path) -> str:
@@ -82,7 +100,7 @@ def _cell(claims: pd.DataFrame, claim: str) -> str:
 def _experiments(root: Path) -> str:
     lines = ["| experiment | shows | question |", "|---|---|---|"]
     every = [(path.stem, load_experiment(path)) for path in sorted((root / "workflow/experiments").glob("*.yaml"))]
-    for paper in ("osd", "mdss", "beyond"):
+    for paper in PAPERS:
         lines += [f"| `{name}` | {it.artefact} | {it.question} |" for name, it in every if it.paper == paper]
     return "\n".join(lines)
 
