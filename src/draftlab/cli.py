@@ -396,10 +396,10 @@ def emit(
     if (load is None) == (draft_len is None):
         raise UserError("no draft length, or two", remedy="give --load or --draft-len")
     shown = records.acceptance(acceptance) if acceptance else from_alpha(alpha) if alpha is not None else None
-    if load is not None:
-        wanted = module.from_load(load, target, draft, context, shown, not greedy)
-    else:
-        wanted = module.Wanted(target, draft, draft_len or 0, sampled=not greedy, acceptance=shown)
+    requests = len(shown.survival) if shown and acceptance else 0
+    ranges, longest = module.from_load(load, context) if load is not None else ([], draft_len or 0)
+    traffic = acceptance.stem if acceptance else ""
+    wanted = module.Wanted(target, draft, longest, ranges, not greedy, shown, requests, traffic)
     for emitted in module.write(wanted, engine, out):
         print(f"{emitted.file}: {emitted.version}")
 
@@ -415,6 +415,35 @@ def monitor(source: tyro.conf.Positional[str], *, verdict: Path, over: float = 0
     print(report.text)
     if report.state == "stale":
         sys.exit(module.STALE)
+
+
+def profile(
+    *,
+    target: Path,
+    draft: Path | None = None,
+    name: str = "here",
+    threads: int = 1,
+    gpu_layers: int = 0,
+    blocks: int = 5,
+    kv_tokens: int = 8192,
+    max_sequences: int = 16,
+    out: Path,
+) -> None:
+    """Measure what steps of a target and its draft cost on this machine in llama.cpp, as a hardware profile for draftlab load."""
+    from draftlab.serving import measure, profiles
+
+    found = measure.measure(
+        target,
+        draft,
+        name=name,
+        threads=threads,
+        gpu_layers=gpu_layers,
+        blocks=blocks,
+        kv_tokens=kv_tokens,
+        max_sequences=max_sequences,
+        progress=lambda line: print(line, file=sys.stderr),
+    )
+    profiles.save(found, out)
 
 
 def profile_derive(name: tyro.conf.Positional[str], *, data: Path, out: Path) -> None:
@@ -562,6 +591,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "load validate": load_validate,
     "emit": emit,
     "monitor": monitor,
+    "profile": profile,
     "profile derive": profile_derive,
     "run": run,
     "answer": answer,

@@ -190,3 +190,28 @@ def test_ids_are_the_rows_places() -> None:
     found = list(cleaners.clean("gsm8k", "train", rows, cleaner=CLEANERS["gsm8k"], max_chars=0))
     assert [r.id for r in found if isinstance(r, Prompt)] == ["gsm8k/train/00000", "gsm8k/train/00002"]
     assert [(r.file, r.line) for r in found if isinstance(r, Rejection)] == [("f", 2)]
+
+
+RESPONSE = {"choices": [{"message": {"role": "assistant", "content": "Paris."}}]}
+TURN = [{"role": "user", "content": "The capital of France?"}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": TURN, "response": RESPONSE, "startTime": 1.0, "model": "m"},
+        {"request": {"model": "m", "messages": TURN}, "response": RESPONSE},
+        {"custom_id": "1", "body": {"messages": TURN}, "response": {"body": RESPONSE}},
+        {"messages": [*TURN, {"role": "assistant", "content": "Paris."}]},
+    ],
+)
+def test_a_servers_log_gives_request_and_answer(row: dict[str, object]) -> None:
+    found = cleaners.prompts(row)
+    assert (found.text, found.reference) == ("The capital of France?", "Paris.")
+
+
+@pytest.mark.parametrize(
+    "response", [None, "x", [], {"choices": []}, {"choices": [3]}, {"choices": [{"message": None}]}, {"error": "e"}]
+)
+def test_a_response_without_text_is_no_answer(response: object) -> None:
+    assert cleaners.prompts({"messages": TURN, "response": response}).reference is None

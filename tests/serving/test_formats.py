@@ -150,7 +150,7 @@ def test_a_simulation_without_answer_or_gain_gives_no_settings(tmp_path: Path) -
             json.dumps({"known": known, "requests": 50, "best_by_batch_and_context": best})
         )
         with pytest.raises(UserError, match=says):
-            emit.from_load(tmp_path / "load.json", "T", "D", 512, None, True)
+            emit.from_load(tmp_path / "load.json", 512)
 
 
 # --- readers ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from draftlab.data.conversations import first_request
+from draftlab.data.conversations import answered, first_request
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
 from draftlab.data.formats import ANSWER_FIELDS, CONVERSATION_FIELDS, DETECT, PROMPT_FIELDS, detect
 from draftlab.data.prompts import Prompt, Rejection
@@ -182,11 +182,12 @@ def self_instruct(row: Row) -> Cleaned:
 
 
 def prompts(row: Row) -> Cleaned:
-    """A user's own traffic: a prompt under a usual name, a list of turns, or a conversation."""
+    """A user's own traffic: a prompt under a usual name, a list of turns, a conversation, or a server's log of requests."""
+    row = {**row, **next((row[name] for name in ("request", "body") if isinstance(row.get(name), Mapping)), {})}
     for name in CONVERSATION_FIELDS:
         if row.get(name):
             said = first_request(row[name])
-            return Cleaned(said.text, said.reference, {**said.meta, **labels(row)})
+            return Cleaned(said.text, said.reference or answered(row), {**said.meta, **labels(row)})
     for name in ("turns", *PROMPT_FIELDS):
         if isinstance(row.get(name), list):
             return Cleaned(as_text(items_of(row, name)[0], name), None, labels(row))

@@ -65,3 +65,17 @@ def first_request(conversation: Any) -> Cleaned:
     if said[0].role == "system" and said[0].text:
         meta["system"] = said[0].text
     return Cleaned(said[start].text, answer, meta)
+
+
+def answered(row: Row) -> str | None:
+    """The text of a response in OpenAI's shape, below ``response`` (LiteLLM, batches) or beside the request; none where there is none."""
+    answer: Any = row.get("response", row)
+    if isinstance(answer, Mapping) and isinstance(answer.get("body"), Mapping):
+        answer = answer["body"]
+    choices = answer.get("choices") if isinstance(answer, Mapping) else None
+    first = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(first, Mapping):
+        return None
+    message = first.get("message")
+    text = message.get("content") if isinstance(message, Mapping) else first.get("text")
+    return text if isinstance(text, str) and text.strip() else None

@@ -338,10 +338,8 @@ def ranges_of(best: Sequence[Mapping[str, Any]], context: int) -> list[tuple[int
     return _merged([(start, batch, length) for start, (batch, length) in zip(starts, rows, strict=True)])
 
 
-def from_load(
-    file: Path, target: str, draft: str, context: int, acceptance: Acceptance | None, sampled: bool
-) -> Wanted:
-    """What the summary of ``draftlab load`` asks for."""
+def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int]:
+    """The draft lengths by batch that the summary of ``draftlab load`` asks for, and the longest."""
     found = read_object(file)
     if not found.get("known", False):
         raise UserError("the simulation came to no answer", file=file, remedy="simulate 30 requests or more")
@@ -349,9 +347,7 @@ def from_load(
     longest = max(length for _, _, length in ranges)
     if not longest:
         raise UserError("no batch gains from a draft", file=file, remedy="serve without one")
-    return Wanted(
-        target, draft, longest, ranges, sampled, acceptance, found["requests"] if acceptance else 0, str(file.stem)
-    )
+    return ranges, longest
 
 
 def write(wanted: Wanted, engines: Sequence[str], out: Path) -> list[Emitted]:

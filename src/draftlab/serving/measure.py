@@ -1,0 +1,92 @@
+"""``draftlab profile``: what steps of a pair cost on this machine, in llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from draftlab.errors import UserError
+from draftlab.serving.profiles import Attention, Costs, Profile
+
+CONTEXTS, BATCHES, TOKENS, PROMPT = (64, 512), (1, 4), (1, 2, 4, 8), 256
+Rows = list[tuple[int, int, int, float]]
+"""(tokens in the step, sequences, tokens cached in all, milliseconds)"""
+
+
+def measure(
+    target: Path,
+    draft: Path | None,
+    *,
+    name: str,
+    threads: int = 1,
+    gpu_layers: int = 0,
+    blocks: int = 5,
+    kv_tokens: int = 8192,
+    max_sequences: int = 16,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Profile:
+    """Time steps of the pair over a grid of batches and contexts, target and draft in turn, in an order of chance; then ``fit`` them."""
+    from draftlab.files.machine import machine
+    from draftlab.latency.pair import open_pair
+    from draftlab.latency.settings import Engine
+
+    if blocks < 1:
+        raise UserError(f"{blocks} blocks", remedy="measure at least one")
+    settings = Engine.model_validate({"threads": threads, "gpu_layers": gpu_layers, "weights": "q8_0"})
+    length, sequences = max(CONTEXTS) + max(TOKENS), max(BATCHES)
+    drafts = [draft] if draft is not None else []
+    rng = np.random.default_rng(seed)
+    with open_pair(target, *drafts, settings=settings, context_length=length, sequences=sequences) as models:
+        found: list[Rows] = [[] for _ in models]
+        clock = models[0].clock()
+        grid = [(batch, context) for batch in BATCHES for context in CONTEXTS]
+        for block in range(-1, blocks):  # the first warms up
+            progress(f"block {block + 1} of {blocks}")
+            for batch, context in rng.permutation(grid).tolist():
+                for model, rows in zip(models, found, strict=True):
+                    started = clock()
+                    model.fill(1, PROMPT)
+                    times = [(PROMPT, 0, 0, clock() - started)]
+                    model.fill(batch, context)
+                    for tokens in rng.permutation(TOKENS).tolist():
+                        started = clock()
+                        model.probe(tokens)
+                        times.append((batch * tokens, batch, batch * context, clock() - started))
+                    if block >= 0:
+                        rows += [(n, b, c, seconds * 1e3) for n, b, c, seconds in times]
+    here = machine()
+    costs = [fit(rows) for rows in found]
+    return Profile(
+        name=name,
+        hardware=f"{here['processor']}, {threads} threads, {gpu_layers} layers on a GPU",
+        model=target.name,
+        engine=f"llama-cpp-python {here['packages'].get('llama-cpp-python', '')}",
+        source=f"draftlab profile: medians of {blocks} blocks; the head is part of what a token costs",
+        licence="measured here",
+        target=costs[0],
+        draft=costs[1] if draft is not None else None,
+        kv_tokens=kv_tokens,
+        max_sequences=max_sequences,
+        max_tokens=512,
+    )
+
+
+def fit(rows: Sequence[tuple[int, int, int, float]]) -> Costs:
+    """A time for each number of tokens, and one for each cached token, by least squares of relative errors of the medians."""
+    from scipy.optimize import nnls
+
+    cells: dict[tuple[int, int, int], list[float]] = {}
+    for tokens, batch, cached, milliseconds in rows:
+        cells.setdefault((tokens, batch, cached), []).append(milliseconds)
+    sizes = sorted({tokens for tokens, _, _ in cells})
+    design, times = np.zeros((len(cells), len(sizes) + 1)), np.zeros(len(cells))
+    for row, ((tokens, _, cached), seen) in enumerate(cells.items()):
+        design[row, sizes.index(tokens)] = 1
+        design[row, -1] = cached
+        times[row] = np.median(seen)
+    found, _ = nnls(design / times[:, None], np.ones(len(times)))
+    table = {size: float(value) for size, value in zip(sizes, found[:-1], strict=True)}
+    return Costs(tokens=table, decode=Attention(per_cached=float(found[-1])))
