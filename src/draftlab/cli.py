@@ -207,13 +207,15 @@ def answer(
     """Record the target's answers and its distribution at every position: the one pass that all variants share."""
     from draftlab.core.sampling import Sampling
     from draftlab.engine import recording
+    from draftlab.engine.answers import loops
 
     found, rejected = recording.answer(target, prompts, requests, settings, sampling=Sampling(temperature))
     recording.save(found, rejected, out)
     tokens, open_ended = sum(found.lengths), sum(not record.finished for record in found.answers)
+    looping = sum(loops(record.answer_ids) for record in found.answers)
     print(
         f"{len(found.answers)} answers, {tokens} tokens in {found.forwards} forwards of the target, "
-        f"{open_ended} without an end, {len(rejected)} prompts too long"
+        f"{open_ended} without an end, {looping} that repeat themselves, {len(rejected)} prompts too long"
     )
 
 

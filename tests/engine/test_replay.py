@@ -16,8 +16,8 @@ from torch import Tensor
 from draftlab.core.losses import LOSSES
 from draftlab.core.sampling import Sampling
 from draftlab.core.verify import PATH_VERIFIERS
-from draftlab.engine.answers import Answer
-from draftlab.engine.recording import TargetPass, compact_distribution, load_pass, record
+from draftlab.engine.answers import Answer, loops
+from draftlab.engine.recording import TargetPass, _batches, compact_distribution, load_pass, record
 from draftlab.engine.replay import Agreement, agree_along, agreement, replay, walk
 from draftlab.errors import UserError
 from draftlab.models.llama import Llama, LlamaConfig
@@ -284,3 +284,44 @@ def test_bad_input_is_refused(saved: tuple[TargetPass, Path]) -> None:
             agree_along(make(1), got, [number])
     with pytest.raises(UserError, match="the draft has 41 tokens, the recorded target 40"):
         replay(make(1, vocab=41), got, 3)
+
+
+def test_batches_keep_to_their_tokens_and_change_no_answer() -> None:
+    lengths = [2, 3, 5, 9, 40, 41]
+    for size, tokens in ((64, 30), (2, 1000), (64, 1)):
+        batches = list(_batches(range(6), lengths, size, tokens))
+        assert [number for batch in batches for number in batch] == list(range(6))
+        for batch in batches:
+            assert len(batch) <= size
+            assert len(batch) == 1 or len(batch) * max(lengths[number] for number in batch) <= tokens
+    assert list(_batches(range(6), lengths, 64, 30)) == [[0, 1, 2], [3], [4], [5]]
+    model = Llama(LlamaConfig(96, 16, 32, 1, 2, 2, 64)).initialise(torch.Generator().manual_seed(0))
+    requests = [(str(i), list(range(1, 2 + 3 * i))) for i in range(6)]
+    whole, cut = (record(model, requests, max_new_tokens=8, eos_ids={0}, batch_tokens=tokens) for tokens in (65536, 40))
+    assert cut.forwards > whole.forwards
+    assert cut.answers == whole.answers
+    torch.testing.assert_close(cut.log_probs, whole.log_probs, atol=2e-3, rtol=0)
+
+
+def test_an_answer_that_repeats_itself_is_told_from_one_that_does_not() -> None:
+    assert loops([7] * 8)
+    assert not loops([7] * 7)
+    assert loops([1, 2, 3, 4, 5, 6, 9] * 3)
+    assert not loops([1, 2, 3, 4, 5, 6, 9] * 2)
+    assert not loops([])
+
+
+@pytest.mark.parametrize("kept", [8, 32, 128])
+def test_alpha_from_the_kept_tokens_is_off_by_less_than_the_mass_of_the_others(kept: int) -> None:
+    """The rest is spread evenly, which hides where draft and target agree: alpha comes out too small, and less so with more kept."""
+    generator = torch.Generator().manual_seed(0)
+    vocab, positions = 2000, 300
+    target = 2.5 * torch.randn(positions, vocab, generator=generator)
+    draft = (target + torch.randn(positions, vocab, generator=generator)).softmax(-1)
+    log_probs, ids = compact_distribution(target, target.argmax(-1), kept)
+    stored = TargetPass([Answer("a", [1], [0] * positions, True)], Sampling(), vocab, log_probs, ids, positions)
+    found = stored.target_logits([0]).exp().minimum(draft).sum(-1)
+    exact = target.softmax(-1).minimum(draft).sum(-1)
+    others = log_probs[:, -1].float().exp()
+    assert bool(((exact - found).abs() <= others + 1e-3).all())
+    assert 0 < float((exact - found).mean()) < 0.5 * float(others.mean())

@@ -2,6 +2,7 @@
 
 import re
 
+import pandas as pd
 import pytest
 
 from draftlab.core import theory
@@ -91,3 +92,17 @@ def test_few_requests_are_not_an_answer_and_prompts_without_room_are_counted(run
     assert "on 1 request;" in said
     assert "nan" not in said
     assert "3 prompts are too long for the target's context" in said
+
+
+def test_answers_that_repeat_themselves_are_counted_and_left_out(run):
+    table = pd.read_csv(run / "osd_offline.csv")
+    assert "Loops" not in " ".join(summary.headlines(run))
+    first = table["dataset"].iloc[0]
+    table["looping"] = (table["dataset"] == first) & (table["request_id"] % 2 == 0)
+    table.loc[table["looping"], "overlap"] = table["visited"]
+    table.to_csv(run / "osd_offline.csv", index=False)
+    said = next(line for line in summary.headlines(run) if line.startswith("Loops"))
+    own = table[(table["dataset"] == first) & ~table["looping"] & (table["sample_source"] == "none")]
+    count = table[table["dataset"] == first].drop_duplicates("request_id")["looping"].agg(["sum", "size"])
+    assert f"{first} {count['sum']} of {count['size']}" in said
+    assert f"without them alpha {own['overlap'].sum() / own['visited'].sum():.2f}" in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -18,3 +20,13 @@ class Answer:
 def recorded_name(dataset: str, split: str, temperature: float = 0.0) -> str:
     """The folder of recorded answers below ``answers/``: one per dataset, split and temperature."""
     return f"{dataset}.{split}" + (f".t{temperature:g}" if temperature else "")
+
+
+def loops(tokens: Sequence[int], size: int = 6, times: int = 3) -> bool:
+    """Whether some ``size`` tokens in a row occur ``times`` times or more: a small model that repeats itself is easy to draft for.
+
+    >>> loops([1, 2] * 8), loops(range(20))
+    (True, False)
+    """
+    met = Counter(tuple(tokens[at : at + size]) for at in range(len(tokens) - size + 1))
+    return max(met.values(), default=0) >= times

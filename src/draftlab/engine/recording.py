@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,19 +121,19 @@ def record(
     sampling: Sampling = GREEDY,
     generator: Generator | None = None,
     batch_size: int = 64,
+    batch_tokens: int = 65536,
     keep: int = 64,
 ) -> TargetPass:
     """Let the target answer every request (id, prompt ids) once, and keep its distribution at every answer position.
 
-    Prompts of like length share a batch. Above ``WHOLE_VOCAB`` tokens, the ``keep`` most probable tokens are kept.
+    Prompts of like length share a batch of ``batch_size`` requests and ``batch_tokens`` tokens at most, padding and answers included. Above ``WHOLE_VOCAB`` tokens, the ``keep`` most probable tokens are kept.
     """
     order = sorted(range(len(requests)), key=lambda number: len(requests[number][1]))
     kept = target.vocab_size if target.vocab_size <= WHOLE_VOCAB else min(keep, target.vocab_size)
     is_part = kept < target.vocab_size
     found: dict[int, tuple[list[int], Tensor, Tensor]] = {}
     forwards = 0
-    for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
+    for batch in _batches(order, [len(prompt) + max_new_tokens for _, prompt in requests], batch_size, batch_tokens):
         distributions = torch.empty(len(batch), max_new_tokens, kept + is_part, dtype=torch.float16)
         ids = torch.empty(len(batch), max_new_tokens, kept * is_part, dtype=torch.int32)
         observe = functools.partial(_keep_distribution, distributions, ids, kept)
@@ -158,6 +158,18 @@ def record(
     log_probs = torch.cat([row[1] for row in rows]) if rows else torch.empty(0, kept + is_part, dtype=torch.float16)
     tokens = torch.cat([row[2] for row in rows]) if rows and is_part else None
     return TargetPass(records, sampling, target.vocab_size, log_probs, tokens, forwards)
+
+
+def _batches(order: Sequence[int], lengths: Sequence[int], size: int, tokens: int) -> Iterator[list[int]]:
+    """Cut requests in ``order``, the shortest first, into batches; a request that alone has more ``tokens`` is a batch of its own."""
+    batch: list[int] = []
+    for number in order:
+        if batch and (len(batch) == size or (len(batch) + 1) * lengths[number] > tokens):
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
 
 
 def _keep_distribution(
@@ -236,6 +248,7 @@ def answer(
         sampling=sampling,
         generator=torch.Generator(settings.device).manual_seed(seed),
         batch_size=settings.batch,
+        batch_tokens=settings.batch_tokens,
         keep=settings.keep,
     )
     return found, rejected

@@ -49,9 +49,14 @@ class Answers(Settings):
 
     max_new_tokens: int = Field(gt=0)
     template: Template = "vicuna_short"
-    batch: int = Field(gt=0, default=64)
+    batch: int = Field(gt=0, default=64, description="requests that are answered at once, at most")
+    batch_tokens: int = Field(
+        gt=0, default=65536, description="tokens of prompts and answers that they may have together, padding included"
+    )
     keep: int = Field(
         gt=0, default=64, description="most probable tokens recorded of a distribution over a large vocabulary"
     )
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "fast"] = Field(
+        "float32", description="fast: bfloat16 on a GPU and on a CPU with instructions for it, else float32"
+    )
     device: Device = "cpu"

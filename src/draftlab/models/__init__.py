@@ -37,7 +37,8 @@ __all__ = [
     "load_tokenizer",
 ]
 
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["float32", "bfloat16", "float16", "fast"]
+"""``fast``: bfloat16 on a GPU and on a CPU with instructions for it, else float32."""
 
 
 class Cache(Protocol):
@@ -121,6 +122,9 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
         torch.set_float32_matmul_precision(
             "high"
         )  # TF32 where the GPU has it: ten bits of mantissa, several times as fast
+    if dtype == "fast":
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        dtype = "bfloat16" if native or device != "cpu" else "float32"
     if is_gguf(folder):
         return gguf_files.read_model(folder).to(torch.device(device), getattr(torch, dtype))
     config = read_config(folder)

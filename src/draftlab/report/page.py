@@ -149,6 +149,8 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
         finding = findings.sentences(name, rows, about.finding if about else [])
         page = tables.arrange(tables.read_cells(cells), layout, tables.measure_of(name))
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
+        if name == "osd_offline" and (said := summary.looping(rows)):
+            caption += f" Of these, {said}."
     runs = [(path.parent.name, read_json(path)) for path in sorted((results / "cells" / name).glob("*/run.json"))]
     about_cells = [{key: value for key, value in run.items() if key != "inputs"} | {"cell": cell} for cell, run in runs]
     common, varied = split_common([flatten(cell) for cell in about_cells])

@@ -72,6 +72,27 @@ def _offline(table: pd.DataFrame) -> Iterator[str]:
     after = show(_measure(table, ALPHA, sample_source="teacher", loss="forward_kl"), 2)
     n = table.loc[table["sample_source"] == "none", "dataset"].nunique()
     yield f"Offline  alpha {before} before, {after} after distillation, {n} dataset{'s' * (n > 1)}, held-out requests"
+    if said := looping(table):
+        yield f"Loops    {said}"
+
+
+def looping(table: pd.DataFrame) -> str:
+    """How many of the target's answers repeat themselves, and alpha before and after distillation without them; nothing where none does."""
+    if "looping" not in table or not table["looping"].any():
+        return ""
+    requests = table.drop_duplicates(["dataset", "request_id"])
+    parts = []
+    for dataset, own in requests.groupby("dataset"):
+        rest = table[(table["dataset"] == dataset) & ~table["looping"].astype(bool)]
+        alphas = [
+            show(_measure(rest, ALPHA, **where), 2)
+            for where in ({"sample_source": "none"}, {"sample_source": "teacher", "loss": "forward_kl"})
+        ]
+        said = (
+            f", without them alpha {alphas[0]} before, {alphas[1]} after" if len(rest) and own["looping"].any() else ""
+        )
+        parts.append(f"{dataset} {own['looping'].sum()} of {len(own)}{said}")
+    return f"answers that have six tokens in a row three times or more: {'; '.join(parts)}"
 
 
 def _online(table: pd.DataFrame) -> Iterator[str]:

@@ -40,6 +40,7 @@ class Row(Counts):
     parameters: int = column("weights of the draft", "weights")
     tokens: int = column("tokens that the draft read to learn", "tokens")
     measured: str = column("replay of the recorded answer, or live decoding", optional=True)
+    looping: bool = column("whether the target's answer has six tokens in a row three times or more", optional=True)
 
 
 class Derived:
@@ -63,6 +64,7 @@ MEASURES = ALPHAS | {
 
 def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Distil and measure one variant, and keep its draft in ``out/draft`` if it is the one to save."""
+    from draftlab.engine.answers import loops
     from draftlab.train import parallel
     from draftlab.train.folders import Folders
     from draftlab.train.offline import distil
@@ -81,6 +83,8 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     if is_wanted and parallel.is_first():
         bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
     rows = rows.assign(sample_source=settings.sample_source, loss=settings.loss, seed=settings.seed)
+    looping = [loops(own.answer_ids) for own in held_out.answers]
+    rows = rows.assign(looping=rows["request_id"].map(looping.__getitem__))
     rows = rows.assign(parameters=folders.parameters(settings.draft), tokens=effort.tokens)
     return rows, folders.facts(effort, begin)
 
