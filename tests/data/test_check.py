@@ -183,12 +183,14 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 def test_exit_code_says_whether_it_can_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good = write(tmp_path / "good.jsonl", [{"prompt": "ok"}, {"prompt": ""}])
+    good = write(tmp_path / "good.jsonl", [{"prompt": "ok"}, {"prompt": "fine"}, {"prompt": ""}])
+    one = write(tmp_path / "one.jsonl", [{"prompt": "ok"}, {"prompt": "ok"}])
     bad = write(tmp_path / "bad.jsonl", [{"prompt": ""}])
     assert run(monkeypatch, "data", "check", str(good), "--out", str(tmp_path / "report.json")) == 0
     assert "taken for" in capsys.readouterr().out
-    assert json.loads((tmp_path / "report.json").read_text())["kept"] == 1
+    assert json.loads((tmp_path / "report.json").read_text())["kept"] == 2
     assert run(monkeypatch, "data", "check", str(bad)) == 1
+    assert run(monkeypatch, "data", "check", str(one)) == 1  # none would be left to measure on
     assert run(monkeypatch, "data", "check", str(tmp_path / "absent.jsonl")) == 1
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from draftlab.data import readers
 from draftlab.data.readers import RawRow, excerpt, read_rows
 from draftlab.errors import UserError
 
@@ -228,3 +229,52 @@ def test_nothing_that_is_printed_can_move_the_cursor() -> None:
     assert shown.isprintable()
     assert shown.endswith(" é")
     assert len(excerpt("x" * 10_000)) < 300
+
+
+def test_a_line_too_long_is_a_rejected_row_at_bounded_memory(tmp_path: Path) -> None:
+    """600 MB in 0.6 MB of gzip: in each format the rows around it are kept."""
+    import gzip
+    import subprocess
+    import sys
+
+    head, tail = b'{"prompt": "one"}\n', b'{"prompt": "two"}\n'
+    huge = b"x" * (1 << 20)
+    files = {
+        "lines.jsonl.gz": [head, b'{"prompt": "', *[huge] * 600, b'"}\n', tail],
+        "table.csv.gz": [b"prompt\none\n", *[huge] * 600, b"\ntwo\n"],
+        "text.txt.gz": [b"one\n", *[huge] * 600, b"\ntwo\n"],
+        "array.json.gz": [b'[{"prompt": "one"}, {"prompt": "', *[huge] * 600, b'"}, {"prompt": "two"}]'],
+    }
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (700 << 20,) * 2)\n"
+        "from pathlib import Path; from draftlab.data.readers import read_rows\n"
+        "rows = list(read_rows(Path(sys.argv[1])))\n"
+        "print([row.problem or 'kept' for row in rows])"
+    )
+    for name, parts in files.items():
+        with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
+            file.writelines(parts)
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-500:]
+        kept = "'kept', " if name != "array.json.gz" else "'kept'"
+        assert done.stdout.startswith(f"[{kept}"), (name, done.stdout)
+        assert "a row of more than 16 MB" in done.stdout
+        assert done.stdout.count("kept") == (2 if "array" not in name else 1)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 64])
+def test_an_array_is_read_alike_in_any_chunks(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "array.json"
+    rows = [{"prompt": f"é{number}", "n": number} for number in range(20)]
+    file.write_bytes(b"\xef\xbb\xbf" + ("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
+    whole = list(readers.read_rows(file))
+    assert [row.row for row in whole] == rows
+    assert [row.line for row in whole] == list(range(2, 22))
+    monkeypatch.setattr(readers, "CHUNK", chunk)
+    assert list(readers.read_rows(file)) == whole
+
+
+def test_a_number_beyond_a_float_is_a_fault(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a", "n": 1e999}\n{"prompt": "b", "n": 1e9}\n')
+    assert [row.problem for row in readers.read_rows(file)] == ["a number that no float holds", None]

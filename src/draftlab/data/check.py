@@ -50,8 +50,8 @@ class Report:
 
     @property
     def usable(self) -> bool:
-        """Whether any prompt was found."""
-        return self.kept > 0
+        """Whether a run can be made of it: one prompt to learn and one to measure."""
+        return self.kept - self.duplicates > 1
 
 
 def check(

@@ -9,7 +9,6 @@ import csv
 import gzip
 import io
 import json
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,10 @@ from draftlab.data.formats import SAID_IN
 from draftlab.errors import UserError, printable
 
 EXCERPT = 200
+LONGEST = 16 << 20
+"""Bytes of the longest line, or characters of the longest row of an array: what a reader holds in memory."""
+TOO_LONG = f"a row of more than {LONGEST >> 20} MB"
+CHUNK = 1 << 20
 DEEPEST = 100  # levels of nesting: Python's own functions give up at a few hundred
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -81,7 +84,9 @@ class _Json:
 
     def __init__(self) -> None:
         self._faults: list[tuple[str, str]] = []
-        self._decoder = json.JSONDecoder(object_pairs_hook=self._pairs, parse_constant=self._constant)
+        self._decoder = json.JSONDecoder(
+            object_pairs_hook=self._pairs, parse_constant=self._constant, parse_float=self._float
+        )
 
     def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         row = dict(pairs)
@@ -90,6 +95,12 @@ class _Json:
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
             self._faults.append(("duplicate key", repr(twice)))
         return row
+
+    def _float(self, digits: str) -> float:
+        value = float(digits)
+        if value in (float("inf"), -float("inf")):
+            self._faults.append(("a number that no float holds", digits[:EXCERPT]))
+        return value
 
     def _constant(self, name: str) -> None:
         self._faults.append((f"{name} is not JSON", ""))
@@ -119,13 +130,27 @@ def _after_space(text: str, at: int) -> int:
     return at
 
 
+def _bounded(file: IO[bytes]) -> Iterator[bytes | None]:
+    """The lines of a file; None stands for one of more than ``LONGEST`` bytes, which is passed over without being held."""
+    while line := file.readline(LONGEST + 1):
+        if len(line) <= LONGEST:
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(LONGEST)
+        yield None
+
+
 def _lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
     """The lines that are not blank, each a row that is a text."""
-    for number, line in enumerate(file, first_line):
+    for number, line in enumerate(_bounded(file), first_line):
+        if line is None:
+            yield _bad(name, number, TOO_LONG)
+            continue
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            yield _bad(name, number, "not UTF-8", repr(line), f"byte {error.start}")
+            yield _bad(name, number, "not UTF-8", repr(line[:EXCERPT]), f"byte {error.start}")
             continue
         if text.strip():
             yield RawRow(name, number, text)
@@ -150,36 +175,87 @@ def _json_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[Raw
         yield _bad(name, number, problem, text, detail) if problem else RawRow(name, number, value)
 
 
+class _Window:
+    """A stretch of a text that is read on as it is asked for: what lies before ``at`` is forgotten."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        # Bytes that are not UTF-8 become lone surrogates, so that only the rows that hold them are turned down.
+        self.file = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        self.text, self.at, self.line, self.ended = "", 0, 1, False
+
+    def more(self) -> bool:
+        """Read as much again as is held, so that a long value is tried few times; whether there was anything."""
+        new = "" if self.ended else self.file.read(max(CHUNK, len(self.text) - self.at))
+        self.line += self.text.count("\n", 0, self.at)
+        self.text, self.at, self.ended = self.text[self.at :] + new, 0, not new
+        return bool(new)
+
+    def skip(self, further: int = 0) -> str:
+        """Pass over so many characters and the white space behind them; the character there, or nothing at the end."""
+        self.at += further
+        while (at := _after_space(self.text, self.at)) >= len(self.text):
+            self.at = at
+            if not self.more():
+                return ""
+        self.at = at
+        return self.text[at]
+
+    def here(self) -> int:
+        """The line at which it is."""
+        return self.line + self.text.count("\n", 0, self.at)
+
+
 def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
-    # Bytes that are not UTF-8 become lone surrogates, so that only the rows that hold them are turned down.
-    text, decoder = file.read().decode("utf-8-sig", "surrogateescape"), _Json()
-    at, line = _after_space(text, 0) + 1, 1
-    counted = 0
-    while (at := _after_space(text, at)) < len(text) and text[at] != "]":
-        line += text.count("\n", counted, at)
-        counted = at
+    window, decoder = _Window(file), _Json()
+    window.skip()
+    char = window.skip(1)
+    while char and char != "]":
         try:
-            value, end, problem, detail = decoder.value(text, at)
+            value, end, problem, detail = decoder.value(window.text, window.at)
         except ValueError as error:
-            yield _bad(name, line, f"broken JSON: {error}; the rest of the file is unread", text[at : at + EXCERPT])
+            if len(window.text) - window.at <= LONGEST and window.more():
+                continue
+            what = TOO_LONG if len(window.text) - window.at > LONGEST else f"broken JSON: {error}"
+            excerpted = window.text[window.at : window.at + EXCERPT]
+            yield _bad(name, window.here(), f"{what}; the rest of the file is unread", excerpted)
             return
+        if end == len(window.text) and window.more():  # a number may go on
+            continue
         if not problem and not isinstance(value, dict):
             problem = f"a JSON {type(value).__name__}, not an object"
-        yield _bad(name, line, problem, text[at:end], detail) if problem else RawRow(name, line, value)
-        at = _after_space(text, end)
-        if at < len(text) and text[at] == ",":
-            at += 1
-    if at >= len(text):
-        yield RawRow(name, text.count("\n") + 1, "", "the array is not closed: the file is cut off")
+        line, part = window.here(), window.text[window.at : end]
+        yield _bad(name, line, problem, part, detail) if problem else RawRow(name, line, value)
+        char = window.skip(end - window.at)
+        if char == ",":
+            char = window.skip(1)
+    if not char:
+        yield RawRow(name, window.here(), "", "the array is not closed: the file is cut off")
         return
-    start = _after_space(text, at + 1)  # whatever follows the array is read as lines
-    rest = text[start:].encode("utf-8", "surrogateescape")
-    yield from _json_lines(io.BytesIO(rest), name, text.count("\n", 0, start) + 1)
+    if window.skip(1):  # whatever follows the array is read as lines
+        rest = window.text[window.at :] + window.file.read(LONGEST)
+        yield from _json_lines(io.BytesIO(rest.encode("utf-8", "surrogateescape")), name, window.here())
+
+
+class _CsvLines:
+    """Lines for ``csv.reader``, which an error does not end: the next one follows."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.lines, self.encoding = _bounded(file), "utf-8-sig"
+
+    def __iter__(self) -> _CsvLines:
+        return self
+
+    def __next__(self) -> str:
+        line, encoding = next(self.lines), self.encoding
+        self.encoding = "utf-8"
+        if line is None:
+            raise csv.Error(TOO_LONG)
+        return line.decode(encoding, "surrogateescape")
 
 
 def _table(file: IO[bytes], name: str, separator: str, columns: Sequence[str]) -> Iterator[RawRow]:
-    csv.field_size_limit(sys.maxsize)
-    lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    csv.field_size_limit(LONGEST)
+    lines = _CsvLines(file)
     if separator == "\t":
         reader = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE)
     else:

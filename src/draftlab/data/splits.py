@@ -19,7 +19,7 @@ from draftlab.data.readers import RawRow
 from draftlab.data.sources import DatasetSource, SourceName, open_source
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
-from draftlab.files.json_files import write_json, write_jsonl
+from draftlab.files.json_files import read_jsonl, write_json, write_jsonl
 from draftlab.files.seals import seal
 
 Profile = Literal["clean", "osd_repo_2024"]
@@ -95,8 +95,9 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
         distinct = _distinct(rest, train, {digest(prompt.text) for prompt in chosen}, clean)
         write_jsonl(prompts_file, itertools.islice(distinct, options.train or None))
         write_jsonl(eval_file, chosen)
-        if not train.kept:
-            raise UserError(f"no usable row in {dataset}", remedy="see what was read: draftlab data check FILE")
+        sink.flush()
+        if not train.kept or (options.eval and not chosen):
+            raise _too_few(dataset, train, len(chosen), rejected_file)
     summary = {
         "dataset": dataset,
         **dataclasses.asdict(options),
@@ -106,6 +107,17 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
     write_json(out / "summary.json", summary)
     seal(out, ["prompts.jsonl", "eval.jsonl", "rejected.jsonl", "summary.json"])
     return summary
+
+
+def _too_few(dataset: str, train: Counts, chosen: int, rejected: Path) -> UserError:
+    """Why there is nothing to run on: how many rows, and the first that gave no prompt with its place and reason."""
+    first = next(read_jsonl(rejected, Rejection), None)
+    usable = train.kept + train.held_out
+    what = f"{usable} usable rows of {train.read} in {dataset}, {chosen} of them held out: a run needs one to learn and one to measure"
+    if first is None:
+        return UserError(what, remedy="give more rows, or eval 0")
+    why = f"the first rejected one: {first.reason}: {first.row}"
+    return UserError(f"{what}; {why}", file=first.file, line=first.line, remedy="see all: draftlab data check FILE")
 
 
 def make_from(dataset: str, source: SourceName, *, raw: Path | None, out: Path, options: Options) -> dict[str, Any]:

@@ -110,7 +110,11 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
 
 def _public(error: BaseException) -> str:
     """The first line of a message, without whatever token it repeats."""
+    return without_token((str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+def without_token(text: str) -> str:
+    """``text`` without the token of the hub, or what looks like one."""
     from huggingface_hub import get_token
 
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return re.sub(r"hf_\w+", "hf_…", line.replace(get_token() or "\0", "…"))
+    return re.sub(r"hf_\w+", "hf_…", text.replace(get_token() or "\0", "…"))

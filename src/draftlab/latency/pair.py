@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from draftlab.errors import UserError
+from draftlab.files.scratch import scratch
 from draftlab.files.seals import verify
 from draftlab.files.weights import is_gguf
 from draftlab.latency.inflate import inflate
@@ -39,10 +39,10 @@ def open_pair(
     are pinned to as many cores.
     """
     engine = Settings(context_length, settings.threads, settings.gpu_layers, sequences, shared)
-    with tempfile.TemporaryDirectory(prefix="draftlab-") as scratch, contextlib.ExitStack() as stack:
+    with scratch() as folder, contextlib.ExitStack() as stack:
         if settings.inflated_layers or settings.inflated_ffn or settings.inflated_widths > 1:
             wanted = settings.inflated_layers, settings.inflated_ffn, settings.inflated_widths
-            target = inflated(target, Path(scratch) / "inflated", *wanted)
+            target = inflated(target, folder / "inflated", *wanted)
         paths = [target, *drafts]
         if settings.weights == "own" and settings.backend == "llama_cpp":
             paths = [path / ORIGINAL if (path / ORIGINAL).is_symlink() else path for path in paths]
@@ -50,7 +50,7 @@ def open_pair(
         weights = beside if settings.weights == "own" else settings.weights
         models: list[LatencyBackend] = []
         for index, path in enumerate(paths):
-            model = _open(path, Path(scratch) / f"{index}-{path.name}.gguf", settings, weights, engine)
+            model = _open(path, folder / f"{index}-{path.name}.gguf", settings, weights, engine)
             stack.callback(model.close)
             models.append(model)
         for draft in models[1:]:
@@ -74,8 +74,8 @@ def inflated(target: Path, out: Path, least_layers: int, least_ffn: int, widths:
 
 def load_inflated(target: Path, layers: int, ffn: int, device: str) -> LanguageModel:
     """A model for torch with at least these layers and this feed-forward width; its answers stay as they are."""
-    with tempfile.TemporaryDirectory(prefix="draftlab-") as scratch:
-        return load_model(inflated(target, Path(scratch) / "inflated", layers, ffn), device=device)
+    with scratch() as folder:
+        return load_model(inflated(target, folder / "inflated", layers, ffn), device=device)
 
 
 def _open(path: Path, exported: Path, settings: Engine, weights: Weights, engine: Settings) -> LatencyBackend:

@@ -10,7 +10,6 @@ import functools
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from safetensors.numpy import save_file
 
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_json
+from draftlab.files.scratch import scratch
 from draftlab.models.gguf import expected_shapes, export
 
 CURE = (
@@ -76,8 +76,8 @@ def _decode_batches() -> None:
     from draftlab.models.llama_cpp import LlamaCpp
 
     tokens = list(range(3, 12))
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with scratch() as name:
+        folder = name
         write_toy(folder / "toy", hidden_size=256, intermediate_size=512, vocab_size=64)
         for weights in ("q8_0", "q4_0", "f16"):
             export(folder / "toy", folder / f"{weights}.gguf", weights, vocabulary=False)

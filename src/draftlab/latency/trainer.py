@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from draftlab.errors import UserError
+from draftlab.files.scratch import die_with_parent
 from draftlab.models.cores import pin
 
 PATIENCE = 120
@@ -49,7 +50,18 @@ def training(draft: Path, batch: int, tokens: int, core: int | None = None) -> I
     """Run updates of a copy of ``draft`` in another process, pinned to ``core``; it ends with the block."""
     with tempfile.NamedTemporaryFile() as file:
         counter = np.memmap(file.name, dtype=np.int64, mode="w+", shape=(1,))
-        arguments = ["--draft", draft, "--batch", batch, "--tokens", tokens, "--counter", file.name]
+        arguments = [
+            "--draft",
+            draft,
+            "--batch",
+            batch,
+            "--tokens",
+            tokens,
+            "--counter",
+            file.name,
+            "--parent",
+            os.getpid(),
+        ]
         arguments += [] if core is None else ["--core", core]
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, *map(str, arguments)],
@@ -97,4 +109,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     for name, kind in {"draft": Path, "batch": int, "tokens": int, "counter": Path, "core": int}.items():
         parser.add_argument(f"--{name}", type=kind)
-    _train(**vars(parser.parse_args()))
+    parser.add_argument("--parent", type=int)
+    said = vars(parser.parse_args())
+    die_with_parent(said.pop("parent"))
+    _train(**said)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
+from draftlab.files.scratch import scratch
 from draftlab.files.weights import weight_files
 from draftlab.models.config import read_config
 from draftlab.models.trimmed import KEPT, beside, cut_vocabulary
@@ -73,8 +73,8 @@ def _export_trimmed(folder: Path, out: Path, weights: Weights, vocabulary: bool)
     if vocabulary:
         remedy = "export ids alone (--no-vocabulary), or a folder with the whole vocabulary first: draftlab widen"
         raise UserError("the vocabulary of a trimmed head has no text", file=folder, remedy=remedy)
-    with tempfile.TemporaryDirectory(prefix="draftlab-") as scratch:
-        small = Path(scratch) / "head"
+    with scratch() as room:
+        small = room / "head"
         config = cut_vocabulary(folder, small, weights != "f32", beside(out))
         tokenizer, known = folder / "tokenizer.json", {KEPT: str(config["vocab_size"])}
         if tokenizer.is_file():

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, field_validator
 
 from draftlab.core.settings import Dataset, Settings, Template
 from draftlab.data import registry, sources
@@ -32,7 +32,7 @@ ANSWERING = ("osd_offline", "osd_latency_dataset")
 MEASURED = 40
 """Requests of one's own that are timed, where as many are held out: fewer than 30 show nothing."""
 
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
 
 
 DIGESTS = Path("results/.digests.json")
@@ -65,6 +65,12 @@ class RunConfig(Settings):
     name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
     tracker: Literal["tensorboard"] | None = Field(None, description="where the curves go too")
 
+    @field_validator("raw", "dataset", "target", "draft")
+    @classmethod
+    def _is_no_flag(cls, value: str | None) -> str | None:
+        """A file whose name begins as a flag does stays a file."""
+        return f"./{value}" if value and value.startswith("-") else value
+
     @property
     def answers_alone(self) -> bool:
         """Whether it asks what adaptation does for prompts of one's own, and nothing else."""
@@ -83,6 +89,14 @@ def _check_places(run: RunConfig, by_architecture: bool) -> None:
         is_model = key not in ("raw", "dataset")
         if is_model and by_architecture:
             continue
+        if value and set("{}") & set(value):
+            remedy = "rename the file or folder"
+            raise UserError(f"{key}: braces stand for wildcards in a workflow: {value}", file="--config", remedy=remedy)
+        if is_model and value and "@" not in value and not os.path.exists(value) and os.path.isdir(value.split("/")[0]):
+            remedy = "check the path; if a model of the hub is meant, give its revision: OWNER/NAME@main"
+            raise UserError(
+                f"{key}: no such folder: {value}, though {value.split('/')[0]}/ is one", file="--config", remedy=remedy
+            )
         if value and not (os.path.exists(value) or (is_model and HUB_ID.fullmatch(value))):
             what = f"{key}: no such file or folder: {value}"
             remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION" if is_model else "check the path"

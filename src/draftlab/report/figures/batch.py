@@ -17,6 +17,7 @@ from pathlib import Path
 from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, write_json
+from draftlab.files.scratch import die_with_parent
 from draftlab.files.tables import table_bytes, tables_in
 from draftlab.report import figures, findings, published, tables, tidy
 
@@ -47,7 +48,9 @@ def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> 
     ]
     _published()  # read once, shared with the processes that fork from this one
     # Short-lived processes need no search for garbage, a tenth of their time.
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), initializer=gc.disable) as pool:
+    with ProcessPoolExecutor(
+        processes, multiprocessing.get_context("fork"), initializer=_begin, initargs=(os.getpid(),)
+    ) as pool:
         jobs = [pool.submit(draw, name, found[name], scale, out / name) for name in stale]
         for job in jobs:
             job.result()
@@ -55,6 +58,11 @@ def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> 
         os.utime(file)  # looked at, and as new as its table
     write_json(drawn, digests)
     return stale
+
+
+def _begin(parent: int) -> None:
+    gc.disable()
+    die_with_parent(parent)
 
 
 def _digest(experiment: str, table: Path, scale: str) -> str:

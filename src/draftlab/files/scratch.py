@@ -1,0 +1,57 @@
+"""Scratch that outlives no run: a folder that is removed at the end, by the next run where a kill left it; children that die with their parent."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+PDEATHSIG = 1
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """Yield a folder below ``TMPDIR`` that is removed afterwards; those that killed processes of this machine left are removed first."""
+    base = Path(tempfile.gettempdir())
+    mine = f"draftlab-{socket.gethostname()}-"
+    for old in base.glob(f"{mine}*"):
+        pid = old.name.removeprefix(mine).partition("-")[0]
+        if pid.isdecimal() and not _lives(int(pid)) and old.stat().st_uid == os.getuid():
+            shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{mine}{os.getpid()}-") as name:
+        yield Path(name)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def die_with_parent(parent: int = 0) -> None:
+    """Let the system kill this process when its parent ends, however it ends; ``parent`` may have ended already. Linux only."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
+        if parent and os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_in_order() -> None:
+    """Let SIGTERM, a scheduler's time limit, unwind this process as an error does: what it wrote half is removed."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)

@@ -1,0 +1,64 @@
+"""Kills leave no gigabytes and no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from draftlab.files.scratch import scratch
+
+HOLD = (
+    "from draftlab.files.scratch import end_in_order, scratch; import time; end_in_order()\n"
+    "with scratch() as folder: (folder / 'large').write_text('x'); print(folder, flush=True); time.sleep(60)"
+)
+
+
+def started(code: str, folder: Path) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(folder)}, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    return process, process.stdout.readline().strip()
+
+
+def test_a_time_limit_removes_scratch(tmp_path: Path) -> None:
+    process, name = started(HOLD, tmp_path)
+    assert (Path(name) / "large").exists()
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_kill_left_is_removed_by_the_next_and_only_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    living, mine = started(HOLD, tmp_path)
+    killed, name = started(HOLD, tmp_path)
+    killed.kill()
+    killed.wait(30)
+    assert (Path(name) / "large").exists()
+    with scratch() as own:
+        assert {path.name for path in tmp_path.iterdir()} == {Path(mine).name, own.name}
+    living.kill()
+    living.wait(30)
+
+
+def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    child = "from draftlab.files.scratch import die_with_parent; import sys, time; die_with_parent(int(sys.argv[1])); print(1, flush=True); time.sleep(60)"
+    parent = (
+        f"import os, subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', {child!r}, str(os.getpid())], "
+        "stdout=subprocess.PIPE); child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)"
+    )
+    process, said = started(parent, tmp_path)
+    process.kill()
+    process.wait(30)
+    until = time.monotonic() + 20
+    while psutil.pid_exists(int(said)) and psutil.Process(int(said)).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until, "the child lives on"
+        time.sleep(0.05)

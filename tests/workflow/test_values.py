@@ -1,0 +1,80 @@
+"""Values of --config and of make's CONFIG are data: no wildcard, no flag, no shell; and an error nobody foresaw is one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from draftlab import cli, plan
+from draftlab.errors import UserError
+from tests.conftest import ROOT
+
+
+def test_braces_are_no_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for key, name in (("dataset", "a{run}.jsonl"), ("raw", "a{run}"), ("target", "a{run}/b")):
+        Path(name).mkdir(parents=True)
+        with pytest.raises(UserError, match="braces"):
+            plan.load_run({"scale": "smoke", key: name}, plan.WORKFLOW)
+
+
+def test_a_name_like_a_flag_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-x.jsonl").write_text('{"prompt": "a"}\n')
+    assert plan.load_run({"scale": "smoke", "dataset": "-x.jsonl"}, plan.WORKFLOW).raw_folder == "./-x.jsonl"
+
+
+def test_a_typo_in_a_folder_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models").mkdir()
+    with pytest.raises(UserError, match=r"no such folder: models/typo, though models/ is one"):
+        plan.load_run({"scale": "smoke", "target": "models/typo"}, plan.WORKFLOW)
+    assert plan.load_run({"scale": "smoke", "target": "models/typo@main"}, plan.WORKFLOW)
+    assert plan.load_run({"scale": "smoke", "target": "owner/name"}, plan.WORKFLOW)
+
+
+@pytest.mark.parametrize(
+    "value", ["a=b;touch ran", "a=$(touch ran)", "a=`touch ran`", "a=b | touch ran", "a=$(shell touch ran)"]
+)
+@pytest.mark.parametrize("given", ["word", "environment"])
+def test_make_runs_nothing_of_config(value: str, given: str, tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/ready").touch()
+    for name in ("snakemake", "draftlab"):
+        (tmp_path / ".venv/bin" / name).write_text('#!/bin/sh\nfor word; do echo "<$word>"; done\n')
+        (tmp_path / ".venv/bin" / name).chmod(0o755)
+    words = ["make", "-o", ".venv/ready", "reproduce", *([f"CONFIG={value}"] if given == "word" else [])]
+    environment = {key: own for key, own in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS")}
+    environment |= {"CONFIG": value} if given == "environment" else {}
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert not (tmp_path / "ran").exists()
+    assert [word for word in re.findall("<(.*)>", done.stdout) if word != "summary"][
+        -len(value.split()) :
+    ] == value.split(), done
+
+
+def test_an_error_that_nobody_foresaw_is_one_line_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
+
+    def fail() -> None:
+        raise LookupError("first line hf_secretsecret\nsecond line")
+
+    with pytest.raises(SystemExit) as stop:
+        cli.exit_on_error(fail)
+    (log,) = tmp_path.iterdir()
+    assert str(stop.value.code) == (
+        f"draftlab: unexpected error: LookupError: first line … (a fault of draftlab: report it with {log})"
+    )
+    text = log.read_text()
+    assert "Traceback" in text
+    assert "second line" in text
+    assert "secret" not in text
+    assert sys.argv[0] in text
