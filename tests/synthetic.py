@@ -1,9 +1,13 @@
-"""Tables that no run made: plausible numbers from a fixed seed, to test what reads tables."""
+"""The table of any experiment as its plan and its stage's ``Row`` say, with plausible numbers from a fixed seed: to test what reads tables."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import io
 import itertools
-import tempfile
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,721 +15,179 @@ import numpy as np
 import pandas as pd
 
 from draftlab import plan
-from draftlab.core import theory
-from draftlab.models.llama import Llama, LlamaConfig
-from draftlab.stages import memory_traffic
-from draftlab.stages._stage import Bench, NoInputs
-from tests import planned
+from draftlab.report import published
+from draftlab.stages._stage import Bench, Column, NoInputs, Stage, Variant
 
-DATASETS = ("spider", "gsm8k", "code_search_net", "finance_alpaca")
-BEFORE = dict(zip(DATASETS, (0.23, 0.25, 0.30, 0.40), strict=True))
+FOLDER = Path(__file__).resolve().parents[1] / "workflow" / "experiments"
+SIZES = {"request_id": 12, "stream_index": 60, "block": 6, "repeat": 5, "pair": 3, "slice": 4, "entropy_class": 3}
+"""How many units a table has, and how many values a column that counts from 0."""
+ALWAYS = {"contender": ["none", "none_again"], "scheme": ["optimal", "single"]}
+"""Values that are there though nobody asks for them: what others are compared with."""
+CLASSES = {
+    "language": ["English", "Spanish", "Chinese"],
+    "topic": ["Games", "Education", "Business_Corporate"],
+    "length": ["length 1", "length 2", "length 3"],
+}
 
-
-def _served(rng: np.random.Generator, alpha: np.ndarray) -> pd.DataFrame:
-    """One request per entry of ``alpha``: counts as a speculative loop would record them."""
-    blocks = rng.integers(6, 20, len(alpha))
-    visited = blocks * 3
-    accepted = rng.binomial(visited, np.clip(alpha, 0, 1))
-    overlap = np.clip(accepted + rng.normal(0, 0.5, len(alpha)), 0, visited)
-    return pd.DataFrame(
-        {
-            "accepted": accepted,
-            "visited": visited,
-            "overlap": overlap,
-            "overlap_repo": overlap,
-            "blocks": blocks,
-            "emitted": accepted + blocks,
-        }
-    )
+Effects = Mapping[str, Mapping[Any, float] | float]
+"""By column: how much a value adds to the share of what is counted that is good, or how much each step of the column does."""
 
 
-def osd_offline(requests: int = 60, gain: float = 0.45) -> pd.DataFrame:
-    rng = np.random.default_rng(1)
-    variants = {
-        ("none", "none"): 0.0,
-        ("teacher", "hard_label"): gain,
-        ("teacher", "forward_kl"): gain + 0.01,
-        ("student", "forward_kl"): 0.05,
-        ("mix_token", "forward_kl"): 0.3,
-    }
-    frames = []
-    for dataset, ((source, loss), more) in itertools.product(DATASETS, variants.items()):
-        spread = rng.normal(0, 0.05, requests)
-        frames.append(
-            _served(rng, BEFORE[dataset] + more + spread).assign(
-                experiment="osd_offline",
-                dataset=dataset,
-                sample_source=source,
-                loss=loss,
-                seed=0,
-                request_id=range(requests),
-            )
-        )
-    return pd.concat(frames, ignore_index=True)
-
-
-def osd_online(records: int = 200, held_out: int = 60, gain: float = 0.45) -> pd.DataFrame:
-    rng = np.random.default_rng(2)
-    frames = []
-    for dataset in DATASETS:
-        ramp = gain * (1 - np.exp(-np.arange(records) / (records / 4)))
-        levels = {
-            "online": BEFORE[dataset] + ramp,
-            "static_10": np.full(records, BEFORE[dataset] + 0.15),
-            "static_10_fair": np.full(records, BEFORE[dataset] + 0.25),
-            "offline": np.full(held_out, BEFORE[dataset] + 0.48),
-        }
-        for method, alpha in levels.items():
-            frames.append(
-                _served(rng, alpha + rng.normal(0, 0.05, len(alpha))).assign(
-                    dataset=dataset,
-                    method=method,
-                    seed=0,
-                    stream_index=range(len(alpha)),
-                    request_id=range(len(alpha)),
-                    split="eval" if method == "offline" else "train",
-                )
-            )
-    return pd.concat(frames, ignore_index=True)
-
-
-def osd_speedup_theory() -> pd.DataFrame:
-    curves = [(3, 0.1), (5, 0.1), (7, 0.1), (9, 0.1), (5, 0.01), (5, 0.05), (5, 0.2)]
-    alphas = [round(0.1 * i, 1) for i in range(1, 10)]
-    return pd.DataFrame(
-        [
-            {"alpha": a, "draft_len": k, "cost_ratio": c, "speedup": theory.speedup(a, k, c), "seed": 0}
-            for k, c in curves
-            for a in alphas
-        ]
-    )
-
-
-def osd_latency_alpha(blocks: int = 7) -> pd.DataFrame:
-    rng = np.random.default_rng(3)
-    rows = []
-    for alpha, block in itertools.product((0.5, 0.6, 0.7, 0.8, 0.9), range(blocks)):
-        plain, rounds = 0.013 * rng.normal(1, 0.02), 20
-        verify, draft = 1.25 * plain, 0.1 * plain
-        rows.append(
-            {
-                "alpha": alpha,
-                "draft_len": 5,
-                "seed": 0,
-                "block": block,
-                "plain_before_seconds": 4 * plain,
-                "plain_after_seconds": 4 * plain,
-                "plain_steps": 8,
-                "tokens": 60,
-                "draft_steps": 5 * rounds,
-                "draft_seconds": 5 * rounds * draft,
-                "verify_seconds": rounds * verify,
-                "seconds": rounds * (5 * draft + verify) * rng.normal(1, 0.02),
-                "disagreements": 0,
-                "rounds": rounds,
-                "verify_probe_seconds": 2 * verify,
-                "verify_probes": 2,
-                "draft_probe_seconds": 6 * draft,
-                "draft_probes": 6,
-                "attempt": 0,
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def beyond_best_draft_len() -> pd.DataFrame:
-    return pd.concat(
-        osd_latency_alpha(5).assign(draft_len=length, verify_probe_seconds=0.03 * (1 + 0.1 * length))
-        for length in (1, 2, 4, 8, 12)
-    )
-
-
-def mdss_region(points: int = 13) -> pd.DataFrame:
-    rows = []
-    for (panel, first), drafts in itertools.product((("left", 1 / 3), ("right", 1 / 6)), (2, 3, 4)):
-        for q2 in np.linspace(0, 1 - first, points):
-            q = np.array([first, q2, 1 - first - q2])
-            single = np.minimum(q, 1 / 3).sum()
-            order = np.sort(q)
-            optimal = min(1.0, 1 + min(order[:i].sum() - (i / 3) ** drafts for i in range(4)))
-            schemes = {
-                "optimal": optimal,
-                "importance": optimal,
-                "k_seq": (2 * optimal + single) / 3,
-                "specinfer": (optimal + single) / 2,
-                "single": single,
-            }
-            rows += [
-                {
-                    "panel": panel,
-                    "num_drafts": drafts,
-                    "q2": q2,
-                    "scheme": name,
-                    "acceptance": value,
-                    "distribution_error": 1e-16,
-                }
-                for name, value in schemes.items()
-            ]
-    return pd.DataFrame(rows)
-
-
-def mdss_acceptance(requests: int = 8) -> pd.DataFrame:
-    rng = np.random.default_rng(4)
-    rows = []
-    less = {
-        "optimal": 0,
-        "importance_truncated": 0.006,
-        "k_seq": 0.012,
-        "specinfer": 0.016,
-        "rrs": 0.002,
-        "block": 0.05,
-        "single": 0.08,
-    }
-    for dataset, request in itertools.product(("xsum", "dolly", "wmt16", "synthetic"), range(requests)):
-        base, positions = rng.uniform(0.4, 0.7), int(rng.integers(10, 20))
-        for temperature, drafts in itertools.product((1.0, 1.6), (2, 4, 8)):
-            best = base + 0.03 * np.log2(drafts) - 0.1 * (temperature - 1)
-            for scheme, missing in less.items():
-                value = best - missing * rng.uniform(0.8, 1.2)
-                rows.append(
-                    {
-                        "dataset": dataset,
-                        "draft_temperature": temperature,
-                        "num_drafts": drafts,
-                        "scheme": scheme,
-                        "request_id": request,
-                        "acceptance_sum": value * positions,
-                        "positions": positions,
-                        "member_sum": value * positions,
-                    }
-                )
-    return pd.DataFrame(rows)
-
-
-def osd_latency_length(blocks: int = 5) -> pd.DataFrame:
-    rng = np.random.default_rng(5)
-    rows = []
-    for alpha, (begin, end), block in itertools.product(
-        (0.5, 0.7, 0.9), itertools.pairwise((0, 16, 128, 1024, 2048)), range(blocks)
-    ):
-        step, rounds = 0.013 * rng.normal(1, 0.02), 10
-        plain = step * (1 + end / 4000)
-        rows.append(
-            {
-                "alpha": alpha,
-                "draft_len": 5,
-                "begin": begin,
-                "end": end,
-                "block": block,
-                "plain_before_seconds": 4 * plain,
-                "plain_after_seconds": 4 * plain,
-                "plain_steps": 8,
-                "seconds": rounds * step * (1 + end / 8000) * 1.8,
-                "rounds": rounds,
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def _requests(contenders: dict[str, float], requests: int = 20) -> pd.DataFrame:
-    rng = np.random.default_rng(6)
-    rows = []
-    for dataset, request in itertools.product(DATASETS, range(requests)):
-        tokens = int(rng.integers(20, 60))
-        for contender, speedup in {"none": 1.0, **contenders, "none_again": 1.0}.items():
-            seconds = 0.01 * tokens / speedup * rng.normal(1, 0.02)
-            rows.append(
-                {
-                    "request_id": f"r{request}",
-                    "contender": contender,
-                    "draft_len": 5,
-                    "tokens": tokens,
-                    "seconds": seconds,
-                    "blocks": tokens // 3,
-                    "drafted": tokens,
-                    "visited": tokens,
-                    "accepted": tokens // 2,
-                    "draft_seconds": seconds / 4,
-                    "verify_seconds": seconds / 2,
-                    "same_text": True,
-                    "dataset": dataset,
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def osd_latency_dataset() -> pd.DataFrame:
-    return _requests({"before": 0.9, "distilled": 1.5, "lookup": 1.1, "lookup_first": 1.7})
-
-
-def beyond_weights() -> pd.DataFrame:
-    slower = {"f16": 1, "q8_0": 3}
-    tables = ((kind, slower[kind], length) for kind, length in itertools.product(slower, (1, 3)))
-    return pd.concat(
-        osd_latency_alpha(5)
-        .query("alpha == 0.8")
-        .assign(weights=kind, draft_len=length)
-        .eval(f"seconds = seconds * {by}")
-        for kind, by, length in tables
-    )
-
-
-def beyond_sampled_latency() -> pd.DataFrame:
-    speedups = {0.0: 1.5, 1.0: 1.2}
-    return pd.concat(
-        [_requests({"before": 0.9, "distilled": x, "lookup": 1.1}).assign(temperature=t) for t, x in speedups.items()]
-    )
-
-
-def beyond_three_baselines() -> pd.DataFrame:
-    return _requests({"before": 0.9, "distilled": 1.5, "distilled_adaptive": 1.6, "lookup": 1.1})
-
-
-def beyond_branches(blocks: int = 6) -> pd.DataFrame:
-    rng = np.random.default_rng(8)
-    return pd.DataFrame(
-        {
-            "num_drafts": drafts,
-            "draft_len": 4,
-            "block": block,
-            "plain_seconds": 0.004,
-            "one_branch_seconds": 0.006 * rng.normal(1, 0.02),
-            "branches_seconds": 0.006 * (1 + 0.3 * (drafts - 1)) * rng.normal(1, 0.02),
-        }
-        for drafts, block in itertools.product((2, 4), range(blocks))
-    )
-
-
-def beyond_noise_floor(repeats: int = 6) -> pd.DataFrame:
-    rng = np.random.default_rng(9)
-    return pd.DataFrame(
-        {"repeat": repeat, "pair": pair, "a_seconds": rng.normal(0.01, 1e-4), "b_seconds": rng.normal(0.01, 1e-4)}
-        for repeat, pair in itertools.product(range(repeats), range(3))
-    )
-
-
-def osd_update_cost(blocks: int = 5) -> pd.DataFrame:
-    rng = np.random.default_rng(7)
+def table(name: str, effects: Effects | None = None, scale: str = "laptop", **sizes: int) -> pd.DataFrame:
+    """The table of one experiment; an exact one of a stage that reads nothing is computed."""
+    experiment = plan.load_experiment(FOLDER / f"{name}.yaml")
+    stage, rng = experiment.of_stage, np.random.default_rng(0)
+    computed = stage.inputs is NoInputs and not any(own.timed for own in stage.columns.values())
+    scale = next(own for own in (*(["smoke"] * computed), scale, *experiment.scales) if own in experiment.scales)
+    asked = {} if computed else _asked(name, experiment)
     frames = [
-        pd.DataFrame(
-            {
-                "block": range(blocks),
-                "target_request_seconds": rng.normal(0.8, 0.02, blocks),
-                "update_seconds": rng.normal(seconds, 0.04 * seconds, blocks),
-                "update_forward_seconds": 0.3 * seconds,
-                "update_backward_seconds": 0.6 * seconds,
-                "update_interval": 8,
-                "draft": draft,
-            }
-        )
-        for draft, seconds in (("draft", 0.05), ("draft_large", 0.12))
+        (
+            stage.run(own.settings, NoInputs(), Bench(Path()))[0]
+            if computed
+            else _rows(stage, own, asked, SIZES | sizes, effects or {}, rng)
+        ).assign(**own.labels)
+        for cell in experiment.cells(scale, name).values()
+        for own in cell
     ]
-    return pd.concat(frames, ignore_index=True)
+    return pd.read_csv(io.StringIO(pd.concat(frames).to_csv(index=False)))  # as it is read back from its file
 
 
-def osd_medusa(blocks: int = 6) -> pd.DataFrame:
-    rng = np.random.default_rng(8)
-    ways = [("plain", "single", 0.0, 1.0), ("draft", "single", 0.0, 1.3), ("draft_osd", "single", 0.0, 2.0)]
-    ways += [("medusa", "single", 0.0, 1.2), ("medusa_osd", "single", 0.0, 1.8), ("plain", "single", 1.0, 1.0)]
-    ways += [("draft_osd", "single", 1.0, 1.6), ("medusa_osd", "rrs", 1.0, 1.4), ("medusa_osd", "typical", 1.0, 1.7)]
-    rows = []
-    for dataset, (contender, verifier, temperature, length), block in itertools.product(
-        ("spider", "arena"), ways, range(blocks)
-    ):
-        tokens = 100 + int(rng.integers(20))
-        is_heads = contender.startswith("medusa")
-        counted = {"accepted": tokens - round(tokens / length), "visited": tokens, "overlap": 40, "overlap_repo": 40}
-        rows.append(
-            {
-                "dataset": dataset,
-                "contender": contender,
-                "verifier": verifier,
-                "temperature": temperature,
-                "block": block,
-            }
-            | counted
-            | {"blocks": round(tokens / length), "emitted": tokens, "requests": 5, "same_text": 5 - int(temperature)}
-            | {
-                "is_lossless": int(verifier != "typical"),
-                "seconds": tokens / length * 1.2,
-                "plain_seconds": float(tokens),
-            }
-            | {"parameters": 700_000 if is_heads else 115_000, "epoch_seconds": 9.0 if is_heads else 3.0, "seed": 0}
-        )
-    return pd.DataFrame(rows)
+@functools.cache
+def _published() -> published.Published:
+    return published.load()
 
 
-def _table_of(name: str, inputs: Any) -> pd.DataFrame:
-    """The rows of a cell that reads models at most: the stage itself writes them."""
-    experiment = plan.load_experiment(planned.FOLDER / f"{name}.yaml")
-    [variants] = experiment.cells("laptop", name).values()
-    return experiment.of_stage.run(variants[0].settings, inputs, Bench(Path()))[0]
-
-
-def osd_memory_traffic() -> pd.DataFrame:
-    with tempfile.TemporaryDirectory() as folder:
-        for name, width in (("target", 192), ("draft", 64)):
-            Llama(LlamaConfig(1024, width, 2 * width, 2, 2, 2, 64)).save(Path(folder) / name)
-        served = osd_online()
-        served = pd.concat([served, served[served["method"] == "static_10"].assign(method="static")])
-        served.to_csv(Path(folder) / "osd_online.csv", index=False)
-        target, draft, online = (Path(folder) / name for name in ("target", "draft", "osd_online.csv"))
-        return _table_of("osd_memory_traffic", memory_traffic.Inputs(target=target, draft=draft, online=online))
-
-
-def osd_utilisation() -> pd.DataFrame:
-    return _table_of("osd_utilisation", NoInputs())
-
-
-def beyond_break_even(records: int = 40) -> pd.DataFrame:
-    rng = np.random.default_rng(9)
-    frames = []
-    runs = [("static", 0, 1.0, 0.0), ("larger", 0, 0.8, 0.05)]
-    runs += [("online", interval, 0.6 + 0.002 * interval, 0.4 / interval) for interval in (1, 8, 64)]
-    for contender, interval, cost, update in runs:
-        static = rng.normal(1, 0.05, records)
-        frames.append(
-            pd.DataFrame(
-                {
-                    "stream_index": range(records), "request_id": range(records), "emitted": 20, "blocks": (20 * cost * static).round(),
-                    "serve_seconds": cost * static, "serve_gb": cost * static, "update_seconds": update,
-                    "update_gb": update / 10, "static_seconds": static, "static_gb": static,
-                    "contender": contender, "update_interval": interval, "seed": 0,
-                }
-            )
-        )  # fmt: skip
-    return pd.concat(frames, ignore_index=True)
-
-
-def beyond_context_batch(blocks: int = 3) -> pd.DataFrame:
-    rng = np.random.default_rng(8)
-    rows = []
-    for context, batch, verified, block in itertools.product((64, 512), (1, 8), (1, 2, 4, 6, 9), range(blocks)):
-        plain = 0.01 * batch * rng.normal(1, 0.02)
-        rows.append(
-            {
-                "context": context,
-                "batch": batch,
-                "block": block,
-                "verified": verified,
-                "plain_before_seconds": plain,
-                "verify_seconds": plain * (1 + 0.3 * (verified - 1)),
-                "draft_seconds": 0.1 * plain,
-                "plain_after_seconds": plain,
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def beyond_interference() -> pd.DataFrame:
-    alone = osd_latency_alpha()
-    slower = alone.assign(seconds=alone["seconds"] * 1.1)
-    both = pd.concat(
-        [alone.assign(phase="alone", training_steps=0), slower.assign(phase="training", training_steps=3)],
-        ignore_index=True,
+def _asked(name: str, experiment: plan.Experiment) -> dict[str, list[Any]]:
+    """By column the values that the experiment's file and the papers' claims ask for; none of a word that they only name."""
+    known, stage = _published(), experiment.of_stage
+    rules = [claim.rule for claim in known.claims.values() if claim.rule and name in str(claim.rule)]
+    said = [own.model_dump() for own in (experiment, *rules, *known.statements.values()) if name in f"{own!r} {name}"]
+    said = [own for own in said if name in str(own) or own is said[0]]
+    module = Path(plan.__file__).parents[1] / "report/figures" / f"{name}.py"
+    code = "".join(
+        inspect.getsource(view) for view in [stage.derive, stage.views.get(experiment.view, len)] if view is not len
     )
-    return both.assign(wall_seconds=0.5, idle_training_steps=4, idle_wall_seconds=0.5)
+    found: dict[str, list[Any]] = {}
+    for word in re.findall(r"\w+", f"{said} {code} {module.read_text() if module.exists() else ''}"):
+        found.setdefault(word, [])
+
+    def walk(part: Any) -> None:
+        for key, value in part.items() if isinstance(part, Mapping) else ():
+            values = value if isinstance(value, list) else [value]
+            new = [one for one in values if isinstance(one, str | int | float) and one not in found.get(str(key), [])]
+            found.setdefault(str(key), []).extend(new)
+        for inner in part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else ():
+            walk(inner)
+
+    walk(said)
+    return found
 
 
-def mdss_cone() -> pd.DataFrame:
-    return pd.DataFrame(
-        [
-            {
-                "num_tokens": n,
-                "num_drafts": k,
-                "dimension": 2 * n,
-                "rays": 2 * n,
-                "nonnegative": n,
-                "subsets": 2**n - 2,
-                "expected_subsets": 2**n - 2,
-                "other": 0,
-                "cases": 3,
-                "largest_difference": 3e-8,
-                "inequalities": "",
-            }
-            for n, k in itertools.product((2, 3, 4), (2, 3))
-        ]
-    )
+def _values(name: str, column: Column, own: Variant, asked: Mapping[str, list[Any]]) -> list[Any]:
+    """What a column that tells rows apart holds; nothing of one that is measured."""
+    if name in own.labels:
+        return [own.labels[name]]
+    found: list[Any] = []
+    for key in (name, f"{name}s", f"{name}es"):
+        value = getattr(own.settings, key, None)
+        if isinstance(value, list | tuple | dict):
+            found += value
+        elif value is not None and type(value) is not bool and key != "blocks":
+            probed = [one for one in asked.get(name, []) if isinstance(one, int | float)] if key != name else []
+            found += [0.0, *probed, float(value)] if getattr(own.settings, "probes", 0) and key != name else [value]
+    if column.kind is str and not found and not column.values:
+        found = [one for one in asked.get(name, []) if isinstance(one, str)]
+        found += ALWAYS.get(name, []) if found else []
+    if name == "batch" and hasattr(own.settings, "rounds"):
+        found = [1, *found]
+    found = found or [*column.values]
+    if name == "measured" and not own.settings.live:
+        found = found[:1]
+    return list(dict.fromkeys(found))
 
 
-def mdss_cost() -> pd.DataFrame:
-    costs = {
-        "restrict": 2.0,
-        "optimum value": 0.05,
-        "single": 0.02,
-        "k_seq": 0.1,
-        "optimal": 0.12,
-        "importance_truncated s=5": 0.3,
-        "importance_truncated s=5, highs": 1.4,
+def _rows(
+    stage: Stage, own: Variant, asked: Mapping[str, list[Any]], sizes: Mapping[str, int], effects: Effects,
+    rng: np.random.Generator,
+) -> pd.DataFrame:  # fmt: skip
+    columns = {name: column for name, column in stage.columns.items() if not column.optional or name in asked}
+    if not getattr(own.settings, "probes", 0):
+        columns.pop("after", None)
+    counted = [name for name in columns if name in sizes and not (name == "request_id" and "stream_index" in columns)]
+    keys = {name: range(sizes[name]) for name in counted}
+    keys |= {
+        name: values
+        for name, column in columns.items()
+        if name not in counted and name != "split" and (values := _values(name, column, own, asked))
     }
-    filters = ("top-p .95, sharp", "top-p .95, peaked", "no truncation")
-    return pd.DataFrame(
-        [
-            {
-                "vocab": v,
-                "filter": f,
-                "support": 100,
-                "num_drafts": k,
-                "batch": b,
-                "scheme": s,
-                "ms": ms * k * v / 32000,
-                "ms_p90": 1.4 * ms * k * v / 32000,
-            }
-            for v, f, k, b, (s, ms) in itertools.product((32000, 128000), filters, (2, 4), (1, 16), costs.items())
-            if not (s == "restrict" and f == "no truncation")
-        ]
-    )
+    rows = pd.DataFrame(itertools.product(*keys.values()), columns=list(keys))
+    if "iterations" in rows:  # those of its peers are 0
+        rows.loc[rows["scheme"] != "sinkhorn", ["iterations", "sharpness"]] = 0
+    if "lp_threshold" in columns:  # a single draft is one, and has no linear program
+        rows["first_temperature"] = rows.get("first_temperature", rows["draft_temperature"])
+        rows.loc[rows["scheme"] == "single", "num_drafts"] = 1
+        rows.loc[rows["scheme"] != "importance_truncated", "lp_threshold"] = 0
+    if "begin" in columns:
+        rows = rows.merge(pd.DataFrame({"end": own.settings.length, "begin": [0, *own.settings.length[:-1]]}), "cross")
+    rows = rows.drop_duplicates(ignore_index=True)
+    if "stream_index" in columns:
+        rows = rows.assign(request_id=rows["stream_index"])
+    if "split" in columns:
+        is_held_out = getattr(own.settings, "measured_on", "") == "held_out"
+        rows["split"] = stage.split or ("eval" if is_held_out else "train")
+    if getattr(own.settings, "stream", None) and "group" in columns:
+        rows = _grouped(rows, own.settings)
+    unit = stage.unit if stage.unit in rows else next(iter(keys))
+    noise = pd.Series(rng.normal(0, 0.04, 1000))
+    score = 0.5 + pd.Series(pd.factorize(rows[unit])[0]).map(noise) + rng.normal(0, 0.01, len(rows))
+    labels = own.settings.model_dump() | dict(own.labels)
+    for name, effect in effects.items():
+        column = rows[name] if name in rows else pd.Series(labels.get(name, 0), rows.index)
+        score += column.map(effect).fillna(0) if isinstance(effect, Mapping) else effect * column.astype(float)
+    return _measured(stage, columns, rows, score.clip(0.02, 0.98), rng)
 
 
-def _live(grid: list[dict[str, object]], requests: int = 10, quality: bool = False) -> pd.DataFrame:
-    """Live decoding as ``stages.live`` writes it; every scheme better than the one before."""
-    rng = np.random.default_rng(9)
-    gains = {
-        "plain": 0.0,
-        "single": 0.6,
-        "block": 0.7,
-        "specinfer": 0.8,
-        "k_seq": 0.9,
-        "importance_truncated": 1.1,
-        "optimal": 1.2,
-    }
-    common = {
-        "num_drafts": 2,
-        "draft_temperature": 1.2,
-        "target_temperature": 1.0,
-        "top_k": 0,
-        "draft_len": 4,
-        "top_p": 0.95,
-        "seed": 0,
-    }
-    rows = []
-    for dataset, request, contender in itertools.product(("xsum", "dolly", "wmt16"), range(requests), grid):
-        row = common | contender
-        row.setdefault("first_temperature", row["draft_temperature"])
-        row.setdefault("lp_threshold", 5 if row["scheme"] == "importance_truncated" else 0)
-        if row["scheme"] == "single":
-            row["num_drafts"] = 1
-        blocks = int(rng.integers(8, 16))
-        more = gains[str(row["scheme"])] * (1 + 0.05 * row["num_drafts"] + 0.002 * min(row["top_k"], 40))
-        row |= {
-            "dataset": dataset,
-            "request_id": request,
-            "batch": 0,
-            "drafted": 4 * blocks,
-            "visited": 3 * blocks,
-            "accepted": blocks,
-            "emitted": round(blocks * (1 + more)),
-            "blocks": blocks,
-        }
-        row |= {"draft_seconds": 0.01 * blocks, "target_seconds": 0.03 * blocks, "select_seconds": 0.002 * blocks}
-        if quality:
-            row |= {"rouge_l": rng.uniform(0.15, 0.22), "bleu": rng.uniform(0.03, 0.05)}
-        rows.append(row)
-    return pd.DataFrame(rows)
+def _grouped(rows: pd.DataFrame, settings: Any) -> pd.DataFrame:
+    """The rows of a stream with their classes, in turn or one after the other."""
+    groups = list(settings.stream.groups or CLASSES.get(settings.stream.group_by, settings.of))
+    count, place = int(rows["stream_index"].max()) + 1, rows["stream_index"]
+    in_turn = settings.stream.kind != "concatenated"
+    place = place % len(groups) if in_turn else place * len(groups) // count
+    rows = rows.assign(group=[groups[own] for own in place], segment=0 if in_turn else place, requests=1)
+    if not settings.probes:
+        return rows
+    held_out = rows[rows["stream_index"] < 10 * len(groups)].assign(split="eval", segment=0)
+    after = [count * (part + 1) // settings.probes for part in range(settings.probes)]
+    return pd.concat([rows.assign(after=0), *(held_out.assign(after=own) for own in after)], ignore_index=True)
 
 
-SCHEMES = ("single", "specinfer", "k_seq", "importance_truncated", "optimal")
+def _measured(
+    stage: Stage, columns: Mapping[str, Column], rows: pd.DataFrame, score: pd.Series, rng: np.random.Generator
+) -> pd.DataFrame:
+    """The other columns: counts whose ratios follow the score, times that are the shorter the better."""
+    ratios = {own.numerator: own.denominator for own in stage.measures.values() if own.denominator}
+    below = [name for name in columns if name in ratios.values()]
+    for name in sorted(columns, key=lambda name: name not in below):
+        column = columns[name]
+        if name in rows:
+            continue
+        near = rng.normal(1, 0.02, len(rows))
+        if column.kind in (str, bool):
+            value: Any = name if column.kind is str else True
+        elif column.optional and column.timed:
+            value = 3.0
+        elif column.unit == "s":
+            value = 0.01 * near * (1.0 if name.startswith(("plain", "static", "one_")) else 1.3 - score)
+        elif ratios.get(name) in rows:
+            value = rows[ratios[name]] * (score if name != "emitted" else 1 + 2 * score)
+        elif column.kind is int:
+            value = 40 * score * near if name in ratios else 20 + 0 * near
+        else:
+            value = (score if name not in below else 20) * near
+        rows[name] = np.round(value).astype(int) if column.kind is int else value
+    return rows[[name for name in rows]]
 
 
-def mdss_drafts() -> pd.DataFrame:
-    return _live(
-        [{"scheme": s, "num_drafts": k} for s, k in itertools.product(SCHEMES, (2, 3, 6)) if s != "single" or k == 2]
-    )
-
-
-def mdss_draft_temperature() -> pd.DataFrame:
-    return _live([{"scheme": s, "draft_temperature": t} for s, t in itertools.product(SCHEMES, (1.0, 1.6, 2.4))])
-
-
-def mdss_three_drafts() -> pd.DataFrame:
-    return mdss_draft_temperature()
-
-
-def mdss_target_temperature() -> pd.DataFrame:
-    return _live([{"scheme": s, "target_temperature": t} for s, t in itertools.product(SCHEMES, (0.2, 0.6, 1.0))])
-
-
-def mdss_mixed_temperature() -> pd.DataFrame:
-    mixed = [
-        {"scheme": s, "draft_temperature": t, "first_temperature": 1.2}
-        for s, t in itertools.product(("specinfer", "importance_truncated"), (1.2, 1.6, 2.4))
-    ]
-    return _live([{"scheme": "single", "first_temperature": 1.2}, *mixed])
-
-
-def mdss_topk() -> pd.DataFrame:
-    return _live(
-        [
-            {"scheme": s, "num_drafts": k, "top_k": top}
-            for s, k, top in itertools.product(SCHEMES, (2, 3), (5, 10))
-            if s != "single" or k == 2
-        ]
-    )
-
-
-def mdss_truncation() -> pd.DataFrame:
-    sizes = [
-        {"scheme": "importance_truncated", "top_k": top, "lp_threshold": size}
-        for top, size in itertools.product((10, 40), (5, 15))
-    ]
-    return _live([*({"scheme": "single", "top_k": top} for top in (10, 40)), *sizes])
-
-
-def mdss_quality() -> pd.DataFrame:
-    same = [{"scheme": s, "draft_temperature": t} for s, t in itertools.product(SCHEMES[:4], (1.2, 1.6, 2.4))]
-    mixed = [
-        {"scheme": s, "draft_temperature": t, "first_temperature": 1.2}
-        for s, t in itertools.product(("specinfer", "importance_truncated"), (1.6, 2.4))
-    ]
-    plain = {"scheme": "plain", "num_drafts": 0, "draft_temperature": 0.0}
-    grid = [own | {"drafts": "identical"} for own in (plain, *same)] + [own | {"drafts": "different"} for own in mixed]
-    return _live(grid, quality=True)
-
-
-def beyond_hybrid() -> pd.DataFrame:
-    rows = mdss_acceptance()
-    rows = rows[rows["num_drafts"] < 8]
-    hybrid = rows[rows["scheme"] == "importance_truncated"].assign(scheme="hybrid")
-    return pd.concat([rows[~rows["scheme"].isin(["rrs", "block"])], hybrid], ignore_index=True)
-
-
-def beyond_regime() -> pd.DataFrame:
-    rng = np.random.default_rng(10)
-    rows = []
-    for target, draft, request in itertools.product((0.4, 1.0), (0.7, 1.2, 2.0), range(15)):
-        positions = int(rng.integers(5, 15))
-        gain = 0.05 * (draft - target) + rng.normal(0, 0.02)
-        share = {
-            "optimal": 0.8,
-            "hybrid": 0.78,
-            "importance_truncated": 0.7 + gain,
-            "k_seq": 0.72,
-            "specinfer": 0.7,
-            "single": 0.6,
-        }
-        rows.append(
-            {
-                "dataset": "xsum",
-                "num_drafts": 2,
-                "target_temperature": target,
-                "draft_temperature": draft,
-                "entropy_class": request % 3,
-                "request_id": request,
-                "positions": positions,
-            }
-            | {scheme: value * positions for scheme, value in share.items()}
-        )
-    return pd.DataFrame(rows)
-
-
-def beyond_sinkhorn() -> pd.DataFrame:
-    rows = []
-    contenders = [
-        ("optimal", 0, 0.0),
-        ("importance_truncated", 0, 0.0),
-        *(("sinkhorn", count, sharp) for sharp, count in itertools.product((3.0, 10.0), (0, 3, 30))),
-    ]
-    for drafts, request, (scheme, count, sharp) in itertools.product((2, 3), range(12), contenders):
-        value = 0.8 if scheme != "sinkhorn" else 0.78 - 0.1 / (1 + count) / sharp - 0.002 * (request % 3)
-        rows.append(
-            {
-                "dataset": "xsum",
-                "draft_temperature": 1.2,
-                "num_drafts": drafts,
-                "scheme": scheme,
-                "iterations": count,
-                "sharpness": sharp,
-                "request_id": request,
-                "acceptance_sum": 10 * value,
-                "positions": 10,
-                "seconds": 0.001 * (1 + count) if scheme == "sinkhorn" else 0.0001,
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def beyond_block_multidraft() -> pd.DataFrame:
-    shapes = [
-        ("single", 1),
-        ("block", 1),
-        ("importance_truncated", 2),
-        ("k_seq", 2),
-        ("importance_truncated", 4),
-        ("k_seq", 4),
-    ]
-    return _live(
-        [
-            {"scheme": s, "num_drafts": k, "draft_len": 8 // k, "draft_temperature": t, "shape": f"{k}x{8 // k}"}
-            for (s, k), t in itertools.product(shapes, (1.0, 1.6))
-        ]
-    )
-
-
-def beyond_online_multidraft(requests: int = 8) -> pd.DataFrame:
-    rng = np.random.default_rng(12)
-    one, several = ("shared, one", "routed, one"), ("original", "shared", "routed", "specialists")
-    ways = [*((d, False, "importance_truncated") for d in one)]
-    ways += [(d, True, s) for d, s in itertools.product(several, ("importance_truncated", "specinfer"))]
-    rows = []
-    for (mixture, topics), seed in itertools.product({"two": DATASETS[:2], "four": DATASETS}.items(), (0, 1)):
-        for topic, request, (drafts, many, scheme) in itertools.product(topics, range(requests), ways):
-            blocks = int(rng.integers(6, 14))
-            rows.append(
-                {
-                    "mixture": mixture,
-                    "seed": seed,
-                    "dataset": topic,
-                    "request_id": request,
-                    "drafts": drafts,
-                    "num_drafts": len(topics) if many else 1,
-                    "scheme": scheme,
-                    "accepted": blocks,
-                    "visited": 2 * blocks,
-                    "emitted": 2 * blocks + many * 3,
-                    "blocks": blocks,
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-TABLES = {
-    make.__name__: make
-    for make in (
-        osd_offline,
-        osd_online,
-        osd_speedup_theory,
-        osd_latency_alpha,
-        osd_latency_dataset,
-        osd_latency_length,
-        osd_update_cost,
-        beyond_best_draft_len,
-        beyond_branches,
-        beyond_noise_floor,
-        osd_medusa,
-        osd_memory_traffic,
-        osd_utilisation,
-        beyond_break_even,
-        mdss_region,
-        mdss_acceptance,
-        mdss_cone,
-        mdss_cost,
-        mdss_draft_temperature,
-        mdss_drafts,
-        mdss_mixed_temperature,
-        mdss_quality,
-        mdss_target_temperature,
-        mdss_three_drafts,
-        mdss_topk,
-        mdss_truncation,
-        beyond_block_multidraft,
-        beyond_context_batch,
-        beyond_hybrid,
-        beyond_interference,
-        beyond_online_multidraft,
-        beyond_regime,
-        beyond_sampled_latency,
-        beyond_sinkhorn,
-        beyond_three_baselines,
-        beyond_weights,
-    )
-} | planned.TABLES
+TABLES: dict[str, Callable[..., pd.DataFrame]] = {
+    path.stem: functools.partial(table, path.stem) for path in sorted(FOLDER.glob("*.yaml"))
+}

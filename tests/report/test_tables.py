@@ -70,7 +70,7 @@ def test_three_formats(tmp_path):
     assert written.str.removeprefix("0.").str.lstrip("0").str.len().max() == 6
     markdown = (tmp_path / "t.md").read_text()
     assert markdown.startswith("| dataset |")
-    assert "scale smoke: alpha, n = 60 requests per cell, 95 % bootstrap" in markdown
+    assert "scale smoke: alpha, n = 12 requests per cell, 95 % bootstrap" in markdown
     latex = (tmp_path / "t.tex").read_text()
     assert r"\toprule" in latex
     assert r"code\_search\_net" in latex

@@ -7,15 +7,15 @@ import pytest
 from draftlab.core import stats
 from draftlab.errors import UserError
 from draftlab.report import tensorboard
-from tests.synthetic import mdss_region, osd_online
+from tests.synthetic import TABLES
 
 
 def test_curves_are_moving_averages_of_the_stream(tmp_path):
-    rows = osd_online(records=60)
+    rows = TABLES["osd_online"]()
     rows.to_csv(tmp_path / "osd_online.csv", index=False)
     points = list(tensorboard.curves(tmp_path / "osd_online.csv"))
     own = [(record, value) for tag, record, value in points if tag == "osd_online/spider/online/0"]
-    table = rows[(rows["dataset"] == "spider") & (rows["method"] == "online")]
+    table = rows[(rows["dataset"] == "spider") & (rows["method"] == "online") & (rows["seed"] == 0)]
     expected = stats.moving_ratio(table["overlap"], table["visited"], tensorboard.WINDOW)
     assert own == list(zip(range(60), expected.tolist(), strict=True))
     assert not any("offline" in tag for tag, _, _ in points)
@@ -25,20 +25,21 @@ def test_events_can_be_read_back(tmp_path):
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
     )
-    osd_online(records=20).to_csv(tmp_path / "osd_online.csv", index=False)
+    rows = TABLES["osd_online"](stream_index=20)
+    rows.to_csv(tmp_path / "osd_online.csv", index=False)
     count = tensorboard.write(tmp_path, tmp_path / "events")
     events = accumulator.EventAccumulator(str(tmp_path / "events"), {"tensors": 0})
     events.Reload()
     tags = events.Tags()["tensors"]
     assert "osd_online/gsm8k/online/0" in tags
-    assert sum(len(events.Tensors(tag)) for tag in tags) == count == 4 * 3 * 20
+    assert sum(len(events.Tensors(tag)) for tag in tags) == count == 20 * 4 * 3 * (rows["method"].nunique() - 1)
 
 
 def test_without_streams_or_without_the_package_it_says_so(tmp_path, monkeypatch):
-    mdss_region().to_csv(tmp_path / "mdss_region.csv", index=False)
+    TABLES["mdss_region"]().to_csv(tmp_path / "mdss_region.csv", index=False)
     with pytest.raises(UserError, match="no table with a stream"):
         tensorboard.write(tmp_path, tmp_path / "events")
-    osd_online(records=20).to_csv(tmp_path / "osd_online.csv", index=False)
+    TABLES["osd_online"](stream_index=20).to_csv(tmp_path / "osd_online.csv", index=False)
     monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
     with pytest.raises(UserError, match="pip install"):
         tensorboard.write(tmp_path, tmp_path / "events")

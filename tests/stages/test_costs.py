@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import tempfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from draftlab import plan
 from draftlab.core import theory
 from draftlab.errors import UserError
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.weights import moved
 from draftlab.report import findings
-from draftlab.stages import break_even, medusa
+from draftlab.stages import break_even, medusa, memory_traffic
 from draftlab.stages._stage import Bench
 from tests.pair import inputs_of, make_results
-from tests.synthetic import osd_memory_traffic, osd_utilisation
+from tests.synthetic import FOLDER, TABLES
 
 PAIR = theory.Moved(14.0, 5.24288e-4), theory.Moved(0.32, 3.6864e-5)
 
@@ -26,6 +30,19 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
     make_results(folder)
     return folder
+
+
+@functools.cache
+def osd_memory_traffic() -> pd.DataFrame:
+    """Of a small pair, whose online draft emits 3 tokens a call and whose static one 1.8."""
+    [cell] = plan.load_experiment(FOLDER / "osd_memory_traffic.yaml").cells("laptop").values()
+    with tempfile.TemporaryDirectory() as folder:
+        target, draft, online = (Path(folder) / name for name in ("target", "draft", "osd_online.csv"))
+        for path, width in ((target, 192), (draft, 64)):
+            Llama(LlamaConfig(1024, width, 2 * width, 2, 2, 2, 64)).save(path)
+        online.write_text("dataset,method,stream_index,emitted,blocks\nspider,online,9,30,10\nspider,static,9,18,10\n")
+        inputs = memory_traffic.Inputs(target=target, draft=draft, online=online)
+        return memory_traffic.run(cell[0].settings, inputs, Bench(Path(folder)))[0]
 
 
 def totals(**fixed) -> dict[str, float]:
@@ -87,7 +104,7 @@ def test_updates_save_no_bytes_where_each_of_many_requests_brings_one():
 
 
 def test_the_arena_uses_half_a_percent_and_not_what_is_printed():
-    rows = osd_utilisation()
+    rows = TABLES["osd_utilisation"]()
     first = rows[(rows["part"] == "load") & (rows["system"] == "serving")].iloc[0]
     assert first["flops_per_second"] == pytest.approx(1.111e13, rel=1e-3)
     assert first["flops_per_second"] / first["hardware_flops"] == pytest.approx(0.00445, abs=1e-5)

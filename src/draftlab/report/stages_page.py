@@ -67,7 +67,8 @@ def _columns(columns: Mapping[str, Column]) -> list[list[str]]:
 
 def _meaning(column: Column) -> str:
     marks = ["*timed*" if column.timed is True else f"*timed where `{column.timed}`*"] if column.timed else []
-    return "; ".join(filter(None, [column.meaning, *marks, "*in some tables*" if column.optional else ""]))
+    words = f"one of {', '.join(f'`{value}`' for value in column.values)}" if column.values else ""
+    return "; ".join(filter(None, [column.meaning, words, *marks, "*in some tables*" if column.optional else ""]))
 
 
 def _default(field: FieldInfo) -> str:

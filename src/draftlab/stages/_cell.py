@@ -88,6 +88,12 @@ def check(stage: Stage, table: pd.DataFrame, variants: Sequence[Variant]) -> Non
         for name, own in columns.items()
         if name in table and name not in labels and table[name].dtype.kind not in KINDS[own.kind]
     ]
-    for what, names in (("lacks", missing), ("does not know", unknown), ("says another kind for", kinds)):
+    strange = [n for n, own in columns.items() if own.values and n in table and not set(table[n]) <= set(own.values)]
+    for what, names in (
+        ("lacks", missing),
+        ("does not know", unknown),
+        ("says another kind for", kinds),
+        ("says other words for", strange),
+    ):
         if names:
             raise TypeError(f"stage {stage.name}: the table {what} {', '.join(map(str, names))}: see its Row")

@@ -25,7 +25,7 @@ class Column:
 
     A ``timed`` column holds a measured time, or follows from one: two runs differ in it. It may name the setting under which it does.
     An ``optional`` column is there in some cells alone. A ``whole`` one is an expected count: where all of a cell's are whole numbers,
-    as at temperature 0, they are written as such.
+    as at temperature 0, they are written as such. A column of ``values`` holds no others: its annotation is a ``Literal``.
     """
 
     meaning: str
@@ -34,6 +34,7 @@ class Column:
     optional: bool = False
     whole: bool = False
     kind: type = float
+    values: tuple[str, ...] = ()
 
 
 def column(
@@ -51,7 +52,11 @@ def timing(meaning: str, *, optional: bool = False) -> Any:
 def columns_of(row: type) -> dict[str, Column]:
     """The columns of a ``Row`` in their order, each with the kind that its annotation says."""
     kinds = typing.get_type_hints(row)
-    return {name: replace(getattr(row, name), kind=kind) for name, kind in kinds.items()}
+    words = {name: typing.get_args(kind) for name, kind in kinds.items()}
+    return {
+        name: replace(getattr(row, name), kind=str if words[name] else kind, values=words[name])
+        for name, kind in kinds.items()
+    }
 
 
 class NoColumns:

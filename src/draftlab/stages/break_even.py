@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -49,7 +49,7 @@ class Row(UnroundedCounts):
     serve_gb: float = column("bytes moved to serve it", "GB")
     update_seconds: float = timing("its share of the time of the training")
     update_gb: float = column("its share of the bytes that the training moves", "GB")
-    contender: str = column("static, online, or larger")
+    contender: Literal["static", "online", "larger"] = column("the draft, and whether it learns")
     update_interval: int = column("requests between two updates; 0: none", "requests")
     static_seconds: float = timing("time of serving it with the draft as it was")
     static_gb: float = column("bytes moved to serve it with the draft as it was", "GB")

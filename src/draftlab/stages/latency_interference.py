@@ -10,7 +10,7 @@ sibling hardware thread is in them, what third processes take is not.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -39,7 +39,7 @@ class Settings(latency_alpha.Settings):
 class Row(latency_alpha.Block):
     """One block of a phase; the phases alternate as alone, training, training, alone."""
 
-    phase: str = column("whether the draft trains meanwhile (training) or not (alone)")
+    phase: Literal["alone", "training"] = column("whether the draft trains meanwhile")
     training_steps: int = column("updates while the block ran", "updates", timed=True)
     wall_seconds: float = timing("the block, on the clock on the wall")
     idle_training_steps: int = column("updates while nothing was served", "updates", timed=True)

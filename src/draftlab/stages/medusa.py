@@ -51,7 +51,9 @@ class Row(UnroundedCounts):
 
     block: int = column("number of these requests, from 0")
     requests: int = column("how many they are", "requests")
-    contender: str = column("plain, draft, draft_osd, medusa, or medusa_osd")
+    contender: Literal["plain", "draft", "draft_osd", "medusa", "medusa_osd"] = column(
+        "what drafts; osd: learnt online"
+    )
     verifier: str = column("how what is drafted is verified")
     is_lossless: int = column("1 where the target's distribution is kept, else 0")
     temperature: float = column("temperature of the target")

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -47,11 +47,13 @@ class Settings(Base):
 class Row:
     """A system at one batch and update interval."""
 
-    inputs: str = column("block lengths and sizes: printed, unrounded, or ours")
-    terms: str = column("printed: those of Table 5; all: every term")
+    inputs: Literal["printed", "unrounded", "ours"] = column("where block lengths and sizes are from")
+    terms: Literal["printed", "all"] = column("printed: those of Table 5; all: every term")
     batch: int = column("requests that share a load of weights", "requests")
     update_interval: int = column("requests from one update of the draft to the next", "requests")
-    system: str = column("original: no draft; vsd: a draft that stays as it is; osd: one that is updated")
+    system: Literal["original", "vsd", "osd"] = column(
+        "original: no draft; vsd: a draft that stays as it is; osd: one that is updated"
+    )
     block_length: float = column("tokens per target call", "tokens")
     target_gb: float = column("weights of the target moved for a request", "GB")
     draft_gb: float = column("weights of the draft moved for a request", "GB")

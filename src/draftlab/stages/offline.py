@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from draftlab.core.measure import Measure
 from draftlab.stages._counts import ALPHAS, Counts
@@ -39,7 +39,7 @@ class Row(Counts):
     seed: int = column("seed of the order and of the draws")
     parameters: int = column("weights of the draft", "weights")
     tokens: int = column("tokens that the draft read to learn", "tokens")
-    measured: str = column("replay of the recorded answer, or live decoding", optional=True)
+    measured: Literal["replay", "live"] = column("replay of the recorded answer, or live decoding", optional=True)
     looping: bool = column("whether the target's answer has six tokens in a row three times or more", optional=True)
 
 

@@ -58,7 +58,9 @@ class Row:
     split: str = column("train: requests of the stream; eval: held-out requests")
     seed: int = column("seed of the stream's order and of the sampling")
     dataset: str = column("topic of the request")
-    drafts: str = column("which models draft: original, shared, routed or specialists")
+    drafts: Literal["original", "shared, one", "shared", "routed, one", "routed", "specialists"] = column(
+        "which models draft"
+    )
     num_drafts: int = column("drafted sequences")
     scheme: str = column("how drafts are verified")
 

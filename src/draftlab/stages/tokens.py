@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -33,7 +33,7 @@ class Row:
     proposed: int = column("how often the draft proposed it and the target judged it", "times")
     accepted: int = column("how often the target accepted it", "times")
     generated: int = column("how often the answer holds it", "times")
-    method: str = column("original, or distilled")
+    method: Literal["original", "distilled"] = column("the draft as it was, or distilled")
     seed: int = column("seed of the order of training")
     dataset: str = column("whose requests they are")
     text: str = column("the token as text")
