@@ -21,6 +21,7 @@ from draftlab.data import streams
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.errors import UserError, printable
 from draftlab.serving.load import Load
+from draftlab.serving.verdict import Asked
 from draftlab.stages import STAGES
 from draftlab.stages._stage import NoInputs, Stage
 from draftlab.stages.verifier_cost import Settings as VerifierCost
@@ -366,6 +367,13 @@ def load(settings: Flat[Load], *, out: Path) -> None:
     print(*module.lines(module.run(settings, out, lambda line: print(line, file=sys.stderr))), sep="\n")
 
 
+def verdict(settings: Flat[Asked], *, out: Path | None = None) -> None:
+    """Tell whether a draft would make this traffic faster, which one, at which length, and what would change that: runs the workflow."""
+    from draftlab.report import verdict as module
+
+    print(*module.lines(module.run(settings, out)), sep="\n")
+
+
 def load_validate(*, data: Path, out: Path) -> None:
     """Write the simulator's predictions beside what others measured; DATA holds llmservingsim/ and specbundle/."""
     from draftlab.files.atomic import write_text
@@ -594,6 +602,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "emit": emit,
     "monitor": monitor,
     "profile": profile,
+    "verdict": verdict,
     "profile derive": profile_derive,
     "run": run,
     "answer": answer,

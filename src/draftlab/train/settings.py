@@ -81,3 +81,15 @@ class Serving(Training):
     lag: int = Field(0, ge=0)
     replay: int = Field(0, ge=0)
     buffer: int = Field(0, ge=0)
+
+
+class Options(Serving):
+    """How a log is served in several ways, each replayed for every one of ``draft_lens``.
+
+    The draft is distilled ``epochs`` times on the stream; another copy serves the stream once and learns from it. The optimum of two
+    and four drafts is computed on the first ``ceiling`` requests.
+    """
+
+    draft_lens: list[Count] = Field([1, 2, 3, 4, 5, 6, 7, 8], min_length=1)
+    epochs: int = Field(2, gt=0)
+    ceiling: int = Field(12, ge=0)

@@ -1,0 +1,468 @@
+"""Whether a draft helps the requests of a log: replayed blocks at measured costs, with an interval, a reason and a ceiling.
+
+``speed-up = sum of tokens / (sum over calls of v(tokens read) + steps of the draft c)``, both sums over requests, in steps of plain decoding.
+The interval is a bootstrap over requests and, at the same time, over the moments at which costs were probed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64
+from pydantic import BaseModel, ConfigDict
+
+from draftlab.core.theory import expected_block_length
+from draftlab.errors import UserError
+from draftlab.serving import profiles, traces
+from draftlab.serving.acceptance import alpha_of_length, from_alpha
+from draftlab.serving.load import ENOUGH, Goal, block_ms, sweep
+from draftlab.serving.profiles import Profile
+
+DRAWS = 1000
+LONGEST = 8
+SHARES = (0.25, 0.5, 1.0, 2.0)
+"""Of the given load, those that are simulated."""
+
+Answer = Literal["yes", "no", "not yet known"]
+NAMES = {
+    "lookup": "prompt lookup",
+    "as_it_comes": "the draft as it comes",
+    "distilled": "the draft distilled on this traffic",
+    "kept_learning": "the draft that keeps learning on it",
+    "lookup_first": "prompt lookup before the distilled draft",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be judged.
+
+    TRAFFIC is a file of prompts, with or without answers; TARGET and each DRAFT a model folder, a GGUF file or a hub id. Without a DRAFT
+    one is made of the target's first layers. HARDWARE names a profile (as draftlab load) instead of measuring here, LOAD is requests a
+    second as in 4/s, TRACE their arrivals. TEMPERATURE 0 or 1 is how answers are sampled.
+    """
+
+    traffic: Path
+    target: str
+    draft: tuple[str, ...] = ()
+    hardware: str | None = None
+    load: str | None = None
+    trace: Path | None = None
+    temperature: int = 0
+    scale: str = "traffic"
+    cores: int = 0
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Range(_Part):
+    """An estimate and its 95 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def show(self) -> str:
+        return f"{self.estimate:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+class At(_Part):
+    """One draft length and way to propose."""
+
+    draft_len: int
+    proposal: str
+    speedup: Range
+
+
+class Part(_Part):
+    """The same question on a part of the log."""
+
+    requests: int
+    verdict: Answer
+    speedup: Range
+
+
+class Ceiling(_Part):
+    """What could be had at most at these costs: by a ``perfect`` draft (alpha = 1), and by the exact optimum of 2 and 4 drafts of the same
+    distribution, the further drafts verified for nothing (empty where that was not computed)."""
+
+    perfect: float
+    optimum_alpha: dict[int, float] = {}
+    optimum: dict[int, float] = {}
+
+
+class Option(_Part):
+    """The verdict on one option, at its best length; ``tips_at``: the acceptance from which some length pays, empty if none does."""
+
+    name: str
+    verdict: Answer
+    reason: str
+    requests: int
+    draft_len: int
+    proposal: str
+    speedup: Range
+    alpha: Range
+    acceptance_length: Range
+    tips_at: float | None
+    ceiling: Ceiling
+    by_length: list[At]
+    thirds: list[Part]
+    update_seconds: float | None = None
+    payback_requests: float | None = None
+
+
+class AtLoad(_Part):
+    """The mean time of a request without a draft over that with one, at requests a second."""
+
+    rate: float
+    draft_len: int
+    speedup: float
+    by_length: dict[int, float]
+
+
+class Promise(_Part):
+    """What ``draftlab monitor`` holds production against."""
+
+    option: str
+    draft_len: int
+    acceptance_length: Range
+    alpha: Range
+
+
+class Verdict(_Part):
+    """What ``verdict.json`` holds."""
+
+    format: Literal["draftlab verdict 1"] = "draftlab verdict 1"
+    log: str
+    target: str
+    draft: str
+    temperature: float
+    requests: int
+    left_out: dict[str, int]
+    costs: str
+    step_seconds: float | None
+    cost_ratio: float
+    verify_ratio: dict[int, float]
+    verdict: Answer
+    sentence: str
+    best: str | None
+    options: list[Option]
+    load: dict[str, list[AtLoad]]
+    monitor: Promise | None
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Draws of a draft step and of reading 1, 2, ... tokens in one call, over a step of plain decoding; the first draw is the estimate."""
+
+    step: Float64[np.ndarray, " draws"]
+    verify: Float64[np.ndarray, "draws tokens"]
+    source: str
+    seconds: float | None
+    profile: Profile
+
+    def block(self, draft_len: int) -> float:
+        """Of a block of ``draft_len`` drafted tokens, in steps."""
+        return float(draft_len * self.step[0] + self.verify[0, draft_len])
+
+
+def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> Costs:
+    """Costs at batch 1 and the context that is nearest, from probes of ``latency.cost.calibrate``: medians over blocks drawn again."""
+    near = min(rows["context"].unique(), key=lambda c: abs(float(c) - context))
+    own = rows[(rows["context"] == near) & (rows["batch"] == 1)]
+    plain = (own["plain_before_seconds"] + own["plain_after_seconds"]) / 2
+    own = own.assign(v=own["verify_seconds"] / plain, c=own["draft_seconds"] / plain)
+    v = own.pivot_table(index="block", columns="verified", values="v")
+    c = own.groupby("block")["c"].median()
+    if not np.isfinite(v.to_numpy()).all() or len(v) < 2:
+        raise UserError(
+            "the probes of costs hold NaN, or one block alone", remedy="measure them again, or give --hardware"
+        )
+    rng = np.random.default_rng(seed)
+    drawn = np.vstack([np.arange(len(v)), rng.integers(0, len(v), (DRAWS, len(v)))])
+    known = np.array([1, *map(int, v.columns)])
+    medians = np.concatenate([np.ones((DRAWS + 1, 1)), np.median(v.to_numpy()[drawn], axis=1)], axis=1)
+    wanted = np.arange(1, LONGEST + 2)
+    verify = np.stack([np.interp(wanted, known, row) for row in medians])
+    step = np.median(c.to_numpy()[drawn], axis=1)
+    seconds = float(plain.median())
+    return Costs(step, verify, f"measured in llama.cpp on this machine at a context of {near}", seconds, _profile(rows))
+
+
+def _profile(rows: pd.DataFrame) -> Profile:
+    """A profile for the simulator from probes at every batch; costs of attention are in those of the context that was probed."""
+    near = rows[rows["context"] == rows["context"].min()]
+    ms = 1e3 * near.groupby(near["batch"] * near["verified"])["verify_seconds"].median()
+    plain = 1e3 * near.groupby("batch")[["plain_before_seconds", "draft_seconds"]].median()
+    target = ms.to_dict() | plain["plain_before_seconds"].to_dict()
+    return Profile(
+        name="this-machine",
+        hardware="this machine",
+        model="the target",
+        engine="llama.cpp",
+        source="probes of traffic_cost",
+        licence="of its owner",
+        target=profiles.Costs(tokens={int(n): float(t) for n, t in target.items()}),
+        draft=profiles.Costs(tokens={int(n): float(t) for n, t in plain["draft_seconds"].to_dict().items()}),
+        kv_tokens=1_000_000,
+        max_sequences=8,
+    )
+
+
+def from_profile(name: str, context: float, ratio: float) -> Costs:
+    """Costs of a hardware profile; where it has no draft, one whose steps cost ``ratio`` of the target's."""
+    profile = profiles.load(name)
+    if profile.draft is None:
+        profile = profile.model_copy(update={"draft": profile.target.scaled(ratio)})
+    assert profile.draft is not None
+    plain = block_ms(profile, 1, context, 0)
+    verify = [(profile.overhead + profile.target.step(n, n, 1, context)) / plain for n in range(1, LONGEST + 2)]
+    step = profile.draft.step(1, 1, 1, context) / plain
+    source = f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {step:.3f} of its step"
+    return Costs(np.full(DRAWS + 1, step), np.tile(verify, (DRAWS + 1, 1)), source, plain / 1e3, profile)
+
+
+def _weights(requests: int, seed: int = 0) -> Float64[np.ndarray, "draws requests"]:
+    """How often each request is drawn; the first draw takes each once."""
+    drawn = np.random.default_rng(seed).multinomial(requests, np.full(requests, 1 / requests), DRAWS)
+    return np.vstack([np.ones(requests), drawn])
+
+
+def _range(draws: Float64[np.ndarray, " draws"]) -> Range:
+    low, high = np.quantile(draws[1:], [0.025, 0.975])
+    return Range(estimate=float(draws[0]), low=float(low), high=float(high))
+
+
+def speedup(rows: pd.DataFrame, costs: Costs) -> Range:
+    """Of the requests of ``rows``, one row each: all of one option, proposal and length."""
+    full = (rows["blocks"] - rows["empty"]).to_numpy()
+    mean = np.divide(rows["drafted"].to_numpy(), full, out=np.zeros(len(rows)), where=full > 1e-9)
+    below = np.floor(mean).astype(int).clip(0, LONGEST)
+    share = mean - below
+    calls = np.zeros((len(rows), LONGEST + 2))  # by tokens read, less one
+    place = np.arange(len(rows))
+    calls[place, 0] += rows["empty"]
+    calls[place, below] += full * (1 - share)
+    calls[place, below + 1] += full * share
+    weights = _weights(len(rows))
+    seconds = (weights @ calls[:, :-1] * costs.verify).sum(axis=1) + weights @ rows["steps"].to_numpy() * costs.step
+    return _range(weights @ rows["emitted"].to_numpy() / seconds)
+
+
+def _ratio(rows: pd.DataFrame, above: str, below: str) -> Range:
+    weights = _weights(len(rows))
+    return _range((weights @ rows[above].to_numpy()) / np.maximum(weights @ rows[below].to_numpy(), 1e-12))
+
+
+def answer(found: Range, requests: int) -> Answer:
+    """``yes`` above 1, ``no`` below it; an interval that holds 1, or too few requests, say nothing."""
+    if requests < ENOUGH or found.low <= 1 <= found.high:
+        return "not yet known"
+    return "yes" if found.low > 1 else "no"
+
+
+def ceiling(rows: pd.DataFrame, costs: Costs) -> Ceiling:
+    """What the costs allow, and what more drafts of this distribution could."""
+    lengths = range(1, LONGEST + 1)
+    alphas = {}
+    for drafts in (2, 4):
+        known = rows[rows[f"optimum_{drafts}"].notna()]
+        if len(known):
+            alphas[drafts] = min(float(known[f"optimum_{drafts}"].sum() / known["emitted"].sum()), 1.0)
+    at_most = {k: max(expected_block_length(a, n) / costs.block(n) for n in lengths) for k, a in alphas.items()}
+    return Ceiling(perfect=max((n + 1) / costs.block(n) for n in lengths), optimum_alpha=alphas, optimum=at_most)
+
+
+def tips_at(costs: Costs) -> float | None:
+    """The smallest acceptance at which a draft of this cost pays at some length; None where none does."""
+    blocks = {n: costs.block(n) for n in range(1, LONGEST + 1)}
+    found = [alpha_of_length(max(block, 1.0), n) for n, block in blocks.items() if block <= n + 1]
+    return min(found) if found else None
+
+
+def judge(name: str, rows: pd.DataFrame, costs: Costs) -> Option:
+    """The verdict on one option from its rows; its parts are thirds of the stream, or of the held-out requests where it learnt the stream."""
+    held_out = rows[rows["split"] == "eval"]
+    by_length = []
+    for (proposal, length), own in held_out.groupby(["proposal", "draft_len"]):
+        by_length.append(At(draft_len=int(str(length)), proposal=str(proposal), speedup=speedup(own, costs)))
+    best = max(by_length, key=lambda at: at.speedup.estimate)
+    own = _at(held_out, best)
+    requests, found = len(own), best.speedup
+    verdict = answer(found, requests)
+    free = costs if own["steps"].any() else _without_steps(costs)
+    most, tips = ceiling(_at(held_out, best, longest=True), free), tips_at(free)
+    alpha = _ratio(own, "accepted", "visited")
+    return Option(
+        name=name,
+        verdict=verdict,
+        reason=_reason(verdict, requests, found, most, tips, alpha),
+        requests=requests,
+        draft_len=best.draft_len,
+        proposal=best.proposal,
+        speedup=found,
+        alpha=alpha,
+        acceptance_length=_ratio(own, "emitted", "blocks"),
+        tips_at=tips,
+        ceiling=most,
+        by_length=by_length,
+        thirds=_thirds(rows, best, costs),
+    )
+
+
+def _at(rows: pd.DataFrame, best: At, longest: bool = False) -> pd.DataFrame:
+    draft_len = rows["draft_len"].max() if longest else best.draft_len
+    return rows[(rows["proposal"] == best.proposal) & (rows["draft_len"] == draft_len)].sort_values("request_id")
+
+
+def _without_steps(costs: Costs) -> Costs:
+    return Costs(np.zeros_like(costs.step), costs.verify, costs.source, costs.seconds, costs.profile)
+
+
+def _reason(verdict: Answer, requests: int, found: Range, most: Ceiling, tips: float | None, alpha: Range) -> str:
+    if requests < ENOUGH:
+        return f"{requests} usable requests; it takes {ENOUGH}"
+    if verdict == "yes":
+        return f"{found.show()} times as fast"
+    if most.perfect <= 1:
+        return f"no draft of this cost can: a perfect one gives {most.perfect:.2f}"
+    if verdict == "not yet known":
+        return f"{found.show()} holds 1: more requests, or a quieter machine"
+    if most.optimum and max(most.optimum.values()) <= 1:
+        return f"no number of drafts like this one can: four at their optimum give at most {max(most.optimum.values()):.2f}"
+    wanted = f"; from {tips:.2f} one would pay" if tips is not None else ""
+    return f"this one cannot, others could: acceptance is {alpha.estimate:.2f}{wanted}"
+
+
+def _thirds(rows: pd.DataFrame, best: At, costs: Costs) -> list[Part]:
+    split = "train" if (rows["split"] == "train").any() else "eval"
+    own = _at(rows[rows["split"] == split], best)
+    third = len(own) // 3
+    if third < 2:
+        return []
+    found = [(len(part), speedup(part, costs)) for part in (own.iloc[:third], own.iloc[-third:])]
+    return [Part(requests=n, verdict=answer(r, n), speedup=r) for n, r in found]
+
+
+def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, Any], costs: Costs) -> list[Option]:
+    """Beside each trained option the seconds of its updates, and how many requests it takes to win them back over the best untrained one."""
+    spent = {"distilled": facts["offline"], "lookup_first": facts["offline"], "kept_learning": facts["online"]}
+    held_out = rows[(rows["split"] == "eval") & (rows["option"] == rows["option"].iloc[0])]
+    tokens = float(held_out["emitted"].mean())
+    free = max([1.0, *(own.speedup.estimate for own in options if own.name not in spent)])
+    found = []
+    for own in options:
+        if own.name not in spent or costs.seconds is None:
+            found.append(own)
+            continue
+        seconds = float(spent[own.name]["seconds"])
+        saved = tokens * costs.seconds * (1 / free - 1 / own.speedup.estimate)
+        back = seconds / saved if saved > 0 and own.requests >= ENOUGH else None
+        found.append(own.model_copy(update={"update_seconds": seconds, "payback_requests": back}))
+    return found
+
+
+def under_load(
+    rows: pd.DataFrame, option: Option, costs: Costs, rate: float | None, trace: traces.Arrivals | None
+) -> list[AtLoad]:
+    """The simulated server around the given load, each request with the acceptance that it had in replay."""
+    own = _at(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option_at(option))
+    alphas = np.divide(own["accepted"], own["visited"], out=np.zeros(len(own)), where=own["visited"].to_numpy() > 0)
+    if trace is None:
+        lengths = traces.Arrivals(
+            np.zeros(len(own)), own["prompt_tokens"].to_numpy(int), own["emitted"].to_numpy().astype(int), {}
+        )
+        trace = traces.poisson(lengths, 400, 1.0, np.random.default_rng(0))
+    rate = rate or trace.rate
+    profile = costs.profile if own["steps"].any() else costs.profile.model_copy(update={"draft": None})
+    table = sweep(
+        trace, [rate * share for share in SHARES], profile, from_alpha(np.clip(alphas, 0, 1).tolist()), Goal()
+    )
+    found = []
+    for at, part in table.groupby("rate"):
+        gains = {int(k): float(s) for k, s in zip(part["draft_len"], part["speedup"], strict=True)}
+        best = max(gains, key=lambda k: gains[k])
+        found.append(AtLoad(rate=float(str(at)), draft_len=best, speedup=gains[best], by_length=gains))
+    return found
+
+
+def option_at(option: Option) -> At:
+    """The length and proposal that an option was judged at."""
+    return At(draft_len=option.draft_len, proposal=option.proposal, speedup=option.speedup)
+
+
+def decide(
+    rows: pd.DataFrame,
+    costs: Costs,
+    facts: Mapping[str, Any],
+    *,
+    log: str,
+    target: str,
+    draft: str,
+    temperature: float,
+    left_out: Mapping[str, int],
+    rate: float | None = None,
+    trace: traces.Arrivals | None = None,
+) -> Verdict:
+    """All options of a log, the best of them first in the sentence."""
+    options = [judge(name, rows[rows["option"] == name], costs) for name in NAMES if (rows["option"] == name).any()]
+    if not options or not options[0].requests:
+        raise UserError("no request was held out", remedy="give a log of at least two usable requests")
+    options = payback(options, rows, facts, costs)
+    ranked = sorted(options, key=lambda own: -own.speedup.estimate)
+    good = [own for own in ranked if own.verdict == "yes"]
+    load = {}
+    if (rate or trace) and options[0].requests >= ENOUGH:
+        load = {own.name: under_load(rows, own, costs, rate, trace) for own in ranked[:2]}
+    overall: Answer = "yes" if good else "no" if all(own.verdict == "no" for own in options) else "not yet known"
+    top = good[0] if good else ranked[0]
+    return Verdict(
+        log=log,
+        target=target,
+        draft=draft,
+        temperature=temperature,
+        requests=options[0].requests,
+        left_out=dict(left_out),
+        costs=costs.source,
+        step_seconds=costs.seconds,
+        cost_ratio=float(costs.step[0]),
+        verify_ratio={n + 1: float(v) for n, v in enumerate(costs.verify[0])},
+        verdict=overall,
+        sentence=_sentence(overall, top),
+        best=top.name if good else None,
+        options=options,
+        load=load,
+        monitor=Promise(
+            option=top.name, draft_len=top.draft_len, acceptance_length=top.acceptance_length, alpha=top.alpha
+        )
+        if good
+        else None,
+    )
+
+
+def _sentence(overall: Answer, top: Option) -> str:
+    name = NAMES[top.name]
+    if overall == "yes":
+        return (
+            f"Yes: {name} makes this traffic {top.speedup.show()} times as fast, {top.draft_len} tokens drafted at once"
+        )
+    if overall == "no":
+        return f"No: the best of all, {name}, is {top.speedup.show()} times as fast as no draft ({top.reason})"
+    return f"Not yet known: {name} is the best so far ({top.reason})"
+
+
+def lines(found: Verdict) -> list[str]:
+    """Three lines for a terminal."""
+    each = ", ".join(f"{NAMES[own.name]} {own.verdict}" + (f" {own.speedup.show()}" if own.requests >= ENOUGH else "")
+                     for own in found.options)  # fmt: skip
+    loads = [f"{name} at {at.rate:.3g}/s: {at.speedup:.2f} with {at.draft_len} drafted" for name, own in found.load.items()
+             for at in own if at.rate]  # fmt: skip
+    last = "; ".join(loads) if loads else f"at batch 1, {found.requests} held-out requests, costs {found.costs}"
+    return [found.sentence, f"Options: {each}", f"Load: {last}" if loads else f"Measured: {last}"]

@@ -1,0 +1,84 @@
+"""Replay what could serve a log: prompt lookup, the draft as it comes, distilled on the log, kept learning on it, lookup before it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from draftlab.core.measure import Measure
+from draftlab.stages._counts import ALPHA, BLOCK_EFFICIENCY, UnroundedCounts
+from draftlab.stages._inputs import Distillation, locate_distillation, reads_distillation
+from draftlab.stages._stage import Bench, Facts, Stage, column
+from draftlab.train.settings import Options
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Settings(Options):
+    """Replay the requests of a log with every draft that could serve them."""
+
+
+class Row(UnroundedCounts):
+    """One request by one option at one draft length, in expectation over where its blocks are cut."""
+
+    request_id: int = column("number among the recorded requests of its split, in the order of the log")
+    split: str = column("train: requests of the stream; eval: held-out requests")
+    option: str = column(
+        "lookup: prompt lookup alone; as_it_comes, distilled, kept_learning: the draft; lookup_first: lookup before the distilled draft"
+    )
+    proposal: str = column("probabilistic: the draft samples; greedy: it proposes its most probable token")
+    draft_len: int = column("tokens that the draft proposes at once", "tokens")
+    drafted: float = column("tokens that were drafted", "tokens")
+    empty: float = column("calls of the target before which nothing was drafted", "calls")
+    steps: float = column("steps of the draft model", "steps")
+    prompt_tokens: int = column("tokens of the prompt", "tokens")
+    optimum_2: float = column("most that two drafts at each position can accept, summed over all positions", "tokens")
+    optimum_4: float = column("most that four drafts at each position can accept, summed over all positions", "tokens")
+
+
+MEASURES = {
+    "block_efficiency": BLOCK_EFFICIENCY,
+    "alpha": ALPHA,
+    "drafted_per_block": Measure("drafted", "blocks", "drafted tokens of a block", "tokens"),
+}
+
+
+def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
+    """Replay every option, and keep the distilled draft in ``out/draft``."""
+    import pandas as pd
+
+    from draftlab.train import options
+    from draftlab.train.folders import Folders
+
+    begin = time.process_time()
+    folders = Folders(inputs.answers, inputs.models, bench.kept)
+    train, held_out = (folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval"))
+    draft, frames = folders.draft(settings), list[pd.DataFrame]()
+    for split, recorded in (("train", train), ("eval", held_out)):
+        both = [options.lookup(recorded, settings), options.model("as_it_comes", draft, recorded, settings)]
+        frames.append(pd.concat(both).assign(split=split))
+    learner = folders.draft(settings)
+    rows, online = options.serve(learner, train, settings)
+    frames += [
+        rows.assign(split="train"),
+        options.model("kept_learning", learner, held_out, settings).assign(split="eval"),
+    ]
+    effort, offline = options.distil(draft, train, settings, bench.out / ".checkpoint.safetensors")
+    frames.append(options.model("distilled", draft, held_out, settings).assign(split="eval"))
+    frames.append(options.model("lookup_first", draft, held_out, settings).assign(split="eval"))
+    bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
+    weights = {name: folders.parameters(name) for name in ("target", settings.draft)}
+    facts: Facts = {"parameters": weights, "online": online, "offline": offline}
+    return pd.concat(frames, ignore_index=True), facts | folders.facts(effort, begin)
+
+
+STAGE = Stage(
+    settings=Settings,
+    row=Row,
+    measures=MEASURES,
+    run=run,
+    inputs=Distillation,
+    locate=locate_distillation,
+    reads=reads_distillation,
+)

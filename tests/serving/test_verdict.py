@@ -1,0 +1,167 @@
+"""The verdict's arithmetic on tables that are reckoned by hand, and its stage on a toy pair."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from draftlab.core.theory import expected_block_length
+from draftlab.engine.recording import load_pass
+from draftlab.engine.replay import replay
+from draftlab.errors import UserError
+from draftlab.latency.cost import DRAFT_STEPS
+from draftlab.models import load_model
+from draftlab.models.ngrams import find_next
+from draftlab.serving import verdict
+from draftlab.serving.monitor import read_promise
+from tests.pair import make_results, run_cell
+
+LENGTHS = [1, 3, 8]
+
+
+def probes(step: float = 0.1, more: float = 0.05, blocks: int = 8, noise: float = 0.0) -> pd.DataFrame:
+    """A plain step takes 10 ms, a draft step ``step`` of it, each further token verified ``more`` of it."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {"context": 128, "batch": batch, "block": block, "verified": n, "plain_before_seconds": 0.01,
+         "plain_after_seconds": 0.01, "verify_seconds": 0.01 * (1 + more * (n - 1)) * (1 + noise * rng.normal()),
+         "draft_seconds": 0.01 * step}
+        for batch in (1, 4) for block in range(blocks) for n in range(2, 10)
+    ]  # fmt: skip
+    assert DRAFT_STEPS
+    return pd.DataFrame(rows)
+
+
+def table(alpha: float, requests: int = 60, option: str = "distilled", spread: float = 0.0) -> pd.DataFrame:
+    """Requests of 90 tokens whose blocks are those of one acceptance, or of acceptances that spread around it."""
+    alphas = np.clip(alpha + spread * np.linspace(-1, 1, requests), 0, 1)
+    rows = []
+    for number, own in enumerate(alphas):
+        for k in range(1, 9):
+            blocks = 90 / expected_block_length(float(own), k)
+            rows.append(
+                {"request_id": number, "split": "eval", "option": option, "proposal": "greedy", "draft_len": k, "emitted": 90.0,
+                 "blocks": blocks, "accepted": 90 - blocks, "visited": (90 - blocks) / max(own, 1e-9), "empty": 0.0,
+                 "drafted": k * blocks, "steps": k * blocks, "prompt_tokens": 20, "optimum_2": 90 * own, "optimum_4": np.nan}
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+FACTS = {"offline": {"seconds": 30.0, "updates": 9}, "online": {"seconds": 30.0, "updates": 9}}
+
+
+def decide(rows: pd.DataFrame, costs: verdict.Costs, **more: object) -> verdict.Verdict:
+    said = {"log": "log.jsonl", "target": "T", "draft": "D", "temperature": 0.0, "left_out": {}}
+    return verdict.decide(rows, costs, FACTS, **said, **more)  # type: ignore[arg-type]
+
+
+def test_the_speedup_is_tokens_over_the_costs_of_blocks():
+    costs = verdict.from_probes(probes(), 100)
+    found = verdict.judge("distilled", table(0.8), costs)
+    by_hand = {k: expected_block_length(0.8, k) / (0.1 * k + 1 + 0.05 * k) for k in range(1, 9)}
+    assert found.draft_len == max(by_hand, key=lambda k: by_hand[k])
+    for at in found.by_length:
+        assert at.speedup.estimate == pytest.approx(by_hand[at.draft_len], rel=1e-9)
+    assert found.alpha.estimate == pytest.approx(0.8)
+    assert found.ceiling.perfect == pytest.approx(9 / (1 + 8 * 0.15))
+    assert found.verdict == "yes"
+
+
+def test_where_nothing_is_drafted_a_call_is_a_plain_step():
+    rows = table(0.5, option="lookup").assign(empty=lambda t: t["blocks"] / 2, steps=0.0)
+    rows["drafted"] = rows["draft_len"] * rows["blocks"] / 2
+    found = verdict.speedup(rows[rows["draft_len"] == 4], verdict.from_probes(probes(), 100))
+    blocks = 90 / expected_block_length(0.5, 4)
+    assert found.estimate == pytest.approx(90 / (blocks / 2 * 1 + blocks / 2 * 1.2))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "requests", "step", "answer", "reason"),
+    [
+        (0.9, 60, 0.1, "yes", "times as fast"),
+        (0.9, 29, 0.1, "not yet known", "29 usable requests; it takes 30"),
+        (0.05, 60, 0.1, "no", "this one cannot, others could: acceptance is 0.05; from 0.15"),
+        (0.9, 60, 2.0, "no", "no draft of this cost can: a perfect one gives 0.66"),
+    ],
+)
+def test_the_answer_and_its_reason(alpha: float, requests: int, step: float, answer: str, reason: str):
+    rows = table(alpha, requests).assign(optimum_2=np.nan if answer == "no" else 90.0)
+    found = verdict.judge("distilled", rows, verdict.from_probes(probes(step), 100))
+    assert (found.verdict, reason in found.reason) == (answer, True), found.reason
+
+
+def test_no_number_of_drafts_helps_where_their_optimum_does_not():
+    found = verdict.judge("distilled", table(0.05), verdict.from_probes(probes(), 100))
+    assert found.reason.startswith("no number of drafts like this one can")
+
+
+def test_an_interval_that_holds_one_says_nothing_and_noise_of_the_costs_is_in_it():
+    costs = verdict.from_probes(probes(), 100)
+    tips = verdict.tips_at(costs)
+    assert tips is not None
+    mixed = verdict.judge("distilled", table(tips + 0.01, spread=0.15), costs)
+    assert mixed.verdict == "not yet known"
+    assert "holds 1" in mixed.reason
+    exact = verdict.judge("distilled", table(0.8), costs).speedup
+    noisy = verdict.judge("distilled", table(0.8), verdict.from_probes(probes(noise=0.3), 100)).speedup
+    assert noisy.high - noisy.low > exact.high - exact.low + 0.05
+
+
+def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
+    found = decide(table(0.8, spread=0.1), verdict.from_probes(probes(), 100), rate=4.0)
+    assert found.verdict == "yes"
+    assert found.best == "distilled"
+    (tmp_path / "verdict.json").write_text(found.model_dump_json())
+    promise = read_promise(tmp_path / "verdict.json")
+    assert promise.draft_len == found.options[0].draft_len
+    assert promise.low <= found.options[0].acceptance_length.estimate <= promise.high
+    assert len(verdict.lines(found)) == 3
+    assert len(found.load["distilled"]) == len(verdict.SHARES)
+    assert all(at.by_length[0] == 1 for at in found.load["distilled"])
+
+
+def test_payback_counts_requests_until_the_updates_are_won_back():
+    costs = verdict.from_probes(probes(), 100)
+    rows = pd.concat([table(0.6, option="as_it_comes"), table(0.8)])
+    before, after = decide(rows, costs).options
+    saved = 90 * 0.01 * (1 / before.speedup.estimate - 1 / after.speedup.estimate)
+    assert after.payback_requests == pytest.approx(30 / saved)
+    assert before.update_seconds is None
+
+
+def test_an_empty_table_and_broken_probes_are_refused():
+    costs = verdict.from_probes(probes(), 100)
+    with pytest.raises(UserError, match="no request was held out"):
+        decide(table(0.8).iloc[:0], costs)
+    broken = probes().assign(verify_seconds=lambda t: t["verify_seconds"].where(t["block"] != 3))
+    with pytest.raises(UserError, match="NaN"):
+        verdict.from_probes(broken, 100)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float):
+    make_results(tmp_path)
+    settings = {"dataset": "toy", "learning_rate": 5e-3, "batch": 8, "update_interval": 8, "temperature": temperature}
+    rows, record = run_cell("verdict", tmp_path, tmp_path / "cell", settings | {"epochs": 4, "draft_lens": LENGTHS})
+    recorded = load_pass(tmp_path / "answers" / ("toy.eval" + (".t1" if temperature else "")))
+    drafts = {"as_it_comes": tmp_path / "models" / "draft", "distilled": tmp_path / "cell" / "draft"}
+    proposal = "probabilistic" if temperature else "greedy"
+    for option, folder in drafts.items():
+        for draft_len in LENGTHS:
+            walked = replay(load_model(folder), recorded, draft_len)
+            own = rows[(rows["option"] == option) & (rows["split"] == "eval") & (rows["proposal"] == proposal)]
+            own = own[own["draft_len"] == draft_len]
+            np.testing.assert_allclose(own["blocks"], walked.blocks)
+            np.testing.assert_allclose(own["accepted"], walked.accepted, atol=1e-9)
+    once = rows[(rows["split"] == "eval") & (rows["draft_len"] == 1)].set_index(["option", "proposal"])
+    assert (once["optimum_4"].dropna() >= once["optimum_2"].dropna() - 1e-9).all()
+    mine = once.loc[("distilled", proposal)]
+    assert (mine["optimum_2"].dropna() >= mine["overlap"].dropna().iloc[: mine["optimum_2"].count()] - 1e-6).all()
+    assert set(rows["option"]) == set(verdict.NAMES)
+    assert record["runs"][0]["online"]["updates"] == 6
+    found = [find_next(a.prompt_ids) is None for a in recorded.answers]
+    first = rows[(rows["option"] == "lookup") & (rows["split"] == "eval") & (rows["draft_len"] == 1)].drop_duplicates(
+        "request_id"
+    )
+    assert (first["empty"].to_numpy() >= np.array(found)).all()
