@@ -578,3 +578,27 @@ def test_a_run_on_your_own_prompts_does_what_answers_for_them_and_no_more(tmp_pa
     every = plan.load_run({"scale": "laptop", "dataset": "mine.jsonl", "experiments": "reproduction"}, WORKFLOW)
     assert len(every.experiments) > 5
     assert len(every.cells("osd_offline")["prompts"]) > 10
+
+
+@pytest.mark.parametrize(
+    ("figure", "said"),
+    [
+        (
+            {"x": "epoch", "xlabel": "x", "measure": "speed"},
+            r":\d+: unknown measure 'speed' of offline \(allowed: alpha, ",
+        ),
+        (
+            {"x": "epoch", "xlabel": "x", "also": [{"measure": "no"}], "measure": "alpha"},
+            "unknown measure 'no' of offline",
+        ),
+        (
+            {"x": "epcoh", "xlabel": "x", "measure": "alpha"},
+            r":\d+: no column 'epcoh' in the table of offline \(there are ",
+        ),
+        ({"x": "epoch", "panel": "at {tmp}", "xlabel": "x", "measure": "alpha"}, "no column 'tmp'"),
+        ({"x": "epoch", "xlabel": "x"}, "give a measure of the stage, or the columns above"),
+    ],
+)
+def test_a_figure_names_columns_and_measures_of_its_stage(tmp_path, figure, said):
+    with pytest.raises(UserError, match=said):
+        plan.load_experiment(write(tmp_path, figure={"curves": figure}))

@@ -5,10 +5,13 @@ A column may be a text with other columns in braces, ``batch of {batch}``: each 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from string import Formatter
 from typing import Any
 
 from pydantic import Field, model_validator
 
+from draftlab.core.measure import Measure
 from draftlab.core.settings import Settings
 
 
@@ -45,8 +48,16 @@ class PrintedGap(Settings):
     text: str
 
 
+class Shown(Settings):
+    """A ``measure`` of the stage, under a label of its own or the measure's."""
+
+    measure: str
+    ylabel: str = ""
+
+
 class Curves(Settings):
-    """Estimates with intervals over ``x``: ``sum(above) / sum(below)``, or the mean of ``above``; ``also`` has more of them, a row each.
+    """Estimates with intervals over ``x``: a ``measure`` of the stage, or another ``sum(above) / sum(below)`` (the mean of ``above``) named
+    ``ylabel``; ``also`` has more of them, a row each.
 
     A line per value of ``series``, the known ones or those of ``order`` first; a panel per value of ``panel``. ``where`` keeps rows as
     that of a finding does. ``level`` draws a line, dashed where it has a name. The footer names ``held`` settings where they are the
@@ -55,10 +66,11 @@ class Curves(Settings):
 
     x: str
     xlabel: str
-    above: str
+    measure: str = ""
+    above: str = ""
     below: str | None = None
-    ylabel: str
-    also: list[tuple[str, str, str | None]] = Field(default=[], description="label, above, below")
+    ylabel: str = ""
+    also: list[tuple[str, str, str | None] | Shown] = Field(default=[], description="measures, or label, above, below")
     series: str | None = None
     panel: str | None = None
     order: list[str] = []
@@ -69,6 +81,28 @@ class Curves(Settings):
     printed: list[Printed] = []
     held: list[str] = []
     facts: list[str] = []
+
+    def read_off(self, measures: Mapping[str, Measure]) -> list[tuple[str, str, str | None]]:
+        """Label, numerator and denominator of each row of panels; an unknown measure is a ``KeyError``."""
+        first = (
+            Shown(measure=self.measure, ylabel=self.ylabel) if self.measure else (self.ylabel, self.above, self.below)
+        )
+        return [
+            (
+                own.ylabel or str(measures[own.measure]),
+                measures[own.measure].numerator,
+                measures[own.measure].denominator,
+            )
+            if isinstance(own, Shown)
+            else own
+            for own in (first, *self.also)
+        ]
+
+    @model_validator(mode="after")
+    def _has_one_measure(self) -> Curves:
+        if bool(self.measure) == bool(self.above and self.ylabel):
+            raise ValueError("give a measure of the stage, or the columns above (and below) with a ylabel")
+        return self
 
 
 class Live(Settings):
@@ -115,6 +149,17 @@ class Figure(Settings):
     live: Live | None = None
     stream: Stream | None = None
     gaps: Gaps | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it names to tell rows apart."""
+        [form] = (form for _, form in self if form is not None)
+        named = [getattr(form, key, None) or "" for key in ("x", "series", "panel")]
+        texts = [[field for _, field, _, _ in Formatter().parse(own) if field] or [own] for own in named if own]
+        return [
+            *(name for own in texts for name in own),
+            *(key for key in getattr(form, "where", {}) if key != "window"),
+        ]
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Figure:

@@ -17,7 +17,7 @@ from draftlab.core.settings import Dataset, Settings
 from draftlab.data import registry
 from draftlab.errors import UserError
 from draftlab.files.yaml_files import Place, read_yaml
-from draftlab.plan.figure import Figure
+from draftlab.plan.figure import Figure, Shown
 from draftlab.plan.grids import Axis, combinations, validated
 from draftlab.plan.scale import Scale, Size
 from draftlab.stages import STAGES
@@ -180,16 +180,29 @@ def load_experiment(path: Path) -> Experiment:
     if experiment.view and experiment.view not in (views := experiment.of_stage.views):
         remedy = f"allowed: {', '.join(views)}" if views else "remove it"
         raise Place(path).blame(f"unknown view {experiment.view!r} of {experiment.stage}", ["view"], remedy=remedy)
-    parts = [("finding", own) for own in experiment.finding] + (
-        [("layout", experiment.layout)] if experiment.layout else []
-    )
-    for key, part in parts:
-        if part.measure and part.measure not in (measures := experiment.of_stage.measures):
-            what, remedy = f"unknown measure {part.measure!r} of {experiment.stage}", f"allowed: {', '.join(measures)}"
-            raise Place(path).blame(what, [key, "measure", part.measure], remedy=remedy)
+    _check_shown(experiment, Place(path))
     for scale in experiment.scales:
         experiment.check(scale, place(path, scale))
     return experiment
+
+
+def _check_shown(experiment: Experiment, where: Place) -> None:
+    """Finding, layout and figure name measures of the stage; the figure also columns of its tables."""
+    curves = experiment.figure.curves if experiment.figure else None
+    named = [("finding", own.measure) for own in experiment.finding]
+    named += [("layout", experiment.layout.measure)] if experiment.layout else []
+    also = [own.measure for own in curves.also if isinstance(own, Shown)] if curves else []
+    named += [("figure", name) for name in ([curves.measure, *also] if curves else [])]
+    stage = experiment.of_stage
+    for key, name in named:
+        if name and name not in stage.measures:
+            what, remedy = f"unknown measure {name!r} of {experiment.stage}", f"allowed: {', '.join(stage.measures)}"
+            raise where.blame(what, [key, "measure", name], remedy=remedy)
+    columns = [*dict.fromkeys([*experiment.compared, *stage.all_columns])]
+    for name in experiment.figure.columns if experiment.figure else []:
+        if name not in columns and name not in stage.settings.model_fields:
+            what, remedy = f"no column {name!r} in the table of {experiment.stage}", f"there are {', '.join(columns)}"
+            raise where.blame(what, ["figure", name], remedy=remedy)
 
 
 def _expanded(said: Any, where: Place) -> Any:

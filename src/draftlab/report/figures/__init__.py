@@ -27,7 +27,7 @@ def figure(experiment: str, table: pd.DataFrame, scale: str, published: Publishe
         return drawn
     said = tidy.plan_of(experiment)
     if said is not None and said.figure is not None:
-        return forms.draw(table, scale, published, said.figure)
+        return forms.draw(table, scale, published, said.figure, said.of_stage.measures)
     return forms.overview(experiment, table, scale)
 
 

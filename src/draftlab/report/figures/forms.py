@@ -48,8 +48,10 @@ from draftlab.report.published import Published
 Extra = Callable[[Axes, Any], None]
 
 
-def draw(table: pd.DataFrame, scale: str, published: Published, block: plan.Figure) -> Figure:
-    """The figure of an experiment's ``figure:`` block."""
+def draw(
+    table: pd.DataFrame, scale: str, published: Published, block: plan.Figure, measures: Mapping[str, Measure]
+) -> Figure:
+    """The figure of an experiment's ``figure:`` block; ``measures`` are those of its stage."""
     if block.live:
         return live_figure(table, scale, published, block.live)
     if block.stream:
@@ -57,7 +59,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published, block: plan.Figu
     if block.gaps:
         return gap_figure(table, scale, published, block.gaps)
     assert block.curves
-    return curve_figure(table, scale, published, block.curves)
+    return curve_figure(table, scale, published, block.curves, stage_measures=measures)
 
 
 def curve_figure(
@@ -70,6 +72,7 @@ def curve_figure(
     foot: Callable[[Axes, pd.DataFrame], None] | None = None,
     apart: float = 0.0,
     facts: Sequence[str] = (),
+    stage_measures: Mapping[str, Measure] | None = None,
 ) -> Figure:
     """Estimates with intervals against ``x``: a line per value of ``series``, a panel per value of ``panel``.
 
@@ -82,7 +85,7 @@ def curve_figure(
     unit = tidy.unit(table)
     table = table.assign(_one=1.0, _unit=tidy.clusters(table) if unit else "")
     shown = in_order(table[panel].tolist(), [] if panel == "group" else list(NAMES)) if panel else [None]
-    measures = [(form.ylabel, form.above, form.below), *form.also]
+    measures = form.read_off(stage_measures or {})
     order = in_order(table[series].tolist(), form.order or LOOKS) if series else []
     height, width = (1.6 if form.also else 2.0), (7.0 if len(shown) > 1 else 3.8)
     figure, axes = panels(len(measures) + (foot is not None), len(shown), height=height, width=width, sharey="row")
