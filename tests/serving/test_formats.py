@@ -286,6 +286,11 @@ def test_a_stale_draft_is_named_with_the_request_from_which_it_is() -> None:
     assert "since request 501" in found.text
 
 
+def test_one_window_below_is_not_yet_stale() -> None:
+    found = judge([*requests(500, GOOD), *requests(100, BAD)])
+    assert (found.state, found.since) == ("falling", None)
+
+
 def test_a_draft_that_recovered_is_not_stale() -> None:
     assert judge([*requests(300, BAD), *requests(500, GOOD)]).state == "as promised"
 

@@ -16,7 +16,7 @@ from draftlab.errors import UserError
 from draftlab.serving import load, profiles, traces
 
 TRACES = {
-    "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.1805900,396,109\n",
+    "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.18059,396,109\n",
     "azure_2024.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,374,44\n2024-05-10 00:00:00.509930+00:00,396,109\n",
     "burst_1.csv": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,m,374,44,418,c\n5.5,m,396,109,505,c\n",
     "burst_3.csv": "Timestamp(s),Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"

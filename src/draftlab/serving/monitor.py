@@ -114,7 +114,8 @@ def _block_variance(seen: Seen) -> float:
 
 @dataclass(frozen=True)
 class Report:
-    """What was seen: ``state`` is ``as promised``, ``stale``, ``better`` or ``not yet known``; ``since`` counts requests."""
+    """What was seen: ``state`` is ``as promised``, ``better``, ``falling`` (one window below), ``stale`` or ``not yet known``; ``since`` counts
+    requests."""
 
     state: str
     text: str
@@ -136,7 +137,6 @@ def judge(rows: Iterable[Seen | None], promise: Promise) -> Report:
             if fell and not below:
                 since = start
             below = below + 1 if fell else 0
-            since = since if below else None
             last, window, start = window, Sums(), int(everything.requests) + 1
     left_out = f"; {silent} rows without speculation left out" if silent else ""
     if not everything.known:
@@ -158,7 +158,7 @@ def judge(rows: Iterable[Seen | None], promise: Promise) -> Report:
     if (windows and below >= 2) or (not windows and high < promise.low):
         when = f" since request {since}" if windows else ""
         return Report("stale", f"stale{when}: {seen_text}{where}{left_out}", since if windows else 1)
-    state = "better" if low > promise.high else "as promised"
+    state = "better" if low > promise.high else "falling" if high < promise.low else "as promised"
     return Report(state, f"{state}: {seen_text}{where}{left_out}")
 
 
