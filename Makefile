@@ -10,7 +10,7 @@ export CONFIG
 # Two workers, a file each; the longest files come first: the tests of one share a run of the workflow.
 IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_workflow.py tests/workflow/test_workflow_real.py tests
 
-.PHONY: reproduce reproduce-all reproduce-llm smoke test test-slow test-faults test-slurm figures publish check format clean
+.PHONY: reproduce reproduce-all reproduce-llm smoke test test-slow test-faults test-fuzz test-slurm figures publish check format clean
 
 reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
 	set -f; snakemake --cores all $(if $(CONFIG),--config $$CONFIG)
@@ -29,13 +29,16 @@ smoke: .venv/ready  ## the whole pipeline at its smallest sizes
 	draftlab summary
 
 test: .venv/ready  ## the fast tests and one end-to-end run at scale=smoke
-	pytest $(IN_TURNS) -m "not slow and not faults and not slurm"
+	pytest $(IN_TURNS) -m "not slow and not faults and not slurm and not fuzz"
 
 test-slow: .venv/ready  ## the slow tests too
-	pytest $(IN_TURNS) -m "not faults and not slurm"
+	pytest $(IN_TURNS) -m "not faults and not slurm and not fuzz"
 
 test-faults: .venv/ready  ## kill a run at 30 random moments or more and compare its tables with an undisturbed run's
 	pytest -s -m faults
+
+test-fuzz: .venv/ready  ## 10,000 damaged inputs to every parser, in bounded memory (DRAFTLAB_FUZZ=10: ten times as many)
+	pytest -s -m fuzz tests/fuzz
 
 test-slurm: .venv/ready  ## start a Slurm of one node on this machine and run through profiles/slurm (SLURM_INSTALL=1: apt installs it)
 	pytest -s -m slurm

@@ -180,3 +180,32 @@ def test_an_unknown_experiment_and_a_missing_column_are_refused(tmp_path):
         tables.write("x", _rows(0), "smoke", tmp_path / "x")
     with pytest.raises(UserError, match="no column 'hits'"):
         tables.summary(_rows(0).drop(columns="hits"), LAYOUT, HITS)
+
+
+HOSTILE = [
+    r"\input{/etc/passwd}",
+    "a|b",
+    '=HYPERLINK("http://x")',
+    "<img src=x>",
+    "50% & more_$x$ #1 ~^{}",
+    "two\nlines",
+]
+
+
+def test_labels_of_a_dataset_are_text_in_every_format(tmp_path):
+    """What a dataset calls its classes is no command of LaTeX, no cell or tag of Markdown, no formula of a spreadsheet."""
+    assert [tables._escape(label) for label in (HOSTILE[0], HOSTILE[4])] == [
+        r"\textbackslash{}input\{/etc/passwd\}",
+        r"50\% \& more\_\$x\$ \#1 \textasciitilde{}\textasciicircum{}\{\}",
+    ]
+    assert [label.translate(tables.MARKDOWN) for label in HOSTILE] == [
+        r"\\input{/etc/passwd}",
+        r"a\|b",
+        '=HYPERLINK("http://x")',
+        "&lt;img src=x&gt;",
+        "50% & more_$x$ #1 ~^{}",
+        "two lines",
+    ]
+    assert [tables._inert(label) for label in ("=1+1", "+x", "-x", "@x", "-0.5", "plain", 3)] == [
+        "'=1+1", "'+x", "'-x", "'@x", "-0.5", "plain", 3,
+    ]  # fmt: skip

@@ -72,7 +72,7 @@ rule report:
         claims="results/{run}/claims.csv",
         tokens=(
             f"results/{RUN.name}/tokens.json"
-            if "osd_offline" in RUN.experiments
+            if "osd_offline" in RUN.experiments and RUN.config.show_tokens
             else []
         ),
     output:

@@ -65,6 +65,8 @@ class RunConfig(Settings):
     name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
     tracker: Literal["tensorboard"] | None = Field(None, description="where the curves go too")
 
+    show_tokens: bool = Field(True, description="whether the report shows one request's text as tokens")
+
     @field_validator("raw", "dataset", "target", "draft")
     @classmethod
     def _is_no_flag(cls, value: str | None) -> str | None:

@@ -122,7 +122,7 @@ def write(results: Path, scale: str, out: Path, config: Sequence[str] = ()) -> N
         columns=COLUMNS,
         verdicts={verdict: int((ledger["verdict"] == verdict).sum()) for verdict in VERDICTS},
         statements=[row for row in tidy.records(ledger) if row["published"] == "in words"],
-        tokens=_tokens(results / "tokens.json"),
+        tokens=None if "show_tokens=False" in config else _tokens(results / "tokens.json"),
         library=Markup(script),  # the vendored script, not text of a run
     )
     write_text(out, page)

@@ -6,6 +6,7 @@ by an interval without 0, so a bold number never stands on noise.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +75,8 @@ def write(
     cells = summary(table, layout, measure)
     facts = caption(experiment, cells, layout, measure, tidy.units(table), scale)
     write_text(
-        prefix.with_name(prefix.name + ".csv"), cells.to_csv(index=False, lineterminator="\n", float_format="%.6g")
+        prefix.with_name(prefix.name + ".csv"),
+        cells.map(_inert).to_csv(index=False, lineterminator="\n", float_format="%.6g"),
     )
     parts = filter(None, (finding, markdown(cells, layout, measure), facts))
     write_text(prefix.with_name(prefix.name + ".md"), "\n\n".join(parts) + "\n")
@@ -122,6 +124,11 @@ def markdown(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
     """A pipe table."""
     page = arrange(cells, layout, measure, lambda text: f"**{text}**")
     lines = [list(page.columns), ["---"] * len(page.columns), *page.to_numpy().tolist()]
+    rows = len(layout.rows)
+    lines = [
+        [cell.translate(MARKDOWN) if at < rows or line is lines[0] else cell for at, cell in enumerate(line)]
+        for line in lines
+    ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -136,8 +143,23 @@ def latex(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
     )
 
 
+TEX = str.maketrans(
+    {char: f"\\{char}" for char in "_%&#${}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
+MARKDOWN = str.maketrans(
+    {"|": r"\|", "\\": r"\\", "<": "&lt;", ">": "&gt;", "`": r"\`", "[": r"\[", "\n": " ", "\r": " "}
+)
+
+
 def _escape(text: str) -> str:
-    return text.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&")
+    """A label as LaTeX shows it: whatever a dataset calls its classes, nothing of it is a command."""
+    return text.translate(TEX)
+
+
+def _inert(label: object) -> object:
+    """A label that no spreadsheet takes for a formula."""
+    return f"'{label}" if isinstance(label, str) and re.match(r"[=+@\t\r]|-(?![\d.])", label) else label
 
 
 def read_cells(path: Path) -> pd.DataFrame:
