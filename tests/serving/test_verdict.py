@@ -1,5 +1,6 @@
 """The verdict's arithmetic on tables that are reckoned by hand, and its stage on a toy pair."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from draftlab.errors import UserError
 from draftlab.latency.cost import DRAFT_STEPS
 from draftlab.models import load_model
 from draftlab.models.ngrams import find_next
+from draftlab.report.verdict import lines, page, run
 from draftlab.serving import verdict
 from draftlab.serving.monitor import read_promise
 from tests.pair import make_results, run_cell
@@ -143,7 +145,7 @@ def test_an_empty_table_and_broken_probes_are_refused():
 def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float):
     make_results(tmp_path)
     settings = {"dataset": "toy", "learning_rate": 5e-3, "batch": 8, "update_interval": 8, "temperature": temperature}
-    rows, record = run_cell("verdict", tmp_path, tmp_path / "cell", settings | {"epochs": 4, "draft_lens": LENGTHS})
+    rows, record = run_cell("replay_log", tmp_path, tmp_path / "cell", settings | {"epochs": 4, "draft_lens": LENGTHS})
     recorded = load_pass(tmp_path / "answers" / ("toy.eval" + (".t1" if temperature else "")))
     drafts = {"as_it_comes": tmp_path / "models" / "draft", "distilled": tmp_path / "cell" / "draft"}
     proposal = "probabilistic" if temperature else "greedy"
@@ -165,3 +167,50 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
         "request_id"
     )
     assert (first["empty"].to_numpy() >= np.array(found)).all()
+
+
+def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
+    rows = pd.concat([table(0.3, option="as_it_comes"), table(0.8, spread=0.1)])
+    found = decide(rows, verdict.from_probes(probes(), 100), rate=2.0).model_copy(update={"log": "<b>log</b>.jsonl"})
+    asked = verdict.Asked(traffic=Path("log.jsonl"), target="my target", draft=("D",))
+    text = page(found, asked, tmp_path)
+    assert found.sentence in text
+    assert "<b>log" not in text
+    assert "draftlab emit --draft-len" in text
+    assert "--target &#39;my target&#39;" in text
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text)
+    for own in found.options:
+        assert own.speedup.show() in text
+
+
+def answer_file(folder: Path, rows: list[str]) -> Path:
+    (folder / "log.jsonl").write_text("\n".join(rows))
+    return folder / "log.jsonl"
+
+
+def test_a_log_too_short_is_not_yet_known_before_any_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rows = [f'{{"prompt": "how much is {i} + {i}?"}}' for i in range(40)] + [
+        "{broken",
+        '{"prompt": "how much is 1 + 1?"}',
+    ]
+    asked = verdict.Asked(traffic=answer_file(tmp_path, rows), target="no/such")
+    found = run(asked, tmp_path / "out")
+    assert [own for _, own in found] == [None]
+    assert lines(found)[0].startswith("Not yet known")
+    assert "40 usable requests" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "message"),
+    [
+        ([], {}, "no usable request"),
+        (["{broken"], {}, "no usable request: 1 "),
+        (['{"prompt": "a"}'], {"load": "-4/s"}, "load '-4/s'"),
+        (['{"prompt": "a"}'], {"temperature": 2}, "temperature 2"),
+    ],
+)
+def test_bad_input_is_one_clear_error(tmp_path: Path, rows: list[str], more: dict[str, object], message: str):
+    asked = verdict.Asked(traffic=answer_file(tmp_path, rows), target="no/such", **more)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=message):
+        run(asked, tmp_path / "out")

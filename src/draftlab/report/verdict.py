@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from draftlab import __version__
 from draftlab.data import check
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
@@ -19,7 +25,7 @@ from draftlab.files.tables import read_table
 from draftlab.plan import WORKFLOW
 from draftlab.serving import traces, verdict
 from draftlab.serving.load import ENOUGH
-from draftlab.serving.verdict import Asked, Verdict
+from draftlab.serving.verdict import NAMES, Asked, Verdict
 
 HALF = 2 * ENOUGH
 """Requests of a log of which half, at most, are held out."""
@@ -47,6 +53,7 @@ def run(asked: Asked, out: Path | None) -> list[tuple[Path, Verdict | None]]:
             continue
         said = judge(_workflow(asked, draft, name), asked, draft, left_out, rate, trace)
         write_text(folder / "verdict.json", said.model_dump_json(indent=1) + "\n")
+        write_text(folder / "verdict.html", page(said, asked, folder))
         found.append((folder, said))
     return found
 
@@ -78,6 +85,52 @@ def judge(
     )
 
 
+def page(found: Verdict, asked: Asked, folder: Path) -> str:
+    """One page of HTML that needs nothing but itself."""
+    environment = Environment(
+        loader=PackageLoader("draftlab.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    figure = "data:image/svg+xml;base64," + base64.b64encode(draw(found)).decode()
+    return environment.get_template("verdict.html.j2").render(
+        v=found, names=NAMES, enough=ENOUGH, figure=figure, commands=commands(found, asked, folder), version=__version__
+    )
+
+
+def commands(found: Verdict, asked: Asked, folder: Path) -> list[str]:
+    """What to type next: the engines' settings, and whether production keeps the promise."""
+    if found.monitor is None:
+        return [shlex.join(["draftlab", "data", "check", str(asked.traffic)])]
+    draft = asked.draft[0] if asked.draft else "DRAFT"
+    length, out = str(found.monitor.draft_len), str(folder / "engines")
+    emit = ["draftlab", "emit", "--draft-len", length, "--target", asked.target, "--draft", draft, "--out", out]
+    monitor = ["draftlab", "monitor", "http://localhost:8000/metrics", "--verdict", str(folder / "verdict.json")]
+    return [shlex.join(emit), shlex.join(monitor)]
+
+
+def draw(found: Verdict) -> bytes:
+    """Speed-up by draft length with bands, as SVG."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(7.5, 4), layout="constrained")
+    axes = drawn.subplots()
+    for number, own in enumerate(found.options):
+        best = sorted((at for at in own.by_length if at.proposal == own.proposal), key=lambda at: at.draft_len)
+        lengths = [0, *(at.draft_len for at in best)]
+        axes.plot(lengths, [1.0, *(at.speedup.estimate for at in best)], f"C{number}o-", ms=3, label=NAMES[own.name])
+        low, high = ([1.0, *(getattr(at.speedup, side) for at in best)] for side in ("low", "high"))
+        axes.fill_between(lengths, low, high, color=f"C{number}", alpha=0.18, lw=0)
+    axes.axhline(1, color="0.4", lw=0.8)
+    axes.set(xlabel="tokens drafted at once", ylabel="speed-up over no draft", ylim=(0, None))
+    axes.legend(fontsize=8)
+    out = io.BytesIO()
+    drawn.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
+
+
 def lines(found: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
     """Three lines for each draft, and where the rest lies."""
     said = []
@@ -85,7 +138,7 @@ def lines(found: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
         if own is None:
             said.append(f"Not yet known: too few requests (it takes {HALF}, half of which are held out)")
         else:
-            said += [*verdict.lines(own)[:2], f"{verdict.lines(own)[2]}; {folder / 'verdict.json'}"]
+            said += [*verdict.lines(own)[:2], f"{verdict.lines(own)[2]}; {folder / 'verdict.html'}"]
     return said
 
 

@@ -181,7 +181,7 @@ def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> Costs:
     own = own.assign(v=own["verify_seconds"] / plain, c=own["draft_seconds"] / plain)
     v = own.pivot_table(index="block", columns="verified", values="v")
     c = own.groupby("block")["c"].median()
-    if not np.isfinite(v.to_numpy()).all() or len(v) < 2:
+    if not np.isfinite([own["v"], own["c"]]).all() or len(v) < 2:
         raise UserError(
             "the probes of costs hold NaN, or one block alone", remedy="measure them again, or give --hardware"
         )
