@@ -75,7 +75,7 @@ rule fetch:
             {params.raw:q} \
             --rows {params.rows:q} \
             --seed {params.seed:q} \
-            --content {params.content:q} \
+            --content={params.content:q} \
             --out {output.rows:q} \
             >{log:q} 2>&1
         """

@@ -53,7 +53,7 @@ rule tokenizer:
         r"""
         draftlab pretrain tokenizer {params.recipe:q} \
             --prompts {input.prompts:q} \
-            --content {params.content:q} \
+            --content={params.content:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
         """
@@ -91,7 +91,7 @@ rule target:
         draftlab pretrain target {params.recipe:q} \
             --prompts {input.prompts:q} \
             --tokenizer {params.tokenizer:q} \
-            --content {params.content:q} \
+            --content={params.content:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
         """
@@ -134,7 +134,7 @@ rule draft:
             --answers {input.answers:q} \
             {params.target:q} \
             --tokenizer {params.tokenizer:q} \
-            --content {params.content:q} \
+            --content={params.content:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
         """
