@@ -171,14 +171,28 @@ def draw(table: pd.DataFrame, lengths: pd.DataFrame, title: str) -> Figure:
     speed.set(xlabel="requests a second", ylabel="speed-up of a request", xscale="log", title=title)
     speed.legend(title="drafted", fontsize=7, ncols=2)
     pace.set(xlabel="requests a second", ylabel="ms per token, 95th percentile", xscale="log")
+    shown: list[float] = []
+    for rate in sorted(table["rate"].unique()):
+        if not shown or rate >= 1.4 * shown[-1]:
+            shown.append(rate)
+    for axes in (speed, pace):
+        axes.set_xticks(shown, [f"{r:.2g}" for r in shown])
+        axes.minorticks_off()
     grid = lengths.pivot(index="batch", columns="context", values="best_draft_len")
-    best.imshow(grid.to_numpy(float), origin="lower", aspect="auto", cmap="viridis", vmin=0)
+    best.imshow(
+        grid.to_numpy(float),
+        origin="lower",
+        aspect="auto",
+        cmap="Blues",
+        vmin=0,
+        vmax=2 * lengths["best_draft_len"].max() + 1,
+    )
     best.set(xlabel="tokens of context", ylabel="batch", title="best draft length")
     best.set_xticks(range(len(grid.columns)), [str(c) for c in grid.columns])
     best.set_yticks(range(len(grid.index)), [str(b) for b in grid.index])
     for (row, column), value in np.ndenumerate(grid.to_numpy(float)):
         if np.isfinite(value):
-            best.text(column, row, f"{value:.0f}", ha="center", va="center", color="w", fontsize=8)
+            best.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=8)
     return page
 
 
