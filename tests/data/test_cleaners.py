@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftlab.data import cleaners
+from draftlab.data import cleaners, formats
 from draftlab.data.cleaners import CLEANERS, OSD_REPO_CLEANERS, Cleaner
 from draftlab.data.fields import BadRow
 from draftlab.data.prompts import Prompt, Rejection
@@ -62,7 +62,8 @@ def outcome(name: str, cleaner: Cleaner, row: Any) -> Prompt | Rejection:
 def assert_sound(record: Prompt | Rejection) -> None:
     json.dumps(dataclasses.asdict(record), ensure_ascii=False, allow_nan=False).encode()
     if isinstance(record, Prompt):
-        assert record.text == record.text.strip() != ""
+        assert record.text.strip()
+        assert record.text == record.text.strip() or record.dataset == "humaneval"
         assert record.reference is None or record.reference.strip()
     else:
         assert record.reason
@@ -134,13 +135,18 @@ def test_reasons(name: str, row: Any, reason: str) -> None:
         ("piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": -1}, "g", None),
         ("piqa", {"goal": "g", "sol1": "a", "sol2": "b"}, "g", None),
         ("piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": True}, "g", None),
-        ("humaneval", {"prompt": "def f():\n", "canonical_solution": "\n    x = 1\n    return x\n"}, "def f():",
+        ("humaneval", {"prompt": "def f():\n", "canonical_solution": "\n    x = 1\n    return x\n"}, "def f():\n",
          "    x = 1\n    return x"),
-        ("humaneval", {"prompt": "def f():\n", "canonical_solution": "  \n"}, "def f():", None),
+        ("humaneval", {"prompt": "def f():\n", "canonical_solution": "  \n"}, "def f():\n", None),
         ("mbpp", {"prompt": "p", "code": "c"}, "p", "c"),
         ("wmt16", {"translation": {"en": "yes", "de": "ja"}}, "translate English to German: yes", "ja"),
         ("dolly", {"instruction": "i", "context": "c", "response": "r"}, "i\nc", "r"),
         ("mt_bench", {"turns": ["one", "two"], "reference": ["r"]}, "one", "r"),
+        ("spec_bench", {"turns": ["one"], "reference": [["r", "s"]]}, "one", "r"),
+        ("spec_bench", {"turns": ["one"], "reference": [[]]}, "one", None),
+        ("oasst", {"message_tree_id": "t", "prompt": {"text": "q", "role": "prompter", "replies": [{"text": "r"}]}}, "q", "r"),
+        ("prompts", {"question": "q", "docs": ["one", {"text": "two"}], "answer": "a"}, "one\n\ntwo\n\nq", "a"),
+        ("prompts", {"question": "q", "docs": []}, "q", None),
         ("prompts", {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]}, "u", "a"),
         ("prompts", {"turns": ["one", "two"]}, "one", None),
         ("prompts", {"prompt": "good", "messages": None}, "good", None),
@@ -215,3 +221,15 @@ def test_a_servers_log_gives_request_and_answer(row: dict[str, object]) -> None:
 )
 def test_a_response_without_text_is_no_answer(response: object) -> None:
     assert cleaners.prompts({"messages": TURN, "response": response}).reference is None
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ({"question": "q", "answer": "a", "docs": ["d"]}, "prompts"),
+        ({"question": "q", "answer": "a"}, "gsm8k"),
+        ({"message_tree_id": "t", "tree_state": "ready", "prompt": {"text": "q"}}, "oasst"),
+    ],
+)
+def test_formats_that_other_fields_than_the_prompts_tell(row: dict[str, Any], name: str) -> None:
+    assert formats.detect([RawRow("f", line, row) for line in range(3)]) == name

@@ -278,3 +278,12 @@ def test_a_number_beyond_a_float_is_a_fault(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a", "n": 1e999}\n{"prompt": "b", "n": 1e9}\n')
     assert [row.problem for row in readers.read_rows(file)] == ["a number that no float holds", None]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"), ("a-1.0.whl", b"PK\x03\x04\x14\0\0\0\x08\0")]
+)
+def test_a_file_of_another_kind_is_refused(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match="neither text nor Parquet"):
+        list(read_rows(tmp_path / name))

@@ -8,12 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers import pre_tokenizers
+
 from draftlab.data import classify, cleaners, companions, formats, registry
 from draftlab.data.cleaners import CLEANERS
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import excerpt, read_rows
 from draftlab.data.splits import Options, digest
 from draftlab.errors import UserError
+from draftlab.models.tokenizer import load_tokenizer
 
 SAMPLE = 2000  # prompts whose language is looked at
 SPECIALS = ("<s>", "</s>", "<pad>", "<unk>", "<|", "[INST]", "USER:", "ASSISTANT:")
@@ -128,17 +131,11 @@ def _digests(file: Path, max_chars: int) -> set[int]:
 
 
 def _counter(tokenizer: Path | None) -> tuple[str, Callable[[str], int]]:
-    import tokenizers
-
     if tokenizer is None:
-        split = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+        split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
         return "words and marks", lambda text: len(split(text))
-    file = tokenizer / "tokenizer.json"
-    if not file.is_file():
-        raise UserError("no tokenizer.json", file=tokenizer, remedy="name a model folder that has one")
-    model = tokenizers.Tokenizer.from_file(str(file))
-    model.no_truncation()
-    return "tokens", lambda text: len(model.encode(text, add_special_tokens=False).ids)
+    words = load_tokenizer(tokenizer)
+    return "tokens", lambda text: len(words.encode(text))
 
 
 def _lengths(values: array[int]) -> Lengths | None:
@@ -168,7 +165,10 @@ def table(report: Report) -> str:
         (f"prompt, {report.length_unit}", spread(report.prompt_lengths)),
         (f"reference, {report.length_unit}", spread(report.reference_lengths)),
         ("with special strings", f"{report.special_strings} (they stay text)"),
-        ("languages", ", ".join(f"{name} {count}" for name, count in report.languages.items()) or "none"),
+        (
+            f"languages of the first {SAMPLE:,}" if report.kept > SAMPLE else "languages",
+            ", ".join(f"{name} {count}" for name, count in report.languages.items()) or "none",
+        ),
         ("rejected", sum(report.rejected.values())),
     ]
     lines += [

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from draftlab.data.conversations import answered, first_request
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
-from draftlab.data.formats import ANSWER_FIELDS, CONVERSATION_FIELDS, DETECT, PROMPT_FIELDS, detect
+from draftlab.data.formats import ANSWER_FIELDS, CONVERSATION_FIELDS, DETECT, PROMPT_FIELDS, RETRIEVED, detect
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import RawRow, excerpt
 
@@ -100,9 +100,10 @@ def wmt16(row: Row) -> Cleaned:
 
 
 def humaneval(row: Row) -> Cleaned:
-    """The head of the function; the body keeps the indentation of its first line."""
+    """The head of the function with the newlines around it; the body keeps the indentation of its first line."""
     body = maybe_text(row, "canonical_solution")
-    return Cleaned(text_of(row, "prompt"), body and row["canonical_solution"].strip("\r\n").rstrip())
+    text_of(row, "prompt")
+    return Cleaned(row["prompt"], body and row["canonical_solution"].strip("\r\n").rstrip())
 
 
 def mbpp(row: Row) -> Cleaned:
@@ -153,14 +154,16 @@ def dolly(row: Row) -> Cleaned:
 def mt_bench(row: Row) -> Cleaned:
     """The first turn; the category is the topic."""
     said = items_of(row, "turns", "prompt")
-    reference = row.get("reference")
-    answer = reference[0] if isinstance(reference, list) and reference else None
+    answer = row.get("reference")
+    while isinstance(answer, list):  # Spec-Bench nests them
+        answer = answer[0] if answer else None
     text = as_text(answer, "reference") if isinstance(answer, str) and answer.strip() else None
     return Cleaned(as_text(said[0], "the first turn"), text, {"turns": len(said), **labels(row)})
 
 
 def oasst(row: Row) -> Cleaned:
-    """A message that opens a conversation; replies are rejected, the first one below it is the reference."""
+    """A message that opens a conversation, or the tree below one; replies are rejected, the first one below it is the reference."""
+    row = row["prompt"] if isinstance(row.get("prompt"), Mapping) else row
     if row.get("parent_id") is not None or row.get("role") not in (None, "prompter"):
         raise BadRow("a reply, not the start of a conversation")
     replies = row.get("replies")
@@ -193,10 +196,21 @@ def prompts(row: Row) -> Cleaned:
             return Cleaned(as_text(items_of(row, name)[0], name), None, labels(row))
     text = text_of(row, *PROMPT_FIELDS)
     given = maybe_text(row, "input", "context") if "instruction" in row else None
+    if found := next((row[name] for name in RETRIEVED if row.get(name)), None):
+        text = f"{_passages(found)}\n\n{text}"
     answer = next(
         (a for name in ANSWER_FIELDS if isinstance(row.get(name), str) and (a := maybe_text(row, name))), None
     )
     return Cleaned(_lines(text, given), answer, labels(row))
+
+
+def _passages(found: object) -> str:
+    """What was retrieved for a question: a text, or a list of texts or of objects that have one."""
+    items = found if isinstance(found, list) else [found]
+    texts = [
+        text_of(item, "text", "contents", "content", "passage") if isinstance(item, Mapping) else item for item in items
+    ]
+    return "\n\n".join(as_text(text, "a retrieved passage") for text in texts)
 
 
 Cleaner = Callable[[Row], Cleaned]

@@ -40,7 +40,15 @@ CONVERSATION_FIELDS = ("conversation", "conversations", "messages", "conversatio
 SAID_IN = {*PROMPT_FIELDS, *CONVERSATION_FIELDS, "turns", "article", "document", "translation", "docstring",
            "func_documentation_string"}  # fmt: skip
 """Every field that a prompt is read from: a table must have one."""
-CODE_SEARCH_NET = (("func_documentation_string",), ("docstring", "code"))
+RETRIEVED = ("docs", "documents", "passages", "contexts", "ctxs")
+"""Fields that hold what was retrieved for a question: its rows are prompts of one's own, whatever else is in them."""
+FURTHER = (
+    *(("prompts", (name,)) for name in RETRIEVED),
+    ("code_search_net", ("func_documentation_string",)),
+    ("code_search_net", ("docstring", "code")),
+    ("oasst", ("message_tree_id", "prompt")),
+)
+"""Formats by other fields than those of ``FORMATS``, which come after them."""
 
 
 def detect(rows: Iterable[RawRow]) -> str:
@@ -50,7 +58,7 @@ def detect(rows: Iterable[RawRow]) -> str:
     """
     first = itertools.islice(rows, DETECT)
     found = [raw.row for raw in first if raw.problem is None and isinstance(raw.row, Mapping)]
-    candidates = [("code_search_net", fields) for fields in CODE_SEARCH_NET] + list(FORMATS.items())
+    candidates = [*FURTHER, *FORMATS.items()]
     fits = [
         sum(all(not isinstance(row.get(name), int | float | None) for name in fields) for row in found)
         for _, fields in candidates[:-1]

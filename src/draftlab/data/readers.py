@@ -299,7 +299,8 @@ def _header(cells: Sequence[str], name: str, line: int) -> list[str]:
             f"no column is called prompt, or by another known name: {excerpt(', '.join(cells))}",
             file=name,
             line=line,
-            remedy="name the columns in the first line: prompt, and answer where there is one",
+            remedy="name the columns in the first line: prompt, and answer where there is one; or the dataset whose files have "
+            "no such line: --dataset mgsm",
         )
     twice = next((n for n in names if n and names.count(n) > 1), None)
     if twice:
@@ -340,6 +341,12 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
         yield from _json_array(file, name)
     elif kind in (".json", ".jsonl", ".ndjson") or opening == b"{":
         yield from _json_lines(file, name)
+    elif b"\0" in start:
+        raise UserError(
+            "neither text nor Parquet",
+            file=name,
+            remedy="give JSON, JSON lines, CSV, TSV, Parquet or text, plain or gzipped",
+        )
     else:
         yield from _text(file, name)
 
