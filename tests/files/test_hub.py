@@ -14,6 +14,8 @@ import pytest
 
 from draftlab import cli
 from draftlab.data.prompts import Prompt
+from draftlab.errors import UserError
+from draftlab.files import hub
 from draftlab.files.json_files import write_jsonl
 from tests.conftest import ROOT
 from tests.fake_hub import FAULTS, FakeHub, serve
@@ -202,3 +204,56 @@ def test_an_error_that_is_not_the_systems_has_no_remedy_of_the_disk(
         r"draftlab: error: the hub\nis far",
         "draftlab: error: No space left on device: out (free space or fix permissions, run again)",
     ]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The blobs of a model in a cache of its own; nobody waits."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "WAITS", (0.0, 0.0, 0.0))
+    blobs = tmp_path / "models--owner--name/blobs"
+    blobs.mkdir(parents=True)
+    return blobs
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_damaged_blob_of_another_revision_fails_nothing(
+    offline: bool, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    (cache / ("a" * 64)).write_text("other bytes")
+    asked: list[bool] = []
+    assert hub.ask("model", "owner/name", lambda again: asked.append(again) or "found", otherwise="x") == "found"
+    assert asked == [False, not offline]  # offline nothing can be fetched anew
+    assert list(cache.iterdir()) == []
+
+
+def test_bare_errors_of_xet_are_tried_again(cache: Path) -> None:
+    asked: list[bool] = []
+
+    def request(again: bool) -> str:
+        asked.append(again)
+        if len(asked) < 3:
+            raise RuntimeError("Data processing error: connection reset")
+        return "found"
+
+    assert hub.ask("model", "owner/name", request, otherwise="x") == "found"
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("I/O error: No space left on device (os error 28)")]
+)
+def test_a_full_disk_is_not_the_network(error: Exception, cache: Path) -> None:
+    asked: list[bool] = []
+
+    def request(again: bool) -> str:
+        asked.append(again)
+        raise error
+
+    with pytest.raises(UserError, match=r"cannot keep model owner/name .*No space left on device \S*.*\(free space"):
+        hub.ask("model", "owner/name", request, otherwise="x")
+    assert len(asked) == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from draftlab.errors import UserError
+from draftlab.files.atomic import FULL, SAID_FULL
 
 T = TypeVar("T")
 Kind = Literal["model", "dataset"]
@@ -30,6 +31,8 @@ def ask(kind: Kind, name: str, request: Callable[[bool], T], *, otherwise: str) 
 
     ``request`` is told whether to fetch files anew: it is when their bytes turned out not to be those that the hub announced.
     """
+    from huggingface_hub import constants
+
     again = False
     for wait in (*WAITS, None):
         try:
@@ -40,7 +43,7 @@ def ask(kind: Kind, name: str, request: Callable[[bool], T], *, otherwise: str) 
         except Exception as error:  # those of the hub's libraries, of their HTTP client, of Python: they share no base
             if wait is None or not _passes(error):
                 raise _explained(kind, name, error, otherwise) from None
-            again = isinstance(error, Damaged)
+            again = isinstance(error, Damaged) and not constants.HF_HUB_OFFLINE
             time.sleep(wait)
     raise AssertionError("the last attempt returns or raises")
 
@@ -53,6 +56,7 @@ def _check_files(kind: Kind, name: str) -> None:
     for blob in sorted(blobs.glob("?" * 64)):
         with blob.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != blob.name:
+                blob.unlink()  # it may be another revision's, which nobody asks for now
                 raise Damaged(f"{blob} is not what the hub announced")
 
 
@@ -68,12 +72,18 @@ def _passes(error: Exception) -> bool:
     causes = _causes(error)
     if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
         return False
+    if any(_is_full(cause) for cause in causes):
+        return False
     return any(
         cause.response.status_code in PASSING
         if isinstance(cause, HfHubHTTPError)
-        else isinstance(cause, (HTTPError, Damaged))
+        else isinstance(cause, (HTTPError, Damaged)) or type(cause) is RuntimeError  # of Xet, whose errors are bare
         for cause in causes
     )
+
+
+def _is_full(error: BaseException) -> bool:
+    return (isinstance(error, OSError) and error.errno in FULL) or bool(SAID_FULL.search(str(error)))
 
 
 def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserError:
@@ -91,6 +101,9 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
         from datasets.exceptions import DatasetNotFoundError
 
         absent = (RepositoryNotFoundError, DatasetNotFoundError)
+    if full := next((cause for cause in causes if _is_full(cause)), None):
+        what = f"cannot keep {kind} {name} in the hub's cache {constants.HF_HUB_CACHE}: {_public(full)}"
+        return UserError(what, remedy="free space, or name a larger disk with HF_HOME, and run again")
     refusal = next((cause for cause in causes if isinstance(cause, absent)), None)
     if refusal is None:
         # What the hub or the network said, where a library hides it behind what it tried next.
