@@ -321,6 +321,12 @@ def test_a_verdict_without_a_promise_is_refused(text: str, tmp_path: Path) -> No
         monitor.read_promise(tmp_path / "v.json")
 
 
+def test_a_verdict_that_recommends_no_draft_promises_nothing(tmp_path: Path) -> None:
+    (tmp_path / "v.json").write_text('{"verdict": "no", "monitor": null}')
+    with pytest.raises(UserError, match="promises nothing"):
+        monitor.read_promise(tmp_path / "v.json")
+
+
 def test_a_promise_is_read_at_the_top_or_inside(tmp_path: Path) -> None:
     inside = {"draft_len": 4, "acceptance_length": {"low": 2.8, "high": 3.2}}
     for value in (inside, {"monitor": inside}):

@@ -43,6 +43,10 @@ def read_promise(file: Path) -> Promise:
     """``{"draft_len": k, "acceptance_length": {"low": ..., "high": ...}}`` in a verdict's JSON, at its top or under ``monitor``."""
     found = read_object(file)
     inside = found.get("monitor", found)
+    if inside is None:
+        raise UserError(
+            "the verdict was not yes: it promises nothing", file=file, remedy="give one that recommends a draft"
+        )
     length = inside.get("acceptance_length", {}) if isinstance(inside, dict) else {}
     try:
         promise = Promise(draft_len=inside["draft_len"], low=length["low"], high=length["high"])
