@@ -15,6 +15,8 @@ import numpy as np
 import pandas as pd
 
 from draftlab import plan
+from draftlab.files.yaml_files import read_yaml
+from draftlab.plan.plan import Size
 from draftlab.report import published
 from draftlab.stages._stage import Bench, Column, NoInputs, Stage, Variant
 
@@ -35,7 +37,7 @@ Effects = Mapping[str, Mapping[Any, float] | float]
 
 def table(name: str, effects: Effects | None = None, scale: str = "laptop", **sizes: int) -> pd.DataFrame:
     """The table of one experiment; an exact one of a stage that reads nothing is computed."""
-    experiment = plan.load_experiment(FOLDER / f"{name}.yaml")
+    experiment = _sized(name)
     stage, rng = experiment.of_stage, np.random.default_rng(0)
     computed = stage.inputs is NoInputs and not any(own.timed for own in stage.columns.values())
     scale = next(own for own in (*(["smoke"] * computed), scale, *experiment.scales) if own in experiment.scales)
@@ -50,6 +52,15 @@ def table(name: str, effects: Effects | None = None, scale: str = "laptop", **si
         for own in cell
     ]
     return pd.read_csv(io.StringIO(pd.concat(frames).to_csv(index=False)))  # as it is read back from its file
+
+
+def _sized(name: str) -> plan.Experiment:
+    """The experiment; one without sizes of its own has those of the scale that names it."""
+    experiment = plan.load_experiment(FOLDER / f"{name}.yaml")
+    for path in [] if experiment.scales else sorted((FOLDER.parent / "scales").glob("*.yaml")):
+        if (size := read_yaml(path).get("experiments", {}).get(name)) is not None:
+            return experiment.at(path.stem, Size.model_validate(size), path)
+    return experiment
 
 
 @functools.cache
@@ -133,7 +144,9 @@ def _rows(
     if "stream_index" in columns:
         rows = rows.assign(request_id=rows["stream_index"])
     if "split" in columns:
-        is_held_out = getattr(own.settings, "measured_on", "") == "held_out"
+        is_held_out = (
+            getattr(own.settings, "measured_on", "" if "stream_index" in columns else "held_out") == "held_out"
+        )
         rows["split"] = stage.split or ("eval" if is_held_out else "train")
     if getattr(own.settings, "stream", None) and "group" in columns:
         rows = _grouped(rows, own.settings)

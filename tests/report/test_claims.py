@@ -19,7 +19,7 @@ def known():
 
 EFFECTS = {
     "method": {"online": 0.1, "static": -0.1, "original": -0.2, "separate": 0.05, "separate_fast": 0.1},
-    "sample_source": {"none": -0.25},
+    "sample_source": {"none": -0.35},
     "scheme": {"optimal": 0.1, "importance_truncated": 0.08, "k_seq": 0.06, "specinfer": 0.04, "single": -0.1},
     "contender": {"plain": -0.45, "distilled": 0.2, "draft_osd": 0.3, "medusa_osd": 0.15},
     "num_drafts": 0.01,
@@ -36,6 +36,7 @@ def _by(column, values):
 
 SPECIAL = {
     "osd_latency_alpha": {"seconds": lambda t: 4 * t["seconds"]},
+    "osd_routing": {"misrouted": 0},
     "osd_shift_sharp": {"overlap": lambda t: t["overlap"] * (1 - 0.5 * (t["stream_index"] % 15 < 2))},
     "osd_update_cost": {"update_seconds": lambda t: 0.1 * t["update_seconds"]},
     "osd_arena_classes": {
@@ -316,6 +317,10 @@ def _backwards(table):
             "mdss_quality",
             lambda t: t.assign(rouge_l=t["rouge_l"] * (1 + (t["scheme"] == "k_seq"))),
         ),
+        ("osd.alpha_rises_by_0.30", "osd_offline", lambda t: t.assign(overlap=0.5 * t["overlap"])),
+        ("osd.recovers_within_200_records", "osd_shift_sharp", _swapped("method", "online", "static")),
+        ("osd.router_is_right", "osd_routing", lambda t: t.assign(misrouted=0.1 * t["requests"])),
+        ("mdss.order_at_each_temperature", "mdss_acceptance", _swapped("scheme", "k_seq", "specinfer")),
         ("osd.recovers_after_shift", "osd_shift_sharp", _swapped("method", "online", "static_30")),
         ("osd.gradual_shift_without_drop", "osd_shift_smooth", _backwards),
         ("osd.mixed_streams_keep_both", "osd_two_mix", _backwards),

@@ -283,9 +283,9 @@ def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:
     margin, least = comparison.margin + ROUNDING, 0.0 if low <= 0 <= high else min(abs(low), abs(high))
     match comparison.expect:
         case "greater":
-            return _strictly(gap.estimate), _strictly(high)
+            return _strictly(gap.estimate - comparison.by), _strictly(high - comparison.by)
         case "less":
-            return _strictly(-gap.estimate), _strictly(-low)
+            return _strictly(-gap.estimate - comparison.by), _strictly(-low - comparison.by)
         case "not_less":
             return gap.estimate + margin, high + margin
         case "not_greater":

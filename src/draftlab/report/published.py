@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from draftlab.errors import UserError
 from draftlab.files.tables import read_table
@@ -106,8 +106,8 @@ class Claim(Entry):
 class Comparison(Selection):
     """``left`` and ``right`` filter the table; ``each`` repeats the comparison for every value of those columns.
 
-    ``expect`` speaks of left - right; ``not_less``, ``not_greater`` and ``similar`` allow ``margin``. What misses by less than its
-    interval is undecided.
+    ``expect`` speaks of left - right; ``not_less``, ``not_greater`` and ``similar`` allow ``margin``, ``greater`` and ``less`` ask for
+    more than ``by``. What misses by less than its interval is undecided.
     """
 
     each: list[str] = []
@@ -115,6 +115,7 @@ class Comparison(Selection):
     right: dict[str, Any] | float
     expect: Literal["greater", "less", "not_less", "not_greater", "similar"]
     margin: float = 0.0
+    by: float = Field(0.0, ge=0)
 
     @property
     def contrast(self) -> Contrast:

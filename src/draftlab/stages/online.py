@@ -122,6 +122,7 @@ class Derived:
 MEASURES = ALPHAS | {
     "request_ms": Measure("request_ms", None, "CPU time per request", "ms"),
     "added_ms": Measure("added_ms", None, "CPU time per further request", "ms"),
+    "misrouted": Measure("misrouted", "requests", "share of requests sent to the draft of another class"),
     "peak_mb": Measure("peak_mb", None, "peak memory", "MB"),
 }
 
