@@ -29,7 +29,8 @@ from draftlab.models import LanguageModel, load_model, load_tokenizer
 from draftlab.models.hf import HubModel, new_t5
 from draftlab.stages import STAGES
 from draftlab.train import pretrain
-from draftlab.train.learning import answer_logits, train
+from draftlab.train.heads import answer_logits
+from draftlab.train.learning import train
 from draftlab.train.settings import Loss
 from draftlab.train.sources import LIVE, SOURCES, Scene
 from tests.pair import ROOM, VOCAB, make_results, run_cell

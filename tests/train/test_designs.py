@@ -12,7 +12,8 @@ from draftlab.errors import UserError
 from draftlab.models import load_model
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.train.designs import frequent_tokens, project, prune, trim_head
-from draftlab.train.learning import columns_of, losses_at
+from draftlab.train.heads import columns_of
+from draftlab.train.learning import losses_at
 from tests.pair import small_llama
 
 KEPT = [2, 5, 7, 11, 40, 41, 300]

@@ -115,6 +115,12 @@ def test_probes_measure_while_training(results, tmp_path):
     assert len(table) == 5 * 16
     last = table[table["epoch"] == 2].reset_index(drop=True)
     pd.testing.assert_frame_equal(last, plain, check_dtype=False)
+    tokens = table.groupby("epoch")["tokens"].first().tolist()
+    assert tokens == sorted(tokens)
+    assert tokens[0] == 0 < tokens[2] == tokens[4] / 2
+    timed, _ = run(results, tmp_path / "c", epochs=2, probes=2, timed=True)
+    assert (timed.groupby("epoch")["learning_seconds"].first().diff()[1:] > 0).all()
+    pd.testing.assert_frame_equal(timed.drop(columns="learning_seconds"), table)
 
 
 def test_several_draft_lengths_are_measured_on_one_draft(results, tmp_path):

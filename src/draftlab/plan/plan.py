@@ -70,7 +70,7 @@ class Layout(Settings):
     best: Literal["largest", "smallest"] | None = None
     digits: int = 3
     window: tuple[float, float] | None = None
-    where: dict[str, str] = {}
+    where: dict[str, str | list[str]] = {}
     exact: str = "exact, so no interval"
     note: str = ""
     emulated: bool = False

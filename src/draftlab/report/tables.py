@@ -111,7 +111,7 @@ def caption(
     parts = [f"{experiment}, scale {scale}: {measure}", f"n = {n} {units or 'rows'} per cell"]
     if layout.window:
         parts.append(f"from {layout.window[0]:.0%} to {layout.window[1]:.0%} of the stream")
-    parts += [f"{column}: {value}" for column, value in layout.where.items()]
+    parts += [f"{column}: {value}" for column, value in layout.where.items() if isinstance(value, str)]
     sure = layout.exact if units is None else "one run each, so no interval" if one_run else ""
     parts.append(sure or f"95 % bootstrap interval over {units}")
     parts += [text for text in (layout.note, EMULATED if layout.emulated else "") if text]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from draftlab.core.measure import Measure
 from draftlab.stages._counts import ALPHAS, Counts
 from draftlab.stages._inputs import Distillation, locate_distillation, reads_distillation
-from draftlab.stages._stage import Bench, Facts, Stage, column
+from draftlab.stages._stage import Bench, Facts, Stage, column, timing
 from draftlab.train.settings import Offline
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Row(Counts):
     loss: str = column("the loss, by name")
     seed: int = column("seed of the order and of the draws")
     parameters: int = column("weights of the draft", "weights")
-    tokens: int = column("tokens that the draft read to learn", "tokens")
+    tokens: int = column("tokens that the draft read to learn until then", "tokens")
+    learning_seconds: float = timing("CPU time of the distillation until then", optional=True)
     measured: Literal["replay", "live"] = column("replay of the recorded answer, or live decoding", optional=True)
     looping: bool = column("whether the target's answer has six tokens in a row three times or more", optional=True)
 
@@ -49,6 +50,8 @@ class Derived:
     cost: float = column("time in steps of the target, a draft step at a tenth of one", "steps", optional=True)
     training_flops: float = column("work of the training", "FLOPs", optional=True)
     parameters_million: float = column("weights of the draft", "10^6", optional=True)
+    budget: str = column("what learning is counted in", optional=True)
+    spent: float = column("so much of it", optional=True, timed=True)
     estimator: str = column("how alpha is estimated", optional=True)
     counted: float = column("the numerator of that estimate", optional=True)
 
@@ -85,7 +88,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     rows = rows.assign(sample_source=settings.sample_source, loss=settings.loss, seed=settings.seed)
     looping = [loops(own.answer_ids) for own in held_out.answers]
     rows = rows.assign(looping=rows["request_id"].map(looping.__getitem__))
-    rows = rows.assign(parameters=folders.parameters(settings.draft), tokens=effort.tokens)
+    rows = rows.assign(parameters=folders.parameters(settings.draft))
     return rows, folders.facts(effort, begin)
 
 
@@ -98,6 +101,16 @@ def compute(rows: pd.DataFrame) -> pd.DataFrame:
     """FLOPs of training: forward and backward take 6 per parameter and token."""
     flops = 6.0 * rows["parameters"] * rows["tokens"]
     return rows.assign(training_flops=flops, parameters_million=rows["parameters"] / 1e6)
+
+
+def budgets(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each row once by the tokens read (in thousands) and once by the CPU seconds of training, the mean of the seeds."""
+    import pandas as pd
+
+    keys = [key for key in ("dataset", "design", "epoch") if key in rows]
+    seconds = rows.groupby(keys)["learning_seconds"].transform("mean")
+    spent = {"k tokens": rows["tokens"] / 1e3, "CPU s": seconds}
+    return pd.concat([rows.assign(budget=name, spent=values) for name, values in spent.items()], ignore_index=True)
 
 
 ESTIMATORS = {
@@ -131,6 +144,6 @@ STAGE = Stage(
     locate=locate_distillation,
     reads=reads_distillation,
     derived=Derived,
-    views={"draft_length": draft_length, "compute": compute, "estimators": estimators},
+    views={"draft_length": draft_length, "compute": compute, "budgets": budgets, "estimators": estimators},
     launch=True,
 )

@@ -64,7 +64,8 @@ class Folders:
         passes = [kept for kept in self.kept.values() if isinstance(kept, TargetPass)]
         tokens = sum(sum(kept.lengths) for kept in passes)
         seconds = round(time.process_time() - begin, 3)
-        return dataclasses.asdict(effort) | {
+        counts = {name: count for name, count in dataclasses.asdict(effort).items() if name != "milliseconds"}
+        return counts | {
             "recorded_tokens": tokens,
             "processes": parallel.PROCESSES,
             "cpu_seconds": seconds,

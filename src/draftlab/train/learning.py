@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,8 +18,8 @@ from torch import Tensor
 from draftlab.core.losses import LOSSES, one_hot_logits
 from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
-from draftlab.models.llama import Llama
 from draftlab.train import parallel, training
+from draftlab.train.heads import answer_logits, columns_of, kept_by
 from draftlab.train.settings import Training
 from draftlab.train.sources import LIVE, SOURCES, Samples, Scene
 
@@ -30,12 +31,13 @@ NOTHING = Samples(
 
 @dataclass
 class Effort:
-    """What training took: updates, answer positions that the loss saw, tokens that the draft and that the target read for it."""
+    """What training took: updates, answer positions that the loss saw, tokens that the draft and that the target read for it, CPU time."""
 
     updates: int = 0
     positions: int = 0
     tokens: int = 0
     target_tokens: int = 0
+    milliseconds: int = field(default=0, compare=False)
 
     def __add__(self, other: Effort) -> Effort:
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
@@ -52,20 +54,26 @@ def train(
     sample_batch: int = 1,
     checkpoint: Path | None = None,
     watch: Callable[[int], None] = lambda step: None,
+    effort: Effort | None = None,
 ) -> Effort:
     """Run ``steps`` updates of ``scene.draft``, each on ``settings.batch`` of ``requests`` in a seeded order.
 
     The loss of a step is the mean over all answer positions of its requests, whatever the micro-batches and processes. Where the
-    draft writes, ``sample_batch`` requests are answered at once. ``watch(step)`` is called before each step. A killed run goes on
+    draft writes, ``sample_batch`` requests are answered at once. ``watch(step)`` is called before each step, its time is not counted; ``effort`` says how far it is meanwhile. A killed run goes on
     from ``checkpoint`` and ends with the same weights.
     """
     order = list(orders(requests, settings.batch, steps, settings.seed))
     ahead = max(1, sample_batch // settings.batch) if source in LIVE else 1
-    effort = Effort(updates=steps)
+    effort = effort or Effort()
+    effort.updates = steps
     drawn: dict[int, Samples] = {}
+    since = time.process_time()
 
     def losses(step: int) -> Iterator[Tensor]:
+        nonlocal since
+        effort.milliseconds += round(1e3 * (time.process_time() - since))
         watch(step)
+        since = time.process_time()
         if step % ahead == 0:
             parts = [parallel.my_share(part) for part in order[step : step + ahead]]
             generator = torch.Generator(scene.draft.device).manual_seed(settings.seed * 1_000_003 + step)
@@ -88,6 +96,7 @@ def train(
         notes=vars(effort),
         reduce=parallel.add_up,
     )
+    effort.milliseconds += round(1e3 * (time.process_time() - since))
     return effort
 
 
@@ -139,34 +148,6 @@ def losses_at(
     if kept is not None:
         logits = F.pad(logits, (0, 1), value=-torch.inf)
     return LOSSES[name](logits, target_logits)
-
-
-def kept_by(draft: LanguageModel) -> Int[Tensor, " head"] | None:
-    """The tokens of a trimmed head; None: the whole vocabulary."""
-    return draft.kept if isinstance(draft, Llama) else None
-
-
-def columns_of(
-    tokens: Int[Tensor, " positions"], kept: Int[Tensor, " head"], vocab_size: int
-) -> Int[Tensor, " positions"]:
-    """The place of each token in the head, and of tokens outside it the place after the last one."""
-    places = torch.full((vocab_size,), len(kept), device=kept.device)
-    places[kept] = torch.arange(len(kept), device=kept.device)
-    return places[tokens]
-
-
-def answer_logits(
-    draft: LanguageModel,
-    prompts: Sequence[Sequence[int]],
-    answers: Sequence[Sequence[int]],
-    autocast: bool,
-    where: Tensor | None = None,
-) -> Float[Tensor, "positions head"]:
-    """The draft's logits at the answer positions (or those of ``where``) with gradient, in bfloat16 products if ``autocast``; of a
-    trimmed head those of its tokens alone."""
-    call = draft.head_logits if isinstance(draft, Llama) else draft.answer_logits
-    with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
-        return call(prompts, answers, where).float()
 
 
 def orders(requests: Sequence[int], batch: int, steps: int, seed: int) -> Iterator[list[int]]:

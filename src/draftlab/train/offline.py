@@ -22,11 +22,11 @@ from draftlab.train.sources import Scene
 def distil(scene: Scene, held_out: TargetPass, settings: Offline, *, checkpoint: Path) -> tuple[pd.DataFrame, Effort]:
     """Distil ``scene.draft``, and measure it on ``held_out``: before each of ``probes`` parts of every epoch, and at the end.
 
-    Rows: ``epoch, request`` and the counts of ``counts``. Measurements are kept beside the checkpoint, so a killed run has them all; of several
+    Rows: ``epoch, request``, the counts of ``counts``, and the tokens and CPU seconds of training until then. Measurements are kept beside the checkpoint, so a killed run has them all; of several
     processes the first one measures along the way.
     """
     if settings.sample_source == "none":
-        return measure(scene, held_out, settings).assign(epoch=0.0), Effort()
+        return _at(0.0, measure(scene, held_out, settings), Effort(), settings), Effort()
     requests = range(min(settings.requests or len(scene.recorded.answers), len(scene.recorded.answers)))
     per_epoch = math.ceil(len(requests) / settings.batch)
     steps = settings.epochs * per_epoch
@@ -35,17 +35,17 @@ def distil(scene: Scene, held_out: TargetPass, settings: Offline, *, checkpoint:
         if settings.probes
         else set()
     )
-    seen = checkpoint.with_suffix(".csv")
+    seen, effort = checkpoint.with_suffix(".csv"), Effort()
 
     def watch(step: int) -> None:
         if step in due and parallel.is_first():
             done = pd.read_csv(seen) if step and seen.exists() else pd.DataFrame()
             done = done[done["epoch"] < step / per_epoch] if len(done) else done
-            rows = measure(scene, held_out, settings).assign(epoch=step / per_epoch)
+            rows = _at(step / per_epoch, measure(scene, held_out, settings), effort, settings)
             with atomic_path(seen) as temporary:
                 pd.concat([done, rows]).to_csv(temporary, index=False)
 
-    effort = train(
+    train(
         scene,
         requests,
         steps,
@@ -54,12 +54,19 @@ def distil(scene: Scene, held_out: TargetPass, settings: Offline, *, checkpoint:
         sample_batch=settings.sample_batch,
         checkpoint=checkpoint,
         watch=watch,
+        effort=effort,
     )
-    rows = measure(scene, held_out, settings).assign(epoch=float(settings.epochs))
+    rows = _at(float(settings.epochs), measure(scene, held_out, settings), effort, settings)
     if due and parallel.is_first():
         rows = pd.concat([pd.read_csv(seen), rows], ignore_index=True)
         seen.unlink()
     return rows, effort
+
+
+def _at(epoch: float, rows: pd.DataFrame, effort: Effort, settings: Offline) -> pd.DataFrame:
+    """The rows, with how far training was."""
+    rows = rows.assign(epoch=epoch, tokens=effort.tokens)
+    return rows.assign(learning_seconds=effort.milliseconds / 1e3) if settings.timed else rows
 
 
 def measure(scene: Scene, held_out: TargetPass, settings: Offline) -> pd.DataFrame:

@@ -23,7 +23,8 @@ from draftlab.engine.replay import agree_along, at_its_depth, walk
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
 from draftlab.train import training
-from draftlab.train.learning import Effort, answer_logits, kept_by, losses_at
+from draftlab.train.heads import answer_logits, kept_by
+from draftlab.train.learning import Effort, losses_at
 from draftlab.train.offline import counts
 from draftlab.train.positions import positions_to_learn
 from draftlab.train.settings import Serving

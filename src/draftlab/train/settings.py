@@ -66,6 +66,7 @@ class Offline(Training):
     probes: int = Field(0, ge=0, description="measurements per epoch while training")
     draft_lens: list[Count] = Field([], description="further draft lengths to measure")
     live: bool = False
+    timed: bool = Field(False, description="column learning_seconds of each measurement")
 
 
 class Serving(Training):

@@ -1,0 +1,170 @@
+"""Prompt lookup, a draft, and both together along recorded answers, at every draft length and at lengths that the draft chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from draftlab.core.measure import Measure
+from draftlab.core.settings import Dataset
+from draftlab.core.settings import Settings as Base
+from draftlab.engine.answers import recorded_name
+from draftlab.stages._inputs import Files
+from draftlab.stages._places import Places
+from draftlab.stages._stage import Bench, Facts, Stage, column
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from jaxtyping import Float64
+
+    from draftlab.engine.lengths import Blocks
+
+THRESHOLDS = tuple(step / 20 for step in range(20))
+
+
+class Settings(Base):
+    """Prompt lookup, a distilled draft, and lookup before it, along recorded greedy answers: no target runs.
+
+    ``depth`` is the longest block. A block of n drafted tokens costs ``1 + verify_cost n`` target steps, and each step of the draft's model
+    ``cost_ratio``. The best fixed length and the threshold of the confidence are tuned on ``tuning`` answers of the stream.
+    """
+
+    dataset: Dataset
+    pair: str = "main"
+    depth: int = Field(gt=0, default=8)
+    ngram: int = Field(gt=0, default=2, description="tokens that must have occurred before")
+    tuning: int = Field(gt=0, default=100, description="answers of the stream that length and threshold are chosen on")
+    cost_ratio: float = Field(ge=0, default=0.05, description="a draft step in target steps")
+    verify_cost: float = Field(ge=0, default=0.15, description="what one more verified token adds to a target step")
+
+
+class Row:
+    """One held-out request, as one draft serves it by one rule for the length of a block."""
+
+    request_id: int = column("number of the held-out request")
+    split: str = column("train: requests of the stream; eval: held-out requests")
+    contender: Literal["lookup", "before", "distilled", "lookup_first"] = column(
+        "lookup, before or distilled: the draft; lookup_first: lookup, and the distilled draft where nothing is found"
+    )
+    rule: Literal["fixed", "tuned", "confident", "oracle"] = column(
+        "the length of a block: fixed; tuned, the fixed one that is best on the stream; confident, while the draft is sure; oracle, what stands"
+    )
+    draft_len: int = column("longest block", "tokens")
+    threshold: float = column("confidence below which a block ends; 0: never", "probability")
+    blocks: int = column("calls of the target", "calls")
+    emitted: int = column("tokens of the answer", "tokens")
+    drafted: int = column("drafted tokens", "tokens")
+    accepted: int = column("drafted tokens that stand", "tokens")
+    steps: int = column("steps of the draft's model", "steps")
+    cost: float = column("time of the answer by the model of costs", "steps")
+
+
+MEASURES = {
+    "block_efficiency": Measure("emitted", "blocks", "block efficiency", "tokens per target call"),
+    "speedup": Measure("emitted", "cost", "speed-up by the model of costs", "times plain decoding"),
+    "accepted": Measure("accepted", "drafted", "accepted over drafted tokens"),
+}
+
+
+class Inputs(Base):
+    """Drafts by name, and the recorded answers to the stream and to the held-out requests."""
+
+    drafts: dict[str, Path]
+    train: Path
+    held_out: Path
+
+
+def locate(variants: Sequence[Settings], places: Places) -> Inputs:
+    """The draft as it comes, and the one that ``osd_offline`` distilled on this dataset."""
+    own = variants[0]
+    recorded = places.recorded(own.pair)
+    drafts = {
+        "before": places.model("draft", own.pair),
+        "distilled": places.other_cell("osd_offline", own.dataset) / "draft",
+    }
+    train, held_out = (recorded / recorded_name(own.dataset, split) for split in ("train", "eval"))
+    return Inputs(drafts=drafts, train=train, held_out=held_out)
+
+
+def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
+    """The drafts and the answers."""
+    answers = [folder / "answers.jsonl" for folder in (inputs.train, inputs.held_out)]
+    return {"models": list(inputs.drafts.values()), "answers": answers}
+
+
+def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
+    """Draft from every position, tune each rule on the stream, and count the blocks of the held-out requests."""
+    import dataclasses
+
+    import numpy as np
+    import pandas as pd
+
+    from draftlab.engine.lengths import Drafted, cut, draft_everywhere
+    from draftlab.engine.recording import load_pass
+    from draftlab.latency.lookup import SURE
+    from draftlab.models import load_model
+    from draftlab.models.lookup import Lookup
+
+    learnt, held_out = load_pass(inputs.train), load_pass(inputs.held_out)
+    few = learnt.answers[: settings.tuning]
+    learnt = dataclasses.replace(
+        learnt, answers=few, log_probs=learnt.log_probs[: sum(len(own.answer_ids) for own in few)]
+    )
+    models = {name: load_model(path) for name, path in inputs.drafts.items()}
+    last = list(models.values())[-1]
+    contenders = {
+        "lookup": Lookup(last, ngram=settings.ngram),
+        **models,
+        "lookup_first": Lookup(last, joined=True, ngram=settings.ngram),
+    }
+    parts, facts = [], Facts()
+    for name, draft in contenders.items():
+        tuning, found = (draft_everywhere(draft, own, settings.depth) for own in (learnt, held_out))
+        lengths, alone = range(1, settings.depth + 1), name == "lookup"
+
+        def fixed(own: Drafted, length: int, alone: bool = alone) -> Blocks:
+            # Lookup alone drafts nothing where it finds nothing, as on an engine.
+            return cut(own, own.fixed(length) if not alone else np.minimum(length, own.confident(SURE)))
+
+        def confident(own: Drafted, least: float, alone: bool = alone) -> Blocks:
+            return fixed(own, settings.depth) if alone else cut(own, own.confident(least), asks=True)
+
+        best = max(lengths, key=lambda length: speed(fixed(tuning, length), settings))
+        least = max(THRESHOLDS, key=lambda least: speed(confident(tuning, least), settings))
+        rules = [("fixed", length, 0.0, fixed(found, length)) for length in lengths]
+        rules += [
+            ("tuned", best, 0.0, fixed(found, best)),
+            ("confident", settings.depth, least, confident(found, least)),
+            ("oracle", settings.depth, 0.0, cut(found, found.oracle())),
+        ]
+        for rule, length, threshold, blocks in rules:
+            table = pd.DataFrame(vars(blocks)).assign(cost=cost(blocks, settings), rule=rule, draft_len=length)
+            parts.append(table.assign(request_id=range(len(table)), contender=name, threshold=threshold))
+        facts[name] = {"tuned": best, "threshold": least}
+    return pd.concat(parts, ignore_index=True), facts
+
+
+def cost(blocks: Blocks, settings: Settings) -> Float64[np.ndarray, " requests"]:
+    """Target steps that each answer takes, all told."""
+    return blocks.blocks + settings.verify_cost * blocks.drafted + settings.cost_ratio * blocks.steps
+
+
+def speed(blocks: Blocks, settings: Settings) -> float:
+    """Emitted tokens per target step of time."""
+    return float(blocks.emitted.sum() / cost(blocks, settings).sum())
+
+
+STAGE = Stage(
+    settings=Settings,
+    row=Row,
+    measures=MEASURES,
+    run=run,
+    split="eval",
+    inputs=Inputs,
+    locate=locate,
+    reads=reads,
+)

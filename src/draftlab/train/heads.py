@@ -1,0 +1,40 @@
+"""What training sees of a draft whose head may be trimmed: its logits, and the place of a token among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from draftlab.models import LanguageModel
+from draftlab.models.llama import Llama
+
+
+def kept_by(draft: LanguageModel) -> Int[Tensor, " head"] | None:
+    """The tokens of a trimmed head; None: the whole vocabulary."""
+    return draft.kept if isinstance(draft, Llama) else None
+
+
+def columns_of(
+    tokens: Int[Tensor, " positions"], kept: Int[Tensor, " head"], vocab_size: int
+) -> Int[Tensor, " positions"]:
+    """The place of each token in the head, and of tokens outside it the place after the last one."""
+    places = torch.full((vocab_size,), len(kept), device=kept.device)
+    places[kept] = torch.arange(len(kept), device=kept.device)
+    return places[tokens]
+
+
+def answer_logits(
+    draft: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    autocast: bool,
+    where: Tensor | None = None,
+) -> Float[Tensor, "positions head"]:
+    """The draft's logits at the answer positions (or those of ``where``) with gradient, in bfloat16 products if ``autocast``; of a
+    trimmed head those of its tokens alone."""
+    call = draft.head_logits if isinstance(draft, Llama) else draft.answer_logits
+    with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
+        return call(prompts, answers, where).float()

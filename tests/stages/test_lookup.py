@@ -1,0 +1,49 @@
+"""The stage of prompt lookup: its counts are those of replay, its rules are tuned on the stream, costs are the model's."""
+
+from pathlib import Path
+
+import pytest
+
+from draftlab.engine.recording import load_pass
+from draftlab.engine.replay import replay
+from draftlab.models import load_model
+from draftlab.models.lookup import Lookup
+from draftlab.stages import lookup
+from draftlab.stages._stage import Bench
+from tests.pair import make_results
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    make_results(folder)
+    return folder
+
+
+def test_every_draft_by_every_rule(results):
+    models, answers = results / "models", results / "answers"
+    drafts = {"before": models / "draft", "distilled": models / "target"}
+    inputs = lookup.Inputs(drafts=drafts, train=answers / "toy.train", held_out=answers / "toy.eval")
+    settings = lookup.Settings(dataset="toy", depth=4, tuning=20)
+    rows, facts = lookup.run(settings, inputs, Bench(Path()))
+    assert set(rows["contender"]) == {"lookup", "before", "distilled", "lookup_first"} == set(facts)
+    held_out, model = load_pass(answers / "toy.eval"), load_model(models / "draft")
+    for name, draft in {"before": model, "lookup": Lookup(model)}.items():
+        walked, own = (
+            replay(draft, held_out, 3),
+            rows.query(f"contender == '{name}' and rule == 'fixed' and draft_len == 3"),
+        )
+        assert own["blocks"].tolist() == walked.blocks.tolist()
+    itself = rows[rows["contender"] == "distilled"]
+    assert facts["distilled"]["tuned"] >= 3, "the target drafts for itself"
+    sums = itself.groupby("rule")[["blocks", "accepted", "drafted", "emitted", "cost", "steps"]].sum()
+    assert sums.loc["oracle", "accepted"] == sums.loc["oracle", "drafted"]
+    longest = itself[(itself["rule"] == "fixed") & (itself["draft_len"] == 4)][["blocks", "drafted"]].sum()
+    assert longest["blocks"] == sums.loc["oracle", "blocks"]
+    assert longest["drafted"] > sums.loc["oracle", "drafted"]
+    expected = sums["blocks"] + 0.15 * sums["drafted"] + 0.05 * sums["steps"]
+    assert sums["cost"].to_dict() == pytest.approx(expected.to_dict())
+    alone = rows[rows["contender"] == "lookup"]
+    assert (alone.loc[alone["rule"] != "oracle", "steps"] == 0).all()
+    least = facts["before"]["threshold"]
+    assert (rows.query("contender == 'before' and rule == 'confident'")["threshold"] == least).all()
