@@ -74,7 +74,7 @@ class RawFiles:
         """The files of the first pattern that finds any, in the order of their names; eval may have none."""
         if self.path.is_file():
             return [self.path] if split == "train" else []
-        found = next(iter(self._found(split)), [])
+        found = next(iter(self._find_files(split)), [])
         if split == "train" and not found:
             raise UserError(
                 f"no raw files of {self.dataset.name}: looked for {', '.join(self.dataset.raw_train.split())}",
@@ -88,9 +88,9 @@ class RawFiles:
         if self.path.is_file():
             return []
         splits: tuple[Split, ...] = ("train", "eval")
-        return [file for split in splits for files in self._found(split)[1:] for file in files]
+        return [file for split in splits for files in self._find_files(split)[1:] for file in files]
 
-    def _found(self, split: Split) -> list[list[Path]]:
+    def _find_files(self, split: Split) -> list[list[Path]]:
         patterns = (self.dataset.raw_train if split == "train" else self.dataset.raw_eval).split()
         return [files for pattern in patterns if (files := sorted(self.path.glob(pattern)))]
 

@@ -146,7 +146,7 @@ def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tabl
     for gap, printed, what in _gaps(row, rule, filters, ours, published, tables):
         words = f"{_signed(gap)} against {what} (printed {printed:+.3g})"
         as_small = rule.alike and abs(printed) <= rule.margin
-        doubt = _doubt(gap, rule.margin, as_small)
+        doubt = _explain_noise(gap, rule.margin, as_small)
         if abs(gap.estimate) <= rule.margin if as_small else gap.estimate * printed > 0 and doubt != NO_GAP:
             agreeing.append(words + (f", {doubt}" if doubt and not as_small else ""))
         elif doubt:
@@ -164,7 +164,7 @@ def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tabl
     )
 
 
-def _doubt(gap: Interval, margin: float, as_small: bool) -> str:
+def _explain_noise(gap: Interval, margin: float, as_small: bool) -> str:
     """Why a difference decides nothing; empty where it decides. Without an interval the margin is all the noise that is known."""
     if abs(gap.estimate) <= (NOTHING if np.isfinite(gap.low) else max(margin, NOTHING)):
         return NO_GAP

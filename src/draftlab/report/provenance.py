@@ -77,19 +77,19 @@ def lines(found: Mapping[str, Any], table: Path) -> Iterator[str]:
     """The record of one table in words, nearest first."""
     yield f"table    {table}  sha256 {found['table']['sha256'][:16]}, {found['table']['rows']} rows"
     for key, value in found["common"].items():
-        yield f"         {key} = {_words(value)}"
+        yield f"         {key} = {_describe(value)}"
     for cell in found["cells"]:
-        own = "  ".join(f"{key} = {_words(value)}" for key, value in cell.items() if key != "cell")
+        own = "  ".join(f"{key} = {_describe(value)}" for key, value in cell.items() if key != "cell")
         yield f"run      {cell['cell']}  {own}".rstrip()
     for kind in DIGESTED:
         for name, digest in found.get(kind, {}).items():
             yield f"{kind.removesuffix('s'):8} {name}  " + (f"sha256 {digest[:16]}" if digest else "random weights")
     for name, answers in found["answers"].items():
-        yield f"answers  {name}  " + "  ".join(f"{key} = {_words(value)}" for key, value in flatten(answers).items())
+        yield f"answers  {name}  " + "  ".join(f"{key} = {_describe(value)}" for key, value in flatten(answers).items())
     for dataset, splits in found["data"].items():
         for raw in splits.values():
             yield f"raw data {dataset}  " + "  ".join(
-                f"{key} = {_words(value)}" for key, value in raw.items() if key != "dataset"
+                f"{key} = {_describe(value)}" for key, value in raw.items() if key != "dataset"
             )
 
 
@@ -108,7 +108,7 @@ def _merge(inputs: Mapping[str, dict[str, str | None]], others: Mapping[str, Map
         inputs[kind].update(files)
 
 
-def _words(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, list):
-        return ",".join(map(_words, value))
+        return ",".join(map(_describe, value))
     return str(value)[:16] if isinstance(value, str) and len(value) == 64 else str(value)

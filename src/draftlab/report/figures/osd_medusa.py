@@ -67,7 +67,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         ax.set(xlabel=label)
     places = [place * (len(ways) + 1) + number for place in range(len(datasets)) for number in range(len(ways))]
     labels = [
-        f"{name(dataset)}: {_words(way)}" if number == 0 else _words(way)
+        f"{name(dataset)}: {_describe(way)}" if number == 0 else _describe(way)
         for dataset in datasets
         for number, way in enumerate(ways)
     ]
@@ -80,6 +80,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     return figure
 
 
-def _words(way: str) -> str:
+def _describe(way: str) -> str:
     contender, _, verifier = way.partition(", ")
     return CONTENDERS[contender].label + (f", {name(verifier)}" if verifier else "")
