@@ -219,22 +219,22 @@ def test_shares_that_lie_within_the_margin_have_no_order(known):
 
 def test_percentages_are_of_the_rows_that_the_rule_names(known, tables):
     facts = _only(known, "v1T4.percent_of_importance", "v1T2.token_rate")
-    topk, rates = tables["mdss_topk"], tables["mdss_truncation"]
-    found = _verdicts(facts, {"mdss_topk": topk, "mdss_truncation": rates})
+    topk, rates = tables["mdss_topk"], tables["mdss_live"]
+    found = _verdicts(facts, {"mdss_topk": topk, "mdss_live": rates})
     sums = topk[(topk["top_k"] == 5) & (topk["num_drafts"] == 2) & (topk["dataset"] == "dolly")]
     sums = sums.groupby("scheme")[["emitted", "blocks"]].sum()
     efficiency = sums["emitted"] / sums["blocks"]
     share = found.loc["v1T4.percent_of_importance/dolly/top_k=5/num_drafts=2/k_seq", "ours"]
     assert share == pytest.approx(100 * efficiency["k_seq"] / efficiency["importance_truncated"], rel=1e-5)
     kept = (
-        rates[(rates["top_k"] == 40) & rates["lp_threshold"].isin([0, 5])]
+        rates[rates["alphabet"].isin([0, 40]) & rates["lp_threshold"].isin([0, 5])]
         .groupby("scheme")[["emitted", "seconds"]]
         .sum()
     )
     speed = kept["emitted"] / kept["seconds"]
     over = found.loc["v1T2.token_rate/alphabet=40", "ours"]
     assert over == pytest.approx(100 * speed["importance_truncated"] / speed["single"] - 100, rel=1e-4)
-    slow = {"mdss_truncation": rates.assign(seconds=rates["seconds"].where(rates["scheme"] == "single", 1e3))}
+    slow = {"mdss_live": rates.assign(seconds=rates["seconds"].where(rates["scheme"] == "single", 1e3))}
     assert _verdicts(facts, slow).loc["v1T2.token_rate/alphabet=40", "verdict"] == "contradicts"
 
 

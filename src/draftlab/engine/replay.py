@@ -131,20 +131,17 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
             f"draft_len is {draft_len}, there are {agree.ratio.shape[1]} heads", remedy="give at most as many"
         )
     lengths = np.asarray(agree.lengths, dtype=np.int64)
-    request = np.repeat(np.arange(len(lengths)), lengths)
-    ends = np.cumsum(lengths)
-    left = ends[request] - np.arange(len(request))
-    stands = _stands(agree.ratio, left, draft_len, verifier)
-    stops = stands - np.pad(stands[:, 1:], ((0, 0), (0, 1)))
-    starts = _starts(stops, lengths)
+    request, left = places_in(lengths)
+    stands = stands_of(agree.ratio, left, draft_len, verifier)
+    starts = starts_of(stands, lengths)
     weighted = starts[:, None] * stands
     reached, overlap, repo = np.zeros((3, len(request)))
     for offset in range(draft_len):
         inside = np.flatnonzero(left > offset)
         visits = weighted[inside, offset]
         reached[inside + offset] += visits
-        overlap[inside] += visits * _ahead(agree.overlap, offset)[inside]
-        repo[inside] += visits * _ahead(agree.repo, offset)[inside]
+        overlap[inside] += visits * ahead(agree.overlap, offset)[inside]
+        repo[inside] += visits * ahead(agree.repo, offset)[inside]
 
     def per_request(values: Float64[np.ndarray, " positions"]) -> Float64[np.ndarray, " requests"]:
         return np.bincount(request, values, minlength=len(lengths))
@@ -161,7 +158,13 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
     )
 
 
-def _ahead(values: Float64[np.ndarray, positions * depths], offset: int) -> Float64[np.ndarray, " positions"]:
+def places_in(lengths: Int64[np.ndarray, " requests"]) -> tuple[Int64[np.ndarray, " positions"], ...]:
+    """The request of each position, and how many positions of it are left, its own included."""
+    request = np.repeat(np.arange(len(lengths)), lengths)
+    return request, np.cumsum(lengths)[request] - np.arange(len(request))
+
+
+def ahead(values: Float64[np.ndarray, positions * depths], offset: int) -> Float64[np.ndarray, " positions"]:
     """What stands ``offset`` positions later, at that depth where values have one; 0 beyond the end."""
     column = values[:, offset] if values.ndim > 1 else values
     return np.pad(column, (0, offset))[offset:]
@@ -179,7 +182,7 @@ def at_its_depth(
     return found
 
 
-def _stands(
+def stands_of(
     ratio: Float64[np.ndarray, positions * depths],
     left: Int64[np.ndarray, " positions"],
     draft_len: int,
@@ -190,7 +193,7 @@ def _stands(
     stands[:, 0] = 1.0
     path = np.ones(len(ratio))
     for i in range(draft_len):
-        here = _ahead(ratio, i)
+        here = ahead(ratio, i)
         if verifier == "single":
             path = path * np.minimum(here, 1.0)
             stands[:, i + 1] = path
@@ -201,10 +204,11 @@ def _stands(
     return stands
 
 
-def _starts(
-    stops: Float64[np.ndarray, "positions lengths"], lengths: Int64[np.ndarray, " requests"]
+def starts_of(
+    stands: Float64[np.ndarray, "positions lengths"], lengths: Int64[np.ndarray, " requests"]
 ) -> Float64[np.ndarray, " positions"]:
     """Probability that a block starts at each position: the one before it stopped just short of it."""
+    stops = stands - np.pad(stands[:, 1:], ((0, 0), (0, 1)))
     longest, steps = int(lengths.max(initial=0)), stops.shape[1]
     place = np.arange(longest) < lengths[:, None]
     by_request = np.zeros((len(lengths), longest, steps))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
     from torch import Generator
 
+    from draftlab.core.verify.path import PathVerifier
+    from draftlab.core.verify.token import TokenVerifier
     from draftlab.engine.speculate import Decoded
     from draftlab.models import LanguageModel, Tokenizer
 
@@ -36,11 +38,12 @@ PLAIN = "plain"
 """The target alone, one token per call."""
 
 
-class Settings(Base):
-    """Live decoding with several drafted sequences; ``datasets`` empty, or none of the pair's: all of the pair's.
+class Contest(Base):
+    """What is compared; ``datasets`` empty, or none of the pair's: all of the pair's.
 
     Every combination of the lists is a contender. A scheme ``NAME+block`` verifies by blocks once a single sequence is left.
-    ``first_temperature``: of the first draft, where the drafts differ. ``top_k`` 0 keeps every token.
+    ``first_temperature``: of the first draft, where the drafts differ. ``top_k`` 0 keeps every token. ``alphabet``: tokens that
+    importance sampling ranks, at least those of its linear program; 0: all.
     """
 
     pair: str = "multidraft"
@@ -54,18 +57,41 @@ class Settings(Base):
     top_k: list[Whole] = Field([0], min_length=1)
     top_p: TopP = 1.0
     lp_threshold: list[Count] = Field([5], min_length=1)
+    alphabet: list[Whole] = Field([0], min_length=1)
     requests: int = Field(gt=0)
     batch: int = Field(gt=0)
     max_new_tokens: int = Field(gt=0)
-    quality: bool = Field(False, description="also ROUGE-L and BLEU of each answer")
     seed: Whole = 0
 
 
-class Row:
-    """A request, decoded by a contender."""
+class Settings(Contest):
+    """Live decoding with several drafted sequences."""
+
+    quality: bool = Field(False, description="also ROUGE-L and BLEU of each answer")
+
+
+class Contested:
+    """A contender at a request."""
 
     request_id: int = column("line of the request in its dataset's held-out file")
     split: str = column("train: requests of the stream; eval: held-out requests")
+    dataset: str = column("dataset of the request")
+    scheme: str = column("how drafts are verified; plain: none")
+    num_drafts: int = column("drafted sequences")
+    draft_temperature: float = column("temperature of the drafts")
+    first_temperature: float = column("temperature of the first draft")
+    target_temperature: float = column("temperature of the target")
+    top_k: int = column("most probable tokens kept; 0: all")
+    lp_threshold: int = column("tokens in the linear program; 0: there is none")
+    alphabet: int = column("tokens that importance sampling ranks; 0: all")
+    draft_len: int = column("drafted tokens of a sequence and block")
+    top_p: float = column("probability mass kept")
+    seed: int = column("seed of the sampling")
+
+
+class Row(Contested):
+    """A request, decoded by a contender."""
+
     drafted: int = column("tokens drafted per sequence", "tokens")
     visited: int = column("drafted tokens that were judged: accepted ones, and the first rejected one", "tokens")
     accepted: int = column("drafted tokens that stand", "tokens")
@@ -76,18 +102,7 @@ class Row:
     select_seconds: float = timing("the same in verification")
     rouge_l: float = column("ROUGE-L of the answer, F-measure; empty without a reference", optional=True)
     bleu: float = column("sentence BLEU of the answer, 0 to 1; empty without a reference", optional=True)
-    dataset: str = column("dataset of the request")
     batch: int = column("number of the batch that it was decoded in")
-    scheme: str = column("how drafts are verified; plain: none")
-    num_drafts: int = column("drafted sequences")
-    draft_temperature: float = column("temperature of the drafts")
-    first_temperature: float = column("temperature of the first draft")
-    target_temperature: float = column("temperature of the target")
-    top_k: int = column("most probable tokens kept; 0: all")
-    lp_threshold: int = column("tokens in the linear program; 0: there is none")
-    draft_len: int = column("drafted tokens of a sequence and block")
-    top_p: float = column("probability mass kept")
-    seed: int = column("seed of the sampling")
 
 
 class Derived:
@@ -143,15 +158,32 @@ class Contender:
     target_temperature: float
     top_k: int
     lp_threshold: int
+    alphabet: int
 
     @property
     def draft_temperatures(self) -> list[float]:
         """One per drafted sequence."""
         return [self.first_temperature, *[self.draft_temperature] * (self.num_drafts - 1)]
 
+    @property
+    def verifier(self) -> TokenVerifier:
+        """What chooses among its drafts; of one draft alone it is ``single``, where the scheme verifies by blocks."""
+        from draftlab.core.verify.schemes import token_verifier
 
-def contenders(settings: Settings) -> list[Contender]:
-    """Every combination of the settings' lists, each once: a single draft has one temperature, and only one scheme has a program."""
+        name = self.scheme.partition("+")[0]
+        return token_verifier("single" if name == "block" else name, self.lp_threshold or 5, self.alphabet)
+
+    @property
+    def tail(self) -> PathVerifier | None:
+        """What verifies the rest of a sequence once it is the only one."""
+        from draftlab.core.verify.schemes import tail_of
+
+        return tail_of(self.scheme if self.scheme == "block" else self.scheme.partition("+")[2])
+
+
+def contenders(settings: Contest) -> list[Contender]:
+    """Every combination of the settings' lists, each once: a single draft has one temperature, and only one scheme has a program, which is
+    no larger than what it ranks."""
     grid = itertools.product(
         settings.schemes,
         settings.num_drafts,
@@ -159,15 +191,17 @@ def contenders(settings: Settings) -> list[Contender]:
         settings.target_temperature,
         settings.top_k,
         settings.lp_threshold,
+        settings.alphabet,
     )
     first = settings.first_temperature
-    every = (Contender(s, k, t, t if first is None else first, target, top, lp) for s, k, t, target, top, lp in grid)
-    return list(dict.fromkeys(map(_normal, every)))
+    every = (Contender(s, k, t, t if first is None else first, *rest) for s, k, t, *rest in grid)  # type: ignore[arg-type]
+    kept = [_normal(own) for own in every]
+    return list(dict.fromkeys(own for own in kept if not 0 < own.alphabet < own.lp_threshold))
 
 
 def _normal(contender: Contender) -> Contender:
     if not contender.scheme.startswith("importance_truncated"):
-        contender = replace(contender, lp_threshold=0)
+        contender = replace(contender, lp_threshold=0, alphabet=0)
     if contender.scheme in ("single", "block"):
         contender = replace(contender, num_drafts=1, draft_temperature=contender.first_temperature)
     if contender.scheme == PLAIN:
@@ -176,7 +210,9 @@ def _normal(contender: Contender) -> Contender:
 
 
 @dataclass(frozen=True)
-class _Request:
+class Request:
+    """A held-out request that fits into the target's context."""
+
     number: int
     prompt_ids: list[int]
     reference: str | None
@@ -196,22 +232,22 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     answers = inputs.answers
     target, draft, tokenizer = load_pair(inputs.target, inputs.draft, answers.dtype, answers.device)
     room = target.context_len - settings.max_new_tokens - 2 * settings.draft_len
-    batches = [
+    work = [
         (dataset, batch)
         for dataset, file in inputs.prompts.items()
-        for batch in _batches(file, settings, tokenizer, answers.template, room)
+        for batch in batches(file, settings, tokenizer, answers.template, room)
     ]
     every = contenders(settings)
     generators = {contender: torch.Generator(target.device).manual_seed(settings.seed) for contender in every}
 
-    def decode(contender: Contender, batch: Sequence[_Request]) -> Decoded:
+    def decode(contender: Contender, batch: Sequence[Request]) -> Decoded:
         prompts = [request.prompt_ids for request in batch]
         return _decode(contender, prompts, settings, target, draft, tokenizer.eos_ids, generators[contender])
 
     frames = []
-    decode(every[0], batches[0][1][:2])  # warm-up
-    for number in progress(range(len(batches)), "live", total=len(batches)):
-        dataset, batch = batches[number]
+    decode(every[0], work[0][1][:2])  # warm-up
+    for number in progress(range(len(work)), "live", total=len(work)):
+        dataset, batch = work[number]
         shift = number % len(every)
         for contender in every[shift:] + every[:shift]:
             rows = pd.DataFrame(_rows(decode(contender, batch), batch, tokenizer if settings.quality else None))
@@ -220,9 +256,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     return rows.assign(draft_len=settings.draft_len, top_p=settings.top_p, seed=settings.seed), {}
 
 
-def _batches(
-    file: Path, settings: Settings, tokenizer: Tokenizer, template: str, room: int
-) -> Iterator[list[_Request]]:
+def batches(file: Path, settings: Contest, tokenizer: Tokenizer, template: str, room: int) -> Iterator[list[Request]]:
     """The first requests that fit into ``room`` tokens, in batches."""
     from draftlab.data.prompts import Prompt
     from draftlab.files.json_files import read_jsonl
@@ -231,7 +265,7 @@ def _batches(
         (number, tokenizer.encode_prompt(prompt.text, template), prompt.reference)
         for number, prompt in enumerate(read_jsonl(file, Prompt))
     )
-    fitting = (_Request(*request) for request in encoded if len(request[1]) <= room)
+    fitting = (Request(*request) for request in encoded if len(request[1]) <= room)
     kept = list(itertools.islice(fitting, settings.requests))
     if not kept:
         raise UserError("no prompt fits the target's context", file=file, remedy="lower max_new_tokens")
@@ -250,7 +284,6 @@ def _decode(
 ) -> Decoded:
     """Decode a batch; the seconds of each part are scaled to the process's CPU time where the models run on a CPU."""
     from draftlab.core.sampling import Sampling
-    from draftlab.core.verify.schemes import tail_of, token_verifier
     from draftlab.engine.generate import generate
     from draftlab.engine.speculate import BlockTrace, Decoded, speculate
 
@@ -266,7 +299,6 @@ def _decode(
         wall = time.perf_counter() - wall
         decoded = Decoded([BlockTrace.plain(answer) for answer in answers], max(map(len, answers)), 0.0, wall, 0.0)
     else:
-        name, _, tail = contender.scheme.partition("+")
         decoded = speculate(
             target,
             draft,
@@ -275,8 +307,8 @@ def _decode(
             max_new_tokens=room,
             eos_ids=eos_ids,
             num_drafts=contender.num_drafts,
-            verifier=name if name == "block" else token_verifier(name, contender.lp_threshold or 5),
-            tail=tail_of(tail),
+            verifier="block" if contender.scheme == "block" else contender.verifier,
+            tail=None if contender.scheme == "block" else contender.tail,
             sampling=distribution,
             draft_sampling=[sampling(t) for t in contender.draft_temperatures],
             generator=generator,
@@ -287,7 +319,7 @@ def _decode(
     return Decoded(decoded.traces, decoded.blocks, *(scale * seconds for seconds in parts))
 
 
-def _rows(decoded: Decoded, batch: Sequence[_Request], tokenizer: Tokenizer | None) -> Iterator[dict[str, float]]:
+def _rows(decoded: Decoded, batch: Sequence[Request], tokenizer: Tokenizer | None) -> Iterator[dict[str, float]]:
     """What each request of a decoded batch did; with a tokenizer, also how good its answer is."""
     parts = ("draft_seconds", "target_seconds", "verify_seconds")
     seconds = {name.replace("verify", "select"): getattr(decoded, name) / len(batch) for name in parts}

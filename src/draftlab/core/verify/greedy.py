@@ -9,6 +9,7 @@ from torch import Tensor
 from draftlab.core.sampling import greedy_tokens
 from draftlab.core.verify.single import SMALLEST, accept_probs, reject_residual
 from draftlab.core.verify.specinfer import remaining_probs
+from draftlab.core.verify.survivors import Order, Position, grow
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
 
@@ -45,7 +46,13 @@ def accepted_mass(
     return accepted * (draft > 0)
 
 
-greedy = TokenVerifier("greedy", "greedy", _decide, _acceptance)
+def _survivors(position: Position, order: Order) -> Tensor:
+    """At most one draft is y; every y that could be drafted and is emitted by acceptance counts."""
+    member = position.at(accepted_mass(position.target, position.groups[order[0]], len(order)))
+    return grow(position.nobody(), order[0], torch.zeros_like(member), member)
+
+
+greedy = TokenVerifier("greedy", "greedy", _decide, _acceptance, survivors=_survivors)
 """Single-draft verification of the drawn token against its own distribution ``p'``; a top token counts as accepted (Hu et al. 2025).
 
 With two drafts this is SpecHub (Sun et al. 2024): acceptance ``q_a + sum_{i != a} min(q_i, p_i / (1 - p_a))``, a the top token.

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from draftlab.core.verify.canonical import select_then_verify
 from draftlab.core.verify.k_seq import k_seq
+from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.token import Acceptance, Decision, Rows, TokenVerifier
-from draftlab.core.verify.truncated import Truncation, select
+from draftlab.core.verify.truncated import Truncation, select, survivors
 
 
 def first_is_better(
@@ -51,5 +52,15 @@ def _acceptance(
     return Acceptance(proc, torch.where(first, torch.nan, other.member))
 
 
-hybrid = TokenVerifier("hybrid", "iid", _decide, _acceptance)
+def _survivors(position: Position, order: Order) -> Tensor:
+    """Those of the scheme that is chosen at each position for so many drafts."""
+    assert k_seq.closed_form is not None
+    assert k_seq.survivors is not None
+    ours = survivors(Truncation(), position, order)
+    other = k_seq.closed_form(position.target, position.groups[0][:, None].expand(-1, len(order), -1))
+    first = first_is_better(position.target, position.memo[Truncation(), order][0], other)
+    return torch.where(first[:, None], ours, k_seq.survivors(position, order))
+
+
+hybrid = TokenVerifier("hybrid", "iid", _decide, _acceptance, survivors=_survivors)
 """K-SEQ or importance sampling with a linear program over 5 tokens, whichever accepts more for these distributions."""

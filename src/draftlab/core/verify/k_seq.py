@@ -9,7 +9,8 @@ from torch.nn.functional import pad
 
 from draftlab.core.verify.bound import argsort
 from draftlab.core.verify.single import accept_probs
-from draftlab.core.verify.token import Acceptance, Decision, Rows, TokenVerifier
+from draftlab.core.verify.survivors import Order, Position, align, free, grow, scale
+from draftlab.core.verify.token import Acceptance, Decision, Rows, TokenVerifier, drawable
 
 TOLERANCE = 1e-15
 """Newton stops at this distance from feasibility. Any factor on the feasible side is lossless; this one is the best to rounding."""
@@ -86,5 +87,22 @@ def _acceptance(
     return Acceptance(proc, proc + (residual * drawn).sum(-1))
 
 
-k_seq = TokenVerifier("k_seq", "iid", _decide, _acceptance)
+def _survivors(position: Position, order: Order) -> Tensor:
+    """As SpecInfer's, every round alike: ``c = min(p, q/rho)(y)``, ``e = (p - q/rho)_+(y)``, ``n = 1 - beta - e``, then the residual at y."""
+    num_drafts, group = len(order), order[0]
+    draft = position.groups[group]
+    emitted = draft.minimum(position.target / discount(position.target, draft, num_drafts))
+    beta = emitted.sum(-1, keepdim=True).clamp_max(1)
+    shared = position.at(emitted)
+    agrees = position.at(draft) - shared
+    differs = (1 - beta[:, 0] - agrees).clamp_min(0)
+    residual = drawable((position.target - emitted * _rejections(beta, num_drafts)).clamp_min(0), position.target)
+    rejected, accepted = position.nobody(), []
+    for j in range(num_drafts):
+        accepted.append(free(position, grow(rejected, group, torch.zeros_like(shared), shared), order[j + 1 :]))
+        rejected = grow(rejected, group, differs, agrees)
+    return align([*accepted, scale(rejected, position.at(residual) / residual.sum(-1))])
+
+
+k_seq = TokenVerifier("k_seq", "iid", _decide, _acceptance, survivors=_survivors)
 """Accept each i.i.d. draft with ``min(1, q / (rho p))``, else draw from what is left of the target (SpecTr: Sun et al. 2023, Alg. 2)."""

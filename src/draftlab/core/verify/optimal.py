@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from draftlab.core.verify.bound import optimum_iid, ranks, ratio_order
 from draftlab.core.verify.single import SMALLEST, accept_probs
+from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.token import Acceptance, Decision, Rows, TokenVerifier
 
 
@@ -21,17 +22,9 @@ def _decide(
     draft_probs: Float64[Tensor, "batch drafts vocab"],
     tokens: Int64[Tensor, "batch drafts"],
 ) -> Decision:
-    num_drafts = tokens.shape[1]
     order = ratio_order(target_probs, draft_probs[:, 0])
     target, draft = target_probs.gather(-1, order), draft_probs[:, 0].gather(-1, order)
-    mass = draft.cumsum(-1)
-    excess = mass**num_drafts - target.cumsum(-1)
-    # Running maximum from the left (from 0) up to the overall maximum, from the right after it: the smaller of the two.
-    peak = excess.cummax(-1).values.clamp_min_(0).minimum(excess.flip(-1).cummax(-1).values.flip(-1))
-    selected = target + peak
-    selected[:, 1:].sub_(peak[:, :-1])
-    selected.clamp_min_(0)
-    win = _win(mass, mass - draft, num_drafts)
+    selected, win = _selected(target, draft, tokens.shape[1])
     rank = ranks(order).gather(-1, tokens)
     chosen = _largest_key(_key_distribution(draft, win, selected.addcmul(draft, win, value=-1), rank))
     chance = accept_probs(target.gather(-1, rank), selected.gather(-1, rank))
@@ -41,6 +34,19 @@ def _decide(
         return torch.empty_like(left).scatter_(-1, order[rows], left)
 
     return Decision(chosen * chance, residual)
+
+
+def _selected(
+    target: Float64[Tensor, "batch vocab"], draft: Float64[Tensor, "batch vocab"], num_drafts: int
+) -> tuple[Float64[Tensor, "batch vocab"], Float64[Tensor, "batch vocab"]]:
+    """The distribution of the selected token, in ratio order, and how often a key in each token's own interval wins."""
+    mass = draft.cumsum(-1)
+    excess = mass**num_drafts - target.cumsum(-1)
+    # Running maximum from the left (from 0) up to the overall maximum, from the right after it: the smaller of the two.
+    peak = excess.cummax(-1).values.clamp_min_(0).minimum(excess.flip(-1).cummax(-1).values.flip(-1))
+    selected = target + peak
+    selected[:, 1:].sub_(peak[:, :-1])
+    return selected.clamp_min_(0), _win(mass, mass - draft, num_drafts)
 
 
 def _win(
@@ -113,7 +119,41 @@ def _acceptance(
     return Acceptance(best, best)
 
 
-optimal = TokenVerifier("optimal", "iid", _decide, _acceptance)
+def _survivors(position: Position, order: Order) -> Tensor:
+    """m of k drafts are y and one of them has the largest key: ``binom(k, m) int (u - G)^(k-m) d(G^m)``, ``G(u) = P(draft y, key <= u)``.
+
+    All drafts' keys together are uniform, so another draft's key is below u with probability ``u - G(u)``. G is linear on each token's
+    interval, and the integral a Gauss-Legendre sum. At the optimum a residual token is never a draft.
+    """
+    num_drafts, token = len(order), position.token[:, None]
+    places, target, draft = position.once("order", lambda: _in_order(position))
+    rank = position.once("rank", lambda: ranks(places).gather(-1, token))
+    selected, win = _selected(target, draft, num_drafts)
+    key = _key_distribution(draft, win, selected.addcmul(draft, win, value=-1), rank)[:, 0]
+    own = draft.gather(-1, rank)
+    mine = (key * own).where(own > 0, 0.0)
+    begin, others = mine.cumsum(-1) - mine, draft - mine
+    below = others.cumsum(-1) - others
+    joint = position.target.new_zeros(len(token), num_drafts + 1)
+    for node, weight in _gauss_legendre((num_drafts + 1) // 2):
+        smaller, other = torch.add(begin, mine, alpha=node), torch.add(below, others, alpha=node)
+        won, powers = mine * weight, [torch.ones_like(other)]
+        for _ in range(num_drafts - 1):
+            powers.append(powers[-1] * other)
+        for m in range(1, num_drafts + 1):
+            joint[:, m] += math.comb(num_drafts, m) * m * (won * powers[num_drafts - m]).sum(-1)
+            if m < num_drafts:
+                won = won * smaller
+    return joint * accept_probs(target.gather(-1, rank), selected.gather(-1, rank))
+
+
+def _in_order(position: Position) -> tuple[Int64[Tensor, "positions vocab"], Tensor, Tensor]:
+    """Tokens in ratio order, and both distributions in it."""
+    order = ratio_order(position.target, position.groups[0])
+    return order, position.target.gather(-1, order), position.groups[0].gather(-1, order)
+
+
+optimal = TokenVerifier("optimal", "iid", _decide, _acceptance, survivors=_survivors)
 """The best acceptance that K i.i.d. drafts allow, without a linear program.
 
 Each draft gets a random key, uniform over all drafts; the largest is selected. Which keys a token uses is set so that the selected

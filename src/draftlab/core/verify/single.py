@@ -7,6 +7,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
+from draftlab.core.verify.survivors import Order, Position, align, free, grow
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
 SMALLEST = torch.finfo(torch.float64).tiny
@@ -50,7 +51,20 @@ def _acceptance(
     return Acceptance(proc, proc + ((target_probs - draft_probs[:, 0]).clamp_min(0) * unused).sum(-1))
 
 
-single = TokenVerifier("single", "independent", _decide, _acceptance)
+def _survivors(position: Position, order: Order) -> Tensor:
+    """The first draft is y and accepted, ``min(q, p)``; or rejected, y or not, and the residual is y. The others agree by chance."""
+    group, table = order[0], position.nobody()
+    draft = position.groups[group]
+    at_target, at_draft = position.at(position.target), position.at(draft)
+    shared = at_target.minimum(at_draft)
+    missed = 1 - position.target.minimum(draft).sum(-1)
+    residual = position.at(reject_residual(position.target, draft))
+    accepted = grow(table, group, torch.zeros_like(shared), shared)
+    rejected = grow(table, group, (missed - (at_draft - shared)) * residual, (at_draft - shared) * residual)
+    return free(position, align([accepted, rejected]), order[1:])
+
+
+single = TokenVerifier("single", "independent", _decide, _acceptance, survivors=_survivors)
 """Accept the first draft with probability ``min(1, q/p)``, else draw from ``(q - p)_+`` normalised (Leviathan et al. 2023, Alg. 1).
 
 It reads the first draft only; ``q`` is the target and ``p`` the draft.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
+from torch.nn.functional import pad
 
-from draftlab.core.verify.single import accept_probs, reject_residual
+from draftlab.core.verify.single import SMALLEST, accept_probs, reject_residual
+from draftlab.core.verify.survivors import Order, Position, align, free, grow, scale
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
 
@@ -61,8 +65,52 @@ def _acceptance(
     return Acceptance(proc, proc + rejected[:, 0] * (left * (1 - absent)).sum(-1))
 
 
-specinfer = TokenVerifier("specinfer", "independent", _rounds, _acceptance)
+def _survivors(position: Position, order: Order) -> Tensor:
+    """``sum_j prod_(i<j) (n_i + e_i z) c_j z prod_(i>j) (1 - p_i + p_i z) + prod_i (n_i + e_i z) q_K(y)``, the power of z being the survivors.
+
+    In round j draft y is accepted with ``c = min(q_(j-1), p_j)(y)``, y is rejected with ``e = (p_j - q_(j-1))_+(y)``, another token with n.
+    """
+    rejected, accepted = position.nobody(), []
+    left = position.target
+    for j, group in enumerate(order):
+        left, shared, differs, agrees, after = position.once(order[: j + 1], partial(_round, position, order[: j + 1]))
+        nothing = torch.zeros_like(shared)
+        accepted.append(free(position, grow(rejected, group, nothing, shared), order[j + 1 :]))
+        rejected = grow(rejected, group, differs, agrees)
+        left = after
+    return align([*accepted, scale(rejected, position.at(left))])
+
+
+def _round(position: Position, order: Order) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The last round of ``order``: the target before it, c, n, e, and the target after it."""
+    left = position.target if len(order) == 1 else position.memo[order[:-1]][-1]
+    draft = position.groups[order[-1]]
+    shared = left.minimum(draft)
+    accepted, at_draft = position.at(shared), position.at(draft)
+    agrees = at_draft - accepted
+    differs = (1 - shared.sum(-1) - agrees).clamp_min(0)
+    return left, accepted, differs, agrees, reject_residual(left, draft)
+
+
+def _distinct_survivors(position: Position, order: Order) -> Tensor:
+    """Of distinct drafts at most one is y. Two drafts: y first, ``min(q, p)``, or second, after any other rejected one; more by enumeration."""
+    if len(order) > 2:
+        return rrs.enumerated_survivors(position, order)
+    target, draft = position.target, position.groups[order[0]]
+    at_draft = position.at(draft)
+    member = position.at(target).minimum(at_draft)
+    if len(order) == 2:
+        left = position.at(reject_residual(target, draft))[:, None]
+        # The mass of the other tokens, summed: as 1 - p it loses all digits on a peaked distribution.
+        before, after = (pad(table.cumsum(-1)[:, :-1], (1, 0)) for table in (draft, draft.flip(-1)))
+        again = at_draft[:, None] / (before + after.flip(-1)).clamp_min(SMALLEST)
+        others = (draft - target).clamp_min(0).scatter(-1, position.token[:, None], 0.0)
+        member = member + (others * left.minimum(again)).sum(-1)
+    return grow(position.nobody(), order[0], torch.zeros_like(member), member)
+
+
+specinfer = TokenVerifier("specinfer", "independent", _rounds, _acceptance, survivors=_survivors)
 """Multi-round rejection over drafts with replacement, from one distribution or several (SpecInfer: Miao et al. 2024, Alg. 2), in the given order."""
 
-rrs = TokenVerifier("rrs", "without_replacement", _decide_rrs)
+rrs = TokenVerifier("rrs", "without_replacement", _decide_rrs, survivors=_distinct_survivors)
 """Recursive rejection over drafts without replacement (RSD: Jeon et al. 2024); acceptance by enumeration only."""

@@ -11,6 +11,8 @@ from torch import Generator, Tensor
 
 from draftlab.core.sampling import Drafting, check_drafted, draw
 from draftlab.core.verify.joint import AT_ONCE, joint_distribution, tuples_exist
+from draftlab.core.verify.survivors import Order, Position, Survivors, transitions
+from draftlab.errors import UserError
 
 Rows = Int64[Tensor, " rows"] | slice
 """Some rows of a batch, or ``slice(None)`` for all of them, which copies nothing."""
@@ -51,6 +53,7 @@ class TokenVerifier:
     decide: Decide
     closed_form: ClosedForm | None = None
     is_lossless: bool = True
+    survivors: Survivors | None = None
 
     def distribution(
         self,
@@ -125,6 +128,44 @@ class TokenVerifier:
             rows = [self._enumerated(*row) for row in zip(flat_target, flat_draft, strict=True)]
             found = Acceptance(torch.stack([row.proc for row in rows]), torch.stack([row.member for row in rows]))
         return Acceptance(found.proc.view(target.shape[:-1]), found.member.view(target.shape[:-1]))
+
+    def transitions(self, position: Position, order: Order) -> Tensor:
+        """How many drafts of each group survive at each position of a text, exactly: see ``survivors``.
+
+        By the verifier's own formula, else by enumeration (over a million tuples are a ``UserError``). Distinct drafts leave at most one.
+        """
+        if not self.is_lossless:
+            raise UserError(f"{self.name} is not lossless", remedy="its texts are not the target's: decode live")
+        return transitions(self.survivors or self.enumerated_survivors, position, order)
+
+    def enumerated_survivors(self, position: Position, order: Order) -> Tensor:
+        """The same from the distribution of the emitted token given each tuple of drafts."""
+        groups = len(position.groups)
+        most = [1] if self.is_distinct else [order.count(group) for group in range(groups)]
+        table = position.target.new_zeros(len(position.token), *(count + 1 for count in most))
+        for row, token in enumerate(position.token.tolist()):
+            target, draft = position.target[row], torch.stack([position.groups[group][row] for group in order])
+            count = min(len(order), int((draft[0] > 0).sum())) if self.is_distinct else len(order)
+            draft = draft[:count]
+            joint = joint_distribution(draft, self.drafting)
+            emitted = self.distribution(
+                target.expand(len(joint.probs), -1), draft.expand(len(joint.probs), -1, -1), joint.tokens
+            )
+            agree = joint.tokens == token
+            places = tuple(
+                sum(
+                    (agree[:, k].long() for k in range(count) if order[k] == group),
+                    torch.zeros_like(joint.tokens[:, 0]),
+                )
+                for group in range(groups)
+            )
+            table[row].index_put_(places, joint.probs * emitted[:, token], accumulate=True)
+        return table
+
+    @property
+    def is_distinct(self) -> bool:
+        """Whether its drafts of a position are distinct tokens."""
+        return self.drafting in ("without_replacement", "greedy")
 
     def _enumerated(self, target: Float64[Tensor, " vocab"], draft: Float64[Tensor, "drafts vocab"]) -> Acceptance:
         joint = joint_distribution(draft, self.drafting)

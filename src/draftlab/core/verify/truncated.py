@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from jaxtyping import Float64, Int64
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from draftlab.core.verify.bound import argsort
 from draftlab.core.verify.canonical import select_then_verify
+from draftlab.core.verify.single import reject_residual
 from draftlab.core.verify.split import SPLITS, Solver
+from draftlab.core.verify.survivors import Order, Position, scale
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 from draftlab.errors import UserError
 
@@ -40,8 +43,10 @@ class Truncation:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Selection between two drafts: the distribution of the selected token, each token's rank, who wins between two ranks below ``size``."""
+    """Selection between two drafts: the distribution of the selected token, the ranked tokens, each token's rank, who wins between two ranks
+    below ``size``."""
 
+    order: Int64[Tensor, "batch alphabet"]
     selected: Float64[Tensor, "batch vocab"]
     rank: Int64[Tensor, "batch vocab"]
     wins: Float64[Tensor, "batch size size"]
@@ -74,7 +79,7 @@ def _stage(
     rank = torch.full_like(target, alphabet, dtype=torch.int64).scatter_(
         -1, order, torch.arange(alphabet, device=order.device).expand_as(order)
     )
-    return _Stage(selected, rank, wins)
+    return _Stage(order, selected, rank, wins)
 
 
 def _head(
@@ -141,13 +146,85 @@ def _acceptance(
     return Acceptance(proc, torch.full_like(proc, torch.nan))
 
 
+def survivors(truncation: Truncation, position: Position, order: Order) -> Tensor:
+    """y is selected and accepted, or another token is selected and rejected and the residual is y: by stages, the number of drafts that are y kept.
+
+    ``held[z, m]`` is the joint probability of the token selected so far and of the drafts that are y.
+    """
+    selected, held = _held(truncation, position, order)
+    chance = position.target.minimum(selected) / selected.where(selected > 0, 1.0)
+    # At z = y accepted; elsewhere rejected, then y from the residual: where the residual has y, y itself is never rejected.
+    residual = position.at(reject_residual(position.target, selected))
+    rejected = torch.einsum("tv,tv...->t...", 1 - chance, held)
+    accepted = held[torch.arange(len(held), device=held.device), position.token]
+    return scale(accepted, position.at(chance)) + scale(rejected, residual)
+
+
+def _held(truncation: Truncation, position: Position, order: Order) -> tuple[Tensor, Tensor]:
+    """The distribution of the token selected among the drafts of ``order``, and jointly with the drafts that are y."""
+    key = (truncation, order)
+    if key in position.memo:
+        return cast("tuple[Tensor, Tensor]", position.memo[key])
+    group, new = order[-1], position.groups[order[-1]]
+    y = position.token[:, None]
+    if len(order) == 1:
+        shape = [*new.shape, *[1] * len(position.groups)]
+        shape[2 + group] = 2
+        held = new.new_zeros(shape)
+        one = new.scatter(-1, y, 0.0)
+        held.select(2 + group, 0).copy_(one.view(*new.shape, *[1] * (len(position.groups) - 1)))
+        held.select(2 + group, 1).copy_((new - one).view(*new.shape, *[1] * (len(position.groups) - 1)))
+        position.memo[key] = new, held
+        return new, held
+    selected, before = _held(truncation, position, order[:-1])
+    stage = _stage(truncation, position.target, selected, new)
+    numbers = before.shape[2:]
+    flat = before.flatten(2)
+    # The new draft is another token than y (its number stays), or y (it grows by one).
+    others = new.scatter(-1, y, 0.0)
+    stays, grows = _fight(stage, flat, others), _fight(stage, flat, new - others)
+    shape = [*new.shape, *numbers]
+    zeros = new.new_zeros([*shape[: 2 + group], 1, *shape[3 + group :]])
+    held = torch.cat([stays.view(shape), zeros], 2 + group) + torch.cat([zeros, grows.view(shape)], 2 + group)
+    position.memo[key] = stage.selected, held
+    return stage.selected, held
+
+
+def _fight(
+    stage: _Stage, held: Float64[Tensor, "batch vocab numbers"], new: Float64[Tensor, "batch vocab"]
+) -> Float64[Tensor, "batch vocab numbers"]:
+    """The token that is kept between a held one and a new one, which are independent: of two ranked tokens the one of higher rank, inside the
+    program as the solution says, beyond the alphabet the held one."""
+    size, order = stage.wins.shape[-1], stage.order[..., None].expand(-1, -1, held.shape[-1])
+    ours, its = held.gather(1, order), new.gather(1, stage.order)
+    if (ranked := stage.order.shape[1]) < held.shape[1]:
+        beyond = (stage.rank == ranked).double()
+        left, other = (held * beyond[..., None]).sum(1, keepdim=True), (new * beyond).sum(-1, keepdim=True)
+    else:
+        left, other = torch.zeros_like(ours[:, :1]), torch.zeros_like(its[:, :1])
+    kept = torch.cat([its, other], 1).flip(1).cumsum(1).flip(1)[:, :-1]  # the new one has no higher rank
+    gone = torch.cat([ours[:, 1:], left], 1).flip(1).cumsum(1).flip(1)  # the held one has a lower rank
+    same = torch.eye(size, dtype=torch.float64, device=held.device)
+    change = stage.wins * (1 - same) + same - torch.ones_like(same).triu()
+    kept[:, :size] += (change @ its[:, :size, None])[..., 0]
+    gone[:, :size] -= change.transpose(1, 2) @ ours[:, :size]
+    after = ours * kept[..., None] + gone * its[..., None]
+    if ranked == held.shape[1]:
+        return torch.empty_like(held).scatter_(1, order, after)
+    return (held * (beyond * other)[..., None]).scatter(1, order, after)
+
+
 def truncated(truncation: Truncation) -> TokenVerifier:
     """Importance sampling with a small linear program (Khisti et al. 2025, section 4); independent drafts, more than two by stages.
 
     For two drafts its acceptance is at least ``alpha* - sum over the other tokens of (q - p_1 p_2)_+``, and no more is promised.
     """
     return TokenVerifier(
-        "importance_truncated", "independent", partial(_decide, truncation), partial(_acceptance, truncation)
+        "importance_truncated",
+        "independent",
+        partial(_decide, truncation),
+        partial(_acceptance, truncation),
+        survivors=partial(survivors, truncation),
     )
 
 

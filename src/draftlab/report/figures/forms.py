@@ -188,17 +188,20 @@ PARTS = {"draft_seconds": ("drafting", PALE), "target_seconds": ("target", GREY)
 
 
 def live_figure(table: pd.DataFrame, scale: str, published: Published, form: Live) -> Figure:
-    """Live decoding, pooled over the datasets: tokens per target call, tokens per second, and where the time of a token goes."""
+    """Tokens per target call, pooled over the datasets; of live decoding also tokens per second, and where the time of a token goes."""
+    timed = "seconds" in table
     curve = Curves(
         **form.model_dump(),
         above="emitted",
         below="blocks",
         ylabel="tokens per target call",
-        also=[("tokens per second", "emitted", "seconds")],
+        also=[("tokens per second", "emitted", "seconds")] if timed else [],
         held=["dataset", "draft_temperature", "target_temperature", "draft_len"],
     )
     apart = 0.012 * (table[form.x].max() - table[form.x].min())
-    return curve_figure(table, scale, published, curve, foot=partial(_time_split, form.series), apart=apart)
+    return curve_figure(
+        table, scale, published, curve, foot=partial(_time_split, form.series) if timed else None, apart=apart
+    )
 
 
 def _time_split(series: str, ax: Axes, rows: pd.DataFrame) -> None:

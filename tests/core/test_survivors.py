@@ -1,0 +1,72 @@
+"""Survivors among K drafts at a position of a text: closed forms against an enumeration of every tuple."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify.survivors import Order, Position
+from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.truncated import Truncation, truncated
+from draftlab.core.verify.typical import typical
+from draftlab.errors import UserError
+from tests.verify_cases import random_pairs
+
+CLOSED = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier) and v.survivors}
+CLOSED |= {
+    "truncated s=1": truncated(Truncation(1)),
+    "truncated s=2 of 3": truncated(Truncation(2, 3)),
+    "truncated s=2 of 2": truncated(Truncation(2, 2)),
+}
+
+
+def check(verifier: TokenVerifier, position: Position, order: Order) -> None:
+    """The closed form equals the enumeration at every token that the target can write, and sums to 1."""
+    assert verifier.survivors is not None
+    found = verifier.transitions(position, order)
+    oracle = verifier.enumerated_survivors(position, order)
+    at_target = position.at(position.target)
+    for row in (at_target > 1e-9).nonzero()[:, 0].tolist():
+        torch.testing.assert_close(
+            found[row], oracle[row] / at_target[row], rtol=0, atol=1e-11 / float(at_target[row]) ** 0.5 + 1e-12
+        )
+    torch.testing.assert_close(found.flatten(1).sum(-1), torch.ones(len(found), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+@pytest.mark.parametrize("name", CLOSED)
+def test_identical_drafts(name: str, drafts: int) -> None:
+    seen = 0
+    for target, draft in random_pairs(60, seed=drafts, largest=5 if drafts < 3 else 4):
+        vocab = len(target)
+        position = Position(target.expand(vocab, -1), [draft.expand(vocab, -1)], torch.arange(vocab))
+        check(CLOSED[name], position, (0,) * drafts)
+        seen += vocab
+    assert seen > 100
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 0, 1), (0, 1, 1), (0, 1, 2)])
+@pytest.mark.parametrize("name", [name for name, v in CLOSED.items() if v.drafting == "independent"])
+def test_drafts_of_different_distributions(name: str, order: Order) -> None:
+    cases = list(random_pairs(40, seed=9, smallest=4, largest=4))
+    for (target, one), (two, three) in (
+        itertools.batched(cases, 2) if hasattr(itertools, "batched") else zip(cases[::2], cases[1::2], strict=True)
+    ):
+        groups = [draft.expand(4, -1) for draft in (one, two, three)]
+        position = Position(target.expand(4, -1), groups[: max(order) + 1], torch.arange(4))
+        check(CLOSED[name], position, order)
+
+
+def test_a_token_that_the_target_cannot_write_ends_the_block() -> None:
+    distribution = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
+    position = Position(distribution, [torch.full((1, 3), 1 / 3, dtype=torch.float64)], torch.tensor([2]))
+    assert CLOSED["specinfer"].transitions(position, (0, 0)).tolist() == [[1.0, 0.0, 0.0]]
+
+
+def test_a_verifier_that_changes_the_text_is_refused() -> None:
+    distribution = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
+    with pytest.raises(UserError, match="typical is not lossless"):
+        typical.transitions(Position(distribution, [distribution], torch.tensor([0])), (0,))

@@ -1,0 +1,139 @@
+"""Replay of several drafts against live decoding: exactly in expectation over all texts, and within the noise of a sampled run."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify.block import block
+from draftlab.core.verify.joint import joint_distribution
+from draftlab.core.verify.sequence import sequences_distribution
+from draftlab.core.verify.token import TokenVerifier
+from draftlab.engine.generate import generate
+from draftlab.engine.replay import agreement, walk
+from draftlab.engine.replay_drafts import Texts, blocks, survival
+from draftlab.engine.speculate import speculate
+from tests.engine.test_replay import EOS, LONGEST, VOCAB, distribution, texts
+from tests.engine.test_speculate import make, near
+
+TOKEN_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier)}
+DRAFT_LEN = 2
+
+
+def drafts_of(text: tuple[int, ...], temperatures: list[float]) -> torch.Tensor:
+    return torch.stack([to_probs(distribution("draft", text).log(), Sampling(t)) for t in temperatures])
+
+
+def live_expectation(
+    verifier: TokenVerifier, temperatures: list[float], text: tuple[int, ...], known: dict[tuple[int, ...], np.ndarray]
+) -> np.ndarray:
+    """Expected (accepted, blocks) of live decoding from ``text`` on, over every set of drafted sequences and every outcome."""
+    if text and (text[-1] == EOS or len(text) == LONGEST):
+        return np.zeros(2)
+    if text in known:
+        return known[text]
+    drafts, path_len = len(temperatures), min(DRAFT_LEN, LONGEST - len(text))
+    first = joint_distribution(drafts_of(text, temperatures), verifier.drafting)
+    total = np.zeros(2)
+    for begin, chance in zip(first.tokens.tolist(), first.probs.tolist(), strict=True):
+        for rest in itertools.product(itertools.product(range(VOCAB), repeat=path_len - 1), repeat=drafts):
+            paths = [(x, *more) for x, more in zip(begin, rest, strict=True)]
+            table = torch.stack(
+                [
+                    torch.stack([drafts_of(text + p[:i], temperatures)[k] for i in range(path_len)])
+                    for k, p in enumerate(paths)
+                ]
+            )
+            drafted = chance
+            for k, path in enumerate(paths):
+                for i in range(1, path_len):
+                    drafted *= float(table[k, i, path[i]])
+            target = torch.stack(
+                [torch.stack([distribution("target", text + p[:i]) for i in range(path_len + 1)]) for p in paths]
+            )
+            outcomes = sequences_distribution(verifier, target, table, torch.tensor(paths))
+            for tokens, probability in outcomes.items():
+                emitted = tokens[: LONGEST - len(text)]
+                if EOS in emitted:
+                    emitted = emitted[: emitted.index(EOS) + 1]
+                counts = np.array([min(len(tokens) - 1, len(emitted)), 1.0])
+                later = live_expectation(verifier, temperatures, text + emitted, known)
+                total += drafted * probability * (counts + later)
+    known[text] = total
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "temperatures"),
+    [(name, [1.0, 1.0]) for name in TOKEN_VERIFIERS]
+    + [(name, [1.0, 2.0]) for name in ("single", "specinfer", "importance_truncated", "importance")],
+)
+def test_replay_is_unbiased_over_the_text(name: str, temperatures: list[float]) -> None:
+    """Mean of the replayed counts over the target's own texts = mean of the live counts; no sampling anywhere."""
+    verifier, expected = TOKEN_VERIFIERS[name], np.zeros(2)
+    same = len(set(temperatures)) == 1
+    groups = (2,) if same else (1, 1)
+    for text in texts():
+        target = torch.stack([distribution("target", text[:i]) for i in range(len(text))])
+        draft = torch.stack([distribution("draft", text[:i]) for i in range(len(text))])
+        probability = float(torch.stack([target[i, token] for i, token in enumerate(text)]).prod())
+        along = Texts(target, draft.log(), torch.tensor(text), [len(text)])
+        (found,) = survival([verifier], along, [Sampling(t) for t in dict.fromkeys(temperatures)], groups)
+        counted = blocks(found, along.lengths, groups, DRAFT_LEN)
+        assert counted.emitted.sum() == pytest.approx(len(text))
+        expected += probability * np.array([counted.accepted.sum(), counted.stopped.sum()])
+    np.testing.assert_allclose(expected, live_expectation(verifier, temperatures, (), {}), rtol=1e-11)
+
+
+@pytest.mark.parametrize("verifier", ["single", "block"])
+def test_one_draft_is_the_replay_of_one_draft(verifier: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(2, 20, 7, generator=generator)
+    token, lengths = torch.randint(7, (20,), generator=generator), [13, 7]
+    along = Texts(to_probs(logits[0], Sampling()), logits[1], token, lengths)
+    (found,) = survival([TOKEN_VERIFIERS["specinfer"]], along, [Sampling(1.5)], (1,))
+    ours = blocks(found, lengths, (1,), 3, block if verifier == "block" else None)
+    its = walk(agreement(logits[1], logits[0], token, lengths, Sampling(), Sampling(1.5)), 3, verifier)  # type: ignore[arg-type]
+    np.testing.assert_allclose(ours.stopped.sum(1), its.blocks)
+    np.testing.assert_allclose(ours.accepted.sum(1), its.accepted)
+    np.testing.assert_allclose(ours.emitted.sum(1), its.emitted)
+
+
+MODEL = make(3, vocab=12)
+DRAFT = near(MODEL, 0.5)
+PROMPTS = [[1, 2 + i % 9] for i in range(300)]
+SAMPLING = Sampling(1.2, top_p=0.95)
+
+
+@pytest.mark.parametrize(
+    ("name", "hot", "tail"),
+    [(name, [1.5, 1.5, 1.5], None) for name in TOKEN_VERIFIERS if name != "importance"]
+    + [(name, [1.0, 2.0, 2.0], None) for name in ("specinfer", "importance_truncated")]
+    + [("k_seq", [1.5, 1.5, 1.5], block), ("specinfer", [1.0, 2.0, 2.0], block)],
+)
+def test_a_sampled_run_of_the_live_loop_agrees(name: str, hot: list[float], tail: object) -> None:
+    """Blocks per request of live decoding and of replay, 300 requests each: the difference lies within four standard errors."""
+    verifier, generator = TOKEN_VERIFIERS[name], torch.Generator().manual_seed(1)
+    drafts = [Sampling(t, top_p=0.95) for t in hot]
+    options = {"max_new_tokens": 24, "eos_ids": [0], "generator": generator}
+    traces = speculate(
+        MODEL, DRAFT, PROMPTS, draft_len=3, num_drafts=3, verifier=verifier, tail=tail, sampling=SAMPLING,
+        draft_sampling=drafts, **options,
+    ).traces  # fmt: skip
+    live = np.array([[len(trace.emitted), sum(trace.accepted)] for trace in traces], float)
+    written = generate(MODEL, PROMPTS, sampling=SAMPLING, **options)
+    with torch.inference_mode():
+        own, drafted = (model.answer_logits(PROMPTS, written) for model in (MODEL, DRAFT))
+    token = torch.tensor([token for text in written for token in text])
+    along = Texts(to_probs(own, SAMPLING), drafted, token, [len(text) for text in written])
+    groups = (3,) if len(set(hot)) == 1 else (1, 2)
+    (found,) = survival([verifier], along, list(dict.fromkeys(drafts)), groups)
+    counted = blocks(found, along.lengths, groups, 3, tail)  # type: ignore[arg-type]
+    ours = np.stack([counted.stopped.sum(1), counted.accepted.sum(1)], 1)
+    error = np.sqrt((live.var(0) + ours.var(0)) / len(PROMPTS))
+    assert (np.abs(live.mean(0) - ours.mean(0)) < 4 * error).all(), (live.mean(0), ours.mean(0), error)
