@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from functools import partial
 
 import pytest
@@ -17,6 +19,7 @@ from draftlab.core.verify.sequence import sequences_distribution, verify_sequenc
 from draftlab.core.verify.single import single
 from draftlab.core.verify.specinfer import rrs
 from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.tree import TreeVerifier
 from draftlab.errors import UserError
 
 TOKEN_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier)}
@@ -45,6 +48,54 @@ def test_sequence_distribution_is_the_targets(name: str, vocab: int, length: int
     )
     assert found.cases == vocab ** (length * drafts) or verifier.drafting in ("without_replacement", "greedy")
     assert found.error <= 1e-12
+
+
+TREES = {name: v for name, v in VERIFIERS.items() if isinstance(v, TreeVerifier)}
+
+
+@pytest.mark.parametrize("size", [(3, 2, 1), (3, 2, 2), (2, 3, 2), (2, 2, 3)])
+@pytest.mark.parametrize("name", TREES)
+def test_tree_verifiers_emit_the_targets_distribution(name: str, size: tuple[int, int, int]) -> None:
+    """The first ``length + 1`` tokens over every set of drafted sequences; a stop is a distribution whatever was drafted."""
+    found = check_sequence_distribution(TREES[name].distribution, "iid", *size)
+    assert found.cases == size[0] ** (size[1] * size[2])
+    assert found.error <= 1e-12
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_tree_samplers_follow_their_distribution(name: str) -> None:
+    assert check_verifier(TREES[name], budget=Budget(max_samples=5000)).lossless
+
+
+def kept(name: str, target: dict[tuple[int, ...], Tensor], draft: dict[tuple[int, ...], Tensor], length: int) -> float:
+    """The tokens that two sequences keep on average, over every pair of them."""
+    total, vocab = 0.0, len(draft[()])
+    paths = list(itertools.product(range(vocab), repeat=length))
+    for pair in itertools.product(paths, repeat=2):
+        chance = math.prod(float(draft[path[:i]][path[i]]) for path in pair for i in range(length))
+        q = torch.stack([torch.stack([target[path[:i]] for i in range(length + 1)]) for path in pair])
+        p = torch.stack([torch.stack([draft[path[:i]] for i in range(length)]) for path in pair])
+        verifier = VERIFIERS[name]
+        found = (
+            verifier.distribution(q, p, torch.tensor(pair))
+            if isinstance(verifier, TreeVerifier)
+            else sequences_distribution(TOKEN_VERIFIERS[name], q, p, torch.tensor(pair))
+        )
+        total += chance * sum(share * (len(tokens) - 1) for tokens, share in found.items())
+    return total
+
+
+def test_a_selected_path_keeps_no_fewer_tokens_as_a_block() -> None:
+    """The key tournament's path, block by block against token by token; strictly more somewhere."""
+    gains = []
+    for seed in range(8):
+        contexts = [c for n in range(3) for c in itertools.product(range(3), repeat=n)]
+        target, draft = (
+            dict(zip(contexts, random_distributions(len(contexts), 3, seed=s), strict=True)) for s in (seed, 100 + seed)
+        )
+        gains.append(kept("optimal_block", target, draft, 2) - kept("optimal", target, draft, 2))
+    assert min(gains) > -1e-12
+    assert max(gains) > 1e-3
 
 
 @pytest.mark.parametrize("name", PATH_VERIFIERS)

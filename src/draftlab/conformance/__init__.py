@@ -5,6 +5,7 @@ Bring a distribution (``check_distribution``), a batched sampler (``check_sample
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,8 +15,9 @@ from draftlab.conformance.exact import Exact, check_distribution
 from draftlab.conformance.sequences import Context, check_sequence_distribution, check_sequence_sampler
 from draftlab.conformance.sequential import BUDGET, Budget, Sampled, check_sampler, check_samples
 from draftlab.core.verify.path import PathVerifier
-from draftlab.core.verify.sequence import sequences_distribution, verify_sequences
+from draftlab.core.verify.sequence import Standing, sequences_distribution, verify_sequences
 from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.tree import TreeVerifier
 
 __all__ = [
     "Budget",
@@ -45,7 +47,9 @@ class Verdict:
         )
 
 
-def check_verifier(verifier: TokenVerifier | PathVerifier, num_drafts: int = 2, budget: Budget = BUDGET) -> Verdict:
+def check_verifier(
+    verifier: TokenVerifier | PathVerifier | TreeVerifier, num_drafts: int = 2, budget: Budget = BUDGET
+) -> Verdict:
     """Every test: distribution and sampler at one position (token verifiers), distribution and sampler of drafted sequences.
 
     Tests of samples share the budget's rate of false alarms, so the verdict keeps to it.
@@ -58,6 +62,20 @@ def check_verifier(verifier: TokenVerifier | PathVerifier, num_drafts: int = 2, 
                 )
             },
             {"sequence sampler": check_sequence_sampler(partial(_path_sample, verifier), "iid", 3, 3, 1, budget)},
+        )
+    if isinstance(verifier, TreeVerifier):
+        vocab = 3 if num_drafts < 3 else 2
+        return Verdict(
+            {
+                "tree distribution": check_sequence_distribution(
+                    verifier.distribution, verifier.drafting, vocab, 2, num_drafts, budget.seed
+                )
+            },
+            {
+                "tree sampler": check_sequence_sampler(
+                    partial(_walk_sample, verifier.sample), verifier.drafting, vocab, 2, num_drafts, budget
+                )
+            },
         )
     drafting, half = verifier.drafting, replace(budget, false_alarm=budget.false_alarm / 2)
     # Distinct drafts need as many tokens; the sets of the others, vocab ** (2 * num_drafts), soon are too many.
@@ -73,7 +91,7 @@ def check_verifier(verifier: TokenVerifier | PathVerifier, num_drafts: int = 2, 
         {
             "sampler": check_sampler(lambda *given: verifier.sample(*given)[0], drafting, num_drafts, half),
             "sequence sampler": check_sequence_sampler(
-                partial(_walk_sample, verifier), drafting, vocab, 2, num_drafts, half
+                partial(_walk_sample, partial(verify_sequences, verifier)), drafting, vocab, 2, num_drafts, half
             ),
         },
     )
@@ -97,8 +115,12 @@ def _path_sample(
 
 
 def _walk_sample(
-    verifier: TokenVerifier, target: Tensor, draft: Tensor, tokens: Tensor, generator: Generator
+    verify: Callable[[Tensor, Tensor, Tensor, Generator], Standing],
+    target: Tensor,
+    draft: Tensor,
+    tokens: Tensor,
+    generator: Generator,
 ) -> list[Context]:
-    found = verify_sequences(verifier, target, draft, tokens, generator)
+    found = verify(target, draft, tokens, generator)
     rows = zip(tokens.tolist(), found.path.tolist(), found.length.tolist(), found.token.tolist(), strict=True)
     return [(*paths[path][:length], token) for paths, path, length, token in rows]

@@ -20,6 +20,7 @@ from draftlab.core.sampling import Drafting
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.tree import TreeVerifier
 from draftlab.errors import UserError
 
 Form = Literal["distribution", "sampler", "samples"]
@@ -39,7 +40,7 @@ def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budg
     if num_drafts < 1:
         raise UserError(f"num_drafts is {num_drafts}", remedy="draft at least 1 token")
     found = _find(spec)
-    if isinstance(found, TokenVerifier | PathVerifier):
+    if isinstance(found, TokenVerifier | PathVerifier | TreeVerifier):
         return _report(spec, check_verifier(found, num_drafts, budget))
     _check_signature(found, spec, form)
     if form == "distribution":
@@ -57,7 +58,7 @@ def run_on_file(samples: Path, budget: Budget) -> None:
     _report(str(samples), Verdict({}, {"samples": check_samples(_read(samples), budget)}))
 
 
-def _find(spec: str) -> TokenVerifier | PathVerifier | Callable[..., Any]:
+def _find(spec: str) -> TokenVerifier | PathVerifier | TreeVerifier | Callable[..., Any]:
     if spec in VERIFIERS:
         return VERIFIERS[spec]
     module, _, attribute = spec.partition(":")
@@ -71,7 +72,7 @@ def _find(spec: str) -> TokenVerifier | PathVerifier | Callable[..., Any]:
         raise UserError(
             f"cannot load {spec!r}: {error}", remedy="give module:function that Python can import"
         ) from None
-    if not callable(found) and not isinstance(found, TokenVerifier | PathVerifier):
+    if not callable(found) and not isinstance(found, TokenVerifier | PathVerifier | TreeVerifier):
         raise UserError(f"{spec} is a {type(found).__name__}", remedy="give a function or a verifier")
     return found  # type: ignore[no-any-return]
 

@@ -14,6 +14,7 @@ from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.sequence import verify_sequences
 from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.loop import Verdict
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
@@ -37,7 +38,7 @@ class Policy:
 
     sampling: Sampling
     draft_samplings: list[Sampling]
-    token_verifier: TokenVerifier | None
+    token_verifier: TokenVerifier | TreeVerifier | None
     path_verifier: PathVerifier
     tail: PathVerifier | None
     generator: Generator | None
@@ -57,7 +58,7 @@ class Policy:
 
 
 def make_policy(
-    verifier: str | TokenVerifier | PathVerifier,
+    verifier: str | TokenVerifier | PathVerifier | TreeVerifier,
     num_drafts: int,
     draft_len: int,
     sampling: Sampling,
@@ -73,7 +74,7 @@ def make_policy(
         if verifier not in VERIFIERS:
             raise UserError(f"unknown verifier {verifier!r}", remedy=f"use one of {', '.join(VERIFIERS)}")
         verifier = VERIFIERS[verifier]
-    token_verifier = verifier if isinstance(verifier, TokenVerifier) else None
+    token_verifier = verifier if isinstance(verifier, TokenVerifier | TreeVerifier) else None
     if token_verifier is None and num_drafts > 1:
         raise UserError(f"{verifier.name} verifies one sequence, not {num_drafts}", remedy="set num_drafts 1")
     models = len(drafts)
@@ -95,7 +96,7 @@ def make_policy(
                 f"{frozen} drafts of one model at temperature 0 are the same sequence {frozen} times",
                 remedy="give num_drafts 1, a draft temperature above 0, or one model per draft",
             )
-    path_verifier = PATH_VERIFIERS["single"] if isinstance(verifier, TokenVerifier) else verifier
+    path_verifier = verifier if isinstance(verifier, PathVerifier) else PATH_VERIFIERS["single"]
     if num_drafts == 1 and verifier is VERIFIERS["single"]:
         token_verifier = None  # the same distribution, all positions at once
     policy = Policy(sampling, samplings, token_verifier, tail or path_verifier, tail, generator)
@@ -141,15 +142,18 @@ def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions voca
         stands_, token_ = policy.path_verifier.sample(*judged, policy.generator, check=False)
         path_ = torch.zeros_like(token_)
     else:
-        walked = verify_sequences(
-            verifier,
-            target_probs,
-            draft_probs,
-            tokens,
-            policy.generator,
-            tail=policy.tail,
-            truncated=policy.is_truncated and target_probs.shape[-1] > LARGE_VOCAB,
-        )
+        if isinstance(verifier, TreeVerifier):
+            walked = verifier.sample(target_probs, draft_probs, tokens, policy.generator)
+        else:
+            walked = verify_sequences(
+                verifier,
+                target_probs,
+                draft_probs,
+                tokens,
+                policy.generator,
+                tail=policy.tail,
+                truncated=policy.is_truncated and target_probs.shape[-1] > LARGE_VOCAB,
+            )
         path_, stands_, token_ = walked.path, walked.length, walked.token
     rows = torch.arange(len(path_), device=path_.device)
     chosen = tokens[rows, path_]

@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from draftlab.core.sampling import Sampling
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.batched import BatchedPair
 from draftlab.engine.generate import GREEDY, batches, check_requests
 from draftlab.engine.loop import Step, Timed, steps
@@ -88,7 +89,7 @@ def speculate(
     max_new_tokens: int,
     eos_ids: Collection[int],
     num_drafts: int = 1,
-    verifier: str | TokenVerifier | PathVerifier = "single",
+    verifier: str | TokenVerifier | PathVerifier | TreeVerifier = "single",
     tail: PathVerifier | None = None,
     sampling: Sampling = GREEDY,
     draft_sampling: Sampling | Sequence[Sampling] | None = None,

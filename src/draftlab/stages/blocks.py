@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, field_validator
 
 from draftlab.core.measure import Measure
+from draftlab.errors import UserError
 from draftlab.stages._stage import Bench, Facts, Stage, column
 from draftlab.stages.live import (
     PLAIN,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Generator
 
     from draftlab.core.sampling import Sampling
+    from draftlab.core.verify.token import TokenVerifier
     from draftlab.engine.replay_drafts import Blocks, Texts
     from draftlab.models import LanguageModel
 
@@ -147,17 +149,25 @@ def _count(same: Sequence[Contender], texts: Texts, settings: Settings) -> Itera
 
     def kind(own: Contender) -> tuple[float, ...]:
         """The number of distinct drafts counts from the start; of others every smaller number is a state."""
-        return (*dict.fromkeys(own.draft_temperatures), own.num_drafts if own.verifier.is_distinct else 0)
+        return (*dict.fromkeys(own.draft_temperatures), own.num_drafts if _verifier(own).is_distinct else 0)
 
     for alike in _grouped(same, kind):
-        verifiers = {(own.verifier.name, own.lp_threshold, own.alphabet): own.verifier for own in alike}
+        verifiers = {(_verifier(own).name, own.lp_threshold, own.alphabet): _verifier(own) for own in alike}
         samplings = [_sampling(settings, temperature, alike[0].top_k) for temperature in kind(alike[0])[:-1]]
         most = tuple(map(max, zip(*map(_groups, alike), strict=True)))
         survivals = survival(list(verifiers.values()), texts, samplings, most)
         found = dict(zip(verifiers, survivals, strict=True))
         for own in alike:
-            survived = found[own.verifier.name, own.lp_threshold, own.alphabet]
+            survived = found[_verifier(own).name, own.lp_threshold, own.alphabet]
             yield own, blocks(survived, texts.lengths, _groups(own), settings.draft_len, own.tail)
+
+
+def _verifier(own: Contender) -> TokenVerifier:
+    from draftlab.core.verify.tree import TreeVerifier
+
+    if isinstance(own.verifier, TreeVerifier):
+        raise UserError(f"{own.scheme} verifies whole trees, which replay does not know", remedy="decode live")
+    return own.verifier
 
 
 def _groups(own: Contender) -> tuple[int, ...]:

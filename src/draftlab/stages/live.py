@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from draftlab.core.verify.path import PathVerifier
     from draftlab.core.verify.token import TokenVerifier
+    from draftlab.core.verify.tree import TreeVerifier
     from draftlab.engine.speculate import Decoded
     from draftlab.models import LanguageModel, Tokenizer
 
@@ -166,12 +167,12 @@ class Contender:
         return [self.first_temperature, *[self.draft_temperature] * (self.num_drafts - 1)]
 
     @property
-    def verifier(self) -> TokenVerifier:
+    def verifier(self) -> TokenVerifier | TreeVerifier:
         """What chooses among its drafts; of one draft alone it is ``single``, where the scheme verifies by blocks."""
-        from draftlab.core.verify.schemes import token_verifier
+        from draftlab.core.verify.schemes import any_verifier
 
         name = self.scheme.partition("+")[0]
-        return token_verifier("single" if name == "block" else name, self.lp_threshold or 5, self.alphabet)
+        return any_verifier("single" if name == "block" else name, self.lp_threshold or 5, self.alphabet)
 
     @property
     def tail(self) -> PathVerifier | None:

@@ -6,7 +6,7 @@ them the other way round. K drafts of a position are ``x_1 .. x_K``; ``(z)_+`` i
 Sources: Leviathan et al. 2023 (arXiv 2211.17192), ``single``; Miao et al. 2024 (SpecInfer, 2305.09781), ``specinfer``; Sun et al. 2023
 (SpecTr, 2310.15141), ``k_seq``; Jeon et al. 2024 (RSD, 2402.14160), ``rrs``; Khisti et al. 2025 (MDSS, 2410.18234), ``importance``,
 ``importance_truncated``, ``polyhedral``; Hu et al. 2025 (2502.18779), ``bound``, ``greedy``; Sun et al. 2024 (SpecHub, 2411.05289),
-``greedy`` of two drafts; Sun et al. 2025 (block verification, 2403.10444), ``block``; Cai et al. 2024 (Medusa, 2401.10774), ``typical``.
+``greedy`` of two drafts; Weng et al. 2025 (2505.12398), ``traversal``; greedy multi-path block verification (2602.16961), ``greedy_block``; Sun et al. 2025 (block verification, 2403.10444), ``block``; Cai et al. 2024 (Medusa, 2401.10774), ``typical``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from draftlab.core.verify.greedy import greedy
 from draftlab.core.verify.hybrid import hybrid
 from draftlab.core.verify.importance import importance
 from draftlab.core.verify.k_seq import k_seq
+from draftlab.core.verify.multipath import greedy_block, optimal_block
 from draftlab.core.verify.optimal import optimal
 from draftlab.core.verify.path import PathVerifier, single_path
+from draftlab.core.verify.sampled import sampled
 from draftlab.core.verify.single import single
 from draftlab.core.verify.specinfer import rrs, specinfer
 from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.traversal import traversal
+from draftlab.core.verify.tree import TreeVerifier
 from draftlab.core.verify.truncated import importance_truncated
 
-VERIFIERS: dict[str, TokenVerifier | PathVerifier] = {
+VERIFIERS: dict[str, TokenVerifier | PathVerifier | TreeVerifier] = {
     "single": single,
     "specinfer": specinfer,
     "k_seq": k_seq,
@@ -33,7 +37,11 @@ VERIFIERS: dict[str, TokenVerifier | PathVerifier] = {
     "hybrid": hybrid,
     "optimal": optimal,
     "greedy": greedy,
+    "sampled": sampled,
     "block": block,
+    "traversal": traversal,
+    "greedy_block": greedy_block,
+    "optimal_block": optimal_block,
 }
 
 PATH_VERIFIERS: dict[str, PathVerifier] = {"single": single_path, "block": block}

@@ -36,6 +36,20 @@ def _decide(
     return Decision(chosen * chance, residual)
 
 
+def select_by_key(
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> tuple[Float64[Tensor, "batch drafts"], Float64[Tensor, "batch vocab"]]:
+    """The probability that each draft wins the tournament, and the distribution of the winner's token."""
+    order = ratio_order(target_probs, draft_probs)
+    target, draft = target_probs.gather(-1, order), draft_probs.gather(-1, order)
+    selected, win = _selected(target, draft, tokens.shape[1])
+    rank = ranks(order).gather(-1, tokens)
+    chosen = _largest_key(_key_distribution(draft, win, selected.addcmul(draft, win, value=-1), rank))
+    return chosen, torch.empty_like(selected).scatter_(-1, order, selected)
+
+
 def _selected(
     target: Float64[Tensor, "batch vocab"], draft: Float64[Tensor, "batch vocab"], num_drafts: int
 ) -> tuple[Float64[Tensor, "batch vocab"], Float64[Tensor, "batch vocab"]]:

@@ -6,6 +6,7 @@ from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.split import DIRECT_LIMIT, Solver
 from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.tree import TreeVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.errors import UserError
 
@@ -21,6 +22,12 @@ def token_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> Token
         tokens = sorted(key for key, value in VERIFIERS.items() if isinstance(value, TokenVerifier))
         raise UserError(f"no token verifier named {name!r}", remedy=f"allowed: {', '.join(tokens)}")
     return verifier
+
+
+def any_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVerifier | TreeVerifier:
+    """The verifier of this name, of one position or of a tree."""
+    verifier = VERIFIERS.get(name)
+    return verifier if isinstance(verifier, TreeVerifier) else token_verifier(name, lp_threshold, alphabet)
 
 
 def tail_of(name: str) -> PathVerifier | None:

@@ -1,0 +1,82 @@
+"""Select one path of several, blind to the verdict, then verify it as a block: any selection of one token among K, depth after depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from draftlab.core.verify.block import block
+from draftlab.core.verify.bound import ranks, ratio_order
+from draftlab.core.verify.optimal import select_by_key
+from draftlab.core.verify.tree import Stop, TreeVerifier
+
+Select = Callable[
+    [Float64[Tensor, "batch vocab"], Float64[Tensor, "batch vocab"], Int64[Tensor, "batch drafts"]],
+    tuple[Float64[Tensor, "batch drafts"], Float64[Tensor, "batch vocab"]],
+]
+"""``(target, draft, tokens) ->`` the probability that each of K i.i.d. drafts is selected, and the distribution of the selected token."""
+
+
+def select_highest(
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> tuple[Float64[Tensor, "batch drafts"], Float64[Tensor, "batch vocab"]]:
+    """The draft of the largest ``q/p``: its token follows ``P_l^K - P_(l-1)^K``, P the draft's mass up to each token in this order."""
+    order = ratio_order(target_probs, draft_probs)
+    rank = ranks(order).gather(-1, tokens)
+    first = torch.zeros_like(tokens, dtype=torch.float64).scatter_(-1, rank.argmax(-1, keepdim=True), 1.0)
+    mass = draft_probs.gather(-1, order).cumsum(-1) ** tokens.shape[1]
+    selected = mass.diff(dim=-1, prepend=torch.zeros_like(mass[:, :1])).clamp_min(0)
+    return first, torch.empty_like(mass).scatter_(-1, order, selected)
+
+
+def _stops(
+    select: Select,
+    target_probs: Float64[Tensor, "drafts positions vocab"],
+    draft_probs: Float64[Tensor, "drafts path vocab"],
+    tokens: Int64[Tensor, "drafts path"],
+) -> list[Stop]:
+    """Every path that may be selected, and the stops of block verification along it."""
+    stops: list[Stop] = []
+
+    def descend(members: list[int], depth: int, reached: float, rows: list[Tensor]) -> None:
+        path = members[0]
+        if depth == tokens.shape[1]:
+            selected = torch.stack(rows)
+            decision = block.decide(target_probs[path][None], selected[None], tokens[path][None])
+            for length, chance in enumerate(decision.stop[0].tolist()):
+                target = target_probs[path, length]
+                drafted = selected[length] if length < depth else torch.zeros_like(target)
+                weights = (decision.weight[0, length] * target - drafted).clamp_min(0)
+                stops.append(Stop(reached * chance, path, length, weights))
+            return
+        drawn = tokens[members, depth]
+        chosen, selected = select(target_probs[path, depth][None], draft_probs[path, depth][None], drawn[None])
+        for token in dict.fromkeys(drawn.tolist()):
+            chance = float(chosen[0, drawn == token].sum())
+            if chance > 0:
+                same = [member for member, own in zip(members, drawn.tolist(), strict=True) if own == token]
+                descend(same, depth + 1, reached * chance, [*rows, selected[0]])
+
+    descend(list(range(len(tokens))), 0, 1.0, [])
+    return stops
+
+
+greedy_block = TreeVerifier("greedy_block", "iid", partial(_stops, select_highest))
+"""Greedy multi-path block verification (arXiv 2602.16961): the path of largest q/p, depth after depth, verified as a block against the distribution
+of the path that is selected.
+
+How many sequences share the path so far is part of the state of both chains: given the token it is drawn alike whether target or
+draft wrote it, so it cancels in every ratio, and the verifier is lossless.
+"""
+
+optimal_block = TreeVerifier("optimal_block", "iid", partial(_stops, select_by_key))
+"""Ours: the key tournament selects, which alone reaches the best acceptance at one position, and block verification judges the path.
+
+It never keeps fewer tokens on average than ``optimal``, which verifies the same path token by token (``docs/theory.md``, section 6).
+"""

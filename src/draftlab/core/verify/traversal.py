@@ -1,0 +1,49 @@
+"""Traversal verification: a tree is judged from its leaves up, so that a rejected leaf leaves its path's start standing."""
+
+from __future__ import annotations
+
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from draftlab.core.verify.tree import Stop, TreeVerifier
+
+
+def _stops(
+    target_probs: Float64[Tensor, "drafts positions vocab"],
+    draft_probs: Float64[Tensor, "drafts path vocab"],
+    tokens: Int64[Tensor, "drafts path"],
+) -> list[Stop]:
+    stops: list[Stop] = []
+    reached = 1.0
+
+    def descend(path: int, depth: int, members: list[int], weight: float) -> None:
+        """Judge the tree below the first ``depth`` tokens of ``path``, which ``members`` share: children first, then the node itself."""
+        nonlocal reached
+        target = target_probs[path, depth]
+        if depth < tokens.shape[1]:
+            draft = draft_probs[path, depth]
+            left = list(members)
+            while left:
+                token = int(tokens[left[0], depth])
+                same = [member for member in left if int(tokens[member, depth]) == token]
+                chance = float(draft[token])
+                descend(same[0], depth + 1, same, min(1.0, weight * float(target[token]) / chance) if chance else 0.0)
+                left = [member for member in left if member not in same]
+                for _ in same:  # each draw of the token was rejected
+                    excess = (weight * target - draft).clamp_min(0)
+                    total = float(excess.sum())
+                    target = excess / total if total > 0 else target
+                    weight = total / (total + 1 - weight) if total + 1 - weight > 0 else 1.0
+        stops.append(Stop(reached * weight, path, depth, target))
+        reached *= 1 - weight
+
+    descend(0, 0, list(range(len(tokens))), 1.0)
+    return stops
+
+
+traversal = TreeVerifier("traversal", "iid", _stops)
+"""Traversal verification (Weng et al. 2025, arXiv 2505.12398): a child has weight ``w = min(1, w_parent q/p)``; leaf after leaf, in the order
+drafted, stands with its weight; where one is rejected its parent goes on with ``q <- (w q - p)_+ / S``, ``w <- S / (S + 1 - w)``.
+
+For i.i.d. sequences p stays as it is; equal tokens are one node, and count as often as they were drawn. Of one sequence it is block verification.
+"""
