@@ -15,8 +15,8 @@ from draftlab.plan import load_experiment
 from draftlab.report import stages_page
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
-ANSWER = Path("paper_figures/laptop/osd_online.md")
-"""Its first line says how the online draft does against both static ones."""
+ANSWERS = (Path("paper_figures/laptop/osd_online.md"), Path("paper_figures/laptop/mdss_drafts.md"))
+"""Their first lines say how the online draft does against both static ones, and how far each scheme is from the optimum at each K."""
 
 PAPERS = ("osd", "mdss", "beyond")
 PAIR = "vicuna-7b/llama-160m"
@@ -83,7 +83,8 @@ def _results(root: Path) -> str:
         for unit, rows in OTHERS.items()
         for what, claim in rows.items()
     ]
-    lines += ["", (root / ANSWER).read_text(encoding="utf-8").splitlines()[0]]
+    for answer in ANSWERS:
+        lines += ["", (root / answer).read_text(encoding="utf-8").splitlines()[0]]
     return "\n".join(lines)
 
 
@@ -111,16 +112,13 @@ BY_DATASET = {
     "static draft, end of the stream (Fig. 3)": f"F3.online_last20pct_mean/{PAIR}/{{dataset}}/static_10pct",
     "online draft, end of the stream (Fig. 3)": f"F3.online_last20pct_mean/{PAIR}/{{dataset}}/osd",
 }
+BLOCKS = "v1T1.block_efficiency/dolly/draft_temperature=1.2"
 OTHERS = {
     "blocks": {"speed-up in llama.cpp at alpha = 0.8 (OSD Table 2)": f"T2.speedup_by_alpha/{PAIR}/alpha=0.8/measured"},
     "requests": {
-        f"acceptance of two drafts, {label} (MDSS Table 2, Dolly; ours over draft temperatures 1 to 2)": f"T2.acceptance/dolly/num_drafts=2/{scheme}"
-        for scheme, label in {
-            "optimal": "optimum",
-            "importance_truncated": "importance sampling",
-            "k_seq": "SpecTr",
-            "specinfer": "SpecInfer",
-        }.items()
+        f"block efficiency of {drafts} drafts, {label} (MDSS v1 Table 1, Dolly)": f"{BLOCKS}/num_drafts={drafts}/{scheme}"
+        for drafts in (2, 4, 6)
+        for scheme, label in {"importance_truncated": "importance sampling", "k_seq": "SpecTr"}.items()
     },
 }
 
