@@ -14,16 +14,9 @@ from tests.conftest import ROOT
 
 @pytest.fixture
 def copy(tmp_path):
-<<<<<<< HEAD
     shutil.copy(ROOT / "README.md", tmp_path)
     for part in ("workflow", "paper_figures/laptop"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("*.png", "*.pdf", "*.tex"))
-=======
-    for part in ("README.md", "workflow", "paper_figures/laptop/data", *readme.ANSWERS):
-        source = ROOT / part
-        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / part)
->>>>>>> b3dda3c (README tests)
     readme.update(tmp_path / "README.md", check=False)
     readme.update(tmp_path / "README.md", check=True)
     return tmp_path
