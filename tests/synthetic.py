@@ -138,6 +138,9 @@ def _rows(
         rows["first_temperature"] = rows.get("first_temperature", rows["draft_temperature"])
         rows.loc[rows["scheme"] == "single", "num_drafts"] = 1
         rows.loc[rows["scheme"] != "importance_truncated", "lp_threshold"] = 0
+        if "alphabet" in rows:  # which holds the program
+            rows.loc[rows["scheme"] != "importance_truncated", "alphabet"] = 0
+            rows = rows[(rows["alphabet"] == 0) | (rows["alphabet"] >= rows["lp_threshold"])]
     if "begin" in columns:
         rows = rows.merge(pd.DataFrame({"end": own.settings.length, "begin": [0, *own.settings.length[:-1]]}), "cross")
     rows = rows.drop_duplicates(ignore_index=True)
