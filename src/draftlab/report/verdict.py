@@ -152,6 +152,7 @@ def _workflow(asked: Asked, draft: str, name: str) -> Path:
         "name": name,
     }
     given |= {"experiments": "traffic_verdict,traffic_cost"} | ({"draft": _absolute(draft)} if draft else {})
+    given |= {"template": asked.template} if asked.template else {}
     wanted = [run / "cells/traffic_verdict" / f"prompts.{asked.temperature}" / "rows.csv"]
     wanted += [] if asked.hardware else [run / "cells/traffic_cost/all/rows.csv"]
     command: list[Any] = [sys.executable, "-m", "snakemake", "--snakefile", WORKFLOW.parent / "Snakefile"]

@@ -16,6 +16,7 @@ import pandas as pd
 from jaxtyping import Float64
 from pydantic import BaseModel, ConfigDict
 
+from draftlab.core.settings import Template
 from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
 from draftlab.serving import profiles, traces
@@ -44,7 +45,8 @@ class Asked:
 
     TRAFFIC is a file of prompts, with or without answers; TARGET and each DRAFT a model folder, a GGUF file or a hub id. Without a DRAFT
     one is made of the target's first layers. HARDWARE names a profile (as draftlab load) instead of measuring here, LOAD is requests a
-    second as in 4/s, TRACE their arrivals. TEMPERATURE 0 or 1 is how answers are sampled.
+    second as in 4/s, TRACE their arrivals. TEMPERATURE 0 or 1 is how answers are sampled, TEMPLATE
+    how prompts are put to the target (by default its tokenizer's own chat template).
     """
 
     traffic: Path
@@ -54,6 +56,7 @@ class Asked:
     load: str | None = None
     trace: Path | None = None
     temperature: int = 0
+    template: Template | None = None
     scale: str = "traffic"
     cores: int = 0
 
