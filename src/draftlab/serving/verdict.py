@@ -423,7 +423,9 @@ def decide(
     good = [own for own in ranked if own.verdict == "yes"]
     load = {}
     if (rate or trace) and options[0].requests >= ENOUGH:
-        load = {own.name: under_load(rows, own, costs, rate, trace) for own in ranked[:2]}
+        # The simulator drafts at every call, as lookup does not.
+        always = [own for own in ranked if own.name != "lookup"]
+        load = {own.name: under_load(rows, own, costs, rate, trace) for own in always[:2]}
     overall: Answer = "yes" if good else "no" if all(own.verdict == "no" for own in options) else "not yet known"
     top = good[0] if good else ranked[0]
     return Verdict(
