@@ -486,11 +486,14 @@ def figures(*, data: Path, scale: plan.Scale, out: Path, drawn: Path, processes:
 
 
 def claims(*, tables: Path, scale: plan.Scale, out: Path) -> None:
-    """Put every published number and claim beside the tables of a run, with a verdict."""
+    """Put every published number and claim beside the tables of a run, with a verdict; those of other papers in OUT_related.csv."""
     from draftlab.files.atomic import write_text
     from draftlab.report import ledger, published
 
-    rows = ledger.judge_claims(published.load(), ledger.read_tables(tables), scale)
+    every = ledger.judge_claims(published.load(), ledger.read_tables(tables), scale)
+    related = every["paper"] == ledger.RELATED
+    rows = every[~related]
+    write_text(out.with_stem(f"{out.stem}_related"), every[related].to_csv(index=False, lineterminator="\n"))
     write_text(out, rows.to_csv(index=False, lineterminator="\n"))
     for verdict, count in rows["verdict"].value_counts().items():
         print(f"{count:5d} {verdict}")

@@ -46,6 +46,7 @@ rule claims:
             category="Ledger",
             labels={"run": "{run}"},
         ),
+        related="results/{run}/claims_related.csv",
     log:
         "results/{run}/logs/claims.log",
     conda:
@@ -129,7 +130,7 @@ rule publish:
     """Copy a finished run's tables to the folder that the committed figures are drawn from."""
     input:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
-        claims=f"results/{RUN.name}/claims.csv",
+        claims=[f"results/{RUN.name}/claims{part}.csv" for part in ("", "_related")],
     output:
         done=touch(f"results/{RUN.name}/.published"),
     log:

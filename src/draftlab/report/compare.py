@@ -13,7 +13,7 @@ from draftlab.errors import UserError
 from draftlab.files.tables import CLAIMS, read_table, tables_in
 from draftlab.report import published, tidy
 
-JUDGED = ("ours", "ci_low", "ci_high", "n", "verdict", "note")
+JUDGED = ("ours", "ci_low", "ci_high", "n", "detectable", "verdict", "note")
 """Columns of ``claims.csv`` that follow from the tables."""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -232,6 +233,25 @@ def in_order(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 def shift(interval: Interval, by: float) -> Interval:
     """An interval moved by a constant."""
     return Interval(interval.estimate + by, interval.low + by, interval.high + by, interval.n)
+
+
+def correct(interval: Interval, comparisons: int) -> Interval:
+    """The interval that keeps 95 % over so many comparisons (Bonferroni): each half stretched as a normal one would be."""
+    stretch = _quantile(comparisons) / _quantile(1)
+    middle = interval.estimate
+    ends = middle - (middle - interval.low) * stretch, middle + (interval.high - middle) * stretch
+    return Interval(middle, *ends, interval.n)
+
+
+def smallest_seen(interval: Interval, comparisons: int, power: float) -> float:
+    """The smallest difference that would have been seen with probability ``power``, by the interval's width; NaN without one."""
+    error = (interval.high - interval.low) / (2 * _quantile(1))
+    return (_quantile(comparisons) + NormalDist().inv_cdf(power)) * error
+
+
+def _quantile(comparisons: int) -> float:
+    """How many standard errors a 95 % interval reaches on each side."""
+    return NormalDist().inv_cdf(1 - (1 - stats.CONFIDENCE) / (2 * comparisons))
 
 
 def bounds(interval: Interval) -> tuple[float, float]:

@@ -6,10 +6,11 @@ answers is ``not run at this scale``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -20,22 +21,27 @@ from draftlab.files.tables import tables_in
 from draftlab.plan import Scale
 from draftlab.report import tidy
 from draftlab.report.consistency import Recomputed, run_checks
-from draftlab.report.contrast import Contrast, Tables, bounds, compute, compute_each, shift
+from draftlab.report.contrast import Contrast, Tables, bounds, compute, compute_each, correct, shift, smallest_seen
 from draftlab.report.published import Comparison, Published, Rule, Statement, same
 from draftlab.report.tidy import records
 
-Verdict = Literal["reproduced", "same direction", "contradicts", "inconsistent in print", "not run at this scale"]
-VERDICTS: tuple[Verdict, ...] = (
+Verdict = Literal[
     "reproduced",
     "same direction",
+    "printed size excluded",
+    "undecided",
     "contradicts",
     "inconsistent in print",
+    "compared in other rows",
     "not run at this scale",
-)
+]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+Outcome = Literal["agrees", "other size", "undecided", "contradicts"]
 ROUNDING = 1e-12
 """A difference this small is one of the order of a sum."""
 NOTHING = 1e-6
 """A difference this small is one of how a number was computed."""
+POWER = 0.8
 COLUMNS = (
     "claim_id",
     "paper",
@@ -47,21 +53,29 @@ COLUMNS = (
     "ci_low",
     "ci_high",
     "n",
+    "unit",
+    "detectable",
     "verdict",
+    "experiment",
     "note",
 )
+RELATED = "related"
+"""The numbers of other papers, which have a ledger of their own."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What our tables say to one claim; ``ours`` is None where they say nothing."""
+    """What our tables say to one claim; ``ours`` is None where they say nothing.
+
+    ``detectable`` is the smallest difference that this run would have seen in 80 % of repeats, in the comparison that sees least.
+    """
 
     ours: Interval | None
     verdict: Verdict
     note: str = ""
+    detectable: float = math.nan
 
 
-NO_GAP = "no difference"
 NOT_RUN = Judgement(None, "not run at this scale")
 
 
@@ -83,9 +97,19 @@ def judge_claims(published: Published, frames: Mapping[str, pd.DataFrame], scale
 
 
 def _row(
-    claim_id: str, paper: str, location: str, quantity: str, setting: str, printed: str, judgement: Judgement
+    claim_id: str,
+    paper: str,
+    location: str,
+    quantity: str,
+    setting: str,
+    printed: str,
+    judgement: Judgement,
+    experiments: Sequence[str],
+    tables: Tables,
 ) -> dict[str, Any]:
     ours = judgement.ours or Interval(np.nan, np.nan, np.nan, 0)
+    answered = [name for name in dict.fromkeys(experiments) if name in tables.frames and judgement.ours is not None]
+    units = {tidy.units(tables.frames[name]) or "rows" for name in answered}
     return {
         "claim_id": claim_id,
         "paper": paper,
@@ -97,7 +121,10 @@ def _row(
         "ci_low": float(f"{ours.low:.6g}"),
         "ci_high": float(f"{ours.high:.6g}"),
         "n": ours.n or "",
+        "unit": ", ".join(sorted(units)) if ours.n else "",
+        "detectable": float(f"{judgement.detectable:.3g}"),
         "verdict": judgement.verdict,
+        "experiment": ", ".join(answered),
         "note": judgement.note,
     }
 
@@ -113,28 +140,32 @@ def _number_row(
     checked: Mapping[str, Sequence[Recomputed]],
 ) -> dict[str, Any]:
     claim = published.claims[row["claim"]]
-    judgement = NOT_RUN if claim.rule is None else _judge_number(row, claim.rule, published, tables, scale)
+    rule = claim.rule
+    silent = rule is None or (rule.only and scale not in rule.only)
+    judgement = NOT_RUN if rule is None or silent else _judge_number(row, rule, published, tables, scale)
     found = checked.get(row["claim_id"], ())
     failed = [result for result in found if not result.holds]
     derived = [result for result in found if result.derives]
     if failed:
         notes = [result.note for result in failed] + [judgement.note]
-        judgement = Judgement(judgement.ours, "inconsistent in print", "; ".join(filter(None, notes)))
+        judgement = replace(judgement, verdict="inconsistent in print", note="; ".join(filter(None, notes)))
     elif judgement is NOT_RUN and derived:
         ours = Interval(derived[0].recomputed, np.nan, np.nan, 0)
         judgement = Judgement(ours, "reproduced", f"recomputed, no experiment: {derived[0].note}")
     if row["caveat"]:
-        judgement = Judgement(
-            judgement.ours,
-            judgement.verdict,
-            "; ".join(filter(None, [judgement.note, f"source says: {row['caveat']}"])),
-        )
+        judgement = replace(judgement, note="; ".join(filter(None, [judgement.note, f"source says: {row['caveat']}"])))
     quantity = claim.quantity if claim.unit in claim.quantity else f"{claim.quantity} [{claim.unit}]"
-    return _row(row["claim_id"], row["paper"], claim.location, quantity, row["setting"], row["printed"], judgement)
+    experiments = [] if rule is None else [rule.table_of(row["settings"])]
+    printed = (row["claim_id"], row["paper"], claim.location, quantity, row["setting"], row["printed"])
+    return _row(*printed, judgement, experiments, tables)
 
 
 def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tables: Tables, scale: Scale) -> Judgement:
-    """``reproduced`` in the printed setting within tolerance; else the order against the printed neighbours decides."""
+    """``reproduced`` in the printed setting within tolerance; else every difference to a printed neighbour must have the printed sign.
+
+    A sign counts where the interval, corrected for the number of neighbours, leaves out 0. A difference that two rows share is
+    judged in the later one.
+    """
     filters = _filters(rule, row["settings"])
     found = None if filters is None else compute(rule.measured(filters), tables)
     if filters is None or found is None:
@@ -142,44 +173,70 @@ def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tabl
     ours = found.value
     if scale in rule.same_setting and abs(ours.estimate - row["value"]) <= rule.tolerance:
         return Judgement(ours, "reproduced", f"within {rule.tolerance:g} of the printed value")
-    agreeing, doubtful, opposite = [], [], []
-    for gap, printed, what in _gaps(row, rule, filters, ours, published, tables):
-        words = f"{_signed(gap)} against {what} (printed {printed:+.3g})"
-        as_small = rule.alike and abs(printed) <= rule.margin
-        doubt = _explain_noise(gap, rule.margin, as_small)
-        if abs(gap.estimate) <= rule.margin if as_small else gap.estimate * printed > 0 and doubt != NO_GAP:
-            agreeing.append(words + (f", {doubt}" if doubt and not as_small else ""))
-        elif doubt:
-            doubtful.append(f"{words}, {doubt}")
-        else:
-            opposite.append(words)
-    if opposite or (doubtful and not agreeing):
-        return Judgement(ours, "contradicts", "; ".join(filter(None, [*opposite, *doubtful, rule.explanation])))
-    if agreeing:
-        return Judgement(ours, "same direction", "; ".join(agreeing + doubtful))
-    if scale in rule.same_setting:
+    gaps, shared = _gaps(row, rule, filters, ours, published, tables)
+    if not gaps and scale in rule.same_setting:
         return Judgement(ours, "contradicts", f"not within {rule.tolerance:g} of the printed value")
-    return Judgement(
-        ours, "not run at this scale", "measured, but in another setting and with no neighbour to stand to"
-    )
+    if not gaps and shared:
+        return Judgement(ours, "compared in other rows", f"its differences are judged there: {', '.join(shared)}")
+    if not gaps:
+        return Judgement(
+            ours, "not run at this scale", "measured, but in another setting and with no neighbour to stand to"
+        )
+    outcomes = [_outcome(gap, printed, rule, len(gaps)) for gap, printed, _ in gaps]
+    order: Sequence[Outcome] = ("contradicts", "undecided", "other size", "agrees")
+    notes = [
+        f"{_signed(gap)} against {what} (printed {printed:+.3g}){why}"
+        for (gap, printed, what), (_, why) in sorted(
+            zip(gaps, outcomes, strict=True), key=lambda pair: order.index(pair[1][0])
+        )
+    ]
+    worst = min((outcome for outcome, _ in outcomes), key=order.index)
+    verdicts: Mapping[Outcome, Verdict] = {
+        "contradicts": "contradicts",
+        "undecided": "undecided",
+        "other size": "printed size excluded",
+        "agrees": "same direction",
+    }
+    if worst == "contradicts":
+        notes.append(rule.explanation)
+    seen = max((smallest_seen(gap, len(gaps), POWER) for gap, _, _ in gaps), default=math.nan)
+    return Judgement(ours, verdicts[worst], "; ".join(filter(None, notes)), seen)
 
 
-def _explain_noise(gap: Interval, margin: float, as_small: bool) -> str:
-    """Why a difference decides nothing; empty where it decides. Without an interval the margin is all the noise that is known."""
-    if abs(gap.estimate) <= (NOTHING if np.isfinite(gap.low) else max(margin, NOTHING)):
-        return NO_GAP
-    if gap.low <= 0 <= gap.high:
-        return "within noise"
-    reaches = as_small and gap.low <= margin and gap.high >= -margin
-    return f"the interval reaches the {margin:g} that count as none" if reaches else ""
+def _outcome(gap: Interval, printed: float, rule: Rule, comparisons: int) -> tuple[Outcome, str]:
+    """What one difference says to the printed one, and why where that is not its sign alone.
+
+    A printed difference that counts as none (``alike``) asks for one within the margin: two one-sided tests.
+    """
+    low, high = bounds(correct(gap, comparisons))
+    if rule.alike and abs(printed) <= rule.margin:
+        if -rule.margin <= low and high <= rule.margin:
+            return "agrees", ""
+        outside = low > rule.margin or high < -rule.margin
+        return ("contradicts", "") if outside else ("undecided", f", not surely within {rule.margin:g}")
+    if low >= -NOTHING and high <= NOTHING:
+        return "contradicts", ", no difference"
+    if not np.isfinite(gap.low) and abs(gap.estimate) <= rule.margin:
+        return "undecided", f", within the {rule.margin:g} that count as none"
+    if low <= NOTHING and high >= -NOTHING:
+        return "undecided", ", within noise"
+    if (low > 0) != (printed > 0):
+        return "contradicts", ""
+    if low - rule.tolerance <= printed <= high + rule.tolerance:
+        return "agrees", ""
+    return "other size", f", {gap.estimate / printed:.2g} times the printed difference"
 
 
 def _gaps(
     row: Mapping[str, Any], rule: Rule, filters: Mapping[str, Any], ours: Interval, published: Published, tables: Tables
-) -> Iterator[tuple[Interval, float, str]]:
-    """Our difference to each printed neighbour (and to the rule's level), the printed difference, and what it is to."""
-    if rule.level is not None:
-        yield shift(ours, -rule.level), row["value"] - rule.level, f"{rule.level:g}"
+) -> tuple[list[tuple[Interval, float, str]], list[str]]:
+    """Our difference to each printed neighbour (and to the rule's level), the printed difference, and what it is to.
+
+    Beside them the neighbours further down whose rows judge the difference to this one.
+    """
+    gaps = [] if rule.level is None else [(shift(ours, -rule.level), row["value"] - rule.level, f"{rule.level:g}")]
+    shared = []
+    place = published.place
     for settings in rule.against:
         for other in _neighbours(row, settings, published):
             other_rule = published.claims[other["claim"]].rule
@@ -189,8 +246,18 @@ def _gaps(
             against = _filters(other_rule, other["settings"])
             if against is not None and against.get("measure") == filters.get("measure"):
                 found = compute(Contrast(rule.rows(filters), other_rule.rows(against)), tables)
-                if found is not None:
-                    yield found.value, printed, _name(row, other)
+                later = place[other["claim_id"]] > place[row["claim_id"]]
+                if found is not None and later and _compares(other, other_rule, row, published):
+                    shared.append(_name(row, other))
+                elif found is not None:
+                    gaps.append((found.value, printed, _name(row, other)))
+    return gaps, shared
+
+
+def _compares(row: Mapping[str, Any], rule: Rule, other: Mapping[str, Any], published: Published) -> bool:
+    """Whether the rule of ``row`` compares it with ``other``."""
+    neighbours = (own["claim_id"] for settings in rule.against for own in _neighbours(row, settings, published))
+    return other["claim_id"] in neighbours
 
 
 def _filters(rule: Rule, settings: Mapping[str, str]) -> dict[str, Any] | None:
@@ -248,50 +315,61 @@ def _statement_row(
     failed = [f for found in checked.values() for f in found if f.check == said.check and not f.holds]
     judgement = _judge_statement(said, tables, scale)
     if failed:
-        judgement = Judgement(judgement.ours, "inconsistent in print", "; ".join(result.note for result in failed))
+        judgement = replace(
+            judgement, verdict="inconsistent in print", note="; ".join(result.note for result in failed)
+        )
     elif judgement is NOT_RUN and said.check is not None:
         judgement = Judgement(None, "reproduced", f"recomputed from the printed numbers: check {said.check}")
-    return _row(name, said.paper, said.location, said.says, "", "in words", judgement)
+    experiments = [comparison.table for comparison in said.holds]
+    return _row(name, said.paper, said.location, said.says, "", "in words", judgement, experiments, tables)
 
 
 def _judge_statement(said: Statement, tables: Tables, scale: Scale) -> Judgement:
-    """No comparison may fail in any group beyond noise, and at least half must hold; ``ours`` is the one that holds least."""
-    seen: list[tuple[float, float, str, Interval]] = []
-    for comparison in said.holds:
-        for result in compute_each(comparison.contrast, tables):
-            group = ", ".join(f"{key} {value}" for key, value in result.group.items())
-            seen.append((*_clearance(comparison, result.value), group, result.value))
+    """Every comparison must hold in every group, beyond the noise of so many comparisons; ``ours`` is the one that holds least."""
+    seen = [
+        (comparison, ", ".join(f"{key} {value}" for key, value in result.group.items()), result.value)
+        for comparison in said.holds
+        for result in compute_each(comparison.contrast, tables)
+    ]
     if not seen:
         return NOT_RUN
-    held = sum(clear >= 0 for clear, _, _, _ in seen)
-    undecided = sum(clear < 0 <= at_best for clear, at_best, _, _ in seen)
-    _, _, group, gap = min(seen, key=lambda entry: (entry[1] >= 0, entry[0]))
+    clear = [_clearance(comparison, correct(gap, len(seen))) for comparison, _, gap in seen]
+    held, failed = sum(surely >= 0 for surely, _ in clear), sum(at_best < 0 for _, at_best in clear)
+    least = min(range(len(seen)), key=lambda place: (clear[place][1] >= 0, clear[place][0]))
+    _, group, gap = seen[least]
     margins = sorted({comparison.margin for comparison in said.holds if comparison.margin})
     allowed = f" within {' or '.join(f'{margin:g}' for margin in margins)}" if margins else ""
-    count = f"{held} of {len(seen)} comparisons hold{allowed}" + (
-        f", {undecided} fail by less than their interval" if undecided else ""
-    )
-    least = f"least{f' at {group}' if group else ''}: {_signed(gap)}"
-    if held + undecided < len(seen) or 2 * held < len(seen):
-        return Judgement(gap, "contradicts", "; ".join(filter(None, [count, least, said.explanation])))
-    return Judgement(gap, "reproduced" if scale in said.same_setting else "same direction", f"{count}; {least}")
+    open_ones = len(seen) - held - failed
+    count = f"{held} of {len(seen)} comparisons hold{allowed}"
+    count += (f", {failed} fail" if failed else "") + (f", {open_ones} undecided" if open_ones else "")
+    note = f"{count}; least{f' at {group}' if group else ''}: {_signed(gap)}"
+    verdict: Verdict = "contradicts" if failed else "undecided" if open_ones else "same direction"
+    if verdict == "contradicts" and said.explanation:
+        note += f"; {said.explanation}"
+    if verdict == "same direction" and scale in said.same_setting:
+        verdict = "reproduced"
+    return Judgement(gap, verdict, note, max(smallest_seen(gap, len(seen), POWER) for _, _, gap in seen))
 
 
 def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:
-    """How far the difference is on the expected side, as estimated and at best within its interval; negative: missed."""
+    """How far the difference is on the expected side: at worst and at best within its interval; negative: missed.
+
+    ``not_less``, ``not_greater`` and ``similar`` are one-sided tests against the margin (``similar``: two).
+    """
     low, high = bounds(gap)
-    margin, least = comparison.margin + ROUNDING, 0.0 if low <= 0 <= high else min(abs(low), abs(high))
+    margin = comparison.margin + ROUNDING
     match comparison.expect:
         case "greater":
-            return _strictly(gap.estimate - comparison.by), _strictly(high - comparison.by)
+            return _strictly(low - comparison.by), _strictly(high - comparison.by)
         case "less":
-            return _strictly(-gap.estimate - comparison.by), _strictly(-low - comparison.by)
+            return _strictly(-high - comparison.by), _strictly(-low - comparison.by)
         case "not_less":
-            return gap.estimate + margin, high + margin
+            return low + margin, high + margin
         case "not_greater":
-            return margin - gap.estimate, margin - low
+            return margin - high, margin - low
         case "similar":
-            return margin - abs(gap.estimate), margin - least
+            nearest = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
+            return margin - max(abs(low), abs(high)), margin - nearest
 
 
 def _strictly(difference: float) -> float:

@@ -6,6 +6,7 @@ which of our tables answers it, ``statements.yaml`` the claims in words, ``consi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,7 @@ class Rule(Selection):
     listed was not run; filters ``table`` and ``measure`` name another than the rule's). ``against``: settings of the printed numbers that this one must stand to as printed, differences up to
     ``margin`` aside; ``level`` is a constant that it must be above or below as printed;
     with ``alike`` a printed difference up to ``margin`` must be as small in ours. ``tolerance`` decides ``reproduced``, at the scales of ``same_setting``.
+    ``only``: the scales whose tables say anything about it (none: every one).
     """
 
     where: dict[str, Literal["same"] | dict[Scalar, dict[str, Any]]]
@@ -83,6 +85,7 @@ class Rule(Selection):
     alike: bool = False
     tolerance: float
     same_setting: list[Scale] = ["paper"]
+    only: list[Scale] = []
     explanation: str = ""
 
     def table_of(self, settings: Mapping[str, str]) -> str:
@@ -177,6 +180,11 @@ class Published:
     claims: Mapping[str, Claim]
     statements: Mapping[str, Statement]
     checks: Mapping[str, Check]
+
+    @functools.cached_property
+    def place(self) -> dict[str, int]:
+        """Where each printed number stands in the files."""
+        return {name: place for place, name in enumerate(self.numbers["claim_id"])}
 
     def of(self, claim: str, **settings: Wanted) -> pd.DataFrame:
         """The printed numbers of one claim with these settings."""

@@ -13,6 +13,7 @@ from draftlab.files.atomic import write_text
 from draftlab.files.tables import read_table, tables_in
 from draftlab.plan import load_experiment
 from draftlab.report import stages_page
+from draftlab.report.ledger import VERDICTS
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
 ANSWERS = (Path("paper_figures/laptop/osd_online.md"), Path("paper_figures/laptop/mdss_drafts.md"))
@@ -122,7 +123,16 @@ OTHERS = {
     },
 }
 
+
+def _score(root: Path) -> str:
+    """What the ledger says of both papers, in numbers."""
+    verdicts = read_table(root / CLAIMS, dtype=str, keep_default_na=False)["verdict"]
+    counts = [f"{(verdicts == verdict).sum()} {verdict}" for verdict in VERDICTS if (verdicts == verdict).any()]
+    return f"Of {len(verdicts)} printed numbers and claims in words: {', '.join(counts)}."
+
+
 PARTS: dict[str, Callable[[Path], str]] = {
+    "score": _score,
     "results": _results,
     "experiments": _experiments,
     "datasets": lambda _: table_markdown(),
