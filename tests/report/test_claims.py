@@ -8,7 +8,7 @@ import pytest
 
 from draftlab.core import stats
 from draftlab.report import ledger as module
-from draftlab.report import published, tidy
+from draftlab.report import contrast, published, tidy
 from tests.synthetic import TABLES
 
 
@@ -37,6 +37,7 @@ def _by(column, values):
 SPECIAL = {
     "osd_latency_alpha": {"seconds": lambda t: 4 * t["seconds"]},
     "osd_routing": {"misrouted": 0},
+    "osd_latency_length": {"seconds": lambda t: t["seconds"] / t["end"] ** 0.05},
     "osd_shift_sharp": {"overlap": lambda t: t["overlap"] * (1 - 0.5 * (t["stream_index"] % 15 < 2))},
     "osd_update_cost": {"update_seconds": lambda t: 0.1 * t["update_seconds"]},
     "osd_arena_classes": {
@@ -55,9 +56,23 @@ SPECIAL = {
 """Sizes and times for which they are."""
 
 
+MORE = {
+    "mdss_acceptance": {"request_id": 60},
+    "osd_draft_size_t5": {"request_id": 120},
+    "osd_latency_length": {"block": 60, "repeat": 60},
+}
+"""Units of the tables whose claims need small intervals."""
+
+
 @pytest.fixture(scope="module")
 def tables():
-    return {name: tidy.derive(name, make(EFFECTS).assign(**SPECIAL.get(name, {}))) for name, make in TABLES.items()}
+    return {
+        name: tidy.derive(name, make(EFFECTS, **MORE.get(name, {})).assign(**SPECIAL.get(name, {})))
+        for name, make in TABLES.items()
+    }
+
+
+HOLDS = {"same direction", "printed size excluded"}
 
 
 def _only(known, *names):
@@ -100,7 +115,7 @@ def test_direction_flips_with_the_table(known, tables):
     row = "T1.alpha_offline/vicuna-7b/llama-160m/spider/teacher_fwd"
     facts = _only(known, "T1.alpha_offline", "osd.alpha_rises")
     good = _verdicts(facts, {"osd_offline": tables["osd_offline"]})
-    assert good.loc[row, "verdict"] == "same direction"
+    assert good.loc[row, "verdict"] in HOLDS
     assert good.loc["osd.alpha_rises", "verdict"] == "same direction"
     worse = TABLES["osd_offline"]({"sample_source": {"none": 0.15}})
     bad = _verdicts(facts, {"osd_offline": worse})
@@ -115,7 +130,7 @@ def test_the_t5_half_of_a_claim_is_answered_by_the_t5_tables(known, tables):
     answered = _verdicts(_only(known, *names), t5)
     of_t5 = answered.index.str.contains("flan-t5-xl")
     assert of_t5.sum() == 20 + 4 + 8
-    assert set(answered.loc[of_t5, "verdict"]) <= {"same direction", "contradicts"}
+    assert "not run at this scale" not in set(answered.loc[of_t5, "verdict"])
     assert set(answered.loc[~of_t5, "verdict"]) == {"not run at this scale"}
     assert answered.loc["F3.offline_line/flan-t5-xl/t5-small/spider", "published"] == "0.74"
     other = _verdicts(_only(known, *names), {name.removesuffix("_t5"): table for name, table in t5.items()})
@@ -124,61 +139,73 @@ def test_the_t5_half_of_a_claim_is_answered_by_the_t5_tables(known, tables):
 
 def test_the_same_setting_can_reproduce(known, tables):
     facts = _only(known, "T1.alpha_offline")
-    row = "T1.alpha_offline/vicuna-7b/llama-160m/spider/original"
+    row = "T1.alpha_offline/vicuna-7b/llama-160m/spider/teacher_fwd"
     table = tables["osd_offline"].copy()
-    rows = (table["dataset"] == "spider") & (table["sample_source"] == "none")
-    table.loc[rows, "overlap"] = 0.285 * table.loc[rows, "visited"]
+    rows = (table["dataset"] == "spider") & (table["sample_source"] == "teacher") & (table["loss"] == "forward_kl")
+    table.loc[rows, "overlap"] = 0.75 * table.loc[rows, "visited"]
     assert _verdicts(facts, {"osd_offline": table}, "paper").loc[row, "verdict"] == "reproduced"
-    assert _verdicts(facts, {"osd_offline": table}, "laptop").loc[row, "verdict"] == "same direction"
-    table.loc[rows, "overlap"] = 0.35 * table.loc[rows, "visited"]
-    assert _verdicts(facts, {"osd_offline": table}, "paper").loc[row, "verdict"] == "same direction"
+    assert _verdicts(facts, {"osd_offline": table}, "laptop").loc[row, "verdict"] in HOLDS
+    table.loc[rows, "overlap"] = 0.65 * table.loc[rows, "visited"]
+    assert _verdicts(facts, {"osd_offline": table}, "paper").loc[row, "verdict"] in HOLDS
 
 
-def test_a_difference_within_noise_is_no_contradiction_beside_one_that_holds(known, tables):
+def test_a_difference_is_judged_in_one_row(known, tables):
+    rows = _verdicts(_only(known, "T1.alpha_offline"), {"osd_offline": tables["osd_offline"]})
+    rows = rows[rows.index.str.contains("vicuna-7b/llama-160m/spider/")]
+    notes = dict(zip([name.rsplit("/", 1)[1] for name in rows.index], rows["note"], strict=True))
+    assert rows["verdict"].iloc[0] == "compared in other rows"
+    assert "against original" in notes["teacher_fwd"]
+    assert "against teacher_fwd" in notes["ft"]
+    assert "against teacher_fwd" not in notes["original"]
+
+
+def test_a_difference_within_noise_leaves_the_row_undecided(known, tables):
     facts = _only(known, "T1.alpha_offline")
     row = "T1.alpha_offline/vicuna-7b/llama-160m/spider/ft"
-    table = tables["osd_offline"]
-    verdict = _verdicts(facts, {"osd_offline": table}).loc[row]
-    assert verdict["verdict"] == "same direction"
-    assert "within noise" in verdict["note"]  # on the printed side too
-    swapped = table.replace({"loss": {"forward_kl": "hard_label", "hard_label": "forward_kl"}})
-    verdict = _verdicts(facts, {"osd_offline": swapped}).loc[row]
-    assert verdict["verdict"] == "same direction"
+    verdict = _verdicts(facts, {"osd_offline": tables["osd_offline"]}).loc[row]
+    assert verdict["verdict"] == "undecided"
     assert "within noise" in verdict["note"]
+    better = TABLES["osd_offline"](EFFECTS | {"loss": {"forward_kl": 0.2}})
+    verdict = _verdicts(facts, {"osd_offline": better}).loc[row]
+    assert verdict["verdict"] in HOLDS
+    assert "within noise" not in verdict["note"]
 
 
 @pytest.mark.parametrize(
-    ("groups_that_hold", "verdict"), [(4, "same direction"), (2, "same direction"), (1, "contradicts")]
+    ("gains", "verdict", "words"),
+    [
+        ([0.9, 0.9, 0.9, 0.9], "same direction", "4 of 4 comparisons hold"),
+        ([0.9, 0.9, 0.9, 0.0], "undecided", "3 of 4 comparisons hold, 1 undecided"),
+        ([0.9, 0.9, 0.9, -0.9], "contradicts", "3 of 4 comparisons hold, 1 fail"),
+        (
+            [0.44, 0.9, 0.9, 0.9],
+            "undecided",
+            "3 of 4 comparisons hold, 1 undecided",
+        ),  # seen at 95 %, not at four times that
+    ],
 )
-def test_a_statement_needs_half_of_its_comparisons(known, groups_that_hold, verdict):
+def test_a_statement_needs_all_of_its_comparisons(known, gains, verdict, words):
     rows = [
         {"dataset": f"d{group}", "request_id": request, "visited": 10.0, "sample_source": source, "loss": loss}
-        | {
-            "overlap": 5.0
-            + request % 5
-            + (source == "teacher") * (0.2 if group < groups_that_hold else -0.2) * (request % 2)
-        }
-        | {"method": source}
-        for group in range(4)
+        | {"overlap": 5.0 + (source == "teacher") * (gain + 0.6 * (-1) ** request), "method": source}
+        for group, gain in enumerate(gains)
         for source, loss in (("none", "none"), ("teacher", "forward_kl"))
         for request in range(10)
     ]
-    table = pd.DataFrame(rows)
-    noise = table["sample_source"] == "teacher"
-    table.loc[noise & (table["request_id"] == 0), "overlap"] += 0.5
-    table.loc[noise & (table["request_id"] == 9), "overlap"] -= 0.5
-    found = _verdicts(_only(known, "osd.alpha_rises"), {"osd_offline": table}).loc["osd.alpha_rises"]
-    assert f"{groups_that_hold} of 4 comparisons hold" in found["note"]
+    found = _verdicts(_only(known, "osd.alpha_rises"), {"osd_offline": pd.DataFrame(rows)}).loc["osd.alpha_rises"]
+    assert words in found["note"]
     assert found["verdict"] == verdict
+    assert 0.02 < found["detectable"] < 0.12
 
 
-def _told(known, claim, row, table):
+def _told(known, claim, row, table, scale="laptop"):
     """Verdict and note of one printed number beside a table of its own."""
-    found = _verdicts(_only(known, claim), {known.claims[claim].rule.table: table}).loc[f"{claim}/{row}"]
+    found = _verdicts(_only(known, claim), {known.claims[claim].rule.table: table}, scale).loc[f"{claim}/{row}"]
     return found["verdict"], found["note"]
 
 
-def test_within_noise_never_stands_beside_an_interval_without_0(known):
+@pytest.mark.parametrize(("less", "verdict"), [(0.0, "same direction"), (0.033, "undecided"), (0.3, "contradicts")])
+def test_what_counts_as_equal_is_shown_to_be_within_the_margin(known, less, verdict):
     rows = pd.DataFrame(
         {
             "request_id": [*range(40)] * 2,
@@ -188,12 +215,10 @@ def test_within_noise_never_stands_beside_an_interval_without_0(known):
         }
     )
     score = [0.4 + 0.03 * (i % 5) for i in range(40)]
-    for less, words in ((0.033, "the interval reaches the 0.03 that count as none"), (0.0, ""), (0.3, "")):
-        bleu = [*score, *(value - less - 0.06 * (i % 3 - 1) for i, value in enumerate(score))]
-        verdict, note = _told(known, "v1T6.bleu", "wmt/draft_temperature=1.2/k_seq", rows.assign(bleu=bleu))
-        assert "within noise" not in note
-        assert words in note
-        assert verdict == ("contradicts" if less else "same direction")
+    bleu = [*score, *(value - less - 0.06 * (i % 3 - 1) for i, value in enumerate(score))]
+    told, note = _told(known, "v1T6.bleu", "wmt/draft_temperature=1.2/k_seq", rows.assign(bleu=bleu))
+    assert told == verdict
+    assert ("not surely within 0.03" in note) == (verdict == "undecided")
 
 
 @pytest.mark.parametrize(("gap", "verdict"), [(0.004, "same direction"), (1e-8, "contradicts"), (0.0, "contradicts")])
@@ -201,20 +226,30 @@ def test_the_error_of_a_solver_is_no_direction(known, gap, verdict):
     rows = pd.DataFrame({"request_id": [*range(9)] * 2, "dataset": "xsum", "num_drafts": 4, "positions": 1.0})
     rows["scheme"] = ["optimal"] * 9 + ["importance_truncated"] * 9
     rows["acceptance_sum"] = [0.8 + 0.01 * i for i in range(9)] + [0.8 + 0.01 * i - gap for i in range(9)]
-    told, note = _told(known, "T2.acceptance", "xsum/num_drafts=4/optimal", rows)
+    told, note = _told(known, "T2.acceptance", "xsum/num_drafts=4/importance_truncated", rows)
     assert told == verdict
     assert ("no difference" in note) == (gap < 1e-6)
 
 
-def test_shares_that_lie_within_the_margin_have_no_order(known):
-    """An exact table has no interval."""
+def test_what_a_generator_was_told_is_no_finding(known):
+    """An exact table has no interval: within its margin there is no order."""
     rows = [
         {"slice": 0, "group": g, "count": n, "group_by": "language"} for g, n in (("Chinese", 101), ("Spanish", 100))
     ]
     table = tidy.derive("osd_arena_classes", pd.DataFrame([*rows, {**rows[0], "group": "English", "count": 900}]))
-    verdict, note = _told(known, "F2.language_share", "lmsys_vicuna/chinese", table)
-    assert verdict == "contradicts"
-    assert note.startswith("+0.00498 against spanish (printed +0.505), no difference")
+    claim, row = "F2.language_share", "lmsys_vicuna/spanish"
+    assert _told(known, claim, row, table) == ("not run at this scale", "")
+    verdict, note = _told(known, claim, row, table, "paper")
+    assert verdict == "undecided"
+    assert "against chinese" in note
+
+
+@pytest.mark.parametrize(("comparisons", "stretch"), [(1, 1.0), (4, 2.4977 / 1.96), (20, 3.0233 / 1.96)])
+def test_an_interval_is_corrected_for_the_number_of_comparisons(comparisons, stretch):
+    found = contrast.correct(stats.Interval(1.0, 0.9, 1.2, 30), comparisons)
+    assert (found.low, found.high) == pytest.approx((1 - 0.1 * stretch, 1 + 0.2 * stretch), rel=1e-4)
+    seen = contrast.smallest_seen(stats.Interval(0.0, -1.96, 1.96, 30), comparisons, 0.8)
+    assert seen == pytest.approx(1.96 * stretch + 0.8416, rel=1e-3)
 
 
 def test_percentages_are_of_the_rows_that_the_rule_names(known, tables):
@@ -322,7 +357,11 @@ def _backwards(table):
         ("osd.router_is_right", "osd_routing", lambda t: t.assign(misrouted=0.1 * t["requests"])),
         ("mdss.order_at_each_temperature", "mdss_acceptance", _swapped("scheme", "k_seq", "specinfer")),
         ("osd.recovers_after_shift", "osd_shift_sharp", _swapped("method", "online", "static_30")),
-        ("osd.gradual_shift_without_drop", "osd_shift_smooth", _backwards),
+        (
+            "osd.gradual_shift_without_drop",
+            "osd_shift_smooth",
+            lambda t: t.assign(overlap=t["overlap"] * (1 - 0.4 * (t["stream_index"] >= 30))),
+        ),
         ("osd.mixed_streams_keep_both", "osd_two_mix", _backwards),
         ("osd.classes_improve", "osd_arena_topic", _backwards),
         (
@@ -357,6 +396,7 @@ def test_every_statement_can_fail(known, tables, claim, table, doctor):
     ("expect", "gap", "clear", "at_best"),
     [
         ("greater", (0.1, 0.05, 0.15), True, True),
+        ("greater", (0.01, -0.04, 0.06), False, True),
         ("greater", (-0.01, -0.06, 0.04), False, True),
         ("greater", (-0.1, -0.15, -0.05), False, False),
         ("greater", (0.0, np.nan, np.nan), False, False),
@@ -400,7 +440,7 @@ def test_numbers_survive_the_file(ledger, tmp_path):
     [
         (
             "F4.shift_alpha_at_record",
-            "spider/record=4000/online",
+            "spider/record=4000/static_30pct",
             "osd_shift_sharp",
             _swapped("method", "online", "static_30"),
         ),
@@ -421,7 +461,7 @@ def test_numbers_survive_the_file(ledger, tmp_path):
         ("F11.shift_alpha", "record=4000/smooth", "osd_shift_smooth", _backwards),
         ("R.alpha_by_epoch", "vicuna-7b/llama-160m/spider/epoch=2", "osd_epochs", _swapped("epoch", 2, 0)),
         ("R.big_draft_vanilla", "spider/llama-160m+osd", "osd_draft_size", _swapped("method", "original", "distilled")),
-        ("T4.extra_params", "medusa-7b", "osd_medusa", _swapped("contender", "medusa", "draft_osd")),
+        ("T4.extra_params", "draft+osd", "osd_medusa", _swapped("contender", "medusa", "draft_osd")),
         ("T4.medusa_speedup", "spider/medusa-7b+osd", "osd_medusa", _swapped("contender", "medusa", "medusa_osd")),
         ("R.medusa_cost", "osd/extra_params", "osd_medusa", _swapped("contender", "medusa", "draft")),
         ("R.medusa_cost", "osd/train_time_1epoch_1xA100", "osd_medusa", _swapped("contender", "medusa", "draft")),
@@ -432,15 +472,13 @@ def test_numbers_survive_the_file(ledger, tmp_path):
             "osd_latency_length",
             lambda t: t.assign(plain=t["plain"] / t["length"] ** 0.1),
         ),
-        ("F2.language_share", "lmsys_vicuna/chinese", "osd_arena_classes", _swapped("group", "Chinese", "Spanish")),
-        ("F2.topic_share", "lmsys_vicuna/business", "osd_arena_classes", lambda t: t.assign(count=10, among=30)),
         ("F5.topic_last20pct_mean", "games/osd", "osd_arena_topic", lambda t: t.assign(overlap=t["overlap"] / 9)),
     ],
 )
 def test_every_printed_number_can_be_contradicted(known, tables, claim, row, table, doctor):
     facts = _only(known, claim)
     name = f"{claim}/{row}"
-    assert _verdicts(facts, {table: tables[table]}).loc[name, "verdict"] == "same direction"
+    assert _verdicts(facts, {table: tables[table]}).loc[name, "verdict"] in HOLDS
     bad = _verdicts(facts, {table: doctor(tables[table])}).loc[name]
     assert bad["verdict"] == "contradicts"
     rule = known.claims[claim].rule
