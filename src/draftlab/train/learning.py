@@ -67,11 +67,11 @@ def train(
     effort = effort or Effort()
     effort.updates = steps
     drawn: dict[int, Samples] = {}
-    since = time.process_time()
+    since: float | None = None  # what is loaded before the first step belongs to whoever trains first
 
     def losses(step: int) -> Iterator[Tensor]:
         nonlocal since
-        effort.milliseconds += round(1e3 * (time.process_time() - since))
+        effort.milliseconds += round(1e3 * (time.process_time() - since)) if since is not None else 0
         watch(step)
         since = time.process_time()
         if step % ahead == 0:
@@ -96,7 +96,7 @@ def train(
         notes=vars(effort),
         reduce=parallel.add_up,
     )
-    effort.milliseconds += round(1e3 * (time.process_time() - since))
+    effort.milliseconds += round(1e3 * (time.process_time() - since)) if since is not None else 0
     return effort
 
 
