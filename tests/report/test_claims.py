@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from draftlab.core import stats
-from draftlab.report import ledger as module
 from draftlab.report import contrast, published, tidy
+from draftlab.report import ledger as module
 from tests.synthetic import TABLES
 
 
