@@ -326,7 +326,7 @@ def summary(*, results: Path = Path("results"), answer: bool = False) -> None:
 
 
 def gguf_export(
-    model: Path, out: Path, weights: Literal["f32", "f16", "q8_0", "q4_0"] = "f32", vocabulary: bool = True
+    model: Path, out: Path, weights: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = "f32", vocabulary: bool = True
 ) -> None:
     """Write a model folder as one GGUF file for llama.cpp; --no-vocabulary for one that decodes token ids only."""
     from draftlab.models import gguf

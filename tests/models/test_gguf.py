@@ -86,7 +86,7 @@ def test_logits_equal_those_of_the_folder(tmp_path: Path, weights: Any, distance
     np.testing.assert_allclose(llama_logits(tmp_path / "toy.gguf"), our_logits(folder), atol=distance, rtol=0)
 
 
-@pytest.mark.parametrize(("weights", "divergence"), [("q8_0", 5e-3), ("q4_0", 0.5)])
+@pytest.mark.parametrize(("weights", "divergence"), [("bf16", 5e-3), ("q8_0", 5e-3), ("q4_0", 0.5)])
 def test_quantized_logits_stay_close(tmp_path: Path, weights: Any, divergence: float) -> None:
     folder = toy(tmp_path / "toy")
     export(folder, tmp_path / "toy.gguf", weights)
@@ -240,7 +240,7 @@ def test_rows_that_blocks_do_not_fill_are_stored_in_16_bits(tmp_path: Path, weig
 
 
 def test_an_unknown_weight_type_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="f32, f16, q8_0, q4_0"):
+    with pytest.raises(UserError, match="f32, f16, bf16, q8_0, q4_0"):
         export(toy(tmp_path / "toy"), tmp_path / "toy.gguf", "q5_1")  # type: ignore[arg-type]
 
 
@@ -254,7 +254,7 @@ def test_truncated_gguf_files_are_refused(tmp_path: Path) -> None:
             LlamaCpp(tmp_path / "cut.gguf")
 
 
-@pytest.mark.parametrize("weights", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("weights", ["f32", "f16", "bf16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("widths", [1, 4, 16])
 def test_inflation_changes_no_logit(tmp_path: Path, weights: Any, widths: int) -> None:
     folder = toy(tmp_path / "toy")

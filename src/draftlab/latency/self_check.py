@@ -79,7 +79,7 @@ def _decode_batches() -> None:
     with scratch() as name:
         folder = name
         write_toy(folder / "toy", hidden_size=256, intermediate_size=512, vocab_size=64)
-        for weights in ("q8_0", "q4_0", "f16"):
+        for weights in ("q8_0", "q4_0", "f16", "bf16"):
             export(folder / "toy", folder / f"{weights}.gguf", weights, vocabulary=False)
             with LlamaCpp(folder / f"{weights}.gguf") as model:
                 together = model.extend(tokens).copy()

@@ -22,7 +22,7 @@ class Engine(Settings):
     inflated_layers: int = Field(0, ge=0)
     inflated_ffn: int = Field(0, ge=0)
     inflated_widths: Literal[1, 4, 16, 64] = 1
-    weights: Literal["own", "f32", "f16", "q8_0", "q4_0"] = Field(
+    weights: Literal["own", "f32", "f16", "bf16", "q8_0", "q4_0"] = Field(
         "own",
         description="own: those of the GGUF file that a model was made of, q8_0 for a draft without one beside it; else f32",
     )

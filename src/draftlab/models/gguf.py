@@ -27,12 +27,13 @@ from draftlab.files.weights import weight_files
 from draftlab.models.config import read_config
 from draftlab.models.trimmed import KEPT, beside, cut_vocabulary
 
-Weights = Literal["f32", "f16", "q8_0", "q4_0"]
+Weights = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 Array = Float[np.ndarray, "..."]
 
 QUANTIZATION = {
     "f32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
     "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "bf16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
     "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
     "q4_0": (gguf.GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
@@ -374,7 +375,7 @@ def _stored_as(name: str, shape: tuple[int, ...], quantization: gguf.GGMLQuantiz
 def _describe(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> None:
     block, size = gguf.GGML_QUANT_SIZES[kind]
     count = int(np.prod(shape)) // block * size
-    if block > 1:
+    if block > 1 or kind == gguf.GGMLQuantizationType.BF16:  # NumPy has no such numbers: written as bytes
         packed = gguf.quant_shape_to_byte_shape(shape, kind)
         writer.add_tensor_info(name, packed, np.dtype(np.uint8), count, raw_dtype=kind)
     else:

@@ -180,9 +180,9 @@ def load_experiment(path: Path) -> Experiment:
     if experiment.view and experiment.view not in (views := experiment.of_stage.views):
         remedy = f"allowed: {', '.join(views)}" if views else "remove it"
         raise Place(path).blame(f"unknown view {experiment.view!r} of {experiment.stage}", ["view"], remedy=remedy)
-    _check_shown(experiment, Place(path))
     for scale in experiment.scales:
         experiment.check(scale, place(path, scale))
+    _check_shown(experiment, Place(path))
     return experiment
 
 
