@@ -21,7 +21,16 @@ from draftlab.report import published
 from draftlab.stages._stage import Bench, Column, NoInputs, Stage, Variant
 
 FOLDER = Path(__file__).resolve().parents[1] / "workflow" / "experiments"
-SIZES = {"request_id": 12, "stream_index": 60, "block": 6, "repeat": 5, "pair": 3, "slice": 4, "entropy_class": 3, "depth": 5}
+SIZES = {
+    "request_id": 12,
+    "stream_index": 60,
+    "block": 6,
+    "repeat": 5,
+    "pair": 3,
+    "slice": 4,
+    "entropy_class": 3,
+    "depth": 5,
+}
 """How many units a table has, and how many values a column that counts from 0."""
 ALWAYS = {"contender": ["none", "none_again"], "scheme": ["optimal", "single"]}
 """Values that are there though nobody asks for them: what others are compared with."""

@@ -408,7 +408,9 @@ def test_every_value_in_a_rules_command_is_quoted() -> None:
     for file in sorted((ROOT / "workflow").rglob("*.smk")):
         for block in re.findall(r'shell:\s+r?"""(.*?)"""', file.read_text(encoding="utf-8"), re.DOTALL):
             for value in re.findall(r"(?<![{$])\{([^{}]+)\}(?!\})", block):
-                assert value.endswith(":q") or value in ("threads", "params.launch", "params.gpus"), f"{file.name}: {{{value}}}"
+                assert value.endswith(":q") or value in ("threads", "params.launch", "params.gpus"), (
+                    f"{file.name}: {{{value}}}"
+                )
                 seen += 1
     assert seen > 80
 
