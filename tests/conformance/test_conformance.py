@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -426,7 +427,7 @@ def sample_one(target: Tensor, draft: Tensor, tokens: Tensor, generator: Generat
 
 
 def sample_stream() -> Iterator[tuple[list[float], int]]:
-    return (([0.25, 0.75], token) for token in [1, 1, 0, 1])
+    return (([0.25, 0.75], token) for token in random.Random(0).choices([0, 1], [0.25, 0.75], k=400))
 
 
 @pytest.mark.parametrize(

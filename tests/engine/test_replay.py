@@ -20,6 +20,7 @@ from draftlab.engine.answers import Answer, loops
 from draftlab.engine.recording import TargetPass, _batches, compact_distribution, load_pass, record
 from draftlab.engine.replay import Agreement, agree_along, agreement, replay, walk
 from draftlab.errors import UserError
+from draftlab.files.seals import RECORD
 from draftlab.models.llama import Llama, LlamaConfig
 
 VOCAB, EOS, LONGEST = 3, 0, 4
@@ -244,6 +245,7 @@ def test_a_saved_pass_is_the_same_pass(saved: tuple[TargetPass, Path]) -> None:
 
 def test_a_pass_of_other_answers_is_refused(saved: tuple[TargetPass, Path]) -> None:
     _, folder = saved
+    (folder / RECORD).unlink()  # which would notice it first
     lines = (folder / "answers.jsonl").read_text().splitlines(keepends=True)
     (folder / "answers.jsonl").write_text("".join(lines[:-1]))
     with pytest.raises(UserError, match="positions for"):

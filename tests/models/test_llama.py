@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftlab.errors import UserError
+from draftlab.files.seals import RECORD
 from draftlab.models import load_model
 from draftlab.models.llama import PACKED, PACKED_PRODUCT, Llama, LlamaConfig
 
@@ -238,6 +239,7 @@ def no_config(folder: Path) -> None:
 )
 def test_damaged_folders_are_refused(model: Llama, tmp_path: Path, damage: object, message: str) -> None:
     model.save(tmp_path / "model")
+    (tmp_path / "model" / RECORD).unlink()  # which would notice it first
     damage(tmp_path / "model")  # type: ignore[operator]
     with pytest.raises(UserError, match=message):
         load_model(tmp_path / "model")

@@ -6,6 +6,7 @@ import pytest
 
 from draftlab.engine import speculate as engine
 from draftlab.errors import UserError
+from draftlab.files.seals import RECORD
 from draftlab.models import load_pair
 from draftlab.stages import online_multidraft
 from draftlab.stages._stage import Bench
@@ -93,7 +94,7 @@ def test_a_draft_larger_than_the_target_is_refused(folders):
 
 
 def test_damaged_weights_are_one_clear_message(folders, tmp_path):
-    shutil.copytree(folders / "models/draft", tmp_path / "draft")
+    shutil.copytree(folders / "models/draft", tmp_path / "draft", ignore=shutil.ignore_patterns(RECORD))
     (tmp_path / "draft/model.safetensors").write_bytes(b"{")
     with pytest.raises(UserError, match=r"model.safetensors: damaged weights"):
         load_pair(folders / "models/target", tmp_path / "draft")

@@ -125,4 +125,6 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     except (SafetensorError, OSError, TypeError) as error:
         what = f"its weights cannot be read: {error}"
         raise UserError(what, file=folder, remedy="save the draft again, in float32 or float16") from None
+    if missing := {KEPT, EMBED, HEAD} - tensors.keys():
+        raise UserError(f"no weight {min(missing)!r}", file=folder, remedy="save the draft again")
     return config, {name: value if name == KEPT else value.astype(np.float32) for name, value in tensors.items()}
