@@ -200,7 +200,7 @@ def _press(browser, selector):
 def test_no_error_no_request_and_a_fast_first_paint(browser, page):
     assert [entry for entry in browser.get_log("browser") if entry["level"] in {"SEVERE", "WARNING"}] == []
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [event["params"]["request_id"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
     assert page.as_uri() in sent
     assert [url for url in sent if not url.startswith(("file:", "data:"))] == []
     paints = browser.execute_script("return performance.getEntriesByType('paint').map(entry => entry.startTime)")
@@ -211,7 +211,7 @@ def test_no_error_no_request_and_a_fast_first_paint(browser, page):
 
 def test_filters_and_clearing(browser):
     _choose(browser, "verdict", "inconsistent in print")
-    assert set(_visible(browser, 5)) == {"≠ inconsistent in print"} or set(_visible(browser, 5)) == {
+    assert set(_visible(browser, 6)) == {"≠ inconsistent in print"} or set(_visible(browser, 6)) == {
         "inconsistent in print"
     }
     count = browser.find_element("id", "filter-count").text

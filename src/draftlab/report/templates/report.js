@@ -20,7 +20,7 @@ if (document.getElementById("ledger")) {
     layout: { topStart: null, topEnd: null, bottomStart: "pageLength", bottomEnd: "paging" },
     language: { lengthMenu: "_MENU_ rows a page" },
   });
-  const columns = { paper: 0, location: 1, verdict: 5 };
+  const columns = { paper: 0, location: 1, verdict: 6 };
   function filter() {
     table.search(field("text").value);
     for (const [name, column] of Object.entries(columns)) {
