@@ -156,7 +156,6 @@ def unknown(monkeypatch):
         ("beyond_draft_length", ("dataset", "draft_len"), ("method",), ("overlap", "visited")),
         ("beyond_routing_errors", ("method",), (), ("overlap", "visited")),
         ("mdss_acceptance", ("scheme", "num_drafts"), ("draft_temperature",), ("acceptance_sum", "positions")),
-        ("mdss_drafts", ("scheme",), ("num_drafts",), ("emitted", "blocks")),
     ],
 )
 def test_a_table_without_a_layout_has_the_axes_of_its_experiment(name, rows, columns, measure):
