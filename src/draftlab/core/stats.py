@@ -17,6 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+ENOUGH = 30
+"""Requests below which nothing is called better or worse: their spread leaves every answer open."""
 
 
 @dataclass(frozen=True)

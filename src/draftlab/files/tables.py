@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 
 REMEDY = "run the step that makes it, or restore it from the repository"
 CLAIMS = "claims"
-RELATED = "claims_related"
-"""The ledger, and the one of other papers' numbers, lie among the tables of experiments."""
+"""The ledger, and ``claims_related`` of other papers' numbers, lie among the tables of experiments."""
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
     """The table of every experiment in ``folder``, by name: CSV, or compressed as published; the ledger aside."""
     paths = sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")])
-    return {name: path for path in paths if (name := path.name.split(".")[0]) not in (CLAIMS, RELATED)}
+    return {path.name.split(".")[0]: path for path in paths if not path.name.startswith(CLAIMS)}
 
 
 def table_bytes(path: Path | str) -> bytes:

@@ -36,7 +36,6 @@ Verdict = Literal[
     "not run at this scale",
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-Outcome = Literal["agrees", "other size", "undecided", "contradicts"]
 ROUNDING = 1e-12
 """A difference this small is one of the order of a sum."""
 NOTHING = 1e-6
@@ -182,28 +181,22 @@ def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tabl
         return Judgement(
             ours, "not run at this scale", "measured, but in another setting and with no neighbour to stand to"
         )
-    outcomes = [_outcome(gap, printed, rule, len(gaps)) for gap, printed, _ in gaps]
-    order: Sequence[Outcome] = ("contradicts", "undecided", "other size", "agrees")
-    notes = [
-        f"{_signed(gap)} against {what} (printed {printed:+.3g}){why}"
-        for (gap, printed, what), (_, why) in sorted(
-            zip(gaps, outcomes, strict=True), key=lambda pair: order.index(pair[1][0])
-        )
-    ]
-    worst = min((outcome for outcome, _ in outcomes), key=order.index)
-    verdicts: Mapping[Outcome, Verdict] = {
-        "contradicts": "contradicts",
-        "undecided": "undecided",
-        "other size": "printed size excluded",
-        "agrees": "same direction",
-    }
-    if worst == "contradicts":
+    judged = [(*_judge_gap(gap, printed, rule, len(gaps)), gap, printed, what) for gap, printed, what in gaps]
+    judged.sort(key=lambda each: -VERDICTS.index(each[0]))
+    notes = [f"{_signed(gap)} against {what} (printed {printed:+.3g}){why}" for _, why, gap, printed, what in judged]
+    verdict = judged[0][0]
+    if verdict == "contradicts":
         notes.append(rule.explanation)
-    seen = max((smallest_seen(gap, len(gaps), POWER) for gap, _, _ in gaps), default=math.nan)
-    return Judgement(ours, verdicts[worst], "; ".join(filter(None, notes)), seen)
+    return Judgement(ours, verdict, "; ".join(filter(None, notes)), _detectable([gap for gap, _, _ in gaps]))
 
 
-def _outcome(gap: Interval, printed: float, rule: Rule, comparisons: int) -> tuple[Outcome, str]:
+def _detectable(gaps: Sequence[Interval]) -> float:
+    """The smallest difference that the comparison which sees least would have seen; NaN where none has an interval."""
+    seen = [smallest_seen(gap, len(gaps), POWER) for gap in gaps]
+    return max((value for value in seen if not math.isnan(value)), default=math.nan)
+
+
+def _judge_gap(gap: Interval, printed: float, rule: Rule, comparisons: int) -> tuple[Verdict, str]:
     """What one difference says to the printed one, and why where that is not its sign alone.
 
     A printed difference that counts as none (``alike``) asks for one within the margin: two one-sided tests.
@@ -211,7 +204,7 @@ def _outcome(gap: Interval, printed: float, rule: Rule, comparisons: int) -> tup
     low, high = bounds(correct(gap, comparisons))
     if rule.alike and abs(printed) <= rule.margin:
         if -rule.margin <= low and high <= rule.margin:
-            return "agrees", ""
+            return "same direction", ""
         outside = low > rule.margin or high < -rule.margin
         return ("contradicts", "") if outside else ("undecided", f", not surely within {rule.margin:g}")
     if low >= -NOTHING and high <= NOTHING:
@@ -223,8 +216,8 @@ def _outcome(gap: Interval, printed: float, rule: Rule, comparisons: int) -> tup
     if (low > 0) != (printed > 0):
         return "contradicts", ""
     if low - rule.tolerance <= printed <= high + rule.tolerance:
-        return "agrees", ""
-    return "other size", f", {gap.estimate / printed:.2g} times the printed difference"
+        return "same direction", ""
+    return "printed size excluded", f", {gap.estimate / printed:.2g} times the printed difference"
 
 
 def _gaps(
@@ -348,7 +341,7 @@ def _judge_statement(said: Statement, tables: Tables, scale: Scale) -> Judgement
         note += f"; {said.explanation}"
     if verdict == "same direction" and scale in said.same_setting:
         verdict = "reproduced"
-    return Judgement(gap, verdict, note, max(smallest_seen(gap, len(seen), POWER) for _, _, gap in seen))
+    return Judgement(gap, verdict, note, _detectable([gap for _, _, gap in seen]))
 
 
 def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:

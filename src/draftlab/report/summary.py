@@ -11,15 +11,13 @@ import pandas as pd
 
 from draftlab.core import theory
 from draftlab.core.measure import Measure
-from draftlab.core.stats import Interval
+from draftlab.core.stats import ENOUGH, Interval
 from draftlab.data import dropped
 from draftlab.errors import UserError
 from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Rows, Tables, compute, compute_each, decide, show
 from draftlab.stages.latency_alpha import summarise
 
-ENOUGH = 30
-"""Requests: of fewer the spread of speed-ups between requests leaves every answer open."""
 SCHEMES = ("optimal", "importance_truncated", "k_seq", "specinfer", "single")
 
 

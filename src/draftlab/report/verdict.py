@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from draftlab import __version__
+from draftlab.core.stats import ENOUGH
 from draftlab.data import check
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
@@ -24,7 +25,6 @@ from draftlab.files.json_files import read_object
 from draftlab.files.tables import read_table
 from draftlab.plan import WORKFLOW
 from draftlab.serving import traces, verdict
-from draftlab.serving.load import ENOUGH
 from draftlab.serving.verdict import NAMES, Asked, Verdict
 
 HALF = 2 * ENOUGH

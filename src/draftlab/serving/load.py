@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path, write_text
 from draftlab.files.json_files import write_json
@@ -21,8 +22,6 @@ from draftlab.serving.simulate import Served, fixed, serve
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENOUGH = 30
-"""Requests below which nothing is called faster or slower."""
 DRAFT_LENS = tuple(range(9))
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
 from draftlab.serving import records
-from draftlab.serving.load import ENOUGH
 from draftlab.serving.records import Seen
 
 WINDOW = 100

@@ -17,11 +17,12 @@ from jaxtyping import Float64
 from pydantic import BaseModel, ConfigDict
 
 from draftlab.core.settings import Template
+from draftlab.core.stats import ENOUGH
 from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
 from draftlab.serving import profiles, traces
 from draftlab.serving.acceptance import alpha_of_length, from_alpha
-from draftlab.serving.load import ENOUGH, Goal, block_ms, sweep
+from draftlab.serving.load import Goal, block_ms, sweep
 from draftlab.serving.profiles import Profile
 
 DRAWS = 1000
