@@ -1,4 +1,4 @@
-# make reproduce · reproduce-llm · test · figures · publish · check · smoke · clean: each makes .venv itself when it is missing or outdated.
+# make reproduce · reproduce-llm · test · figures · publish · check · docs · smoke · clean: each makes .venv itself when it is missing or outdated.
 SHELL := /bin/sh
 PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PATH
@@ -10,7 +10,7 @@ export CONFIG
 # Two workers, a file each; the longest files come first: the tests of one share a run of the workflow.
 IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_workflow.py tests/workflow/test_workflow_real.py tests
 
-.PHONY: reproduce reproduce-all reproduce-llm smoke test test-slow test-faults test-fuzz test-slurm figures publish check format clean
+.PHONY: reproduce reproduce-all reproduce-llm smoke test test-slow test-faults test-fuzz test-slurm figures publish check docs format clean
 
 reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
 	set -f; snakemake --cores all $(if $(CONFIG),--config $$CONFIG)
@@ -51,7 +51,7 @@ publish: .venv/ready  ## copy a finished run's tables to paper_figures/ and redr
 	set -f; snakemake --cores all publish $(if $(CONFIG),--config $$CONFIG)
 	set -f; snakemake --cores all paper_figures $(if $(CONFIG),--config $$CONFIG)
 
-check: .venv/ready  ## lint, format, types, no import upward
+check: .venv/ready docs  ## lint, format, types, no import upward, no broken link
 	python envs/render.py --check
 	draftlab readme --check
 	ruff check .
@@ -61,13 +61,16 @@ check: .venv/ready  ## lint, format, types, no import upward
 	lint-imports --no-cache
 	snakemake --lint
 
+docs: .venv/ready  ## the site, in site/: index.html reads offline
+	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict
+
 format: .venv/ready
 	ruff format .
 	ruff check --fix .
 	snakefmt Snakefile workflow
 
 clean:  ## remove what runs made; .venv and the compiled wheel stay
-	rm -rf results/*/ .snakemake logs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf results/*/ site .snakemake logs .pytest_cache .mypy_cache .ruff_cache
 
 # Other flags of llama.cpp than those that .venv was made with make it again; without any named it stays as it is.
 made_with := $(shell cat .venv/llama-flags 2>/dev/null)

@@ -20,7 +20,12 @@ Loss = Callable[[Logits, Logits], Float[Tensor, "*positions"]]
 
 
 def forward_kl(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*positions"]:
-    """KL(target || draft) = sum_x target (log target - log draft), in nats (OSD Eq. 3, "forward")."""
+    """KL(target || draft) = sum_x target (log target - log draft), in nats (OSD Eq. 3, "forward").
+
+    >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    >>> forward_kl(draft, target)
+    tensor([0.1927])
+    """
     target = target_logits.detach().float().softmax(-1)
     return _cross_entropy(target, draft_logits) + torch.xlogy(target, target).sum(-1)
 
@@ -29,6 +34,10 @@ def reverse_kl(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
     """KL(draft || target) = sum_x draft (log draft - log target), in nats (OSD Eq. 3, "reverse").
 
     Infinite where the draft gives mass to a token of target probability zero.
+
+    >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    >>> reverse_kl(draft, target)
+    tensor([0.2231])
     """
     log_draft, log_target = (logits.float().log_softmax(-1) for logits in (draft_logits, target_logits.detach()))
     draft = log_draft.exp()
@@ -40,6 +49,10 @@ def jsd(draft_logits: Logits, target_logits: Logits, beta: float = 0.5) -> Float
     """beta KL(target || m) + (1 - beta) KL(draft || m) with m = beta target + (1 - beta) draft, in nats (OSD Eq. 3, JSD[beta]).
 
     At most the entropy of (beta, 1 - beta), also between disjoint distributions.
+
+    >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    >>> jsd(draft, target)
+    tensor([0.0507])
     """
     target, draft = target_logits.detach().float().softmax(-1), draft_logits.float().softmax(-1)
     mixture = beta * target + (1 - beta) * draft
@@ -47,7 +60,12 @@ def jsd(draft_logits: Logits, target_logits: Logits, beta: float = 0.5) -> Float
 
 
 def tvd(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*positions"]:
-    """Total variation, 1 - sum_x min(target, draft) = half the sum of |target - draft|: the probability of a rejection."""
+    """Total variation, 1 - sum_x min(target, draft) = half the sum of |target - draft|: the probability of a rejection.
+
+    >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    >>> tvd(draft, target)
+    tensor([0.3000])
+    """
     target, draft = target_logits.detach().float().softmax(-1), draft_logits.float().softmax(-1)
     return (target - draft).abs().sum(-1) / 2
 
@@ -56,6 +74,10 @@ def hard_label(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
     """-log draft(y), in nats, at the target's most probable token y: fine-tuning on greedy answers (OSD Table 1, FT).
 
     For answers that were sampled, give ``one_hot_logits(answer_ids, vocab)`` as the target's.
+
+    >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    >>> hard_label(draft, target)
+    tensor([0.6931])
     """
     best = target_logits.argmax(-1, keepdim=True).expand(*draft_logits.shape[:-1], 1)
     log_draft = draft_logits.float().log_softmax(-1).gather(-1, best)[..., 0]
@@ -63,7 +85,12 @@ def hard_label(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
 
 
 def jeffreys(draft_logits: Logits, target_logits: Logits, beta: float = 0.9) -> Float[Tensor, "*positions"]:
-    """beta KL(target || draft) + (1 - beta) KL(draft || target): what OSD's repository runs under the name "jsd"."""
+    """beta KL(target || draft) + (1 - beta) KL(draft || target): what OSD's repository runs under the name "jsd".
+
+    >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    >>> jeffreys(draft, target)
+    tensor([0.1958])
+    """
     return beta * forward_kl(draft_logits, target_logits) + (1 - beta) * reverse_kl(draft_logits, target_logits)
 
 
@@ -80,7 +107,11 @@ LOSSES: dict[str, Loss] = {
 
 
 def one_hot_logits(tokens: Int[Tensor, "*positions"], vocab: int) -> Float[Tensor, "*positions vocab"]:
-    """Logits of the distribution that gives each token probability 1."""
+    """Logits of the distribution that gives each token probability 1.
+
+    >>> one_hot_logits(torch.tensor([2]), 3).softmax(-1)
+    tensor([[0., 0., 1.]])
+    """
     return torch.full((*tokens.shape, vocab), -torch.inf, device=tokens.device).scatter_(-1, tokens[..., None], 0.0)
 
 

@@ -79,7 +79,12 @@ def _percent(sums: Any) -> Any:
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike, *, seed: int = 0) -> Interval:
-    """``sum(numerator) / sum(denominator)``, one entry per request; NaN without a positive denominator."""
+    """``sum(numerator) / sum(denominator)``, one entry per request; NaN without a positive denominator.
+
+    >>> found = ratio([1, 2, 3], [2, 4, 6])
+    >>> found.estimate, found.n
+    (0.5, 3)
+    """
     return _interval((numerator, denominator), _quotient, seed)
 
 
@@ -91,13 +96,21 @@ def ratio_difference(
     *,
     seed: int = 0,
 ) -> Interval:
-    """Difference of two ratios over the same requests (paired): an interval without 0 is a difference at 95 %."""
+    """Difference of two ratios over the same requests (paired): an interval without 0 is a difference at 95 %.
+
+    >>> ratio_difference([3, 3], [4, 4], [1, 1], [4, 4]).estimate
+    0.5
+    """
     samples = (numerator, denominator, baseline_numerator, baseline_denominator)
     return _interval(samples, _difference, seed)
 
 
 def percent_of(one: tuple[ArrayLike, ArrayLike], other: tuple[ArrayLike, ArrayLike], *, seed: int = 0) -> Interval:
-    """The ratio of ``one`` (numerator, denominator) in percent of that of ``other``, over the same requests (paired)."""
+    """The ratio of ``one`` (numerator, denominator) in percent of that of ``other``, over the same requests (paired).
+
+    >>> percent_of(([1, 1], [2, 2]), ([1, 1], [4, 4])).estimate
+    200.0
+    """
     return _interval((*one, *other), _percent, seed)
 
 
@@ -110,7 +123,12 @@ def ratio_table(
     request: str = "request_id",
     seed: int = 0,
 ) -> pd.DataFrame:
-    """One row per group of ``by`` with ``estimate, ci_low, ci_high, n``; rows of one request (its seeds) form one cluster."""
+    """One row per group of ``by`` with ``estimate, ci_low, ci_high, n``; rows of one request (its seeds) form one cluster.
+
+    >>> rows = pd.DataFrame({"draft": ["a", "a"], "request_id": [0, 1], "hits": [1, 2], "tries": [4, 4]})
+    >>> ratio_table(rows, "hits", "tries", ["draft"])[["draft", "estimate", "n"]].to_dict("records")
+    [{'draft': 'a', 'estimate': 0.375, 'n': 2}]
+    """
     rows = []
     for key, group in frame.groupby(list(by), sort=False, dropna=False):  # an axis may be empty in some rows
         sums = group.groupby(request, sort=False)[[numerator, denominator]].sum()
@@ -121,7 +139,11 @@ def ratio_table(
 
 
 def moving_ratio(numerator: ArrayLike, denominator: ArrayLike, window: int) -> NDArray[np.float64]:
-    """Ratio over the last ``window`` entries at each entry (shorter at the start): it never looks ahead."""
+    """Ratio over the last ``window`` entries at each entry (shorter at the start): it never looks ahead.
+
+    >>> moving_ratio([1, 0, 1, 1], [1, 1, 1, 1], window=2)
+    array([1. , 0.5, 0.5, 1. ])
+    """
     sums = pd.DataFrame({"n": np.asarray(numerator, float), "d": np.asarray(denominator, float)})
     rolled = sums.rolling(window, min_periods=1).sum()
     return np.asarray(rolled["n"] / rolled["d"].where(rolled["d"] > 0), float)

@@ -19,13 +19,21 @@ def _check(alpha: float, draft_len: int) -> None:
 
 
 def expected_block_length(alpha: float, draft_len: int) -> float:
-    """Tokens per target call, ``(1 - alpha^(k+1)) / (1 - alpha)`` (Leviathan et al. 2023, Eq. 1), bonus token included."""
+    """Tokens per target call, ``(1 - alpha^(k+1)) / (1 - alpha)`` (Leviathan et al. 2023, Eq. 1), bonus token included.
+
+    >>> expected_block_length(alpha=0.5, draft_len=2)
+    1.75
+    """
     _check(alpha, draft_len)
     return float(sum(alpha**i for i in range(draft_len + 1)))
 
 
 def speedup(alpha: float, draft_len: int, cost_ratio: float, verify_ratio: float = 1.0) -> float:
-    """Speed-up over plain decoding, ``E[block length] / (k c + v)``; with ``v = 1`` it is OSD's Eq. 1."""
+    """Speed-up over plain decoding, ``E[block length] / (k c + v)``; with ``v = 1`` it is OSD's Eq. 1.
+
+    >>> round(speedup(alpha=0.8, draft_len=4, cost_ratio=0.1), 2)
+    2.4
+    """
     if cost_ratio < 0 or verify_ratio <= 0:
         raise UserError(
             f"cost_ratio is {cost_ratio} and verify_ratio {verify_ratio}",
@@ -37,13 +45,23 @@ def speedup(alpha: float, draft_len: int, cost_ratio: float, verify_ratio: float
 def best_draft_len(
     alpha: float, cost_ratio: float, verify_ratios: dict[int, float] | None = None, longest: int = 99
 ) -> int:
-    """The ``draft_len`` in 1..``longest`` of the largest speed-up; ``verify_ratios`` maps a draft length to its measured ``v``."""
+    """The ``draft_len`` in 1..``longest`` of the largest speed-up; ``verify_ratios`` maps a draft length to its measured ``v``.
+
+    >>> best_draft_len(alpha=0.8, cost_ratio=0.1)
+    6
+    >>> best_draft_len(alpha=0.8, cost_ratio=0.1, verify_ratios={1: 1.1, 3: 1.3, 7: 2.5})
+    3
+    """
     lengths = range(1, longest + 1) if verify_ratios is None else sorted(verify_ratios)
     return max(lengths, key=lambda k: speedup(alpha, k, cost_ratio, verify_ratios[k] if verify_ratios else 1.0))
 
 
 def distillation_speedup(alpha_before: float, alpha_after: float, draft_len: int) -> float:
-    """Expected OSD over plain speculative decoding at equal cost, ``sum a2^i / sum a1^i`` (OSD, section 4.2.2)."""
+    """Expected OSD over plain speculative decoding at equal cost, ``sum a2^i / sum a1^i`` (OSD, section 4.2.2).
+
+    >>> round(distillation_speedup(alpha_before=0.5, alpha_after=1.0, draft_len=3), 2)
+    2.13
+    """
     return expected_block_length(alpha_after, draft_len) / expected_block_length(alpha_before, draft_len)
 
 
@@ -58,7 +76,12 @@ class Moved:
 def memory_traffic(
     target: Moved, draft: Moved, *, tokens: int, block_length: float, online_block_length: float, update_interval: int
 ) -> dict[str, dict[str, float]]:
-    """GB of weights loaded for one request, by system and term: ``L M``; ``(L/a1) M + L m``; ``(L/a2) M + L m + m L / I`` (OSD, Table 5)."""
+    """GB of weights loaded for one request, by system and term: ``L M``; ``(L/a1) M + L m``; ``(L/a2) M + L m + m L / I`` (OSD, Table 5).
+
+    >>> gb = memory_traffic(Moved(14, 0), Moved(1, 0), tokens=10, block_length=2, online_block_length=4, update_interval=5)
+    >>> gb["osd"]
+    {'target_gb': 35.0, 'draft_gb': 10, 'cache_gb': 0.0, 'update_gb': 2.0}
+    """
     if min(tokens, target.weights, draft.weights, block_length, online_block_length, update_interval) <= 0:
         raise UserError(
             "memory_traffic needs positive numbers", remedy="check tokens, sizes, block lengths and the interval"
@@ -98,6 +121,10 @@ def traffic_terms(
     ``tokens / block_length`` calls of the target, each after ``draft_len`` (k) steps of the draft, which Table 5 counts as one per emitted
     token; ``batch`` requests share a load of weights; both caches are read at ``context`` tokens, and k + 1 entries verified and written;
     an update moves ``UPDATE_COPIES`` times ``train_gb`` (the draft's weights in float32).
+
+    >>> plain = traffic_terms(Moved(14, 0.001), Moved(1, 0), tokens=10, context=99, draft_len=0, block_length=1)
+    >>> plain["target_gb"], round(plain["cache_gb"], 3)
+    (140.0, 1.0)
     """
     if min(tokens, block_length, batch) <= 0:
         raise UserError("traffic_terms needs positive numbers", remedy="check tokens, block length and batch")
@@ -111,16 +138,28 @@ def traffic_terms(
 
 
 def break_even_block_length(per_block: float, fixed: float, online_fixed: float, block_length: float) -> float:
-    """The block length from which updates pay: ``per_block / a + online_fixed = per_block / block_length + fixed``, solved for a; inf: none."""
+    """The block length from which updates pay: ``per_block / a + online_fixed = per_block / block_length + fixed``, solved for a; inf: none.
+
+    >>> break_even_block_length(per_block=1.0, fixed=0.0, online_fixed=0.1, block_length=2.0)
+    2.5
+    """
     left = per_block / block_length + fixed - online_fixed
     return per_block / left if left > 0 else float("inf")
 
 
 def update_flops_ratio(draft_len: int, block_length: float, target_flops: float, draft_flops: float) -> float:
-    """Target over draft work with updates, ``(k+1) F_p / ((k + 3a) F_q)`` (OSD, App. A.4); FLOPs per token of each model."""
+    """Target over draft work with updates, ``(k+1) F_p / ((k + 3a) F_q)`` (OSD, App. A.4); FLOPs per token of each model.
+
+    >>> update_flops_ratio(draft_len=4, block_length=2.0, target_flops=10.0, draft_flops=1.0)
+    5.0
+    """
     return (draft_len + 1) * target_flops / ((draft_len + 3 * block_length) * draft_flops)
 
 
 def load_flops(tokens_per_request: float, requests: float, days: float, flops_per_token: float) -> float:
-    """FLOP/s that a served load asks for (OSD, App. A.4)."""
+    """FLOP/s that a served load asks for (OSD, App. A.4).
+
+    >>> load_flops(tokens_per_request=100, requests=86_400, days=1, flops_per_token=2e9)
+    200000000000.0
+    """
     return tokens_per_request * requests * flops_per_token / (days * 86_400)

@@ -67,6 +67,11 @@ def agreement(
 
     The draft samples like the target (``sampling``) unless told otherwise. At temperature 0 the target's distribution is y alone: ``ratio`` and
     ``overlap`` are draft(y), ``repo`` its square, all three 0 or 1 for a greedy draft.
+
+    >>> logits = torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log()
+    >>> target = torch.tensor([[0.8, 0.2], [0.8, 0.2]]).log()
+    >>> agreement(logits, target, torch.tensor([0, 1]), [2], Sampling(temperature=1.0)).ratio.round(3)
+    array([0.625, 0.5  ])
     """
     draft_sampling = draft_sampling or sampling
     if sampling.temperature == draft_sampling.temperature == 0:
@@ -121,6 +126,11 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
     """Cut the recorded answers into blocks of up to ``draft_len`` drafted tokens and one of the target's.
 
     An answer ends where its text ends: nothing is drafted past it, and its last token may be an accepted draft.
+
+    >>> exact = np.array([1.0, 1.0, 0.0, 1.0, 1.0])  # the draft misses the third token
+    >>> found = walk(Agreement([5], exact, exact, exact), draft_len=2)
+    >>> found.blocks, found.accepted
+    (array([2.]), array([4.]))
     """
     if verifier not in get_args(SingleVerifier):
         raise UserError(f"replay knows no verifier {verifier!r}", remedy="use single or block, or decode")

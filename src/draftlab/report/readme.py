@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from draftlab.data import table_markdown
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.tables import read_table, tables_in
@@ -16,9 +15,6 @@ from draftlab.report import stages_page
 from draftlab.report.ledger import VERDICTS
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
-ANSWERS = (Path("paper_figures/laptop/osd_online.md"), Path("paper_figures/laptop/mdss_drafts.md"))
-"""Their first lines say how the online draft does against both static ones, and how far each scheme is from the optimum at each K."""
-
 PAPERS = ("osd", "mdss", "beyond")
 PAIR = "vicuna-7b/llama-160m"
 DATASETS = {
@@ -73,52 +69,52 @@ def index(folder: Path, root: Path) -> str:
 
 
 def _results(root: Path) -> str:
-    claims = read_table(root / CLAIMS, dtype=str, keep_default_na=False).set_index("claim_id")
-    lines = [f"| alpha: printed / ours | {' | '.join(DATASETS.values())} |", "|---|" + "---|" * len(DATASETS)]
+    """Headline numbers of both papers beside ours."""
+    claims = _claims(root).set_index("claim_id")
+    lines = ["| | printed | ours | 95 % interval |", "|---|---:|---:|---|"]
     for what, claim in BY_DATASET.items():
-        cells = [_cell(claims, claim.format(dataset=dataset)) for dataset in DATASETS]
-        lines.append(f"| {what} | {' | '.join(cells)} |")
-    lines += ["", "| | printed / ours | n |", "|---|---|---|"]
-    lines += [
-        f"| {what} | {_cell(claims, claim)} | {claims['n'][claim]} {unit} |"
-        for unit, rows in OTHERS.items()
-        for what, claim in rows.items()
-    ]
-    for answer in ANSWERS:
-        lines += ["", (root / answer).read_text(encoding="utf-8").splitlines()[0]]
+        lines += [_row(claims, f"{what}, {label}", claim.format(dataset=name)) for name, label in DATASETS.items()]
+    lines += [_row(claims, what, claim) for what, claim in OTHERS.items()]
     return "\n".join(lines)
 
 
-def _cell(claims: pd.DataFrame, claim: str) -> str:
+def _row(claims: pd.DataFrame, what: str, claim: str) -> str:
     if claim not in claims.index:
         raise UserError(f"no claim {claim}", file=CLAIMS, remedy="run `make publish`")
-    row = {name: str(claims.at[claim, name]) for name in ("published", "ours", "ci_low", "ci_high")}
-    if not row["ours"]:
-        return f"{float(row['published']):.3g} / not run"
-    interval = f" [{float(row['ci_low']):.2f}, {float(row['ci_high']):.2f}]" if row["ci_low"] else ""
-    return f"{float(row['published']):.3g} / **{float(row['ours']):.2f}**{interval}"
+    row = claims.loc[claim]
+    ours, interval = f"{float(row['ours']):.2f}" if row["ours"] else "not run", ""
+    if row["ci_low"]:
+        interval = f"{float(row['ci_low']):.2f} to {float(row['ci_high']):.2f}"
+    return f"| {what} | {float(row['published']):.2f} | {ours} | {interval} |"
 
 
-def _experiments(root: Path) -> str:
-    lines = ["| experiment | shows | question |", "|---|---|---|"]
-    every = [(path.stem, load_experiment(path)) for path in sorted((root / "workflow/experiments").glob("*.yaml"))]
-    for paper in PAPERS:
-        lines += [f"| `{name}` | {it.artefact} | {it.question} |" for name, it in every if it.paper == paper]
+def _contradicted(root: Path) -> str:
+    """Every statement in words of either paper that our runs contradict, with its worst comparison."""
+    claims = _claims(root)
+    said = claims[claims["published"] == "in words"]
+    held, wrong = (
+        said[said["verdict"].isin(verdicts)] for verdicts in (("reproduced", "same direction"), ("contradicts",))
+    )
+    lines = [
+        f"Of the papers' {len(said)} statements in words {len(held)} hold in our runs, and {len(wrong)} do not:",
+        "",
+        "| the paper says | where | difference in our worst comparison, 95 % interval |",
+        "|---|---|---|",
+    ]
+    for row in wrong.itertuples():
+        worst = f"{float(row.ours):+.3f}, {float(row.ci_low):+.3f} to {float(row.ci_high):+.3f}"
+        lines.append(f"| {row.quantity} | {row.paper}, {row.location} | {worst} |")
     return "\n".join(lines)
 
 
 BY_DATASET = {
-    "draft as it was (OSD Table 1)": f"T1.alpha_offline/{PAIR}/{{dataset}}/original",
-    "distilled offline on the target's answers (Table 1)": f"T1.alpha_offline/{PAIR}/{{dataset}}/teacher_fwd",
-    "static draft, end of the stream (Fig. 3)": f"F3.online_last20pct_mean/{PAIR}/{{dataset}}/static_10pct",
-    "online draft, end of the stream (Fig. 3)": f"F3.online_last20pct_mean/{PAIR}/{{dataset}}/osd",
+    "alpha, draft distilled offline (OSD Table 1)": f"T1.alpha_offline/{PAIR}/{{dataset}}/teacher_fwd",
+    "alpha, draft that learns online (OSD Fig. 3)": f"F3.online_last20pct_mean/{PAIR}/{{dataset}}/osd",
 }
-BLOCKS = "v1T1.block_efficiency/dolly/draft_temperature=1.2"
 OTHERS = {
-    "blocks": {"speed-up in llama.cpp at alpha = 0.8 (OSD Table 2)": f"T2.speedup_by_alpha/{PAIR}/alpha=0.8/measured"},
-    "requests": {
-        f"block efficiency of {drafts} drafts, {label} (MDSS v1 Table 1, Dolly)": f"{BLOCKS}/num_drafts={drafts}/{scheme}"
-        for drafts in (2, 4, 6)
+    "speed-up in llama.cpp at alpha = 0.8 (OSD Table 2)": f"T2.speedup_by_alpha/{PAIR}/alpha=0.8/measured",
+    **{
+        f"tokens per target call, 6 drafts, {label} (MDSS v1 Table 1)": f"v1T1.block_efficiency/dolly/draft_temperature=1.2/num_drafts=6/{scheme}"
         for scheme, label in {"importance_truncated": "importance sampling", "k_seq": "SpecTr"}.items()
     },
 }
@@ -126,14 +122,14 @@ OTHERS = {
 
 def _score(root: Path) -> str:
     """What the ledger says of both papers, in numbers."""
-    verdicts = read_table(root / CLAIMS, dtype=str, keep_default_na=False)["verdict"]
-    counts = [f"{(verdicts == verdict).sum()} {verdict}" for verdict in VERDICTS if (verdicts == verdict).any()]
-    return f"Of {len(verdicts)} printed numbers and claims in words: {', '.join(counts)}."
+    verdicts = _claims(root)["verdict"]
+    counts = {verdict: (verdicts == verdict).sum() for verdict in VERDICTS if (verdicts == verdict).any()}
+    rows = (counts, ["---:"] * len(counts), counts.values())
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
-PARTS: dict[str, Callable[[Path], str]] = {
-    "score": _score,
-    "results": _results,
-    "experiments": _experiments,
-    "datasets": lambda _: table_markdown(),
-}
+def _claims(root: Path) -> pd.DataFrame:
+    return read_table(root / CLAIMS, dtype=str, keep_default_na=False)
+
+
+PARTS: dict[str, Callable[[Path], str]] = {"score": _score, "results": _results, "contradicted": _contradicted}

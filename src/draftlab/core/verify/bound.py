@@ -45,6 +45,10 @@ def optimum_iid(
     """The best acceptance of K i.i.d. drafts, ``min_H 1 + q(H) - p(H)^K`` (Khisti et al. 2025, Theorem 3; Hu et al. 2025), by one sort.
 
     A prefix of the ratio order attains the minimum, since ``m^K`` is convex: ``1 - max_l P_l^K - Q_l``.
+
+    >>> target, draft = torch.tensor([[0.5, 0.5]]).double(), torch.tensor([[0.9, 0.1]]).double()
+    >>> optimum_iid(target, draft, num_drafts=2)
+    tensor([0.6900], dtype=torch.float64)
     """
     order = ratio_order(target_probs, draft_probs)
     mass = draft_probs.gather(-1, order).cumsum(-1)
@@ -97,5 +101,11 @@ def optimal_coupling(target_probs: Float64[Tensor, " vocab"], joint: JointDistri
 
 
 def optimum_by_lp(target_probs: Float64[Tensor, " vocab"], joint: JointDistribution) -> float:
-    """The best acceptance for any joint distribution of the drafts, ``sum min(q, r)`` at the linear program's solution; within 1e-6."""
+    """The best acceptance for any joint distribution of the drafts, ``sum min(q, r)`` at the linear program's solution; within 1e-6.
+
+    >>> from draftlab.core.verify.joint import joint_distribution
+    >>> target, draft = torch.tensor([0.5, 0.5]).double(), torch.tensor([0.9, 0.1]).double()
+    >>> round(optimum_by_lp(target, joint_distribution(draft.expand(2, -1), "iid")), 3)
+    0.69
+    """
     return float(target_probs.minimum(optimal_coupling(target_probs, joint).selected).sum())

@@ -35,6 +35,11 @@ def joint_distribution(draft_probs: Float64[Tensor, "drafts vocab"], drafting: D
     """``P(x_1..x_K)``: ``prod_k p_k(x_k)``; without replacement ``prod_k p(x_k) / p(not yet drawn)``; greedy the last factor only.
 
     More than a million tuples, or more drafts without replacement than tokens, are a ``UserError``.
+
+    >>> draft = torch.tensor([0.75, 0.25]).double()
+    >>> joint = joint_distribution(draft.expand(2, -1), "iid")
+    >>> joint.tokens.tolist(), joint.probs
+    ([[0, 0], [0, 1], [1, 0], [1, 1]], tensor([0.5625, 0.1875, 0.1875, 0.0625], dtype=torch.float64))
     """
     num_drafts, vocab = draft_probs.shape
     if not tuples_exist(vocab, num_drafts):

@@ -23,6 +23,9 @@ def discount(
 
     With ``u = 1 / rho`` sorted token ratios ``p/q`` cut [1/K, 1] into pieces on which ``beta = a + b u``. On the piece that holds the
     root ``F(u) = beta / u - 1 + (1 - beta)^K`` is convex and falling, so Newton from its left end converges and stays feasible.
+
+    >>> discount(torch.tensor([[0.5, 0.5]]).double(), torch.tensor([[0.5, 0.5]]).double(), num_drafts=2)
+    tensor([[1.]], dtype=torch.float64)
     """
     ratio = draft_probs / target_probs
     order = argsort(ratio)

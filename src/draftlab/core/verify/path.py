@@ -42,7 +42,13 @@ class PathVerifier:
         draft_probs: Float64[Tensor, "path vocab"],
         tokens: Int64[Tensor, " path"],
     ) -> Float64[Tensor, "positions vocab"]:
-        """The exact distribution of the outcome given the path: entry ``[i, y]`` is the probability that i tokens stand and y follows."""
+        """The exact distribution of the outcome given the path: entry ``[i, y]`` is the probability that i tokens stand and y follows.
+
+        >>> target, draft = torch.tensor([[0.5, 0.5]] * 2).double(), torch.tensor([[0.8, 0.2]]).double()
+        >>> single_path.distribution(target, draft, torch.tensor([0]))
+        tensor([[0.0000, 0.3750],
+                [0.3125, 0.3125]], dtype=torch.float64)
+        """
         target = check_probs(target_probs, "target_probs")
         draft = _check_path(target, draft_probs, tokens)
         decision = self.decide(target[None], draft[None], tokens[None])

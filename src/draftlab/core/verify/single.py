@@ -17,14 +17,22 @@ SMALLEST = torch.finfo(torch.float64).tiny
 def accept_probs(
     target_at: Float64[Tensor, "*batch"], draft_at: Float64[Tensor, "*batch"]
 ) -> Float64[Tensor, "*batch"]:
-    """``min(1, q(x) / p(x))`` at drafted tokens (Leviathan et al. 2023, Alg. 1); 0 where the draft probability is 0."""
+    """``min(1, q(x) / p(x))`` at drafted tokens (Leviathan et al. 2023, Alg. 1); 0 where the draft probability is 0.
+
+    >>> accept_probs(torch.tensor([0.2, 0.6]), torch.tensor([0.4, 0.3]))
+    tensor([0.5000, 1.0000])
+    """
     return target_at.minimum(draft_at) / draft_at.clamp_min(SMALLEST)
 
 
 def reject_residual(
     target_probs: Float64[Tensor, "*batch vocab"], draft_probs: Float64[Tensor, "*batch vocab"]
 ) -> Float64[Tensor, "*batch vocab"]:
-    """``(q - p)_+`` normalised: the distribution of the token after a rejection; ``q`` where it is zero, which has probability 0."""
+    """``(q - p)_+`` normalised: the distribution of the token after a rejection; ``q`` where it is zero, which has probability 0.
+
+    >>> reject_residual(torch.tensor([0.7, 0.3]), torch.tensor([0.2, 0.8]))
+    tensor([1., 0.])
+    """
     excess = (target_probs - draft_probs).clamp_min(0)
     total = excess.sum(-1, keepdim=True)
     return (excess / total).where(total > 0, target_probs)

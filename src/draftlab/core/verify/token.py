@@ -64,6 +64,11 @@ class TokenVerifier:
         """The exact distribution of the emitted token given the drafted ones: ``sum_k accept_k [y = x_k] + (1 - sum_k accept_k) residual``.
 
         Averaged over the drafts it is ``target_probs``: that is what lossless means. Bad probabilities are a ``UserError``.
+
+        >>> from draftlab.core.verify import single
+        >>> target, draft = torch.tensor([0.5, 0.5]).double(), torch.tensor([[0.8, 0.2]]).double()
+        >>> single.distribution(target, draft, torch.tensor([0]))
+        tensor([0.6250, 0.3750], dtype=torch.float64)
         """
         target, draft = check_drafted(target_probs, draft_probs, tokens, self.drafting)
         return self._distribution(*_flat(target, draft, tokens))[0].view(target.shape)
@@ -90,6 +95,11 @@ class TokenVerifier:
         """Draw the emitted token of each row from its distribution; also whether it was accepted before the residual draw.
 
         ``check=False`` trusts the tables (those of ``to_probs`` and tokens of ``draft_tokens``) and saves a pass over them.
+
+        >>> from draftlab.core.verify import single
+        >>> same = torch.tensor([[0.5, 0.5]]).double()
+        >>> single.sample(same, same[:, None], torch.tensor([[1]]), torch.Generator().manual_seed(0))
+        (tensor([1]), tensor([True]))
         """
         if check:
             target_probs, draft_probs = check_drafted(target_probs, draft_probs, tokens, self.drafting)
@@ -119,7 +129,13 @@ class TokenVerifier:
     def acceptance(
         self, target_probs: Float64[Tensor, "*batch vocab"], draft_probs: Float64[Tensor, "*batch drafts vocab"]
     ) -> Acceptance:
-        """Both acceptances over the drafts: the closed form where there is one, else by enumeration, NaN beyond a million tuples."""
+        """Both acceptances over the drafts: the closed form where there is one, else by enumeration, NaN beyond a million tuples.
+
+        >>> from draftlab.core.verify import optimal
+        >>> target, draft = torch.tensor([0.5, 0.5]).double(), torch.tensor([[0.9, 0.1]]).double().expand(2, -1)
+        >>> optimal.acceptance(target, draft).proc
+        tensor(0.6900, dtype=torch.float64)
+        """
         target, draft = check_drafted(target_probs, draft_probs, drafting=self.drafting)
         flat_target, flat_draft = target.reshape(-1, target.shape[-1]), draft.reshape(-1, *draft.shape[-2:])
         unknown = torch.full((len(flat_target),), torch.nan, dtype=torch.float64, device=target.device)
