@@ -13,6 +13,7 @@ from draftlab.files.tables import read_table, tables_in
 from draftlab.plan import load_experiment
 from draftlab.report import stages_page
 from draftlab.report.ledger import VERDICTS
+from draftlab.report.tidy import records
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
 PAPERS = ("osd", "mdss", "beyond")
@@ -101,9 +102,9 @@ def _contradicted(root: Path) -> str:
         "| the paper says | where | difference in our worst comparison, 95 % interval |",
         "|---|---|---|",
     ]
-    for row in wrong.itertuples():
-        worst = f"{float(row.ours):+.3f}, {float(row.ci_low):+.3f} to {float(row.ci_high):+.3f}"
-        lines.append(f"| {row.quantity} | {row.paper}, {row.location} | {worst} |")
+    for row in records(wrong):
+        ours, low, high = (f"{float(row[name]):+.3f}" for name in ("ours", "ci_low", "ci_high"))
+        lines.append(f"| {row['quantity']} | {row['paper']}, {row['location']} | {ours}, {low} to {high} |")
     return "\n".join(lines)
 
 
