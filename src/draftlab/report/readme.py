@@ -71,7 +71,7 @@ def index(folder: Path, root: Path) -> str:
 
 def _results(root: Path) -> str:
     """Headline numbers of both papers beside ours."""
-    claims = _claims(root).set_index("claim_id")
+    claims = {str(row["claim_id"]): row for row in records(_claims(root))}
     lines = ["| | printed | ours | 95 % interval |", "|---|---:|---:|---|"]
     for what, claim in BY_DATASET.items():
         lines += [_row(claims, f"{what}, {label}", claim.format(dataset=name)) for name, label in DATASETS.items()]
@@ -79,14 +79,14 @@ def _results(root: Path) -> str:
     return "\n".join(lines)
 
 
-def _row(claims: pd.DataFrame, what: str, claim: str) -> str:
-    if claim not in claims.index:
+def _row(claims: dict[str, dict[str, str]], what: str, claim: str) -> str:
+    if claim not in claims:
         raise UserError(f"no claim {claim}", file=CLAIMS, remedy="run `make publish`")
-    row = claims.loc[claim]
-    ours, interval = f"{float(row['ours']):.2f}" if row["ours"] else "not run", ""
-    if row["ci_low"]:
-        interval = f"{float(row['ci_low']):.2f} to {float(row['ci_high']):.2f}"
-    return f"| {what} | {float(row['published']):.2f} | {ours} | {interval} |"
+    row = claims[claim]
+    printed, ours, low, high = (
+        f"{float(row[name]):.2f}" if row[name] else "" for name in ("published", "ours", "ci_low", "ci_high")
+    )
+    return f"| {what} | {printed} | {ours or 'not run'} | {low and f'{low} to {high}'} |"
 
 
 def _contradicted(root: Path) -> str:
