@@ -57,6 +57,12 @@ include: "workflow/rules/collect.smk"
 include: "workflow/figures.smk"
 
 
+onstart:
+    # With a limit of jobs a second, each job so far wakes the scheduler every second until the end (Snakemake 9.27). A cluster needs the limit.
+    if workflow.local_exec:
+        workflow.scheduler.job_rate_limiter = None
+
+
 onsuccess:
     print(*dropped.lines(RUN.folder), sep="\n")
     if RUN.config.dataset and (RUN.folder / "report.html").exists():

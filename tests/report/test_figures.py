@@ -163,7 +163,11 @@ def test_a_table_that_says_nothing_is_refused(known, tmp_path):
         figures.draw("osd_nothing", pd.DataFrame({"a": [1, 2]}), "laptop", known, tmp_path / "x")
 
 
-def test_drawing_never_waits_for_torch():
+def test_drawing_never_waits_for_torch_nor_a_verb_for_what_it_does_not_use():
+    code = (
+        "import sys, draftlab.cli; print({'torch', 'pandas', 'matplotlib', 'scipy', 'transformers'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
     code = (
         "import sys, importlib, draftlab.report.tables, draftlab.report.ledger, draftlab.report.page; from draftlab.report import figures;"
         "[importlib.import_module(f'draftlab.report.figures.{name}') for name in figures.DESIGNED]; print('torch' in sys.modules)"

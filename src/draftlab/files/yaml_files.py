@@ -11,11 +11,14 @@ import yaml
 
 from draftlab.errors import UserError
 
+SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""In C where PyYAML was built with it: ten times as fast."""
+
 
 def read_yaml(path: Path) -> Any:
     """The values of a file; one that is no YAML is a ``UserError`` that names the line."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), SafeLoader)
     except OSError as error:
         raise UserError(f"{error.strerror}", file=path, remedy="restore it from the repository") from None
     except ValueError as error:  # bytes that are no text, a date that is none

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
@@ -20,6 +19,7 @@ from draftlab.serving.profiles import Profile
 from draftlab.serving.simulate import Served, fixed, serve
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 DRAFT_LENS = tuple(range(9))
@@ -71,6 +71,8 @@ def sweep(
 
     ``speedup`` is the mean time of a whole request without drafts over that with them.
     """
+    import pandas as pd
+
     rows: list[dict[str, float]] = []
     for rate in rates:
         progress(f"{rate:g} requests a second, {len(draft_lens)} draft lengths")
@@ -91,6 +93,8 @@ def best_lengths(profile: Profile, acceptance: Acceptance, draft_lens: Sequence[
 
     ``speedup = length(k) step(0) / step(k)``: one step of the target reads ``B (k + 1)`` tokens, the draft takes k steps.
     """
+    import pandas as pd
+
     rows = []
     for batch in BATCHES:
         for context in CONTEXTS:

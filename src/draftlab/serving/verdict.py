@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float64
 from pydantic import BaseModel, ConfigDict
 
@@ -24,6 +23,9 @@ from draftlab.serving import profiles, traces
 from draftlab.serving.acceptance import alpha_of_length, from_alpha
 from draftlab.serving.load import Goal, block_ms, sweep
 from draftlab.serving.profiles import Profile
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DRAWS = 1000
 LONGEST = 8
