@@ -28,8 +28,17 @@ def _source(module: str) -> Path | None:
     return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
 
 
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """A tree and all statements in it: a walk through its expressions too would take most of the time."""
+    yield tree
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inside = getattr(tree, field, ())
+        for node in inside if isinstance(inside, list) else ():  # one expression is the body of a lambda
+            yield from _statements(node)
+
+
 def _imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -49,7 +58,7 @@ def _module(module: str) -> tuple[str, frozenset[str]]:
     )
     if module.startswith("draftlab.stages."):
         tree.body = list(map(_kinds, filter(_is_code, tree.body)))
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             first = node.body[0] if node.body else None
             if (
