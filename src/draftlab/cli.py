@@ -302,16 +302,11 @@ def record_pairs(
 
 def collect(*, rows: tuple[Path, ...], out: Path) -> None:
     """Concatenate the rows of an experiment's cells into its tidy table."""
-    import pandas as pd
-
-    from draftlab.files.atomic import atomic_path
-    from draftlab.files.tables import read_table
+    from draftlab.files.tables import join_tables
 
     if not rows:
         raise UserError("no rows to collect", remedy="name at least one file with --rows")
-    table = pd.concat([read_table(path) for path in rows], ignore_index=True)
-    with atomic_path(out) as temporary:
-        table.to_csv(temporary, index=False, lineterminator="\n")
+    join_tables(rows, out)
 
 
 def summary(*, results: Path = Path("results"), answer: bool = False) -> None:

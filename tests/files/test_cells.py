@@ -9,9 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from draftlab.errors import UserError
 from draftlab.files import weights
 from draftlab.files.cells import write_cell
 from draftlab.files.json_files import read_json
+from draftlab.files.tables import join_tables
 from draftlab.models.llama import Llama, LlamaConfig
 
 ROWS = pd.DataFrame({"a": [1]})
@@ -75,3 +77,21 @@ def test_a_saved_model_has_its_digest_beside_it(tmp_path: Path, reads: list[str]
     reads.clear()
     assert model_of(tmp_path / "cells" / "e" / "1", tmp_path / "draft") == whole
     assert reads == []
+
+
+def test_cells_are_joined_as_they_are_written_and_a_damaged_one_is_named(tmp_path):
+    one, two = tmp_path / "one.csv", tmp_path / "two.csv"
+    one.write_text('name,alpha\n"a, b",0.30000000000000004\n')
+    two.write_text("name,alpha,tokens\nc,1,2\nd,,3\n")
+    join_tables([one, two], tmp_path / "table.csv")
+    joined = (tmp_path / "table.csv").read_text()
+    assert joined == 'name,alpha,tokens\n"a, b",0.30000000000000004,\nc,1,2\nd,,3\n'
+    for broken, message in (
+        ("name,alpha\na\n", "1 fields, the header has 2"),
+        ("name\na", "cut short"),
+        ("name\n", "no rows"),
+    ):
+        two.write_text(broken)
+        with pytest.raises(UserError, match=rf"two\.csv.*{message}"):
+            join_tables([one, two], tmp_path / "table.csv")
+    assert (tmp_path / "table.csv").read_text() == joined

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,20 +46,47 @@ def publish_table(table: Path, folder: Path) -> None:
         temporary.write_bytes(gzip.compress(table.read_bytes(), 9, mtime=0))
 
 
+def _rows(text: str, path: Path | str) -> Iterator[list[str]]:
+    """The rows of a table, the header first; one of another length, and a last line without an end, is a ``UserError``."""
+    rows = csv.reader(io.StringIO(text))
+    header = next(rows, [])
+    yield header
+    for row in rows:
+        if row and len(row) != len(header):
+            found = f"{len(row)} fields, the header has {len(header)}"
+            raise UserError(found, file=path, line=rows.line_num, remedy=REMEDY)
+        yield row
+    if text and not text.endswith("\n"):  # its last field may have lost digits
+        raise UserError("cut short: no end of line", file=path, line=rows.line_num, remedy=REMEDY)
+
+
 def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
     """Read a CSV file as ``pandas.read_csv`` does with ``options``; a missing, empty, broken or cut file is a ``UserError``."""
     import pandas as pd
 
     try:
         text = table_bytes(path).decode("utf-8")
-        rows = csv.reader(io.StringIO(text))
-        header = next(rows, [])
-        for row in rows:
-            if row and len(row) != len(header):
-                found = f"{len(row)} fields, the header has {len(header)}"
-                raise UserError(found, file=path, line=rows.line_num, remedy=REMEDY)
-        if text and not text.endswith("\n"):  # its last field may have lost digits
-            raise UserError("cut short: no end of line", file=path, line=rows.line_num, remedy=REMEDY)
+        for _ in _rows(text, path):
+            pass
         return pd.DataFrame(pd.read_csv(io.StringIO(text), **options))
     except (ValueError, csv.Error) as error:
         raise UserError(f"not a table: {error}", file=path, remedy=REMEDY) from None
+
+
+def join_tables(paths: Iterable[Path], out: Path) -> None:
+    """Write the rows of several tables as one, with the columns of all, as they are written: pandas takes a second to start."""
+    tables = []
+    for path in paths:
+        try:
+            header, *rows = _rows(table_bytes(path).decode("utf-8"), path)
+        except (ValueError, csv.Error) as error:
+            raise UserError(f"not a table: {error}", file=path, remedy=REMEDY) from None
+        if not rows:
+            raise UserError("no rows", file=path, remedy=REMEDY)
+        tables.append((header, rows))
+    columns = list(dict.fromkeys(name for header, _ in tables for name in header))
+    with atomic_path(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        for header, rows in tables:
+            writer.writerows(dict(zip(header, row, strict=True)) for row in rows if row)
