@@ -37,7 +37,7 @@ test-slow: .venv/ready  ## the slow tests too
 test-faults: .venv/ready  ## kill a run at 30 random moments or more and compare its tables with an undisturbed run's
 	pytest -s -m faults
 
-test-fuzz: .venv/ready  ## 10,000 damaged inputs to every parser, in bounded memory (DRAFTLAB_FUZZ=10: ten times as many)
+test-fuzz: .venv/ready  ## 10,750 damaged inputs to every parser, in bounded memory (DRAFTLAB_FUZZ=10: ten times as many)
 	pytest -s -m fuzz tests/fuzz
 
 test-slurm: .venv/ready  ## start a Slurm of one node on this machine and run through profiles/slurm (SLURM_INSTALL=1: apt installs it)

@@ -1,4 +1,4 @@
-"""Whatever bytes a parser is given, it reads them or raises a ``UserError`` of one line: `make test-fuzz`, 10,000 inputs in bounded memory."""
+"""Whatever bytes a parser is given, it reads them or raises a ``UserError`` of one line: `make test-fuzz`, 10,750 inputs in bounded memory."""
 
 from __future__ import annotations
 
