@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -210,8 +211,10 @@ def answer(
     from draftlab.engine import recording
     from draftlab.engine.answers import loops
 
-    found, rejected = recording.answer(target, prompts, requests, settings, sampling=Sampling(temperature))
+    parts = out.parent / f".{out.name}.parts"
+    found, rejected = recording.answer(target, prompts, requests, settings, sampling=Sampling(temperature), parts=parts)
     recording.save(found, rejected, out)
+    shutil.rmtree(parts)
     tokens, open_ended = sum(found.lengths), sum(not record.finished for record in found.answers)
     looping = sum(loops(record.answer_ids) for record in found.answers)
     print(

@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from draftlab.core.losses import LOSSES
 from draftlab.core.sampling import Sampling
 from draftlab.core.verify import PATH_VERIFIERS
 from draftlab.engine.answers import Answer, loops
+from draftlab.engine.generate import generate
 from draftlab.engine.recording import TargetPass, _batches, compact_distribution, load_pass, record
 from draftlab.engine.replay import Agreement, agree_along, agreement, replay, walk
 from draftlab.errors import UserError
@@ -303,6 +305,39 @@ def test_batches_keep_to_their_tokens_and_change_no_answer() -> None:
     assert cut.forwards > whole.forwards
     assert cut.answers == whole.answers
     torch.testing.assert_close(cut.log_probs, whole.log_probs, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_killed_pass_goes_on_after_its_last_finished_batch(
+    temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the same bytes, drawn answers too; at temperature 0 the longest prompts come first."""
+    target, asked = make(0), []
+
+    def run(folder: Path, dies_after: int = 99) -> TargetPass:
+        def answer(model: Llama, prompts: list[list[int]], **settings: Any) -> list[list[int]]:
+            if len(asked) == dies_after:
+                raise KeyboardInterrupt
+            asked.append(max(map(len, prompts)))
+            return generate(model, prompts, **settings)
+
+        monkeypatch.setattr("draftlab.engine.recording.generate", answer)
+        settings = {"max_new_tokens": 12, "eos_ids": {2}, "sampling": Sampling(temperature), "batch_size": 2}
+        return record(target, REQUESTS, generator=torch.Generator().manual_seed(3), parts=folder, **settings)
+
+    for name in ("killed", "whole"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed", dies_after=2)
+    got = run(tmp_path / "killed")
+    batches = -(-len(REQUESTS) // 2)
+    assert len(asked) == batches
+    assert asked == sorted(asked, reverse=temperature == 0)
+    whole = run(tmp_path / "whole")
+    assert len(asked) == 2 * batches
+    assert got.answers == whole.answers
+    assert got.forwards == whole.forwards
+    assert torch.equal(got.log_probs, whole.log_probs)
 
 
 def test_an_answer_that_repeats_itself_is_told_from_one_that_does_not() -> None:

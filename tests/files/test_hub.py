@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from draftlab import cli
 from draftlab.data.prompts import Prompt
@@ -144,12 +146,19 @@ def test_a_revision_is_part_of_a_models_name(tmp_path: Path) -> None:
         assert "/api/models/faulty/fine/revision/refs%2Fpr%2F7" in {request.path for request in hub.requests}
 
 
-def test_a_repository_of_pickled_weights_is_one_clear_message(tmp_path: Path) -> None:
-    pickled = {"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model-00001-of-00001.bin": WEIGHTS}
-    with serve({"models": pickled, "datasets": {}}) as hub:
+def test_pickled_weights_are_fetched_only_where_there_are_no_others(tmp_path: Path) -> None:
+    torch.save({"weight": torch.arange(3.0)}, tmp_path / "weights")
+    small = {"config.json": b"{}", "tokenizer.json": b"{}"}
+    pickled = {"pytorch_model.bin": (tmp_path / "weights").read_bytes()}
+    with serve({"models": small | pickled, "datasets": {}}) as hub:
         said, _ = client(hub, "models", tmp_path, ["fine"])
-        assert re.match(r"faulty/fine: no safetensors weights.*safetensors/convert.*local folder", said["fine"])
-        assert not any("pytorch_model" in request.path for request in hub.requests), "nor fetched"
+        assert isinstance(said["fine"], int), said["fine"]
+        made = load_file(tmp_path / "fine" / "model.safetensors")
+        assert made["weight"].tolist() == [0, 1, 2]
+        assert not list((tmp_path / "fine").glob("*.bin"))
+    with serve({"models": MODEL | pickled, "datasets": {}}) as hub:
+        client(hub, "models", tmp_path / "both", ["fine"])
+        assert not any("pytorch_model" in request.path for request in hub.requests)
 
 
 @pytest.mark.parametrize("verb", ["classify", "route"])

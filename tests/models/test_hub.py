@@ -1,20 +1,26 @@
-"""Models that exist already: tokenizers from before tokenizer.json, weights that outlive the hub's cache, pickled ones refused."""
+"""Models that exist already: tokenizers from before tokenizer.json, weights that outlive the hub's cache, pickled ones converted."""
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
+import torch
 import transformers
 from huggingface_hub import constants
 
 from draftlab import cli
 from draftlab.engine.settings import Recipe
 from draftlab.errors import UserError
-from draftlab.models import check_same_tokenizer, hub, load_tokenizer
+from draftlab.files.digests import sha256
+from draftlab.models import check_same_tokenizer, hub, load_model, load_tokenizer
 
 TEXT = "One text, two texts;\n  three  texts."
 
@@ -92,9 +98,97 @@ def test_a_chat_template_in_a_file_of_its_own_comes_along(opt: Path, tmp_path: P
     assert words.encode_prompt(TEXT, "own") == [2, *words.encode(f"user: {TEXT}")]
 
 
-def test_pickled_weights_are_refused(opt: Path, tmp_path: Path) -> None:
-    (opt / "model.safetensors").rename(opt / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"opt: no safetensors weights.*save_pretrained"):
+def model_of(folder: Path) -> torch.nn.Module:
+    """A small OPT, whose output layer is its embedding, written as transformers writes it."""
+    config = transformers.OPTConfig(
+        vocab_size=300, hidden_size=16, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16
+    )
+    model = transformers.OPTForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    return model
+
+
+def shards_of(state: dict[str, torch.Tensor], folder: Path, **how: Any) -> None:
+    """Two pickles and their index, as repositories older than safetensors have them."""
+    names = list(state)
+    parts = {f"pytorch_model-0000{n}-of-00002.bin": names[n - 1 :: 2] for n in (1, 2)}
+    for file, own in parts.items():
+        torch.save({name: state[name] for name in own}, folder / file, **how)
+    index = {"metadata": {}, "weight_map": {name: file for file, own in parts.items() for name in own}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("how", ["one", "shards", "before torch 1.6"])
+def test_pickled_weights_are_converted_once(
+    how: str, opt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
+    model = model_of(opt)
+    if how == "one":
+        torch.save(model.state_dict(), opt / "pytorch_model.bin")
+    else:
+        shards_of(model.state_dict(), opt, _use_new_zipfile_serialization=how == "shards")
+    hub.copy_model(str(opt), tmp_path / "copy")
+    read = load_model(tmp_path / "copy").answer_logits([[2, 5, 7]], [[9, 8]])
+    with torch.no_grad():
+        theirs = model(torch.tensor([[2, 5, 7, 9]])).logits[0, 2:]
+    torch.testing.assert_close(read, theirs[:, : read.shape[1]])
+    [made] = (tmp_path / "home/converted").iterdir()
+    said = json.loads((made / "converted.json").read_text())
+    assert len(said) == (1 if how == "one" else 2)
+    for name, entry in said.items():
+        assert entry["sha256"] == sha256(tmp_path / "copy" / name)
+        assert entry["pickled_sha256"] == sha256(opt / entry["pickled"])
+    assert not list((tmp_path / "copy").glob("*.bin"))
+    monkeypatch.setattr("draftlab.models.pickled.convert", lambda *_: pytest.fail("converted again"))
+    hub.copy_model(str(opt), tmp_path / "again")
+
+
+class Runs:
+    """Runs a command when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, ("touch ran",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (pickle.dumps(Runs()), "not a file of weights alone"),
+        ({"weight": torch.zeros(2), "more": Runs()}, "not a file of weights alone"),
+        ({"weight": torch.zeros(2), "step": 3}, "does not hold tensors by name"),
+        (b"weights", "not a file of weights alone"),
+        (b"", "not a file of weights alone"),
+    ],
+)
+def test_a_pickle_of_anything_but_weights_is_refused(
+    content: Any, message: str, opt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (opt / "model.safetensors").unlink()
+    file = opt / "pytorch_model.bin"
+    file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
+    with pytest.raises(UserError, match=message):
+        hub.copy_model(str(opt), tmp_path / "copy")
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "copy").exists()
+    assert not list((tmp_path / "home").rglob("*.*"))
+
+
+@pytest.mark.parametrize("attempt", ["open('file', 'w')", "socket.socket()", "os.system('touch file')"])
+def test_the_process_that_reads_a_pickle_can_open_nothing(attempt: str, tmp_path: Path) -> None:
+    code = f"import os, socket, resource; from draftlab.models import pickled; pickled.open_nothing_more(); {attempt}"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, env=os.environ, check=False)
+    assert list(tmp_path.iterdir()) == []
+    allowed = code.replace("pickled.open_nothing_more(); ", "")
+    assert subprocess.run([sys.executable, "-c", allowed], cwd=tmp_path, check=False).returncode == 0
+
+
+def test_a_model_without_weights_is_refused(opt: Path, tmp_path: Path) -> None:
+    (opt / "model.safetensors").rename(opt / "flax_model.msgpack")
+    with pytest.raises(UserError, match=r"opt: no weights: neither"):
         hub.copy_model(str(opt), tmp_path / "copy")
 
 

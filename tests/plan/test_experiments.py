@@ -568,6 +568,20 @@ def test_one_model_of_one_pair_can_be_named(tmp_path):
         plan.load_run({"scale": "smoke", "models": {"target": "nosuch.gguf"}}, WORKFLOW)
 
 
+def test_with_single_models_named_the_other_experiments_stay(tmp_path):
+    named = {"models": {"target": "me/mine@main", "multidraft.target": str(tmp_path)}}
+    run, whole = (plan.load_run({"scale": "paper", "experiments": "all"} | own, WORKFLOW) for own in (named, {}))
+    assert list(run.experiments) == list(whole.experiments)
+    pairs = {name: pair.models for name, pair in run.settings.pairs.items()}
+    changed = [
+        (name, role)
+        for name, models in pairs.items()
+        for role, made in models.items()
+        if made != whole.settings.pairs[name].models[role]
+    ]
+    assert changed == [("main", "target"), ("multidraft", "target")]
+
+
 def test_a_run_on_your_own_prompts_does_what_answers_for_them_and_no_more(tmp_path):
     run = plan.load_run({"scale": "laptop", "dataset": "mine.jsonl"}, WORKFLOW)
     assert set(run.experiments) == {"osd_offline", "osd_latency_dataset"}

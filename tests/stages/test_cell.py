@@ -49,3 +49,41 @@ def test_a_table_that_is_not_its_stages_is_refused(tmp_path, change, message):
     with pytest.raises(TypeError, match=f"stage region: the table {message}"):
         _cell.run(dataclasses.replace(REGION, run=run), variants(), NoInputs(), tmp_path)
     assert not (tmp_path / "rows.csv").exists()
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_killed_cell_goes_on_after_its_last_finished_variant(tmp_path, exclusive):
+    """To the same bytes; a measurement of time begins anew."""
+    ran = []
+
+    def run(settings, inputs, bench):
+        ran.append(settings.points)
+        if ran == [3, 5]:
+            raise KeyboardInterrupt
+        return REGION.run(settings, inputs, bench)
+
+    stage = dataclasses.replace(REGION, run=run, exclusive=exclusive)
+    with pytest.raises(KeyboardInterrupt):
+        _cell.run(stage, variants(), NoInputs(), tmp_path / "killed")
+    _cell.run(stage, variants(), NoInputs(), tmp_path / "killed")
+    assert ran == ([3, 5, 3, 5] if exclusive else [3, 5, 5])
+    _cell.run(stage, variants(), NoInputs(), tmp_path / "whole")
+    assert not {file.name for file in (tmp_path / "killed").iterdir()} - {"rows.csv", "run.json", "sealed.json"}
+    for name in ("rows.csv", "run.json"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_what_is_left_of_other_settings_is_not_used(tmp_path):
+    def run(settings, inputs, bench):
+        if settings.points == 5:
+            raise KeyboardInterrupt
+        return REGION.run(settings, inputs, bench)
+
+    with pytest.raises(KeyboardInterrupt):
+        _cell.run(dataclasses.replace(REGION, run=run), variants(), NoInputs(), tmp_path)
+    others = [Variant(own.labels, own.settings.model_copy(update={"points": 4})) for own in variants()]
+    _cell.run(REGION, others, NoInputs(), tmp_path)
+    assert read_json(tmp_path / "run.json")["settings"] == {"num_drafts": [2], "points": 4}
+    fresh = tmp_path / "fresh"
+    _cell.run(REGION, others, NoInputs(), fresh)
+    assert (tmp_path / "rows.csv").read_bytes() == (fresh / "rows.csv").read_bytes()

@@ -170,6 +170,49 @@ def test_who_writes(results):
     assert mixed.scored == sum(len(a) for a, own in zip(mixed.answers, by_target, strict=True) if not own)
 
 
+@pytest.mark.parametrize("source", sorted(sources.LIVE))
+def test_no_more_requests_are_decoded_together_than_fit(results, source, monkeypatch):
+    """One batch of an update may be larger than what fits; the same samples come out."""
+    decoder = type(scene(results).draft.decoder())
+    seen, prefill = [], decoder.prefill
+
+    def watched(model, prompts, room):
+        seen.append(len(prompts))
+        return prefill(model, prompts, room)
+
+    def draw(at_once):
+        found = dataclasses.replace(scene(results), at_once=at_once)
+        return sources.SOURCES[source](found, range(12), torch.Generator().manual_seed(3))
+
+    whole = draw(None)
+    monkeypatch.setattr(decoder, "prefill", watched)
+    parts = draw(5)
+    assert max(seen) <= 5
+    assert [len(answer) for answer in parts.answers] != [0] * 12
+    if source != "mix_token":  # whose coins are thrown token by token, all requests of a batch together
+        assert parts.answers == whole.answers
+        torch.testing.assert_close(parts.target_logits, whole.target_logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("source", sorted(sources.LIVE))
+def test_the_target_is_read_in_the_type_of_its_answers(results, tmp_path, source, monkeypatch):
+    """Half the memory; what the loss sees is in float32."""
+    seen = []
+    inputs = inputs_of(results).model_copy(update={"dtype": "bfloat16"})
+    losses = learning.losses_at
+
+    def watched(name, logits, target_logits, *rest):
+        seen.append(target_logits.dtype)
+        return losses(name, logits, target_logits, *rest)
+
+    monkeypatch.setattr(learning, "losses_at", watched)
+    bench = Bench(tmp_path)
+    rows, _ = STAGES["offline"].run(settings(epochs=1, sample_source=source, live=True), inputs, bench)
+    assert {value.dtype for value in bench.kept["target", "cpu"].parameters()} == {torch.bfloat16}
+    assert set(seen) == {torch.float32}
+    assert set(rows["measured"]) == {"replay", "live"}
+
+
 def sampled(results, temperature):
     """The scene of ``results`` with answers that the target sampled."""
     found = scene(results)

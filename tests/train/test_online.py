@@ -18,7 +18,7 @@ from draftlab.files.machine import peak_mb
 from draftlab.models import load_model
 from draftlab.report import tidy
 from draftlab.stages import STAGES
-from draftlab.train import online, traffic
+from draftlab.train import online, traffic, training
 from draftlab.train.live import live_server
 from draftlab.train.positions import positions_to_learn
 from tests.pair import ROOM, make_results, run_cell
@@ -76,7 +76,7 @@ def test_a_request_never_sees_an_update_from_itself_or_later(results, stream):
     """Another answer to the last request changes no row but its own."""
     other = dataclasses.replace(stream, trains=np.append(np.ones(47, bool), False))
     found = [online.serve(draft_of(results), s, settings(update_interval=1))[0] for s in (stream, other)]
-    pd.testing.assert_frame_equal(*found)
+    pd.testing.assert_frame_equal(*(rows.drop(columns=["updates", "update_loss"]) for rows in found))
 
 
 def test_online_learns_on_a_stream_that_repeats(results, stream):
@@ -87,6 +87,52 @@ def test_online_learns_on_a_stream_that_repeats(results, stream):
     assert effort.updates == 6
     assert effort.positions > 0
     assert alpha(rows) > alpha(static) + 0.1
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("changes", [{"replay": 4}, {"loss_positions": "all", "buffer": 3, "replay": 2}, {"bin": 4}])
+@pytest.mark.parametrize("killed_after", [5, 17, 30])
+def test_a_killed_stream_goes_on_to_the_same_bytes(results, tmp_path, monkeypatch, changes, killed_after):
+    """Of counts, losses, probes on the way, and of the draft that is kept."""
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    chosen = {"inner": {"method": {"online": {}}}, "save": "online", "update_interval": 5, **changes}
+    served = []
+
+    def replay(draft, traffic, requests, *rest):
+        if killed_after in requests and len(served) < 40:
+            served.extend(range(40))
+            raise Killed
+        served.append(requests[0])
+        return replay_server(draft, traffic, requests, *rest)
+
+    run(results, tmp_path / "whole", **chosen)
+    replay_server = online.replay_server
+    monkeypatch.setattr(online, "replay_server", replay)
+    with pytest.raises(Killed):
+        run(results, tmp_path / "killed", **chosen)
+    served_before = len(served)
+    run(results, tmp_path / "killed", **chosen)
+    assert served[served_before] == killed_after // 5 * 5
+    for name in ("rows.csv", "draft/model.safetensors"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not [file for file in (tmp_path / "killed").iterdir() if file.name.startswith(".")]
+
+
+def test_the_draft_at_the_end_of_the_stream_is_kept_with_the_loss_of_every_update(results, tmp_path, stream):
+    methods = {"static": {"learns": False}, "online": {}, "online_all": {"loss_positions": "all"}}
+    table, _ = run(results, tmp_path, {"method": methods}, save="online")
+    draft = draft_of(results)
+    online.serve(draft, stream, settings())
+    assert torch.equal(weights(load_model(tmp_path / "draft")), weights(draft))
+    learnt = table.set_index("method").loc
+    assert learnt["static"]["updates"].sum() == 0
+    assert list(learnt["online"].query("updates > 0")["stream_index"]) == [7, 15, 23, 31, 39, 47]
+    losses = learnt["online_all"].query("updates > 0")["update_loss"]
+    assert (losses > 0).all()
+    assert losses.iloc[-1] < losses.iloc[0]
 
 
 def test_live_serving_is_replay(results, stream):
@@ -137,7 +183,7 @@ def test_a_lesson_holds_the_tokens_as_they_were_sampled(results):
 
 def test_a_stream_without_rejections_teaches_nothing(results, stream):
     lesson = online.Lesson(stream.answers, 0, np.array([], int))
-    assert online.learn(draft_of(results), None, [lesson], settings()) == 0
+    assert online.learn(draft_of(results), None, [lesson], settings()) == (0, 0.0)
 
 
 # --- what the loss sees ------------------------------------------------------------------------------------------

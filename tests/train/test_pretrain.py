@@ -90,13 +90,14 @@ def test_a_draft_of_another_tokenizer_is_refused(made, tmp_path):
         pretrain.make_draft(other, recipe, TEMPLATE, tmp_path / "draft")
 
 
-def test_pickled_weights_are_refused(made, tmp_path):
+def test_a_pickle_that_is_no_checkpoint_is_refused(made, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
     folder = tmp_path / "pickled"
     folder.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (folder / name).write_bytes((made / "target" / name).read_bytes())
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    with pytest.raises(UserError, match="no safetensors weights"):
+    with pytest.raises(UserError, match="not a file of weights alone"):
         pretrain.make_draft(
             made / "tokenizer", RECIPE.model_copy(update={"model": str(folder)}), TEMPLATE, tmp_path / "draft"
         )

@@ -11,8 +11,11 @@ import yaml
 
 from draftlab import plan
 from draftlab.files.tables import table_bytes
+from draftlab.files.weights import parameter_count
+from draftlab.models.tokenizer import train_tokenizer
 from tests.checkout import copy_checkout, jobs, snakemake
 from tests.conftest import ROOT
+from tests.pair import small_llama
 
 pytestmark = pytest.mark.workflow
 
@@ -53,6 +56,19 @@ def test_topics_are_told_by_the_classifier_of_the_scale(checkout):
     assert all("--model alimazhar-110/website_classification@abc123" in words for words in asked)
     cells = re.findall(r"\"classifier\": \"(.*?)\"", said)  # which route the requests of a stream
     assert set(cells) == {"alimazhar-110/website_classification@abc123"}
+
+
+def test_a_kept_draft_is_exported(checkout):
+    cell = checkout / "results/laptop/cells/osd_online/spider"
+    small_llama(32, 0).save(cell / "draft")
+    train_tokenizer(["some text"], 320).save(cell / "draft")
+    (cell / "rows.csv").write_text("alpha\n1\n")
+    made = "results/laptop/drafts/osd_online.spider.gguf"
+    words = ["--allowed-rules", "export_draft", "--config", "scale=laptop", "--", made]
+    snakemake(checkout, *words, cores=1)
+    assert parameter_count(checkout / made) == parameter_count(cell / "draft")
+    planned = jobs(snakemake(checkout, "-n", "export_drafts", "--config", "scale=laptop"))
+    assert planned["export_draft"] > 5
 
 
 def test_any_table_can_be_made_by_its_name(checkout):

@@ -2,8 +2,9 @@
 
 Required: what the stage reads (`reads` of src/draftlab/stages/<stage>.py): models, recorded answers, requests, another experiment's table.
 Steps: the cell - token_view.
-Outputs: results/{run}/cells/{experiment}/{cell}/{cell.json,rows.csv,run.json}; offline also draft/, its first variant's model; online
-also routing.json where it routes requests; results/{run}/tokens.json
+Outputs: results/{run}/cells/{experiment}/{cell}/{cell.json,rows.csv,run.json}; offline and online
+also draft/, the model that they keep; online routing.json where it routes requests; results/{run}/tokens.json,
+results/{run}/drafts/{experiment}.{cell}.gguf if asked for
 
 A cell travels as one file, cell.json: `draftlab run FILE` repeats it. Measurements of time must have the machine to themselves.
 """
@@ -90,3 +91,39 @@ rule token_view:
             --out {output.view:q} \
             >{log:q} 2>&1
         """
+
+
+rule export_draft:
+    """Write the draft that a cell kept as one GGUF file for llama.cpp; its folder draft/ is in the Hugging Face layout already."""
+    input:
+        rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
+    output:
+        gguf="results/{run}/drafts/{experiment}.{cell}.gguf",
+    log:
+        "results/{run}/logs/drafts/{experiment}.{cell}.log",
+    conda:
+        "../../envs/cpu.yaml"
+    threads: threads_of("export_draft")
+    resources:
+        **resources_of("export_draft"),
+    params:
+        cell=subpath(input.rows, parent=True),
+        code=code("models.gguf"),
+    message:
+        "Export the draft of {wildcards.experiment} {wildcards.cell}"
+    shell:
+        r"""
+        draftlab gguf export --model {params.cell:q}/draft --out {output.gguf:q} >{log:q} 2>&1
+        """
+
+
+rule export_drafts:
+    """Export every draft that the run's experiments keep: `snakemake export_drafts`."""
+    input:
+        [
+            f"results/{RUN.name}/drafts/{name}.{cell}.gguf"
+            for name in RUN.experiments
+            for cell, variants in RUN.cells(name).items()
+            if getattr(variants[0].settings, "save", "")
+        ],
+    localrule: True

@@ -14,6 +14,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Dataset = str
 Device = Literal["cpu", "cuda"]
+Dtype = Literal["float32", "bfloat16", "float16", "fast"]
+"""``fast``: bfloat16 on a GPU and on a CPU with instructions for it, else float32."""
 Template = Literal["vicuna_v1.1", "vicuna_short", "plain", "own"]
 
 

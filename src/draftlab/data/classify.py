@@ -73,7 +73,7 @@ def hub_classifier(name: str, device: str = "cpu") -> Classifier:
     folder = hub.fetch(name, otherwise="use naive_bayes")
     try:
         model = pipeline(
-            "text-classification", model=str(folder), device=device, use_safetensors=True, trust_remote_code=False
+            "text-classification", str(folder), device=device, trust_remote_code=False, use_safetensors=True
         )
     except Exception as error:  # the libraries behind it share no base
         what = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -22,9 +22,12 @@ from draftlab.engine.answers import Answer
 from draftlab.engine.generate import GREEDY, generate
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
-from draftlab.files.atomic import atomic_dir
+from draftlab.files.atomic import atomic_dir, atomic_path
+from draftlab.files.digests import code_digest, sha256
 from draftlab.files.json_files import read_jsonl, read_object, write_json, write_jsonl
+from draftlab.files.parts import open_parts
 from draftlab.files.seals import seal, verify
+from draftlab.files.weights import is_gguf, weights_digest
 from draftlab.models import LanguageModel, load_model, load_tokenizer
 
 WHOLE_VOCAB = 4096
@@ -123,33 +126,38 @@ def record(
     batch_size: int = 64,
     batch_tokens: int = 65536,
     keep: int = 64,
+    parts: Path | None = None,
 ) -> TargetPass:
     """Let the target answer every request (id, prompt ids) once, and keep its distribution at every answer position.
 
-    Prompts of like length share a batch of ``batch_size`` requests and ``batch_tokens`` tokens at most, padding and answers included. Above ``WHOLE_VOCAB`` tokens, the ``keep`` most probable tokens are kept.
+    Prompts of like length share a batch of ``batch_size`` requests and ``batch_tokens`` tokens at most, padding and answers included;
+    the longest come first, so that what does not fit in memory fails at once (sampled ones last: their draws follow the order). Each
+    finished batch is kept in the folder ``parts``. Above ``WHOLE_VOCAB`` tokens, the ``keep`` most probable tokens are kept.
     """
     order = sorted(range(len(requests)), key=lambda number: len(requests[number][1]))
     kept = target.vocab_size if target.vocab_size <= WHOLE_VOCAB else min(keep, target.vocab_size)
     is_part = kept < target.vocab_size
     found: dict[int, tuple[list[int], Tensor, Tensor]] = {}
     forwards = 0
-    for batch in _batches(order, [len(prompt) + max_new_tokens for _, prompt in requests], batch_size, batch_tokens):
-        distributions = torch.empty(len(batch), max_new_tokens, kept + is_part, dtype=torch.float16)
-        ids = torch.empty(len(batch), max_new_tokens, kept * is_part, dtype=torch.int32)
-        observe = functools.partial(_keep_distribution, distributions, ids, kept)
-        prompts = [requests[number][1] for number in batch]
-        answers = generate(
-            target,
-            prompts,
-            max_new_tokens=max_new_tokens,
-            eos_ids=eos_ids,
-            sampling=sampling,
-            generator=generator,
-            observe=observe,
-        )
-        forwards += max(map(len, answers))
-        for row, (number, answer) in enumerate(zip(batch, answers, strict=True)):
-            found[number] = (answer, distributions[row, : len(answer)].clone(), ids[row, : len(answer)].clone())
+    batches = list(_batches(order, [len(prompt) + max_new_tokens for _, prompt in requests], batch_size, batch_tokens))
+    if sampling.temperature == 0:
+        batches.reverse()
+    for place, batch in enumerate(batches):
+        file = parts / f"{place}.safetensors" if parts else None
+        if file and file.is_file():
+            done = load_file(file)
+            if generator is not None:
+                generator.set_state(done["generator"])
+        else:
+            done = _answer(target, [requests[n][1] for n in batch], kept, max_new_tokens, eos_ids, sampling, generator)
+            if file:
+                with atomic_path(file) as temporary:
+                    save_file(done, temporary)
+        lengths = done["lengths"].tolist()
+        forwards += max(lengths)
+        columns = (torch.split(done[name], lengths) for name in ("tokens", "log_probs", "ids"))
+        for number, tokens, log_probs, ids in zip(batch, *columns, strict=True):
+            found[number] = (tokens.tolist(), log_probs, ids)
     rows = [found[number] for number in range(len(requests))]
     records = [
         Answer(name, list(prompt), answer, answer[-1] in eos_ids)
@@ -158,6 +166,38 @@ def record(
     log_probs = torch.cat([row[1] for row in rows]) if rows else torch.empty(0, kept + is_part, dtype=torch.float16)
     tokens = torch.cat([row[2] for row in rows]) if rows and is_part else None
     return TargetPass(records, sampling, target.vocab_size, log_probs, tokens, forwards)
+
+
+def _answer(
+    target: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    kept: int,
+    max_new_tokens: int,
+    eos_ids: Collection[int],
+    sampling: Sampling,
+    generator: Generator | None,
+) -> dict[str, Tensor]:
+    """One batch: the ``lengths`` of its answers, their ``tokens`` and distributions (``log_probs``, ``ids``) one after the other, and the
+    state of the ``generator`` afterwards."""
+    is_part = kept < target.vocab_size
+    distributions = torch.empty(len(prompts), max_new_tokens, kept + is_part, dtype=torch.float16)
+    ids = torch.empty(len(prompts), max_new_tokens, kept * is_part, dtype=torch.int32)
+    answers = generate(
+        target,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        eos_ids=eos_ids,
+        sampling=sampling,
+        generator=generator,
+        observe=functools.partial(_keep_distribution, distributions, ids, kept),
+    )
+    found = {
+        "lengths": torch.tensor([len(answer) for answer in answers]),
+        "tokens": torch.tensor([token for answer in answers for token in answer]),
+    }
+    for name, values in (("log_probs", distributions), ("ids", ids)):
+        found[name] = torch.cat([row[: len(answer)] for row, answer in zip(values, answers, strict=True)])
+    return found if generator is None else found | {"generator": generator.get_state()}
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int], size: int, tokens: int) -> Iterator[list[int]]:
@@ -211,10 +251,12 @@ def answer(
     *,
     sampling: Sampling = GREEDY,
     seed: int = 0,
+    parts: Path | None = None,
 ) -> tuple[TargetPass, list[Rejection]]:
     """Let the target answer the first ``requests`` prompts that fit its context; the others are returned with the reason.
 
-    Near-greedy decoding is lossless, so the greedy answers serve every draft, draft length and variant.
+    Near-greedy decoding is lossless, so the greedy answers serve every draft, draft length and variant. Finished batches are kept below
+    ``parts``, for the same command after a kill.
     """
     model = load_model(target, settings.dtype, settings.device)
     tokenizer = load_tokenizer(target)
@@ -240,6 +282,9 @@ def answer(
         raise UserError(
             "no prompt fits the target's context", file=prompts, remedy="use a target with a longer context"
         )
+    if parts:
+        weights = sha256(target) if is_gguf(target) else weights_digest(target)
+        parts = open_parts(parts, f"{settings!r} {sampling} {seed} {kept} {weights} {code_digest(__name__)}")
     found = record(
         model,
         kept,
@@ -250,6 +295,7 @@ def answer(
         batch_size=settings.batch,
         batch_tokens=settings.batch_tokens,
         keep=settings.keep,
+        parts=parts,
     )
     return found, rejected
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from draftlab.core.settings import Count, Device, Settings, Template, Whole
+from draftlab.core.settings import Count, Device, Dtype, Settings, Template, Whole
 
 
 class Recipe(Settings):
@@ -56,7 +56,8 @@ class Answers(Settings):
     keep: int = Field(
         gt=0, default=64, description="most probable tokens recorded of a distribution over a large vocabulary"
     )
-    dtype: Literal["float32", "bfloat16", "fast"] = Field(
-        "float32", description="fast: bfloat16 on a GPU and on a CPU with instructions for it, else float32"
+    dtype: Dtype = Field(
+        "float32",
+        description="of the target; fast: bfloat16 on a GPU and on a CPU with instructions for it, else float32",
     )
     device: Device = "cpu"

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from draftlab.core.settings import Dtype
 from draftlab.errors import UserError
 from draftlab.files.weights import check_sizes, is_gguf
 from draftlab.models.config import read_config
@@ -36,9 +37,6 @@ __all__ = [
     "load_pair",
     "load_tokenizer",
 ]
-
-Dtype = Literal["float32", "bfloat16", "float16", "fast"]
-"""``fast``: bfloat16 on a GPU and on a CPU with instructions for it, else float32."""
 
 
 class Cache(Protocol):

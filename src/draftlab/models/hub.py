@@ -1,4 +1,4 @@
-"""Models that exist already: a local folder, a GGUF file, or a repository of the hub; no pickle, no code of the model's own."""
+"""Models that exist already: a local folder, a GGUF file, or a repository of the hub; pickles only converted, no code of the model's own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from draftlab.files.atomic import atomic_dir
 from draftlab.files.hub import ask
 from draftlab.files.json_files import write_json
 from draftlab.files.packages import package_of
-from draftlab.files.seals import seal
+from draftlab.files.seals import content_digest, seal
 from draftlab.files.weights import is_gguf
+from draftlab.models.pickled import PICKLED, convert
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 VOCABULARIES = (("tokenizer.model",), ("spiece.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
@@ -42,7 +43,7 @@ def copy_model(name: str, out: Path) -> None:
         write_folder(name, out)
         return
     source = fetch(name)
-    keep = os.symlink if Path(name).is_dir() else _keep
+    keep = os.symlink if source == Path(name) else _keep
     with atomic_dir(out) as folder:
         for pattern in WEIGHTS:
             for path in sorted(source.glob(pattern)):
@@ -66,17 +67,23 @@ def copy_tokenizer(name: str, folder: Path) -> None:
 
 
 def fetch(name: str, otherwise: str = "give a local folder") -> Path:
-    """The folder with the weights and the tokenizer of ``name``; ``UserError`` for a model without safetensors."""
+    """The folder with the weights and the tokenizer of ``name``; pickled weights are converted once, into a folder beside the hub's cache."""
+    from huggingface_hub import constants
+
     source = _resolve(name, (*WEIGHTS, *TOKENIZER), otherwise)
-    if not any(source.glob(WEIGHTS[0])):
-        remedy = "write it again with save_pretrained of transformers"
-        if not Path(name).is_dir():
-            remedy = (
-                "name a revision that has them, as owner/name@refs/pr/N: https://huggingface.co/spaces/safetensors/convert "
-                "makes one; or a local folder that save_pretrained of transformers wrote"
-            )
-        raise UserError("no safetensors weights, and pickled ones are never loaded", file=name, remedy=remedy)
-    return source
+    if any(source.glob(WEIGHTS[0])):
+        return source
+    source = _resolve(name, (PICKLED, *TOKENIZER), otherwise)
+    if not any(source.glob(PICKLED)):
+        raise UserError(
+            "no weights: neither *.safetensors nor pytorch_model*.bin", file=name, remedy="use another model"
+        )
+    is_local = Path(name).is_dir()  # a snapshot's name is its commit
+    key = content_digest(source)[:16] if is_local else f"{name.partition('@')[0].replace('/', '--')}-{source.name}"
+    made = Path(constants.HF_HOME) / "converted" / key
+    if not (made / "converted.json").is_file():
+        convert(source, made)
+    return made
 
 
 def _keep(file: Path, out: Path) -> None:

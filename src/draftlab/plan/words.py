@@ -10,10 +10,10 @@ from draftlab.core.settings import Settings
 
 def flags(settings: Settings, **others: Any) -> list[str]:
     """``--name value`` words of every setting."""
-    return words({**settings.model_dump(), **others})
+    return to_words({**settings.model_dump(), **others})
 
 
-def words(values: Mapping[str, Any]) -> list[str]:
+def to_words(values: Mapping[str, Any]) -> list[str]:
     """``--name value`` words of plain values; a list becomes several words, ``None`` and empty text are left out."""
     found: list[str] = []
     for key, value in values.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import pandas as pd
 
 from draftlab.core.settings import Settings
 from draftlab.errors import UserError
-from draftlab.files.cells import write_cell
-from draftlab.files.json_files import read_object, split_common
+from draftlab.files.atomic import atomic_path
+from draftlab.files.cells import digests, write_cell
+from draftlab.files.digests import code_digest
+from draftlab.files.json_files import read_object, split_common, write_json
+from draftlab.files.parts import open_parts
 from draftlab.stages import STAGES
-from draftlab.stages._stage import Bench, Stage, Variant
+from draftlab.stages._stage import Bench, Facts, Stage, Variant
 
 IDENTITY = ("stream_index", "request_id", "split")
 KINDS = {int: "iu", float: "fiu", str: "OUT", bool: "b"}
@@ -36,13 +40,19 @@ def run_file(path: Path) -> None:
 def run(stage: Stage, variants: Sequence[Variant], inputs: Settings, out: Path) -> None:
     """Run every variant in turn and write ``out/rows.csv`` and ``out/run.json``.
 
-    The record says settings that all variants share once; of each run its labels, the settings of its own, and its facts.
+    The record says settings that all variants share once; of each run its labels, the settings of its own, and its facts. Finished variants
+    are kept below ``out/.parts`` until all are, except where time is measured.
     """
     frames: list[pd.DataFrame] = []
     runs: list[dict[str, Any]] = []
     kept: dict[object, object] = {}
+    reads = stage.reads([variant.settings for variant in variants], inputs)
+    parts = None
+    if len(variants) > 1 and not stage.exclusive:
+        code = code_digest(f"draftlab.stages.{stage.name}")
+        parts = open_parts(out / ".parts", f"{variants!r} {inputs!r} {digests(out, **reads)} {code}")
     for number, variant in enumerate(variants):
-        rows, facts = stage.run(variant.settings, inputs, Bench(out, variant.labels, number, kept))
+        rows, facts = _run_once(stage, variant, inputs, Bench(out, variant.labels, number, kept), parts)
         frames.append((rows.assign(split=stage.split) if stage.split else rows).assign(**variant.labels))
         runs.append({**variant.labels, **facts})
     if is_first_process():
@@ -50,8 +60,28 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: Settings, out: Path) 
         check(stage, table, variants)
         shared, own = split_common([variant.settings.model_dump(mode="json") for variant in variants])
         runs = [changed | said for changed, said in zip(own, runs, strict=True)]
-        reads = stage.reads([variant.settings for variant in variants], inputs)
         write_cell(out, table, {"stage": stage.name, "settings": shared, "runs": runs}, **reads)
+        shutil.rmtree(out / ".parts", ignore_errors=True)
+
+
+def _run_once(
+    stage: Stage, variant: Variant, inputs: Settings, bench: Bench, parts: Path | None
+) -> tuple[pd.DataFrame, Facts]:
+    """Run a variant, or read what a killed process left of it; its record is written last."""
+    if parts is None:
+        return stage.run(variant.settings, inputs, bench)
+    table, record = (parts / f"{bench.number}.{kind}" for kind in ("parquet", "json"))
+    if record.is_file():
+        facts = read_object(record)
+        if facts.pop("has_saved"):
+            bench.once("saved", lambda: None)
+        return pd.read_parquet(table), facts
+    rows, facts = stage.run(variant.settings, inputs, bench)
+    if is_first_process():
+        with atomic_path(table) as temporary:
+            rows.to_parquet(temporary)
+        write_json(record, facts | {"has_saved": "saved" in bench.kept})
+    return rows, facts
 
 
 def identified(table: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 from tyro.constructors import PrimitiveConstructorSpec
 
-from draftlab.core.settings import Dataset, Settings, TopP, Whole
+from draftlab.core.settings import Dataset, Dtype, Settings, TopP, Whole
 from draftlab.engine.answers import recorded_name
 from draftlab.latency.settings import Engine
 from draftlab.stages._places import Places
@@ -96,19 +96,20 @@ def reads_pairs(variants: Sequence[OnPairs], inputs: RecordedPairs) -> Files:
 
 
 class Distillation(Settings):
-    """What distillation reads: folders of models and of the target's recorded answers."""
+    """What distillation reads: folders of models and of the target's recorded answers, and how the target is read where it runs again."""
 
     models: Path
     answers: Path
     max_new_tokens: int
+    dtype: Dtype = "float32"
 
 
 def locate_distillation(variants: Sequence[Training], places: Places) -> Distillation:
     """The models and answers of the cell's pair."""
     pair = variants[0].pair
-    return Distillation(
-        models=places.models(pair), answers=places.recorded(pair), max_new_tokens=places.answers[pair].max_new_tokens
-    )
+    how = places.answers[pair]
+    folders = {"models": places.models(pair), "answers": places.recorded(pair)}
+    return Distillation(**folders, max_new_tokens=how.max_new_tokens, dtype=how.dtype)
 
 
 def reads_distillation(variants: Sequence[Training], inputs: Distillation) -> Files:

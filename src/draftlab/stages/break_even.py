@@ -126,7 +126,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     runs["larger", 0] = price(rows, name="larger", update="update larger", share=steps / len(stream))
     beside = {f"static_{unit}": static[f"serve_{unit}"].to_numpy() for unit in ("seconds", "gb")}
     parts = [rows.assign(contender=name, update_interval=own, **beside) for (name, own), rows in runs.items()]
-    table = pd.concat(parts, ignore_index=True).drop(columns=["group", "segment"])
+    table = pd.concat(parts, ignore_index=True).drop(columns=["group", "segment", "updates", "update_loss"])
     return table.assign(seed=settings.seed), folders.facts(effort, begin)
 
 

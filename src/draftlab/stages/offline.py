@@ -78,9 +78,10 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     folders = Folders(inputs.answers, inputs.models, bench.kept)
     learnt, held_out = (folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval"))
     needs_target = settings.sample_source in LIVE or settings.live
-    target = folders.target(settings.device) if needs_target else None
+    target = folders.target(settings.device, inputs.dtype) if needs_target else None
     draft = folders.draft(settings)
-    scene = Scene(draft, target, learnt, inputs.max_new_tokens, folders.tokenizer.eos_ids)
+    eos_ids = folders.tokenizer.eos_ids
+    scene = Scene(draft, target, learnt, inputs.max_new_tokens, eos_ids, at_once=settings.sample_batch)
     rows, effort = distil(scene, held_out, settings, checkpoint=bench.out / f".{bench.number}.checkpoint.safetensors")
     is_wanted = bench.labels.get("method") == settings.save if settings.save else True
     if is_wanted and parallel.is_first():

@@ -61,6 +61,7 @@ class Settings(Serving):
     )
     timed: bool = Field(False, description="columns cpu_seconds and peak_mb of each run")
     live: bool = Field(False, description="decode with the target instead of replaying its recorded answers")
+    save: str = Field("", description="the ``method`` whose draft is kept as it is at the end of the stream")
 
     @property
     def datasets(self) -> list[Dataset]:
@@ -100,6 +101,8 @@ class Row(Counts):
     requests: int = column("requests in the row", "requests", optional=True)
     split: str = column("train: requests of the stream; eval: held-out requests")
     after: int = column("requests that were served before a measurement on held-out ones", "requests", optional=True)
+    updates: int = column("updates made after the request", "updates", optional=True)
+    update_loss: float = column("loss of the update that was made after the request", "nats", optional=True)
     misrouted: float = column("requests that the draft of another class served", "requests", optional=True)
     seed: int = column("seed of the order and of the draws")
     cpu_seconds: float = timing("CPU time of the whole run", optional=True)
@@ -122,6 +125,7 @@ class Derived:
 MEASURES = ALPHAS | {
     "request_ms": Measure("request_ms", None, "CPU time per request", "ms"),
     "added_ms": Measure("added_ms", None, "CPU time per further request", "ms"),
+    "update_loss": Measure("update_loss", "updates", "loss of an update", "nats"),
     "misrouted": Measure("misrouted", "requests", "share of requests sent to the draft of another class"),
     "peak_mb": Measure("peak_mb", None, "peak memory", "MB"),
 }
@@ -178,8 +182,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     stream = _arrive(settings, inputs, bench, "stream")
     check_interval(stream, settings)
     frames, effort = [], Effort()
-    for name, places in _drafts(settings, stream).items():
-        rows, spent = _serve(stream.take(places) if name else stream, name, settings, inputs, bench)
+    for number, (name, places) in enumerate(_drafts(settings, stream).items()):
+        rows, spent = _serve(stream.take(places) if name else stream, name, number, settings, inputs, bench)
         is_stream = rows["split"] == "train"
         rows.loc[is_stream, "stream_index"] = np.array(places)[rows.loc[is_stream, "stream_index"]]
         if name:
@@ -187,6 +191,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         frames.append(rows)
         effort += spent
     rows = pd.concat(frames, ignore_index=True).sort_values(["split", "stream_index"], kind="stable")
+    updates = rows.reindex(columns=["updates", "update_loss"]).fillna(0)  # none where nothing is learnt
+    rows = rows.assign(updates=updates["updates"].astype(int), update_loss=updates["update_loss"].astype(float))
     without = [] if settings.probes else ["after"]
     without += [] if settings.stream else ["group", "segment"]
     rows = binned(rows.drop(columns=without), settings.bin).assign(seed=settings.seed)
@@ -276,11 +282,14 @@ def _prepare(
     steps = settings.warm_epochs * math.ceil(len(chosen) / settings.batch)
     if settings.warm_fair:
         steps = int(own.trains.sum()) // settings.update_interval
-    effort = train(Scene(draft, None, pool.answers, inputs.max_new_tokens, ()), chosen, steps, settings)
+    scene, place = Scene(draft, None, pool.answers, inputs.max_new_tokens, ()), f".{bench.number}.warm.safetensors"
+    effort = train(scene, chosen, steps, settings, checkpoint=bench.out / place)
     return effort, set(chosen) if on_stream else set()
 
 
-def _serve(own: Traffic, name: str, settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Effort]:
+def _serve(
+    own: Traffic, name: str, number: int, settings: Settings, inputs: Inputs, bench: Bench
+) -> tuple[pd.DataFrame, Effort]:
     """Prepare one draft and let it serve its own requests, or measure it on the held-out ones of its class."""
     import numpy as np
     import pandas as pd
@@ -299,25 +308,31 @@ def _serve(own: Traffic, name: str, settings: Settings, inputs: Inputs, bench: B
     # A draft is never measured on requests that it was distilled on.
     left = [place for place in range(len(own)) if place not in known]
     served = own.take(left) if known else own
-    probes: list[pd.DataFrame] = []
     due = [math.ceil(len(served) * (part + 1) / settings.probes) for part in range(settings.probes)]
 
-    def watch(count: int) -> None:
-        while due and count >= due[0]:
-            rows = serve_unchanged(draft, _arrive(settings, inputs, bench, "held_out"), settings.draft_len)
-            probes.append(rows.assign(split="eval", after=due.pop(0)))
+    def watch(start: int, end: int) -> list[pd.DataFrame]:
+        now = [count for count in due if start < count <= end]
+        held_out = _arrive(settings, inputs, bench, "held_out") if now else served
+        return [serve_unchanged(draft, held_out, settings.draft_len).assign(after=count) for count in now]
 
     if settings.learns:
         live = settings.live and live_server(
-            folders.target(settings.device), inputs.max_new_tokens, folders.tokenizer.eos_ids
+            folders.target(settings.device, inputs.dtype), inputs.max_new_tokens, folders.tokenizer.eos_ids
         )
-        rows, spent = serve(draft, served, settings, server=live or replay_server, watch=watch)
+        place = bench.out / f".{bench.number}.{number}.checkpoint.safetensors"
+        rows, spent = serve(draft, served, settings, server=live or replay_server, watch=watch, checkpoint=place)
         effort += spent
+        if bench.labels.get("method") == settings.save != "":
+            bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
     else:
         rows = serve_unchanged(draft, served, settings.draft_len)
-        watch(len(served))
-    rows["stream_index"] = np.array(left, dtype=int)[rows["stream_index"]]
-    return pd.concat([rows.assign(split="train", after=0), *probes], ignore_index=True), effort
+        rows = pd.concat([rows, *watch(0, len(served))], ignore_index=True)
+    after = rows["after"].fillna(0).astype(int) if "after" in rows else 0
+    rows = rows.assign(after=after)
+    rows["split"] = np.where(rows["after"] > 0, "eval", "train")
+    is_stream = rows["split"] == "train"
+    rows.loc[is_stream, "stream_index"] = np.array(left, dtype=int)[rows.loc[is_stream, "stream_index"]]
+    return rows, effort
 
 
 def update_interval(rows: pd.DataFrame) -> pd.DataFrame:

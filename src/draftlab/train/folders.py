@@ -13,7 +13,7 @@ from draftlab.engine.answers import recorded_name
 from draftlab.engine.recording import TargetPass, load_pass
 from draftlab.files.seals import seal
 from draftlab.files.weights import check_sizes, parameter_count
-from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
+from draftlab.models import Dtype, LanguageModel, Tokenizer, load_model, load_tokenizer
 from draftlab.train import parallel
 from draftlab.train.learning import Effort
 from draftlab.train.settings import Training
@@ -39,9 +39,9 @@ class Folders:
         name = recorded_name(dataset, split, temperature)
         return self.once(name, lambda: load_pass(self.answers / name))
 
-    def target(self, device: str) -> LanguageModel:
+    def target(self, device: str, dtype: Dtype = "float32") -> LanguageModel:
         """The target itself, for what no record can answer."""
-        return self.once(("target", device), lambda: load_model(self.models / "target", device=device))
+        return self.once(("target", device), lambda: load_model(self.models / "target", dtype, device))
 
     def parameters(self, model: str) -> int:
         """Weights of a model."""

@@ -86,6 +86,7 @@ def measure(scene: Scene, held_out: TargetPass, settings: Offline) -> pd.DataFra
         eos_ids=scene.eos_ids,
         sampling=held_out.sampling,
         generator=torch.Generator(scene.target.device).manual_seed(settings.seed),
+        batch=scene.at_once,
     )
     live = trace_counts(decoded.traces).assign(draft_len=settings.draft_len)
     return pd.concat([rows.assign(measured="replay"), live.assign(measured="live")], ignore_index=True)

@@ -7,9 +7,13 @@ measured, before any update that uses it. Serving is replay here, or decoding be
 from __future__ import annotations
 
 import copy
+import hashlib
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +25,7 @@ from torch import Tensor
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import agree_along, at_its_depth, walk
 from draftlab.errors import UserError
+from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
 from draftlab.train import training
 from draftlab.train.heads import answer_logits, kept_by
@@ -102,12 +107,14 @@ def serve(
     settings: Serving,
     *,
     server: Server = replay_server,
-    watch: Callable[[int], None] = lambda served: None,
+    watch: Callable[[int, int], list[pd.DataFrame]] = lambda start, end: [],
+    checkpoint: Path | None = None,
 ) -> tuple[pd.DataFrame, Effort]:
-    """Serve ``traffic`` with ``draft``, which learns on the way; one row of counts per request, ``record`` its place in the stream.
+    """Serve ``traffic`` with ``draft``, which learns on the way; one row of counts per request, ``record`` its place in the stream, with the
+    loss of the update that was made after it.
 
-    With a ``lag`` a second copy learns, and its weights reach the served one that many requests later. ``watch(served)`` is called
-    between stretches.
+    With a ``lag`` a second copy learns, and its weights reach the served one that many requests later. ``watch(start, end)`` is called
+    after each stretch; the rows that it returns follow. A replay that is killed goes on from ``checkpoint`` (without a ``lag``).
     """
     learner = copy.deepcopy(draft) if settings.lag else draft
     optimizer = training.adamw(learner, settings.learning_rate)
@@ -117,16 +124,28 @@ def serve(
     under_way: deque[dict[str, Tensor]] = deque()
     frames, effort = [], Effort()
     plan = list(stretches(traffic.trains, settings.update_interval, settings.lag))
-    for number in training.progress(range(len(plan)), f"{settings.dataset or 'stream'} online", total=len(plan)):
+    first, notes = 0, dict[str, Any]()
+    checkpoint = checkpoint if server is replay_server and not settings.lag else None
+    identity = _identity(draft, traffic, settings) if checkpoint else ""
+    if checkpoint and (first := training.load_checkpoint(checkpoint, identity, learner, optimizer, notes)):
+        frames, rng.bit_generator.state = [pd.DataFrame(notes["rows"])], notes["rng"]
+        effort = Effort(**notes["effort"])
+        for lessons, kept in ((fresh, notes["fresh"]), (past, notes["past"])):
+            lessons.extend(Lesson(traffic.answers, request, np.array(where, dtype=int)) for request, where in kept)
+    saved = time.monotonic()
+    label = f"{settings.dataset or 'stream'} online"
+    for number in training.progress(range(first, len(plan)), label, total=len(plan), initial=first):
         stretch = plan[number]
         requests = range(stretch.start, stretch.end)
         rows, served = server(draft, traffic, requests, settings, rng)
-        frames.append(traffic.numbered(rows, requests))
+        frames.append(traffic.numbered(rows, requests).assign(updates=0, update_loss=0.0))
         fresh += [lesson for request, lesson in zip(requests, served, strict=True) if traffic.trains[request]]
         if stretch.updates:
             older = rng.choice(len(past), min(settings.replay, len(past)), replace=False) if past else np.arange(0)
             lessons = [*fresh, *(past[int(place)] for place in older)]
-            seen = learn(learner, optimizer, lessons, settings)
+            seen, loss = learn(learner, optimizer, lessons, settings)
+            frames[-1].loc[len(requests) - 1, "updates"] = int(seen > 0)
+            frames[-1].loc[len(requests) - 1, "update_loss"] = loss
             effort.positions += seen
             effort.tokens += sum(lesson.length for lesson in lessons)
             effort.updates += seen > 0
@@ -140,8 +159,29 @@ def serve(
             with torch.no_grad():
                 for name, value in draft.named_parameters():
                     value.copy_(arrived[name])
-        watch(stretch.end)
+        frames += watch(stretch.start, stretch.end)
+        if checkpoint and time.monotonic() - saved > training.CHECKPOINT_SECONDS:
+            frames = [pd.concat(frames, ignore_index=True)]
+            notes = {
+                "rows": {name: values.tolist() for name, values in frames[0].items()},
+                "rng": rng.bit_generator.state,
+                "effort": vars(effort),
+                "fresh": [(lesson.request, lesson.where.tolist()) for lesson in fresh],
+                "past": [(lesson.request, lesson.where.tolist()) for lesson in past],
+            }
+            training.save_checkpoint(checkpoint, identity, learner, optimizer, number + 1, notes)
+            saved = time.monotonic()
+    if checkpoint:
+        checkpoint.unlink(missing_ok=True)
     return pd.concat(frames, ignore_index=True), effort
+
+
+def _identity(draft: LanguageModel, traffic: Traffic, settings: Serving) -> str:
+    """Whose checkpoint it is: settings, code, the draft before it learnt, and the stream."""
+    texts = [(record.prompt_ids, record.answer_ids) for record in traffic.answers.answers]
+    told = hashlib.sha256(repr([texts, traffic.request.tolist(), traffic.trains.tolist()]).encode()).hexdigest()
+    start, given = (training.digest(found) for found in (dict(draft.named_parameters()), traffic.answers.tensors))
+    return f"{settings!r} {code_digest(__name__)} {start} {told} {given}"
 
 
 def serve_unchanged(draft: LanguageModel, traffic: Traffic, draft_len: int) -> pd.DataFrame:
@@ -155,11 +195,11 @@ def learn(
     optimizer: torch.optim.Optimizer,
     lessons: Sequence[Lesson],
     settings: Serving,
-) -> int:
-    """One update on lessons, the mean over all their positions; returns how many. Without a position nothing happens."""
+) -> tuple[int, float]:
+    """One update on lessons, the mean over all their positions; returns how many, and the loss. Without a position nothing happens."""
     lessons = [lesson for lesson in lessons if len(lesson.where)]
     if not lessons:
-        return 0
+        return 0, 0.0
     records = [lesson.answers.answers[lesson.request] for lesson in lessons]
     begins = np.cumsum([0, *(len(record.answer_ids) for record in records[:-1])])
     where = torch.from_numpy(np.concatenate([b + lesson.where for b, lesson in zip(begins, lessons, strict=True)]))
@@ -169,8 +209,7 @@ def learn(
         torch.cat([getattr(lesson, name) for lesson in lessons]) for name in ("target_logits", "labels")
     )
     loss = losses_at(settings.loss, logits, distributions, labels, kept_by(learner)).mean()
-    training.update(optimizer, [loss], settings.clip)
-    return len(where)
+    return len(where), training.update(optimizer, [loss], settings.clip)
 
 
 def check_interval(traffic: Traffic, settings: Serving) -> None:

@@ -67,7 +67,7 @@ def model(option: str, draft: LanguageModel, recorded: TargetPass, settings: Opt
     """A draft model, with prompt lookup before it in the option ``lookup_first``; each way to propose once."""
     first = option == "lookup_first"
     asked = Lookup(draft, joined=True) if first else draft
-    found = _found(recorded) if first else np.zeros(sum(recorded.lengths), dtype=bool)
+    found = _find_matches(recorded) if first else np.zeros(sum(recorded.lengths), dtype=bool)
     frames = []
     for proposal, sampling in proposals_of(recorded).items():
         agree = agree_along(asked, recorded, draft_sampling=sampling, batch_size=BATCH)
@@ -128,7 +128,7 @@ def _rows(
     )
 
 
-def _found(recorded: TargetPass) -> Bool[np.ndarray, " positions"]:
+def _find_matches(recorded: TargetPass) -> Bool[np.ndarray, " positions"]:
     texts = [([*a.prompt_ids, *a.answer_ids], len(a.prompt_ids)) for a in recorded.answers]
     return np.array([find_next(text[:end]) is not None for text, begin in texts for end in range(begin, len(text))])
 

@@ -26,13 +26,15 @@ SCORED_AT_ONCE = 16  # requests; more of them waste time on padding
 
 @dataclass(frozen=True)
 class Scene:
-    """What a source can draw on; ``target`` is None where only recorded answers are used."""
+    """What a source can draw on; ``target`` is None where only recorded answers are used. ``at_once``: requests that are decoded together
+    at most, as many as fit in memory (None: all)."""
 
     draft: LanguageModel
     target: LanguageModel | None
     recorded: TargetPass
     max_new_tokens: int
     eos_ids: Collection[int]
+    at_once: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ def _written(
         eos_ids=scene.eos_ids,
         sampling=scene.recorded.sampling,
         generator=generator,
+        batch=scene.at_once,
         observe=observe,
     )
 
@@ -156,7 +159,7 @@ def _scored(scene: Scene, prompts: list[list[int]], answers: list[list[int]]) ->
     for start in range(0, len(order), SCORED_AT_ONCE):
         batch = order[start : start + SCORED_AT_ONCE]
         logits = scene.target.answer_logits([prompts[p] for p in batch], [answers[p] for p in batch])
-        found |= dict(zip(batch, torch.split(logits, [len(answers[p]) for p in batch]), strict=True))
+        found |= dict(zip(batch, torch.split(logits.float(), [len(answers[p]) for p in batch]), strict=True))
     distributions = torch.cat([found[place] for place in range(len(answers))])
     return Samples(prompts, answers, distributions, distributions.argmax(-1), sum(map(len, answers)))
 
@@ -187,7 +190,7 @@ class _MixtureCache:
         return self.caches[0].lengths
 
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
-        target, draft = (cache.extend(tokens) for cache in self.caches)
+        target, draft = (cache.extend(tokens).float() for cache in self.caches)
         self.model.target_logits = target[:, -1].clone()
         self.model.coins = torch.tensor(_coins(len(tokens), self.model.generator), device=target.device)
         return torch.where(self.model.coins[:, None, None], target, draft)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -154,7 +154,7 @@ def progress(items: Iterable[int], label: str, *, total: int, initial: int = 0) 
 
 
 def save_checkpoint(
-    path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, step: int, notes: dict[str, int]
+    path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, step: int, notes: dict[str, Any]
 ) -> None:
     """Write weights and optimizer moments after ``step`` updates as one safetensors file."""
     tensors = {f"model.{name}": value.contiguous() for name, value in model.named_parameters()}
@@ -174,7 +174,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def load_checkpoint(
-    path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, notes: dict[str, int]
+    path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, notes: dict[str, Any]
 ) -> int:
     """Restore a checkpoint of this ``identity`` and return its step; 0 when there is none that can be used."""
     try:
