@@ -321,6 +321,7 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
     [
         ({"scale": "huge"}, "--config: scale.*'laptop'"),
         ({"scale": "shapes", "experiments": "osd_online"}, "osd_online does not exist at scale shapes.*smoke"),
+        ({"experiments": "traffic_verdict"}, "traffic_verdict does not exist at scale .*scale that names it"),
         ({"scale": "paper", "experiments": "osd_online,beyond_interference"}, "beyond_interference does not exist"),
         ({"raw": "/nonexistent"}, "raw: no such file or folder: /nonexistent"),
         ({"dataset": "nonexistent.jsonl"}, "dataset: no such file or folder"),

@@ -349,8 +349,9 @@ def _wanted(run: RunConfig, every: Mapping[str, Experiment], settings: ScaleSett
                 f"no experiment named {name!r}", file="--config experiments", remedy=f"allowed: {', '.join(every)}"
             )
         if run.scale not in every[name].scales:
-            what = f"{name} does not exist at scale {run.scale}"
-            raise UserError(what, file="--config experiments", remedy=f"it does at {', '.join(every[name].scales)}")
+            what, known = f"{name} does not exist at scale {run.scale}", ", ".join(every[name].scales)
+            remedy = f"it does at {known}" if known else "run it at the scale that names it in workflow/scales/*.yaml"
+            raise UserError(what, file="--config experiments", remedy=remedy)
         if lacking.get(name):
             what = f"{name} needs dataset {', '.join(lacking[name])}; this run has {', '.join(sorted(set(datasets)))}"
             raise UserError(what, file="--config experiments", remedy="add its raw files, or leave the experiment out")
