@@ -134,12 +134,14 @@ def test_a_full_disk_is_one_message(
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])
 def test_the_umask_is_respected(umask: int, tmp_path: Path) -> None:
     code = (
-        "from draftlab.files.atomic import atomic_dir, write_text\nwrite_text('file', 'x')\n"
+        "import torch\nfrom safetensors.torch import save_file\n"
+        "from draftlab.files.atomic import atomic_dir, atomic_path, write_text\nwrite_text('file', 'x')\n"
+        "with atomic_path('tensors') as path: save_file({'x': torch.zeros(1)}, path)\n"
         "with atomic_dir('folder') as folder: (folder / 'inside').write_text('x')"
     )
     subprocess.run(["sh", "-c", f'umask {umask:o}; exec "$0" -c "$1"', sys.executable, code], cwd=tmp_path, check=True)
-    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("file", "folder", "folder/inside")}
-    assert modes == {"file": 0o666 & ~umask, "folder": 0o777 & ~umask, "folder/inside": 0o666 & ~umask}
+    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("file", "tensors", "folder", "folder/inside")}
+    assert modes == {name: (0o777 if name == "folder" else 0o666) & ~umask for name in modes}
 
 
 def test_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,13 +34,13 @@ def atomic_path(path: Path | str, needs: int = 0) -> Iterator[Path]:
         handle, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
         os.close(handle)
     temporary = Path(name)
-    temporary.chmod(0o666 & ~UMASK)
     try:
         with _told(final, needs):
             if needs > shutil.disk_usage(final.parent).free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(final))
             yield temporary
             _settle(temporary)
+        temporary.chmod(0o666 & ~UMASK)  # at the end: safetensors puts a file of its own in this one's place
         temporary.replace(final)
     finally:
         temporary.unlink(missing_ok=True)

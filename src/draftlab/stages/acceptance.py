@@ -81,16 +81,18 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
     for (dataset, own), temperature in itertools.product(pairs.items(), settings.draft_temperature):
         samplings = sampling(settings.target_temperature), sampling(temperature)
         target, draft = own.distributions(*samplings)
-        for name, drafts in itertools.product(settings.schemes, settings.num_drafts):
+        for name in settings.schemes:
             if name in PATHS and not own.is_text:
                 continue
-            if name in PATHS:
-                rows = along_text(own, *samplings, settings.path_len, PATHS[name])
-            else:
-                exact = by_position(token_verifier(name), target, draft, drafts)
-                rows = pd.DataFrame({"acceptance_sum": exact.proc, "member_sum": exact.member, "positions": 1})
-                rows = rows.groupby(own.request.numpy()).sum(min_count=1).rename_axis("request_id").reset_index()
-            frames.append(rows.assign(dataset=dataset, draft_temperature=temperature, num_drafts=drafts, scheme=name))
+            path = along_text(own, *samplings, settings.path_len, PATHS[name]) if name in PATHS else None
+            for drafts in settings.num_drafts:
+                rows = path
+                if rows is None:
+                    exact = by_position(token_verifier(name), target, draft, drafts)
+                    rows = pd.DataFrame({"acceptance_sum": exact.proc, "member_sum": exact.member, "positions": 1})
+                    rows = rows.groupby(own.request.numpy()).sum(min_count=1).rename_axis("request_id").reset_index()
+                labels = {"dataset": dataset, "draft_temperature": temperature, "num_drafts": drafts, "scheme": name}
+                frames.append(rows.assign(**labels))
     return pd.concat(frames, ignore_index=True), {}
 
 
