@@ -372,6 +372,18 @@ def verdict(settings: Flat[Asked], *, out: Path | None = None) -> None:
     print(*module.lines(module.run(settings, out)), sep="\n")
 
 
+def verdict_validate(*, run: Path, out: Path) -> None:
+    """Write the verdict's speed-ups beside those of served requests; RUN: a run with traffic_cost, traffic_verdict and traffic_requests."""
+    from draftlab.files.atomic import write_text
+    from draftlab.serving import calibration
+
+    table = calibration.table(run)
+    write_text(
+        out, calibration.as_markdown(table) if out.suffix == ".md" else table.to_csv(index=False, lineterminator="\n")
+    )
+    print(calibration.sentence(table))
+
+
 def load_validate(*, data: Path, out: Path) -> None:
     """Write the simulator's predictions beside what others measured; DATA holds llmservingsim/ and specbundle/."""
     from draftlab.files.atomic import write_text
@@ -604,6 +616,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "monitor": monitor,
     "profile": profile,
     "verdict": verdict,
+    "verdict validate": verdict_validate,
     "profile derive": profile_derive,
     "run": run,
     "answer": answer,

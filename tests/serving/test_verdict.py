@@ -11,11 +11,10 @@ from draftlab.core.theory import expected_block_length
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
 from draftlab.errors import UserError
-from draftlab.latency.cost import DRAFT_STEPS
 from draftlab.models import load_model
 from draftlab.models.ngrams import find_next
 from draftlab.report.verdict import lines, page, run
-from draftlab.serving import verdict
+from draftlab.serving import calibration, verdict
 from draftlab.serving.monitor import read_promise
 from tests.pair import make_results, run_cell
 
@@ -31,7 +30,6 @@ def probes(step: float = 0.1, more: float = 0.05, blocks: int = 8, noise: float 
          "draft_seconds": 0.01 * step}
         for batch in (1, 4) for block in range(blocks) for n in range(2, 10)
     ]  # fmt: skip
-    assert DRAFT_STEPS
     return pd.DataFrame(rows)
 
 
@@ -120,7 +118,70 @@ def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
     assert promise.low <= found.options[0].acceptance_length.estimate <= promise.high
     assert len(verdict.lines(found)) == 3
     assert len(found.load["distilled"]) == len(verdict.SHARES)
-    assert all(at.by_length[0] == 1 for at in found.load["distilled"])
+    assert all(at.by_length[0] == 1 and at.speedup.low <= at.speedup.high for at in found.load["distilled"])
+
+
+def test_the_interval_is_for_requests_to_come():
+    costs = verdict.from_probes(probes(), 100)
+    rows = table(0.6, spread=0.3).query("draft_len == 3")
+    many, few = (verdict.speedup(rows, costs, to_come) for to_come in (100_000, 10))
+    assert few.estimate == many.estimate
+    assert few.high - few.low > 1.8 * (many.high - many.low)
+
+
+def test_a_short_block_pays_more_for_a_draft_step():
+    rows = probes().assign(draft_seconds=lambda t: 0.001 * (1 + 1 / (t["verified"] - 1)))
+    costs = verdict.from_probes(rows, 100)
+    assert costs.block(1) == pytest.approx(1.05 + 0.2)
+    assert costs.block(8) == pytest.approx(1.40 + 8 * 0.1 * 1.125)
+
+
+def test_parts_of_a_log_are_judged_by_their_own_requests():
+    rows = table(0.6).assign(prompt_tokens=lambda t: np.where(t["request_id"] < 30, 20, 200))
+    costs = verdict.from_probes(probes(), 100)
+    losing = table(0.02).assign(prompt_tokens=200)
+    mixed = pd.concat([rows[rows["request_id"] < 30], losing[losing["request_id"] >= 30]]).assign(language="English")
+    short, long = verdict.judge("distilled", mixed, costs).categories
+    assert (short.name, short.verdict, short.requests) == ("prompts of up to 110 tokens", "yes", 30)
+    assert (long.name, long.verdict) == ("prompts of more than 110 tokens", "no")
+    two = mixed.assign(language=np.where(mixed["request_id"] < 30, "English", "German"))
+    assert [part.name for part in verdict.judge("distilled", two, costs).categories][2:] == ["English", "German"]
+    first, last = verdict.judge("distilled", mixed, costs).thirds
+    assert first.speedup.low > 1 > last.speedup.high
+    assert [round(at.estimate, 2) for at in verdict.judge("distilled", mixed, costs).over_time] == [0.6] * 5 + [
+        0.02
+    ] * 5
+
+
+def test_lookup_that_finds_nothing_costs_a_plain_step_under_load_too():
+    rows = table(0.5, option="lookup").assign(steps=0.0, empty=lambda t: 0.9 * t["blocks"])
+    rows["drafted"] = 0.1 * rows["draft_len"] * rows["blocks"]
+    costs = verdict.from_probes(probes(more=0.5), 100)
+    found = verdict.judge("lookup", rows, costs)
+    seldom = verdict.under_load(rows, found, costs, 0.1, None)
+    always = verdict.under_load(rows.assign(empty=0.0), found, costs, 0.1, None)
+    assert seldom[0].by_length[1] > always[0].by_length[1] + 0.1
+
+
+def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
+    probes(step=0.1, more=0.05).to_csv(tmp_path / "traffic_cost.csv", index=False)
+    names = {"as_it_comes": "before", "distilled": "distilled", "lookup": "lookup", "lookup_first": "lookup_first"}
+    replayed = pd.concat([table(0.6, 80, option=option, spread=0.2) for option in names])
+    replayed = replayed.assign(dataset="toy", request_id=lambda t: (t["request_id"] * 37) % 80)
+    replayed.to_csv(tmp_path / "traffic_verdict.csv", index=False)
+    served = []
+    for option, contender in names.items():
+        own = replayed[(replayed["option"] == option) & (replayed["draft_len"] == 3) & (replayed["request_id"] < 40)]
+        seconds = 0.01 * own["blocks"] * (1 + 3 * 0.05 + 3 * 0.1)
+        served.append(pd.DataFrame({"request_id": own["request_id"], "contender": contender, "seconds": seconds}))
+    for contender in ("none", "none_again"):
+        served.append(pd.DataFrame({"request_id": range(40), "contender": contender, "seconds": 0.9}))
+    pd.concat(served).assign(dataset="toy", draft_len=3).to_csv(tmp_path / "traffic_requests.csv", index=False)
+    found = calibration.table(tmp_path)
+    assert len(found) == 4
+    assert found["inside"].all()
+    assert (found["error"].abs() < 0.05).all()
+    assert calibration.sentence(found).startswith("4 of 4 cells within 5%, 4 inside")
 
 
 def test_payback_counts_requests_until_the_updates_are_won_back():

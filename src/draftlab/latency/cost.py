@@ -6,16 +6,17 @@ speed-up is E[tokens] / (k c + v(k+1)) with the measured v, at the context lengt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from draftlab.models.backend import LatencyBackend
 
-DRAFT_STEPS = 4
-"""Draft steps in a row, as in a block: the first finds the processor's caches full of the target."""
+REPEATS = 3
+"""Plain steps in a row, and blocks in a row, whose first is left out: there the engine changes the shape of its calls."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,11 @@ def calibrate(
     blocks: int,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """One row per (context, batch, block, verified): seconds of verifying, of a plain step before and after it, and of a
-    draft step, taken within the same moment; the order of the probes is shuffled in every block."""
+    """One row per (context, batch, block, verified): seconds of verifying, of a draft step, and of a plain step before and after them, taken
+    within the same moment and as a server takes them: plain steps in a row, and blocks of draft steps and a verification in a row.
+
+    The order of the probes is shuffled in every block.
+    """
     rng = np.random.default_rng(seed)
     rows = []
     for context in contexts:
@@ -54,15 +58,17 @@ def calibrate(
             draft.fill(batch, context)
             for block in range(-1, blocks):
                 for verify in rng.permutation(verified).tolist():
+                    before = _in_a_row(lambda: _timed(target, 1))
+                    drafts, verifies = _in_a_row(lambda n=verify: (_timed(draft, 1, n - 1), _timed(target, n)))
                     row = {
                         "context": context,
                         "batch": batch,
                         "block": block,
                         "verified": verify,
-                        "plain_before_seconds": _timed(target, 1),
-                        "verify_seconds": _timed(target, verify),
-                        "draft_seconds": sum(_timed(draft, 1) for _ in range(DRAFT_STEPS)) / DRAFT_STEPS,
-                        "plain_after_seconds": _timed(target, 1),
+                        "plain_before_seconds": before,
+                        "verify_seconds": verifies,
+                        "draft_seconds": drafts,
+                        "plain_after_seconds": _in_a_row(lambda: _timed(target, 1)),
                     }
                     if block >= 0:  # the first pass warms up
                         rows.append(row)
@@ -80,8 +86,15 @@ def cost_model(rows: pd.DataFrame) -> CostModel:
     )
 
 
-def _timed(backend: LatencyBackend, tokens: int) -> float:
+def _in_a_row(timed: Callable[[], float | tuple[float, float]]) -> Any:
+    """Means over all repeats but the first."""
+    return np.mean([timed() for _ in range(REPEATS)][1:], axis=0).tolist()
+
+
+def _timed(backend: LatencyBackend, tokens: int, steps: int = 1) -> float:
+    """Seconds of one of ``steps`` calls in a row."""
     clock = backend.clock()
     started = clock()
-    backend.probe(tokens)
-    return clock() - started
+    for _ in range(steps):
+        backend.probe(tokens)
+    return (clock() - started) / steps

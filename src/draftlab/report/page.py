@@ -98,13 +98,7 @@ def write(results: Path, scale: str, out: Path, config: Sequence[str] = ()) -> N
     ]
     order = list(PAPERS)
     sections.sort(key=lambda section: order.index(section.paper))
-    environment = Environment(
-        loader=PackageLoader("draftlab.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates()
     environment.filters |= {"visible": visible, "number": number, "pretty": pretty, "setting": setting}
     script = environment.loader.get_source(environment, "vendor/dataTables.min.js")[0] if environment.loader else ""
     page = environment.get_template("report.html.j2").render(
@@ -126,6 +120,12 @@ def write(results: Path, scale: str, out: Path, config: Sequence[str] = ()) -> N
         library=Markup(script),  # the vendored script, not text of a run
     )
     write_text(out, page)
+
+
+def templates() -> Environment:
+    """The templates of this folder; a name that a page does not know is an error."""
+    loader = PackageLoader("draftlab.report")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
 def _tables(results: Path) -> list[Path]:

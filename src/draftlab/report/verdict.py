@@ -14,19 +14,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+import pandas as pd
 
 from draftlab import __version__
 from draftlab.core.stats import ENOUGH
 from draftlab.data import check
+from draftlab.data.classify import languages
+from draftlab.data.prompts import Prompt
+from draftlab.engine.answers import Answer, recorded_name
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
-from draftlab.files.json_files import read_object
+from draftlab.files.json_files import read_jsonl, read_object
 from draftlab.files.tables import read_table
 from draftlab.plan import WORKFLOW
+from draftlab.report.page import templates
 from draftlab.serving import traces, verdict
-from draftlab.serving.verdict import NAMES, Asked, Verdict
+from draftlab.serving.verdict import NAMES, Asked, Range, Verdict
 
+NO_DRAFT = Range(estimate=1, low=1, high=1)
+FIGURES = {
+    "length": "Speed-up over no draft, one request at a time, by draft length; each option as it is best proposed. Below 1 the draft makes requests slower.",
+    "load": "Speed-up of a whole request, waiting included, by load, each at its best draft length; 1 where no length pays.",
+    "time": "Acceptance along the log, of a draft distilled on it along the held-out requests.",
+}
 HALF = 2 * ENOUGH
 """Requests of a log of which half, at most, are held out."""
 
@@ -64,6 +74,8 @@ def judge(
     """The verdict from the tables of a finished run."""
     cell = run / "cells/traffic_verdict" / f"prompts.{asked.temperature}"
     rows, facts = read_table(cell / "rows.csv"), read_object(cell / "run.json")["runs"][0]
+    answers = _answers(run, asked.temperature)
+    rows = _with_language(rows, run, answers)
     held_out = rows[rows["split"] == "eval"]
     context = float((held_out["prompt_tokens"] + held_out["emitted"] / 2).mean())
     if asked.hardware:
@@ -80,23 +92,41 @@ def judge(
         draft=Path(draft).name or "made of the target's first layers",
         temperature=asked.temperature,
         left_out=left_out,
+        cut=sum(not answer.finished for answer in answers),
         rate=rate,
         trace=trace,
     )
 
 
+def _answers(run: Path, temperature: int) -> list[Answer]:
+    """What the target answered to the held-out requests."""
+    folder = run / "main/answers" / recorded_name("prompts", "eval", temperature)
+    return list(read_jsonl(folder / "answers.jsonl", Answer))
+
+
+def _with_language(rows: pd.DataFrame, run: Path, answers: Sequence[Answer]) -> pd.DataFrame:
+    """The language of each held-out request."""
+    texts = {prompt.id: prompt.text for prompt in read_jsonl(run / "data/prompts/eval.jsonl", Prompt)}
+    names = languages([texts[answer.id] for answer in answers])
+    return rows.assign(language=rows["request_id"].where(rows["split"] == "eval").map(dict(enumerate(names))))
+
+
 def page(found: Verdict, asked: Asked, folder: Path) -> str:
     """One page of HTML that needs nothing but itself."""
-    environment = Environment(
-        loader=PackageLoader("draftlab.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    figure = "data:image/svg+xml;base64," + base64.b64encode(draw(found)).decode()
-    return environment.get_template("verdict.html.j2").render(
-        v=found, names=NAMES, enough=ENOUGH, figure=figure, commands=commands(found, asked, folder), version=__version__
+    figures = [(draw(found, part), caption) for part, caption in FIGURES.items() if part != "load" or found.load]
+    return (
+        templates()
+        .get_template("verdict.html.j2")
+        .render(
+            v=found,
+            names=NAMES,
+            enough=ENOUGH,
+            figures=[
+                ("data:image/svg+xml;base64," + base64.b64encode(svg).decode(), caption) for svg, caption in figures
+            ],
+            commands=commands(found, asked, folder),
+            version=__version__,
+        )
     )
 
 
@@ -111,20 +141,31 @@ def commands(found: Verdict, asked: Asked, folder: Path) -> list[str]:
     return [shlex.join(emit), shlex.join(monitor)]
 
 
-def draw(found: Verdict) -> bytes:
-    """Speed-up by draft length with bands, as SVG."""
+def draw(found: Verdict, part: str) -> bytes:
+    """One of ``FIGURES`` as SVG, narrow enough for a telephone; bands are 95 % intervals."""
     from matplotlib.figure import Figure
 
-    drawn = Figure(figsize=(7.5, 4), layout="constrained")
+    drawn = Figure(figsize=(6, 3.6), layout="constrained")
     axes = drawn.subplots()
     for number, own in enumerate(found.options):
-        best = sorted((at for at in own.by_length if at.proposal == own.proposal), key=lambda at: at.draft_len)
-        lengths = [0, *(at.draft_len for at in best)]
-        axes.plot(lengths, [1.0, *(at.speedup.estimate for at in best)], f"C{number}o-", ms=3, label=NAMES[own.name])
-        low, high = ([1.0, *(getattr(at.speedup, side) for at in best)] for side in ("low", "high"))
-        axes.fill_between(lengths, low, high, color=f"C{number}", alpha=0.18, lw=0)
-    axes.axhline(1, color="0.4", lw=0.8)
-    axes.set(xlabel="tokens drafted at once", ylabel="speed-up over no draft", ylim=(0, None))
+        if part == "length":
+            each = sorted((at for at in own.by_length if at.proposal == own.proposal), key=lambda at: at.draft_len)
+            points = [(0.0, NO_DRAFT), *((float(at.draft_len), at.speedup) for at in each)]
+            axes.set(xlabel="tokens drafted at once", ylabel="speed-up over no draft")
+        elif part == "time":
+            points = [((i + 0.5) / len(own.over_time), at) for i, at in enumerate(own.over_time)]
+            axes.set(xlabel="share of the log", ylabel="acceptance")
+        else:
+            points = [(at.rate, at.speedup) for at in found.load.get(own.name, [])]
+            axes.set(xlabel="requests a second", ylabel="speed-up of a request")
+        if points:
+            x = [place for place, _ in points]
+            axes.plot(x, [at.estimate for _, at in points], f"C{number}o-", ms=3, label=NAMES[own.name])
+            band = [at.low for _, at in points], [at.high for _, at in points]
+            axes.fill_between(x, *band, color=f"C{number}", alpha=0.18, lw=0)
+    axes.set_ylim(bottom=0)
+    if part != "time":
+        axes.axhline(1, color="0.4", lw=0.8)
     axes.legend(fontsize=8)
     out = io.BytesIO()
     drawn.savefig(out, format="svg", metadata={"Date": None})

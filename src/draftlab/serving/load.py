@@ -65,6 +65,7 @@ def sweep(
     *,
     seed: int = 0,
     draft_lens: Sequence[int] = DRAFT_LENS,
+    share: float = 1.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> pd.DataFrame:
     """One row per (rate, draft length): the same requests at the same moments, the same numbers of chance.
@@ -81,7 +82,7 @@ def sweep(
         for draft_len in sorted({0, *draft_lens}):
             rng = np.random.default_rng(seed)
             drafts = acceptance if draft_len else None
-            served = serve(moved, profile, fixed(draft_len), drafts, rng)
+            served = serve(moved, profile, fixed(draft_len), drafts, rng, share)
             row = {"rate": rate, "draft_len": draft_len, **measures(served, goal)}
             plain = row["whole_mean"] if not draft_len else plain
             rows.append({**row, "speedup": plain / row["whole_mean"]})

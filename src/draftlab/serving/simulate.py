@@ -72,12 +72,14 @@ def serve(
     draft_len: DraftLength,
     acceptance: Acceptance | None,
     rng: np.random.Generator,
+    share: float = 1.0,
 ) -> Served:
     """Serve all requests; with drafts, ``profile.draft`` (None: drafting is free, as a lookup in the prompt nearly is) proposes them.
 
     As vLLM's first-come scheduler: running requests first, then waiting ones while tokens, sequences and cache allow; where the cache is
     full the youngest is preempted and read again later. The target reads each drafted token beside the last one; the draft reads what the
-    target reads, then takes a step for each further token.
+    target reads, then takes a step for each further token. Before only a ``share`` of a request's steps is something drafted: a lookup
+    finds nothing before the others.
     """
     arrived, prompts, outputs = arrivals.seconds, arrivals.prompt, arrivals.output
     count, block, room = len(arrived), profile.kv_block, profile.kv_tokens // profile.kv_block
@@ -146,7 +148,7 @@ def serve(
         pairs = float((chunks * (before + chunks / 2)).sum())
         ends = ~decoding & (running[CTX] + new >= running[GOAL])
         asked = int(ends.sum())
-        tokens = int(new.sum())
+        tokens = int(new.sum()) - round(batch * drafted * (1 - share))
         cost = profile.overhead + target.step(tokens, batch * (1 + drafted) + asked, batch, cached, chunk, pairs)
         if drafted and drafter is not None:
             cost += drafter.step(tokens, batch, batch, cached, chunk, pairs)

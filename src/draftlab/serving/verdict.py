@@ -1,11 +1,13 @@
 """Whether a draft helps the requests of a log: replayed blocks at measured costs, with an interval, a reason and a ceiling.
 
 ``speed-up = sum of tokens / (sum over calls of v(tokens read) + steps of the draft c)``, both sums over requests, in steps of plain decoding.
-The interval is a bootstrap over requests and, at the same time, over the moments at which costs were probed.
+The interval is one for as many requests to come: it draws requests of the log, from these requests again, and at the same time the moments
+at which costs were probed.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
 from draftlab.serving import profiles, traces
 from draftlab.serving.acceptance import alpha_of_length, from_alpha
-from draftlab.serving.load import Goal, block_ms, sweep
+from draftlab.serving.load import CONTEXTS, Goal, best_lengths, block_ms, sweep
 from draftlab.serving.profiles import Profile
 
 if TYPE_CHECKING:
@@ -31,6 +33,12 @@ DRAWS = 1000
 LONGEST = 8
 SHARES = (0.25, 0.5, 1.0, 2.0)
 """Of the given load, those that are simulated."""
+ARRIVALS = 200
+"""Requests of a simulation without a trace."""
+PARTS = 10
+"""Parts of the stream whose acceptance is told."""
+LOADS = 6
+"""Simulations of one load, each with arrivals and requests of its own."""
 
 Answer = Literal["yes", "no", "not yet known"]
 NAMES = {
@@ -90,6 +98,7 @@ class At(_Part):
 class Part(_Part):
     """The same question on a part of the log."""
 
+    name: str
     requests: int
     verdict: Answer
     speedup: Range
@@ -119,17 +128,23 @@ class Option(_Part):
     tips_at: float | None
     ceiling: Ceiling
     by_length: list[At]
+    over_time: list[Range]
     thirds: list[Part]
+    categories: list[Part]
+    by_batch: dict[int, int] = {}
     update_seconds: float | None = None
     payback_requests: float | None = None
 
 
 class AtLoad(_Part):
-    """The mean time of a request without a draft over that with one, at requests a second."""
+    """The mean time of a request without a draft over that with one, at requests a second; draft length 0 where no length pays.
+
+    The interval is that over arrivals and over requests' acceptances of chance.
+    """
 
     rate: float
     draft_len: int
-    speedup: float
+    speedup: Range
     by_length: dict[int, float]
 
 
@@ -143,7 +158,7 @@ class Promise(_Part):
 
 
 class Verdict(_Part):
-    """What ``verdict.json`` holds."""
+    """What ``verdict.json`` holds; ``cut``: held-out answers that reached the limit of new tokens."""
 
     format: Literal["draftlab verdict 1"] = "draftlab verdict 1"
     log: str
@@ -152,9 +167,10 @@ class Verdict(_Part):
     temperature: float
     requests: int
     left_out: dict[str, int]
+    cut: int = 0
     costs: str
     step_seconds: float | None
-    cost_ratio: float
+    cost_ratio: dict[int, float]
     verify_ratio: dict[int, float]
     verdict: Answer
     sentence: str
@@ -166,9 +182,10 @@ class Verdict(_Part):
 
 @dataclass(frozen=True)
 class Costs:
-    """Draws of a draft step and of reading 1, 2, ... tokens in one call, over a step of plain decoding; the first draw is the estimate."""
+    """Draws of a draft step in blocks of 1, 2, ... drafted tokens, and of reading 1, 2, ... tokens in one call, over a step of plain
+    decoding; the first draw is the estimate. The first step of a block finds the processor's caches full of the target: short blocks pay more."""
 
-    step: Float64[np.ndarray, " draws"]
+    step: Float64[np.ndarray, "draws lengths"]
     verify: Float64[np.ndarray, "draws tokens"]
     source: str
     seconds: float | None
@@ -176,7 +193,7 @@ class Costs:
 
     def block(self, draft_len: int) -> float:
         """Of a block of ``draft_len`` drafted tokens, in steps."""
-        return float(draft_len * self.step[0] + self.verify[0, draft_len])
+        return float(draft_len * self.step[0, draft_len - 1] + self.verify[0, draft_len])
 
 
 def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> Costs:
@@ -185,19 +202,21 @@ def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> Costs:
     own = rows[(rows["context"] == near) & (rows["batch"] == 1)]
     plain = (own["plain_before_seconds"] + own["plain_after_seconds"]) / 2
     own = own.assign(v=own["verify_seconds"] / plain, c=own["draft_seconds"] / plain)
-    v = own.pivot_table(index="block", columns="verified", values="v")
-    c = own.groupby("block")["c"].median()
+    v, c = (own.pivot_table(index="block", columns="verified", values=name) for name in ("v", "c"))
     if not np.isfinite([own["v"], own["c"]]).all() or len(v) < 2:
         raise UserError(
             "the probes of costs hold NaN, or one block alone", remedy="measure them again, or give --hardware"
         )
     rng = np.random.default_rng(seed)
     drawn = np.vstack([np.arange(len(v)), rng.integers(0, len(v), (DRAWS, len(v)))])
-    known = np.array([1, *map(int, v.columns)])
-    medians = np.concatenate([np.ones((DRAWS + 1, 1)), np.median(v.to_numpy()[drawn], axis=1)], axis=1)
-    wanted = np.arange(1, LONGEST + 2)
-    verify = np.stack([np.interp(wanted, known, row) for row in medians])
-    step = np.median(c.to_numpy()[drawn], axis=1)
+    read = np.array(v.columns, dtype=float)
+
+    def medians(values: pd.DataFrame, tokens: Float64[np.ndarray, " tokens"]) -> Float64[np.ndarray, "draws tokens"]:
+        found = np.median(values.to_numpy()[drawn], axis=1)
+        return np.stack([np.interp(tokens, read, row) for row in found])
+
+    lengths = np.arange(1.0, LONGEST + 1)
+    step, verify = medians(c, lengths + 1), np.pad(medians(v, lengths + 1), ((0, 0), (1, 0)), constant_values=1.0)
     seconds = float(plain.median())
     return Costs(step, verify, f"measured in llama.cpp on this machine at a context of {near}", seconds, _profile(rows))
 
@@ -232,12 +251,15 @@ def from_profile(name: str, context: float, ratio: float) -> Costs:
     verify = [(profile.overhead + profile.target.step(n, n, 1, context)) / plain for n in range(1, LONGEST + 2)]
     step = profile.draft.step(1, 1, 1, context) / plain
     source = f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {step:.3f} of its step"
-    return Costs(np.full(DRAWS + 1, step), np.tile(verify, (DRAWS + 1, 1)), source, plain / 1e3, profile)
+    return Costs(np.full((DRAWS + 1, LONGEST), step), np.tile(verify, (DRAWS + 1, 1)), source, plain / 1e3, profile)
 
 
-def _weights(requests: int, seed: int = 0) -> Float64[np.ndarray, "draws requests"]:
-    """How often each request is drawn; the first draw takes each once."""
-    drawn = np.random.default_rng(seed).multinomial(requests, np.full(requests, 1 / requests), DRAWS)
+def _weights(requests: int, to_come: int = 0, seed: int = 0) -> Float64[np.ndarray, "draws requests"]:
+    """How often each request is drawn, the first draw taking each once; then so many requests ``to_come`` are drawn from those."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(requests, np.full(requests, 1 / requests), DRAWS)
+    if to_come:
+        drawn = rng.multinomial(to_come, drawn / requests)
     return np.vstack([np.ones(requests), drawn])
 
 
@@ -246,8 +268,9 @@ def _range(draws: Float64[np.ndarray, " draws"]) -> Range:
     return Range(estimate=float(draws[0]), low=float(low), high=float(high))
 
 
-def speedup(rows: pd.DataFrame, costs: Costs) -> Range:
-    """Of the requests of ``rows``, one row each: all of one option, proposal and length."""
+def speedup(rows: pd.DataFrame, costs: Costs, to_come: int = 0) -> Range:
+    """Of so many requests ``to_come`` (0: as many again) as those of ``rows``, one row each: all of one option, proposal and length."""
+    step = costs.step[:, int(rows["draft_len"].iloc[0]) - 1]
     full = (rows["blocks"] - rows["empty"]).to_numpy()
     mean = np.divide(rows["drafted"].to_numpy(), full, out=np.zeros(len(rows)), where=full > 1e-9)
     below = np.floor(mean).astype(int).clip(0, LONGEST)
@@ -257,8 +280,8 @@ def speedup(rows: pd.DataFrame, costs: Costs) -> Range:
     calls[place, 0] += rows["empty"]
     calls[place, below] += full * (1 - share)
     calls[place, below + 1] += full * share
-    weights = _weights(len(rows))
-    seconds = (weights @ calls[:, :-1] * costs.verify).sum(axis=1) + weights @ rows["steps"].to_numpy() * costs.step
+    weights = _weights(len(rows), to_come or len(rows))
+    seconds = (weights @ calls[:, :-1] * costs.verify).sum(axis=1) + weights @ rows["steps"].to_numpy() * step
     return _range(weights @ rows["emitted"].to_numpy() / seconds)
 
 
@@ -319,7 +342,10 @@ def judge(name: str, rows: pd.DataFrame, costs: Costs) -> Option:
         tips_at=tips,
         ceiling=most,
         by_length=by_length,
-        thirds=_thirds(rows, best, costs),
+        over_time=_over_time(_at(_stream(rows), best)),
+        thirds=_thirds(_at(_stream(rows), best), costs),
+        categories=_categories(own, costs),
+        by_batch=_by_batch(own, costs) if own["steps"].any() else {},
     )
 
 
@@ -347,14 +373,51 @@ def _reason(verdict: Answer, requests: int, found: Range, most: Ceiling, tips: f
     return f"this one cannot, others could: acceptance is {alpha.estimate:.2f}{wanted}"
 
 
-def _thirds(rows: pd.DataFrame, best: At, costs: Costs) -> list[Part]:
-    split = "train" if (rows["split"] == "train").any() else "eval"
-    own = _at(rows[rows["split"] == split], best)
-    third = len(own) // 3
+def _stream(rows: pd.DataFrame) -> pd.DataFrame:
+    """The requests in the order of the log; where a draft has learnt from them, the held-out ones."""
+    return rows[rows["split"] == ("train" if (rows["split"] == "train").any() else "eval")]
+
+
+def _over_time(rows: pd.DataFrame) -> list[Range]:
+    """Acceptance in equal parts of the stream, one after the other."""
+    parts = min(PARTS, len(rows) // 4)
+    cuts = np.linspace(0, len(rows), parts + 1).astype(int) if parts > 1 else np.zeros(0, int)
+    return [_ratio(rows.iloc[begin:end], "accepted", "visited") for begin, end in itertools.pairwise(cuts)]
+
+
+def _thirds(rows: pd.DataFrame, costs: Costs) -> list[Part]:
+    third = len(rows) // 3
     if third < 2:
         return []
-    found = [(len(part), speedup(part, costs)) for part in (own.iloc[:third], own.iloc[-third:])]
-    return [Part(requests=n, verdict=answer(r, n), speedup=r) for n, r in found]
+    return [_part("first third", rows.iloc[:third], costs), _part("last third", rows.iloc[-third:], costs)]
+
+
+def _by_batch(rows: pd.DataFrame, costs: Costs) -> dict[int, int]:
+    """The draft length that emits most tokens a second by batch (0: none), as ``load.best_lengths``, at the context of these requests."""
+    context = float((rows["prompt_tokens"] + rows["emitted"] / 2).mean())
+    near = min(CONTEXTS, key=lambda known: abs(known - context))
+    found = best_lengths(costs.profile, from_alpha(min(float(rows["accepted"].sum() / rows["visited"].sum()), 1.0)))
+    found = found[found["context"] == near]
+    return {int(batch): int(k) for batch, k in zip(found["batch"], found["best_draft_len"], strict=True)}
+
+
+def _part(name: str, rows: pd.DataFrame, costs: Costs) -> Part:
+    found = speedup(rows, costs)
+    return Part(name=name, requests=len(rows), verdict=answer(found, len(rows)), speedup=found)
+
+
+def _categories(rows: pd.DataFrame, costs: Costs) -> list[Part]:
+    """Requests by the halves of their lengths, and by language where a log has several."""
+    found = []
+    for name, column in (("prompts", "prompt_tokens"), ("answers", "emitted")):
+        middle = float(rows[column].median())
+        sides = (("of up to", rows[column] <= middle), ("of more than", rows[column] > middle))
+        if all(own.any() for _, own in sides):
+            found += [(f"{name} {words} {middle:g} tokens", rows[own]) for words, own in sides]
+    if "language" in rows:
+        languages = list(rows.groupby("language"))
+        found += [(str(name), own) for name, own in languages if len(languages) > 1]
+    return [_part(name, own, costs) for name, own in found if len(own) >= 2]
 
 
 def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, Any], costs: Costs) -> list[Option]:
@@ -380,22 +443,34 @@ def under_load(
 ) -> list[AtLoad]:
     """The simulated server around the given load, each request with the acceptance that it had in replay."""
     own = _at(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option_at(option))
-    alphas = np.divide(own["accepted"], own["visited"], out=np.zeros(len(own)), where=own["visited"].to_numpy() > 0)
-    if trace is None:
-        lengths = traces.Arrivals(
-            np.zeros(len(own)), own["prompt_tokens"].to_numpy(int), own["emitted"].to_numpy().astype(int), {}
-        )
-        trace = traces.poisson(lengths, 400, 1.0, np.random.default_rng(0))
-    rate = rate or trace.rate
+    lengths = (own["emitted"] / own["blocks"]).clip(1, option.draft_len + 1)
+    alphas = np.array([alpha_of_length(length, option.draft_len) for length in lengths])
+    share = 1 - float(own["empty"].sum() / own["blocks"].sum())
     profile = costs.profile if own["steps"].any() else costs.profile.model_copy(update={"draft": None})
-    table = sweep(
-        trace, [rate * share for share in SHARES], profile, from_alpha(np.clip(alphas, 0, 1).tolist()), Goal()
-    )
+    prompts, outputs = own["prompt_tokens"].to_numpy(int), own["emitted"].to_numpy().astype(int)
+    rates = [(rate or (trace.rate if trace else 1.0)) * times for times in SHARES]
+
+    def simulate(draft_lens: Sequence[int], seed: int) -> pd.DataFrame:
+        rng = np.random.default_rng(seed)
+        drawn = rng.choice(alphas, len(alphas)) if seed else alphas
+        arrivals = trace or traces.poisson(
+            traces.Arrivals(np.zeros(len(own)), prompts, outputs, {}), ARRIVALS, 1.0, rng
+        )
+        acceptance = from_alpha(drawn.tolist())
+        return sweep(arrivals, rates, profile, acceptance, Goal(), seed=seed, draft_lens=draft_lens, share=share)
+
+    # With more requests in a step longer drafts only pay less than at one request.
+    gains = simulate(range(option.draft_len + 1), 0).pivot_table(index="draft_len", columns="rate", values="speedup")
+    best = {float(str(at)): int(gains[at].idxmax()) for at in gains}
+    lengths_again = sorted(set(best.values()) - {0})
+    again = [simulate(lengths_again, seed) for seed in range(1, LOADS) if lengths_again]
     found = []
-    for at, part in table.groupby("rate"):
-        gains = {int(k): float(s) for k, s in zip(part["draft_len"], part["speedup"], strict=True)}
-        best = max(gains, key=lambda k: gains[k])
-        found.append(AtLoad(rate=float(str(at)), draft_len=best, speedup=gains[best], by_length=gains))
+    for at, length in best.items():
+        others = [
+            t.loc[(t["rate"] == at) & (t["draft_len"] == length), "speedup"].iloc[0] if length else 1.0 for t in again
+        ]
+        own_range = _range(np.array([gains.loc[length, at], *(others or [1.0])]))
+        found.append(AtLoad(rate=at, draft_len=length, speedup=own_range, by_length=gains[at].to_dict()))
     return found
 
 
@@ -414,6 +489,7 @@ def decide(
     draft: str,
     temperature: float,
     left_out: Mapping[str, int],
+    cut: int = 0,
     rate: float | None = None,
     trace: traces.Arrivals | None = None,
 ) -> Verdict:
@@ -426,9 +502,7 @@ def decide(
     good = [own for own in ranked if own.verdict == "yes"]
     load = {}
     if (rate or trace) and options[0].requests >= ENOUGH:
-        # The simulator drafts at every call, as lookup does not.
-        always = [own for own in ranked if own.name != "lookup"]
-        load = {own.name: under_load(rows, own, costs, rate, trace) for own in always[:2]}
+        load = {own.name: under_load(rows, own, costs, rate, trace) for own in ranked[:2]}
     overall: Answer = "yes" if good else "no" if all(own.verdict == "no" for own in options) else "not yet known"
     top = good[0] if good else ranked[0]
     return Verdict(
@@ -438,9 +512,10 @@ def decide(
         temperature=temperature,
         requests=options[0].requests,
         left_out=dict(left_out),
+        cut=cut,
         costs=costs.source,
         step_seconds=costs.seconds,
-        cost_ratio=float(costs.step[0]),
+        cost_ratio={n + 1: float(c) for n, c in enumerate(costs.step[0])},
         verify_ratio={n + 1: float(v) for n, v in enumerate(costs.verify[0])},
         verdict=overall,
         sentence=_sentence(overall, top),
@@ -458,19 +533,30 @@ def decide(
 def _sentence(overall: Answer, top: Option) -> str:
     name = NAMES[top.name]
     if overall == "yes":
-        return (
-            f"Yes: {name} makes this traffic {top.speedup.show()} times as fast, {top.draft_len} tokens drafted at once"
-        )
+        tokens = f"{top.draft_len} token{'s' if top.draft_len > 1 else ''}"
+        return f"Yes: {name}, {tokens} at once, makes this traffic {top.speedup.show()} times as fast"
     if overall == "no":
         return f"No: the best of all, {name}, is {top.speedup.show()} times as fast as no draft ({top.reason})"
     return f"Not yet known: {name} is the best so far ({top.reason})"
 
 
 def lines(found: Verdict) -> list[str]:
-    """Three lines for a terminal."""
-    each = ", ".join(f"{NAMES[own.name]} {own.verdict}" + (f" {own.speedup.show()}" if own.requests >= ENOUGH else "")
-                     for own in found.options)  # fmt: skip
-    loads = [f"{name} at {at.rate:.3g}/s: {at.speedup:.2f} with {at.draft_len} drafted" for name, own in found.load.items()
-             for at in own if at.rate]  # fmt: skip
-    last = "; ".join(loads) if loads else f"at batch 1, {found.requests} held-out requests, costs {found.costs}"
-    return [found.sentence, f"Options: {each}", f"Load: {last}" if loads else f"Measured: {last}"]
+    """Three lines for a terminal: the answer, each option, and the load or what was measured."""
+    options = [
+        f"{NAMES[own.name]} {own.verdict}" + (f" {own.speedup.show()}" if own.requests >= ENOUGH else "")
+        for own in found.options
+    ]
+    said = [
+        f"{at.rate:.3g}/s {NAMES[name] + f' {at.speedup.show()}' if name else 'no draft'}"
+        for name, at in best_at_load(found)
+    ]
+    where = f"At one request at a time, {found.requests} held-out requests; costs {found.costs}"
+    return [found.sentence, "; ".join(options), "Fastest under load: " + "; ".join(said) if said else where]
+
+
+def best_at_load(found: Verdict) -> list[tuple[str, AtLoad]]:
+    """At each rate the option that gains most, and what; '' where none gains."""
+    every = [(name, at) for name, loads in found.load.items() for at in loads]
+    rates = sorted({at.rate for _, at in every})
+    best = [max(((n, at) for n, at in every if at.rate == r), key=lambda o: o[1].speedup.estimate) for r in rates]
+    return [(name if at.draft_len else "", at) for name, at in best]

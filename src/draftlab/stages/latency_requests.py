@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -49,6 +49,7 @@ class Settings(Engine):
     adaptive: bool = Field(False, description="also with a draft length that follows the acceptance")
     temperature: float = Field(default=0, ge=0, description="of the samples of target and drafts; 0: greedy")
     lookup: bool = Field(True, description="also with prompt lookup, alone and before the last draft")
+    distilled: Literal["osd_offline", "traffic_verdict"] = Field("osd_offline", description="what distilled the draft")
 
 
 class Row:
@@ -101,9 +102,10 @@ class Inputs(Base):
 
 
 def locate(variants: Sequence[Settings], places: Places) -> Inputs:
-    """The draft as it comes, and the one that ``osd_offline`` distilled on this dataset."""
+    """The draft as it comes, and the one that another experiment distilled on this dataset."""
     own = variants[0]
-    distilled = places.other_cell("osd_offline", own.dataset) / "draft"
+    cell = own.dataset if own.distilled == "osd_offline" else f"{own.dataset}.{own.temperature:g}"
+    distilled = places.other_cell(own.distilled, cell) / "draft"
     answers = places.recorded(own.pair) / recorded_name(own.dataset, "eval") / "answers.jsonl"
     drafts = {"before": places.model("draft", own.pair), "distilled": distilled}
     return Inputs(target=places.model("target", own.pair), drafts=drafts, answers=answers)

@@ -1,0 +1,74 @@
+"""The verdict's speed-ups beside those of really served requests: costs, acceptance and the measured time each from requests of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from draftlab.core.stats import ENOUGH
+from draftlab.errors import UserError
+from draftlab.files.tables import read_table
+from draftlab.serving import verdict
+
+OPTIONS = {"before": "as_it_comes", "distilled": "distilled", "lookup": "lookup", "lookup_first": "lookup_first"}
+"""Contenders of ``latency_requests`` -> options of ``replay_log``."""
+WITHIN = 0.05
+
+
+def table(run: Path) -> pd.DataFrame:
+    """One row per dataset, draft and draft length of a run at scale=calibration, or of a verdict whose requests were served as well.
+
+    Costs are probed on filler tokens (``traffic_cost``), acceptance is replayed on the held-out requests that were not served
+    (``traffic_verdict``), and ``measured`` is the speed-up of those that were (``traffic_requests``).
+    """
+    costs, replayed, served = (read_table(run / f"traffic_{name}.csv") for name in ("cost", "verdict", "requests"))
+    replayed = replayed[(replayed["split"] == "eval") & (replayed["proposal"] == "greedy")]
+    rows = []
+    for (dataset, length), own in served.groupby(["dataset", "draft_len"]):
+        seconds = own.pivot_table(index="request_id", columns="contender", values="seconds")
+        plain = seconds[["none", "none_again"]].mean(axis=1)
+        others = replayed[(replayed["dataset"] == dataset) & (replayed["draft_len"] == length)]
+        others = others[~others["request_id"].isin(seconds.index)]
+        for contender, option in OPTIONS.items():
+            known = others[others["option"] == option]
+            if len(known) < ENOUGH:
+                raise UserError(f"{len(known)} requests of {dataset} were not served", remedy=f"hold out {ENOUGH} more")
+            context = float((known["prompt_tokens"] + known["emitted"] / 2).mean())
+            found = verdict.speedup(known, verdict.from_probes(costs, context), len(seconds))
+            measured = float(plain.sum() / seconds[contender].sum())
+            cell = {
+                "dataset": dataset,
+                "option": option,
+                "draft_len": length,
+                "replayed": len(known),
+                "served": len(seconds),
+            }
+            noise = float(seconds["none"].sum() / seconds["none_again"].sum())
+            rows.append(
+                {**cell, "measured": measured, "predicted": found.estimate, "low": found.low, "high": found.high,
+                 "error": found.estimate / measured - 1, "inside": found.low <= measured <= found.high, "noise": noise - 1}
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def sentence(found: pd.DataFrame) -> str:
+    """How many cells are met."""
+    near, inside = (found["error"].abs() <= WITHIN).sum(), found["inside"].sum()
+    errors = found["error"]
+    return (
+        f"{near} of {len(found)} cells within {WITHIN:.0%}, {inside} inside the 95 % interval; mean error {errors.mean():+.1%}, "
+        f"median absolute error {errors.abs().median():.1%}, plain decoding against itself {found['noise'].abs().median():.1%}"
+    )
+
+
+def as_markdown(found: pd.DataFrame) -> str:
+    """The table for a page."""
+    lines = ["| dataset | option | draft length | measured | predicted | interval | error | inside |", "|" + "---|" * 8]
+    for row in found.itertuples():
+        missed = "" if abs(row.error) <= WITHIN else " !"
+        lines.append(
+            f"| {row.dataset} | {verdict.NAMES[row.option]} | {row.draft_len} | {row.measured:.2f} | {row.predicted:.2f} "
+            f"| {row.low:.2f} to {row.high:.2f} | {row.error:+.1%}{missed} | {'yes' if row.inside else 'no'} |"
+        )
+    return sentence(found) + ".\n\n" + "\n".join(lines) + "\n"
