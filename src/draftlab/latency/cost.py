@@ -6,9 +6,8 @@ speed-up is E[tokens] / (k c + v(k+1)) with the measured v, at the context lengt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -58,17 +57,17 @@ def calibrate(
             draft.fill(batch, context)
             for block in range(-1, blocks):
                 for verify in rng.permutation(verified).tolist():
-                    before = _in_a_row(lambda: _timed(target, 1))
-                    drafts, verifies = _in_a_row(lambda n=verify: (_timed(draft, 1, n - 1), _timed(target, n)))
+                    before = _in_a_row((target, 1, 1))
+                    drafts, verifies = _in_a_row((draft, 1, verify - 1), (target, verify, 1))
                     row = {
                         "context": context,
                         "batch": batch,
                         "block": block,
                         "verified": verify,
-                        "plain_before_seconds": before,
+                        "plain_before_seconds": before[0],
                         "verify_seconds": verifies,
                         "draft_seconds": drafts,
-                        "plain_after_seconds": _in_a_row(lambda: _timed(target, 1)),
+                        "plain_after_seconds": _in_a_row((target, 1, 1))[0],
                     }
                     if block >= 0:  # the first pass warms up
                         rows.append(row)
@@ -86,12 +85,13 @@ def cost_model(rows: pd.DataFrame) -> CostModel:
     )
 
 
-def _in_a_row(timed: Callable[[], float | tuple[float, float]]) -> Any:
-    """Means over all repeats but the first."""
-    return np.mean([timed() for _ in range(REPEATS)][1:], axis=0).tolist()
+def _in_a_row(*calls: tuple[LatencyBackend, int, int]) -> list[float]:
+    """Mean seconds of each of ``_timed``'s calls over all repeats but the first."""
+    times = [[_timed(*call) for call in calls] for _ in range(REPEATS)]
+    return [float(mean) for mean in np.mean(times[1:], axis=0)]
 
 
-def _timed(backend: LatencyBackend, tokens: int, steps: int = 1) -> float:
+def _timed(backend: LatencyBackend, tokens: int, steps: int) -> float:
     """Seconds of one of ``steps`` calls in a row."""
     clock = backend.clock()
     started = clock()

@@ -65,10 +65,14 @@ def sentence(found: pd.DataFrame) -> str:
 def as_markdown(found: pd.DataFrame) -> str:
     """The table for a page."""
     lines = ["| dataset | option | draft length | measured | predicted | interval | error | inside |", "|" + "---|" * 8]
-    for row in found.itertuples():
-        missed = "" if abs(row.error) <= WITHIN else " !"
-        lines.append(
-            f"| {row.dataset} | {verdict.NAMES[row.option]} | {row.draft_len} | {row.measured:.2f} | {row.predicted:.2f} "
-            f"| {row.low:.2f} to {row.high:.2f} | {row.error:+.1%}{missed} | {'yes' if row.inside else 'no'} |"
-        )
+    for row in found.to_dict("records"):
+        missed = "" if abs(row["error"]) <= WITHIN else " !"
+        cells = [row["dataset"], verdict.NAMES[row["option"]], row["draft_len"]]
+        cells += [f"{row[name]:.2f}" for name in ("measured", "predicted")]
+        cells += [
+            f"{row['low']:.2f} to {row['high']:.2f}",
+            f"{row['error']:+.1%}{missed}",
+            "yes" if row["inside"] else "no",
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return sentence(found) + ".\n\n" + "\n".join(lines) + "\n"

@@ -461,7 +461,7 @@ def under_load(
 
     # With more requests in a step longer drafts only pay less than at one request.
     gains = simulate(range(option.draft_len + 1), 0).pivot_table(index="draft_len", columns="rate", values="speedup")
-    best = {float(str(at)): int(gains[at].idxmax()) for at in gains}
+    best = {float(str(at)): int(str(gains[at].idxmax())) for at in gains}
     lengths_again = sorted(set(best.values()) - {0})
     again = [simulate(lengths_again, seed) for seed in range(1, LOADS) if lengths_again]
     found = []
@@ -469,8 +469,15 @@ def under_load(
         others = [
             t.loc[(t["rate"] == at) & (t["draft_len"] == length), "speedup"].iloc[0] if length else 1.0 for t in again
         ]
-        own_range = _range(np.array([gains.loc[length, at], *(others or [1.0])]))
-        found.append(AtLoad(rate=at, draft_len=length, speedup=own_range, by_length=gains[at].to_dict()))
+        own_range = _range(np.array([float(gains[at].loc[length]), *(others or [1.0])]))
+        found.append(
+            AtLoad(
+                rate=at,
+                draft_len=length,
+                speedup=own_range,
+                by_length={int(str(k)): float(gain) for k, gain in gains[at].items()},
+            )
+        )
     return found
 
 
