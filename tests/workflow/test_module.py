@@ -65,7 +65,7 @@ def test_its_rules_can_be_changed_where_they_are_imported(tmp_path):
 
 def test_the_catalogue_finds_what_it_asks_for():
     usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
-    assert usage["software-stack-deployment"] == {"conda": True, "apptainer": True}
+    assert usage["software-stack-deployment"] == {"conda": False, "apptainer": False}
     assert usage["report"] is True
     for flag in usage["mandatory-flags"]["flags"].split():
         assert flag.startswith("--")
