@@ -384,6 +384,17 @@ def verdict_validate(*, run: Path, out: Path) -> None:
     print(calibration.sentence(table))
 
 
+def verdict_forecasts(*, data: Path, out: Path) -> None:
+    """Write how well the verdict's forecasts meet recorded streams; DATA: the published tables of a scale."""
+    from draftlab.files.atomic import write_text
+    from draftlab.serving import forecast
+
+    table = forecast.table(data)
+    text = forecast.as_markdown(table)
+    write_text(out, text if out.suffix == ".md" else table.to_csv(index=False, lineterminator="\n"))
+    print(text, end="")
+
+
 def load_validate(*, data: Path, out: Path) -> None:
     """Write the simulator's predictions beside what others measured; DATA holds llmservingsim/ and specbundle/."""
     from draftlab.files.atomic import write_text
@@ -617,6 +628,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "profile": profile,
     "verdict": verdict,
     "verdict validate": verdict_validate,
+    "verdict forecasts": verdict_forecasts,
     "profile derive": profile_derive,
     "run": run,
     "answer": answer,

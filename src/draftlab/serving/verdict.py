@@ -35,6 +35,8 @@ SHARES = (0.25, 0.5, 1.0, 2.0)
 """Of the given load, those that are simulated."""
 ARRIVALS = 200
 """Requests of a simulation without a trace."""
+GAIN = 0.01
+"""Of acceptance: what is worth no more requests."""
 PARTS = 10
 """Parts of the stream whose acceptance is told."""
 LOADS = 6
@@ -113,6 +115,16 @@ class Ceiling(_Part):
     optimum: dict[int, float] = {}
 
 
+class Forecast(_Part):
+    """Acceptance after so many requests of a draft that keeps learning; ``enough``: requests from which twice as many bring less than
+    ``GAIN`` (none: further than is forecast). ``refused`` says why there is no forecast."""
+
+    seen: int
+    after: dict[int, Range] = {}
+    enough: int | None = None
+    refused: str = ""
+
+
 class Option(_Part):
     """The verdict on one option, at its best length; ``tips_at``: the acceptance from which some length pays, empty if none does."""
 
@@ -132,6 +144,7 @@ class Option(_Part):
     thirds: list[Part]
     categories: list[Part]
     by_batch: dict[int, int] = {}
+    forecast: Forecast | None = None
     update_seconds: float | None = None
     payback_requests: float | None = None
 
@@ -345,6 +358,7 @@ def judge(name: str, rows: pd.DataFrame, costs: Costs) -> Option:
         over_time=_over_time(_at(_stream(rows), best)),
         thirds=_thirds(_at(_stream(rows), best), costs),
         categories=_categories(own, costs),
+        forecast=_forecast(_at(_stream(rows), best)) if name == "kept_learning" else None,
         by_batch=_by_batch(own, costs) if own["steps"].any() else {},
     )
 
@@ -399,6 +413,18 @@ def _by_batch(rows: pd.DataFrame, costs: Costs) -> dict[int, int]:
     found = best_lengths(costs.profile, from_alpha(min(float(rows["accepted"].sum() / rows["visited"].sum()), 1.0)))
     found = found[found["context"] == near]
     return {int(batch): int(k) for batch, k in zip(found["batch"], found["best_draft_len"], strict=True)}
+
+
+def _forecast(rows: pd.DataFrame) -> Forecast:
+    from draftlab.serving import forecast
+
+    curve = forecast.fit(rows["accepted"].to_numpy(float), rows["visited"].to_numpy(float))
+    if isinstance(curve, str):
+        return Forecast(seen=len(rows), refused=curve)
+    after = {n: curve.at(n) for n in (times * curve.seen for times in (2, 5, forecast.FURTHEST))}
+    ranges = {n: Range(estimate=alpha, low=low, high=high) for n, (alpha, low, high) in after.items()}
+    enough = curve.enough(GAIN)
+    return Forecast(seen=curve.seen, after=ranges, enough=None if enough is None else round(enough))
 
 
 def _part(name: str, rows: pd.DataFrame, costs: Costs) -> Part:

@@ -1,0 +1,57 @@
+"""Forecasts of acceptance: on curves whose law is known, on recorded streams, and refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftlab.serving import forecast
+from draftlab.serving.forecast import SCALE, SLOPE, Curve, fit
+
+LAPTOP = Path(__file__).parents[2] / "paper_figures/laptop/data"
+
+
+def stream(requests: int, start: float, slope: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    alphas = 1 / (1 + np.exp(-(start + slope * np.log1p(np.arange(requests) / SCALE))))
+    visited = np.full(requests, 40.0)
+    return rng.binomial(40, alphas).astype(float), visited
+
+
+def test_a_stream_of_the_law_is_continued():
+    curve = fit(*stream(240, -1.0, SLOPE))
+    assert isinstance(curve, Curve)
+    estimate, low, high = curve.at(1200)
+    expected = 1 / (1 + np.exp(-(-1.0 + SLOPE * np.log1p(1200 / SCALE))))
+    assert estimate == pytest.approx(expected, abs=0.02)
+    assert low < expected < high
+    assert np.diff(curve.at(120)[1:])[0] < np.diff(curve.at(240)[1:])[0] + 1e-3 < high - low
+    rest = curve.enough(0.07)
+    assert rest is not None
+    assert curve.at(2 * rest)[0] - curve.at(rest)[0] < 0.07
+    assert curve.enough(1e-9) is None
+
+
+def test_short_and_flat_streams_are_refused():
+    assert "too short" in str(fit(*stream(59, -1.0, SLOPE)))
+    assert "does not grow" in str(fit(*stream(400, 0.0, 0.0)))
+    assert "too short" in str(fit(np.zeros(100), np.zeros(100)))
+
+
+def test_neighbours_summed_give_the_same_curve():
+    accepted, visited = stream(400, -1.0, SLOPE)
+    alone = fit(accepted, visited)
+    summed = fit(*(values.reshape(-1, 10).sum(axis=1) for values in (accepted, visited)), requests_of_row=10)
+    assert isinstance(alone, Curve)
+    assert isinstance(summed, Curve)
+    assert summed.at(2000)[0] == pytest.approx(alone.at(2000)[0], abs=0.01)
+
+
+def test_recorded_streams_end_where_their_first_fifth_says():
+    found = forecast.table(LAPTOP)
+    found = found[found["table"].isin(["osd_online", "beyond_loss_positions", "beyond_temperature_online"])]
+    given = found[found["refused"] == ""]
+    assert len(given) >= 12
+    assert (given["forecast"] - given["measured"]).abs().mean() <= 0.03
+    inside = (given["low"] <= given["measured"]) & (given["measured"] <= given["high"])
+    assert 0.90 <= inside.mean() <= 1
