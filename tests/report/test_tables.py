@@ -5,9 +5,11 @@ import pytest
 
 from draftlab.core import stats
 from draftlab.core.measure import Measure
+from draftlab.core.stats import Interval
 from draftlab.errors import UserError
 from draftlab.plan import WORKFLOW, Layout, load_experiment
 from draftlab.report import tables, tidy
+from draftlab.report.contrast import digits_of
 from tests.synthetic import TABLES
 
 PLANS = {path.stem: load_experiment(path) for path in sorted((WORKFLOW / "experiments").glob("*.yaml"))}
@@ -73,9 +75,12 @@ def test_three_formats(tmp_path):
     assert "scale smoke: alpha, n = 12 requests per cell, 95 % bootstrap" in markdown
     latex = (tmp_path / "t.tex").read_text()
     assert r"\toprule" in latex
-    assert r"code\_search\_net" in latex
+    assert "CodeSearchNet" in latex
+    assert "all together" in latex
     estimate = cells.iloc[0]
-    number = f"{estimate['estimate']:.3f} [{estimate['ci_low']:.3f}, {estimate['ci_high']:.3f}]"
+    digits = digits_of([Interval(0, low, high, 0) for low, high in cells[["ci_low", "ci_high"]].to_numpy()], 0)
+    assert digits == 3, "the last place is at most a third of the intervals"
+    number = "{:.3f} [{:.3f}, {:.3f}]".format(*estimate[["estimate", "ci_low", "ci_high"]])
     assert number in markdown
     assert number in latex
 

@@ -165,7 +165,7 @@ def open_source(
     match source:
         case "generator":
             if train_rows <= 0:
-                raise UserError("a generator never ends", remedy="say how many rows it shall draw")
+                raise UserError("a generator never ends", remedy="give the number of rows to draw")
             return Generated(found, train_rows, eval_rows, seed)
         case "hub":
             return Hub(found)

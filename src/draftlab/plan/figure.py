@@ -32,11 +32,16 @@ class Printed(Settings):
 
 
 class PrintedCurves(Settings):
-    """Digitised curves: ``series`` maps those of a printed ``figure`` to ours; ``{panel}`` in a name is the panel's, as ``panels`` calls it."""
+    """Digitised curves: ``series`` maps those of a printed ``figure`` to ours; ``{panel}`` in a name is the panel's, as ``panels`` calls it.
+
+    A printed stream of so many ``records`` is laid out as ours; lines mark its ``shifts``.
+    """
 
     figure: str
     series: dict[str, str] = Field(min_length=1)
     panels: dict[str, str] = {}
+    records: int = 0
+    shifts: list[int] = []
 
 
 class PrintedGap(Settings):

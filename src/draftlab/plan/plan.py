@@ -41,8 +41,9 @@ class Finding(Settings):
     The rows of ``left`` less those of ``right`` (or a constant), over the same requests, or the best of ``best``'s settings less the next
     one: an interval above 0 says ``more``, one below it ``less``, any other ``level``. The texts may name ``{gap}``, ``{left}``,
     ``{right}``, ``{n}``, ``{best}`` and ``{second}``. ``each`` repeats the difference for every value of these columns; texts that name
-    ``{each}`` are chosen by all of these together (``level`` where they disagree), not by all rows pooled. ``measure`` names one of the
-    stage's, by default that of the ``layout``, as are the ``digits``.
+    ``{each}`` (or ``{values}``, the left side alone) are chosen by all of these together (``level`` where they disagree), not by all rows
+    pooled. ``measure`` names one of the stage's, by default that of the ``layout``. ``digits`` follow the interval, those of the layout
+    where there is none. What stands before the first colon of the first finding is the title of the figure.
     """
 
     left: dict[str, Any] = {}
@@ -54,6 +55,11 @@ class Finding(Settings):
     more: str
     less: str = ""
     level: str
+
+    @property
+    def apart(self) -> bool:
+        """Whether its text is chosen by all groups together, not by all rows pooled."""
+        return "{each}" in self.level or "{values}" in self.level
 
 
 class Layout(Settings):

@@ -5,6 +5,7 @@ Findings, verdicts, headlines and the cells of printed tables render what is com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
@@ -264,6 +265,12 @@ def decide(interval: Interval, level: float = 0.0) -> Side:
     """The side of ``level`` that an interval lies on; one that holds it decides nothing. Without an interval the estimate does."""
     low, high = bounds(interval)
     return "more" if low > level else "less" if high < level else "level"
+
+
+def digits_of(intervals: Sequence[Interval], otherwise: int) -> int:
+    """Decimal places of which the last is at most a third of the intervals' usual width; ``otherwise`` where they have none."""
+    widths = [own.high - own.low for own in intervals if own.high - own.low > 1e-9]
+    return min(max(1 - math.floor(math.log10(3 * float(np.median(widths)))), 0), 6) if widths else otherwise
 
 
 def show(interval: Interval, digits: int, *, alone: bool = False, sign: str = "") -> str:

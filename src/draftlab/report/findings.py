@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,19 @@ import pandas as pd
 from draftlab.errors import UserError
 from draftlab.plan import Finding
 from draftlab.report import tables, tidy
-from draftlab.report.contrast import Contrast, Result, Rows, Tables, choose, compute, compute_each, decide, show
-from draftlab.report.figures.style import name
+from draftlab.report.contrast import (
+    Contrast,
+    Result,
+    Rows,
+    Tables,
+    choose,
+    compute,
+    compute_each,
+    decide,
+    digits_of,
+    show,
+)
+from draftlab.report.figures.style import setting
 
 
 def findings_of(experiment: str) -> list[Finding]:
@@ -24,6 +36,11 @@ def findings_of(experiment: str) -> list[Finding]:
 def sentences(experiment: str, table: pd.DataFrame, findings: Sequence[Finding]) -> str:
     """The findings in words, one after the other; empty where there is none, or where the table lacks the rows that they speak of."""
     return " ".join(filter(None, (sentence(experiment, table, finding) for finding in findings)))
+
+
+def takeaway(said: str) -> str:
+    """What a finding says before its first colon: the title of its figure."""
+    return said.partition(":")[0] if ":" in said else ""
 
 
 def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
@@ -39,24 +56,22 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
     pooled = compute(contrast, source)
     if pooled is None:
         return ""
-    digits = layout.digits if finding.digits is None else finding.digits
+    digits = digits_of([pooled.value], layout.digits) if finding.digits is None else finding.digits
     groups = compute_each(contrast, source) if finding.each else []
-    # a mean that is compared with nothing is no difference
-    sign = "+" if measure.denominator or finding.right != 0 else ""
-    parts = [f"{_describe(own.group, named=len(own.group) > 1)} {_show_group(own, digits, sign)}" for own in groups]
-    apart = "{each}" in finding.level
-    sides = {decide(own.value) for own in groups} if apart else {decide(pooled.value)}
+    sign = "+" if finding.best or finding.right != 0 else ""  # what is compared with nothing is no difference
+    parts = [f"{_describe(own.group)}: {_show_group(own, digits, sign)}" for own in groups]
+    sides = {decide(own.value) for own in groups} if finding.apart else {decide(pooled.value)}
     text: str = getattr(finding, sides.pop() if len(sides) == 1 else "level")
     sentence = text.format(
         left=show(pooled.left, digits, alone=True),
         right=show(pooled.right, digits, alone=True),
-        gap=show(pooled.value, digits, sign="+"),
+        gap=show(pooled.value, digits, sign=sign),
         n=f"{pooled.value.n:,}",
-        each=", ".join(parts),
+        each="; ".join(parts),
+        values="; ".join(f"{_describe(own.group)}: {show(own.left, digits)}" for own in groups),
         **{key: _describe(options) for key, options in zip(("best", "second"), pooled.options, strict=False)},
     )
-    by = " and ".join(finding.each).replace("_", " ")
-    return sentence + (f"; by {by}: {', '.join(parts)}" if len(parts) > 1 and not apart else "") + "."
+    return sentence + (f" ({'; '.join(parts)})" if len(parts) > 1 and not finding.apart else "") + "."
 
 
 def _check(experiment: str, table: pd.DataFrame, filters: Mapping[str, Any]) -> None:
@@ -73,9 +88,6 @@ def _show_group(result: Result, digits: int, sign: str) -> str:
     return _describe(result.options[0]) if result.options else show(result.value, digits, sign=sign)
 
 
-def _describe(values: Mapping[str, Any], *, named: bool = True) -> str:
-    """Settings as a reader writes them: a number needs its name unless that was said before."""
-    return ", ".join(
-        name(value) if isinstance(value, str) else f"{key.replace('_', ' ')} {value:g}" if named else f"{value:g}"
-        for key, value in values.items()
-    )
+def _describe(values: Mapping[str, Any]) -> str:
+    """Settings as a reader writes them."""
+    return ", ".join(itertools.starmap(setting, values.items()))

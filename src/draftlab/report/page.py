@@ -141,13 +141,14 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
     prefix = results / "figures" / name
     figure = prefix.with_name(f"{name}.png")
     cells = prefix.with_name(f"{name}.csv")
-    page = pd.DataFrame()
+    page, header = pd.DataFrame(), list[str]()
     caption = finding = ""
     if cells.exists():
         rows = tidy.read(table)
         layout = tables.layout_of(name, rows)
         finding = findings.sentences(name, rows, about.finding if about else [])
         page = tables.arrange(tables.read_cells(cells), layout, tables.measure_of(name))
+        header = tables.header(page, layout)
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
         if name == "osd_offline" and (said := summary.looping(rows)):
             caption += f" Of these, {said}."
@@ -163,7 +164,7 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
         artefact=about.artefact if about else "",
         figure=_data_uri(figure) if figure.exists() else "",
         size=_size(figure) if figure.exists() else (0, 0),
-        columns=list(page.columns),
+        columns=header,
         rows=page.to_numpy().tolist(),
         caption=caption,
         claims=claims,

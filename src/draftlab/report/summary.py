@@ -125,7 +125,7 @@ def _traffic(table: pd.DataFrame) -> Iterator[str]:
     if after.n < ENOUGH:
         verdict = f"not yet known whether an adapted draft pays, {ENOUGH} requests or more tell; so far"
     yield (
-        f"Traffic  {verdict}: against no draft {texts['distilled']}, the draft as it was {texts['before']}, "
+        f"Traffic  {verdict}: against no draft {texts['distilled']}, the undistilled draft {texts['before']}, "
         f"in llama.cpp on {after.n} request{'s' * (after.n != 1)}"
     )
 

@@ -16,17 +16,21 @@ import numpy as np
 import pandas as pd
 
 from draftlab.core.measure import Measure
+from draftlab.core.stats import Interval
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.tables import read_table
 from draftlab.plan import WORKFLOW, Layout
 from draftlab.report import tidy
-from draftlab.report.contrast import Contrast, Result, Rows, Tables, compute_each
+from draftlab.report.contrast import Contrast, Result, Rows, Tables, compute_each, digits_of
+from draftlab.report.figures.style import key_name, setting
 
 EMULATED = (
-    "the target is a small one made as expensive as a large one by layers and channels that change no output bit; "
-    "one thread is timed by its own CPU seconds"
+    "the target is padded with layers that leave its output unchanged, to imitate a large model's cost; "
+    "times are CPU seconds of one thread"
 )
+ALL = "all together"
+"""The row of all rows together."""
 EMULATING = ("smoke", "laptop")
 """The scales whose small targets are inflated."""
 PLACES = ("stream_index", "segment")
@@ -72,7 +76,7 @@ def write(
     layout = layout_of(experiment, table)
     layout = layout.model_copy(update={"emulated": layout.emulated and scale in EMULATING and not own_target})
     measure = measure_of(experiment)
-    cells = summary(table, layout, measure)
+    cells = summary(table, layout, measure, together=_is_pooled(experiment, table, layout))
     facts = caption(experiment, cells, layout, measure, tidy.units(table), scale)
     write_text(
         prefix.with_name(prefix.name + ".csv"),
@@ -83,18 +87,38 @@ def write(
     write_text(prefix.with_name(prefix.name + ".tex"), f"% {facts}\n" + latex(cells, layout, measure))
 
 
-def summary(table: pd.DataFrame, layout: Layout, measure: Measure) -> pd.DataFrame:
-    """One row per cell: the layout's columns, ``estimate, ci_low, ci_high, n, best`` (no interval in an exact table)."""
+def _is_pooled(experiment: str, table: pd.DataFrame, layout: Layout) -> bool:
+    """Whether a finding speaks of all rows together."""
+    plan = tidy.plan_of(experiment)
+    several = tidy.unit(table) is not None and len(table[list(layout.rows)].drop_duplicates()) > 1
+    said = plan.finding if plan and several else []
+    return any(not own.apart and not {*own.left, *own.best} & {*layout.rows} for own in said)
+
+
+def summary(table: pd.DataFrame, layout: Layout, measure: Measure, *, together: bool = False) -> pd.DataFrame:
+    """One row per cell: the layout's columns, ``estimate, ci_low, ci_high, n, best`` (no interval in an exact table).
+
+    ``together`` adds the cells of all rows.
+    """
     where = dict(layout.where) | ({"window": layout.window} if layout.window else {})
     source, keys = Tables({"": table}), [*layout.rows, *layout.columns]
     contrast = Contrast(Rows("", measure, where), each=keys)
-    cells = pd.DataFrame([_cell(own) for own in compute_each(contrast, source)])
-    if layout.best is None or not layout.columns or tidy.unit(table) is None:
-        return cells.assign(best=False)
+    cells = pd.DataFrame([_cell(own) for own in compute_each(contrast, source)]).assign(best=False)
+    if layout.best is not None and layout.columns and tidy.unit(table) is not None:
+        cells["best"] = _stands_out(cells, contrast, layout, source)
+    if together:
+        pooled = [_cell(own) for own in compute_each(replace(contrast, each=layout.columns), source)]
+        cells = pd.concat([cells, pd.DataFrame(pooled).assign(best=False, **dict.fromkeys(layout.rows, ALL))])
+    return cells
+
+
+def _stands_out(cells: pd.DataFrame, contrast: Contrast, layout: Layout, source: Tables) -> list[bool]:
+    """Which cells are the best of their row, beyond noise."""
+    keys = [*layout.rows, *layout.columns]
     sign: Literal[1, -1] = 1 if layout.best == "largest" else -1
     ranked = compute_each(replace(contrast, each=layout.rows, best=layout.columns, sign=sign), source)
     bold = [{**own.group, **own.options[0]} for own in ranked if own.stands_out]
-    return cells.assign(best=[{key: cell[key] for key in keys} in bold for cell in tidy.records(cells)])
+    return [{key: cell[key] for key in keys} in bold for cell in tidy.records(cells)]
 
 
 def _cell(result: Result) -> dict[str, Any]:
@@ -106,6 +130,8 @@ def caption(
     experiment: str, cells: pd.DataFrame, layout: Layout, measure: Measure, units: str | None, scale: str
 ) -> str:
     """What the numbers are, in one line."""
+    together = (cells[layout.rows[0]] == ALL).any()
+    cells = cells[cells[layout.rows[0]] != ALL]
     one_run = bool((cells["ci_low"] == cells["ci_high"]).all())
     n = f"{cells['n'].min()}" if cells["n"].nunique() == 1 else f"{cells['n'].min()} to {cells['n'].max()}"
     parts = [f"{experiment}, scale {scale}: {measure}", f"n = {n} {units or 'rows'} per cell"]
@@ -117,13 +143,15 @@ def caption(
     parts += [text for text in (layout.note, EMULATED if layout.emulated else "") if text]
     if cells["best"].any():
         parts.append("bold: best of its row, by differences whose intervals leave out 0")
+    if together:
+        parts.append("last row: all requests of the rows above" if units == "requests" else "last row: all rows above")
     return ", ".join(parts) + "."
 
 
 def markdown(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
     """A pipe table."""
     page = arrange(cells, layout, measure, lambda text: f"**{text}**")
-    lines = [list(page.columns), ["---"] * len(page.columns), *page.to_numpy().tolist()]
+    lines = [header(page, layout), ["---"] * len(page.columns), *page.to_numpy().tolist()]
     rows = len(layout.rows)
     lines = [
         [cell.translate(MARKDOWN) if at < rows or line is lines[0] else cell for at, cell in enumerate(line)]
@@ -135,7 +163,7 @@ def markdown(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
 def latex(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
     """A booktabs table."""
     page = arrange(cells, layout, measure, lambda text: rf"\textbf{{{text}}}")
-    page.columns = [_escape(column) for column in page.columns]
+    page.columns = [_escape(column) for column in header(page, layout)]
     for key in page.columns[: len(layout.rows)]:
         page[key] = page[key].map(_escape)
     return page.to_latex(
@@ -167,17 +195,28 @@ def read_cells(path: Path) -> pd.DataFrame:
     return read_table(path, keep_default_na=False, na_values={key: [""] for key in ("estimate", "ci_low", "ci_high")})
 
 
+def header(page: pd.DataFrame, layout: Layout) -> list[str]:
+    """The names of an arranged table's columns, in words."""
+    rows = len(layout.rows)
+    return [key_name(str(column)) if place < rows else str(column) for place, column in enumerate(page.columns)]
+
+
 def arrange(cells: pd.DataFrame, layout: Layout, measure: Measure, bold: Callable[[str], str] = str) -> pd.DataFrame:
     """The cells as text in the layout's rows and columns; ``bold`` marks the best."""
-    numbers = cells[["estimate", "ci_low", "ci_high"]].to_numpy(float)
+    numbers = cells[["estimate", "ci_low", "ci_high"]].to_numpy(float).tolist()
+    digits = digits_of([Interval(estimate, low, high, 0) for estimate, low, high in numbers], layout.digits)
     texts = [
-        _text(estimate, low, high, layout.digits, bold if best else str)
-        for (estimate, low, high), best in zip(numbers.tolist(), cells["best"], strict=True)
+        _text(estimate, low, high, digits, bold if best else str)
+        for (estimate, low, high), best in zip(numbers, cells["best"], strict=True)
     ]
-    names = [", ".join(named(key, cell[key]) for key in layout.columns) for _, cell in cells.iterrows()]
+    names = [
+        ", ".join(dict.fromkeys(setting(key, cell[key]) for key in layout.columns)) for cell in tidy.records(cells)
+    ]
     if not layout.columns:
         names = [str(measure)] * len(cells)
-    flat = cells[list(layout.rows)].map(_axis).assign(_name=names, _text=texts)
+    flat = pd.DataFrame({key: [_head(key, value) for value in cells[key].tolist()] for key in layout.rows}).assign(
+        _name=names, _text=texts
+    )
     page = flat.pivot(index=list(layout.rows), columns="_name", values="_text")
     order = flat[list(layout.rows)].drop_duplicates()
     page = page.reindex(index=pd.MultiIndex.from_frame(order) if len(layout.rows) > 1 else order.iloc[:, 0].tolist())
@@ -192,11 +231,6 @@ def _text(estimate: float, low: float, high: float, digits: int, bold: Callable[
     return number if np.isnan(low) or low == high else f"{number} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def named(key: str, value: object) -> str:
-    """A number needs its key to be read, a word does not."""
-    return f"{key} {_axis(value)}" if isinstance(value, int | float) else str(value)
-
-
-def _axis(value: object) -> str:
-    """A setting as a reader writes it."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _head(key: str, value: object) -> str:
+    """The head of a row as a reader writes it: its column says what a number is."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value) if isinstance(value, int) else setting(key, value)

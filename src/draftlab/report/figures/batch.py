@@ -28,8 +28,8 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: 
     """Draw one table's figure and format it, under its finding; ``own_target``: of a run that names its target."""
     rows = tidy.read(table, experiment)
     try:
-        figures.draw(experiment, rows, scale, _published(), prefix)
         finding = findings.sentences(experiment, rows, findings.findings_of(experiment))
+        figures.draw(experiment, rows, scale, _published(), prefix, findings.takeaway(finding))
         tables.write(experiment, rows, scale, prefix, finding, own_target=own_target)
     except KeyError as error:
         raise UserError(

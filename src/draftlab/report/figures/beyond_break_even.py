@@ -41,7 +41,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         ax.set_xticks(online["update_interval"], online["update_interval"].astype(str), minor=False)
         ax.set_xticks([], minor=True)
     axes[0, 0].set_ylabel("static draft's cost / cost")
-    legend(figure, list(axes[0]), columns=2)
+    legend(figure, list(axes[0]))
     footer(
         figure,
         scale,

@@ -13,7 +13,7 @@ from draftlab.report.published import Published
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """A column per K and kind of pair (recorded from models, synthetic distributions): the acceptance, and what is missing to the optimum."""
+    """A column per K and kind of pair (recorded from models, synthetic distributions): the acceptance, and the shortfall to the optimum."""
     kinds = table["dataset"].eq("synthetic").map({True: "synthetic", False: "models"})
     panel = [f"{kind}, K = {drafts}" for kind, drafts in zip(kinds, table["num_drafts"], strict=True)]
     table = table.assign(panel=panel, _unit=tidy.clusters(table))
@@ -21,14 +21,14 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     figure, axes = panels(2, len(shown), height=1.6, sharex=True, sharey="row")
     for row, above in enumerate(("acceptance_sum", "shortfall_sum")):
         found = stats.ratio_table(table, above, "positions", ["panel", "scheme", "draft_temperature"], request="_unit")
-        found = found[found["estimate"] > 1e-6]  # the optimum misses nothing, and 0 has no place on a log axis
+        found = found[found["estimate"] > 1e-6]  # the optimum has no shortfall, and 0 has no place on a log axis
         for ax, value in zip(axes[row], shown, strict=True):
             curves(ax, found[found["panel"] == value], "draft_temperature", "scheme", list(LOOKS), 0.02)
     for upper, lower, value in zip(*axes, shown, strict=True):
         upper.set_title(value)
         lower.set(xlabel="draft temperature", yscale="log")
     axes[0, 0].set_ylabel("acceptance")
-    axes[1, 0].set_ylabel("missing to the optimum")
+    axes[1, 0].set_ylabel("shortfall to the optimum")
     legend(figure, list(axes.flat))
     n = table.groupby("panel")["_unit"].nunique()
     footer(figure, scale, f"{counted(n)} requests per point", "bars: 95 % bootstrap")

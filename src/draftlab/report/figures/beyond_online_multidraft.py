@@ -7,17 +7,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from draftlab.core import stats
-from draftlab.report.figures.style import counted, footer, in_order, legend, look, marks, panels, seeds
+from draftlab.report.figures.style import MEANINGS, counted, footer, in_order, legend, look, marks, panels, seeds
 from draftlab.report.published import Published
 
-DRAFTS = {
-    "original": "draft as it was, K times",
-    "shared, one": "shared draft, once",
-    "shared": "shared draft, K times",
-    "routed, one": "the topic's specialist, once",
-    "routed": "the topic's specialist, K times",
-    "specialists": "all K specialists",
-}
+DRAFTS = MEANINGS["drafts"]
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:

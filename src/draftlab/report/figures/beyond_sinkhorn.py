@@ -1,4 +1,4 @@
-"""Entropic transport instead of the linear program: what is missing to the optimum against what it costs."""
+"""Entropic transport instead of the linear program: the shortfall to the optimum against what it costs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
                 ):
                     ax.annotate(count, (us, missing), (3, 3), textcoords="offset points", fontsize=5.5)
         ax.set(title=f"K = {drafts}", xlabel="CPU µs per position", xscale="log", yscale="log")
-    axes[0, 0].set_ylabel("missing to the optimum")
+    axes[0, 0].set_ylabel("shortfall to the optimum")
     legend(figure, list(axes[0]))
     footer(
         figure,

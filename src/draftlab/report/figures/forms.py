@@ -42,6 +42,7 @@ from draftlab.report.figures.style import (
     panels,
     points,
     seeds,
+    setting,
 )
 from draftlab.report.published import Published
 
@@ -87,7 +88,7 @@ def curve_figure(
     shown = in_order(table[panel].tolist(), [] if panel == "group" else list(NAMES)) if panel else [None]
     measures = form.read_off(stage_measures or {})
     order = in_order(table[series].tolist(), form.order or LOOKS) if series else []
-    height, width = (1.6 if form.also else 2.0), (7.0 if len(shown) > 1 else 3.8)
+    height, width = (1.6 if form.also else 2.0), (7.0 if len(shown) > 1 else 4.6)
     figure, axes = panels(len(measures) + (foot is not None), len(shown), height=height, width=width, sharey="row")
     for upper in axes[: len(measures) - 1]:
         for ax, lowest in zip(upper, axes[len(measures) - 1], strict=True):
@@ -100,7 +101,7 @@ def curve_figure(
         for ax, value in zip(axes[row], shown, strict=True):
             own = found if panel is None else found[found[panel] == value]
             curves(ax, own, x, series, order, apart)
-            _x_axis(ax, own, [key for key in keys if key != panel], form.log_x)
+            _x_axis(ax, own, [key for key in keys if key != panel], form.log_x, 2 if len(shown) > 4 else 1)
             if row == 0:
                 ax.set_title("" if value is None else name(value))
                 rows = table if panel is None else table[table[panel] == value]
@@ -119,7 +120,7 @@ def curve_figure(
             foot(ax, table if panel is None else table[table[panel] == value])
     has_words = any(ax.get_legend_handles_labels()[1] for ax in axes.flat)
     if has_words and (series or form.printed or extra):
-        legend(figure, list(axes.flat), columns=4 if len(shown) > 1 else 2)
+        legend(figure, list(axes.flat))
     several = "dataset" in table and "dataset" not in keys and table["dataset"].nunique() > 1
     datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
     interval = (
@@ -141,11 +142,13 @@ def _labelled(table: pd.DataFrame, keys: Iterable[str | None]) -> pd.DataFrame:
             columns = [table[field].map(name) if is_string_dtype(table[field]) else table[field] for field in fields]
             rows = zip(*columns, strict=True)
             table = table.assign(**{key: [key.format(**dict(zip(fields, row, strict=True))) for row in rows]})
+            numbers = [field for field in fields if not is_string_dtype(table[field])]
+            table = table.sort_values(numbers, kind="stable") if numbers else table
     return table
 
 
-def _x_axis(ax: Axes, found: pd.DataFrame, keys: Sequence[str], log: bool) -> None:
-    """Ticks at the values themselves where they are few: those that some line has beside another."""
+def _x_axis(ax: Axes, found: pd.DataFrame, keys: Sequence[str], log: bool, step: int) -> None:
+    """Ticks at every ``step``-th of the values themselves where they are few: those that some line has beside another."""
     x = keys[-1]
     lines = (
         found.groupby(list(keys[:-1]))[x].transform("nunique") > 1 if len(keys) > 1 else pd.Series(True, found.index)
@@ -157,7 +160,7 @@ def _x_axis(ax: Axes, found: pd.DataFrame, keys: Sequence[str], log: bool) -> No
     words = [f"{value:g}" for value in values]
     few = len(values) <= 3 or (len(values) <= 7 and (log or pd.api.types.is_integer_dtype(found[x])))
     if few and max(map(len, words)) <= 5:
-        ax.set_xticks(values, words)
+        ax.set_xticks(values[::step], words[::step])
         ax.minorticks_off()
 
 
@@ -165,7 +168,7 @@ def curves(
     ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequence[str] = (), apart: float = 0.0
 ) -> None:
     """One line per value of ``series``, looks by name where the name is known, else by place in ``order``; a value with a single
-    ``x`` is a level. Marks that stand ``apart`` leave their line where it is, so that the order of lines is that of the values."""
+    ``x`` is a level. Lines stand ``apart``, so that no interval hides another."""
     values = in_order(rows[series].tolist(), order) if series else [None]
     several = rows[x].nunique() > 1
     for place, value in enumerate(values):
@@ -176,12 +179,8 @@ def curves(
             ax.axhline(level["estimate"], **style.options(marker=""))
             if np.isfinite(level["ci_low"]):
                 ax.axhspan(level["ci_low"], level["ci_high"], color=style.colour, alpha=0.15, linewidth=0)
-        elif apart:
-            ax.plot(line[x], line["estimate"], **style.options(marker="", label=""))
-            points(ax, line[x] + apart * (place - (len(values) - 1) / 2), line, style, linestyle="", label="")
-            ax.plot([], [], **style.options())
         else:
-            points(ax, line[x], line, style)
+            points(ax, line[x] + apart * (place - (len(values) - 1) / 2), line, style)
 
 
 PARTS = {"draft_seconds": ("drafting", PALE), "target_seconds": ("target", GREY), "select_seconds": ("selection", INK)}
@@ -250,9 +249,11 @@ def stream_figure(
     axes[0, 0].set(ylabel="alpha, ours" if has_printed else "alpha", ylim=(0, 1), xlim=(0, None))
     if has_printed:
         axes[1, 0].set_ylabel("alpha, printed")
-    legend(figure, list(axes.flat), columns=5)
+    legend(figure, list(axes.flat))
     served = _served(table)
     length = int(served["stream_index"].max()) + _step(served)
+    if form.curves and form.curves.records:  # the shifts of both streams one above the other
+        axes[1, 0].set_xlim(0, axes[0, 0].get_xlim()[1] * form.curves.records / length)
     ticks = MaxNLocator(2 if len(shown) > 4 else 4).tick_values(0, length)
     axes[0, 0].set_xticks([tick for tick in ticks if tick <= length])
     footer(
@@ -325,16 +326,17 @@ def _boundaries(ax: Axes, served: pd.DataFrame) -> None:
         if start:
             ax.axvline(start, color=GREY, linewidth=0.7, linestyle=(0, (2, 2)))
         if "group" in rows:
-            ax.annotate(
-                name(rows["group"].iloc[0]),
-                (start, 0.98),
-                xycoords=("data", "axes fraction"),
-                fontsize=6,
-                color=GREY,
-                va="top",
-                xytext=(2, 0),
-                textcoords="offset points",
-            )
+            _say_above(ax, name(rows["group"].iloc[0]), start, "left")
+    if "group" not in served:
+        return
+    last = rows.loc[rows["stream_index"] >= rows["stream_index"].median(), "group"].mode()[0]
+    if last != rows["group"].iloc[0]:  # a drift ends with another class than its last part begins with
+        _say_above(ax, name(last), rows["stream_index"].max(), "right")
+
+
+def _say_above(ax: Axes, words: str, x: float, side: str) -> None:
+    place: dict[str, Any] = {"xytext": (2, 0), "textcoords": "offset points", "va": "top", "ha": side}
+    ax.annotate(words, (x, 0.98), xycoords=("data", "axes fraction"), fontsize=6, color=GREY, **place)
 
 
 def printed_curves(ax: Axes, published: Published, form: PrintedCurves, panel: str) -> None:
@@ -343,8 +345,11 @@ def printed_curves(ax: Axes, published: Published, form: PrintedCurves, panel: s
     for place, (series, value) in enumerate(form.series.items()):
         curve = published.curve(form.figure.format(panel=printed), series.format(panel=printed))
         if curve.empty:
-            ax.annotate("no printed curve", (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=6, color=GREY)
+            ax.annotate("not printed", (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=6, color=GREY)
+            ax.spines[:].set_visible(False)
         ax.plot(curve["x"], curve["y"], **look(value, place).options(marker="", linewidth=1))
+    for start in form.shifts:
+        ax.axvline(start, color=GREY, linewidth=0.7, linestyle=(0, (2, 2)))
     in_thousands(ax)
 
 
@@ -391,18 +396,18 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     figure, axes = panels(1, 1, width=5.0, height=0.5 + 0.25 * len(rows))
     ax = axes[0, 0]
     for number, own in enumerate(series):
-        words = ", ".join(dict.fromkeys(map(name, own)))
+        words = ", ".join(dict.fromkeys(itertools.starmap(setting, zip(layout.columns, own, strict=True))))
         chosen = cells
         for key, value in zip(layout.columns, own, strict=True):
             chosen = chosen[chosen[key] == value]
         places = [rows.index(tuple(cell)) for cell in chosen[list(layout.rows)].itertuples(index=False, name=None)]
         y = np.asarray(places) + 0.5 * ((number + 0.5) / len(series) - 0.5)
-        marks(ax, chosen, y, look(words, number), label=words)
+        marks(ax, chosen, y, look(own[0] if len(own) == 1 else words, number), label=words)
     ax.set(xlabel=textwrap.fill(str(measure), 50), ylim=(len(rows) - 0.5, -0.5))
     settings = [zip(layout.rows, row, strict=True) for row in rows]
-    ax.set_yticks(range(len(rows)), [", ".join(name(tables.named(*pair)) for pair in row) for row in settings])
+    ax.set_yticks(range(len(rows)), [", ".join(itertools.starmap(setting, row)) for row in settings])
     if layout.columns:
-        legend(figure, [ax], columns=3)
+        legend(figure, [ax])
     units = tidy.units(table)
     interval = f"{counted(cells['n'])} {units} per mark, bars: 95 % bootstrap" if units else "exact: no n, no interval"
     footer(figure, scale, interval, seeds(table))
@@ -451,6 +456,6 @@ def draw_map(ax: Axes, gaps: Mapping[tuple[str, str], Interval], form: Gaps) -> 
             colour = "white" if abs(gap.estimate) > 0.7 * form.span else INK
             ax.text(column, row, words, ha="center", va="center", fontsize=6, color=colour)
     ax.imshow(shown, cmap="PuOr", vmin=-form.span, vmax=form.span, aspect="auto", alpha=0.7)
-    ax.set_xticks(range(len(across)), [textwrap.fill(name(value), 12, break_long_words=False) for value in across])
+    ax.set_xticks(range(len(across)), list(map(name, across)), fontsize=6)
     ax.set_yticks(range(len(down)), [name(value) for value in down])
     ax.grid(False)

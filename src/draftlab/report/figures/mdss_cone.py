@@ -26,7 +26,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     counted = sorted(table["expected_subsets"].unique())
     ax.set_yticks(counted, [str(count) for count in counted])
     ax.minorticks_off()
-    legend(figure, [ax], columns=2)
+    legend(figure, [ax])
     apart = f"formula and linear program differ by at most {table['largest_difference'].max():.1e}"
     footer(figure, scale, "exact: no interval", f"{int(table['other'].sum())} other facets", apart)
     return figure

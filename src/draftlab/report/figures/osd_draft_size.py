@@ -16,7 +16,7 @@ from draftlab.report.published import Published
 
 Printed = Sequence[tuple[str, dict[str, int], dict[str, Any]]]
 DISTILLED = {"marker": "^", "label": "printed, LLaMA-160M distilled"}
-AS_IT_WAS = {"marker": "v", "label": "printed, TinyLlama-1.1B as it was"}
+AS_IT_WAS = {"marker": "v", "label": "printed, TinyLlama-1.1B undistilled"}
 PRINTED: Printed = (
     ("R.big_draft_vanilla", {"llama-160m+osd": 1}, DISTILLED),
     ("R.big_draft_vanilla", {"tinyllama-1.1b/vanilla": 2}, AS_IT_WAS),
@@ -45,6 +45,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published, marked: Printed 
         series="method",
         panel="dataset",
         log_x=True,
-        facts=["printed values stand at the place of their size in its order, not at its number"],
+        facts=["printed values are placed by size rank"],
     )
     return curve_figure(table, scale, published, form, extra=printed)

@@ -48,7 +48,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     ax.axvline(1, color=GREY, linewidth=0.6)
     ax.set(xlabel="speed-up over the target alone", ylim=(len(datasets) - 0.5, -0.5))
     ax.set_yticks(range(len(datasets)), [name(dataset) for dataset in datasets])
-    legend(figure, [ax], columns=2)
+    legend(figure, [ax])
     footer(
         figure,
         scale,

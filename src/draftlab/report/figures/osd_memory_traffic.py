@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draftlab.report.figures.style import BLUE, GREEN, GREY, ORANGE, RED, SEQUENCE, diamonds, footer, legend, panels
+from draftlab.report.figures.style import BLUE, GREEN, GREY, ORANGE, RED, SEQUENCE, diamonds, footer, panels
 from draftlab.report.published import Published
 from draftlab.report.tidy import records
 
@@ -30,7 +31,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """Left: shares of each term at batch 1 and one update per 8 requests; right: the block length from which updates pay."""
     interval = 8 if (table["update_interval"] == 8).any() else table["update_interval"].min()
     one = table[(table["batch"] == 1) & (table["update_interval"] == interval)]
-    figure, axes = panels(1, 2, height=2.6)
+    figure, axes = panels(1, 2, height=2.9)
     left, right = axes[0]
     ticks = []
     for place, ((inputs, terms), words) in enumerate(GROUPS.items()):
@@ -48,7 +49,11 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
                 diamonds(left, printed / cells[system]["original_gb"], [y], ms=4)
     left.axvline(1, color=GREY, linewidth=0.6)
     left.set_yticks([y for y, _ in ticks], [label for _, label in ticks])
-    left.set(xlabel="bytes over those of plain decoding", ylim=(ticks[-1][0] + 0.7, -0.7))
+    left.set(
+        xlabel="bytes over those of plain decoding",
+        xlim=(0, 1.05 * left.get_xlim()[1]),
+        ylim=(ticks[-1][0] + 0.7, -0.7),
+    )
     every = table[(table["terms"] == "all") & (table["system"] == "osd") & (table["inputs"] != "printed")]
     every = every[every["update_interval"] <= interval]
     for number, ((whose, each), rows) in enumerate(every.groupby(["inputs", "update_interval"], sort=False)):
@@ -58,11 +63,21 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     for inputs in dict.fromkeys(every["inputs"]):
         reached = every[every["inputs"] == inputs]["block_length"].iloc[0] / _before(table, inputs)
         line = "--" if inputs == "ours" else ":"
-        right.axhline(reached, color=GREY, linestyle=line, linewidth=0.9, label=f"{_who(inputs)}, reached")
-    right.set(xscale="log", xlabel="requests that share a load of weights", ylabel="block length needed / before")
-    legend(figure, [left, right], columns=4)
+        right.axhline(reached, color=GREY, linestyle=line, linewidth=0.9, label=f"{_who(inputs)}, distilled")
+    right.set(
+        xscale="log", xlabel="requests that share a load of weights", ylabel="block length needed, over that of VSD"
+    )
+    _legend(left, 3)
+    _legend(right, 2)
     footer(figure, scale, "exact, so no interval", f"left: batch 1, one update per {interval} requests")
     return figure
+
+
+def _legend(ax: Axes, columns: int) -> None:
+    """A legend above one panel, each label once."""
+    found = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1.0), "columnspacing": 1.0, "fontsize": 6.5}
+    ax.legend(list(found.values()), list(found), ncols=columns, **place)
 
 
 def _before(table: pd.DataFrame, inputs: str) -> float:

@@ -68,4 +68,4 @@ def draw(
 
 
 def _label(source: str, loss: str) -> str:
-    return "original" if source == "none" else f"{name(source)}, {name(loss)}"
+    return "undistilled" if source == "none" else f"{name(source)}, {name(loss)}"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftlab.plan.figure import Curves
 from draftlab.report.figures.forms import curve_figure
-from draftlab.report.figures.style import name
+from draftlab.report.figures.style import NAMES, PALE, in_order, look
 from draftlab.report.published import Published
+
+SHOWN = 15
+"""Tokens of each dataset, as in Table 6."""
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """A panel per dataset over the rank of the token, ten ranks to a point; the tokens that gain most stand below."""
+    """A panel per dataset over the rank of the token, ten ranks to a point; below, the tokens that gain most in recall."""
     common = table[table["common"] & (table["statistic"] == "recall")].assign(
         tens=lambda rows: (rows["rank"] - 1) // 10 * 10 + 5
     )
@@ -25,17 +29,34 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         also=[("recall", "accepted", "generated")],
         series="method",
         panel="dataset",
+        facts=["at the right: the authors' means over 100 tokens"],
     )
-    facts = [f"{name(dataset)}, largest gains in recall: {tokens}" for dataset, tokens in gains(common).items()]
-    return curve_figure(common, scale, published, form, facts=facts)
+    figure = curve_figure(common, scale, published, form, foot=_tokens)
+    datasets = in_order(common["dataset"].tolist(), NAMES)
+    for row, statistic in enumerate(("precision", "recall")):
+        for ax, dataset in zip(figure.axes[row * len(datasets) :], datasets, strict=False):
+            for method, variant in (("original", "original"), ("distilled", "teacher_fwd")):
+                means = [
+                    *published.of(f"F7.top100_mean_{statistic}", dataset=dataset, variant=variant)["value"],
+                    *published.of("F7x.top100_mean", dataset=dataset, statistic=statistic, variant=method)["value"],
+                ]
+                for mean in means:
+                    ax.plot([99, 107], [mean, mean], color=look(method, 0).colour, linewidth=2)
+    return figure
 
 
-def gains(common: pd.DataFrame, count: int = 8) -> dict[str, str]:
-    """Dataset -> its tokens with the largest gain in recall, the largest first (OSD, Table 6)."""
-    sums = common.groupby(["dataset", "text", "method"])[["accepted", "generated"]].sum()
+def gains(common: pd.DataFrame) -> pd.Series:
+    """The gain in recall of each token, the largest first (OSD, Table 6)."""
+    sums = common.groupby(["text", "method"])[["accepted", "generated"]].sum()
     recall = (sums["accepted"] / sums["generated"].where(sums["generated"] > 0)).unstack("method")
-    gain = (recall["distilled"] - recall["original"].fillna(0)).dropna()
-    return {
-        str(dataset): ", ".join(repr(text) for _, text in own.nlargest(count).index)
-        for dataset, own in gain.groupby(level="dataset", sort=False)
-    }
+    return (recall["distilled"] - recall["original"].fillna(0)).dropna().sort_values(ascending=False, kind="stable")
+
+
+def _tokens(ax: Axes, common: pd.DataFrame) -> None:
+    """A bar for each of the tokens that gain most, with its text."""
+    largest = gains(common)[:SHOWN]
+    ax.barh(range(len(largest)), largest, color=PALE)
+    for place, text in enumerate(largest.index):
+        ax.text(0.02, place, repr(text), fontsize=5.5, va="center")
+    ax.set(xlabel="gain in recall", xlim=(0, 1), ylim=(SHOWN - 0.4, -0.6), yticks=[])
+    ax.grid(visible=False, axis="y")

@@ -42,7 +42,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     ax.set_yticks(
         range(len(PAIRS) + len(drafts)), [*(f"ours, {name(draft)} draft" for draft in drafts), *PAIRS.values()]
     )
-    legend(figure, [ax], columns=1)
+    legend(figure, [ax])
     footer(
         figure,
         scale,

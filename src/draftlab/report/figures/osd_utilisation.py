@@ -38,5 +38,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     right.set(xlabel="target over draft FLOPs", ylim=(len(pairs) - 0.5, -0.5))
     right.set_yticks(range(len(pairs)), pairs)
     legend(figure, [left])
-    footer(figure, scale, "exact, so no interval")
+    below = f"the factors that the paper names give {first['flops_per_second'] / printed:,.0f} times the load that it prints"
+    footer(figure, scale, "exact, so no interval", below)
     return figure

@@ -27,6 +27,7 @@ WIDE = 7.0  # inches: the text width of a two-column paper
 COLUMN = 3.4
 DPI = 200
 COLOURS = 128
+TITLE: dict[str, Any] = {"size": 9}  # not bold: each font in a PDF costs a third of a second
 INK, GREY, PALE = "#222222", "#6b6b6b", "#d9d9d9"
 
 mpl.rcParams.update(
@@ -89,7 +90,7 @@ LOOKS: dict[str, Look] = {
     # methods of OSD
     "online": Look("online", BLUE, "-", "o"),
     "online_warm": Look("online, first 10 % beforehand", SKY, (0, (4, 1)), "P"),  # type: ignore[arg-type]
-    "static": Look("untrained draft", GREY, ":", "x"),
+    "static": Look("undistilled draft", GREY, ":", "x"),
     "static_10": Look("static, first 10 %", RED, "--", "s"),
     "static_10_fair": Look("static 10 %, same updates", ORANGE, "-.", "^"),
     "offline": Look("offline, all data", BLACK, (0, (1, 1)), "D"),  # type: ignore[arg-type]
@@ -107,13 +108,13 @@ LOOKS: dict[str, Look] = {
     "block_end": Look("ends of blocks", ORANGE, (0, (3, 1, 1, 1)), "D"),  # type: ignore[arg-type]
     "repository": Look("the repository's, one late", RED, "--", "s"),
     # before and after distillation
-    "original": Look("draft as it was", RED, "--", "s"),
+    "original": Look("undistilled draft", RED, "--", "s"),
     # serving with and without a draft that trains beside it
     "alone": Look("serving alone", BLUE, "-", "o"),
     "training": Look("while the draft trains", RED, "--", "s"),
     # drafts served by one engine
-    "before": Look("draft as it was", RED, "--", "s"),
-    "before_adaptive": Look("draft as it was, adaptive length", ORANGE, "-.", "^"),
+    "before": Look("undistilled draft", RED, "--", "s"),
+    "before_adaptive": Look("undistilled draft, adaptive length", ORANGE, "-.", "^"),
     "distilled": Look("distilled draft", BLUE, "-", "o"),
     "distilled_adaptive": Look("distilled draft, adaptive length", SKY, ":", "D"),
     # multi-draft schemes
@@ -154,7 +155,7 @@ NAMES: dict[str, str] = {
     **{f"length {part}": f"{part}/8" for part in range(1, 9)},
     "tvd": "TVD",
     "jeffreys_0.9": "0.9 fwd + 0.1 rev",
-    "none": "not distilled",
+    "none": "undistilled",
     "none_again": "no draft, against itself",
     "draft_small": "small",
     "draft": "middle",
@@ -177,7 +178,82 @@ NAMES: dict[str, str] = {
     "arena": "Arena",
     "dolly": "Dolly",
     "wmt16": "WMT16",
+    "two": "two topics",
+    "four": "four topics",
 }
+
+
+SETTINGS = {
+    "num_drafts": "{:g} drafts",
+    "draft_len": "draft length {:g}",
+    "num_tokens": "{:g} tokens",
+    "verified": "{:g} verified",
+    "requests": "{:g} requests",
+    "after": "after {:g} requests",
+    "update_interval": "an update per {:g} requests",
+    "period": "a switch per {:g} requests",
+    "top_k": "top-k {:g}",
+    "lp_threshold": "s = {:g}",
+}
+KEYS = {
+    "num_drafts": "drafts",
+    "draft_len": "draft length",
+    "num_tokens": "tokens",
+    "group": "class",
+    "group_by": "classes",
+    "vocab": "vocabulary",
+    "way": "how known",
+    "peak_mb": "peak memory, MB",
+    "served": "requests served",
+    "after": "requests served",
+    "identical": "identical drafts",
+    "lp_threshold": "s",
+    "top_k": "top-k",
+    "sample_source": "answers of",
+    "update_interval": "requests per update",
+    "requests_per_second": "requests per second",
+}
+"""What a reader calls a column."""
+
+
+MEANINGS: dict[str, dict[str, str]] = {
+    "contender": {
+        "none": "no draft",
+        "draft": "draft",
+        "draft_osd": "draft + OSD",
+        "medusa": "Medusa",
+        "medusa_osd": "Medusa + OSD",
+        "larger": "larger static draft",
+    },
+    "system": {
+        "original": "no draft",
+        "vsd": "static draft",
+        "osd": "online draft",
+        "serving": "target alone",
+        "online": "with drafting and training",
+    },
+    "drafts": {
+        "original": "undistilled draft, K times",
+        "shared, one": "shared draft, once",
+        "shared": "shared draft, K times",
+        "routed, one": "the topic's specialist, once",
+        "routed": "the topic's specialist, K times",
+        "specialists": "all K specialists",
+    },
+}
+"""What a value of a column means there, where that is another thing elsewhere."""
+
+
+def setting(key: str, value: object) -> str:
+    """A setting as a reader writes it: a number needs its name, a word does not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return MEANINGS.get(key, {}).get(str(value)) or name(value)
+    return SETTINGS.get(key, f"{key_name(key)} {{:g}}").format(value)
+
+
+def key_name(key: str) -> str:
+    """What a reader calls a column of a table."""
+    return KEYS.get(key, key.replace("_", " "))
 
 
 def name(value: object) -> str:
@@ -200,25 +276,50 @@ def panels(rows: int, columns: int, *, width: float = WIDE, height: float = 1.7,
     return figure, axes
 
 
-def legend(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
-    """One legend above all panels, each label once."""
+def legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend above all panels, each label once, in as many columns as fit."""
     found: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    figure.legend(
-        list(found.values()),
-        list(found),
-        loc="outside upper center",
-        ncols=min(columns, max(len(found), 1)),
-        columnspacing=1.4,
-    )
+    labels, room = list(found), 19 * figure.get_figwidth()
+    rows = next(rows for rows in range(1, len(labels) + 1) if _width(labels, rows) <= room or rows == len(labels))
+    columns = -(-len(labels) // rows)
+    figure.legend(list(found.values()), labels, loc="outside upper center", ncols=columns, columnspacing=1.4)
+
+
+def _width(labels: Sequence[str], rows: int) -> int:
+    """Letters that a legend of so many rows is wide."""
+    columns = [labels[start : start + rows] for start in range(0, len(labels), rows)]
+    return sum(7 + max(map(len, column)) for column in columns)
 
 
 def footer(figure: Figure, scale: str, *facts: str) -> None:
     """The lines under the figure: scale, n, interval and whatever else a reader must know."""
     text = " · ".join([f"scale: {scale}", *filter(None, facts)])
-    figure.supxlabel(textwrap.fill(text, int(22 * figure.get_figwidth())), fontsize=6, color=GREY)
+    figure.supxlabel(wrap(text, int(23 * figure.get_figwidth())), fontsize=6, color=GREY)
+
+
+def finish(figure: Figure, title: str) -> None:
+    """The title above all; labels of axes on one line, and no longer than their row of panels."""
+    for ax in figure.axes:
+        height = figure.get_figheight() / ax.get_gridspec().nrows  # type: ignore[union-attr]
+        ax.set_ylabel(wrap(ax.get_ylabel(), max(int(10 * height), 12)))
+    figure.align_labels()
+    if title:
+        text = wrap(title, int(15 * figure.get_figwidth()))
+        figure.set_figheight(figure.get_figheight() + 0.16 * (1 + text.count("\n")))
+        if figure.legends:  # which stands at the very top
+            figure.legends[0].set_title(text, prop=TITLE)  # type: ignore[arg-type]
+            figure.legends[0].get_title().set_multialignment("center")
+        else:
+            figure.suptitle(text, **TITLE)
+
+
+def wrap(text: str, width: int) -> str:
+    """Lines of nearly the same length, ``width`` at most."""
+    lines = -(-len(text) // width)
+    return text if lines < 2 else textwrap.fill(text, min(width, len(text) // lines + 4))
 
 
 def points(ax: Axes, x: ArrayLike, rows: pd.DataFrame, style: Look, **options: Any) -> None:
@@ -265,7 +366,7 @@ def seeds(table: pd.DataFrame) -> str:
 def held(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     """The settings that are the same in every row, in words."""
     one = [key for key in keys if key in table and table[key].nunique() == 1]
-    return [f"{key.replace('_', ' ')} {name(str(table[key].iloc[0]))}" for key in one]
+    return [setting(key, value) for key in one for value in table[key].head(1).tolist()]
 
 
 def in_order(values: Sequence[Any], order: Mapping[str, Any] | Sequence[str]) -> list[Any]:
