@@ -10,7 +10,9 @@ export CONFIG
 # Two workers, a file each; the longest files come first: the tests of one share a run of the workflow.
 IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_workflow.py tests/workflow/test_workflow_real.py tests
 
-.PHONY: reproduce reproduce-all reproduce-llm smoke test test-slow test-faults test-fuzz test-slurm figures publish check docs format clean
+WHEEL := dist/.wheel
+
+.PHONY: wheel reproduce reproduce-all reproduce-llm smoke test test-slow test-faults test-fuzz test-slurm figures publish check docs format clean
 
 reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
 	set -f; snakemake --cores all $(if $(CONFIG),--config $$CONFIG)
@@ -68,6 +70,16 @@ format: .venv/ready
 	ruff format .
 	ruff check --fix .
 	snakefmt Snakefile workflow
+
+wheel: .venv/ready  ## dist/draftlab-*.whl, with the workflow inside: pip install "WHEEL[models]", or without models for load, monitor and emit
+	rm -rf $(WHEEL)
+	mkdir -p $(WHEEL)
+	cp -R pyproject.toml README.md LICENSE src $(WHEEL)
+	rm -rf $(WHEEL)/src/*.egg-info
+	mkdir $(WHEEL)/src/draftlab/checkout
+	cp -R Snakefile workflow profiles envs $(WHEEL)/src/draftlab/checkout
+	pip wheel --no-deps --wheel-dir dist $(WHEEL)
+	rm -rf $(WHEEL)
 
 clean:  ## remove what runs made; .venv and the compiled wheel stay
 	rm -rf results/*/ site .snakemake logs .pytest_cache .mypy_cache .ruff_cache

@@ -683,6 +683,10 @@ def exit_on_error(call: Callable[[], object]) -> None:
         # A full disk, a folder that cannot be written: the system's own words name the file and the reason.
         what = printable(f"{error.strerror}: {error.filename}")
         sys.exit(f"draftlab: error: {what} (free space or fix permissions, run again)")
+    except ModuleNotFoundError as error:
+        if (error.name or "draftlab").partition(".")[0] == "draftlab":
+            sys.exit(_unexpected(error))
+        sys.exit(f"draftlab: error: this needs {error.name} (install draftlab[models])")
     except KeyboardInterrupt:
         sys.exit("draftlab: interrupted; finished files are whole, run again to resume")
     except Exception as error:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftlab.errors import UserError
+from draftlab.files.checkout import WORKFLOW
 
-TABLE = Path(__file__).resolve().parents[3] / "workflow" / "datasets.csv"
+TABLE = WORKFLOW / "datasets.csv"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -10,9 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from draftlab.core.settings import Count, Dataset, Device, Settings, Whole
 from draftlab.data import streams
 from draftlab.engine.settings import Answers, Recipe
+from draftlab.files.checkout import WORKFLOW
 from draftlab.plan.grids import Axis
 
-WORKFLOW = Path(__file__).parents[3] / "workflow"
 SCALES = tuple(sorted(path.stem for path in (WORKFLOW / "scales").glob("*.yaml")))
 """A scale is a file."""
 if TYPE_CHECKING:

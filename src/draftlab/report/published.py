@@ -17,13 +17,14 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from draftlab.errors import UserError
+from draftlab.files.checkout import WORKFLOW
 from draftlab.files.tables import read_table
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.plan import Scale, refused
 from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Rows
 
-FOLDER = Path(__file__).parents[3] / "workflow" / "published"
+FOLDER = WORKFLOW / "published"
 PAPERS = {"osd": "OSD", "mdss": "MDSS", "related": "related"}
 
 Scalar = str | int | float | bool

@@ -24,9 +24,9 @@ from draftlab.data.prompts import Prompt
 from draftlab.engine.answers import Answer, recorded_name
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
+from draftlab.files.checkout import ROOT
 from draftlab.files.json_files import read_jsonl, read_object
 from draftlab.files.tables import read_table
-from draftlab.plan import WORKFLOW
 from draftlab.report.page import templates
 from draftlab.serving import traces, verdict
 from draftlab.serving.verdict import NAMES, Asked, Range, Verdict
@@ -61,7 +61,7 @@ def run(asked: Asked, out: Path | None) -> list[tuple[Path, Verdict | None]]:
             print(f"{distinct} usable requests, half of them held out at most; it takes {HALF}", file=sys.stderr)
             found.append((folder, None))
             continue
-        said = judge(_workflow(asked, draft, name), asked, draft, left_out, rate, trace)
+        said = judge(_workflow(asked, draft, name, out or Path()), asked, draft, left_out, rate, trace)
         write_text(folder / "verdict.json", said.model_dump_json(indent=1) + "\n")
         write_text(folder / "verdict.html", page(said, asked, folder))
         found.append((folder, said))
@@ -183,8 +183,8 @@ def lines(found: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
     return said
 
 
-def _workflow(asked: Asked, draft: str, name: str) -> Path:
-    """Run the workflow as far as the tables; a later call with the same files goes on where this one stopped."""
+def _workflow(asked: Asked, draft: str, name: str, folder: Path) -> Path:
+    """Run the workflow below ``folder`` as far as the tables; a later call with the same files goes on where this one stopped."""
     run = Path("results") / name
     given = {
         "scale": asked.scale,
@@ -196,15 +196,20 @@ def _workflow(asked: Asked, draft: str, name: str) -> Path:
     given |= {"template": asked.template} if asked.template else {}
     wanted = [run / "cells/traffic_verdict" / f"prompts.{asked.temperature}" / "rows.csv"]
     wanted += [] if asked.hardware else [run / "cells/traffic_cost/all/rows.csv"]
-    command: list[Any] = [sys.executable, "-m", "snakemake", "--snakefile", WORKFLOW.parent / "Snakefile"]
-    command += ["--workflow-profile", WORKFLOW.parent / "profiles/default", "--cores", asked.cores or "all"]
+    command: list[Any] = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile"]
+    command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default", "--cores", asked.cores or "all"]
     command += ["--config", *(f"{key}={value}" for key, value in given.items()), "--", *wanted]
-    done = subprocess.run([str(part) for part in command], stdout=sys.stderr, stderr=sys.stderr, check=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # its rules call draftlab
+    environment = os.environ | {"PATH": path}
+    done = subprocess.run(
+        [str(part) for part in command], stdout=sys.stderr, stderr=sys.stderr, check=False, env=environment
+    )
     if done.returncode:
         raise UserError(
-            "the workflow stopped", file=run / "logs", remedy="see the message above; the same command goes on"
+            "the workflow stopped", file=folder / run / "logs", remedy="see the message above; the same command goes on"
         )
-    return run
+    return folder / run
 
 
 def _absolute(model: str) -> str:
