@@ -512,7 +512,7 @@ def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
     vicuna = plan.load_run({"scale": "paper", "template": "vicuna_short"}, WORKFLOW)
     assert templates(vicuna) == ["vicuna_short", "vicuna_short", "plain"]
     t5 = run.settings.pairs["t5"]
-    assert t5.target.model == "google/flan-t5-xl"
+    assert t5.target.model.startswith("google/flan-t5-xl@")
     sizes = ("small", "base", "large")
     assert [recipe.model for recipe in t5.drafts.values()] == [f"google/t5-efficient-{size}" for size in sizes]
     laptop = plan.load_run({}, WORKFLOW).settings.pairs
@@ -567,6 +567,28 @@ def test_one_model_of_one_pair_can_be_named(tmp_path):
         plan.load_run({"scale": "smoke", "models": {"main.drat": str(tmp_path)}}, WORKFLOW)
     with pytest.raises(UserError, match="no such file or folder"):
         plan.load_run({"scale": "smoke", "models": {"target": "nosuch.gguf"}}, WORKFLOW)
+
+
+def test_models_of_the_papers_are_pinned_and_targets_in_half_precision():
+    pairs = plan.load_run({"scale": "paper"}, WORKFLOW).settings.pairs
+    named = [made.model for pair in pairs.values() for made in pair.models.values()]
+    loose = [name for name in named if not re.fullmatch(r".*@[0-9a-f]{40}", name)]
+    assert len(named) == 12
+    assert all(name.startswith("google/t5-efficient-") for name in loose), loose
+    assert {name: pair.answers.dtype for name, pair in pairs.items()} == {
+        "main": "float16",
+        "large": "float16",
+        "multidraft": "float16",
+        "t5": "bfloat16",
+    }
+
+
+def test_the_headline_pair_is_measured_and_asks_for_what_it_needs():
+    run = plan.load_run({"scale": "paper"}, WORKFLOW)
+    [cell] = run.cells("osd_latency_alpha_33b")
+    assert run.pair_of("osd_latency_alpha_33b", cell) == "large"
+    assert run.settings.pairs["large"].target.model.startswith("lmsys/vicuna-33b")
+    assert run.settings.asked("latency_alpha", "large").mem_mb > run.settings.asked("latency_alpha").mem_mb
 
 
 def test_with_single_models_named_the_other_experiments_stay(tmp_path):

@@ -10,7 +10,13 @@ def resources_of(rule, pair=None):
     """Keywords of ``resources``; a second attempt asks for twice the memory and time, whose lack may have ended the first."""
 
     def asked(wildcards):
-        return RUN.settings.asked(rule, pair or getattr(wildcards, "pair", "main"))
+        is_cell = hasattr(wildcards, "cell") and hasattr(wildcards, "experiment")
+        own = (
+            RUN.pair_of(wildcards.experiment, wildcards.cell)
+            if is_cell
+            else getattr(wildcards, "pair", "main")
+        )
+        return RUN.settings.asked(rule, pair or own)
 
     return {
         "mem_mb": lambda wildcards, attempt: asked(wildcards).mem_mb * attempt,

@@ -199,6 +199,10 @@ class Run(Settings):
         variants = self.cells(experiment)[cell]
         return self.known[experiment].of_stage.locate([own.settings for own in variants], self.places)
 
+    def pair_of(self, experiment: str, cell: str) -> str:
+        """The pair of models that a cell speaks of."""
+        return getattr(self.cells(experiment)[cell][0].settings, "pair", MAIN)
+
     def reads(self, experiment: str, cell: str) -> list[str]:
         """Every file that must be there before a cell runs; of a model its configuration, of an architecture none."""
         settings = [own.settings for own in self.cells(experiment)[cell]]
