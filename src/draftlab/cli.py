@@ -20,6 +20,7 @@ from draftlab.core.settings import Template
 from draftlab.data import streams
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.errors import UserError, printable
+from draftlab.plan.scale import Gpu
 from draftlab.serving.load import Load
 from draftlab.serving.verdict import Asked
 from draftlab.stages import STAGES
@@ -611,7 +612,18 @@ def readme(*, file: Path = Path("README.md"), check: bool = False) -> None:
     module.update(file, check=check)
 
 
+def print_needs(*, config: tuple[str, ...] = (), gpu: Gpu = "a100-80") -> None:
+    """Print what a run will need (--config as for snakemake) without running it: jobs, memory, disk, downloads, what does not fit --gpu."""
+    import yaml
+
+    from draftlab.plan import needs
+
+    given = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in config)}
+    print(*needs.lines(plan.load_run(given, plan.WORKFLOW), gpu), sep="\n")
+
+
 VERBS: dict[str, Callable[..., None]] = {
+    "plan": print_needs,
     **{name.replace("_", "-"): _verb_of(stage) for name, stage in STAGES.items()},
     "readme": readme,
     "verify-lossless": verify_lossless,

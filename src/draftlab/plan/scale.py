@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 else:
     Scale = Literal[SCALES]
 
+Gpu = Literal["rtx4090", "a100-40", "a100-80", "h100", "h200"]
+
 MAIN = "main"
 """The pair that experiments speak of where they name none."""
 
