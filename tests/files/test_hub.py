@@ -138,6 +138,18 @@ def test_the_server_was_sent_the_token_and_a_damaged_cache_is_found(tmp_path: Pa
         assert weights.read_bytes() == WEIGHTS
 
 
+def test_a_small_file_that_changed_in_the_cache_is_found(tmp_path: Path) -> None:
+    """A poisoned config.json or tokenizer, whose name there is git's digest."""
+    with serve({"models": MODEL, "datasets": {}}) as hub:
+        client(hub, "models", tmp_path, ["fine"])
+        [blob] = [path for path in (tmp_path / "home").rglob("blobs/*") if path.read_bytes() == MODEL["config.json"]]
+        assert len(blob.name) == 40
+        blob.write_bytes(MODEL["config.json"].replace(b"llama", b"pwned"))
+        said, _ = client(hub, "models", tmp_path, ["fine"])
+        assert said["fine"] == len(WEIGHTS)
+        assert (tmp_path / "fine" / "config.json").read_bytes() == MODEL["config.json"]
+
+
 def test_a_revision_is_part_of_a_models_name(tmp_path: Path) -> None:
     with serve({"models": MODEL, "datasets": {}}) as hub:
         said, _ = client(hub, "models", tmp_path, ["fine@refs/pr/7", "fine@absent"])

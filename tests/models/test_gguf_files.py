@@ -18,7 +18,7 @@ from draftlab.files.json_files import read_object
 from draftlab.files.weights import parameter_count
 from draftlab.models import hub, load_model, load_tokenizer
 from draftlab.models.gguf import export
-from draftlab.models.gguf_files import ORIGINAL, write_folder
+from draftlab.models.gguf_files import ORIGINAL, TRIAL, check_loads, write_folder
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan import WORKFLOW, load_run
@@ -126,6 +126,18 @@ def test_packed_weights_are_read_as_llama_cpp_reads_them(
     assert (ours.argmax(-1) == theirs.argmax(-1)).mean() > 0.9
     unpacked = logits_of(load_model(file))
     assert np.abs(ours - theirs).mean() < 0.5 * np.abs(ours - unpacked).mean() or packing in ("f16", "bf16", "q8_0")
+
+
+def test_a_file_that_llama_cpp_dies_of_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the whole job with it; what llama.cpp makes of the file is seen in a process of its own first."""
+    file = gguf_of(network("llama", True), tmp_path / "toy")
+    check_loads(file)
+    file.write_bytes(file.read_bytes()[:-1000])
+    check_loads(file)  # refused in words
+    monkeypatch.setattr("draftlab.models.gguf_files.TRIAL", f"{TRIAL}\nimport os\nos.abort()")
+    with pytest.raises(UserError, match=r"toy.gguf: llama.cpp ends with SIGABRT"):
+        hub.copy_model(str(gguf_of(network("llama", True), tmp_path / "toy")), tmp_path / "made")
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_made_folder_keeps_the_file_its_tokenizer_and_its_template(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks import memory
 from draftlab import plan
 from draftlab.models.hf import new_t5
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.plan import needs
 from draftlab.plan.memory import Sizes, decoding, training
+from tests.conftest import ROOT
 
 WORKFLOW = Path(plan.WORKFLOW)
 PRINTED = {  # million weights, as the models' cards or papers count them
@@ -73,3 +76,15 @@ def test_a_run_that_downloads_nothing_asks_for_nothing() -> None:
     said = list(needs.lines(plan.load_run({"scale": "smoke"}, WORKFLOW), "a100-80"))
     assert not any(line.startswith("asks for access") for line in said)
     assert not any("hub" in line.lower() for line in said)
+
+
+def test_the_published_memory_is_what_is_computed_and_within_15_percent_of_what_was_measured() -> None:
+    table = [line.split("|") for line in (ROOT / "docs/paper.md").read_text().splitlines() if "M, (" in line]
+    assert len(table) >= 6
+    for _, job, model, predicted, measured, *_ in table:
+        name, how = model.strip().split(", ", 1)
+        sizes, values = memory.SIZES[name], ast.literal_eval(how)
+        assert values == (memory.DECODING if "decoding" in job else memory.TRAINING)[name]
+        computed = decoding(sizes, "float32", *values) if "decoding" in job else training(sizes, *values)
+        assert f"{computed / 1e6:,.0f}" == predicted.strip()
+        assert computed / 1e6 == pytest.approx(float(measured.replace(",", "")), rel=0.15)

@@ -49,15 +49,20 @@ def ask(kind: Kind, name: str, request: Callable[[bool], T], *, otherwise: str) 
 
 
 def _check_files(kind: Kind, name: str) -> None:
-    """Compare large files in the cache with their digests: over HTTP the hub's library compares sizes only."""
+    """Compare files in the cache with the digests that are their names, of large ones SHA-256, of small ones git's: over HTTP the hub's
+    library compares sizes only."""
     from huggingface_hub import constants
 
     blobs = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "blobs"
-    for blob in sorted(blobs.glob("?" * 64)):
+    for blob in sorted(blobs.glob("*")):
+        if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", blob.name):
+            continue
+        whole = hashlib.sha256() if len(blob.name) == 64 else hashlib.sha1(b"blob %d\0" % blob.stat().st_size)
         with blob.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != blob.name:
-                blob.unlink()  # it may be another revision's, which nobody asks for now
-                raise Damaged(f"{blob} is not what the hub announced")
+            digest = hashlib.file_digest(file, lambda whole=whole: whole)
+        if digest.hexdigest() != blob.name:
+            blob.unlink()  # it may be another revision's, which nobody asks for now
+            raise Damaged(f"{blob} is not what the hub announced")
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -9,6 +9,9 @@ llama.cpp keeps the rows of query and key of a ``llama`` as neighbouring rotary 
 from __future__ import annotations
 
 import hashlib
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +22,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import models as bpe
 
+from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.gguf_header import BIASES, read_header
 from draftlab.files.json_files import read_object, write_json
@@ -33,6 +37,13 @@ if TYPE_CHECKING:
 
 ORIGINAL = "model.gguf"
 """In a model folder: the GGUF file that it was made of, linked."""
+
+TRIAL = """
+import sys
+from draftlab.models.llama_cpp import LlamaCpp
+with LlamaCpp(sys.argv[1]) as model:
+    model.prefill([1, 2])
+"""
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CONTROL, USER_DEFINED, UNUSED = gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED, gguf.TokenType.UNUSED
@@ -165,9 +176,19 @@ def _by_pieces(tokens: Sequence[str], vocabulary: dict[str, int], said: dict[str
     return backend
 
 
+def check_loads(path: Path) -> None:
+    """Let a process of its own load a file and read two tokens: llama.cpp does not refuse every damaged file, it ends its process on some."""
+    command = [sys.executable, "-c", TRIAL, str(path)]
+    ended = subprocess.run(command, capture_output=True, check=False).returncode
+    if ended < 0:  # by a signal; what is refused in words is refused again where the file is used
+        what = f"llama.cpp ends with {signal.Signals(-ended).name} when it reads this file"
+        raise UserError(what, file=path, remedy="fetch or export it again")
+
+
 def write_folder(path: Path | str, out: Path | str) -> None:
     """Make ``out`` the model of a GGUF file in the Hugging Face layout, with the file itself linked into it as ``ORIGINAL``."""
     path, out = Path(path), Path(out)
+    check_loads(path)
     with atomic_dir(out) as folder:
         read_model(path).save(folder)
         read_tokenizer(path).save(folder)
