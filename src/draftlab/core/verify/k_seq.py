@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
@@ -35,17 +36,28 @@ def discount(
     beta = below.addcmul(above, knots).clamp_max_(1)
     feasible = _rejections(beta, num_drafts).mul_(knots) <= 1  # never at a knot of x / 0 or 0 / 0
     last = feasible.sum(-1, keepdim=True) - 1  # the root's piece starts at the last feasible knot; knot 0 is feasible
-    inside, slope, start = (table.gather(-1, last) for table in (below, above, knots))
-    inverse = start.clamp_min(1 / num_drafts)
+    pieces = torch.cat([table.gather(-1, last) for table in (below, above, knots)], -1)
+    roots = _roots(*pieces.cpu().numpy().T, num_drafts)
+    return torch.from_numpy(1 / roots).to(knots.device)[:, None]
+
+
+def _roots(
+    inside: Float64[np.ndarray, " batch"],
+    slope: Float64[np.ndarray, " batch"],
+    start: Float64[np.ndarray, " batch"],
+    num_drafts: int,
+) -> Float64[np.ndarray, " batch"]:
+    """The root of ``F`` on one piece for each row; in numpy: on three numbers a row a tensor operation costs five times as much."""
+    inverse = np.maximum(start, 1 / num_drafts)
     for _ in range(50):
-        missed = (1 - inside - slope * inverse).clamp_min(0)
+        missed = np.maximum(1 - inside - slope * inverse, 0)
         tail = missed ** (num_drafts - 1)
         gap = inside / inverse + slope - 1 + missed * tail
-        if bool((gap <= TOLERANCE).all()):
+        if (gap <= TOLERANCE).all():
             break
         step = gap / (inside / inverse**2 + num_drafts * slope * tail)
-        inverse = (inverse + step.where(gap > TOLERANCE, 0.0)).clamp_max(1)
-    return 1 / inverse
+        inverse = np.minimum(inverse + np.where(gap > TOLERANCE, step, 0), 1)
+    return inverse
 
 
 def _rejections(beta: Float64[Tensor, "batch num"], num_drafts: int) -> Float64[Tensor, "batch num"]:
