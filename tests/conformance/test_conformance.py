@@ -244,12 +244,30 @@ def block_without_its_residual(target: Tensor, draft: Tensor, tokens: Tensor) ->
     }
 
 
+def whole_path_by_its_own_ratio(target: Tensor, draft: Tensor, tokens: Tensor) -> dict[tuple[int, ...], float]:
+    """HSD (arXiv 2601.05724) as its published simulation judges the last token: by ``Q/P`` of the whole path, the cap left out there."""
+    block = VERIFIERS["block"]
+    assert isinstance(block, PathVerifier)
+    decision = block.decide(target[:1], draft[:1], tokens[:1])
+    ratio = target[0, :-1].gather(-1, tokens[0][:, None]) / draft[0].gather(-1, tokens[0][:, None])
+    stands = ratio.prod().clamp_max(1)
+    earlier = decision.stop[0, :-1] * (1 - stands) / (1 - decision.stop[0, -1]).clamp_min(1e-300)
+    mutant = dataclasses.replace(decision, stop=torch.cat([earlier, stands[None]])[None])
+    distribution = dataclasses.replace(block, decide=lambda *_: mutant).distribution(target[0], draft[0], tokens[0])
+    return {
+        (*tokens[0, :i].tolist(), y): float(distribution[i, y])
+        for i in range(len(distribution))
+        for y in range(distribution.shape[1])
+    }
+
+
 @pytest.mark.parametrize(
     ("mutant", "drafts"),
     [
         (bonus_from_the_draft, 1),
         (bonus_of_the_last_position, 1),
         (block_without_its_residual, 1),
+        (whole_path_by_its_own_ratio, 1),
         (survivors_not_filtered, 2),
     ],
 )

@@ -125,7 +125,7 @@ def test_acceptance_is_unknown_where_it_cannot_be_enumerated() -> None:
     assert bool(TOKEN_VERIFIERS["rrs"].acceptance(distribution, distribution.expand(2, -1)).proc.isnan())
 
 
-@pytest.mark.parametrize("name", sorted(TOKEN_VERIFIERS.keys() - {"sampled"}))  # which has the target choose
+@pytest.mark.parametrize("name", sorted(TOKEN_VERIFIERS.keys() - {"sampled", "gls"}))  # these draw the target's token first
 def test_one_draft_is_single_draft_verification(name: str) -> None:
     for target, draft in random_pairs(20, seed=6, smallest=3):
         tokens = (draft > 0).nonzero()[:1, 0]
@@ -373,3 +373,16 @@ def test_a_vocabulary_of_many_tokens(name: str) -> None:
         assert float(verifier.acceptance(target, draft.expand(2, -1)).proc) == pytest.approx(
             float(given.proc.mean()), abs=5 * spread + 1e-9
         )
+
+
+def test_gls_is_the_race_of_shared_exponentials() -> None:
+    """Exponentials drawn first, as a server would: drafts and target take the least of their own; the target's token given the drafts."""
+    target = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    draft = torch.tensor([[0.2, 0.2, 0.6], [0.4, 0.5, 0.1]], dtype=torch.float64)
+    count = 200_000
+    times = torch.empty(count, 2, 3, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(17))
+    drafted, emitted = (times / draft).argmin(-1), (times.amin(1) / target).argmin(-1)
+    for tokens in itertools.product(range(3), repeat=2):
+        seen = emitted[(drafted == torch.tensor(tokens)).all(-1)]
+        expected = TOKEN_VERIFIERS["gls"].distribution(target, draft, torch.tensor(tokens)) * len(seen)
+        assert chisquare(torch.bincount(seen, minlength=3), expected).pvalue > 1e-4

@@ -138,6 +138,32 @@ def test_block_verification_keeps_at_least_as_many_tokens() -> None:
     assert max(gains) > 0.01
 
 
+def test_hsd_is_block_verification() -> None:
+    """HSD (arXiv 2601.05724) from its own terms, joint probabilities and branch divergences: the stops of block verification."""
+    capped = 0
+    for seed in range(40):
+        target, draft = random_distributions(5, 3, seed=seed), random_distributions(4, 3, seed=100 + seed)
+        tokens = torch.randint(3, (4,), generator=torch.Generator().manual_seed(seed))
+        places = torch.arange(4)
+        ratio = torch.cat([torch.ones(1, dtype=torch.float64), (target[places, tokens] / draft[places, tokens]).cumprod(0)])
+        prefix = ratio / ratio.cummax(0).values  # the joint ratio over the largest before it, 1 at least
+        capped += int((ratio > 1).any())
+        stays = []
+        for depth in range(4):
+            excess = (prefix[depth] * target[depth] - draft[depth]).clamp_min(0).sum()
+            deficit = (draft[depth] - prefix[depth] * target[depth]).clamp_min(0).sum()
+            stays.append(excess / deficit)
+        stop, left = [], 1.0
+        for chance in reversed([*stays, prefix[4]]):  # from the whole path back
+            stop.insert(0, left * float(chance))
+            left *= 1 - float(chance)
+        assert left == pytest.approx(0, abs=1e-12)
+        torch.testing.assert_close(
+            block.decide(target[None], draft[None], tokens[None]).stop[0], torch.tensor(stop, dtype=torch.float64)
+        )
+    assert capped > 10
+
+
 @pytest.mark.parametrize("name", PATH_VERIFIERS)
 def test_path_sampler_follows_its_distribution(name: str) -> None:
     verifier = PATH_VERIFIERS[name]

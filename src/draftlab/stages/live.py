@@ -118,7 +118,9 @@ class Derived:
 
 MEASURES = {
     "block_efficiency": Measure("emitted", "blocks", "block efficiency", "tokens per target call"),
+    "acceptance": Measure("accepted", "visited", "acceptance at a judged depth", "probability"),
     "token_rate": Measure("emitted", "seconds", "token rate", "tokens per second"),
+    "selection": Measure("select_seconds", "blocks", "verification", "seconds per target call"),
     "score": Measure("score", None, "score (ROUGE-L or BLEU, 0 to 1)"),
     "rouge_l": Measure("rouge_l", None, "ROUGE-L"),
     "bleu": Measure("bleu", None, "BLEU"),

@@ -12,6 +12,7 @@ Sources: Leviathan et al. 2023 (arXiv 2211.17192), ``single``; Miao et al. 2024 
 from __future__ import annotations
 
 from draftlab.core.verify.block import block
+from draftlab.core.verify.gls import gls
 from draftlab.core.verify.greedy import greedy
 from draftlab.core.verify.hybrid import hybrid
 from draftlab.core.verify.importance import importance
@@ -38,6 +39,7 @@ VERIFIERS: dict[str, TokenVerifier | PathVerifier | TreeVerifier] = {
     "optimal": optimal,
     "greedy": greedy,
     "sampled": sampled,
+    "gls": gls,
     "block": block,
     "traversal": traversal,
     "greedy_block": greedy_block,
