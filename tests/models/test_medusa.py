@@ -16,7 +16,7 @@ from draftlab.engine.replay import replay
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.models.medusa import Medusa
-from draftlab.models.tree import Tree
+from draftlab.core.tree import Tree
 from draftlab.stages.offline import Settings as Offline
 from draftlab.train.learning import train
 from draftlab.train.sources import Scene
@@ -27,14 +27,14 @@ TREES = [(1, 1, 1), (3, 2, 1), (2, 2, 2), (4,)]
 
 
 def heads(widths: tuple[int, ...], target=TARGET) -> Medusa:
-    model = Medusa(target, Tree(widths))
+    model = Medusa(target, Tree.of_widths(widths))
     with torch.no_grad():
         model.mix.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
     return model
 
 
 def test_a_tree_is_its_leaves_paths():
-    tree = Tree((2, 3))
+    tree = Tree.of_widths((2, 3))
     assert (tree.leaves, tree.depth) == (6, 2)
     assert tree.paths.tolist() == [[0, 1, 3], [0, 1, 4], [0, 1, 5], [0, 2, 6], [0, 2, 7], [0, 2, 8]]
     assert tree.depths.tolist() == [0, 1, 1, 2, 2, 2, 2, 2, 2]
@@ -44,7 +44,7 @@ def test_a_tree_is_its_leaves_paths():
 
 
 def test_reading_a_tree_is_reading_each_of_its_sequences():
-    tree = Tree((2, 3))
+    tree = Tree.of_widths((2, 3))
     prompts = [[1, 5, 9, 7], [1, 8]]
     tokens = torch.randint(5, 30, (2, 6, 2), generator=torch.Generator().manual_seed(0))
     tokens = torch.where(tree.paths[:, 1:] > 0, tokens.flatten(1)[:, tree.places][:, tree.paths[:, 1:] - 1], tokens)
@@ -116,7 +116,7 @@ def test_typical_acceptance_is_told_from_a_lossless_one():
 
 
 def test_heads_learn_what_the_target_says_and_leave_it_alone():
-    model = Medusa(TARGET, Tree((2, 1)))
+    model = Medusa(TARGET, Tree.of_widths((2, 1)))
     before = [weight.clone() for weight in TARGET.parameters()]
     recorded = record(TARGET, [(str(i), p) for i, p in enumerate(PROMPTS)], max_new_tokens=20, eos_ids=[EOS])
     untrained = replay(model, recorded, 2)
@@ -147,6 +147,6 @@ def test_what_does_not_fit_is_refused():
             generator=torch.Generator().manual_seed(0), **options,
         )  # fmt: skip
     with pytest.raises(UserError, match="widths"):
-        Tree((2, 0))
+        Tree.of_widths((2, 0))
     with pytest.raises(UserError, match="look further back"):
         model.answer_logits([[1, 2]], [[3]])

@@ -29,7 +29,7 @@ from draftlab.engine.recording import TargetPass
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
 from draftlab.models.medusa import Medusa
-from draftlab.models.tree import Tree
+from draftlab.core.tree import Tree
 
 SingleVerifier = Literal["single", "block"]
 

@@ -27,7 +27,7 @@ class TreePair:
             raise UserError("a prompt of one token", remedy="Medusa heads need 2 or more")
         self.heads, self.tree, self.policy = heads, heads.tree, policy
         room = max_new_tokens + self.tree.depth
-        cache, self.unread = decoder.prefill(prompts, room + len(heads.tree.depths))
+        cache, self.unread = decoder.prefill(prompts, room + heads.tree.nodes)
         assert isinstance(cache, LlamaCache)
         self.cache = cache
         self.cache.crop([len(prompt) - 2 for prompt in prompts])

@@ -32,7 +32,7 @@ from draftlab.files.atomic import atomic_dir
 from draftlab.files.seals import seal
 from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.config import read_config
-from draftlab.models.tree import Tree
+from draftlab.core.tree import Tree
 from draftlab.models.trimmed import KEPT
 from draftlab.models.weights import read_weights, write_model
 
@@ -455,12 +455,12 @@ def _rotations(config: LlamaConfig, device: torch.device) -> Complex[Tensor, "co
 
 def _hidden_by(tree: Tree, begin: Int[Tensor, "batch 1"], end: int) -> Bool[Tensor, "batch 1 nodes end"]:
     """Which of the first ``end`` tokens of a row the nodes of a tree that starts at ``begin`` may not see."""
-    nodes = len(tree.depths)
     # Column 0 stands for what was read before the tree, the last one for what lies beyond it.
     hides = F.pad(~tree.sees.to(begin.device), (1, 1))
-    hides[:, -1] = True
-    offset = (torch.arange(end, device=begin.device) - begin).clamp(-1, nodes) + 1
-    return hides[:, offset].transpose(0, 1)[:, None]
+    hides[..., -1] = True
+    offset = (torch.arange(end, device=begin.device) - begin).clamp(-1, tree.nodes) + 1
+    hidden = hides.expand(len(begin), -1, -1).gather(-1, offset[:, None].expand(-1, tree.nodes, -1))
+    return hidden[:, None]
 
 
 def _causal_mask(new: int, dtype: torch.dtype, device: torch.device, end: int) -> Float[Tensor, "new end"]:

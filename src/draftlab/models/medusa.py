@@ -21,7 +21,7 @@ from draftlab.files.atomic import atomic_dir
 from draftlab.models import LanguageModel
 from draftlab.models.batching import pad_requests
 from draftlab.models.llama import Llama, LlamaCache, LlamaDecoder
-from draftlab.models.tree import Tree
+from draftlab.core.tree import Tree
 
 
 class Medusa(nn.Module):

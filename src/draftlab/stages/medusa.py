@@ -87,7 +87,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
 
     from draftlab.latency.pair import load_inflated
     from draftlab.models.medusa import Medusa
-    from draftlab.models.tree import Tree
+    from draftlab.core.tree import Tree
     from draftlab.train.folders import Folders
     from draftlab.train.medusa import contenders, decode_in_turns, epoch_seconds
     from draftlab.train.online import serve
@@ -100,7 +100,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     stream = whole(folders.recorded(settings.dataset, "train"), settings.dataset).reordered(settings.seed)
     stream = stream.take(range(min(settings.requests, len(stream))))
     of_heads = settings.model_copy(update={"learning_rate": settings.heads_learning_rate})
-    heads = Medusa(target, Tree(tuple(settings.widths)))
+    heads = Medusa(target, Tree.of_widths(settings.widths))
     effort = _warm(heads, folders, of_heads, inputs.max_new_tokens)
     models: dict[str, LanguageModel] = {"draft": folders.draft(settings), "medusa": heads}
     for name, how in (("draft", settings), ("medusa", of_heads)):

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from draftlab.core.sampling import restrict
 from draftlab.core.verify.bound import ranks, ratio_order
 from draftlab.core.verify.single import SMALLEST
 from draftlab.core.verify.survivors import Order, Position, grow
@@ -63,7 +64,7 @@ def _parts(target: Float64[Tensor, "batch vocab"]) -> Iterator[Float64[Tensor, "
 
 
 def _races(target: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]) -> list[_Race]:
-    if draft_probs.stride(1) == 0:
+    if draft_probs.stride(1) == 0:  # one distribution, expanded
         return [_Race.of(target, draft_probs[:, 0])] * draft_probs.shape[1]
     return [_Race.of(target, draft) for draft in draft_probs.unbind(1)]
 
@@ -78,10 +79,12 @@ def _decide(
     Until then draft j is x_j with ``p(x_j)`` times the integral of levels above ``r(x_j) t``; draft k is x_k at once if that is y, else if
     its level lies below that of y, ``r(y) t``. The factor ``q(y) exp(-K t)`` is common.
     """
-    races, drawn = _races(target_probs, draft_probs), tokens[..., None]
-    at_draft = draft_probs.gather(-1, drawn)
-    joint = torch.zeros_like(target_probs)
-    for times in _parts(target_probs):
+    # Few tokens are left of a truncated vocabulary; the race of the others is never run.
+    target, draft, places, ids = restrict(target_probs, draft_probs, tokens)
+    races, drawn = _races(target, draft), places[..., None]
+    at_draft = draft.gather(-1, drawn)
+    joint = torch.zeros_like(target)
+    for times in _parts(target):
         tables = [race.levels(times) for race in races]
         at = [
             [table.gather(-1, drawn[:, k, None].expand(-1, len(times), -1)) for table in tables[k]]
@@ -93,9 +96,9 @@ def _decide(
             fired.scatter_(-1, drawn[:, k, None].expand(-1, len(times), -1), own)
             others = [at_draft[:, j, None] * at[j][2] for j in range(len(races)) if j != k]
             joint += (fired * torch.stack([weight.expand_as(own), *others]).prod(0)).sum(1)
-    joint *= target_probs
-    given = joint / joint.sum(-1, keepdim=True).clamp_min(SMALLEST)
-    times_drawn = (drawn == tokens[:, None, :]).sum(-1)
+    joint *= target
+    given = torch.zeros_like(target_probs).scatter_add_(-1, ids, joint / joint.sum(-1, keepdim=True).clamp_min(SMALLEST))
+    times_drawn = (tokens[:, :, None] == tokens[:, None, :]).sum(-1)
     return Decision(given.gather(-1, tokens) / times_drawn, lambda rows: given[rows].scatter(-1, tokens[rows], 0.0))
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Generator, Tensor
 
 from draftlab.core.sampling import draw, restrict
+from draftlab.core.tree import Tree
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.token import TokenVerifier
 
@@ -42,15 +43,15 @@ def verify_sequences(
     *,
     tail: PathVerifier | None = None,
     truncated: bool = False,
+    tree: Tree | None = None,
 ) -> Standing:
     """Verify K sequences, position after position: the token verifier sees the drafts of the sequences that still agree.
 
     Given the emitted prefix the survivors' next tokens are still independent, so each step, and the whole, is lossless (Miao et al.
     2024; Khisti et al. 2025, section 5). Distinct drafts are as many as there are tokens to draft: a sequence that repeats another brings
-    none. A sequence that stands to its end is followed by a token of the target. Sequences of a tree
-    whose siblings were drawn without replacement are its leaves' paths, siblings in the order they were drawn. ``tail`` verifies what
-    is left of a sequence once it is the only one: the rest of it is still a draft of the emitted prefix. Distributions that are ``truncated`` (by
-    top-k or top-p) are verified on the tokens that they leave.
+    none. A sequence that stands to its end is followed by a token of the target. Sequences of a ``tree`` are its leaves' paths: a token
+    that several of them share is one draft. ``tail`` verifies what is left of a sequence once it is the only one: the rest of it is still
+    a draft of the emitted prefix. Distributions that are ``truncated`` (by top-k or top-p) are verified on the tokens that they leave.
     """
     batch, drafts, length = tokens.shape
     active = torch.ones(batch, drafts, dtype=torch.bool, device=tokens.device)
@@ -61,14 +62,15 @@ def verify_sequences(
             alone = ((active.sum(-1) == 1) & (token < 0)).nonzero()[:, 0]
             if len(alone):
                 last = active[alone].double().argmax(-1)
-                judged = (
+                rest = (
                     target_probs[alone, last, depth:],
                     draft_probs[alone, last, depth:],
                     tokens[alone, last, depth:],
                 )
-                more, token[alone] = tail.sample(*judged, generator, check=False)
+                more, token[alone] = tail.sample(*rest, generator, check=False)
                 stands[alone] += more
-        voters = _voters(verifier, active, tokens[..., depth]) & (token < 0)[:, None]
+        drafted = active if tree is None else active & tree.own[:, depth].to(active.device)
+        voters = _voters(verifier, drafted, tokens[..., depth]) & (token < 0)[:, None]
         counts = voters.sum(-1)
         for count in range(1, drafts + 1):
             rows = (counts == count).nonzero()[:, 0]
@@ -77,13 +79,15 @@ def verify_sequences(
             paths = voters[rows].nonzero()[:, 1].view(-1, count)
             at = rows[:, None]
             target, draft = target_probs[rows, paths[:, 0], depth], draft_probs[at, paths, depth]
-            drafted, ids = tokens[at, paths, depth], None
+            judged, ids = tokens[at, paths, depth], None
             if truncated:
-                target, draft, drafted, ids = restrict(target, draft, drafted)
-            emitted, _ = verifier.sample(target, draft, drafted, generator, check=False)
+                target, draft, judged, ids = restrict(target, draft, judged)
+            emitted, _ = verifier.sample(target, draft, judged, generator, check=False)
             if ids is not None:
                 emitted = ids.gather(1, emitted[:, None])[:, 0]
             agrees = active[rows] & (tokens[rows, :, depth] == emitted[:, None])
+            if tree is not None:
+                agrees &= tree.exists[:, depth].to(active.device)
             goes_on = agrees.any(-1)
             active[rows[goes_on]] = agrees[goes_on]
             stands[rows[goes_on]] += 1
@@ -91,7 +95,7 @@ def verify_sequences(
     path = active.double().argmax(-1)
     whole = (token < 0).nonzero()[:, 0]
     if len(whole):
-        token[whole] = draw(target_probs[whole, path[whole], length], 1, generator)[:, 0]
+        token[whole] = draw(target_probs[whole, path[whole], stands[whole]], 1, generator)[:, 0]
     return Standing(path, stands, token)
 
 
@@ -100,21 +104,23 @@ def sequences_distribution(
     target_probs: Float64[Tensor, "drafts positions vocab"],
     draft_probs: Float64[Tensor, "drafts path vocab"],
     tokens: Int64[Tensor, "drafts path"],
+    tree: Tree | None = None,
 ) -> dict[tuple[int, ...], float]:
     """The exact distribution of the tokens that ``verify_sequences`` emits (the standing ones and the one after), given the drafted sequences."""
     distribution: dict[tuple[int, ...], float] = {}
 
     def descend(prefix: tuple[int, ...], active: Bool[Tensor, " drafts"], reached: float) -> None:
         depth, first = len(prefix), int(active.double().argmax())
-        if depth == tokens.shape[1]:
-            emitted = target_probs[first, depth]
-        else:
-            voters = _voters(verifier, active[None], tokens[None, :, depth])[0]
-            emitted = verifier.distribution(
-                target_probs[first, depth], draft_probs[voters, depth], tokens[voters, depth]
-            )
+        voters = torch.zeros_like(active)
+        if depth < tokens.shape[1]:
+            drafted = active if tree is None else active & tree.own[:, depth]
+            voters = _voters(verifier, drafted[None], tokens[None, :, depth])[0]
+        emitted = target_probs[first, depth]
+        if bool(voters.any()):
+            emitted = verifier.distribution(emitted, draft_probs[voters, depth], tokens[voters, depth])
+        exists = active if tree is None else active & tree.exists[:, min(depth, tree.depth - 1)]
         for token, chance in enumerate(emitted.tolist()):
-            agrees = active & (tokens[:, depth] == token) if depth < tokens.shape[1] else torch.zeros_like(active)
+            agrees = exists & (tokens[:, depth] == token) if bool(voters.any()) else torch.zeros_like(active)
             if chance > 0 and bool(agrees.any()):
                 descend((*prefix, token), agrees, reached * chance)
             elif chance > 0:

@@ -1,0 +1,188 @@
+"""Token trees: drafted sequences that share their beginnings, which a model reads in one pass, each token once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+from draftlab.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """The nodes from node 0, the known token that the tree hangs from, to each leaf: one tree, or one for each request of a batch.
+
+    A leaf is one drafted sequence; a shorter one repeats its last node. The children of a node, by their first leaves, are its drafts.
+    """
+
+    paths: Int64[Tensor, "*batch leaves depth+1"]
+
+    @classmethod
+    def of_parents(cls, parents: Sequence[int]) -> Tree:
+        """The node that each node follows, an earlier one; node 0 follows none, whatever stands there."""
+        late = [node for node in range(1, len(parents)) if not 0 <= parents[node] < node]
+        if late or len(parents) < 2:
+            raise UserError(
+                f"the parents {list(parents)} make no tree of drafted tokens",
+                remedy="give 2 or more nodes, each after its parent",
+            )
+        ways = [[0]]
+        for node in range(1, len(parents)):
+            ways.append([*ways[parents[node]], node])
+        leaves = [way for node, way in enumerate(ways) if node not in parents[1:]]
+        longest = max(map(len, leaves))
+        return cls(torch.tensor([way + way[-1:] * (longest - len(way)) for way in sorted(leaves)]))
+
+    @classmethod
+    def of_widths(cls, widths: Sequence[int]) -> Tree:
+        """Each of the ``widths[d]`` guesses at depth d follows every guess at depth d - 1 (Cai et al. 2024, section 2.1.2), nodes by depth."""
+        if not widths or min(widths) < 1:
+            raise UserError(f"the tree has widths {list(widths)}", remedy="give 1 or more guesses for each depth")
+        parents, last = [-1], [0]
+        for width in widths:
+            begin = len(parents)
+            parents += [node for node in last for _ in range(width)]
+            last = list(range(begin, len(parents)))
+        return cls.of_parents(parents)
+
+    @classmethod
+    def delayed(cls, num_drafts: int, draft_len: int, trunk: int = 0) -> Tree:
+        """Sequences that share their first ``trunk`` tokens and branch there; 0: K sequences that share nothing."""
+        if not 0 <= trunk < draft_len:
+            raise UserError(f"{trunk} of {draft_len} tokens are shared", remedy="let the sequences branch before they end")
+        return cls.of_widths([1] * trunk + [num_drafts] + [1] * (draft_len - trunk - 1))
+
+    @classmethod
+    def merged(cls, tokens: Int64[Tensor, "batch drafts length"]) -> Tree:
+        """Sequences that share their nodes where their tokens agree from the start."""
+        alike = (tokens[:, :, None] == tokens[:, None]).cumprod(-1)
+        first = alike.argmax(2)
+        own = first == torch.arange(tokens.shape[1], device=tokens.device)[:, None]
+        number = own.flatten(1).cumsum(-1).view(own.shape)
+        known = torch.zeros_like(tokens[..., :1])
+        return cls(torch.cat([known, number.gather(1, first)], -1))
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.paths.shape[-1] - 1
+
+    @property
+    def leaves(self) -> int:
+        return self.paths.shape[-2]
+
+    @functools.cached_property
+    def nodes(self) -> int:
+        """How many there are, node 0 included; in a batch as many as the largest tree has."""
+        return int(self.paths.max()) + 1
+
+    @property
+    def widths(self) -> list[int]:
+        """The most children that a node has, by depth."""
+        return [int(number) + 1 for number in self.siblings.flatten(0, -2).amax(0)]
+
+    @functools.cached_property
+    def sees(self) -> Bool[Tensor, "*batch nodes nodes"]:
+        """The attention mask: entry [i, j] says whether node j is node i or lies on the way to it."""
+        paths = self.paths.view(-1, self.leaves, self.depth + 1)
+        sees = torch.zeros(len(paths), self.nodes, self.nodes, dtype=torch.bool, device=paths.device)
+        rows = torch.arange(len(paths), device=paths.device)[:, None, None]
+        for depth in range(self.depth + 1):
+            sees[rows, paths[:, :, depth, None], paths[:, :, : depth + 1]] = True
+        return sees.view(*self.paths.shape[:-2], self.nodes, self.nodes)
+
+    @functools.cached_property
+    def depths(self) -> Int64[Tensor, "*batch nodes"]:
+        """How far each node is from node 0."""
+        return (self.sees.sum(-1) - 1).clamp_min(0)
+
+    @functools.cached_property
+    def parents(self) -> Int64[Tensor, "*batch nodes"]:
+        """The node that each node follows; node 0 stands for its own."""
+        found = torch.zeros(*self.paths.shape[:-2], self.nodes, dtype=torch.int64, device=self.paths.device)
+        before, after = self.paths[..., :-1].flatten(-2), self.paths[..., 1:].flatten(-2)
+        moved = before != after
+        return found.scatter_(-1, after.where(moved, 0), before.where(moved, 0))
+
+    @functools.cached_property
+    def places(self) -> Int64[Tensor, "*batch nodes-1"]:
+        """Where the token of each node but 0 stands among the leaves' sequences, flattened."""
+        flat = self.paths[..., 1:].flatten(-2)
+        numbers = torch.arange(1, self.nodes, device=flat.device)
+        return (flat[..., None, :] == numbers[:, None]).int().argmax(-1)
+
+    @functools.cached_property
+    def first(self) -> Int64[Tensor, "*batch leaves depth"]:
+        """The first leaf that lies under the same node: its sequence drew the token, the others share it."""
+        nodes = self.paths[..., 1:]
+        return (nodes[..., :, None, :] == nodes[..., None, :, :]).int().argmax(-2)
+
+    @functools.cached_property
+    def exists(self) -> Bool[Tensor, "*batch leaves depth"]:
+        """Whether each sequence is that long."""
+        return self.paths[..., 1:] != self.paths[..., :-1]
+
+    @functools.cached_property
+    def own(self) -> Bool[Tensor, "*batch leaves depth"]:
+        """Whether each sequence drew that token itself."""
+        return self.exists & (self.first == torch.arange(self.leaves, device=self.paths.device)[:, None])
+
+    @functools.cached_property
+    def siblings(self) -> Int64[Tensor, "*batch leaves depth"]:
+        """Which child of its parent each node of a sequence is."""
+        own, first = self.own, self.first
+        under = torch.cat([torch.zeros_like(first[..., :1]), first[..., :-1]], -1)  # the first leaf under the parent
+        number = torch.zeros_like(first)
+        for leaf in range(self.leaves):
+            same = (under[..., :leaf, :] == under[..., leaf, None, :]) & own[..., :leaf, :]
+            number[..., leaf, :] = same.sum(-2)
+        return number.gather(-2, first)
+
+
+def optimal_tree(acceptance: Sequence[Sequence[float]], nodes: int) -> Tree:
+    """The tree of ``nodes`` drafted tokens that keeps most on average (Sequoia's dynamic programme: Chen et al. 2024, arXiv 2402.12374).
+
+    **Arguments:**
+    - `acceptance`: entry [d][i] is the probability that at depth d the i-th child is the one that stands, given that its parent does.
+    """
+    if nodes < 1 or not acceptance or not all(acceptance):
+        raise UserError(f"a tree of {nodes} tokens over {len(acceptance)} depths", remedy="give 1 or more of both")
+
+    @functools.cache
+    def best(depth: int, child: int, left: int) -> tuple[float, int]:
+        """The most that ``left`` tokens keep under a standing node, from this child on, and how many of them go under (and to) this child."""
+        if depth == len(acceptance) or child == len(acceptance[depth]) or not left:
+            return 0.0, 0
+        share = acceptance[depth][child]
+        # Children are drawn in order: without this one there are no later ones.
+        splits = [
+            (share * (1 + best(depth + 1, 0, take - 1)[0]) + best(depth, child + 1, left - take)[0], take)
+            for take in range(1, left + 1)
+        ]
+        return max(splits)
+
+    parents = [-1]
+
+    def plant(parent: int, depth: int, left: int) -> None:
+        child = 0
+        while take := best(depth, child, left)[1]:
+            parents.append(parent)
+            plant(len(parents) - 1, depth + 1, take - 1)
+            left, child = left - take, child + 1
+
+    plant(0, 0, nodes)
+    return Tree.of_parents(parents)
+
+
+def kept_on_average(tree: Tree, acceptance: Sequence[Sequence[float]]) -> float:
+    """The drafted tokens of a tree that stand on average: the sum over its nodes of the chance that all on the way to it stand."""
+    chances = torch.tensor([1.0, *[0.0] * (tree.nodes - 1)], dtype=torch.float64)
+    for leaf, depth in tree.own.T.nonzero()[:, [1, 0]].tolist():
+        parent, node = tree.paths[leaf, depth : depth + 2].tolist()
+        chances[node] = chances[parent] * acceptance[depth][int(tree.siblings[leaf, depth])]
+    return float(chances.sum() - 1)

@@ -1,0 +1,109 @@
+"""Token trees: their shapes, the static optimum, and verification of their nodes, exactly, over every set of drafted tokens."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftlab.core.tree import Tree, kept_on_average, optimal_tree
+from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify.joint import joint_distribution
+from draftlab.core.verify.sequence import sequences_distribution
+from draftlab.core.verify.token import TokenVerifier
+from draftlab.errors import UserError
+
+Context = tuple[int, ...]
+
+SHAPES = {
+    "delayed": Tree.delayed(2, 2, trunk=1),
+    "of unequal depths": Tree.of_parents([-1, 0, 1, 0]),
+    "binary": Tree.of_widths((2, 2)),
+    "a leaf first": Tree.of_parents([-1, 0, 0, 2]),
+}
+
+
+def models(vocab: int, depth: int) -> tuple[dict[Context, Tensor], dict[Context, Tensor]]:
+    """Target and draft, which depend on the context."""
+    contexts = [c for n in range(depth + 1) for c in itertools.product(range(vocab), repeat=n)]
+    weights = torch.rand(2, len(contexts), vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(5)) ** 2
+    target, draft = weights / weights.sum(-1, keepdim=True)
+    return dict(zip(contexts, target, strict=True)), dict(zip(contexts, draft, strict=True))
+
+
+def drafted(tree: Tree, draft: dict[Context, Tensor], verifier: TokenVerifier) -> list[tuple[dict[int, Context], float]]:
+    """Every way to draft the nodes: the tokens up to each, and how likely; the children of a node together, as the verifier wants them."""
+    ways: list[tuple[dict[int, Context], float]] = [({0: ()}, 1.0)]
+    for node in range(tree.nodes):
+        children = [child for child in range(1, tree.nodes) if int(tree.parents[child]) == node]
+        if not children:
+            continue
+        more = []
+        for known, chance in ways:
+            joint = joint_distribution(draft[known[node]].expand(len(children), -1), verifier.drafting)
+            for tokens, share in zip(joint.tokens.tolist(), joint.probs.tolist(), strict=True):
+                grown = {child: (*known[node], token) for child, token in zip(children, tokens, strict=True)}
+                more.append((known | grown, chance * share))
+        ways = more
+    return ways
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["single", "specinfer", "k_seq", "optimal", "rrs", "greedy", "sampled", "gls"])
+def test_a_tree_emits_the_targets_distribution(name: str, shape: str) -> None:
+    tree, verifier, vocab = SHAPES[shape], VERIFIERS[name], 2 if shape == "binary" else 3
+    assert isinstance(verifier, TokenVerifier)
+    target, draft = models(vocab, tree.depth + 1)
+    found: dict[Context, float] = defaultdict(float)
+    for known, chance in drafted(tree, draft, verifier):
+        ways = [[known[node] for node in path] for path in tree.paths.tolist()]
+        tokens = torch.tensor([[after[-1] for after in way[1:]] for way in ways])
+        q = torch.stack([torch.stack([target[at] for at in way]) for way in ways])
+        p = torch.stack([torch.stack([draft[at] for at in way[:-1]]) for way in ways])
+        for emitted, share in sequences_distribution(verifier, q, p, tokens, tree).items():
+            # What is short of the longest is completed by the target; then every text has the target's probability.
+            for rest in itertools.product(range(vocab), repeat=tree.depth + 1 - len(emitted)):
+                found[*emitted, *rest] += chance * share * probability(target, emitted, rest)
+    for text in itertools.product(range(vocab), repeat=tree.depth + 1):
+        assert found[text] == pytest.approx(probability(target, (), text), abs=1e-12)
+
+
+def probability(model: dict[Context, Tensor], text: Context, rest: Context) -> float:
+    """That the model goes on with ``rest`` after ``text``."""
+    return math.prod(float(model[(*text, *rest[:i])][token]) for i, token in enumerate(rest))
+
+
+def test_equal_beginnings_are_one_node() -> None:
+    tree = Tree.merged(torch.tensor([[[5, 6], [5, 7], [5, 6]], [[1, 1], [2, 1], [3, 3]]]))
+    assert tree.paths.tolist() == [[[0, 1, 2], [0, 1, 3], [0, 1, 2]], [[0, 1, 2], [0, 3, 4], [0, 5, 6]]]
+    assert tree.nodes == 7
+    assert tree.depths[0, :4].tolist() == [0, 1, 2, 2]
+    assert tree.sees[1, 4].nonzero()[:, 0].tolist() == [0, 3, 4]
+
+
+def test_the_static_optimum_is_the_best_of_all_trees() -> None:
+    """Against every tree of so many nodes; the acceptance of later children need not fall."""
+    acceptance = [[0.5, 0.3, 0.1], [0.2, 0.6], [0.7]]
+    for nodes in range(1, 7):
+        every = []
+        for parents in itertools.product(*(range(node) for node in range(1, nodes + 1))):
+            tree = Tree.of_parents([-1, *parents])
+            fits = tree.depth <= 3 and all(w <= len(a) for w, a in zip(tree.widths, acceptance, strict=False))
+            every.append(kept_on_average(tree, acceptance) if fits else 0.0)
+        tree = optimal_tree(acceptance, nodes)
+        assert tree.nodes - 1 == nodes
+        assert kept_on_average(tree, acceptance) == pytest.approx(max(every))
+
+
+def test_what_makes_no_tree_is_refused() -> None:
+    for parents in ([-1], [-1, 2, 0], [-1, 0, -1]):
+        with pytest.raises(UserError, match="make no tree"):
+            Tree.of_parents(parents)
+    with pytest.raises(UserError, match="4 of 4 tokens are shared"):
+        Tree.delayed(2, 4, trunk=4)
+    with pytest.raises(UserError, match="a tree of 0 tokens"):
+        optimal_tree([[0.5]], 0)
