@@ -35,7 +35,9 @@ def models(vocab: int, depth: int) -> tuple[dict[Context, Tensor], dict[Context,
     return dict(zip(contexts, target, strict=True)), dict(zip(contexts, draft, strict=True))
 
 
-def drafted(tree: Tree, draft: dict[Context, Tensor], verifier: TokenVerifier) -> list[tuple[dict[int, Context], float]]:
+def drafted(
+    tree: Tree, draft: dict[Context, Tensor], verifier: TokenVerifier
+) -> list[tuple[dict[int, Context], float]]:
     """Every way to draft the nodes: the tokens up to each, and how likely; the children of a node together, as the verifier wants them."""
     ways: list[tuple[dict[int, Context], float]] = [({0: ()}, 1.0)]
     for node in range(tree.nodes):

@@ -125,7 +125,9 @@ def test_acceptance_is_unknown_where_it_cannot_be_enumerated() -> None:
     assert bool(TOKEN_VERIFIERS["rrs"].acceptance(distribution, distribution.expand(2, -1)).proc.isnan())
 
 
-@pytest.mark.parametrize("name", sorted(TOKEN_VERIFIERS.keys() - {"sampled", "gls"}))  # these draw the target's token first
+@pytest.mark.parametrize(
+    "name", sorted(TOKEN_VERIFIERS.keys() - {"sampled", "gls"})
+)  # these draw the target's token first
 def test_one_draft_is_single_draft_verification(name: str) -> None:
     for target, draft in random_pairs(20, seed=6, smallest=3):
         tokens = (draft > 0).nonzero()[:1, 0]

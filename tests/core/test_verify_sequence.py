@@ -145,7 +145,9 @@ def test_hsd_is_block_verification() -> None:
         target, draft = random_distributions(5, 3, seed=seed), random_distributions(4, 3, seed=100 + seed)
         tokens = torch.randint(3, (4,), generator=torch.Generator().manual_seed(seed))
         places = torch.arange(4)
-        ratio = torch.cat([torch.ones(1, dtype=torch.float64), (target[places, tokens] / draft[places, tokens]).cumprod(0)])
+        ratio = torch.cat(
+            [torch.ones(1, dtype=torch.float64), (target[places, tokens] / draft[places, tokens]).cumprod(0)]
+        )
         prefix = ratio / ratio.cummax(0).values  # the joint ratio over the largest before it, 1 at least
         capped += int((ratio > 1).any())
         stays = []

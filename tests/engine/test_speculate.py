@@ -13,6 +13,7 @@ import torch
 from scipy import stats
 
 from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.tree import Tree
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.engine import policy
@@ -22,7 +23,7 @@ from draftlab.engine.replay import replay
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, load_model
-from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.llama import Llama, LlamaCache, LlamaConfig
 
 EOS = 4
 
@@ -446,3 +447,58 @@ def test_models_of_transformers_go_through_the_same_loop(kind: str, tmp_path: Pa
     replayed = replay(draft, record(target, requests, max_new_tokens=15, eos_ids=[EOS]), 3)
     np.testing.assert_array_equal(replayed.blocks, [len(trace.emitted) for trace in live])
     np.testing.assert_array_equal(replayed.accepted, [sum(trace.accepted) for trace in live])
+
+
+@pytest.mark.parametrize("verifier", ["specinfer", "k_seq", "rrs", "greedy"])
+@pytest.mark.parametrize(
+    "tree", [Tree.delayed(3, 3, trunk=1), Tree.of_parents([-1, 0, 1, 2, 1, 0]), Tree.of_widths((2, 2))]
+)
+def test_a_drafted_tree_has_the_targets_distribution(tree: Tree, verifier: str) -> None:
+    """The first three tokens of many answers against the target's exact probabilities; each token of the tree is read once."""
+    target, draft = make(1, vocab=5), near(make(1, vocab=5), 0.6)
+    sampling = Sampling(1.3, top_p=0.9)  # leaves few tokens: distinct children run out
+    prompt, count = [1, 2, 3], 3000
+    decoded = speculate(
+        target, draft, [prompt] * count, draft_len=tree.depth, num_drafts=tree.leaves, tree=tree, verifier=verifier,
+        max_new_tokens=3, eos_ids=[], sampling=sampling, generator=torch.Generator().manual_seed(2),
+    )  # fmt: skip
+    seen = Counter(tuple(trace.answer_ids) for trace in decoded.traces)
+    texts, chances = [()], [1.0]
+    for _ in range(3):
+        following = [
+            to_probs(target(torch.tensor([[*prompt, *text]]))[0, -1].detach(), sampling).tolist() for text in texts
+        ]
+        pairs = [
+            (c * q, (*text, y))
+            for c, text, row in zip(chances, texts, following, strict=True)
+            for y, q in enumerate(row)
+            if q
+        ]
+        chances, texts = [chance for chance, _ in pairs], [text for _, text in pairs]
+    assert set(seen) <= set(texts)
+    likely = [i for i, chance in enumerate(chances) if chance * count >= 5]
+    observed = [seen[texts[i]] for i in likely] + [count - sum(seen[texts[i]] for i in likely)]
+    expected = [chances[i] * count for i in likely] + [count * (1 - sum(chances[i] for i in likely))]
+    if expected[-1] < 1e-6:
+        observed, expected = observed[:-1], expected[:-1]
+    assert stats.chisquare(observed, np.array(expected) * sum(observed) / sum(expected)).pvalue > 1e-4
+
+
+def test_the_target_reads_each_token_of_a_tree_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences that all say the same are one sequence to read."""
+    read = []
+    states = LlamaCache.states
+
+    def count(self: LlamaCache, tokens: torch.Tensor, tree: Tree | None = None) -> torch.Tensor:
+        if tree is not None:
+            read.append(tokens.shape[1])
+        return states(self, tokens, tree)
+
+    monkeypatch.setattr(LlamaCache, "states", count)
+    target = make(1)
+    speculate(
+        target, near(target, 0.1), [[1, 2, 3]], draft_len=4, num_drafts=8, verifier="k_seq", max_new_tokens=20, eos_ids=[],
+        draft_sampling=Sampling(1e-6), generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    assert read
+    assert max(read) == 5

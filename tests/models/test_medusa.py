@@ -9,6 +9,7 @@ import torch
 
 from draftlab.conformance import Budget, check_distribution, check_samples
 from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.tree import Tree
 from draftlab.core.verify.typical import typical
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
@@ -16,7 +17,6 @@ from draftlab.engine.replay import replay
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.models.medusa import Medusa
-from draftlab.core.tree import Tree
 from draftlab.stages.offline import Settings as Offline
 from draftlab.train.learning import train
 from draftlab.train.sources import Scene

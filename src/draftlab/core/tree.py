@@ -54,7 +54,9 @@ class Tree:
     def delayed(cls, num_drafts: int, draft_len: int, trunk: int = 0) -> Tree:
         """Sequences that share their first ``trunk`` tokens and branch there; 0: K sequences that share nothing."""
         if not 0 <= trunk < draft_len:
-            raise UserError(f"{trunk} of {draft_len} tokens are shared", remedy="let the sequences branch before they end")
+            raise UserError(
+                f"{trunk} of {draft_len} tokens are shared", remedy="let the sequences branch before they end"
+            )
         return cls.of_widths([1] * trunk + [num_drafts] + [1] * (draft_len - trunk - 1))
 
     @classmethod

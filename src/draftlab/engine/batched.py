@@ -8,11 +8,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from draftlab.core.sampling import Sampling, draft_tokens, to_probs
+from draftlab.core.sampling import Drafting, Sampling, draft_tokens, to_probs
+from draftlab.core.tree import Tree
 from draftlab.engine.loop import Verdict, agreed
 from draftlab.engine.policy import Policy, Proposal, judge
 from draftlab.models import Decoder
 from draftlab.models.batching import pad_rows
+from draftlab.models.llama import LlamaDecoder
 
 
 class Side:
@@ -75,8 +77,34 @@ class Side:
         self.cache.take([place * self.num_drafts + draft for place in places for draft in range(self.num_drafts)])
 
 
+class Reader:
+    """The target in the loop where sequences share their beginnings: one row for each request, each token of its tree read once."""
+
+    def __init__(self, decoder: LlamaDecoder, prompts: Sequence[Sequence[int]], room: int) -> None:
+        self.cache, self.unread = decoder.prefill(prompts, room)
+
+    def read(self, tokens: Int64[Tensor, "batch drafts new"]) -> Float[Tensor, "batch drafts new+1 vocab"]:
+        """Read the unread token and the drafted ones under it; the logits after each, along each sequence."""
+        self.begin, self.tree = self.cache.lengths, Tree.merged(tokens)
+        nodes = torch.cat([self.unread[:, None], tokens.flatten(1).gather(1, self.tree.places)], -1)
+        logits = self.cache.decoder.project(self.cache.states(nodes, self.tree)).view(*nodes.shape, -1)
+        return logits[torch.arange(len(nodes), device=nodes.device)[:, None, None], self.tree.paths]
+
+    def settle(self, verdict: Verdict) -> None:
+        """Keep what stands of the tree; the new token is unread."""
+        rows = torch.arange(len(verdict.path), device=self.unread.device)
+        self.cache.gather(self.begin, self.tree.paths[rows, torch.tensor(verdict.path, device=rows.device)])
+        self.cache.crop([begin + 1 + stands for begin, stands in zip(self.begin, verdict.stands, strict=True)])
+        self.unread = torch.tensor(verdict.token, device=rows.device)
+
+    def take(self, places: Sequence[int]) -> None:
+        """Keep the requests at ``places``, in this order."""
+        self.cache.take(places)
+        self.unread = self.unread[list(places)]
+
+
 class BatchedPair:
-    """A target that reads the sequences of all drafts at once; each writer holds the cache of one draft."""
+    """A target that reads the sequences of all drafts at once, as a tree where it is our own Llama; each writer holds the cache of one draft."""
 
     def __init__(
         self,
@@ -90,7 +118,12 @@ class BatchedPair:
         self.draft_len, self.policy = draft_len, policy
         num_drafts, room = len(policy.draft_samplings), max_new_tokens + draft_len
         self.share = num_drafts // len(draft_decoders)
-        self.reader = Side(decoder, prompts, num_drafts, room)
+        self.tree = policy.tree or Tree.delayed(self.share, draft_len)
+        self.reader: Reader | Side
+        if num_drafts > 1 and isinstance(decoder, LlamaDecoder):
+            self.reader = Reader(decoder, prompts, room + (num_drafts - 1) * draft_len)
+        else:
+            self.reader = Side(decoder, prompts, num_drafts, room)
         # A draft of several that did not write the sequence that stands reads up to a whole block of it at once.
         room += draft_len if len(draft_decoders) > 1 else 0
         self.writers = [Side(draft_decoder, prompts, self.share, room) for draft_decoder in draft_decoders]
@@ -98,7 +131,7 @@ class BatchedPair:
     def propose(self, left: Sequence[int]) -> Proposal:
         length = min(self.draft_len, max(left))
         proposals = [
-            _propose(writer, self.policy.of_draft(number, self.share), length, self.policy)
+            _propose(writer, self.policy.of_draft(number, self.share), length, self.policy, self.tree)
             for number, writer in enumerate(self.writers)
         ]
         self.proposed = torch.cat([proposal.tokens for proposal in proposals], 1)
@@ -120,8 +153,8 @@ class BatchedPair:
                 side.take(kept)
 
 
-def _propose(writer: Side, samplings: Sequence[Sampling], length: int, policy: Policy) -> Proposal:
-    """Draft ``length`` tokens per sequence of one model."""
+def _propose(writer: Side, samplings: Sequence[Sampling], length: int, policy: Policy, tree: Tree) -> Proposal:
+    """Draft ``length`` tokens per sequence of one model: those of a tree share their beginnings, others their past alone."""
     drafts, is_greedy = writer.num_drafts, policy.is_greedy
     logits = writer.catch_up()
     tokens: list[Tensor] = []
@@ -137,15 +170,37 @@ def _propose(writer: Side, samplings: Sequence[Sampling], length: int, policy: P
             probs = to_probs(by_draft, samplings[0])
         else:
             probs = torch.stack([to_probs(by_draft[:, k], s) for k, s in enumerate(samplings)], 1)
-        # Only the first tokens of a block share their past: there the verifier says how they are drawn together.
-        drafting = policy.token_verifier.drafting if policy.token_verifier and depth == 0 else "independent"
         assert policy.generator is not None
-        drawn = draft_tokens(probs, drafting, policy.generator)
-        if (
-            depth == 0
-        ):  # where fewer distinct tokens exist, a sequence that repeats another one's first token repeats it whole
-            first = (drawn[:, :, None] == drawn[:, None, :]).int().argmax(-1)
-            repeats = drafting in ("without_replacement", "greedy")
-        tokens.append(drawn.gather(-1, first) if repeats else drawn)
+        tokens.append(_draw(probs, tree, depth, policy.drafting, policy.generator))
         distributions.append(probs)
-    return Proposal(torch.stack(tokens, -1), torch.stack(distributions, 2) if distributions else None)
+    drafted = torch.stack(tokens, -1)
+    if policy.drafting in ("without_replacement", "greedy"):
+        drafted = _repeat(drafted, tree)
+    return Proposal(drafted, torch.stack(distributions, 2) if distributions else None)
+
+
+def _draw(
+    probs: Float64[Tensor, "batch drafts vocab"], tree: Tree, depth: int, drafting: Drafting, generator: Generator
+) -> Int64[Tensor, "batch drafts"]:
+    """A token for each sequence: children of one node are drawn together, as the verifier wants them, the others each by itself."""
+    parents = tree.first[:, depth - 1] if depth else torch.zeros_like(tree.first[:, 0])
+    drawn = torch.zeros(probs.shape[:2], dtype=torch.int64, device=probs.device)
+    families = [((parents == parent) & tree.own[:, depth]).nonzero()[:, 0].tolist() for parent in parents.unique()]
+    only = [rows[0] for rows in families if len(rows) == 1]
+    for rows in [only, *(rows for rows in families if len(rows) > 1)]:
+        if rows:
+            own = probs if len(rows) == probs.shape[1] else probs[:, rows]
+            drawn[:, rows] = draft_tokens(own, "independent" if rows is only else drafting, generator)
+    return drawn[:, tree.first[:, depth].to(probs.device)]
+
+
+def _repeat(tokens: Int64[Tensor, "batch drafts length"], tree: Tree) -> Int64[Tensor, "batch drafts length"]:
+    """Where fewer distinct tokens exist than children, a child that repeats another one's token repeats its whole sequence."""
+    numbers = torch.arange(tokens.shape[1], device=tokens.device)
+    for depth in range(tokens.shape[-1]):
+        alike = (tokens[:, :, None, : depth + 1] == tokens[:, None, :, : depth + 1]).all(-1)
+        earlier = alike.int().argmax(-1)
+        leader = tree.first[:, depth].to(tokens.device)  # the sequence that drew the token that each one shares
+        again = (earlier < numbers)[:, leader] & tree.exists[:, depth].to(tokens.device)
+        tokens = tokens.gather(1, earlier[:, leader].where(again, numbers)[..., None].expand_as(tokens))
+    return tokens

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.sampling import Drafting, Sampling, to_probs
+from draftlab.core.tree import Tree
 from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.sequence import verify_sequences
@@ -42,6 +43,12 @@ class Policy:
     path_verifier: PathVerifier
     tail: PathVerifier | None
     generator: Generator | None
+    tree: Tree | None
+
+    @property
+    def drafting(self) -> Drafting:
+        """How the tokens that follow one and the same text are drafted."""
+        return self.token_verifier.drafting if self.token_verifier else "independent"
 
     @property
     def is_greedy(self) -> bool:
@@ -66,6 +73,7 @@ def make_policy(
     generator: Generator | None,
     tail: PathVerifier | None,
     drafts: Sequence[LanguageModel],
+    tree: Tree | None = None,
 ) -> Policy:
     if draft_len < 1 or num_drafts < 1:
         name, value = ("draft_len", draft_len) if draft_len < 1 else ("num_drafts", num_drafts)
@@ -99,12 +107,27 @@ def make_policy(
     path_verifier = verifier if isinstance(verifier, PathVerifier) else PATH_VERIFIERS["single"]
     if num_drafts == 1 and verifier is VERIFIERS["single"]:
         token_verifier = None  # the same distribution, all positions at once
-    policy = Policy(sampling, samplings, token_verifier, tail or path_verifier, tail, generator)
+    policy = Policy(sampling, samplings, token_verifier, tail or path_verifier, tail, generator, tree)
+    if tree is not None:
+        check_shape(tree, num_drafts, draft_len, policy, models)
     if isinstance(drafts[0], Medusa):
         check_tree(drafts[0], num_drafts, draft_len, policy)
     if generator is None and not policy.is_greedy:
         raise UserError("sampling without a generator", remedy="pass a seeded torch.Generator")
     return policy
+
+
+def check_shape(tree: Tree, num_drafts: int, draft_len: int, policy: Policy, models: int) -> None:
+    if (num_drafts, draft_len) != (tree.leaves, tree.depth):
+        what = f"num_drafts is {num_drafts} and draft_len {draft_len}, the tree has {tree.leaves} leaves of depth {tree.depth}"
+        raise UserError(what, remedy="give the tree's")
+    if models > 1 or len(set(policy.draft_samplings)) > 1:
+        raise UserError("a tree of several drafts", remedy="give one model and one draft sampling")
+    if isinstance(policy.token_verifier, TreeVerifier) or policy.tail is not None:
+        name = policy.tail.name if policy.tail else "a verifier of whole sequences"
+        raise UserError(
+            f"{name} does not verify the nodes of a tree", remedy="use a verifier of one position, without a tail"
+        )
 
 
 def check_tree(heads: Medusa, num_drafts: int, draft_len: int, policy: Policy) -> None:
@@ -153,6 +176,7 @@ def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions voca
                 policy.generator,
                 tail=policy.tail,
                 truncated=policy.is_truncated and target_probs.shape[-1] > LARGE_VOCAB,
+                tree=policy.tree,
             )
         path_, stands_, token_ = walked.path, walked.length, walked.token
     rows = torch.arange(len(path_), device=path_.device)

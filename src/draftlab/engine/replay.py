@@ -25,11 +25,11 @@ from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 
 from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.tree import Tree
 from draftlab.engine.recording import TargetPass
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel
 from draftlab.models.medusa import Medusa
-from draftlab.core.tree import Tree
 
 SingleVerifier = Literal["single", "block"]
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from draftlab.core.sampling import Sampling
+from draftlab.core.tree import Tree
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
@@ -96,18 +97,22 @@ def speculate(
     generator: Generator | None = None,
     observe: BlockObserver | None = None,
     batch: int | None = None,
+    tree: Tree | None = None,
 ) -> Decoded:
     """Speculative decoding, ``batch`` prompts at a time (all, unless given), with any verifier (or its name in ``VERIFIERS``) and
     ``num_drafts`` sequences per request.
 
     ``draft`` is one model, or one per sequence. It samples like the target unless ``draft_sampling`` says otherwise, for all
     sequences or for each. ``tail`` verifies what is left of a sequence once it is the only one. An answer ends with its first
-    end-of-text token or at exactly ``max_new_tokens``. A ``Medusa`` as the draft guesses a tree: ``draft_len`` and ``num_drafts`` are its
+    end-of-text token or at exactly ``max_new_tokens``. Sequences of a ``tree`` share their beginnings; unless one is given, they
+    share nothing. A ``Medusa`` as the draft guesses a tree: ``draft_len`` and ``num_drafts`` are its
     depth and its leaves, and siblings are distinct, as ``rrs`` and ``greedy`` expect them. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt
     without room, a verifier that does not fit the drafts, or sampling without a generator.
     """
     drafts = list(draft) if isinstance(draft, Sequence) else [draft]
-    policy = make_policy(verifier, num_drafts, draft_len, sampling, draft_sampling or sampling, generator, tail, drafts)
+    policy = make_policy(
+        verifier, num_drafts, draft_len, sampling, draft_sampling or sampling, generator, tail, drafts, tree
+    )
     for model in (target, *drafts):
         if model.vocab_size != target.vocab_size:
             raise UserError(

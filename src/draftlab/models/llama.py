@@ -27,12 +27,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
+from draftlab.core.tree import Tree
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.seals import seal
 from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.config import read_config
-from draftlab.core.tree import Tree
 from draftlab.models.trimmed import KEPT
 from draftlab.models.weights import read_weights, write_model
 

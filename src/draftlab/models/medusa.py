@@ -16,12 +16,12 @@ from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from draftlab.core.tree import Tree
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.models import LanguageModel
 from draftlab.models.batching import pad_requests
 from draftlab.models.llama import Llama, LlamaCache, LlamaDecoder
-from draftlab.core.tree import Tree
 
 
 class Medusa(nn.Module):

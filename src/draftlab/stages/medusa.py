@@ -85,9 +85,9 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     """Let copies of the draft and of the heads learn from the stream, then decode held-out requests with every contender."""
     import pandas as pd
 
+    from draftlab.core.tree import Tree
     from draftlab.latency.pair import load_inflated
     from draftlab.models.medusa import Medusa
-    from draftlab.core.tree import Tree
     from draftlab.train.folders import Folders
     from draftlab.train.medusa import contenders, decode_in_turns, epoch_seconds
     from draftlab.train.online import serve

@@ -97,7 +97,9 @@ def _decide(
             others = [at_draft[:, j, None] * at[j][2] for j in range(len(races)) if j != k]
             joint += (fired * torch.stack([weight.expand_as(own), *others]).prod(0)).sum(1)
     joint *= target
-    given = torch.zeros_like(target_probs).scatter_add_(-1, ids, joint / joint.sum(-1, keepdim=True).clamp_min(SMALLEST))
+    given = torch.zeros_like(target_probs).scatter_add_(
+        -1, ids, joint / joint.sum(-1, keepdim=True).clamp_min(SMALLEST)
+    )
     times_drawn = (tokens[:, :, None] == tokens[:, None, :]).sum(-1)
     return Decision(given.gather(-1, tokens) / times_drawn, lambda rows: given[rows].scatter(-1, tokens[rows], 0.0))
 

@@ -55,7 +55,8 @@ def _roots(
         gap = inside / inverse + slope - 1 + missed * tail
         if (gap <= TOLERANCE).all():
             break
-        step = gap / (inside / inverse**2 + num_drafts * slope * tail)
+        with np.errstate(invalid="ignore"):  # 0 / 0 where a row is done
+            step = gap / (inside / inverse**2 + num_drafts * slope * tail)
         inverse = np.minimum(inverse + np.where(gap > TOLERANCE, step, 0), 1)
     return inverse
 
