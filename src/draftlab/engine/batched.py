@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
+from jaxtyping import Float, Float64, Int64
+from torch import Generator, Tensor
 
 from draftlab.core.sampling import Drafting, Sampling, draft_tokens, to_probs
 from draftlab.core.tree import Tree
@@ -185,7 +185,9 @@ def _draw(
     """A token for each sequence: children of one node are drawn together, as the verifier wants them, the others each by itself."""
     parents = tree.first[:, depth - 1] if depth else torch.zeros_like(tree.first[:, 0])
     drawn = torch.zeros(probs.shape[:2], dtype=torch.int64, device=probs.device)
-    families = [((parents == parent) & tree.own[:, depth]).nonzero()[:, 0].tolist() for parent in parents.unique()]
+    families = [
+        ((parents == parent) & tree.own[:, depth]).nonzero()[:, 0].tolist() for parent in sorted(set(parents.tolist()))
+    ]
     only = [rows[0] for rows in families if len(rows) == 1]
     for rows in [only, *(rows for rows in families if len(rows) > 1)]:
         if rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float64, Int64
@@ -60,7 +61,7 @@ class _Race:
 
 def _parts(target: Float64[Tensor, "batch vocab"]) -> Iterator[Float64[Tensor, " times"]]:
     """The times, as many at once as fit."""
-    return iter(TIMES.to(target.device).split(max(1, AT_ONCE // max(1, target.numel()))))
+    return iter(torch.split(TIMES.to(target.device), max(1, AT_ONCE // max(1, target.numel()))))
 
 
 def _races(target: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]) -> list[_Race]:
@@ -128,7 +129,7 @@ def _survivors(position: Position, order: Order) -> Tensor:
     waiting = Position(position.target, position.groups, position.token).nobody().repeat_interleave(len(times), 0)
     fired = torch.zeros_like(waiting)
     for group in order:
-        calm, later = position.once(("race", group), lambda group=group: _at_token(position, group))
+        calm, later = position.once(("race", group), partial(_at_token, position, group))
         fired = grow(fired, group, 1 - later, later) + grow(waiting, group, 1 - calm, calm)
         waiting = grow(waiting, group, 1 - later, later)
     shape = fired.shape[1:]

@@ -37,18 +37,14 @@ def discount(
     feasible = _rejections(beta, num_drafts).mul_(knots) <= 1  # never at a knot of x / 0 or 0 / 0
     last = feasible.sum(-1, keepdim=True) - 1  # the root's piece starts at the last feasible knot; knot 0 is feasible
     pieces = torch.cat([table.gather(-1, last) for table in (below, above, knots)], -1)
-    roots = _roots(*pieces.cpu().numpy().T, num_drafts)
+    roots = _roots(pieces.cpu().numpy(), num_drafts)
     return torch.from_numpy(1 / roots).to(knots.device)[:, None]
 
 
-def _roots(
-    inside: Float64[np.ndarray, " batch"],
-    slope: Float64[np.ndarray, " batch"],
-    start: Float64[np.ndarray, " batch"],
-    num_drafts: int,
-) -> Float64[np.ndarray, " batch"]:
+def _roots(pieces: Float64[np.ndarray, "batch 3"], num_drafts: int) -> Float64[np.ndarray, " batch"]:
     """The root of ``F`` on one piece for each row; in numpy: on three numbers a row a tensor operation costs five times as much."""
-    inverse = np.maximum(start, 1 / num_drafts)
+    inside, slope, start = pieces.T
+    inverse: Float64[np.ndarray, " batch"] = np.maximum(start, 1 / num_drafts)
     for _ in range(50):
         missed = np.maximum(1 - inside - slope * inverse, 0)
         tail = missed ** (num_drafts - 1)
