@@ -80,11 +80,13 @@ def probability(model: dict[Context, Tensor], text: Context, rest: Context) -> f
 
 
 def test_equal_beginnings_are_one_node() -> None:
-    tree = Tree.merged(torch.tensor([[[5, 6], [5, 7], [5, 6]], [[1, 1], [2, 1], [3, 3]]]))
+    tree = Tree.delayed(3, 2).merged(torch.tensor([[[5, 6], [5, 7], [5, 6]], [[1, 1], [2, 1], [3, 3]]]))
     assert tree.paths.tolist() == [[[0, 1, 2], [0, 1, 3], [0, 1, 2]], [[0, 1, 2], [0, 3, 4], [0, 5, 6]]]
     assert tree.nodes == 7
     assert tree.depths[0, :4].tolist() == [0, 1, 2, 2]
     assert tree.sees[1, 4].nonzero()[:, 0].tolist() == [0, 3, 4]
+    uneven = Tree.of_parents([-1, 0, 0, 2]).merged(torch.tensor([[[5, 5], [5, 5]], [[5, 5], [4, 5]]]))
+    assert uneven.paths.tolist() == [[[0, 1, 1], [0, 1, 2]], [[0, 1, 1], [0, 2, 3]]]
 
 
 def test_the_static_optimum_is_the_best_of_all_trees() -> None:

@@ -59,15 +59,17 @@ class Tree:
             )
         return cls.of_widths([1] * trunk + [num_drafts] + [1] * (draft_len - trunk - 1))
 
-    @classmethod
-    def merged(cls, tokens: Int64[Tensor, "batch drafts length"]) -> Tree:
-        """Sequences that share their nodes where their tokens agree from the start."""
-        alike = (tokens[:, :, None] == tokens[:, None]).cumprod(-1)
-        first = alike.argmax(2)
-        own = first == torch.arange(tokens.shape[1], device=tokens.device)[:, None]
-        number = own.flatten(1).cumsum(-1).view(own.shape)
-        known = torch.zeros_like(tokens[..., :1])
-        return cls(torch.cat([known, number.gather(1, first)], -1))
+    def merged(self, tokens: Int64[Tensor, "batch leaves depth"]) -> Tree:
+        """The tree of each request once its tokens are known: nodes that were drawn apart and say the same after the same are one."""
+        exists = self.exists[..., : tokens.shape[-1]].to(tokens.device).expand(tokens.shape)
+        alike = (tokens[:, :, None] == tokens[:, None]) & exists[:, :, None] & exists[:, None]
+        first = alike.cumprod(-1).argmax(2)
+        own = exists & (first == torch.arange(tokens.shape[1], device=tokens.device)[:, None])
+        number = own.flatten(1).cumsum(-1).view(own.shape).gather(1, first)
+        nodes = [torch.zeros_like(tokens[..., 0])]
+        for depth in range(tokens.shape[-1]):
+            nodes.append(number[..., depth].where(exists[..., depth], nodes[-1]))
+        return Tree(torch.stack(nodes, -1))
 
     @property
     def depth(self) -> int:

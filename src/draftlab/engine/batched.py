@@ -80,12 +80,13 @@ class Side:
 class Reader:
     """The target in the loop where sequences share their beginnings: one row for each request, each token of its tree read once."""
 
-    def __init__(self, decoder: LlamaDecoder, prompts: Sequence[Sequence[int]], room: int) -> None:
-        self.cache, self.unread = decoder.prefill(prompts, room)
+    def __init__(self, decoder: LlamaDecoder, prompts: Sequence[Sequence[int]], shape: Tree, room: int) -> None:
+        self.cache, self.unread = decoder.prefill(prompts, room + shape.nodes)
+        self.shape = shape
 
     def read(self, tokens: Int64[Tensor, "batch drafts new"]) -> Float[Tensor, "batch drafts new+1 vocab"]:
         """Read the unread token and the drafted ones under it; the logits after each, along each sequence."""
-        self.begin, self.tree = self.cache.lengths, Tree.merged(tokens)
+        self.begin, self.tree = self.cache.lengths, self.shape.merged(tokens)
         nodes = torch.cat([self.unread[:, None], tokens.flatten(1).gather(1, self.tree.places)], -1)
         logits = self.cache.decoder.project(self.cache.states(nodes, self.tree)).view(*nodes.shape, -1)
         return logits[torch.arange(len(nodes), device=nodes.device)[:, None, None], self.tree.paths]
@@ -121,7 +122,7 @@ class BatchedPair:
         self.tree = policy.tree or Tree.delayed(self.share, draft_len)
         self.reader: Reader | Side
         if num_drafts > 1 and isinstance(decoder, LlamaDecoder):
-            self.reader = Reader(decoder, prompts, room + (num_drafts - 1) * draft_len)
+            self.reader = Reader(decoder, prompts, policy.tree or Tree.delayed(num_drafts, draft_len), room)
         else:
             self.reader = Side(decoder, prompts, num_drafts, room)
         # A draft of several that did not write the sequence that stands reads up to a whole block of it at once.
