@@ -78,6 +78,7 @@ class Tree:
 
     @property
     def leaves(self) -> int:
+        """Drafted sequences."""
         return self.paths.shape[-2]
 
     @functools.cached_property
