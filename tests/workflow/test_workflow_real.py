@@ -6,17 +6,36 @@ import hashlib
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.checkout import snakemake
+from tests.checkout import copy_checkout, snakemake
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.workflow
 
 
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy whose smallest scale trains its target for a few steps: here it is the records and the models that matter."""
+    return copy_checkout(tmp_path_factory.mktemp("real") / "a folder with spaces")
+
+
+def sizes(checkout: Path, *datasets: str) -> None:
+    """Make the smallest scale smaller: a target of a few steps, and these datasets alone."""
+    text = (ROOT / "workflow/scales/smoke.yaml").read_text()
+    smaller = re.sub(
+        r"steps: \d+", "steps: 10", re.sub(r"datasets: \[.*\]", f"datasets: [{', '.join(datasets)}]", text, count=1)
+    )
+    assert smaller != text
+    (checkout / "workflow/scales/smoke.yaml").write_text(smaller)
+
+
 def test_real_raw_records_run_through_the_same_rules(checkout, shared):
+    sizes(checkout, "spider", "gsm8k", "code_search_net", "finance_alpaca")
     snakemake(checkout, "--config", "scale=smoke", f"raw={shared / 'data'}", "experiments=osd_offline")
     results = checkout / "results" / "smoke-raw"
     table = pd.read_csv(results / "osd_offline.csv")
@@ -27,19 +46,21 @@ def test_real_raw_records_run_through_the_same_rules(checkout, shared):
 
 
 def test_a_real_trained_model_runs_as_target(checkout, shared):
+    sizes(checkout, "spider")
     target = shared / "models/stories260K/hf"
     snakemake(
         checkout,
         "--config",
         "scale=smoke",
         f"target={target}",
-        "experiments=osd_offline,osd_latency_alpha,mdss_acceptance",
+        "experiments=osd_epochs,osd_latency_alpha,mdss_acceptance",
     )
     results = checkout / "results" / "smoke-target"
     assert (results / "main/models/target/tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
     record = json.loads((results / "cells/osd_latency_alpha/all/run.json").read_text())
     assert record["runs"][0]["target"]["parameters"] == 260_032
-    assert len(pd.read_csv(results / "mdss_acceptance.csv"))
+    for name in ("osd_epochs", "mdss_acceptance"):
+        assert len(pd.read_csv(results / f"{name}.csv"))
 
 
 def test_a_real_target_and_draft_run_as_they_are(checkout, shared, tmp_path):
@@ -51,6 +72,7 @@ def test_a_real_target_and_draft_run_as_they_are(checkout, shared, tmp_path):
     save_file(kept, draft / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((target / "config.json").read_text()) | {"num_hidden_layers": 2}
     (draft / "config.json").write_text(json.dumps(config))
+    sizes(checkout, "spider")
     wanted = "experiments=osd_latency_alpha,mdss_acceptance"
     snakemake(checkout, "--config", "scale=smoke", f"target={target}", f"draft={draft}", wanted)
     results = checkout / "results" / "smoke-target-draft"
