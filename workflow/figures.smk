@@ -9,7 +9,7 @@ DRAWN = ("pdf", "png", "md", "tex", "csv")
 
 
 rule figure:
-    """Draw one experiment's figure and format its table."""
+    """Draw one experiment's figure, format its table, and say on the terminal what it shows."""
     input:
         table="results/{run}/{experiment}.csv",
     output:
@@ -25,6 +25,7 @@ rule figure:
         csv="results/{run}/figures/{experiment}.csv",
     log:
         "results/{run}/logs/figure/{experiment}.log",
+    priority: 1
     conda:
         "../envs/cpu.yaml"
     threads: threads_of("figure")
@@ -47,7 +48,7 @@ rule figure:
             --table {input.table:q} \
             --scale {params.scale:q} {params.own:q} \
             --out "$(dirname {output.pdf:q})"/{wildcards.experiment:q} \
-            >{log:q} 2>&1
+            2>{log:q} | tee -a {log:q}
         """
 
 

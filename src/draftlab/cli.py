@@ -490,10 +490,11 @@ def profile_derive(name: tyro.conf.Positional[str], *, data: Path, out: Path) ->
 def figure(
     experiment: tyro.conf.Positional[str], *, table: Path, scale: plan.Scale, own_target: bool = False, out: Path
 ) -> None:
-    """Draw one experiment's table as OUT.pdf and OUT.png, and format it as OUT.md, OUT.csv and OUT.tex."""
+    """Draw one experiment's table as OUT.pdf and OUT.png, format it as OUT.md, OUT.csv and OUT.tex, and print its finding."""
     from draftlab.report.figures import batch
 
-    batch.draw(experiment, table, scale, out, own_target=own_target)
+    finding = batch.draw(experiment, table, scale, out, own_target=own_target)
+    print(f"{out.with_suffix('.png')}: {finding}")
 
 
 def figures(*, data: Path, scale: plan.Scale, out: Path, drawn: Path, processes: int = 1) -> None:

@@ -9,6 +9,8 @@ results/{run}/drafts/{experiment}.{cell}.gguf if asked for
 A cell travels as one file, cell.json: `draftlab run FILE` repeats it. Measurements of time must have the machine to themselves.
 """
 
+from draftlab.stages._stage import NoInputs
+
 for STAGE in STAGES.values():
 
     rule:
@@ -26,6 +28,8 @@ for STAGE in STAGES.values():
             "results/{run}/benchmarks/{experiment}/{cell}.tsv"
         wildcard_constraints:
             experiment="|".join(RUN.of_stage(STAGE.name)) or "no_such_experiment",
+        # What needs no model comes first: its figure is there within a minute.
+        priority: 0 if STAGE.exclusive or STAGE.inputs is not NoInputs else 1
         conda:
             f"../../envs/{'gpu' if STAGE.needs_gpu_build and RUN.settings.asked(STAGE.name).gpu else 'cpu'}.yaml"
         threads: all_cores() if STAGE.exclusive else threads_of(STAGE.name)

@@ -18,6 +18,7 @@ rule collect:
         "results/{run}/logs/collect/{experiment}.log",
     wildcard_constraints:
         experiment="|".join(RUN.known),
+    priority: 1
     conda:
         "../../envs/cpu.yaml"
     threads: threads_of("collect")

@@ -24,8 +24,8 @@ from draftlab.report import figures, findings, published, tables, tidy
 SUFFIXES = (".pdf", ".png", ".md", ".tex", ".csv")
 
 
-def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: bool = False) -> None:
-    """Draw one table's figure and format it, under its finding; ``own_target``: of a run that names its target."""
+def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: bool = False) -> str:
+    """Draw one table's figure and format it, under its finding, which is returned; ``own_target``: of a run that names its target."""
     rows = tidy.read(table, experiment)
     try:
         finding = findings.sentences(experiment, rows, findings.findings_of(experiment))
@@ -35,6 +35,7 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: 
         raise UserError(
             f"no column {error}", file=table, remedy="run the experiment again: its columns changed"
         ) from None
+    return finding
 
 
 def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> list[str]:
