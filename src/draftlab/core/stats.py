@@ -9,11 +9,13 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -125,10 +127,13 @@ def ratio_table(
 ) -> pd.DataFrame:
     """One row per group of ``by`` with ``estimate, ci_low, ci_high, n``; rows of one request (its seeds) form one cluster.
 
+    >>> import pandas as pd
     >>> rows = pd.DataFrame({"draft": ["a", "a"], "request_id": [0, 1], "hits": [1, 2], "tries": [4, 4]})
     >>> ratio_table(rows, "hits", "tries", ["draft"])[["draft", "estimate", "n"]].to_dict("records")
     [{'draft': 'a', 'estimate': 0.375, 'n': 2}]
     """
+    import pandas as pd
+
     rows = []
     for key, group in frame.groupby(list(by), sort=False, dropna=False):  # an axis may be empty in some rows
         sums = group.groupby(request, sort=False)[[numerator, denominator]].sum()
@@ -144,6 +149,8 @@ def moving_ratio(numerator: ArrayLike, denominator: ArrayLike, window: int) -> N
     >>> moving_ratio([1, 0, 1, 1], [1, 1, 1, 1], window=2)
     array([1. , 0.5, 0.5, 1. ])
     """
+    import pandas as pd
+
     sums = pd.DataFrame({"n": np.asarray(numerator, float), "d": np.asarray(denominator, float)})
     rolled = sums.rolling(window, min_periods=1).sum()
     return np.asarray(rolled["n"] / rolled["d"].where(rolled["d"] > 0), float)
