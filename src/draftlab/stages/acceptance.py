@@ -91,7 +91,7 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
                     exact = by_position(token_verifier(name), target, draft, drafts)
                     rows = pd.DataFrame({"acceptance_sum": exact.proc, "member_sum": exact.member, "positions": 1})
                     rows = rows.groupby(own.request.numpy()).sum(min_count=1).rename_axis("request_id").reset_index()
-                labels = {"dataset": dataset, "draft_temperature": temperature, "num_drafts": drafts, "scheme": name}
+                labels: dict[str, Any] = {"dataset": dataset, "draft_temperature": temperature, "num_drafts": drafts, "scheme": name}
                 frames.append(rows.assign(**labels))
     return pd.concat(frames, ignore_index=True), {}
 
