@@ -1,11 +1,12 @@
 """What a run is made of: scales, experiments, their cells. Free of torch: the Snakefile imports it."""
 
+from draftlab.files.checkout import WORKFLOW
 from draftlab.files.digests import code_digest
 from draftlab.plan.figure import Figure
 from draftlab.plan.grids import refused
 from draftlab.plan.plan import Experiment, Finding, Layout, load_experiment
 from draftlab.plan.run import Run, RunConfig, content_of_model, load_run
-from draftlab.plan.scale import WORKFLOW, Needs, Scale
+from draftlab.plan.scale import Needs, Scale
 from draftlab.plan.words import flags
 
 __all__ = [

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from draftlab.data import registry
+from draftlab.files.checkout import WORKFLOW
 from draftlab.latency.settings import Engine
 from draftlab.plan.memory import BYTES, Sizes, decoding, recorded, training
 from draftlab.plan.run import Run
-from draftlab.plan.scale import WORKFLOW, Gpu, Pair
+from draftlab.plan.scale import Gpu, Pair
 from draftlab.train.settings import Offline, Serving, Training
 
 GPUS: dict[Gpu, int] = {"rtx4090": 24, "a100-40": 40, "a100-80": 80, "h100": 80, "h200": 141}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -91,7 +91,12 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
                     exact = by_position(token_verifier(name), target, draft, drafts)
                     rows = pd.DataFrame({"acceptance_sum": exact.proc, "member_sum": exact.member, "positions": 1})
                     rows = rows.groupby(own.request.numpy()).sum(min_count=1).rename_axis("request_id").reset_index()
-                labels: dict[str, Any] = {"dataset": dataset, "draft_temperature": temperature, "num_drafts": drafts, "scheme": name}
+                labels: dict[str, Any] = {
+                    "dataset": dataset,
+                    "draft_temperature": temperature,
+                    "num_drafts": drafts,
+                    "scheme": name,
+                }
                 frames.append(rows.assign(**labels))
     return pd.concat(frames, ignore_index=True), {}
 
