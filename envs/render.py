@@ -1,5 +1,6 @@
 """Write the conda files and the container definitions from constraints.txt, the one list of pinned versions; --check only compares."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -21,6 +22,12 @@ def pins() -> list[str]:
     """The pinned packages in alphabetical order."""
     lines = (HERE / "constraints.txt").read_text().splitlines()
     return sorted((line for line in lines if line and not line.startswith("#")), key=str.lower)
+
+
+def locked() -> set[str]:
+    """The packages that are installed by digest."""
+    lines = (HERE / "hashes.txt").read_text().splitlines()
+    return {line.partition(" ")[0] for line in lines if line and line[0] not in "# "}
 
 
 def conda(name: str, *more: str, flags: str = LLAMA_FLAGS) -> str:
@@ -118,6 +125,9 @@ def main() -> None:
             path.write_text(render())
         elif not path.exists() or path.read_text() != render():
             stale.append(name)
+    wanted = {re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower() + pin[pin.index("==") :] for pin in pins()}
+    if locked() != {pin for pin in wanted if not pin.startswith(("torch==", "llama-cpp-python=="))}:
+        stale.append("hashes.txt")  # its first lines say how it is made
     if stale:
         sys.exit(f"envs: {', '.join(stale)} differ from constraints.txt (run: python envs/render.py)")
 

@@ -86,8 +86,7 @@ compiling=$!
 trap 'kill $compiling 2>/dev/null || :' EXIT
 step "installing pinned packages (a minute or two)"
 pip install -c envs/constraints.txt torch ${PIP_ARGS:-}
-grep -v '^llama-cpp-python==' envs/constraints.txt >.venv/packages.txt
-pip install --no-deps -r .venv/packages.txt
+pip install --no-deps --require-hashes -r envs/hashes.txt
 wait $compiling && compiled=yes || compiled=
 trap - EXIT
 if [ -z "$compiled" ] || ! works; then

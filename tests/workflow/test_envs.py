@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -37,7 +38,16 @@ def test_a_changed_pin_is_noticed_in_every_file(tmp_path):
     constraints = folder / "constraints.txt"
     constraints.write_text(re.sub(r"^scipy==.*$", "scipy==0.0.1", constraints.read_text(), flags=re.M))
     message = check(folder).stderr
-    assert all(name in message for name in RENDERED)
+    assert all(name in message for name in (*RENDERED, "hashes.txt"))
+
+
+def test_what_is_installed_by_digest_is_every_pin_but_torch_and_llama_cpp():
+    lines = (ENVS / "hashes.txt").read_text().split("\n")
+    assert sum("==" in line and line[0].isalnum() for line in lines) == len(PINS) - 2
+    for before, line in itertools.pairwise(lines):
+        if "==" in before and before[0].isalnum():
+            assert re.match(r"    --hash=sha256:[0-9a-f]{64}", line), before
+    assert "pip install --no-deps --require-hashes -r envs/hashes.txt" in (ENVS / "setup.sh").read_text()
 
 
 def test_every_dependency_is_pinned():
