@@ -607,7 +607,7 @@ def bench_verify(settings: Flat[VerifierCost], *, out: Path | None = None) -> No
 
 
 def readme(*, file: Path = Path("README.md"), check: bool = False) -> None:
-    """Render the results and the datasets of README.md from the committed tables, and docs/tables.md; --check only compares."""
+    """Render the generated parts of README.md, docs/tables.md and the indexes of paper_figures/; --check only compares."""
     from draftlab.report import readme as module
 
     module.update(file, check=check)
