@@ -248,4 +248,4 @@ def restrict(
     filled = ids < vocab
     target = target_probs.gather(-1, within) * filled
     draft = distributions.gather(-1, within[:, None].expand(-1, distributions.shape[1], -1)) * filled[:, None]
-    return target, draft.expand(-1, draft_probs.shape[1], -1), torch.searchsorted(ids, tokens), within
+    return target, draft.expand(-1, draft_probs.shape[1], -1), torch.searchsorted(ids, tokens.contiguous()), within
