@@ -153,7 +153,7 @@ def optimal_tree(acceptance: Sequence[Sequence[float]], nodes: int) -> Tree:
     """The tree of ``nodes`` drafted tokens that keeps most on average (Sequoia's dynamic programme: Chen et al. 2024, arXiv 2402.12374).
 
     **Arguments:**
-    - `acceptance`: entry [d][i] is the probability that at depth d the i-th child is the one that stands, given that its parent does.
+    - `acceptance`: entry `[d][i]` is the probability that at depth d the i-th child is the one that stands, given that its parent does.
     """
     if nodes < 1 or not acceptance or not all(acceptance):
         raise UserError(f"a tree of {nodes} tokens over {len(acceptance)} depths", remedy="give 1 or more of both")
