@@ -15,6 +15,7 @@ from draftlab.errors import UserError
 from draftlab.files.seals import RECORD
 from draftlab.models import load_model
 from draftlab.models.llama import PACKED, PACKED_PRODUCT, Llama, LlamaConfig
+from draftlab.models.weights import read_weights
 
 SMALL = LlamaConfig(
     vocab_size=97,
@@ -250,3 +251,17 @@ def test_device_that_is_not_there_is_refused(shared: Path) -> None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(UserError, match="no GPU"):
         load_model(shared / "models/stories260K/hf", device="cuda")
+
+
+def test_merged_weights_do_not_lie_in_memory_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 7B target would need 24 GB to become 13.5."""
+    Llama(LlamaConfig(96, 16, 32, 2, 2, 2, 64)).initialise(torch.Generator().manual_seed(0)).save(tmp_path)
+    seen: dict[str, torch.Tensor] = {}
+
+    def read(folder: Path, device: torch.device) -> dict[str, torch.Tensor]:
+        seen.update(read_weights(folder, device))
+        return seen
+
+    monkeypatch.setattr("draftlab.models.llama.read_weights", read)
+    load_model(tmp_path)
+    assert seen == {}

@@ -518,7 +518,9 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     try:
         state = _from_hub(config, tensors)
         kept = {"kept": state.pop("kept")} if config.head_tokens else {}
-        model.load_state_dict({name: tensor.to(dtype) for name, tensor in state.items()} | kept, assign=True)
+        for name in state:
+            state[name] = state[name].to(dtype)
+        model.load_state_dict(state | kept, assign=True)
     except KeyError as error:
         raise UserError(f"no weight {error}", file=folder, remedy="fetch or make the model again") from None
     except RuntimeError as error:
@@ -529,25 +531,27 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     return model.requires_grad_(True)
 
 
-def _from_hub(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    state = {"embed": tensors["model.embed_tokens.weight"], "norm": tensors["model.norm.weight"]}
+def _from_hub(config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Our names for the weights; ``tensors`` is emptied on the way, so that merged ones do not lie there twice."""
+    take = tensors.pop
+    state = {"embed": take("model.embed_tokens.weight"), "norm": take("model.norm.weight")}
     if not config.tie_word_embeddings:
-        state["head"] = tensors["lm_head.weight"]
+        state["head"] = take("lm_head.weight")
     if config.head_tokens:
-        state["kept"] = tensors[KEPT]
+        state["kept"] = take(KEPT)
     for number in range(config.num_hidden_layers):
         part = functools.partial("model.layers.{}.{}.weight".format, number)
-        query, key = (together(tensors[part(f"self_attn.{name}_proj")], config.head_dim) for name in "qk")
+        query, key = (together(take(part(f"self_attn.{name}_proj")), config.head_dim) for name in "qk")
         state |= {
-            f"layers.{number}.input_norm": tensors[part("input_layernorm")],
-            f"layers.{number}.qkv": torch.cat([query, key, tensors[part("self_attn.v_proj")]]),
-            f"layers.{number}.output": tensors[part("self_attn.o_proj")],
-            f"layers.{number}.mlp_norm": tensors[part("post_attention_layernorm")],
-            f"layers.{number}.gate_up": torch.cat([tensors[part("mlp.gate_proj")], tensors[part("mlp.up_proj")]]),
-            f"layers.{number}.down": tensors[part("mlp.down_proj")],
+            f"layers.{number}.input_norm": take(part("input_layernorm")),
+            f"layers.{number}.qkv": torch.cat([query, key, take(part("self_attn.v_proj"))]),
+            f"layers.{number}.output": take(part("self_attn.o_proj")),
+            f"layers.{number}.mlp_norm": take(part("post_attention_layernorm")),
+            f"layers.{number}.gate_up": torch.cat([take(part("mlp.gate_proj")), take(part("mlp.up_proj"))]),
+            f"layers.{number}.down": take(part("mlp.down_proj")),
         }
         if config.qkv_bias:
-            biases = [tensors[f"model.layers.{number}.self_attn.{name}_proj.bias"] for name in "qkv"]
+            biases = [take(f"model.layers.{number}.self_attn.{name}_proj.bias") for name in "qkv"]
             biases[:2] = [together(bias, config.head_dim) for bias in biases[:2]]
             state[f"layers.{number}.qkv_bias"] = torch.cat(biases)
     return state
