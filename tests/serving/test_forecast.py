@@ -8,7 +8,7 @@ import pytest
 from draftlab.serving import forecast
 from draftlab.serving.forecast import SCALE, SLOPE, Curve, fit
 
-LAPTOP = Path(__file__).parents[2] / "paper_figures/laptop/data"
+ROOT = Path(__file__).parents[2]
 
 
 def stream(requests: int, start: float, slope: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -48,7 +48,8 @@ def test_neighbours_summed_give_the_same_curve():
 
 
 def test_recorded_streams_end_where_their_first_fifth_says():
-    found = forecast.table(LAPTOP)
+    found = forecast.table(ROOT / "paper_figures/laptop/data")
+    assert (ROOT / "docs/forecast_validation.md").read_text() == forecast.as_markdown(found)
     found = found[found["table"].isin(["osd_online", "beyond_loss_positions", "beyond_temperature_online"])]
     given = found[found["refused"] == ""]
     assert len(given) >= 12
