@@ -244,6 +244,14 @@ def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
         assert own.speedup.show() in text
 
 
+def test_a_lookup_that_pays_is_served_by_the_engine_itself(tmp_path: Path):
+    found = decide(table(0.8, option="lookup", spread=0.1).assign(steps=0.0), verdict.from_probes(probes(), 100))
+    assert found.best == "lookup"
+    text = page(found, verdict.Asked(traffic=Path("log.jsonl"), target="T"), tmp_path)
+    assert "vllm serve T --speculative-config" in text
+    assert "--draft DRAFT" not in text
+
+
 def answer_file(folder: Path, rows: list[str]) -> Path:
     (folder / "log.jsonl").write_text("\n".join(rows))
     return folder / "log.jsonl"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import os
 import re
 import shlex
@@ -27,6 +28,7 @@ from draftlab.files.atomic import write_text
 from draftlab.files.checkout import ROOT
 from draftlab.files.json_files import read_jsonl, read_object
 from draftlab.files.tables import read_table
+from draftlab.models.ngrams import NGRAM
 from draftlab.report.page import templates
 from draftlab.serving import traces, verdict
 from draftlab.serving.verdict import NAMES, Asked, Range, Verdict
@@ -138,6 +140,14 @@ def commands(found: Verdict, asked: Asked, folder: Path) -> list[str]:
     length, out = str(found.monitor.draft_len), str(folder / "engines")
     emit = ["draftlab", "emit", "--draft-len", length, "--target", asked.target, "--draft", draft, "--out", out]
     monitor = ["draftlab", "monitor", "http://localhost:8000/metrics", "--verdict", str(folder / "verdict.json")]
+    if found.monitor.option == "lookup":  # no draft to name: vLLM's own lookup, with as many tokens of the text as ours
+        ngram = {
+            "method": "ngram",
+            "num_speculative_tokens": found.monitor.draft_len,
+            "prompt_lookup_max": NGRAM,
+            "prompt_lookup_min": NGRAM,
+        }
+        emit = ["vllm", "serve", asked.target, "--speculative-config", json.dumps(ngram)]
     return [shlex.join(emit), shlex.join(monitor)]
 
 
@@ -166,7 +176,7 @@ def draw(found: Verdict, part: str) -> bytes:
     axes.set_ylim(bottom=0)
     if part != "time":
         axes.axhline(1, color="0.4", lw=0.8)
-    axes.legend(fontsize=8)
+    drawn.legend(loc="outside lower center", ncols=2, fontsize=8)
     out = io.BytesIO()
     drawn.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
