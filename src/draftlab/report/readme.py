@@ -16,6 +16,8 @@ from draftlab.report.ledger import VERDICTS
 from draftlab.report.tidy import records
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
+REAL = Path("paper_figures/smollm2_short")
+REAL_ANSWERS = ("osd_offline", "osd_online", "beyond_lookup", "osd_latency_dataset")
 PAPERS = ("osd", "mdss", "beyond")
 PAIR = "vicuna-7b/llama-160m"
 DATASETS = {
@@ -61,12 +63,21 @@ def index(folder: Path, root: Path) -> str:
     lines = [f"# Figures and tables of `scale={folder.name}`", ""]
     known = {name: load_experiment(root / f"workflow/experiments/{name}.yaml") for name in tables_in(folder / "data")}
     for table, experiment in sorted(known.items(), key=lambda item: (PAPERS.index(item[1].paper), item[0])):
-        first = (folder / f"{table}.md").read_text(encoding="utf-8").splitlines()[0]
-        finding = "" if first.startswith("|") else first  # a table of some scales has none
         numbers = f"[table]({table}.md) · [cells]({table}.csv) · [LaTeX]({table}.tex) · [PDF]({table}.pdf) · [rows](data/{table}.csv.gz)"
         lines += [f"## `{table}`", "", f"**{experiment.artefact}.** {experiment.question}", ""]
-        lines += [finding, "", f"![{experiment.title}]({table}.png)", "", numbers, ""]
+        lines += [_finding(folder, table), "", f"![{experiment.title}]({table}.png)", "", numbers, ""]
     return "\n".join(lines)
+
+
+def _finding(folder: Path, table: str) -> str:
+    """The sentence over a published table; a table of some scales has none."""
+    first = (folder / f"{table}.md").read_text(encoding="utf-8").splitlines()[0]
+    return "" if first.startswith("|") else first
+
+
+def _real(root: Path) -> str:
+    """What the main experiments say of a real language model."""
+    return "\n".join(f"* {_finding(root / REAL, table)}" for table in REAL_ANSWERS)
 
 
 def _results(root: Path) -> str:
@@ -133,4 +144,4 @@ def _claims(root: Path) -> pd.DataFrame:
     return read_table(root / CLAIMS, dtype=str, keep_default_na=False)
 
 
-PARTS: dict[str, Callable[[Path], str]] = {"score": _score, "results": _results, "contradicted": _contradicted}
+PARTS: dict[str, Callable[[Path], str]] = {"score": _score, "results": _results, "contradicted": _contradicted, "real": _real}
