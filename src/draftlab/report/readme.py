@@ -144,4 +144,9 @@ def _claims(root: Path) -> pd.DataFrame:
     return read_table(root / CLAIMS, dtype=str, keep_default_na=False)
 
 
-PARTS: dict[str, Callable[[Path], str]] = {"score": _score, "results": _results, "contradicted": _contradicted, "real": _real}
+PARTS: dict[str, Callable[[Path], str]] = {
+    "score": _score,
+    "results": _results,
+    "contradicted": _contradicted,
+    "real": _real,
+}

@@ -63,7 +63,7 @@ def sentence(found: pd.DataFrame) -> str:
 
 
 def as_markdown(found: pd.DataFrame) -> str:
-    """The table for a page."""
+    """The page of predictions beside measurements."""
     lines = ["| dataset | option | draft length | measured | predicted | interval | error | inside |", "|" + "---|" * 8]
     for row in found.to_dict("records"):
         missed = "" if abs(row["error"]) <= WITHIN else " !"
@@ -75,4 +75,4 @@ def as_markdown(found: pd.DataFrame) -> str:
             "yes" if row["inside"] else "no",
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    return sentence(found) + ".\n\n" + "\n".join(lines) + "\n"
+    return "# Verdicts beside served requests\n\n" + sentence(found) + ".\n\n" + "\n".join(lines) + "\n"

@@ -2,7 +2,8 @@
 
 ``logit alpha(n) = a + b log(1 + n / SCALE)``: with each doubling of the requests learnt from, the odds of acceptance grow by about the same
 factor. ``a`` and ``b`` are fitted to one stream, ``b`` near that of recorded streams; the interval holds the fit's error and, growing with the
-distance, how far recorded streams left their own line. Streams of laptop scale, osd_online's, gave the constants.
+distance, how far recorded streams left their own line. The constants were chosen while looking at the streams of ``STREAMS``, so their table
+shows a fit, not a forecast out of sample.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ def table(data: Path) -> pd.DataFrame:
 
 
 def as_markdown(found: pd.DataFrame) -> str:
-    """Errors by table, for a page."""
-    lines = ["| streams | forecast | refused | mean absolute error | inside the 95 % interval |", "|" + "---|" * 5]
+    """The page of errors by table."""
+    lines = ["# Forecasts beside recorded streams", ""]
+    lines += ["| streams | forecast | refused | mean absolute error | inside the 95 % interval |", "|" + "---|" * 5]
     for name, own in [*found.groupby("table", sort=False), ("all", found)]:
         given = own[own["refused"] == ""]
         error = (given["forecast"] - given["measured"]).abs().mean()

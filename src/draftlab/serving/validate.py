@@ -214,7 +214,7 @@ def everything(data: Path) -> pd.DataFrame:
 
 
 def as_markdown(table: pd.DataFrame) -> str:
-    """The table for a page."""
+    """The page of predictions beside measurements."""
     head = ["part", "setting", "quantity", "measured", "predicted", "error", "within its bound"]
     lines: list[Sequence[str]] = [head, ["---"] * len(head)]
     for row in table.to_dict("records"):
@@ -222,4 +222,4 @@ def as_markdown(table: pd.DataFrame) -> str:
         numbers = [format(row[n], shown) if shown and np.isfinite(row[n]) else "" for n in ("measured", "predicted")]
         error = f"{row['error']:+.1%}" if np.isfinite(row["error"]) else ""
         lines.append([row["part"], row["setting"], row["quantity"], *numbers, error, row["within"]])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+    return "# The simulator beside measurements\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
