@@ -302,8 +302,8 @@ def test_a_file_that_yaml_cannot_read_is_named(tmp_path, content):
         ("  main:\n", "  first:\n", "pairs: there is none called main"),
         ("{arena: 160}", "{arena: 600}", r"600 requests of arena are asked for, of 500 raw rows"),
         ("[spider, gsm8k", "[spidr, gsm8k", "unknown dataset 'spidr'.*spider"),
-        ("steps: 400", "steps: -1", "target.steps: .*not -1"),
-        ("steps: 400", "stepps: 400", "target.stepps.*allowed: .*steps"),
+        ("steps: 120", "steps: -1", "target.steps: .*not -1"),
+        ("steps: 120", "stepps: 120", "target.stepps.*allowed: .*steps"),
     ],
 )
 def test_a_wrong_scale_is_refused(tmp_path, old, new, message):

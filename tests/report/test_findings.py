@@ -81,6 +81,7 @@ def test_groups_named_in_the_text_are_not_pooled():
         measure="branch_ratio",
         right=1.0,
         each=["num_drafts"],
+        digits=2,
         more="M {each}, {values}",
         level="L {each}",
     )

@@ -100,7 +100,7 @@ def test_updates_save_no_bytes_where_each_of_many_requests_brings_one():
     assert flips["batch"].min() == 1024
     assert (flips["break_even"] > flips["block_length"]).all()
     texts = findings.sentences("osd_memory_traffic", osd_memory_traffic(), findings.findings_of("osd_memory_traffic"))
-    assert "It saves none where 1,024 requests share a load of weights and each brings an update, 1.0479 of" in texts
+    assert "when 1,024 requests share a load of the weights and each brings an update: it moves 1.0479 of" in texts
 
 
 def test_the_arena_uses_half_a_percent_and_not_what_is_printed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from draftlab.report.tidy import records
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
 REAL = Path("paper_figures/smollm2_short")
-REAL_ANSWERS = ("osd_offline", "osd_online", "beyond_lookup", "osd_latency_dataset")
+REAL_ANSWERS = {"osd_offline": 1, "osd_online": 2, "beyond_lookup": 1, "osd_latency_dataset": 3}
+"""Experiments, and how many sentences of each finding README quotes."""
+GROUPS = re.compile(r" \([^()]*: [^()]*\)")
 PAPERS = ("osd", "mdss", "beyond")
 PAIR = "vicuna-7b/llama-160m"
 DATASETS = {
@@ -76,8 +79,9 @@ def _finding(folder: Path, table: str) -> str:
 
 
 def _real(root: Path) -> str:
-    """What the main experiments say of a real language model."""
-    return "\n".join(f"* {_finding(root / REAL, table)}" for table in REAL_ANSWERS)
+    """What the main experiments say of a real language model, all datasets together."""
+    found = {table: GROUPS.sub("", _finding(root / REAL, table)).split(". ") for table in REAL_ANSWERS}
+    return "\n".join(f"* {'. '.join(found[table][:count]).rstrip('.')}." for table, count in REAL_ANSWERS.items())
 
 
 def _results(root: Path) -> str:
