@@ -72,15 +72,13 @@ def hub_classifier(name: str, device: str = "cpu") -> Classifier:
 
     folder = hub.fetch(name, otherwise="use naive_bayes")
     try:
-        model = pipeline(
-            "text-classification", str(folder), device=device, trust_remote_code=False, use_safetensors=True
-        )
+        run = pipeline("text-classification", str(folder), device=device, trust_remote_code=False, use_safetensors=True)
     except Exception as error:  # the libraries behind it share no base
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
         remedy = "use a classifier that needs no code of its own, or naive_bayes"
         raise UserError(f"not a classifier that can be read: {what}", file=name, remedy=remedy) from None
     return lambda texts: [
-        str(found["label"]) for found in model(list(texts), truncation=True, max_length=HUB_LABELS_AT, batch_size=32)
+        str(found["label"]) for found in run(list(texts), truncation=True, max_length=HUB_LABELS_AT, batch_size=32)
     ]
 
 

@@ -64,13 +64,11 @@ def decoding(model: Sizes, dtype: str, rows: int, prompt: int, new: int) -> int:
     """Peak of ``rows`` requests that are answered together: weights, cache, and the larger of reading the prompts and one step's logits."""
     size = BYTES[dtype]
     cache = rows * (prompt + new) * model.entry * size
-    layer = (
-        2 * model.hidden + 2 * model.width + 2 * model.kv_width + 4 * model.ffn
-    )  # one f of them in the matrix product itself
+    # Of the four times ffn one lies in the matrix product itself.
+    layer = 2 * model.hidden + 2 * model.width + 2 * model.kv_width + 4 * model.ffn
     reading = rows * prompt * layer * size
-    step = (
-        rows * model.vocab * (size + 12)
-    )  # the logits, and in float32: themselves, their logarithms, those that are not kept
+    # The logits, and in float32: themselves, their logarithms, those that are not kept.
+    step = rows * model.vocab * (size + 12)
     return model.parameters * size + cache + max(reading, step)
 
 

@@ -141,12 +141,10 @@ def _engine(run: Run, own: Engine) -> int | None:
     if run.settings.by_architecture or own.weights not in ("f16", "bf16", "f32"):
         return None
     models = [model_of(run.settings.pairs[own.pair], role) for role in ("target", "draft")]
+    if None in models:
+        return None
     size = 4 if own.weights == "f32" else 2
-    return (
-        sum(m.sizes.parameters * size + m.sizes.context * m.sizes.entry * 2 for m in models if m)
-        if all(models)
-        else None
-    )
+    return sum(m.sizes.parameters * size + m.sizes.context * m.sizes.entry * 2 for m in models if m)
 
 
 def lines(run: Run, gpu: Gpu) -> Iterator[str]:
