@@ -1,4 +1,4 @@
-# make reproduce · reproduce-llm · test · figures · publish · check · docs · smoke · clean: each makes .venv itself when it is missing or outdated.
+# make reproduce · reproduce-llm · rehearse · test · figures · publish · check · docs · smoke · clean: each makes .venv itself when it is missing or outdated.
 SHELL := /bin/sh
 PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PATH
@@ -7,12 +7,12 @@ CONFIG ?=
 # Words for Snakemake, which neither make nor the shell may read as their own language.
 override CONFIG := $(value CONFIG)
 export CONFIG
-# Two workers, a file each; the longest files come first: the tests of one share a run of the workflow.
-IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_workflow.py tests/workflow/test_workflow_real.py tests
+# Two workers, a file each, whose tests share a run or models. The longest files come first, so that both workers end at once.
+IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_workflow.py tests/workflow/test_workflow_real.py tests/workflow tests
 
 WHEEL := dist/.wheel
 
-.PHONY: wheel reproduce reproduce-all reproduce-llm smoke test test-slow test-faults test-fuzz test-slurm figures publish check docs format clean
+.PHONY: wheel reproduce reproduce-all reproduce-llm smoke rehearse test test-slow test-faults test-fuzz test-slurm test-server figures publish check types lint docs format clean
 
 reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
 	set -f; snakemake --cores all $(if $(CONFIG),--config $$CONFIG)
@@ -30,11 +30,14 @@ smoke: .venv/ready  ## the whole pipeline at its smallest sizes
 	snakemake --cores all --config scale=smoke
 	draftlab summary
 
+rehearse: .venv/ready  ## scale=paper itself on a CPU, from a hub served on this machine: small random models and a few rows, everything else as it is
+	set -f; python -m rehearsal $(if $(CONFIG),--config $$CONFIG)
+
 test: .venv/ready  ## the fast tests and one end-to-end run at scale=smoke
-	pytest $(IN_TURNS) -m "not slow and not faults and not slurm and not fuzz"
+	pytest $(IN_TURNS) -m "not slow and not faults and not slurm and not fuzz and not server"
 
 test-slow: .venv/ready  ## the slow tests too
-	pytest $(IN_TURNS) -m "not faults and not slurm and not fuzz"
+	pytest $(IN_TURNS) -m "not faults and not slurm and not fuzz and not server"
 
 test-faults: .venv/ready  ## kill a run at 30 random moments or more and compare its tables with an undisturbed run's
 	pytest -s -m faults
@@ -45,6 +48,10 @@ test-fuzz: .venv/ready  ## 10,750 damaged inputs to every parser, in bounded mem
 test-slurm: .venv/ready  ## start a Slurm of one node on this machine and run through profiles/slurm (SLURM_INSTALL=1: apt installs it)
 	pytest -s -m slurm
 
+test-server: .venv/ready  ## compile llama.cpp's own server, once, and record answers from it, killed in the middle; serve an exported pair
+	tests/server/build.sh .venv/bin/python
+	pytest -s -m server tests/engine
+
 figures: .venv/ready  ## redraw the published figures and tables from the committed data; trains nothing
 	snakemake --cores all paper_figures
 	snakemake --cores all paper_figures --config scale=shapes_cpu
@@ -53,13 +60,19 @@ publish: .venv/ready  ## copy a finished run's tables to paper_figures/ and redr
 	set -f; snakemake --cores all publish $(if $(CONFIG),--config $$CONFIG)
 	set -f; snakemake --cores all paper_figures $(if $(CONFIG),--config $$CONFIG)
 
-check: .venv/ready docs  ## lint, format, types, no import upward, no broken link
+check: .venv/ready  ## lint, format, types, no import upward, no broken link, advisories where they can be had
+	$(MAKE) -j 2 types docs lint
+
+types:
+	mypy
+
+lint:
 	python envs/render.py --check
+	envs/audit.sh
 	draftlab readme --check
 	ruff check .
 	ruff format --check .
 	snakefmt --check Snakefile workflow
-	mypy
 	lint-imports --no-cache
 	snakemake --lint
 

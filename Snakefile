@@ -6,15 +6,18 @@ What a run is made of stands in workflow/scales/*.yaml and workflow/experiments/
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 from snakemake.utils import min_version
 
-from draftlab import plan
+from draftlab import forks, plan
 from draftlab.data import dropped
 from draftlab.errors import UserError
 from draftlab.files import seals
+from draftlab.plan import times
 from draftlab.stages import STAGES
 
 min_version("9.0")
@@ -36,6 +39,7 @@ except UserError as error:
 if workflow.is_main_process and not workflow.dryrun:
     seals.print_removed(RUN.folder)
 
+LOGS = RUN.folder / "logs"
 DATA = RUN.settings.data
 PAIRS = RUN.settings.pairs
 
@@ -61,6 +65,22 @@ onstart:
     # With a limit of jobs a second, each job so far wakes the scheduler every second until the end (Snakemake 9.27). A cluster needs the limit.
     if workflow.local_exec:
         workflow.scheduler.job_rate_limiter = None
+        jobs = {job.jobid: timed_job(job) for job in workflow.dag.needrun_jobs()}
+        LOGS.mkdir(parents=True, exist_ok=True)
+        logger.addHandler(
+            times.TimeLeft(jobs, workflow.cores, LOGS / times.FILE, TIMES)
+        )
+        own = (
+            workflow.deployment_settings.deployment_method
+            or RUN.settings.compute.device != "cpu"
+        )
+        if sys.platform == "linux" and len(jobs) >= forks.WORTH and not own:
+            shell.prefix(
+                "set -euo pipefail; "
+                + forks.begin(LOGS / "starts.tsv")
+                .replace("{", "{{")
+                .replace("}", "}}")
+            )
 
 
 onsuccess:

@@ -1,6 +1,6 @@
-"""Speed beside other implementations: contenders take turns in one process, and their texts are compared. No part of the package.
+"""The project beside others and beside itself: speed with contenders in turns, predictions with what was measured. No part of the package.
 
-python -m benchmarks.decode --help        # run from the repository root; also benchmarks.llama_cpp and benchmarks.online
+python -m benchmarks.decode --help        # run from the repository root; each file of this folder is a benchmark
 """
 
 from __future__ import annotations
@@ -33,3 +33,8 @@ def show(frame: pd.DataFrame, text: str, out: Path | None) -> None:
     print(text)
     if out is not None:
         write_text(out, frame.to_csv(index=False, lineterminator="\n"))
+
+
+def write(frame: pd.DataFrame, as_markdown: Callable[[pd.DataFrame], str], out: Path) -> None:
+    """Write a table as its page where OUT ends in .md, else as CSV."""
+    write_text(out, as_markdown(frame) if out.suffix == ".md" else frame.to_csv(index=False, lineterminator="\n"))

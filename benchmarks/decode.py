@@ -23,8 +23,7 @@ import torch
 
 from benchmarks import Turns, run, show
 from benchmarks.online import decode_as_the_repository
-from draftlab.cli import Flat
-from draftlab.core.settings import Count, Template
+from draftlab.core.settings import Count, Flat, Template
 from draftlab.data.prompts import Prompt
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import record

@@ -24,8 +24,7 @@ import torch
 from pydantic import Field
 
 from benchmarks import Turns, run, show
-from draftlab.cli import Flat
-from draftlab.core.settings import Count, Template
+from draftlab.core.settings import Count, Flat, Template
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_jsonl

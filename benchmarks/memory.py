@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 
-from draftlab.plan.memory import Sizes, decoding, training
+from draftlab.latency.sizes import Sizes
+from draftlab.plan.memory import decoding, training
 
 EXACT = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """What is freed goes back at once, as in a GPU's own allocator."""

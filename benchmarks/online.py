@@ -23,9 +23,8 @@ from pydantic import Field
 from torch import Tensor
 
 from benchmarks import Turns, run, show
-from draftlab.cli import Flat
 from draftlab.core.losses import forward_kl
-from draftlab.core.settings import Count
+from draftlab.core.settings import Count, Flat
 from draftlab.engine.answers import recorded_name
 from draftlab.engine.recording import load_pass
 from draftlab.latency.comparison import compare

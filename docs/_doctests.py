@@ -1,4 +1,4 @@
-"""Examples in docstrings as code on the site."""
+"""Examples in docstrings as code on the site, and their arguments as lists."""
 
 import re
 
@@ -6,8 +6,9 @@ import griffe
 
 
 class Doctests(griffe.Extension):
-    """Fence every example of a docstring."""
+    """Fence every example of a docstring; Markdown begins a list after an empty line."""
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
         if obj.docstring:
-            obj.docstring.value = re.sub(r"^>>> (?:.+\n?)+", r"```pycon\n\g<0>\n```", obj.docstring.value, flags=re.M)
+            fenced = re.sub(r"^>>> (?:.+\n?)+", r"```pycon\n\g<0>\n```", obj.docstring.value, flags=re.M)
+            obj.docstring.value = re.sub(r"(\*\*Arguments:\*\*)\n", r"\1\n\n", fenced)

@@ -67,12 +67,12 @@ def _commands() -> str:
     """What `draftlab VERB --help` prints of every verb."""
     import tyro
 
-    from draftlab.cli import VERBS
+    from draftlab.cli import VERBS, function_of
 
     parts = ["# Command line\n\nWhat `draftlab VERB --help` prints.\n"]
-    for name, verb in sorted(VERBS.items()):
+    for name in sorted(VERBS):
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
-            tyro.cli(verb, prog=f"draftlab {name}", args=["--help"])
+            tyro.cli(function_of(name), prog=f"draftlab {name}", args=["--help"])
         parts.append(f"\n## {name}\n\n```text\n{said.getvalue().strip()}\n```\n")
     return "".join(parts)
 

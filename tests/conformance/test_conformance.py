@@ -16,7 +16,6 @@ from scipy.stats import binom
 from torch import Generator, Tensor
 
 from draftlab import conformance
-from draftlab.cli import verify_lossless
 from draftlab.conformance import (
     Budget,
     check_distribution,
@@ -27,6 +26,7 @@ from draftlab.conformance import (
     check_verifier,
     command,
 )
+from draftlab.conformance.command import verify_lossless
 from draftlab.conformance.sequential import Evidence, Gamblers, sampler_wealth, samples_needed
 from draftlab.conformance.tables import tables
 from draftlab.core.sampling import Drafting, draw

@@ -1,8 +1,10 @@
-"""The examples of docstrings run, and every function of the modules that people import from has one."""
+"""The examples of docstrings run, and every function of the modules that people import from has one, and says what it takes and returns."""
 
 import doctest
+import functools
 import importlib
 import inspect
+import re
 
 import pytest
 
@@ -30,4 +32,12 @@ def test_the_examples_run(name):
     wanted = SOME.get(name) or {own for own, _ in functions if not own.startswith("_")}
     assert wanted
     assert [own for own in sorted(wanted) if not found[own].examples] == []
+    for own in sorted(wanted):
+        function = functools.reduce(getattr, own.split("."), module)
+        listed, _, returned = inspect.getdoc(function).partition("**Returns:**")
+        said = " ".join(line.partition(": ")[0] for line in listed.splitlines() if line.startswith("- `"))
+        assert re.findall(r"`(\w+)`", said) == [
+            name for name in inspect.signature(function).parameters if name != "self"
+        ], own
+        assert returned
     assert doctest.testmod(module).failed == 0

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from draftlab.core.verify import VERIFIERS
-from draftlab.core.verify.survivors import Order, Position
+from draftlab.core.verify.specinfer import rrs
+from draftlab.core.verify.survivors import Order, Position, transitions
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.core.verify.typical import typical
@@ -70,3 +71,15 @@ def test_a_verifier_that_changes_the_text_is_refused() -> None:
     distribution = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
     with pytest.raises(UserError, match="typical is not lossless"):
         typical.transitions(Position(distribution, [distribution], torch.tensor([0])), (0,))
+
+
+def test_distinct_drafts_are_enumerated_by_their_orders() -> None:
+    """Positions of different supports, up to more drafts than tokens, against every tuple."""
+    weights = torch.rand(2, 12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) ** 3
+    weights[1, :4, 3:] = 0
+    weights[0, 6:, 0] = 0
+    target, draft = weights / weights.sum(-1, keepdim=True)
+    position = Position(target, [draft], target.multinomial(1, generator=torch.Generator().manual_seed(1))[:, 0])
+    for drafts in (3, 4, 6):
+        every = transitions(rrs.enumerated_survivors, position, (0,) * drafts)
+        torch.testing.assert_close(rrs.transitions(position, (0,) * drafts), every, rtol=0, atol=1e-13)

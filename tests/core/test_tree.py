@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from draftlab.core.tree import Tree, kept_on_average, optimal_tree
+from draftlab.core.tree import Tree, optimal_tree
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.sequence import sequences_distribution
@@ -52,6 +53,15 @@ def drafted(
                 more.append((known | grown, chance * share))
         ways = more
     return ways
+
+
+def kept_on_average(tree: Tree, acceptance: Sequence[Sequence[float]]) -> float:
+    """The drafted tokens of a tree that stand on average: the sum over its nodes of the chance that all on the way to it stand."""
+    chances = torch.tensor([1.0, *[0.0] * (tree.nodes - 1)], dtype=torch.float64)
+    for leaf, depth in tree.own.T.nonzero()[:, [1, 0]].tolist():
+        parent, node = tree.paths[leaf, depth : depth + 2].tolist()
+        chances[node] = chances[parent] * acceptance[depth][int(tree.siblings[leaf, depth])]
+    return float(chances.sum() - 1)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from draftlab.data import generators
 from draftlab.data.generators import chat
 from draftlab.data.generators.code_search_net import code_search_net
-from draftlab.data.generators.spider import DATABASES, spider
+from draftlab.data.generators.spider import Table, spider
+from draftlab.files.yaml_files import read_yaml
 
 GOALS = ("clean", "open", "store", "dry", "carry", "cut", "repair", "paint")
 
@@ -109,14 +111,16 @@ def spider_schema(draw: Random, space: str) -> dict[str, Any]:
     return row | {"db_schema": SCHEMAS[space][row["db_id"]]}
 
 
+WORDS = read_yaml(Path(generators.__file__).with_name("spider.yaml"))
 SCHEMAS = {
     space: {
         name: "; ".join(
-            f"{t.name}({', '.join((f'{first.name}_id', t.label, *t.texts, *t.numbers))})" for t in (first, second)
+            f"{t.name}({', '.join((f'{tables[0][0]}_id', t.label, *t.texts, *t.numbers))})"
+            for t in (Table(*own) for own in tables)
         )
-        for name, first, second in databases
+        for name, *tables in databases
     }
-    for space, databases in DATABASES.items()
+    for space, databases in WORDS["databases"].items()
 }
 
 

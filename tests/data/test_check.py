@@ -1,4 +1,4 @@
-"""``draftlab data check FILE``: what it is taken for, what is in it, and whether it can be used."""
+"""``draftlab data check FILE``: its format, what is in it, and whether it can be used."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_exit_code_says_whether_it_can_be_used(
     one = write(tmp_path / "one.jsonl", [{"prompt": "ok"}, {"prompt": "ok"}])
     bad = write(tmp_path / "bad.jsonl", [{"prompt": ""}])
     assert run(monkeypatch, "data", "check", str(good), "--out", str(tmp_path / "report.json")) == 0
-    assert "taken for" in capsys.readouterr().out
+    assert "format  " in capsys.readouterr().out
     assert json.loads((tmp_path / "report.json").read_text())["kept"] == 2
     assert run(monkeypatch, "data", "check", str(bad)) == 1
     assert run(monkeypatch, "data", "check", str(one)) == 1  # none would be left to measure on

@@ -9,18 +9,22 @@ import pytest
 import torch
 
 from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.tree import Tree
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.block import block
+from draftlab.core.verify.bound import optimum_iid
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.sequence import sequences_distribution
 from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.generate import generate
 from draftlab.engine.replay import agreement, walk
-from draftlab.engine.replay_drafts import Texts, blocks, survival
+from draftlab.engine.replay_drafts import Survival, Texts, blocks, ceiling, survival
 from draftlab.engine.speculate import speculate
 from tests.engine.test_replay import EOS, LONGEST, VOCAB, distribution, texts
 from tests.engine.test_speculate import make, near
 
+VERIFIERS_BY_PATH = {name: v for name, v in VERIFIERS.items() if isinstance(v, TreeVerifier) and v.selected}
 TOKEN_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier)}
 DRAFT_LEN = 2
 
@@ -30,7 +34,10 @@ def drafts_of(text: tuple[int, ...], temperatures: list[float]) -> torch.Tensor:
 
 
 def live_expectation(
-    verifier: TokenVerifier, temperatures: list[float], text: tuple[int, ...], known: dict[tuple[int, ...], np.ndarray]
+    verifier: TokenVerifier | TreeVerifier,
+    temperatures: list[float],
+    text: tuple[int, ...],
+    known: dict[tuple[int, ...], np.ndarray],
 ) -> np.ndarray:
     """Expected (accepted, blocks) of live decoding from ``text`` on, over every set of drafted sequences and every outcome."""
     if text and (text[-1] == EOS or len(text) == LONGEST):
@@ -56,7 +63,10 @@ def live_expectation(
             target = torch.stack(
                 [torch.stack([distribution("target", text + p[:i]) for i in range(path_len + 1)]) for p in paths]
             )
-            outcomes = sequences_distribution(verifier, target, table, torch.tensor(paths))
+            if isinstance(verifier, TreeVerifier):
+                outcomes = verifier.distribution(target, table, torch.tensor(paths))
+            else:
+                outcomes = sequences_distribution(verifier, target, table, torch.tensor(paths))
             for tokens, probability in outcomes.items():
                 emitted = tokens[: LONGEST - len(text)]
                 if EOS in emitted:
@@ -70,12 +80,12 @@ def live_expectation(
 
 @pytest.mark.parametrize(
     ("name", "temperatures"),
-    [(name, [1.0, 1.0]) for name in TOKEN_VERIFIERS]
+    [(name, [1.0, 1.0]) for name in [*TOKEN_VERIFIERS, *VERIFIERS_BY_PATH]]
     + [(name, [1.0, 2.0]) for name in ("single", "specinfer", "importance_truncated", "importance")],
 )
 def test_replay_is_unbiased_over_the_text(name: str, temperatures: list[float]) -> None:
     """Mean of the replayed counts over the target's own texts = mean of the live counts; no sampling anywhere."""
-    verifier, expected = TOKEN_VERIFIERS[name], np.zeros(2)
+    verifier, expected = (TOKEN_VERIFIERS | VERIFIERS_BY_PATH)[name], np.zeros(2)
     same = len(set(temperatures)) == 1
     groups = (2,) if same else (1, 1)
     for text in texts():
@@ -112,13 +122,13 @@ SAMPLING = Sampling(1.2, top_p=0.95)
 
 @pytest.mark.parametrize(
     ("name", "hot", "tail"),
-    [(name, [1.5, 1.5, 1.5], None) for name in TOKEN_VERIFIERS if name != "importance"]
+    [(name, [1.5, 1.5, 1.5], None) for name in [*TOKEN_VERIFIERS, *VERIFIERS_BY_PATH] if name != "importance"]
     + [(name, [1.0, 2.0, 2.0], None) for name in ("specinfer", "importance_truncated")]
     + [("k_seq", [1.5, 1.5, 1.5], block), ("specinfer", [1.0, 2.0, 2.0], block)],
 )
 def test_a_sampled_run_of_the_live_loop_agrees(name: str, hot: list[float], tail: object) -> None:
     """Blocks per request of live decoding and of replay, 300 requests each: the difference lies within four standard errors."""
-    verifier, generator = TOKEN_VERIFIERS[name], torch.Generator().manual_seed(1)
+    verifier, generator = (TOKEN_VERIFIERS | VERIFIERS_BY_PATH)[name], torch.Generator().manual_seed(1)
     drafts = [Sampling(t, top_p=0.95) for t in hot]
     options = {"max_new_tokens": 24, "eos_ids": [0], "generator": generator}
     traces = speculate(
@@ -137,3 +147,62 @@ def test_a_sampled_run_of_the_live_loop_agrees(name: str, hot: list[float], tail
     ours = np.stack([counted.stopped.sum(1), counted.accepted.sum(1)], 1)
     error = np.sqrt((live.var(0) + ours.var(0)) / len(PROMPTS))
     assert (np.abs(live.mean(0) - ours.mean(0)) < 4 * error).all(), (live.mean(0), ours.mean(0), error)
+
+
+@pytest.mark.parametrize(("name", "widths"), [("optimal", (1, 3, 1)), ("rrs", (2, 2, 1)), ("k_seq", (2, 1, 2))])
+def test_branches_agree_with_a_sampled_run_of_the_live_loop(name: str, widths: tuple[int, ...]) -> None:
+    verifier, generator = TOKEN_VERIFIERS[name], torch.Generator().manual_seed(2)
+    tree, hot = Tree.of_widths(widths), Sampling(1.5, top_p=0.95)
+    options = {"max_new_tokens": 24, "eos_ids": [0], "generator": generator}
+    traces = speculate(
+        MODEL, DRAFT, PROMPTS, draft_len=3, num_drafts=tree.leaves, verifier=verifier, sampling=SAMPLING,
+        draft_sampling=hot, tree=tree, **options,
+    ).traces  # fmt: skip
+    live = np.array([[len(trace.emitted), sum(trace.accepted)] for trace in traces], float)
+    written = generate(MODEL, PROMPTS, sampling=SAMPLING, **options)
+    with torch.inference_mode():
+        own, drafted = (model.answer_logits(PROMPTS, written) for model in (MODEL, DRAFT))
+    token = torch.tensor([token for text in written for token in text])
+    along = Texts(to_probs(own, SAMPLING), drafted, token, [len(text) for text in written])
+    (found,) = survival([verifier], along, [hot], (2 if name == "rrs" else tree.leaves,))
+    counted = blocks(found, along.lengths, (1,), 3, widths=widths)
+    ours = np.stack([counted.stopped.sum(1), counted.accepted.sum(1)], 1)
+    error = np.sqrt((live.var(0) + ours.var(0)) / len(PROMPTS))
+    assert (np.abs(live.mean(0) - ours.mean(0)) < 4 * error).all(), (live.mean(0), ours.mean(0), error)
+
+
+def test_sequences_are_the_tree_that_branches_at_its_root() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(2, 20, 7, generator=generator)
+    token, lengths = torch.randint(7, (20,), generator=generator), [13, 7]
+    along = Texts(to_probs(logits[0], Sampling()), logits[1], token, lengths)
+    (found,) = survival([TOKEN_VERIFIERS["optimal"]], along, [Sampling(1.5)], (3,))
+    one, other = blocks(found, lengths, (3,), 3), blocks(found, lengths, (1,), 3, widths=(3, 1, 1))
+    np.testing.assert_array_equal(one.stopped, other.stopped)
+
+
+@pytest.mark.parametrize(("drafts", "size"), [(2, 20_000), (4, 20_000), (2, 4)])
+def test_the_ceiling_is_the_optimum_over_whole_prefixes(drafts: int, size: int) -> None:
+    """All blocks start at one text, so one tangent is the right one: the estimate is the enumerated optimum of both depths. On few texts the
+    tangent is another one, so the mean of many such estimates lies above it."""
+    target = torch.stack([distribution("target", ()), *(distribution("target", (x,)) for x in range(VOCAB))])
+    draft = torch.stack([distribution("draft", ()), *(distribution("draft", (x,)) for x in range(VOCAB))])
+    prefixes = [(table[0, :, None] * table[1:]).flatten()[None] for table in (target, draft)]
+    first = float(optimum_iid(target[:1], draft[:1], drafts))
+    exact = 1 + first + float(optimum_iid(prefixes[0], prefixes[1], drafts))
+    texts, generator = max(size, 8_000), torch.Generator().manual_seed(drafts)
+    x = target[0].multinomial(texts, True, generator=generator)
+    y = target[1 + x].multinomial(1, generator=generator)[:, 0]
+    ratio = torch.stack([draft[0, x] / target[0, x], (draft[1 + x] / target[1 + x]).gather(-1, y[:, None])[:, 0]], -1)
+    ratio = torch.cat([ratio, torch.ones(texts, 1)], -1).flatten().numpy()[None]
+    stays = np.tile(np.eye(drafts + 1), (3 * texts, 1, 1))  # every block keeps both tokens, and begins with a text
+    states, emitted = [(k,) for k in range(drafts + 1)], 0.0
+    for at in range(0, 3 * texts, 3 * size):
+        own = slice(at, at + 3 * size)
+        part = Survival(states, stays[own], ratio[:, own])
+        found = ceiling(part, np.full(3 * size, first), [3] * size, drafts, 2)
+        assert found.stopped.sum() == pytest.approx(size)
+        emitted += found.emitted.sum() / texts
+    low, high = (-0.008, 0.012) if size == texts else (-0.004, 0.3)
+    assert exact + low < emitted < exact + high
+    assert exact < 3 - 0.01

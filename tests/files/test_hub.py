@@ -30,7 +30,7 @@ ROWS = b"".join(json.dumps({"question": f"q{n}", "answer": f"{n}"}).encode() + b
 CLIENT = """
 import dataclasses, json, sys, time
 from pathlib import Path
-from draftlab import cli
+from draftlab.data import sources
 from draftlab.files import hub
 from draftlab.data import registry, sources
 from draftlab.errors import UserError
@@ -49,7 +49,7 @@ for fault in faults:
             registry.load()[fault] = dataclasses.replace(
                 registry.find("gsm8k"), hub_id=f"faulty/{fault}", config="", revision="main"
             )
-            cli.data_fetch(dataset=fault, split="train", source="hub", out=Path(folder) / f"{fault}.jsonl")
+            sources.fetch(dataset=fault, split="train", source="hub", out=Path(folder) / f"{fault}.jsonl")
             said[fault] = len((Path(folder) / f"{fault}.jsonl").read_text().splitlines())
     except UserError as error:
         said[fault] = str(error)
@@ -67,6 +67,7 @@ EXPECTED = {  # what the message says; None: it works
     "wrong": "is not what the hub announced",
     "short": "should be of size",
     "gated": "it is gated (ask for access at https://huggingface.co/",
+    "asks": "it is gated (ask for access at https://huggingface.co/",
     "private": "it does not exist or is private (check its name",
     "moved": None,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from draftlab.errors import UserError
 from draftlab.files.gguf_header import read_header
 from draftlab.files.json_files import read_object
 from draftlab.files.weights import parameter_count
+from draftlab.latency.pair import open_pair
+from draftlab.latency.settings import Engine
 from draftlab.models import hub, load_model, load_tokenizer
 from draftlab.models.gguf import export
 from draftlab.models.gguf_files import ORIGINAL, TRIAL, check_loads, write_folder
@@ -138,6 +141,14 @@ def test_a_file_that_llama_cpp_dies_of_is_one_line(tmp_path: Path, monkeypatch: 
     with pytest.raises(UserError, match=r"toy.gguf: llama.cpp ends with SIGABRT"):
         hub.copy_model(str(gguf_of(network("llama", True), tmp_path / "toy")), tmp_path / "made")
     assert not (tmp_path / "made").exists()
+    opened = functools.partial(open_pair, settings=Engine(), context_length=64)
+    with pytest.raises(UserError, match=r"toy.gguf: llama.cpp ends with SIGABRT"), opened(file):
+        pass
+    monkeypatch.undo()
+    hub.copy_model(str(gguf_of(network("llama", True), tmp_path / "toy")), tmp_path / "made")
+    monkeypatch.setattr("draftlab.models.gguf_files.TRIAL", "import os\nos.abort()")
+    with opened(tmp_path / "made", settings=Engine(weights="own")) as (model,):  # tried when the folder was made
+        assert model.vocab_size
 
 
 def test_a_made_folder_keeps_the_file_its_tokenizer_and_its_template(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ import torch
 import transformers
 from huggingface_hub import constants
 
-from draftlab import cli
 from draftlab.engine.settings import Recipe
 from draftlab.errors import UserError
 from draftlab.files.digests import sha256
 from draftlab.models import check_same_tokenizer, hub, load_model, load_tokenizer
+from draftlab.train import pretrain
 
 TEXT = "One text, two texts;\n  three  texts."
 
@@ -93,7 +93,7 @@ def test_a_chat_template_in_a_file_of_its_own_comes_along(opt: Path, tmp_path: P
     """Where transformers 5 saves it; ``template=own`` reads it from the model's folder."""
     (opt / "chat_template.jinja").write_text("{% for m in messages %}</s>{{ m.role }}: {{ m.content }}{% endfor %}")
     recipe = Recipe(model=str(opt))
-    cli.pretrain_target(recipe, prompts=(), tokenizer=tmp_path, template="own", out=tmp_path / "copy")
+    pretrain.make_target(recipe, tokenizer=tmp_path, template="own", out=tmp_path / "copy")
     words = load_tokenizer(tmp_path / "copy")
     assert words.encode_prompt(TEXT, "own") == [2, *words.encode(f"user: {TEXT}")]
 

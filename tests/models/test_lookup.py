@@ -14,7 +14,7 @@ from draftlab.engine.recording import record
 from draftlab.engine.replay import agree_along, replay
 from draftlab.engine.speculate import speculate
 from draftlab.models.lookup import Lookup
-from draftlab.models.ngrams import find_next
+from draftlab.models.ngrams import Ngrams, guesses_along
 from draftlab.train.designs import trim_head
 from tests.pair import small_llama
 
@@ -29,17 +29,27 @@ def target():
 
 
 def test_it_finds_the_latest_earlier_occurrence_of_the_last_tokens():
-    assert find_next([1, 2, 5, 1, 2, 6, 1, 2]) == 6
-    assert find_next([1, 2, 5, 3, 2]) is None
-    assert find_next([1, 2, 5, 3, 2], ngram=1) == 5
-    assert find_next([4, 4, 4]) == 4
-    assert find_next([1, 2, 3, 9, 1, 2, 3], ngram=3) == 9
-    assert find_next([1, 2], ngram=2) is None
+    assert Ngrams([1, 2, 5, 1, 2, 6, 1, 2]).guess == 6
+    assert Ngrams([1, 2, 5, 3, 2]).guess is None
+    assert Ngrams([1, 2, 5, 3, 2], ngram=1).guess == 5
+    assert Ngrams([4, 4, 4]).guess == 4
+    assert Ngrams([1, 2, 3, 9, 1, 2, 3], ngram=3).guess == 9
+    assert Ngrams([1, 2], ngram=2).guess is None
+    assert Ngrams().guess is None
+
+
+def test_a_text_that_grows_and_shrinks_guesses_by_the_definition():
     rng = np.random.default_rng(0)
-    for _ in range(300):  # against the definition
-        text = rng.integers(0, 3, 9).tolist()
-        seen = [text[i + 2] for i in range(len(text) - 2) if text[i : i + 2] == text[-2:]]
-        assert find_next(text) == (seen[-1] if seen else None)
+    seen = Ngrams()
+    for _ in range(3000):
+        if rng.random() < 0.3:
+            seen.trim(int(rng.integers(max(0, len(seen.tokens) - 6), len(seen.tokens) + 1)))
+        else:
+            seen.append(int(rng.integers(0, 4)))
+        text = list(seen.tokens)
+        earlier = [text[i + 2] for i in range(len(text) - 2) if text[i : i + 2] == text[-2:]]
+        assert seen.guess == (earlier[-1] if earlier else None)
+    assert guesses_along(text, 3) == [Ngrams(text[:end]).guess for end in range(3, len(text))]
 
 
 def test_it_is_certain_of_what_it_finds_and_knows_nothing_else(target):
@@ -86,7 +96,7 @@ def test_at_temperature_1_it_is_accepted_with_the_targets_probability(target):
     agree = agree_along(Lookup(target), recorded)
     target_probs = to_probs(recorded.target_logits(range(len(prompts))), Sampling(1.0))
     texts = [(answer.prompt_ids, answer.answer_ids) for answer in recorded.answers]
-    guesses = [find_next([*prompt, *answer[:end]]) for prompt, answer in texts for end in range(len(answer))]
+    guesses = [guess for prompt, answer in texts for guess in guesses_along([*prompt, *answer], len(prompt))]
     found = [row for row, guess in enumerate(guesses) if guess is not None]
     assert len(found) > 20
     np.testing.assert_allclose(agree.overlap[found], [target_probs[row, guesses[row]] for row in found], atol=1e-6)

@@ -197,11 +197,15 @@ def test_a_t5_is_made_by_the_trainer_of_every_small_model(tmp_path: Path) -> Non
     )  # fmt: skip
     file = tmp_path / "prompts.jsonl"
     write_jsonl(file, [Prompt(str(i), "toy", "train", f"count to {i}", f"one two {i}") for i in range(60)])
-    pretrain.make_tokenizer([file], recipe, tmp_path / "tokenizer")
+    pretrain.make_tokenizer(recipe, prompts=(file,), out=tmp_path / "tokenizer")
     losses = {}
     for steps in (1, 60):
         pretrain.make_target(
-            [file], tmp_path / "tokenizer", recipe.model_copy(update={"steps": steps}), "plain", tmp_path / "t"
+            recipe.model_copy(update={"steps": steps}),
+            prompts=(file,),
+            tokenizer=tmp_path / "tokenizer",
+            template="plain",
+            out=tmp_path / "t",
         )
         model, tokenizer = load_model(tmp_path / "t"), load_tokenizer(tmp_path / "t")
         answer = tokenizer.encode(" one two 7")
@@ -210,7 +214,7 @@ def test_a_t5_is_made_by_the_trainer_of_every_small_model(tmp_path: Path) -> Non
         )
         losses[steps] = -float(logits[range(len(answer)), answer].mean())
     assert losses[60] < losses[1] - 1
-    pretrain.make_draft(tmp_path / "tokenizer", recipe, "plain", tmp_path / "draft")
+    pretrain.make_draft(recipe, tokenizer=tmp_path / "tokenizer", template="plain", out=tmp_path / "draft")
     assert json.loads((tmp_path / "draft/config.json").read_text())["architectures"] == ["T5ForConditionalGeneration"]
 
 

@@ -10,10 +10,11 @@ import torch
 
 from benchmarks import memory
 from draftlab import plan
+from draftlab.latency.sizes import Sizes, known_models
 from draftlab.models.hf import new_t5
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.plan import needs
-from draftlab.plan.memory import Sizes, decoding, training
+from draftlab.plan.memory import decoding, training
 from tests.conftest import ROOT
 
 WORKFLOW = Path(plan.WORKFLOW)
@@ -33,7 +34,7 @@ def run(**config: object) -> plan.Run:
 
 
 def test_the_sizes_are_those_of_the_models() -> None:
-    known = needs.known_models()
+    known = known_models()
     for name, millions in PRINTED.items():
         assert known[name].sizes.parameters / 1e6 == pytest.approx(millions, abs=0.06), name
     llama = Sizes(kind="llama", hidden=32, ffn=64, layers=3, heads=4, kv_heads=2, vocab=100, context=64)
@@ -64,11 +65,11 @@ def test_jobs_that_do_not_fit_are_named() -> None:
 
 
 def test_a_longer_batch_takes_its_cache_and_a_larger_one_its_distributions() -> None:
-    sizes = needs.known_models()["lmsys/vicuna-7b-v1.3"].sizes
+    sizes = known_models()["lmsys/vicuna-7b-v1.3"].sizes
     assert decoding(sizes, "float16", 1, 0, 0) == pytest.approx(2 * 6738.4e6, rel=1e-3)
     more = decoding(sizes, "float16", 32, 1, 2047) - decoding(sizes, "float16", 32, 1, 1023)
     assert more == 32 * 1024 * sizes.entry * 2
-    small = needs.known_models()["JackFram/llama-160m"].sizes
+    small = known_models()["JackFram/llama-160m"].sizes
     assert training(small, 8, 256, 64, 32) - training(small, 8, 256, 64, 16) == 16 * 64 * 32000 * 4
 
 

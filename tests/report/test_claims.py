@@ -291,6 +291,11 @@ def _swapped(column, one, two, draft=None):
     return doctor
 
 
+def _raised(column, by, value):
+    """A table with twice as much of a column where ``by`` has this value."""
+    return lambda table: table.assign(**{column: table[column] * (1 + (table[by] == value))})
+
+
 def _backwards(table):
     """Every stream from its end to its beginning."""
     return table.assign(stream_index=table["stream_index"].max() - table["stream_index"])
@@ -382,6 +387,10 @@ def _backwards(table):
         ("osd.idle_compute", "osd_utilisation", lambda t: t.assign(flops_per_second=1e3 * t["flops_per_second"])),
         ("osd.update_is_cheap", "osd_update_cost", lambda t: t.assign(update_seconds=t["interval_seconds"])),
         ("osd.length_helps", "osd_latency_length", lambda t: t.assign(speculative=t["plain"] / 2)),
+        *(
+            ("mdss.non_identical_drafts", "mdss_mixed_temperature", _raised("emitted", "scheme", baseline))
+            for baseline in ("single", "specinfer")
+        ),
     ],
 )
 def test_every_statement_can_fail(known, tables, claim, table, doctor):
@@ -483,3 +492,22 @@ def test_every_printed_number_can_be_contradicted(known, tables, claim, row, tab
     assert bad["verdict"] == "contradicts"
     rule = known.claims[claim].rule
     assert rule.explanation.strip() in bad["note"]
+
+
+def test_a_row_that_is_not_run_says_why(known, ledger):
+    nothing = module.judge_claims(known, {}, "laptop")
+    for rows in (ledger, nothing):
+        silent = rows[rows["verdict"] == "not run at this scale"].set_index("claim_id")["note"]
+        assert len(silent) > 20
+        assert list(silent[silent == ""].index) == []
+    notes = ledger.set_index("claim_id")["note"]
+    assert notes["T5.input/spider/L"] == "a setting of the paper, not a result"
+    assert "settings of their generator" in notes["F2.topic_share/lmsys_vicuna/games"]
+    other = nothing.set_index("claim_id").loc["T2.latency_baseline/vicuna-33b/tinyllama-1.1b/no_sd"]
+    assert other["note"] == "not among what osd_latency_alpha_33b runs at this scale"
+
+
+def test_the_cost_of_a_draft_step_is_measured(known, tables):
+    row = _verdicts(_only(known, "T7.cost_ratio_c"), tables).loc["T7.cost_ratio_c/vicuna-7b/llama-160m"]
+    table = tables["osd_latency_alpha"]
+    assert row["ours"] == pytest.approx(table["cost_ratio"].mean(), rel=1e-5)

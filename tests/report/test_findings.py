@@ -1,5 +1,6 @@
 """The sentence that answers an experiment's question: it follows its table, and says so with the interval."""
 
+import dataclasses
 import re
 
 import pandas as pd
@@ -7,7 +8,7 @@ import pytest
 
 from draftlab.errors import UserError
 from draftlab.plan import WORKFLOW, Finding
-from draftlab.report import findings, tidy
+from draftlab.report import findings, ledger, published, tidy
 from tests.synthetic import TABLES
 
 SMALLER = {"beyond_compute_matched"}
@@ -142,3 +143,59 @@ def test_every_published_table_stands_below_its_answer(page):
     first = page.read_text(encoding="utf-8").splitlines()[0]
     assert findings.takeaway(first), "its finding asks for rows that the scale does not run"
     assert not first.startswith("|")
+
+
+def _settled(left, right):
+    """The columns that tell both sides of a contrast apart, with their values."""
+    return {key: (left[key], right[key]) for key in left.keys() & right.keys() if left[key] != right[key]}
+
+
+PAIRS = [
+    pytest.param(name, comparison, finding, sign, id=f"{name}-{comparison.table}")
+    for name, said in published.load().statements.items()
+    for comparison in said.holds
+    for finding in findings.findings_of(comparison.table)
+    if isinstance(comparison.right, dict)
+    and isinstance(finding.right, dict)
+    and tidy.plan_of(comparison.table).measure(finding.measure) == comparison.rows(comparison.left).measure
+    for sign, sides in ((1, (comparison.left, comparison.right)), (-1, (comparison.right, comparison.left)))
+    if _settled(*sides) == _settled(finding.left, finding.right) != {}
+]
+"""A statement's comparison and a sentence of its table that speaks of the same two settings; -1: in the other order."""
+EXPECTED = {"greater": "more", "not_less": "more", "less": "less", "not_greater": "less", "similar": "level"}
+OTHER = {"more": "less", "less": "more"} | {"level": "level", "": ""}
+
+
+def test_sentences_and_statements_meet():
+    assert len(PAIRS) > 15
+    assert {param.values[3] for param in PAIRS} == {1, -1}
+
+
+def _side(name, table, finding):
+    """Which of its three texts a finding chooses."""
+    texts = {side: side + (" {each}" if finding.apart else "") for side in ("more", "less", "level")}
+    return re.match(r"\w*", findings.sentence(name, table, finding.model_copy(update=texts)))[0]
+
+
+@pytest.mark.parametrize(
+    "data", sorted(WORKFLOW.parent.glob("paper_figures/*/data")), ids=lambda data: data.parent.name
+)
+@pytest.mark.parametrize(("name", "comparison", "finding", "sign"), PAIRS)
+def test_no_sentence_contradicts_the_verdict_of_its_statement(data, name, comparison, finding, sign):
+    """What holds is denied by no sentence; what fails is asserted by none, unless it says for which groups."""
+    path = data / f"{comparison.table}.csv.gz"
+    if not path.exists():
+        pytest.skip("not published at this scale")
+    known, tables = published.load(), {comparison.table: tidy.read(path)}
+    said = known.statements[name].model_copy(update={"holds": [comparison]})
+    alone = dataclasses.replace(known, numbers=known.numbers.iloc[:0], statements={name: said}, checks={})
+    verdict = ledger.judge_claims(alone, tables, data.parent.name).iloc[0]
+    side = _side(comparison.table, tables[comparison.table], finding)
+    side = side if sign > 0 else OTHER[side]
+    expected = EXPECTED[comparison.expect]
+    if verdict["verdict"] in ("same direction", "reproduced"):
+        assert side in {expected, "level"} - ({"level"} if comparison.expect in ("greater", "less") else set()), (
+            verdict["note"]
+        )
+    if verdict["verdict"] == "contradicts":
+        assert side != expected or finding.each, verdict["note"]

@@ -8,7 +8,7 @@ import pytest
 
 from draftlab.errors import UserError
 from draftlab.files.tables import read_table
-from draftlab.report import readme
+from draftlab.report import findings, readme, tidy
 from draftlab.stages import STAGES
 from tests.conftest import ROOT
 
@@ -46,6 +46,17 @@ def test_it_names_every_statement_that_did_not_hold_and_counts_each_verdict(copy
     score = text.split("<!-- begin:score -->")[1].split("<!-- end:score -->")[0]
     names, _, counts = ([cell.strip() for cell in line.split("|")[1:-1]] for line in score.strip().splitlines())
     assert dict(zip(names, map(int, counts), strict=True)) == rows["verdict"].value_counts().to_dict()
+
+
+@pytest.mark.parametrize(("name", "count"), readme.REAL_ANSWERS.items())
+def test_the_real_model_s_lines_are_the_first_sentences_of_each_finding(name, count):
+    """As many as stated, whole, and without their groups."""
+    text = (ROOT / "README.md").read_text().split("<!-- begin:real -->\n")[1].split("<!-- end:real -->")[0]
+    line = text.splitlines()[list(readme.REAL_ANSWERS).index(name)]
+    table = tidy.read(ROOT / readme.REAL / f"data/{name}.csv.gz", name)
+    said = [own for finding in findings.findings_of(name) if (own := findings.sentence(name, table, finding))]
+    assert len(said) >= count
+    assert line == "* " + " ".join(readme.GROUPS.sub("", own) for own in said[:count])
 
 
 def test_it_is_read_in_a_minute():

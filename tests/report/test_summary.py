@@ -89,7 +89,7 @@ def test_few_requests_are_not_an_answer_and_prompts_without_room_are_counted(run
         folder = run / "main" / "answers" / f"prompts.{split}"
         folder.mkdir(parents=True)
         write_jsonl(folder / "rejected.jsonl", [Rejection("prompts.jsonl", 1, "600 tokens", row) for row in rows])
-    said = next(iter(summary.answer(run)))
+    said = next(iter(summary.answers(run)))
     assert "not yet known whether an adapted draft pays" in said
     assert "on 1 request;" in said
     assert "nan" not in said

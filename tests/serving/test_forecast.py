@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftlab.serving import forecast
+from benchmarks import forecasts
 from draftlab.serving.forecast import SCALE, SLOPE, Curve, fit
 
 ROOT = Path(__file__).parents[2]
@@ -48,8 +48,8 @@ def test_neighbours_summed_give_the_same_curve():
 
 
 def test_recorded_streams_end_where_their_first_fifth_says():
-    found = forecast.table(ROOT / "paper_figures/laptop/data")
-    assert (ROOT / "docs/forecast_validation.md").read_text() == forecast.as_markdown(found)
+    found = forecasts.table(ROOT / "paper_figures/laptop/data")
+    assert (ROOT / "docs/forecast_validation.md").read_text() == forecasts.as_markdown(found)
     found = found[found["table"].isin(["osd_online", "beyond_loss_positions", "beyond_temperature_online"])]
     given = found[found["refused"] == ""]
     assert len(given) >= 12

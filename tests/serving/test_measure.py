@@ -20,7 +20,7 @@ def test_the_fit_finds_known_times_again() -> None:
 
 
 def test_a_pair_is_measured_and_simulated(tmp_path: Path) -> None:
-    found = measure.measure(Path("tinyllama-1.1b/8"), Path("llama-160m/8"), name="here", blocks=1)
+    found = measure.measure(measure.Asked(Path("tinyllama-1.1b/8"), Path("llama-160m/8"), blocks=1))
     profiles.save(found, tmp_path / "here.yaml")
     again = profiles.load(tmp_path / "here.yaml")
     assert again.draft is not None

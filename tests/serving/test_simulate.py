@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from benchmarks import load_validate as validate
+from benchmarks import profiles as derived
 from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
 from draftlab.serving import load, profiles, simulate, traces
@@ -161,8 +163,6 @@ def test_a_sweep_finds_where_drafts_stop_to_pay() -> None:
     [("rtx4090-llama-3.1-8b", "RTX4090"), ("rtxpro6000x2-qwen3-32b", "RTXPRO6000_Qwen3-32B")],
 )
 def test_vllms_own_times_are_met(profile: str, folder: str, shared: Path) -> None:
-    from draftlab.serving import validate
-
     found = validate.queueing(profile, shared / "data/serving/llmservingsim" / folder / "requests.jsonl")
     errors = {row["quantity"]: row["error"] for row in found}
     assert abs(errors["mean time per token (s)"]) < 0.05
@@ -172,7 +172,7 @@ def test_vllms_own_times_are_met(profile: str, folder: str, shared: Path) -> Non
 def test_a_shipped_profile_is_what_its_source_gives(shared: Path, tmp_path: Path) -> None:
     cases = {"rtx4090-llama-3.1-8b": "llmservingsim/RTX4090", "h100-llama-2-7b": "vidur/h100_Llama-2-7b_mlp.csv"}
     for name, source in cases.items():
-        profiles.save(profiles.derive(name, shared / "data/serving" / source), tmp_path / "p.yaml")
+        profiles.save(derived.derive(name, shared / "data/serving" / source), tmp_path / "p.yaml")
         assert (tmp_path / "p.yaml").read_text() == (profiles.SHIPPED / f"{name}.yaml").read_text()
 
 
@@ -184,7 +184,7 @@ def test_attention_is_found_again_from_times_made_of_it(tmp_path: Path) -> None:
     (tmp_path / "attention.csv").write_text("\n".join(lines) + "\n")
     (tmp_path / "dense.csv").write_text("layer,tokens,time_us\nqkv,1,10\nqkv,2,12\nlayernorm,1,1\nlayernorm,2,1\n")
     (tmp_path / "per_sequence.csv").write_text("layer,sequences,time_us\nlm_head,1,7\nlm_head,2,8\n")
-    found = profiles.from_llmservingsim("p", tmp_path, profiles.Machine("x", "h", "m", layers=2, kv_tokens=100)).target
+    found = derived.from_llmservingsim("p", tmp_path, derived.Machine("x", "h", "m", layers=2, kv_tokens=100)).target
     assert_allclose(
         [found.decode.fixed, found.decode.per_sequence, found.decode.per_cached], [6e-3, 4e-3, 2e-5], rtol=1e-6
     )

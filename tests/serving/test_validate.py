@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
 
-from draftlab.serving import validate
+from benchmarks import load_validate as validate
 
 ROOT = Path(__file__).resolve().parents[2]
 

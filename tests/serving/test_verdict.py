@@ -7,14 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks import verdict_validate as calibration
 from draftlab.core.theory import expected_block_length
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
 from draftlab.errors import UserError
 from draftlab.models import load_model
-from draftlab.models.ngrams import find_next
+from draftlab.models.ngrams import Ngrams
 from draftlab.report.verdict import lines, page, run
-from draftlab.serving import calibration, verdict
+from draftlab.serving import verdict
 from draftlab.serving.monitor import read_promise
 from tests.pair import make_results, run_cell
 
@@ -223,7 +224,7 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
     assert (mine["optimum_2"].dropna() >= mine["overlap"].dropna().iloc[: mine["optimum_2"].count()] - 1e-6).all()
     assert set(rows["option"]) == set(verdict.NAMES)
     assert record["runs"][0]["online"]["updates"] == 6
-    found = [find_next(a.prompt_ids) is None for a in recorded.answers]
+    found = [Ngrams(a.prompt_ids).guess is None for a in recorded.answers]
     first = rows[(rows["option"] == "lookup") & (rows["split"] == "eval") & (rows["draft_len"] == 1)].drop_duplicates(
         "request_id"
     )

@@ -7,8 +7,7 @@ import pytest
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, write_json
 from draftlab.stages import STAGES, _cell
-from draftlab.stages._cell_file import cell_file
-from draftlab.stages._stage import NoInputs, Variant
+from draftlab.stages._stage import NoInputs, Variant, cell_file
 
 REGION = STAGES["region"]
 

@@ -19,6 +19,7 @@ from draftlab.models.weights import moved
 from draftlab.report import findings
 from draftlab.stages import break_even, medusa, memory_traffic
 from draftlab.stages._stage import Bench
+from draftlab.train.folders import Folders
 from tests.pair import inputs_of, make_results
 from tests.synthetic import FOLDER, TABLES
 
@@ -142,6 +143,39 @@ def test_break_even_prices_every_contender_on_the_same_requests(results: Path, t
     assert online["blocks"].sum() < static["blocks"].sum()
     with pytest.raises(UserError, match="48 answers, 30 to serve"):
         break_even.run(even(requests=30), inputs_of(results), Bench(tmp_path))
+
+
+@pytest.mark.parametrize("stage", ["medusa", "break_even"])
+def test_the_target_has_the_type_that_it_answers_in(
+    stage: str, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Opened(Exception):
+        pass
+
+    def target(self: Folders, device: str, dtype: str = "float32") -> None:
+        raise Opened(dtype)
+
+    monkeypatch.setattr(Folders, "target", target)
+    inputs = inputs_of(results).model_copy(update={"dtype": "float16"})
+    of_heads = {
+        "dataset": "toy",
+        "warm": ["other"],
+        "learning_rate": 1e-2,
+        "heads_learning_rate": 1e-2,
+        "batch": 4,
+        "widths": [2, 1],
+    }
+    run, settings = {
+        "medusa": (
+            medusa.run,
+            medusa.Settings(
+                requests=4, warm_requests=2, live_requests=2, timed_updates=1, update_interval=2, **of_heads
+            ),
+        ),
+        "break_even": (break_even.run, even(requests=20)),
+    }[stage]
+    with pytest.raises(Opened, match="float16"):
+        run(settings, inputs, Bench(tmp_path))
 
 
 def test_medusa_job_compares_all_contenders_and_says_which_is_lossless(results: Path, tmp_path: Path):

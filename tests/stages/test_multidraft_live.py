@@ -192,8 +192,10 @@ def test_rows_hold_counts_and_times_that_agree(tables):
     assert (rows["blocks"] <= rows["emitted"]).all()
     drafted = rows[rows["scheme"] != "plain"]
     assert (drafted["accepted"] <= drafted["visited"]).all()
-    assert (drafted[["draft_seconds", "target_seconds", "select_seconds"]] > 0).all(axis=None)
-    plain = rows[rows["scheme"] == "plain"]
+    parts = ["draft_seconds", "target_seconds", "transform_seconds", "select_seconds"]
+    assert (drafted[parts] > 0).all(axis=None)
+    assert (plain := rows[rows["scheme"] == "plain"])["transform_seconds"].eq(0).all()
+    np.testing.assert_allclose(live.derive(rows)["seconds"], rows[parts].sum(axis=1))
     assert (plain["blocks"] == plain["emitted"]).all()
     assert (plain[["draft_seconds", "select_seconds"]] == 0).all(axis=None)
     assert drafted["emitted"].sum() / drafted["blocks"].sum() > 1.05

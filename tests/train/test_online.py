@@ -20,7 +20,7 @@ from draftlab.report import tidy
 from draftlab.stages import STAGES
 from draftlab.train import online, traffic, training
 from draftlab.train.live import live_server
-from draftlab.train.positions import positions_to_learn
+from draftlab.train.online import positions_to_learn
 from tests.pair import ROOM, make_results, run_cell
 
 VALUES = {"dataset": "toy", "batch": 8, "learning_rate": 1e-2, "update_interval": 8, "draft_len": 3}

@@ -2,12 +2,14 @@
 
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from draftlab.data.prompts import Prompt
+from draftlab.engine import recording
 from draftlab.engine.answers import Answer
-from draftlab.engine.settings import Recipe
+from draftlab.engine.settings import Answers, Recipe
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.models import load_model, load_tokenizer
@@ -18,13 +20,28 @@ RECIPE = Recipe(hidden=16, layers=1, heads=2, ffn=32, context=64, vocabulary=320
 TEMPLATE = "vicuna_short"
 
 
+def make_target(made: Path, recipe: Recipe, template: str, out: Path, prompts: Path | None = None) -> None:
+    own = prompts or made / "prompts.jsonl"
+    pretrain.make_target(recipe, prompts=(own,), tokenizer=made / "tokenizer", template=template, out=out)
+
+
+def make_draft(made: Path, recipe: Recipe, out: Path, **more) -> None:
+    pretrain.make_draft(recipe, tokenizer=made / "tokenizer", template=TEMPLATE, out=out, **more)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     prompts = [Prompt(str(i), "toy", "train", f"count to {i}", f"one two {i}") for i in range(60)]
     write_jsonl(folder / "prompts.jsonl", prompts)
-    pretrain.make_tokenizer([folder / "prompts.jsonl"], RECIPE, folder / "tokenizer")
-    pretrain.make_target([folder / "prompts.jsonl"], folder / "tokenizer", RECIPE, TEMPLATE, folder / "target")
+    pretrain.make_tokenizer(RECIPE, prompts=(folder / "prompts.jsonl",), out=folder / "tokenizer")
+    pretrain.make_target(
+        RECIPE,
+        prompts=(folder / "prompts.jsonl",),
+        tokenizer=folder / "tokenizer",
+        template=TEMPLATE,
+        out=folder / "target",
+    )
     return folder
 
 
@@ -36,21 +53,19 @@ def answer_loss(folder):
 
 
 def test_the_target_learns_the_answers(made, tmp_path):
-    pretrain.make_target(
-        [made / "prompts.jsonl"], made / "tokenizer", RECIPE.model_copy(update={"steps": 1}), TEMPLATE, tmp_path / "raw"
-    )
+    make_target(made, RECIPE.model_copy(update={"steps": 1}), TEMPLATE, tmp_path / "raw")
     assert answer_loss(made / "target") < answer_loss(tmp_path / "raw") - 1
 
 
 def test_the_target_learns_the_template_that_it_will_be_asked_in(made, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(pretrain, "_train", lambda model, examples, *others: seen.extend(examples))
-    pretrain.make_target([made / "prompts.jsonl"], made / "tokenizer", RECIPE, "plain", tmp_path / "target")
+    make_target(made, RECIPE, "plain", tmp_path / "target")
     assert seen[7].prompt == load_tokenizer(made / "tokenizer").encode_prompt("count to 7", "plain")
 
 
 def test_the_same_seed_makes_the_same_target(made, tmp_path):
-    pretrain.make_target([made / "prompts.jsonl"], made / "tokenizer", RECIPE, TEMPLATE, tmp_path / "again")
+    make_target(made, RECIPE, TEMPLATE, tmp_path / "again")
     assert (tmp_path / "again/model.safetensors").read_bytes() == (made / "target/model.safetensors").read_bytes()
 
 
@@ -60,7 +75,7 @@ def test_the_draft_shares_the_tokenizer_and_never_sees_a_prompt(made, tmp_path, 
     monkeypatch.setattr(
         pretrain.generators, "public_documents", lambda n, seed: texts.extend(original(n, seed)) or texts
     )
-    pretrain.make_draft(made / "tokenizer", RECIPE, TEMPLATE, tmp_path / "draft")
+    make_draft(made, RECIPE, tmp_path / "draft")
     assert len(texts) == 100
     assert not any("USER:" in text for text in texts)
     assert (tmp_path / "draft/tokenizer.json").read_bytes() == (made / "tokenizer/tokenizer.json").read_bytes()
@@ -68,26 +83,26 @@ def test_the_draft_shares_the_tokenizer_and_never_sees_a_prompt(made, tmp_path, 
 
 def test_a_draft_learns_reference_answers_where_prompts_have_some(made, tmp_path):
     """As a target of the same recipe would; prompts without any leave it to public text."""
-    pretrain.make_draft(made / "tokenizer", RECIPE, TEMPLATE, tmp_path / "answers", [made / "prompts.jsonl"])
+    make_draft(made, RECIPE, tmp_path / "answers", prompts=(made / "prompts.jsonl",))
     assert answer_loss(tmp_path / "answers") == answer_loss(made / "target")
     write_jsonl(tmp_path / "p.jsonl", [Prompt("0", "toy", "train", "hello")])
-    for name, prompts in {"none": [], "bare": [tmp_path / "p.jsonl"]}.items():
-        pretrain.make_draft(made / "tokenizer", RECIPE, TEMPLATE, tmp_path / name, prompts)
+    for name, prompts in {"none": (), "bare": (tmp_path / "p.jsonl",)}.items():
+        make_draft(made, RECIPE, tmp_path / name, prompts=prompts)
     assert answer_loss(tmp_path / "bare") == answer_loss(tmp_path / "none") > answer_loss(tmp_path / "answers")
 
 
 def test_a_model_that_exists_is_taken_as_it_is(made, tmp_path):
     recipe = RECIPE.model_copy(update={"model": str(made / "target")})
-    pretrain.make_draft(made / "tokenizer", recipe, TEMPLATE, tmp_path / "draft")
+    make_draft(made, recipe, tmp_path / "draft")
     assert answer_loss(tmp_path / "draft") == answer_loss(made / "target")
 
 
 def test_a_draft_of_another_tokenizer_is_refused(made, tmp_path):
     other = tmp_path / "other"
-    pretrain.make_tokenizer([], RECIPE, other)
+    pretrain.make_tokenizer(RECIPE, out=other)
     recipe = RECIPE.model_copy(update={"model": str(made / "target")})
     with pytest.raises(UserError, match="different vocabularies"):
-        pretrain.make_draft(other, recipe, TEMPLATE, tmp_path / "draft")
+        pretrain.make_draft(recipe, tokenizer=other, template=TEMPLATE, out=tmp_path / "draft")
 
 
 def test_a_pickle_that_is_no_checkpoint_is_refused(made, tmp_path, monkeypatch):
@@ -98,15 +113,40 @@ def test_a_pickle_that_is_no_checkpoint_is_refused(made, tmp_path, monkeypatch):
         (folder / name).write_bytes((made / "target" / name).read_bytes())
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     with pytest.raises(UserError, match="not a file of weights alone"):
-        pretrain.make_draft(
-            made / "tokenizer", RECIPE.model_copy(update={"model": str(folder)}), TEMPLATE, tmp_path / "draft"
-        )
+        make_draft(made, RECIPE.model_copy(update={"model": str(folder)}), tmp_path / "draft")
+
+
+def test_prompts_that_fit_no_target_are_refused_before_anything_is_trained(made, tmp_path):
+    """A target to be trained, one that exists, and a draft that reads less than it; not one that says nothing of its context."""
+    long, out, asked = tmp_path / "long.jsonl", tmp_path / "out", {"max_new_tokens": 8, "template": "plain"}
+    write_jsonl(long, [Prompt("0", "toy", "eval", "one two " * 20)])
+    existing = RECIPE.model_copy(update={"model": str(made / "target"), "context": 512})
+    for recipe, context in ((RECIPE, 0), (existing, 0), (RECIPE.model_copy(update={"context": 512}), 64)):
+        with pytest.raises(
+            UserError, match=r"long.jsonl: no prompt fits .* context of 64 tokens, 8 .* the shortest has \d+ "
+        ):
+            pretrain.make_tokenizer(recipe, out=out, asked=(made / "prompts.jsonl", long), draft_context=context, **asked)
+        assert not (tmp_path / "out").exists()
+    pretrain.make_tokenizer(RECIPE.model_copy(update={"family": "t5"}), out=out, asked=(long,), **asked)
+    pretrain.make_tokenizer(RECIPE, out=out, asked=(made / "prompts.jsonl",), **asked)
+
+
+def test_no_answered_request_is_too_long_for_a_draft(made, tmp_path):
+    """One that is trained reads what the target does; one that exists may read less, and the answers keep to that."""
+    short = RECIPE.model_copy(update={"context": 32, "steps": 1})
+    make_draft(made, short, tmp_path / "draft", prompts=(made / "prompts.jsonl",))
+    assert load_model(tmp_path / "draft").context_len == load_model(made / "target").context_len == 64
+    write_jsonl(tmp_path / "p.jsonl", [Prompt(str(n), "toy", "eval", "one two " * n) for n in (1, 9)])
+    settings = Answers(max_new_tokens=8, template="plain")
+    for context, kept in ((0, 2), (20, 1)):
+        found, rejected = recording.answer(made / "target", tmp_path / "p.jsonl", 9, settings, context=context)
+        assert (len(found.answers), len(rejected)) == (kept, 2 - kept)
 
 
 def test_prompts_without_references_cannot_train_a_target(made, tmp_path):
     write_jsonl(tmp_path / "p.jsonl", [Prompt("0", "toy", "train", "hello")])
     with pytest.raises(UserError, match=r"no prompt has a reference answer.*--config target"):
-        pretrain.make_target([tmp_path / "p.jsonl"], made / "tokenizer", RECIPE, TEMPLATE, tmp_path / "target")
+        make_target(made, RECIPE, TEMPLATE, tmp_path / "target", tmp_path / "p.jsonl")
     assert not (tmp_path / "target").exists()
 
 
@@ -121,10 +161,10 @@ def test_a_draft_is_made_of_its_target_with_a_head_for_the_traffic(made, tmp_pat
     words = tokenizer.encode(" one two 7")
     write_jsonl(traffic, [Answer("0", [1, 5], words, False)])
     target = RECIPE.model_copy(update={"layers": 2})
-    pretrain.make_target([made / "prompts.jsonl"], made / "tokenizer", target, TEMPLATE, tmp_path / "target")
+    make_target(made, target, TEMPLATE, tmp_path / "target")
     for design in ("pruned", "pca"):
         recipe = RECIPE.model_copy(update={"design": design, "head": 40, "steps": 2})
-        make = partial(pretrain.make_draft, made / "tokenizer", recipe, TEMPLATE, tmp_path / design, answers=[traffic])
+        make = partial(make_draft, made, recipe, tmp_path / design, answers=(traffic,))
         make(target=tmp_path / "target")
         assert set(load_model(tmp_path / design).kept.tolist()) == {*words, 1, 2, 5}
         assert "100.0% of recorded answers" in capsys.readouterr().out

@@ -79,14 +79,26 @@ class Run:
                 words = child.cmdline()
             except psutil.Error:
                 continue
-            place = next((i for i, word in enumerate(words[:3]) if Path(word).name == "draftlab"), None)
+            place = next((i for i, word in enumerate(words[:4]) if Path(word).name == "draftlab"), None)
             if place is not None:
+                if words[1] == "-IS":  # it waits for a fork
+                    if not (forked := self.forks()):
+                        continue
+                    child = forked[0]
                 verb = [word for word in words[place + 1 : place + 3] if not word.startswith("-")]
                 if verb[0] == "run":  # a cell: results/<run>/cells/<experiment>/<cell>/cell.json
                     experiment = Path(verb[1]).parts[-3]
                     return child, plan.load_experiment(plan.WORKFLOW / f"experiments/{experiment}.yaml").stage
                 return child, " ".join(verb) if verb[0] in ("pretrain", "data") else verb[0]
         return None
+
+    def forks(self) -> list[psutil.Process]:
+        """What the process that forks works on."""
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.process.pid).children():
+                if "draftlab.forks" in child.cmdline():
+                    return child.children()
+        return []
 
     def next_job(self, seen: set[int]) -> tuple[psutil.Process, str] | None:
         """Wait for a job that has not been seen; None when the run ends first."""

@@ -159,3 +159,28 @@ def test_a_full_disk(checkout):
 def test_no_network(checkout):
     nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
     assert "the package index cannot be reached" in failure(checkout, **nowhere)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ("", 0, "advisories: skipped, pip-audit is not installed"),
+        (
+            "echo 'ERROR: no route to host' >&2; exit 1",
+            0,
+            "skipped, no advisory database answers: ERROR: no route to host",
+        ),
+        ("echo 'Found 1 known vulnerability in 1 package' >&2; exit 1", 1, "Found 1 known vulnerability"),
+        ("case $* in *--strict*) exit 0 ;; esac; exit 3", 0, "advisories: no known vulnerability"),
+    ],
+)
+def test_advisories_are_asked_where_they_can_be_had(checkout, body, code, words):
+    """What the database does not know is no clean bill: a package that is not found ends a strict audit."""
+    (checkout / "bin/tail").symlink_to(shutil.which("tail"))
+    if body:
+        stand_in(checkout, "pip-audit", body)
+    done = subprocess.run(
+        ["envs/audit.sh"], cwd=checkout, env={"PATH": str(checkout / "bin")}, capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert words in done.stdout + done.stderr

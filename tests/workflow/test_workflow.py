@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from draftlab import plan
 from draftlab.errors import UserError
+from draftlab.plan import times
 from tests.checkout import jobs, snakemake
 
 pytestmark = pytest.mark.workflow
@@ -20,6 +20,15 @@ pytestmark = pytest.mark.workflow
 def finished(checkout) -> Path:
     snakemake(checkout, "--config", "scale=smoke")
     return checkout
+
+
+def test_jobs_ran_in_forks_of_one_process_and_their_times_are_kept(finished):
+    logs = finished / "results/smoke/logs"
+    started = (logs / "starts.tsv").read_text().splitlines()
+    took = times.read_times([logs / "times.tsv"])
+    assert len(started) > 100
+    assert all(len(line.split("\t")) == 4 for line in started)
+    assert {"figure/osd_online", "main/target", "osd_online/spider", "all"} <= set(took)
 
 
 def test_every_table_figure_claim_and_the_report_exist(finished):
@@ -83,39 +92,6 @@ def test_a_second_run_has_nothing_to_do_nor_after_a_comment_and_a_loss_reruns_wh
         path.write_text(text)
     assert {"offline", "online"} <= set(found)
     assert not {"target", "draft", "answer", "region", "clean", "pairs"} & set(found)
-
-
-def test_published_figures_are_redrawn_byte_for_byte_and_nothing_is_trained(checkout):
-    folder = checkout / "paper_figures" / "laptop"
-
-    def read() -> dict[str, bytes]:
-        drawn = (path for path in folder.iterdir() if path.is_file() and path.name != "README.md")
-        return {path.name: path.read_bytes() for path in drawn}
-
-    before = read()
-    assert {path.suffix for path in folder.iterdir()} >= {".pdf", ".png", ".md", ".tex"}
-    for name in before:
-        (folder / name).unlink()
-    assert set(jobs(snakemake(checkout, "paper_figures"))) == {"paper_figures"}
-    assert read() == before
-
-
-def test_an_edit_of_one_figure_and_a_new_table_redraw_these_two_and_nothing_else_is_done(checkout):
-    snakemake(checkout, "paper_figures")
-    code = checkout / "src/draftlab/report/figures/mdss_cone.py"
-    table = checkout / "paper_figures/laptop/data/mdss_region.csv.gz"
-    kept = {path: path.read_bytes() for path in (code, table)}
-    try:
-        code.write_bytes(kept[code] + b"\nEXTRA = 1\n")
-        table.write_bytes(gzip.compress(gzip.decompress(kept[table]).rsplit(b"\n", 2)[0] + b"\n"))
-        snakemake(checkout, "paper_figures")
-        assert (
-            checkout / "results/laptop/logs/paper_figures.log"
-        ).read_text() == "drawn: mdss_cone\ndrawn: mdss_region\n"
-        assert "Nothing to be done" in snakemake(checkout, "paper_figures")
-    finally:
-        for path, content in kept.items():
-            path.write_bytes(content)
 
 
 def test_your_own_prompts_replace_the_datasets(checkout):

@@ -9,8 +9,6 @@ results/{run}/drafts/{experiment}.{cell}.gguf if asked for
 A cell travels as one file, cell.json: `draftlab run FILE` repeats it. Measurements of time must have the machine to themselves.
 """
 
-from draftlab.stages._stage import NoInputs
-
 for STAGE in STAGES.values():
 
     rule:
@@ -24,12 +22,9 @@ for STAGE in STAGES.values():
             record="results/{run}/cells/{experiment}/{cell}/run.json",
         log:
             "results/{run}/logs/{experiment}/{cell}.log",
-        benchmark:
-            "results/{run}/benchmarks/{experiment}/{cell}.tsv"
         wildcard_constraints:
             experiment="|".join(RUN.of_stage(STAGE.name)) or "no_such_experiment",
-        # What needs no model comes first: its figure is there within a minute.
-        priority: 0 if STAGE.exclusive or STAGE.inputs is not NoInputs else 1
+        priority: urgency(STAGE)
         conda:
             f"../../envs/{'gpu' if STAGE.needs_gpu_build and RUN.settings.asked(STAGE.name).gpu else 'cpu'}.yaml"
         threads: all_cores() if STAGE.exclusive else threads_of(STAGE.name)
@@ -63,7 +58,7 @@ for STAGE in STAGES.values():
 
 
 rule token_view:
-    """Show one request's accepted and rejected tokens with the draft as it was and with the one distilled offline."""
+    """Show one request's accepted and rejected tokens with the undistilled draft and with the one distilled offline."""
     input:
         unpack(shown_drafts),
     output:

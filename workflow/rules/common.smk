@@ -4,6 +4,7 @@ Required: RUN (plan.Run) and its PAIRS. No rules.
 """
 
 from draftlab.files.packages import package_of
+from draftlab.stages._stage import NoInputs
 
 
 def resources_of(rule, pair=None):
@@ -43,6 +44,36 @@ def all_cores():
         return 1
 
 
+TIMES = times.read_times(
+    [Path("paper_figures", RUN.name, "data", times.FILE), LOGS / times.FILE]
+)
+"""Seconds that jobs took, by the names of their logs: as published, then in this folder."""
+
+
+def timed_job(job):
+    """What is remembered of a job."""
+    does = job.rule.name
+    name = os.path.relpath(job.log[0], LOGS).removesuffix(".log") if job.log else does
+    return times.Job(name, does, does in STAGES and STAGES[does].exclusive)
+
+
+def longest_first(pattern, base=0):
+    """A priority: of the jobs that wait the one that took longest begins; ``base`` is above or below that of all others, 0."""
+
+    def priority(wildcards):
+        return base + TIMES.get(pattern.format(wildcards=wildcards), 0) / 1e6
+
+    return priority
+
+
+def urgency(stage):
+    """What needs no model comes first: its figure is there within a minute. Then what cells wait for, cells, and measurements, alone."""
+    if stage.inputs is NoInputs and not stage.exclusive:
+        return 1
+    cell = "{wildcards.experiment}/{wildcards.cell}"
+    return longest_first(cell, -2 if stage.exclusive else -1)
+
+
 def code(*modules):
     """Digest of these modules and all that they import: an edit of the code reruns what uses it, a comment nothing."""
     return plan.code_digest(*(f"draftlab.{module}" for module in modules))
@@ -80,6 +111,15 @@ def learnt_prompts(wildcards):
     return [
         f"results/{wildcards.run}/data/{dataset}/prompts.jsonl"
         for dataset in RUN.settings.datasets_of(wildcards.pair)
+    ]
+
+
+def asked_prompts(wildcards):
+    """Input function: the requests that the target of a pair answers."""
+    return [
+        f"results/{wildcards.run}/data/{dataset}/{file}.jsonl"
+        for dataset in RUN.settings.datasets_of(wildcards.pair)
+        for file in ("prompts", "eval")
     ]
 
 
@@ -135,7 +175,7 @@ def shown_cell():
 
 
 def shown_drafts(wildcards):
-    """Input function: that draft as it was and distilled, and the recorded answers to the held-out requests."""
+    """Input function: that draft undistilled and distilled, and the recorded answers to the held-out requests."""
     cell, settings = shown_cell()
     pair = f"results/{wildcards.run}/{settings.pair}"
     return {

@@ -27,11 +27,12 @@ rule package:
 
 
 rule tokenizer:
-    """Make the tokenizer that target and drafts share."""
+    """Make the tokenizer that target and drafts share; refuse prompts that fit no target before anything is trained."""
     input:
         prompts=lambda wildcards: (
             [] if PAIRS[wildcards.pair].target.model else learnt_prompts(wildcards)
         ),
+        asked=asked_prompts,
         package=released("target"),
     output:
         tokenizer="results/{run}/{pair}/models/tokenizer/tokenizer.json",
@@ -43,7 +44,9 @@ rule tokenizer:
     resources:
         **resources_of("tokenizer"),
     params:
-        recipe=lambda wildcards: plan.flags(PAIRS[wildcards.pair].target),
+        recipe=recipe("target"),
+        max_new_tokens=lambda wildcards: PAIRS[wildcards.pair].answers.max_new_tokens,
+        draft_context=lambda wildcards: plan.context_of_drafts(PAIRS[wildcards.pair]),
         content=content("target", weights=False),
         out=subpath(output.tokenizer, parent=True),
         code=code("models.tokenizer", "models.hub", "data.generators"),
@@ -53,6 +56,9 @@ rule tokenizer:
         r"""
         draftlab pretrain tokenizer {params.recipe:q} \
             --prompts {input.prompts:q} \
+            --asked {input.asked:q} \
+            --max-new-tokens {params.max_new_tokens:q} \
+            --draft-context {params.draft_context:q} \
             --content={params.content:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
@@ -71,8 +77,7 @@ rule target:
         model="results/{run}/{pair}/models/target/config.json",
     log:
         "results/{run}/logs/{pair}/target.log",
-    benchmark:
-        "results/{run}/benchmarks/{pair}/target.tsv"
+    priority: longest_first("{wildcards.pair}/target")
     conda:
         "../../envs/cpu.yaml"
     threads: threads_of("target")
@@ -107,10 +112,9 @@ rule draft:
         model="results/{run}/{pair}/models/{draft}/config.json",
     log:
         "results/{run}/logs/{pair}/{draft}.log",
-    benchmark:
-        "results/{run}/benchmarks/{pair}/{draft}.tsv"
     wildcard_constraints:
         draft="|".join({name for pair in PAIRS.values() for name in pair.drafts}),
+    priority: longest_first("{wildcards.pair}/{wildcards.draft}")
     conda:
         "../../envs/cpu.yaml"
     threads: threads_of("draft")
@@ -149,10 +153,12 @@ rule answer:
         answers="results/{run}/{pair}/answers/{dataset}.{split}{temperature}/answers.jsonl",
     log:
         "results/{run}/logs/{pair}/answers/{dataset}.{split}{temperature}.log",
-    benchmark:
-        "results/{run}/benchmarks/{pair}/answers/{dataset}.{split}{temperature}.tsv"
     wildcard_constraints:
         temperature=r"(\.t[0-9.]+)?",
+    priority:
+        longest_first(
+            "{wildcards.pair}/answers/{wildcards.dataset}.{wildcards.split}{wildcards.temperature}"
+        )
     conda:
         "../../envs/cpu.yaml"
     threads: threads_of("answer")
@@ -166,6 +172,7 @@ rule answer:
             else DATA.train_requests(wildcards.dataset)
         ),
         temperature=lambda wildcards: wildcards.temperature.removeprefix(".t") or "0",
+        context=lambda wildcards: plan.context_of_drafts(PAIRS[wildcards.pair]),
         target=subpath(input.target, parent=True),
         out=subpath(output.answers, parent=True),
         gpus=on_gpus,
@@ -178,6 +185,7 @@ rule answer:
             --prompts {input.prompts:q} \
             --requests {params.requests:q} \
             --temperature {params.temperature:q} \
+            --context {params.context:q} \
             --target {params.target:q} \
             --out {params.out:q} \
             >{log:q} 2>&1
@@ -195,8 +203,7 @@ rule pairs:
         made_of="results/{run}/{pair}/pairs/{dataset}.json",
     log:
         "results/{run}/logs/{pair}/pairs/{dataset}.log",
-    benchmark:
-        "results/{run}/benchmarks/{pair}/pairs/{dataset}.tsv"
+    priority: longest_first("{wildcards.pair}/pairs/{wildcards.dataset}")
     conda:
         "../../envs/cpu.yaml"
     threads: threads_of("pairs")

@@ -132,3 +132,35 @@ def _power(sampled: Sampled) -> str:
     if math.isinf(sampled.visible):
         return "sees no deviation"
     return f"sees deviations of {sampled.visible:.2g} or more (of one token's probability, at every position)"
+
+
+def verify_lossless(
+    *,
+    verifier: str | None = None,
+    samples: Path | None = None,
+    form: Literal["distribution", "sampler", "samples"] = "distribution",
+    drafting: Literal["iid", "independent", "without_replacement", "greedy"] = "iid",
+    num_drafts: int = 2,
+    max_samples: int = 20_000,
+    false_alarm: float = 1e-3,
+    seed: int = 0,
+) -> None:
+    """Test whether a verifier keeps the target's distribution: its distribution exactly, its samples sequentially.
+
+    VERIFIER is a name (single, specinfer, ...) or MODULE:OBJECT; DRAFTING says how its drafts are made, FORM what a function of yours is:
+
+    distribution(target_probs[vocab], draft_probs[drafts, vocab], tokens[drafts]) gives the probability of each emitted token;
+
+    sampler(target_probs[batch, vocab], draft_probs[batch, drafts, vocab], tokens[batch, drafts], generator) gives tokens[batch];
+
+    samples() yields pairs (target_probs[vocab], token).
+
+    SAMPLES is a file of {"target_probs": [...], "token": n} lines from any engine, each whole text cut at a length fixed beforehand.
+    """
+    budget = Budget(max_samples, false_alarm, seed)
+    if (verifier is None) == (samples is None):
+        raise UserError("nothing to test, or two things", remedy="give either --verifier or --samples")
+    if verifier is not None:
+        run(verifier, form, drafting, num_drafts, budget)
+    elif samples is not None:
+        run_on_file(samples, budget)

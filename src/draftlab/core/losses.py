@@ -22,6 +22,12 @@ Loss = Callable[[Logits, Logits], Float[Tensor, "*positions"]]
 def forward_kl(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*positions"]:
     """KL(target || draft) = sum_x target (log target - log draft), in nats (OSD Eq. 3, "forward").
 
+    **Arguments:**
+    - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
+    - `target_logits`: of the target, same shape.
+
+    **Returns:** nats at each position, shape `(*positions,)`.
+
     >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
     >>> forward_kl(draft, target)
     tensor([0.1927])
@@ -34,6 +40,12 @@ def reverse_kl(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
     """KL(draft || target) = sum_x draft (log draft - log target), in nats (OSD Eq. 3, "reverse").
 
     Infinite where the draft gives mass to a token of target probability zero.
+
+    **Arguments:**
+    - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
+    - `target_logits`: of the target, same shape.
+
+    **Returns:** nats at each position, shape `(*positions,)`.
 
     >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
     >>> reverse_kl(draft, target)
@@ -50,6 +62,13 @@ def jsd(draft_logits: Logits, target_logits: Logits, beta: float = 0.5) -> Float
 
     At most the entropy of (beta, 1 - beta), also between disjoint distributions.
 
+    **Arguments:**
+    - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
+    - `target_logits`: of the target, same shape.
+    - `beta`: weight of the target in the mixture, in (0, 1).
+
+    **Returns:** nats at each position, shape `(*positions,)`.
+
     >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
     >>> jsd(draft, target)
     tensor([0.0507])
@@ -61,6 +80,12 @@ def jsd(draft_logits: Logits, target_logits: Logits, beta: float = 0.5) -> Float
 
 def tvd(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*positions"]:
     """Total variation, 1 - sum_x min(target, draft) = half the sum of |target - draft|: the probability of a rejection.
+
+    **Arguments:**
+    - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
+    - `target_logits`: of the target, same shape.
+
+    **Returns:** a probability at each position, shape `(*positions,)`.
 
     >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
     >>> tvd(draft, target)
@@ -75,6 +100,12 @@ def hard_label(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
 
     For answers that were sampled, give ``one_hot_logits(answer_ids, vocab)`` as the target's.
 
+    **Arguments:**
+    - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
+    - `target_logits`: of the target, same shape.
+
+    **Returns:** nats at each position, shape `(*positions,)`.
+
     >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
     >>> hard_label(draft, target)
     tensor([0.6931])
@@ -86,6 +117,13 @@ def hard_label(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
 
 def jeffreys(draft_logits: Logits, target_logits: Logits, beta: float = 0.9) -> Float[Tensor, "*positions"]:
     """beta KL(target || draft) + (1 - beta) KL(draft || target): what OSD's repository runs under the name "jsd".
+
+    **Arguments:**
+    - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
+    - `target_logits`: of the target, same shape.
+    - `beta`: weight of the forward part, in [0, 1].
+
+    **Returns:** nats at each position, shape `(*positions,)`.
 
     >>> target, draft = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
     >>> jeffreys(draft, target)
@@ -108,6 +146,12 @@ LOSSES: dict[str, Loss] = {
 
 def one_hot_logits(tokens: Int[Tensor, "*positions"], vocab: int) -> Float[Tensor, "*positions vocab"]:
     """Logits of the distribution that gives each token probability 1.
+
+    **Arguments:**
+    - `tokens`: token ids, shape `(*positions,)`.
+    - `vocab`: number of tokens.
+
+    **Returns:** 0 at each token and -inf elsewhere, shape `(*positions, vocab)`.
 
     >>> one_hot_logits(torch.tensor([2]), 3).softmax(-1)
     tensor([[0., 0., 1.]])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
+import tyro
 from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(gt=0)]
@@ -17,6 +18,9 @@ Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16", "fast"]
 """``fast``: bfloat16 on a GPU and on a CPU with instructions for it, else float32."""
 Template = Literal["vicuna_v1.1", "vicuna_short", "plain", "own"]
+T = TypeVar("T")
+Flat = Annotated[T, tyro.conf.arg(name="")]
+"""Settings of which each is a flag of its own."""
 
 
 class Settings(BaseModel):

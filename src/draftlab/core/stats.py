@@ -83,6 +83,12 @@ def _percent(sums: Any) -> Any:
 def ratio(numerator: ArrayLike, denominator: ArrayLike, *, seed: int = 0) -> Interval:
     """``sum(numerator) / sum(denominator)``, one entry per request; NaN without a positive denominator.
 
+    **Arguments:**
+    - `numerator`, `denominator`: one number for each request.
+    - `seed`: of the bootstrap.
+
+    **Returns:** the ratio, its interval, and the number of requests.
+
     >>> found = ratio([1, 2, 3], [2, 4, 6])
     >>> found.estimate, found.n
     (0.5, 3)
@@ -100,6 +106,13 @@ def ratio_difference(
 ) -> Interval:
     """Difference of two ratios over the same requests (paired): an interval without 0 is a difference at 95 %.
 
+    **Arguments:**
+    - `numerator`, `denominator`: one number for each request.
+    - `baseline_numerator`, `baseline_denominator`: the same requests in the same order.
+    - `seed`: of the bootstrap.
+
+    **Returns:** the ratio less the baseline's, with its interval.
+
     >>> ratio_difference([3, 3], [4, 4], [1, 1], [4, 4]).estimate
     0.5
     """
@@ -109,6 +122,12 @@ def ratio_difference(
 
 def percent_of(one: tuple[ArrayLike, ArrayLike], other: tuple[ArrayLike, ArrayLike], *, seed: int = 0) -> Interval:
     """The ratio of ``one`` (numerator, denominator) in percent of that of ``other``, over the same requests (paired).
+
+    **Arguments:**
+    - `one`, `other`: numerators and denominators, one number for each request, in the same order.
+    - `seed`: of the bootstrap.
+
+    **Returns:** percent, with its interval.
 
     >>> percent_of(([1, 1], [2, 2]), ([1, 1], [4, 4])).estimate
     200.0
@@ -126,6 +145,15 @@ def ratio_table(
     seed: int = 0,
 ) -> pd.DataFrame:
     """One row per group of ``by`` with ``estimate, ci_low, ci_high, n``; rows of one request (its seeds) form one cluster.
+
+    **Arguments:**
+    - `frame`: one row for each observation.
+    - `numerator`, `denominator`: names of its columns.
+    - `by`: columns that name a group.
+    - `request`: column that names a cluster, which is drawn as a whole.
+    - `seed`: of the bootstrap.
+
+    **Returns:** a table with the columns of `by`, and `estimate`, `ci_low`, `ci_high`, `n`.
 
     >>> import pandas as pd
     >>> rows = pd.DataFrame({"draft": ["a", "a"], "request_id": [0, 1], "hits": [1, 2], "tries": [4, 4]})
@@ -145,6 +173,12 @@ def ratio_table(
 
 def moving_ratio(numerator: ArrayLike, denominator: ArrayLike, window: int) -> NDArray[np.float64]:
     """Ratio over the last ``window`` entries at each entry (shorter at the start): it never looks ahead.
+
+    **Arguments:**
+    - `numerator`, `denominator`: one number for each entry, in order.
+    - `window`: entries.
+
+    **Returns:** a ratio at each entry; NaN without a positive denominator.
 
     >>> moving_ratio([1, 0, 1, 1], [1, 1, 1, 1], window=2)
     array([1. , 0.5, 0.5, 1. ])

@@ -21,6 +21,12 @@ def _check(alpha: float, draft_len: int) -> None:
 def expected_block_length(alpha: float, draft_len: int) -> float:
     """Tokens per target call, ``(1 - alpha^(k+1)) / (1 - alpha)`` (Leviathan et al. 2023, Eq. 1), bonus token included.
 
+    **Arguments:**
+    - `alpha`: acceptance per drafted token, in [0, 1].
+    - `draft_len`: drafted tokens per block (k), 0 or more.
+
+    **Returns:** tokens per target call, from 1 to k + 1.
+
     >>> expected_block_length(alpha=0.5, draft_len=2)
     1.75
     """
@@ -30,6 +36,13 @@ def expected_block_length(alpha: float, draft_len: int) -> float:
 
 def speedup(alpha: float, draft_len: int, cost_ratio: float, verify_ratio: float = 1.0) -> float:
     """Speed-up over plain decoding, ``E[block length] / (k c + v)``; with ``v = 1`` it is OSD's Eq. 1.
+
+    **Arguments:**
+    - `alpha`, `draft_len`: as for `expected_block_length`.
+    - `cost_ratio`: time of a draft step over a target step (c), 0 or more.
+    - `verify_ratio`: time to verify a block over a target step (v), above 0.
+
+    **Returns:** times plain decoding.
 
     >>> round(speedup(alpha=0.8, draft_len=4, cost_ratio=0.1), 2)
     2.4
@@ -47,6 +60,13 @@ def best_draft_len(
 ) -> int:
     """The ``draft_len`` in 1..``longest`` of the largest speed-up; ``verify_ratios`` maps a draft length to its measured ``v``.
 
+    **Arguments:**
+    - `alpha`, `cost_ratio`: as for `speedup`.
+    - `verify_ratios`: draft length -> its measured v; None: 1 for every length.
+    - `longest`: largest length that is tried where there are none.
+
+    **Returns:** drafted tokens per block.
+
     >>> best_draft_len(alpha=0.8, cost_ratio=0.1)
     6
     >>> best_draft_len(alpha=0.8, cost_ratio=0.1, verify_ratios={1: 1.1, 3: 1.3, 7: 2.5})
@@ -58,6 +78,12 @@ def best_draft_len(
 
 def distillation_speedup(alpha_before: float, alpha_after: float, draft_len: int) -> float:
     """Expected OSD over plain speculative decoding at equal cost, ``sum a2^i / sum a1^i`` (OSD, section 4.2.2).
+
+    **Arguments:**
+    - `alpha_before`, `alpha_after`: acceptance before and after distillation (a1, a2), in [0, 1].
+    - `draft_len`: drafted tokens per block.
+
+    **Returns:** times plain speculative decoding.
 
     >>> round(distillation_speedup(alpha_before=0.5, alpha_after=1.0, draft_len=3), 2)
     2.13
@@ -77,6 +103,14 @@ def memory_traffic(
     target: Moved, draft: Moved, *, tokens: int, block_length: float, online_block_length: float, update_interval: int
 ) -> dict[str, dict[str, float]]:
     """GB of weights loaded for one request, by system and term: ``L M``; ``(L/a1) M + L m``; ``(L/a2) M + L m + m L / I`` (OSD, Table 5).
+
+    **Arguments:**
+    - `target`, `draft`: GB of each model (M, m).
+    - `tokens`: of the answer (L).
+    - `block_length`, `online_block_length`: tokens per target call without and with updates (a1, a2).
+    - `update_interval`: requests per update (I).
+
+    **Returns:** GB by system (`original`, `vsd`, `osd`) and term.
 
     >>> gb = memory_traffic(Moved(14, 0), Moved(1, 0), tokens=10, block_length=2, online_block_length=4, update_interval=5)
     >>> gb["osd"]
@@ -122,6 +156,15 @@ def traffic_terms(
     token; ``batch`` requests share a load of weights; both caches are read at ``context`` tokens, and k + 1 entries verified and written;
     an update moves ``UPDATE_COPIES`` times ``train_gb`` (the draft's weights in float32).
 
+    **Arguments:**
+    - `target`, `draft`: GB of the weights and of a token's cache of each model.
+    - `tokens`, `context`: of the answer, and in the caches.
+    - `draft_len`, `block_length`: drafted tokens per block, and tokens per target call.
+    - `batch`: requests that share a load of weights.
+    - `updates_per_request`, `train_gb`: updates of the draft, and GB of its weights in float32.
+
+    **Returns:** GB by term.
+
     >>> plain = traffic_terms(Moved(14, 0.001), Moved(1, 0), tokens=10, context=99, draft_len=0, block_length=1)
     >>> plain["target_gb"], round(plain["cache_gb"], 3)
     (140.0, 1.0)
@@ -140,6 +183,13 @@ def traffic_terms(
 def break_even_block_length(per_block: float, fixed: float, online_fixed: float, block_length: float) -> float:
     """The block length from which updates pay: ``per_block / a + online_fixed = per_block / block_length + fixed``, solved for a; inf: none.
 
+    **Arguments:**
+    - `per_block`: the cost that the block length divides.
+    - `fixed`, `online_fixed`: the rest of the cost without and with updates, in the same unit.
+    - `block_length`: tokens per target call without updates.
+
+    **Returns:** tokens per target call.
+
     >>> break_even_block_length(per_block=1.0, fixed=0.0, online_fixed=0.1, block_length=2.0)
     2.5
     """
@@ -150,6 +200,13 @@ def break_even_block_length(per_block: float, fixed: float, online_fixed: float,
 def update_flops_ratio(draft_len: int, block_length: float, target_flops: float, draft_flops: float) -> float:
     """Target over draft work with updates, ``(k+1) F_p / ((k + 3a) F_q)`` (OSD, App. A.4); FLOPs per token of each model.
 
+    **Arguments:**
+    - `draft_len`: drafted tokens per block (k).
+    - `block_length`: tokens per target call (a).
+    - `target_flops`, `draft_flops`: FLOPs per token of each model (F_p, F_q).
+
+    **Returns:** a ratio.
+
     >>> update_flops_ratio(draft_len=4, block_length=2.0, target_flops=10.0, draft_flops=1.0)
     5.0
     """
@@ -158,6 +215,12 @@ def update_flops_ratio(draft_len: int, block_length: float, target_flops: float,
 
 def load_flops(tokens_per_request: float, requests: float, days: float, flops_per_token: float) -> float:
     """FLOP/s that a served load asks for (OSD, App. A.4).
+
+    **Arguments:**
+    - `tokens_per_request`, `requests`, `days`: the load, and the time that it is spread over.
+    - `flops_per_token`: of the model.
+
+    **Returns:** FLOP/s.
 
     >>> load_flops(tokens_per_request=100, requests=86_400, days=1, flops_per_token=2e9)
     200000000000.0

@@ -182,12 +182,3 @@ def optimal_tree(acceptance: Sequence[Sequence[float]], nodes: int) -> Tree:
 
     plant(0, 0, nodes)
     return Tree.of_parents(parents)
-
-
-def kept_on_average(tree: Tree, acceptance: Sequence[Sequence[float]]) -> float:
-    """The drafted tokens of a tree that stand on average: the sum over its nodes of the chance that all on the way to it stand."""
-    chances = torch.tensor([1.0, *[0.0] * (tree.nodes - 1)], dtype=torch.float64)
-    for leaf, depth in tree.own.T.nonzero()[:, [1, 0]].tolist():
-        parent, node = tree.paths[leaf, depth : depth + 2].tolist()
-        chances[node] = chances[parent] * acceptance[depth][int(tree.siblings[leaf, depth])]
-    return float(chances.sum() - 1)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import tyro
 from tokenizers import pre_tokenizers
 
 from draftlab.data import classify, cleaners, companions, formats, registry
@@ -16,6 +17,7 @@ from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import excerpt, read_rows
 from draftlab.data.splits import Options, digest
 from draftlab.errors import UserError
+from draftlab.files.json_files import write_json
 from draftlab.models.tokenizer import load_tokenizer
 
 SAMPLE = 2000  # prompts whose language is looked at
@@ -156,7 +158,7 @@ def table(report: Report) -> str:
 
     lines: list[tuple[str, Any]] = [
         ("file", report.file),
-        ("taken for", report.format),
+        ("format", report.format),
         ("rows", report.read),
         ("prompts kept", report.kept),
         ("with a reference", report.references),
@@ -181,3 +183,21 @@ def table(report: Report) -> str:
 def as_json(report: Report) -> dict[str, Any]:
     """The report as one JSON object."""
     return {**asdict(report), "usable": report.usable}
+
+
+def check_file(
+    file: tyro.conf.Positional[Path],
+    *,
+    dataset: str | None = None,
+    tokenizer: Path | None = None,
+    against: Path | None = None,
+    max_chars: int = 100_000,
+    out: Path | None = None,
+) -> None:
+    """Report a prompt file's format, and count rejected rows by reason, with an example of each; exit code 0 if it can be used."""
+    report = check(file, dataset=dataset, tokenizer=tokenizer, against=against, max_chars=max_chars)
+    print(table(report))
+    if out is not None:
+        write_json(out, as_json(report))
+    if not report.usable:
+        raise UserError("fewer than two different prompts in it", file=file, remedy="see the reasons above")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
+from draftlab.files.json_files import read_jsonl, write_json, write_jsonl
 
 Method = Literal["langid", "naive_bayes", "hub"]
 Label = Literal["language", "topic", "group"]
@@ -131,3 +133,23 @@ def classify(prompts: Sequence[Prompt], classifier: Classifier, label: Label) ->
     correct = sum(row.get(truth, 0) for truth, row in confusion.items())
     labelled = sum(sum(row.values()) for row in confusion.values())
     return marked, Report(label, correct, labelled, confusion)
+
+
+def classify_file(
+    *,
+    prompts: Path,
+    label: Literal["language", "topic"],
+    method: Method,
+    train: Path | None = None,
+    model: str | None = None,
+    device: str = "cpu",
+    out: Path,
+    report: Path,
+) -> None:
+    """Label each request with its language or topic, and report how often that agrees with its own label."""
+    labelled = read_jsonl(train, Prompt) if train else None
+    classifier = classifier_of(method, label, labelled, model, device)
+    marked, found = classify(list(read_jsonl(prompts, Prompt)), classifier, label)
+    write_jsonl(out, marked)
+    write_json(report, {"method": method, "accuracy": found.accuracy, **asdict(found)})
+    print(f"{label}: {found.correct} of {found.labelled} as labelled")

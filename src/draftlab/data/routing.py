@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from numpy.random import Generator
 
-from draftlab.data.classify import UNKNOWN, Classifier
+from draftlab.data.classify import UNKNOWN, Classifier, Method, classifier_of
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
+from draftlab.files.json_files import read_jsonl, write_json, write_jsonl
 
 
 def routed(stream: Sequence[Prompt], classifier: Classifier) -> tuple[list[Prompt], dict[str, Any]]:
@@ -65,3 +67,21 @@ def by_route(routes: Iterable[str]) -> dict[str, list[int]]:
     for place, route in enumerate(routes):
         found.setdefault(route, []).append(place)
     return found
+
+
+def route(
+    *,
+    stream: Path,
+    train: Path,
+    method: Method,
+    model: str | None = None,
+    device: str = "cpu",
+    out: Path,
+    report: Path,
+) -> None:
+    """Classify each request of a stream as it arrives, and report how often the class is right."""
+    classifier = classifier_of(method, "group", read_jsonl(train, Prompt), model, device)
+    marked, facts = routed(list(read_jsonl(stream, Prompt)), classifier)
+    write_jsonl(out, marked)
+    write_json(report, {"method": method, **facts})
+    print(f"{facts['correct']} of {facts['requests']} requests go to their class")

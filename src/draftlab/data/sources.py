@@ -186,15 +186,15 @@ def open_source(
 def fetch(
     dataset: str,
     split: Split,
-    source: SourceName,
+    source: SourceName = "generator",
     *,
-    raw: Path | None,
-    rows: int,
-    seed: int,
+    raw: Path | None = None,
+    rows: int = 0,
+    seed: int = 0,
     out: Path,
     content: str = "",
 ) -> None:
-    """Write the raw rows of one split as JSON lines, and beside them where they come from.
+    """Write the raw rows of one split of a dataset as JSON lines, and beside them where they come from.
 
     ``rows`` bounds how many (0: all); rows that cannot be read are written with their problem. ``content``: what ``content_of`` said of the
     files when the run began; ``UserError`` when they are others by now.

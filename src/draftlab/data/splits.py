@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from draftlab.core.settings import Flat
 from draftlab.data import cleaners, registry
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import RawRow
@@ -120,11 +121,21 @@ def _too_few(dataset: str, train: Counts, chosen: int, rejected: Path) -> UserEr
     return UserError(f"{what}; {why}", file=first.file, line=first.line, remedy="see all: draftlab data check FILE")
 
 
-def make_from(dataset: str, source: SourceName, *, raw: Path | None, out: Path, options: Options) -> dict[str, Any]:
-    """``make`` from a source by name; a generator draws as many rows as ``options`` asks for."""
+def make_from(
+    dataset: str, source: SourceName = "generator", *, raw: Path | None = None, out: Path, options: Flat[Options]
+) -> dict[str, Any]:
+    """Write the prompts of a dataset, its held-out prompts, its rejected rows and a summary; a generator draws as many as are asked for."""
     train_rows = options.train if registry.find(dataset).eval else options.train + options.eval
     opened = open_source(dataset, source, raw=raw, train_rows=train_rows, eval_rows=options.eval, seed=options.seed)
-    return make(dataset, opened, out, options)
+    summary = make(dataset, opened, out, options)
+    for split, counts in summary["counts"].items():
+        origin = f"of {counts['read']} rows" if counts["read"] else "held out of train"
+        rejected = sum(counts["rejected"].values())
+        print(
+            f"{dataset} {split}: {counts['kept']} prompts {origin}, {rejected} rejected, "
+            f"{counts['duplicates']} duplicates, {counts['overlap']} on both sides"
+        )
+    return summary
 
 
 def digest(text: str) -> int:

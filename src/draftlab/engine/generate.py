@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from draftlab.core.sampling import Sampling, draw, to_probs
 from draftlab.engine.loop import close_gaps
 from draftlab.errors import UserError
-from draftlab.models import LanguageModel
+from draftlab.models import Decodable
 from draftlab.models.batching import check_lengths
 
 GREEDY = Sampling(temperature=0.0)
@@ -22,7 +22,7 @@ Observer = Callable[[list[int], int, Float[Tensor, "batch vocab"], Int64[Tensor,
 
 @torch.inference_mode()
 def generate(
-    model: LanguageModel,
+    model: Decodable,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -76,9 +76,7 @@ def batches(count: int, size: int | None) -> Iterator[list[int]]:
     return (list(range(start, min(start + size, count))) for start in range(0, count, size))
 
 
-def check_requests(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch: int | None
-) -> None:
+def check_requests(model: Decodable, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch: int | None) -> None:
     """``UserError`` unless there are prompts, of tokens of the vocabulary, and every prompt and its whole answer fit the context."""
     if not prompts:
         raise UserError("no prompts", remedy="give one or more")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +35,10 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Policy:
-    """How the loop drafts and verifies; ``is_greedy`` when both sides only ever take the most probable token."""
+    """How the loop drafts and verifies; ``is_greedy`` when both sides only ever take the most probable token.
+
+    ``transform`` makes the target's logits a distribution: a clock may wrap it.
+    """
 
     sampling: Sampling
     draft_samplings: list[Sampling]
@@ -44,6 +47,7 @@ class Policy:
     tail: PathVerifier | None
     generator: Generator | None
     tree: Tree | None
+    transform: Callable[[Tensor, Sampling], Tensor] = to_probs
 
     @property
     def drafting(self) -> Drafting:
@@ -158,7 +162,7 @@ def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions voca
         token = [row[count] for row, count in zip(best, stands, strict=True)]
         return Verdict(drafted, path, stands, token, agrees, agrees)
     assert policy.generator is not None
-    target_probs = to_probs(logits, policy.sampling)
+    target_probs = policy.transform(logits, policy.sampling)
     verifier = policy.token_verifier
     if verifier is None:
         judged = (target_probs[:, 0], draft_probs[:, 0], tokens[:, 0])

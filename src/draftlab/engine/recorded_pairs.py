@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.settings import Flat
 from draftlab.core.verify.exact import on_support
 from draftlab.engine import recording
 from draftlab.engine.answers import Answer
@@ -81,11 +82,12 @@ def load_all(folder: Path, datasets: Sequence[str], positions: int, synthetic_se
 
 
 def record_file(
-    settings: Answers, target: Path, draft: Path, prompts: Path, positions: int, seed: int, out: Path
+    settings: Flat[Answers], *, target: Path, draft: Path, prompts: Path, positions: int, seed: int = 0, out: Path
 ) -> None:
-    """Let the target answer the prompts and write the logits of both models along its answers, and beside them what they are made of."""
-    target_model, draft_model, _ = load_pair(target, draft, settings.dtype, settings.device)
+    """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2), and beside them what they are made of."""
+    # The target is opened here and let go: two of it do not fit.
     texts, _ = recording.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed)
+    target_model, draft_model, _ = load_pair(target, draft, settings.dtype, settings.device)
     record(target_model, draft_model, texts.answers, positions).save(out)
     write_json(out.with_suffix(".json"), digests(out.parents[2], models=[target, draft], data=[prompts]))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.engine.answers import Answer
 from draftlab.engine.generate import GREEDY, generate
+from draftlab.engine.server import Server
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir, atomic_path
@@ -28,10 +32,14 @@ from draftlab.files.json_files import read_jsonl, read_object, write_json, write
 from draftlab.files.parts import open_parts
 from draftlab.files.seals import seal, verify
 from draftlab.files.weights import is_gguf, weights_digest
-from draftlab.models import LanguageModel, load_model, load_tokenizer
+from draftlab.models import Decodable, Tokenizer, load_model, load_tokenizer
 
 WHOLE_VOCAB = 4096
 """Vocabularies up to this size are recorded whole."""
+
+
+Part = dict[str, Tensor]
+"""A finished batch: the ``lengths`` of its answers, their ``tokens`` and distributions (``log_probs``, ``ids``), one after the other."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class TargetPass:
     ``log_probs`` are those of softmax(logits) at temperature 1 and before top-k and top-p, however the answers were sampled: what the losses
     learn from. They are float16: a probability is off by at most p |log p| / 2048, a sum of minima by at most 1/4096 of the entropy.
     ``ids`` is None when the vocabulary is recorded whole; else the kept tokens, the emitted one always among them, and a last
-    column of ``log_probs`` is the mass of all others.
+    column of ``log_probs`` is the mass of all others. ``engine`` says what answered.
     """
 
     answers: list[Answer]
@@ -50,6 +58,7 @@ class TargetPass:
     log_probs: Float16[Tensor, "positions columns"]
     ids: Int32[Tensor, "positions kept"] | None
     forwards: int
+    engine: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def lengths(self) -> list[int]:
@@ -83,7 +92,7 @@ class TargetPass:
             write_jsonl(temporary / "answers.jsonl", self.answers)
             save_file(self.tensors, temporary / "distributions.safetensors")
             settings = {"sampling": dataclasses.asdict(self.sampling), "vocab_size": self.vocab_size}
-            write_json(temporary / "pass.json", settings | {"forwards": self.forwards})
+            write_json(temporary / "pass.json", settings | {"forwards": self.forwards, "engine": self.engine})
             seal(temporary)
 
 
@@ -101,7 +110,7 @@ def load_pass(folder: Path | str) -> TargetPass:
     positions = sum(len(answer.answer_ids) for answer in answers)
     try:
         sampling, vocab_size, forwards = Sampling(**settings["sampling"]), settings["vocab_size"], settings["forwards"]
-        log_probs, ids = tensors["log_probs"], tensors.get("ids")
+        log_probs, ids, engine = tensors["log_probs"], tensors.get("ids"), settings.get("engine", {})
         fits = log_probs.shape[1] == (vocab_size if ids is None else ids.shape[1] + 1)
         fits = fits and (ids is None or not ids.numel() or int(ids.max()) < vocab_size)
     except (KeyError, TypeError, IndexError) as error:
@@ -112,11 +121,11 @@ def load_pass(folder: Path | str) -> TargetPass:
         if not fits:
             what = f"a distribution of {log_probs.shape[1]} columns does not fit a vocabulary of {vocab_size} tokens"
         raise UserError(what, file=folder / "distributions.safetensors", remedy="record the pass again")
-    return TargetPass(answers, sampling, vocab_size, log_probs, ids, forwards)
+    return TargetPass(answers, sampling, vocab_size, log_probs, ids, forwards, engine)
 
 
 def record(
-    target: LanguageModel,
+    target: Decodable,
     requests: Sequence[tuple[str, Sequence[int]]],
     *,
     max_new_tokens: int,
@@ -136,26 +145,61 @@ def record(
     """
     order = sorted(range(len(requests)), key=lambda number: len(requests[number][1]))
     kept = target.vocab_size if target.vocab_size <= WHOLE_VOCAB else min(keep, target.vocab_size)
-    is_part = kept < target.vocab_size
-    found: dict[int, tuple[list[int], Tensor, Tensor]] = {}
-    forwards = 0
     batches = list(_batches(order, [len(prompt) + max_new_tokens for _, prompt in requests], batch_size, batch_tokens))
     if sampling.temperature == 0:
         batches.reverse()
-    for place, batch in enumerate(batches):
+
+    def answer_batch(batch: list[int]) -> Part:
+        return _answer(target, [requests[n][1] for n in batch], kept, max_new_tokens, eos_ids, sampling, generator)
+
+    return collect(
+        requests,
+        batches,
+        answer_batch,
+        sampling=sampling,
+        eos_ids=eos_ids,
+        vocab_size=target.vocab_size,
+        parts=parts,
+        generator=generator,
+    )
+
+
+def collect(
+    requests: Sequence[tuple[str, Sequence[int]]],
+    batches: Sequence[list[int]],
+    answer_batch: Callable[[list[int]], Part],
+    *,
+    sampling: Sampling,
+    eos_ids: Collection[int],
+    vocab_size: int,
+    parts: Path | None = None,
+    generator: Generator | None = None,
+    each: Callable[[Callable[[int], Part], Iterable[int]], Iterable[Part]] = map,
+) -> TargetPass:
+    """A pass of ``batches`` of the requests, each answered, or read from the folder ``parts``, where it is kept when it is done.
+
+    ``each`` is ``map``, or that of a pool: several batches at a time, which needs draws that do not follow each other.
+    """
+
+    def finished(place: int) -> Part:
         file = parts / f"{place}.safetensors" if parts else None
         if file and file.is_file():
-            done = load_file(file)
+            part = load_file(file)
             if generator is not None:
-                generator.set_state(done["generator"])
-        else:
-            done = _answer(target, [requests[n][1] for n in batch], kept, max_new_tokens, eos_ids, sampling, generator)
-            if file:
-                with atomic_path(file) as temporary:
-                    save_file(done, temporary)
-        lengths = done["lengths"].tolist()
+                generator.set_state(part["generator"])
+            return part
+        part = answer_batch(batches[place])
+        if file:
+            with atomic_path(file) as temporary:
+                save_file(part, temporary)
+        return part
+
+    found: dict[int, tuple[list[int], Tensor, Tensor]] = {}
+    forwards = 0
+    for batch, part in zip(batches, each(finished, range(len(batches))), strict=True):
+        lengths = part["lengths"].tolist()
         forwards += max(lengths)
-        columns = (torch.split(done[name], lengths) for name in ("tokens", "log_probs", "ids"))
+        columns = (torch.split(part[name], lengths) for name in ("tokens", "log_probs", "ids"))
         for number, tokens, log_probs, ids in zip(batch, *columns, strict=True):
             found[number] = (tokens.tolist(), log_probs, ids)
     rows = [found[number] for number in range(len(requests))]
@@ -163,13 +207,12 @@ def record(
         Answer(name, list(prompt), answer, answer[-1] in eos_ids)
         for (name, prompt), (answer, _, _) in zip(requests, rows, strict=True)
     ]
-    log_probs = torch.cat([row[1] for row in rows]) if rows else torch.empty(0, kept + is_part, dtype=torch.float16)
-    tokens = torch.cat([row[2] for row in rows]) if rows and is_part else None
-    return TargetPass(records, sampling, target.vocab_size, log_probs, tokens, forwards)
+    log_probs, ids = torch.cat([row[1] for row in rows]), torch.cat([row[2] for row in rows])
+    return TargetPass(records, sampling, vocab_size, log_probs, ids if ids.shape[1] else None, forwards)
 
 
 def _answer(
-    target: LanguageModel,
+    target: Decodable,
     prompts: Sequence[Sequence[int]],
     kept: int,
     max_new_tokens: int,
@@ -243,6 +286,33 @@ def compact_distribution(
     return torch.cat([log_probs.gather(-1, top), others], -1).half().cpu(), top.cpu().int()
 
 
+def fitting(
+    prompts: Path, requests: int, tokenizer: Tokenizer, settings: Answers, context: int
+) -> tuple[list[tuple[str, list[int]]], list[Rejection]]:
+    """The ids of the first ``requests`` prompts that leave room for their answers in a ``context`` of so many tokens; those before that do not."""
+    room = context - settings.max_new_tokens
+    kept: list[tuple[str, list[int]]] = []
+    rejected: list[Rejection] = []
+    lengths = []
+    for line, prompt in enumerate(read_jsonl(prompts, Prompt), 1):
+        if len(kept) == requests:
+            break
+        ids = tokenizer.encode_prompt(prompt.text, settings.template)
+        lengths.append(len(ids))
+        if len(ids) <= room:
+            kept.append((prompt.id, ids))
+        else:
+            reason = f"{len(ids)} tokens, the context leaves room for {room}"
+            rejected.append(Rejection(str(prompts), line, reason, prompt.id))
+    if not kept:
+        shortest = f", the shortest has {min(lengths)} tokens" if lengths else ""
+        what = f"no prompt fits the target's context of {context} tokens, {settings.max_new_tokens} of them for the answer{shortest}"
+        raise UserError(
+            what, file=prompts, remedy="use a target with a longer context, or lower answers.max_new_tokens"
+        )
+    return kept, rejected
+
+
 def answer(
     target: Path,
     prompts: Path,
@@ -251,53 +321,88 @@ def answer(
     *,
     sampling: Sampling = GREEDY,
     seed: int = 0,
+    context: int = 0,
     parts: Path | None = None,
 ) -> tuple[TargetPass, list[Rejection]]:
-    """Let the target answer the first ``requests`` prompts that fit its context; the others are returned with the reason.
+    """Let the target answer the first ``requests`` prompts that fit its context, and one of ``context`` tokens (0: any); the others are
+    returned with the reason.
 
     Near-greedy decoding is lossless, so the greedy answers serve every draft, draft length and variant. Finished batches are kept below
     ``parts``, for the same command after a kill.
     """
-    model = load_model(target, settings.dtype, settings.device)
     tokenizer = load_tokenizer(target)
-    room = model.context_len - settings.max_new_tokens
-    if room < 1:
-        raise UserError(
-            f"max_new_tokens is {settings.max_new_tokens}, the target's context {model.context_len}",
-            file=target,
-            remedy="lower answers.max_new_tokens of this scale",
-        )
-    kept: list[tuple[str, list[int]]] = []
-    rejected: list[Rejection] = []
-    for line, prompt in enumerate(read_jsonl(prompts, Prompt), 1):
-        if len(kept) == requests:
-            break
-        ids = tokenizer.encode_prompt(prompt.text, settings.template)
-        if len(ids) <= room:
-            kept.append((prompt.id, ids))
+    with _opened(target, settings) as model:
+        room = min(model.context_len, context or model.context_len)
+        kept, rejected = fitting(prompts, requests, tokenizer, settings, room)
+        if isinstance(model, Server):
+            model.check_tokenizer(tokenizer)
+        if parts:
+            weights = sha256(target) if is_gguf(target) else weights_digest(target)
+            served = isinstance(model, Server)  # when it was restarted it may listen elsewhere
+            how = settings.model_copy(update={"url": "", "batch": 1} if served else {})
+            engine = model.description if isinstance(model, Server) else {}
+            parts = open_parts(parts, f"{how!r} {engine} {sampling} {seed} {kept} {weights} {code_digest(__name__)}")
+        if isinstance(model, Server):
+            found = _record_served(model, kept, settings.batch, tokenizer.eos_ids, sampling, seed, parts)
         else:
-            reason = f"{len(ids)} tokens, the context leaves room for {room}"
-            rejected.append(Rejection(str(prompts), line, reason, prompt.id))
-    if not kept:
-        raise UserError(
-            "no prompt fits the target's context", file=prompts, remedy="use a target with a longer context"
+            found = record(
+                model,
+                kept,
+                max_new_tokens=settings.max_new_tokens,
+                eos_ids=tokenizer.eos_ids,
+                sampling=sampling,
+                generator=torch.Generator("cpu" if settings.engine == "llama_cpp" else settings.device).manual_seed(
+                    seed
+                ),
+                batch_size=settings.batch,
+                batch_tokens=settings.batch_tokens,
+                keep=settings.keep,
+                parts=parts,
+            )
+        engine = {"name": settings.engine} | getattr(model, "description", {})
+    return dataclasses.replace(found, engine=engine), rejected
+
+
+def _record_served(
+    server: Server,
+    requests: Sequence[tuple[str, Sequence[int]]],
+    together: int,
+    eos_ids: Collection[int],
+    sampling: Sampling,
+    seed: int,
+    parts: Path | None,
+) -> TargetPass:
+    """Every request on its own, so many ``together``."""
+
+    def answer_one(batch: list[int]) -> Part:
+        return server.answer(requests[batch[0]][1], eos_ids, sampling, seed + batch[0])
+
+    with ThreadPoolExecutor(together) as pool:
+        return collect(
+            requests,
+            [[number] for number in range(len(requests))],
+            answer_one,
+            sampling=sampling,
+            eos_ids=eos_ids,
+            vocab_size=server.vocab_size,
+            parts=parts,
+            each=pool.map,
         )
-    if parts:
-        weights = sha256(target) if is_gguf(target) else weights_digest(target)
-        parts = open_parts(parts, f"{settings!r} {sampling} {seed} {kept} {weights} {code_digest(__name__)}")
-    found = record(
-        model,
-        kept,
-        max_new_tokens=settings.max_new_tokens,
-        eos_ids=tokenizer.eos_ids,
-        sampling=sampling,
-        generator=torch.Generator(settings.device).manual_seed(seed),
-        batch_size=settings.batch,
-        batch_tokens=settings.batch_tokens,
-        keep=settings.keep,
-        parts=parts,
-    )
-    return found, rejected
+
+
+@contextlib.contextmanager
+def _opened(target: Path, settings: Answers) -> Iterator[Decodable | Server]:
+    """The target on its engine."""
+    match settings.engine:
+        case "transformers":
+            yield load_model(target, settings.dtype, settings.device)
+        case "llama_cpp":
+            from draftlab.engine.llama_cpp import open_gguf
+
+            with open_gguf(target, settings) as model:
+                yield model
+        case "openai":
+            yield Server(target, settings)
 
 
 def save(found: TargetPass, rejected: Sequence[Rejection], out: Path) -> None:

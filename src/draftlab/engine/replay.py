@@ -65,8 +65,17 @@ def agreement(
 ) -> Agreement:
     """Compare draft and target at the emitted ``tokens``, which the target sampled by ``sampling``; logits are those of temperature 1.
 
-    The draft samples like the target (``sampling``) unless told otherwise. At temperature 0 the target's distribution is y alone: ``ratio`` and
+    At temperature 0 the target's distribution is y alone: ``ratio`` and
     ``overlap`` are draft(y), ``repo`` its square, all three 0 or 1 for a greedy draft.
+
+    **Arguments:**
+    - `draft_logits`, `target_logits`: at temperature 1, shape `(positions, vocab)`.
+    - `tokens`: the emitted ids, shape `(positions,)`.
+    - `lengths`: positions of each request, which follow each other.
+    - `sampling`: how the target wrote them.
+    - `draft_sampling`: how the draft samples; None: like the target.
+
+    **Returns:** three numbers at each position.
 
     >>> logits = torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log()
     >>> target = torch.tensor([[0.8, 0.2], [0.8, 0.2]]).log()
@@ -126,6 +135,13 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
     """Cut the recorded answers into blocks of up to ``draft_len`` drafted tokens and one of the target's.
 
     An answer ends where its text ends: nothing is drafted past it, and its last token may be an accepted draft.
+
+    **Arguments:**
+    - `agree`: from `agreement`.
+    - `draft_len`: drafted tokens per block, at least 1.
+    - `verifier`: `single`, token by token, or `block`.
+
+    **Returns:** expected counts of each request.
 
     >>> exact = np.array([1.0, 1.0, 0.0, 1.0, 1.0])  # the draft misses the third token
     >>> found = walk(Agreement([5], exact, exact, exact), draft_len=2)
@@ -241,6 +257,15 @@ def agree_along(
     """Agreement of a draft with a recorded pass, from one teacher-forced draft forward per batch of requests.
 
     The answer serves every draft length and verifier: see ``walk``.
+
+    **Arguments:**
+    - `draft`: a model.
+    - `target_pass`: recorded answers of a target with its distributions.
+    - `requests`: their numbers; None: all.
+    - `draft_sampling`: how the draft samples; None: like the target.
+    - `batch_size`: requests in one forward.
+
+    **Returns:** an `Agreement` over these requests, in their order.
     """
     count = len(target_pass.answers)
     chosen = list(range(count) if requests is None else requests)
@@ -286,5 +311,12 @@ def replay(
     requests: Sequence[int] | None = None,
     draft_sampling: Sampling | None = None,
 ) -> Walk:
-    """Acceptance of ``draft`` along a recorded pass: what live decoding of the same requests would count, without the target."""
+    """Acceptance of ``draft`` along a recorded pass: what live decoding of the same requests would count, without the target.
+
+    **Arguments:**
+    - `draft`, `target_pass`, `requests`, `draft_sampling`: as for `agree_along`.
+    - `draft_len`, `verifier`: as for `walk`.
+
+    **Returns:** expected counts of each request.
+    """
     return walk(agree_along(draft, target_pass, requests, draft_sampling=draft_sampling), draft_len, verifier)

@@ -3,7 +3,8 @@
 ``replay`` knows one draft; here the state of a block is how many drafts of each group agree with the text so far. At each position of a block
 the verifier says how many of them survive (``core.verify.survivors``), and a dynamic programme over depth and survivors gives the
 probability that the first i drafted tokens of a block that starts there stand. The rest is ``replay``'s: the distribution of block starts. All counts
-are conditional expectations given the text, so their only noise is that of the texts.
+are conditional expectations given the text, so their only noise is that of the texts. A selected path that is verified as a block
+(``docs/theory.md``, section 7) has the same states; its blocks stand by the least of its running products of ratios.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from draftlab.core.sampling import Sampling, restrict, to_probs
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.tree import TreeVerifier
 from draftlab.engine.replay import SingleVerifier, ahead, places_in, stands_of, starts_of
 from draftlab.errors import UserError
 
@@ -43,11 +46,15 @@ class Texts:
 
 @dataclass(frozen=True)
 class Survival:
-    """Of each position and state, the probability of each state after it; ``ratio`` = draft / target at the written token, by group."""
+    """Of each position and state, the probability of each state after it; ``ratio`` = draft / target at the written token, by group.
+
+    ``by_path``: of a path that is selected first and verified as a whole, times the ratio of the selected token's probability to the target's.
+    """
 
     states: list[State]
     tables: Float64[np.ndarray, "positions states states"]
     ratio: Float64[np.ndarray, "groups positions"]
+    by_path: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,24 +71,29 @@ class Blocks:
     accepted: Float64[np.ndarray, "requests lengths"]
 
 
-def states_of(groups: Sequence[int], verifier: TokenVerifier) -> list[State]:
+def states_of(groups: Sequence[int], verifier: TokenVerifier | TreeVerifier) -> list[State]:
     """Every number of survivors that drafts of these groups may come to, nobody first; of distinct drafts one survives at most."""
-    if verifier.is_distinct:
+    if isinstance(verifier, TokenVerifier) and verifier.is_distinct:
         (count,) = groups
         return [(0,), (1,), (count,)] if count > 1 else [(0,), (1,)]
     return list(itertools.product(*(range(count + 1) for count in groups)))
 
 
 def survival(
-    verifiers: Sequence[TokenVerifier], texts: Texts, drafts: Sequence[Sampling], groups: Sequence[int]
+    verifiers: Sequence[TokenVerifier | TreeVerifier], texts: Texts, drafts: Sequence[Sampling], groups: Sequence[int]
 ) -> list[Survival]:
     """Let each verifier say how many drafts survive at each position.
 
-    **Arguments:**
-    - `drafts`: how each group of drafts is sampled, `groups`: how many drafts it has; the verifier sees the groups in this order.
-
     The distributions are worked out once for all verifiers, a part of the positions at a time, those with few possible tokens first: all of a
     part are padded to the most that one of them has.
+
+    **Arguments:**
+    - `verifiers`: one or more; each sees the groups in their order.
+    - `texts`: what the target wrote.
+    - `drafts`: how each group of drafts is sampled.
+    - `groups`: how many drafts each has.
+
+    **Returns:** one `Survival` for each verifier.
     """
     probs = torch.stack([to_probs(texts.draft_logits, own) for own in drafts], 1)
     token = texts.token[:, None]
@@ -101,7 +113,10 @@ def survival(
             found[missing] = np.eye(len(states))[0]
             table[rows.cpu().numpy()] = found
     ratio = torch.where(written > 0, drafted / written, 0.0).T.cpu().numpy()
-    return [Survival(states, table, ratio) for states, table in zip(every, tables, strict=True)]
+    return [
+        Survival(states, table, ratio, isinstance(verifier, TreeVerifier))
+        for verifier, states, table in zip(verifiers, every, tables, strict=True)
+    ]
 
 
 def _parts(support: Int64[Tensor, " positions"]) -> Iterator[Int64[Tensor, " rows"]]:
@@ -118,7 +133,7 @@ def _parts(support: Int64[Tensor, " positions"]) -> Iterator[Int64[Tensor, " row
 
 
 def _tables(
-    verifier: TokenVerifier, position: Position, states: list[State]
+    verifier: TokenVerifier | TreeVerifier, position: Position, states: list[State]
 ) -> Float64[np.ndarray, "positions states states"]:
     place = {state: number for number, state in enumerate(states)}
     table = np.zeros((len(position.token), len(states), len(states)))
@@ -134,24 +149,71 @@ def _tables(
 
 
 def blocks(
-    found: Survival, lengths: Sequence[int], groups: Sequence[int], draft_len: int, tail: PathVerifier | None = None
+    found: Survival,
+    lengths: Sequence[int],
+    groups: Sequence[int],
+    draft_len: int,
+    tail: PathVerifier | None = None,
+    widths: Sequence[int] | None = None,
 ) -> Blocks:
-    """Cut the texts into blocks of sequences of ``draft_len`` tokens; ``groups`` says how many sequences each group starts with.
+    """Cut the texts into blocks of sequences of ``draft_len`` tokens.
 
-    ``tail`` verifies what is left of a sequence once it is the only one. An answer ends where its text ends: nothing is drafted past it.
+    An answer ends where its text ends: nothing is drafted past it.
+
+    **Arguments:**
+    - `found`: from `survival`.
+    - `lengths`: positions of each text.
+    - `groups`: how many sequences each group starts with.
+    - `draft_len`: tokens of a sequence, at least 1.
+    - `tail`: verifies what is left of a sequence once it is the only one; None: token by token.
+    - `widths`: into how many each sequence of a single group branches at each depth: (K, 1, 1) are K sequences, (1, K, 1) share their first
+      token; None: the groups' own.
+
+    **Returns:** expected counts of each text.
     """
+    length = np.asarray(lengths, dtype=np.int64)
+    return count_blocks(stands_along(found, length, groups, draft_len, tail, widths), length)
+
+
+def stands_along(
+    found: Survival,
+    lengths: Int64[np.ndarray, " requests"],
+    groups: Sequence[int],
+    draft_len: int,
+    tail: PathVerifier | None = None,
+    widths: Sequence[int] | None = None,
+) -> Float64[np.ndarray, "positions lengths"]:
+    """Entry [t, i]: probability that the first i drafted tokens of a block that starts at t stand, given the text."""
     if draft_len < 1:
         raise UserError(f"draft_len is {draft_len}", remedy="draft at least 1 token")
-    length = np.asarray(lengths, dtype=np.int64)
-    request, left = places_in(length)
-    start = found.states.index(tuple(groups))
-    alone = [(found.states.index(tuple(row)), g) for g, row in enumerate(np.eye(len(groups), dtype=int).tolist())]
-    kind: SingleVerifier = "block" if tail is not None and tail.name == "block" else "single"
+    if widths is not None and (len(widths) != draft_len or len(groups) > 1):
+        raise UserError(f"widths {list(widths)} of {draft_len} tokens", remedy="give one for each, and drafts alike")
+    request, left = places_in(lengths)
     stands = np.zeros((len(request), draft_len + 1))
     stands[:, 0] = 1.0
-    here = np.zeros((len(request), len(found.states)))
-    here[:, start] = 1.0
+    if found.by_path:
+        _along_a_path(found, stands, groups[0], draft_len)
+    else:
+        _along_survivors(found, stands, left, groups, draft_len, tail, widths)
+    return np.where(np.arange(draft_len + 1) <= left[:, None], stands, 0.0)
+
+
+def _along_survivors(
+    found: Survival,
+    stands: Float64[np.ndarray, "positions lengths"],
+    left: Int64[np.ndarray, " positions"],
+    groups: Sequence[int],
+    draft_len: int,
+    tail: PathVerifier | None,
+    widths: Sequence[int] | None,
+) -> None:
+    alone = [(found.states.index(tuple(row)), g) for g, row in enumerate(np.eye(len(groups), dtype=int).tolist())]
+    kind: SingleVerifier = "block" if tail is not None and tail.name == "block" else "single"
+    here = np.zeros((len(stands), len(found.states)))
+    here[:, found.states.index((1,) if widths else tuple(groups))] = 1.0
     for depth in range(draft_len):
+        if widths:
+            here = _branch(here, found.states, widths[depth])
         if tail is not None:
             for state, group in alone:
                 rest = stands_of(found.ratio[group], left, draft_len - depth, kind)
@@ -163,17 +225,83 @@ def blocks(
         here = np.einsum("ts,tsr->tr", here, step)
         here[:, 0] = 0.0
         stands[:, depth + 1] += here.sum(-1)
-    for depth in range(draft_len):
-        stands[left <= depth, depth + 1] = 0.0
-    return _count(stands, length, request, left)
 
 
-def _count(
-    stands: Float64[np.ndarray, "positions lengths"],
-    lengths: Int64[np.ndarray, " requests"],
-    request: Int64[np.ndarray, " positions"],
-    left: Int64[np.ndarray, " positions"],
+def _branch(
+    here: Float64[np.ndarray, "positions states"], states: list[State], width: int
+) -> Float64[np.ndarray, "positions states"]:
+    """Each sequence that agrees with the text goes on as ``width`` of them."""
+    branched = np.zeros_like(here)
+    for number, (count,) in enumerate(states):
+        if here[:, number].any():
+            branched[:, states.index((count * width,))] += here[:, number]
+    return branched
+
+
+def _along_a_path(
+    found: Survival, stands: Float64[np.ndarray, "positions lengths"], drafts: int, draft_len: int
+) -> None:
+    """``E min_(j <= i) prod_(l <= j) r(y_l) / q(y_l)``, capped at 1, over the number of drafts that share the path, depth after depth."""
+    ratio = found.tables[..., 1:].sum(-1)
+    share = found.tables / np.where(ratio > 0, ratio, 1.0)[..., None]
+
+    def descend(depth: int, drafts: int, chance: Float64[np.ndarray, " positions"], path: Any, least: Any) -> None:
+        path = path * ahead(ratio[:, drafts], depth)
+        least = np.minimum(least, path)
+        stands[:, depth + 1] += chance * least
+        for after in range(1, drafts + 1) if depth + 1 < draft_len else ():
+            descend(depth + 1, after, chance * ahead(share[:, drafts, after], depth), path, least)
+
+    descend(0, drafts, *np.ones((3, len(stands))))
+
+
+LEVELS = np.linspace(0.05, 1, 20)
+"""Sizes of token sets whose tangent bounds what K drafts can reach."""
+
+
+def ceiling(
+    found: Survival,
+    best: Float64[np.ndarray, " positions"],
+    lengths: Sequence[int],
+    num_drafts: int,
+    draft_len: int,
 ) -> Blocks:
+    """What no verifier of K i.i.d. sequences exceeds on average at the blocks of ``found``: tokens emitted, and the blocks.
+
+    **Arguments:**
+    - `best`: the best acceptance of K drafts at each position (``optimum_iid``); it bounds the first token of a block.
+
+    A later prefix x of i tokens is one of K i.i.d. draws with at most ``min_H 1 + q(H) - p(H)^K`` over sets of prefixes (``optimum_iid`` again).
+    ``p^K >= K c^(K-1) p - (K-1) c^K`` for any c, so ``1 + (K-1) c^K - l + E_q min(1, l p(x)/q(x))``, ``l = K c^(K-1)``, is a bound that texts
+    of the target estimate without bias. Of ``LEVELS`` the best c of each depth is taken, apart for five classes of ``best``, and for each half of
+    the requests by the other half: chosen on the same texts it would lie too low.
+    """
+    length = np.asarray(lengths, dtype=np.int64)
+    request, left = places_in(length)
+    stands = stands_along(found, length, (num_drafts,), draft_len)
+    starts = starts_of(stands, length)
+    most, path = 1.0 + np.where(left > 1, best, 0.0), found.ratio[0]
+    classes = np.digitize(best, np.quantile(best, [0.2, 0.4, 0.6, 0.8]))
+    slope = num_drafts * LEVELS ** (num_drafts - 1)
+    fixed = 1 + (num_drafts - 1) * LEVELS**num_drafts - slope
+    for depth in range(1, draft_len):
+        path = path * ahead(found.ratio[0], depth)
+        bound = fixed + np.minimum(1, slope * path[:, None])
+        for number, half in itertools.product(range(5), range(2)):
+            alike = (classes == number) & (left > depth + 1)
+            other = alike & (request % 2 != half)
+            level = (starts[other] @ bound[other]).argmin() if other.any() else -1
+            rows = alike & (request % 2 == half)
+            most[rows] += bound[rows, level]
+    none = np.zeros((len(length), 1))
+    sums = [np.bincount(request, weights, minlength=len(length))[:, None] for weights in (starts, starts * most)]
+    return Blocks(stopped=sums[0], emitted=sums[1], judged=none, accepted=none)
+
+
+def count_blocks(stands: Float64[np.ndarray, "positions lengths"], lengths: Int64[np.ndarray, " requests"]) -> Blocks:
+    """Blocks that start where the ones before them stop, from the probability that their first i drafted tokens stand."""
+    request, left = places_in(lengths)
+    stands = np.where(np.arange(stands.shape[1]) <= left[:, None], stands, 0.0)
     weighted = starts_of(stands, lengths)[:, None] * stands
     kept = np.arange(stands.shape[1])
     stopped = weighted - np.pad(weighted[:, 1:], ((0, 0), (0, 1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -44,9 +45,20 @@ class Recipe(Settings):
         return self
 
 
-class Answers(Settings):
-    """How the target answers: the recorded pass that every variant shares."""
+API_KEY = "DRAFTLAB_API_KEY"
+"""The environment variable with the key of a server."""
 
+
+class Answers(Settings):
+    """How the target answers: the recorded pass that every variant shares.
+
+    ``engine``: ``transformers`` reads the model folder with torch; ``llama_cpp`` a GGUF file (that of a folder which was made of one,
+    else an export in ``dtype``); ``openai`` asks the server at ``url``, which runs the target itself (``docs/own.md``).
+    """
+
+    engine: Literal["transformers", "llama_cpp", "openai"] = "transformers"
+    url: str = Field("", description="of an OpenAI-compatible server, as http://host:8000/v1")
+    served: str = Field("", description="the target's name on that server, where it serves several models")
     max_new_tokens: int = Field(gt=0)
     template: Template = "vicuna_short"
     batch: int = Field(gt=0, default=64, description="requests that are answered at once, at most")
@@ -61,3 +73,14 @@ class Answers(Settings):
         description="of the target; fast: bfloat16 on a GPU and on a CPU with instructions for it, else float32",
     )
     device: Device = "cpu"
+
+    @model_validator(mode="after")
+    def _check(self) -> Answers:
+        if (self.engine == "openai") != bool(self.url):
+            raise ValueError("url is where the server of engine openai listens: give both or neither")
+        parts = urlsplit(self.url)
+        if self.url and (
+            parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc
+        ):
+            raise ValueError(f"url is no plain http(s) address; a key goes into the environment variable {API_KEY}")
+        return self

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import Sampling
+from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.token import TokenVerifier
@@ -71,13 +71,17 @@ class BlockTrace:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Prompts, decoded: one trace per request, the number of blocks (target forwards), and the seconds each part of the loop spent."""
+    """Prompts, decoded: one trace per request, the number of blocks (target forwards), and the seconds each part of the loop spent.
+
+    The target's logits become distributions in ``transform_seconds``, which ``verify_seconds`` leaves out.
+    """
 
     traces: list[BlockTrace]
     blocks: int
     draft_seconds: float
     target_seconds: float
     verify_seconds: float
+    transform_seconds: float = 0.0
 
 
 @torch.inference_mode()
@@ -122,7 +126,16 @@ def speculate(
         check_requests(model, prompts, max_new_tokens, batch)
     heads = drafts[0] if isinstance(drafts[0], Medusa) else None  # they read the target's states
     decoder, *draft_decoders = (model.decoder() for model in (target, *([] if heads else drafts)))
-    traces, laps = [BlockTrace() for _ in prompts], list[list[float]]()
+    traces, laps, transforms = [BlockTrace() for _ in prompts], list[list[float]](), list[float]()
+    clock = functools.partial(_clock, target.device)
+
+    def transform(logits: Tensor, sampling: Sampling) -> Tensor:
+        begin = clock()
+        probs = to_probs(logits, sampling)
+        transforms.append(clock() - begin)
+        return probs
+
+    policy = replace(policy, transform=transform)
     for rows in batches(len(prompts), batch):
         texts = [prompts[request] for request in rows]
         pair: BatchedPair | TreePair
@@ -130,7 +143,7 @@ def speculate(
             pair = TreePair(heads, decoder, texts, max_new_tokens, policy)
         else:
             pair = BatchedPair(decoder, draft_decoders, texts, draft_len, max_new_tokens, policy)
-        timed = Timed(pair, functools.partial(_clock, target.device))
+        timed = Timed(pair, clock)
         for step in steps(timed, len(rows), max_new_tokens, eos_ids):
             for place, row in enumerate(step.rows):
                 traces[rows[row]].add(step, place, eos_ids)
@@ -139,7 +152,8 @@ def speculate(
                     observe(rows[row], step.reading[place, step.verdict.path[place], :emitted])
         laps += timed.laps
     draft_seconds, target_seconds, *others = np.diff(laps).sum(0).tolist()
-    return Decoded(traces, len(laps), draft_seconds, target_seconds, sum(others))
+    spent = sum(transforms)
+    return Decoded(traces, len(laps), draft_seconds, target_seconds, sum(others) - spent, spent)
 
 
 def _clock(device: torch.device) -> float:

@@ -48,10 +48,11 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 @lru_cache
 def _module(module: str) -> tuple[str, frozenset[str]]:
-    """Normal form of one module's code (no comments, no docstrings) and the draftlab modules that it imports."""
+    """Normal form of one module's code (no comments, no docstrings) with the files of its name beside it, and what it imports of draftlab."""
     path = _source(module)
     if path is None:
         return "", frozenset()
+    beside = [own.read_text(encoding="utf-8") for own in sorted(path.parent.glob(f"{path.stem}.*")) if own != path]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imports = frozenset(
         name for name in _imports(tree) if name.startswith("draftlab.") and name != module and _source(name)
@@ -67,7 +68,7 @@ def _module(module: str) -> tuple[str, frozenset[str]]:
                 and isinstance(first.value.value, str)
             ):
                 node.body = node.body[1:]
-    return ast.dump(tree), imports
+    return "".join([ast.dump(tree), *beside]), imports
 
 
 def _is_code(node: ast.stmt) -> bool:

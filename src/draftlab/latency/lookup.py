@@ -10,7 +10,7 @@ from jaxtyping import Float32, Int
 
 from draftlab.latency.loop import resume
 from draftlab.models.backend import LatencyBackend, Logits
-from draftlab.models.ngrams import NGRAM, find_next
+from draftlab.models.ngrams import NGRAM, Ngrams
 
 SURE = 0.5
 """The confidence below which lookup alone drafts nothing: it is 1 where something is found, else one over the vocabulary."""
@@ -26,15 +26,20 @@ class Lookup:
         self.inner, self.ngram = (model if joined else None), ngram
         self.decoder_start, self.vocab_size, self.eos = model.decoder_start, model.vocab_size, model.eos
         self.context_length, self.vocabulary, self._clock = model.context_length, model.vocabulary, model.clock
-        self.tokens: list[int] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self.text = Ngrams(ngram=self.ngram)
+        self.tokens = self.text.tokens
 
     def encode(self, prompt: Sequence[int]) -> None:
-        self.tokens = []
+        self._forget()
         if self.inner:
             self.inner.encode(prompt)
 
     def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
-        self.tokens.extend(tokens)
+        for token in tokens:
+            self.text.append(token)
         if self.inner:
             resume(self.inner, self.tokens)
         return np.zeros(self.vocab_size, dtype=np.float32)
@@ -57,23 +62,20 @@ class Lookup:
 
     def _read(self, tokens: Sequence[int]) -> tuple[list[int | None], Logits | None]:
         """What is found after each token; where that is not all, the model's logits, if there is one."""
-        guesses = list[int | None]()
-        for token in tokens:
-            self.tokens.append(token)
-            guesses.append(find_next(self.tokens, self.ngram))
+        guesses = [self.text.append(token) for token in tokens]
         if self.inner is None or None not in guesses:
             return guesses, None
         return guesses, self.inner.extend(self.tokens[len(self.inner.tokens) :])[-len(tokens) :]
 
     def trim(self, length: int) -> None:
-        del self.tokens[length:]
+        self.text.trim(length)
         if self.inner and len(self.inner.tokens) > length:
             self.inner.trim(length)
         if self.inner and self.inner.tokens != self.tokens[: len(self.inner.tokens)]:
             resume(self.inner, self.tokens)  # it decoded something else meanwhile, alone
 
     def fill(self, sequences: int, context: int) -> None:
-        self.tokens = []
+        self._forget()
 
     def probe(self, tokens: int) -> None:
         """Nothing runs: what it takes to look up is measured in the loop."""

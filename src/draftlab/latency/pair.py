@@ -9,7 +9,7 @@ from typing import Any
 
 from draftlab.errors import UserError
 from draftlab.files.scratch import scratch
-from draftlab.files.seals import verify
+from draftlab.files.seals import sealed_digest, verify
 from draftlab.files.weights import is_gguf
 from draftlab.latency.inflate import inflate
 from draftlab.latency.self_check import self_check
@@ -19,7 +19,7 @@ from draftlab.models.backend import LatencyBackend, Settings, check_pair
 from draftlab.models.config import read_config
 from draftlab.models.cores import pinned
 from draftlab.models.gguf import Weights, export
-from draftlab.models.gguf_files import ORIGINAL
+from draftlab.models.gguf_files import ORIGINAL, check_loads
 from draftlab.models.llama_cpp import LlamaCpp, check_device
 
 
@@ -93,6 +93,8 @@ def _open(path: Path, exported: Path, settings: Engine, weights: Weights, engine
 
         random_gguf(str(path), exported, weights, settings.seed)
         path = exported
+    elif sealed_digest(path) is None:  # a folder's own was tried when the folder was made
+        check_loads(path)
     return LlamaCpp(verify(path), engine)
 
 

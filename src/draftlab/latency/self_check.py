@@ -42,6 +42,14 @@ def self_check(python: str = sys.executable) -> None:
         raise UserError(f"the installed llama.cpp fails its self-check: {last}", remedy=CURE)
 
 
+def report() -> None:
+    """Check that the installed llama.cpp decodes batches of quantized models, and print its build."""
+    from draftlab.models.llama_cpp import describe_build
+
+    self_check()
+    print(*(f"{name}: {value}" for name, value in describe_build().items()), sep="\n")
+
+
 def write_toy(folder: Path, *, seed: int = 0, **changes: Any) -> None:
     """A Llama with random weights in the Hugging Face layout, without a tokenizer; ``changes`` override its config."""
     config = {

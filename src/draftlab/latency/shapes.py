@@ -6,65 +6,40 @@ Weights change no timing of a dense model. ``reduced`` divides widths and depths
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from draftlab.errors import UserError
+from draftlab.latency.sizes import Sizes, known_models
 from draftlab.models import LanguageModel
 from draftlab.models.gguf import Weights, export_random
 from draftlab.models.hf import HubModel
 from draftlab.models.llama import Llama, LlamaConfig
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """The sizes of a published model, as in its config.json."""
-
-    kind: Literal["llama", "t5"]
-    hidden: int
-    ffn: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocab: int
-    context: int
-    activation: str = "silu"
+ARCHITECTURES = {own.architecture: own.sizes for own in known_models().values() if own.architecture}
 
 
-ARCHITECTURES = {
-    "vicuna-33b": Architecture("llama", 6656, 17920, 60, 52, 52, 32000, 2048),
-    "vicuna-7b": Architecture("llama", 4096, 11008, 32, 32, 32, 32000, 4096),
-    "tinyllama-1.1b": Architecture("llama", 2048, 5632, 22, 32, 4, 32000, 2048),
-    "llama-160m": Architecture("llama", 768, 3072, 12, 12, 12, 32000, 2048),
-    "t5-xl": Architecture("t5", 2048, 5120, 24, 32, 32, 32128, 512, "gated-gelu"),
-    "t5-small": Architecture("t5", 512, 2048, 6, 8, 8, 32128, 512, "relu"),
-}
-"""Flan-T5-XL is ``t5-xl``, T5-efficient-small is ``t5-small``; the rest carry their own names."""
-
-
-def reduced(architecture: Architecture, by: int) -> Architecture:
+def reduced(architecture: Sizes, by: int) -> Sizes:
     """The same model with widths and depth divided by ``by`` (heads keep their width, grouping its ratio)."""
     heads = max(1, architecture.heads // by)
     kv_heads = max(1, heads * architecture.kv_heads // architecture.heads)
-    head_dim = architecture.hidden // architecture.heads
-    return Architecture(
-        architecture.kind,
-        hidden=heads // kv_heads * kv_heads * head_dim,
-        ffn=max(8, architecture.ffn // by),
-        layers=max(1, architecture.layers // by),
-        heads=heads // kv_heads * kv_heads,
-        kv_heads=kv_heads,
-        vocab=architecture.vocab // by,
-        context=architecture.context,
-        activation=architecture.activation,
-    )
+    heads = heads // kv_heads * kv_heads
+    smaller = {
+        "hidden": heads * (architecture.hidden // architecture.heads),
+        "ffn": max(8, architecture.ffn // by),
+        "layers": max(1, architecture.layers // by),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "vocab": architecture.vocab // by,
+    }
+    return architecture.model_copy(update=smaller)
 
 
-def find(name: str) -> Architecture:
+def find(name: str) -> Sizes:
     """The architecture ``name``, or ``name/8`` for a reduced one."""
     base, _, by = name.partition("/")
     if base not in ARCHITECTURES or (by and not re.fullmatch(r"[1-9]\d{0,2}", by)):
@@ -76,7 +51,7 @@ def find(name: str) -> Architecture:
     return reduced(ARCHITECTURES[base], int(by)) if by else ARCHITECTURES[base]
 
 
-def llama_config(architecture: Architecture) -> LlamaConfig:
+def llama_config(architecture: Sizes) -> LlamaConfig:
     """The sizes as ``Llama`` wants them."""
     return LlamaConfig(
         vocab_size=architecture.vocab,
@@ -112,7 +87,7 @@ def random_model(name: str, dtype: torch.dtype, device: torch.device, seed: int 
     return network if isinstance(network, Llama) else HubModel(network, architecture.vocab)
 
 
-def on_meta(architecture: Architecture) -> nn.Module:
+def on_meta(architecture: Sizes) -> nn.Module:
     """The network without memory for its weights."""
     if architecture.kind == "llama":
         return Llama(llama_config(architecture), torch.device("meta"))
@@ -125,7 +100,7 @@ def on_meta(architecture: Architecture) -> nn.Module:
         d_kv=64,
         num_layers=architecture.layers,
         num_heads=architecture.heads,
-        feed_forward_proj=architecture.activation,
+        feed_forward_proj="relu" if architecture.tied else "gated-gelu",
     )
     config.decoder_start_token_id = 0
     with torch.device("meta"):

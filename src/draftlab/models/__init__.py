@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cache",
+    "Decodable",
     "Decoder",
     "Dtype",
     "LanguageModel",
@@ -66,14 +67,22 @@ class Decoder(Protocol):
         ...
 
 
-class LanguageModel(Protocol):
-    """What decoding, recording, replay and training need of a model."""
+class Decodable(Protocol):
+    """What plain decoding and recording need of a model."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
     def context_len(self) -> int: ...
+
+    def decoder(self) -> Decoder:
+        """The model ready to decode; worth keeping while the weights do not change."""
+        ...
+
+
+class LanguageModel(Decodable, Protocol):
+    """What decoding, recording, replay and training need of a model."""
 
     @property
     def device(self) -> torch.device: ...
@@ -89,10 +98,6 @@ class LanguageModel(Protocol):
         where: Int[Tensor, " chosen"] | None = None,
     ) -> Float[Tensor, "positions vocab"]:
         """Logits that predict each answer token, request after request; ``where`` picks among those positions."""
-        ...
-
-    def decoder(self) -> Decoder:
-        """The model ready to decode; worth keeping while the weights do not change."""
         ...
 
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Int[Tensor, " batch"]]:

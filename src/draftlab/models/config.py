@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
+from draftlab.files.weights import is_gguf
 
 Size = Annotated[int, Field(gt=0, le=1 << 24)]
 Depth = Annotated[int, Field(gt=0, le=1 << 10)]
@@ -123,6 +124,19 @@ def read_config(folder: Path | str) -> dict[str, Any]:
     found = checked(KINDS.get(kind, Fields) if isinstance(kind, str) else Fields, raw, file)
     defaults = {name: value for name, value in found.model_dump().items() if value is not None}
     return raw | {name: value for name, value in defaults.items() if raw.get(name) is None}
+
+
+def read_sizes(model: Path) -> dict[str, Any]:
+    """The config of a model folder, or the fields of one that a GGUF file's header holds."""
+    from draftlab.files.gguf_header import read_header  # and numpy with it
+
+    return read_header(model).shape if is_gguf(model) else read_config(model)
+
+
+def context_of(model: Path | str) -> int:
+    """How many tokens a model folder or a GGUF file says that a request may have; 0 where it does not say, as a T5's."""
+    is_known = is_gguf(model) or (Path(model) / "config.json").is_file()
+    return int(read_sizes(Path(model)).get("max_position_embeddings") or 0) if is_known else 0
 
 
 def read_eos_ids(folder: Path | str) -> tuple[int, ...]:

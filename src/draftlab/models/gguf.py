@@ -55,19 +55,19 @@ VOCABULARY_KEY = "draftlab.vocabulary_sha256"
 INFLATED_KEY = "draftlab.inflated_from"
 
 
-def export(folder: Path | str, out: Path | str, weights: Weights = "f32", *, vocabulary: bool = True) -> None:
-    """Write the Llama or T5 model in ``folder`` as the GGUF file ``out``.
+def export(model: Path, out: Path, weights: Weights = "f32", *, vocabulary: bool = True) -> None:
+    """Write a model folder (Llama or T5) as one GGUF file for llama.cpp; with --no-vocabulary it decodes token ids only.
 
     Matrices are stored as ``weights`` (as f16 where a row cannot be cut into blocks of 32), vectors as f32.
     ``vocabulary=False`` leaves the tokenizer out: such a file decodes token ids, which is all that a latency measurement
     needs, but not text. Anything that llama.cpp could not run is a ``UserError``. A trimmed head becomes the file's vocabulary, and a table
     of embeddings lies beside it (``models.trimmed``).
     """
-    config = read_config(folder)
+    config = read_config(model)
     if config.get("head_tokens"):
-        _export_trimmed(Path(folder), Path(out), weights, vocabulary)
+        _export_trimmed(model, out, weights, vocabulary)
         return
-    _export(config, Path(folder), out, weights, Checkpoint.open, vocabulary)
+    _export(config, model, out, weights, Checkpoint.open, vocabulary)
 
 
 def _export_trimmed(folder: Path, out: Path, weights: Weights, vocabulary: bool) -> None:

@@ -15,6 +15,7 @@ from draftlab.files.json_files import write_json
 from draftlab.files.packages import package_of
 from draftlab.files.seals import content_digest, seal
 from draftlab.files.weights import is_gguf
+from draftlab.models.config import context_of
 from draftlab.models.pickled import PICKLED, convert
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -61,7 +62,8 @@ def copy_tokenizer(name: str, folder: Path) -> None:
 
         words = read_tokenizer(name)
         words.save(folder)
-        write_json(folder / "generation_config.json", {"eos_token_id": list(words.eos_ids)})
+        config = {"eos_token_id": list(words.eos_ids), "max_position_embeddings": context_of(name)}
+        write_json(folder / "config.json", config)
         return
     _copy_tokenizer(_resolve(name, TOKENIZER), folder, name)
 

@@ -8,6 +8,7 @@ length that follows the confidence stops there. Joined to a draft it leaves thos
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from draftlab.errors import UserError
 from draftlab.models import Cache, Decoder, LanguageModel
-from draftlab.models.ngrams import NGRAM, find_next
+from draftlab.models.ngrams import NGRAM, Ngrams, guesses_along
 
 
 class Lookup:
@@ -39,7 +40,7 @@ class Lookup:
         where: Int[Tensor, " chosen"] | None = None,
     ) -> Float[Tensor, "positions vocab"]:
         texts = [([*prompt, *answer], len(prompt)) for prompt, answer in zip(prompts, answers, strict=True)]
-        guesses = [find_next(text[:end], self.ngram) for text, begin in texts for end in range(begin, len(text))]
+        guesses = [guess for text, begin in texts for guess in guesses_along(text, begin, self.ngram)]
         guesses = guesses if where is None else [guesses[place] for place in where.tolist()]
         return self.put(guesses, self.draft.answer_logits(prompts, answers, where) if self.draft else None)
 
@@ -75,34 +76,31 @@ class LookupDecoder:
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[LookupCache, Int[Tensor, " batch"]]:
         inner = self.decoder.prefill(prompts, room)[0] if self.decoder else None
         last = torch.tensor([prompt[-1] for prompt in prompts], device=self.lookup.device)
-        return LookupCache(self.lookup, [list(prompt[:-1]) for prompt in prompts], inner), last
+        return LookupCache([Ngrams(prompt[:-1], self.lookup.ngram) for prompt in prompts], self.lookup, inner), last
 
 
 class LookupCache:
     """The text of each row, beside the cache of the draft that it is joined to."""
 
-    def __init__(self, lookup: Lookup, texts: list[list[int]], inner: Cache | None) -> None:
-        self.lookup, self.texts, self.inner = lookup, texts, inner
+    def __init__(self, texts: list[Ngrams], lookup: Lookup, inner: Cache | None) -> None:
+        self.texts, self.lookup, self.inner = texts, lookup, inner
 
     @property
     def lengths(self) -> list[int]:
-        return [len(text) for text in self.texts]
+        return [len(text.tokens) for text in self.texts]
 
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
-        guesses = []
-        for text, new in zip(self.texts, tokens.tolist(), strict=True):
-            for token in new:
-                text.append(token)
-                guesses.append(find_next(text, self.lookup.ngram))
+        guesses = [text.append(token) for text, new in zip(self.texts, tokens.tolist(), strict=True) for token in new]
         logits = self.inner.extend(tokens).flatten(0, 1) if self.inner else None
         return self.lookup.put(guesses, logits).view(*tokens.shape, -1)
 
     def crop(self, lengths: Sequence[int]) -> None:
-        self.texts = [text[:length] for text, length in zip(self.texts, lengths, strict=True)]
+        for text, length in zip(self.texts, lengths, strict=True):
+            text.trim(length)
         if self.inner:
             self.inner.crop(lengths)
 
     def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
-        self.texts = [list(self.texts[row]) for row in rows]
+        self.texts = [deepcopy(self.texts[row]) for row in rows]
         if self.inner:
             self.inner.take(rows, since)

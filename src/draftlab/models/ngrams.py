@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Iterable
 
 NGRAM = 2
 """Tokens that must have occurred before."""
 
 
-def find_next(text: Sequence[int], ngram: int = NGRAM) -> int | None:
-    """The token that followed the latest earlier occurrence of the last ``ngram`` tokens; None where there is none.
+class Ngrams:
+    """A text that grows and shrinks at its end, and for each n-gram the place after its latest occurrence: a guess costs one look-up.
 
-    >>> find_next([7, 8, 9, 1, 7, 8])
+    >>> Ngrams([7, 8, 9, 1, 7, 8]).guess
     9
     """
-    tokens = np.asarray(text, dtype=np.int32)
-    if len(tokens) <= ngram:
-        return None
-    same = np.ones(len(tokens) - ngram, bool)
-    for back in range(1, ngram + 1):
-        same &= tokens[ngram - back : len(tokens) - back] == tokens[-back]
-    places = np.flatnonzero(same)
-    return int(tokens[places[-1] + ngram]) if len(places) else None
+
+    def __init__(self, text: Iterable[int] = (), ngram: int = NGRAM) -> None:
+        self.tokens, self.ngram = list[int](), ngram
+        self._after = dict[tuple[int, ...], int]()
+        self._earlier = list[int | None]()
+        for token in text:
+            self.append(token)
+
+    @property
+    def guess(self) -> int | None:
+        """The token that followed the latest earlier occurrence of the last ``ngram`` tokens; None where there is none."""
+        earlier = self._earlier[-1] if self._earlier else None
+        return None if earlier is None else self.tokens[earlier]
+
+    def append(self, token: int) -> int | None:
+        """Add a token; return the ``guess`` of the next."""
+        self.tokens.append(token)
+        last = tuple(self.tokens[-self.ngram :])
+        self._earlier.append(self._after.get(last))
+        if len(last) == self.ngram:
+            self._after[last] = len(self.tokens)
+        return self.guess
+
+    def trim(self, length: int) -> None:
+        """Keep the first ``length`` tokens."""
+        while len(self.tokens) > length:
+            last, earlier = tuple(self.tokens[-self.ngram :]), self._earlier.pop()
+            if earlier is not None:
+                self._after[last] = earlier
+            else:
+                self._after.pop(last, None)
+            self.tokens.pop()
+
+
+def guesses_along(text: Iterable[int], begin: int, ngram: int = NGRAM) -> list[int | None]:
+    """The guess of each token of a text from place ``begin`` on, from what stands before it."""
+    seen = Ngrams(ngram=ngram)
+    guesses = [None, *(seen.append(token) for token in text)]
+    return guesses[begin:-1]

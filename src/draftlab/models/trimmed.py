@@ -77,14 +77,14 @@ def cut_vocabulary(folder: Path, out: Path, half: bool, table: Path) -> dict[str
     return small
 
 
-def widen(folder: Path, out: Path) -> None:
-    """Write the draft in ``folder`` with a head for the whole vocabulary, for engines that know no other; it computes what it did.
+def widen(model: Path, out: Path) -> None:
+    """Expand a draft's trimmed head to the whole vocabulary, for engines that need one; its outputs stay the same.
 
     ``BLOCK`` channels are added. One of them is the same for every token, c, and no layer reads or writes it: after the last norm it
     is ``100 c / rms > 0``, rms that of the other channels, and a token outside the head has the logit ``-100`` times that. A norm over W + 32
     channels is the one over W at weights ``sqrt(W / (W + 32))`` as large, where ``c^2 / W`` comes off its epsilon, which ``c^2 = W epsilon / 2`` allows.
     """
-    config, tensors = _read(folder)
+    config, tensors = _read(model)
     kept, width = tensors.pop(KEPT), config["hidden_size"]
     wide, epsilon = width + BLOCK, config["rms_norm_eps"]
     scale = math.sqrt(width / wide)
@@ -111,8 +111,8 @@ def widen(folder: Path, out: Path) -> None:
         write_json(temporary / "config.json", config | changed)
         save_file(found | {HEAD: head}, temporary / "model.safetensors", metadata={"format": "pt"})
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            if (folder / name).is_file():
-                (temporary / name).write_bytes((folder / name).read_bytes())
+            if (model / name).is_file():
+                (temporary / name).write_bytes((model / name).read_bytes())
         weights_digest(temporary)
 
 

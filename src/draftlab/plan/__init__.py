@@ -5,7 +5,7 @@ from draftlab.files.digests import code_digest
 from draftlab.plan.figure import Figure
 from draftlab.plan.grids import refused
 from draftlab.plan.plan import Experiment, Finding, Layout, load_experiment
-from draftlab.plan.run import Run, RunConfig, content_of_model, load_run
+from draftlab.plan.run import Run, RunConfig, content_of_model, context_of_drafts, load_run
 from draftlab.plan.scale import Needs, Scale
 from draftlab.plan.words import flags
 
@@ -21,6 +21,7 @@ __all__ = [
     "Scale",
     "code_digest",
     "content_of_model",
+    "context_of_drafts",
     "flags",
     "load_experiment",
     "load_run",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from draftlab.data import registry
 from draftlab.files.checkout import WORKFLOW
 from draftlab.latency.settings import Engine
-from draftlab.plan.memory import BYTES, Sizes, decoding, recorded, training
-from draftlab.plan.run import Run
+from draftlab.latency.sizes import BYTES, Model, Sizes, known_models
+from draftlab.plan.memory import decoding, recorded, training
+from draftlab.plan.run import Run, load_run
 from draftlab.plan.scale import Gpu, Pair
 from draftlab.train.settings import Offline, Serving, Training
 
@@ -20,14 +22,6 @@ GPUS: dict[Gpu, int] = {"rtx4090": 24, "a100-40": 40, "a100-80": 80, "h100": 80,
 """Gigabytes (2^30 bytes) of memory."""
 RECORDED = ("teacher", "none")
 """Sources of samples for which the target does not run again."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model: its sizes, and the bytes of a weight in its repository; 0 for one that is trained here."""
-
-    sizes: Sizes
-    stored: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,17 +35,6 @@ class Job:
     disk: int = 0
 
 
-def known_models() -> dict[str, Model]:
-    """The models of ``workflow/models.csv`` by their names on the hub."""
-    with (WORKFLOW / "models.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    found = {}
-    for row in rows:
-        name, stored = row.pop("name"), row.pop("stored")
-        found[name] = Model(Sizes.model_validate(row), BYTES[stored])
-    return found
-
-
 def model_of(pair: Pair, role: str) -> Model | None:
     """A model of a pair: of the table, or as its recipe makes it; None for another that exists already."""
     recipe = pair.models[role]
@@ -59,7 +42,7 @@ def model_of(pair: Pair, role: str) -> Model | None:
         return known_models().get(recipe.model.partition("@")[0])
     kind, heads = recipe.family, recipe.heads
     fields = recipe.model_dump(include={"hidden", "ffn", "layers", "context"})
-    return Model(Sizes(kind=kind, heads=heads, kv_heads=heads, vocab=recipe.vocabulary, tied=True, **fields))
+    return Model(sizes=Sizes(kind=kind, heads=heads, kv_heads=heads, vocab=recipe.vocabulary, tied=True, **fields))
 
 
 def jobs(run: Run) -> Iterator[Job]:
@@ -179,3 +162,9 @@ def lines(run: Run, gpu: Gpu) -> Iterator[str]:
         yield f"does not fit {gpu} ({GPUS[gpu]} GB): {job.rule} {job.pair} {job.name}, {(job.peak or 0) / 2**30:,.1f} GB"
     if not large:
         yield f"every job that is modelled fits {gpu} ({GPUS[gpu]} GB)"
+
+
+def show(*, config: tuple[str, ...] = (), gpu: Gpu = "a100-80") -> None:
+    """Print what a run will need (--config as for snakemake) without running it: jobs, memory, disk, downloads, what does not fit --gpu."""
+    given = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in config)}
+    print(*lines(load_run(given, WORKFLOW), gpu), sep="\n")

@@ -158,7 +158,9 @@ class Experiment(Settings):
                 raise where.blame("pair differs inside a cell", ["pair"], remedy="make it an axis: a cell has one pair")
 
     def at(self, scale: Scale, size: Size, file: Path) -> Experiment:
-        """The same experiment with the ``size`` that a scale's ``file`` gives it."""
+        """The same experiment with the ``size`` that a scale's ``file`` gives it, over what its own file says of the scale."""
+        own = self.scales.get(scale, Size())
+        size = Size(axes=own.axes | size.axes, fixed=own.fixed | size.fixed)
         sized = self.model_copy(update={"scales": {**self.scales, scale: size}})
         sized.check(scale, Place(file, (("experiments",),)))
         return sized

@@ -12,18 +12,19 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from draftlab.core.settings import Dataset, Settings, Template
 from draftlab.data import registry, sources
+from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.packages import PACKAGES
 from draftlab.files.seals import content_digest
 from draftlab.files.weights import is_gguf
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.latency.settings import Engine
+from draftlab.models.config import context_of
 from draftlab.plan.grids import validated
 from draftlab.plan.plan import Experiment, check_datasets, load_experiment
-from draftlab.plan.scale import MAIN, Scale, ScaleSettings
-from draftlab.stages._cell_file import cell_file
+from draftlab.plan.scale import MAIN, Pair, Scale, ScaleSettings
 from draftlab.stages._places import Places
-from draftlab.stages._stage import Variant
+from draftlab.stages._stage import NoInputs, Variant, cell_file
 from draftlab.stages.latency_requests import Settings as Requests
 from draftlab.train.settings import Training
 
@@ -44,10 +45,17 @@ def content_of_model(name: str | None, weights: bool = True) -> str:
     return content_digest(name, weights, DIGESTS) if name else ""
 
 
+def context_of_drafts(pair: Pair) -> int:
+    """How long a request the drafts of a pair can read that lie in a folder or a file, as far as they say; 0: any."""
+    named = (own.model for own in pair.drafts.values())
+    return min((size for name in named if name and os.path.exists(name) and (size := context_of(name))), default=0)
+
+
 class RunConfig(Settings):
     """What ``snakemake --config key=value`` may say."""
 
     scale: Scale = "laptop"
+    sizes: str | None = Field(None, description="a YAML file of what differs from the scale's, key by key")
     raw: str | None = Field(None, description="folder of raw files of the real datasets")
     dataset: str | None = Field(None, description="a file of prompts of your own")
     target: str | None = Field(
@@ -56,6 +64,10 @@ class RunConfig(Settings):
     draft: str | None = Field(None, description="folder or GGUF file of the draft, or OWNER/NAME[@REVISION] of the hub")
     models: dict[str, str] = Field(
         {}, description="models of single roles: {pair.role: MODEL}, as {multidraft.target: FILE.gguf}"
+    )
+    answers: dict[str, Any] = Field(
+        {},
+        description="how the main pair's target answers, over the scale's: {engine: openai, url: 'http://HOST:PORT/v1'}",
     )
     template: Template | None = Field(None, description="chat template of the prompts; own is the tokenizer's")
     experiments: str | None = Field(
@@ -103,10 +115,8 @@ def _check_places(run: RunConfig, by_architecture: bool) -> None:
             what = f"{key}: no such file or folder: {value}"
             remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION" if is_model else "check the path"
             raise UserError(what, file="--config", remedy=remedy)
-        if value and is_model and is_gguf(value):
-            from draftlab.files.gguf_header import read_header
-
-            read_header(value)  # refuses what cannot be represented
+        if value and is_model and os.path.exists(value):
+            context_of(value)  # refuses what is no model, or cannot be represented
 
 
 class Run(Settings):
@@ -194,10 +204,10 @@ class Run(Settings):
             architectures=named,
         )
 
-    def inputs(self, experiment: str, cell: str) -> Any:
+    def inputs(self, experiment: str, cell: str) -> NoInputs:
         """The files that a cell takes, typed as its stage wants them."""
         variants = self.cells(experiment)[cell]
-        return self.known[experiment].of_stage.locate([own.settings for own in variants], self.places)
+        return self.known[experiment].of_stage.inputs.locate([own.settings for own in variants], self.places)
 
     def pair_of(self, experiment: str, cell: str) -> str:
         """The pair of models that a cell speaks of."""
@@ -206,7 +216,7 @@ class Run(Settings):
     def reads(self, experiment: str, cell: str) -> list[str]:
         """Every file that must be there before a cell runs; of a model its configuration, of an architecture none."""
         settings = [own.settings for own in self.cells(experiment)[cell]]
-        files = self.known[experiment].of_stage.reads(settings, self.inputs(experiment, cell))
+        files = self.inputs(experiment, cell).reads(settings)
         models = [] if self.settings.by_architecture else [path / "config.json" for path in files.pop("models", [])]
         files.pop("models", None)
         drafts = [path.parents[1] / "rows.csv" for path in models if "cells" in path.parts]  # a cell distilled it
@@ -223,7 +233,11 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     """Read the plan of a run from ``--config`` values and the ``workflow`` folder."""
     run = validated(RunConfig, dict(config), Place("--config"))
     path = workflow / "scales" / f"{run.scale}.yaml"
-    settings = validated(ScaleSettings, _with_base(path), Place(path))
+    said = _with_base(path)
+    if run.sizes:
+        path = Path(run.sizes)
+        said = _joined(said, read_yaml(path))
+    settings = validated(ScaleSettings, said, Place(path))
     _check_places(run, settings.by_architecture)
     _check_needs(settings, workflow, Place(path))
     check_datasets(settings.every_dataset, Place(path))
@@ -236,7 +250,10 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
             )
         every[name] = every[name].at(run.scale, size, path)
     wanted = _wanted(run, every, settings)
-    suffixes = [run.scale, *(key for key in ("raw", "dataset", "target", "draft", "models") if getattr(run, key))]
+    suffixes = [
+        run.scale,
+        *(key for key in ("sizes", "raw", "dataset", "target", "draft", "models") if getattr(run, key)),
+    ]
     return Run(
         name=run.name or "-".join(suffixes),
         config=run,
@@ -285,6 +302,9 @@ def _adapted(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
             template = run.template or own or pair.answers.template
             answers = pair.answers.model_copy(update={"template": template})
             pairs[name] = pair.with_models(run.everywhere).model_copy(update={"answers": answers})
+    if run.answers:
+        how = validated(Answers, pairs[MAIN].answers.model_dump() | run.answers, Place("--config: answers"))
+        pairs[MAIN] = pairs[MAIN].model_copy(update={"answers": how})
     for key, model in run.models.items():
         of, _, role = key.rpartition(".")
         of = of or MAIN

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from draftlab.core.settings import Settings
 
 
 def flags(settings: Settings, **others: Any) -> list[str]:
-    """``--name value`` words of every setting."""
-    return to_words({**settings.model_dump(), **others})
-
-
-def to_words(values: Mapping[str, Any]) -> list[str]:
-    """``--name value`` words of plain values; a list becomes several words, ``None`` and empty text are left out."""
+    """``--name value`` words of every setting; a list becomes several words, ``None`` and empty text are left out."""
     found: list[str] = []
-    for key, value in values.items():
+    for key, value in {**settings.model_dump(), **others}.items():
         name = f"--{key.replace('_', '-')}"
         if value is None or value == "":
             continue

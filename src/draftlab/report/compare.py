@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import tyro
 
 from draftlab.errors import UserError
 from draftlab.files.tables import CLAIMS, read_table, tables_in
@@ -91,3 +93,10 @@ def _timed_claims(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
     rules = {name for name, claim in known.claims.items() if claim.rule is not None and timed(claim.rule)}
     said = {name for name, statement in known.statements.items() if any(map(timed, statement.holds))}
     return frozenset(known.numbers["claim_id"][known.numbers["claim"].isin(rules)]) | said
+
+
+def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) -> None:
+    """Compare the tables of two runs, measured times aside; list the columns that differ, and by how much."""
+    if found := differences(one, two):
+        sys.exit("\n".join(map(str, found)))
+    print("the tables are the same but for measured times")

@@ -76,6 +76,7 @@ class Judgement:
 
 
 NOT_RUN = Judgement(None, "not run at this scale")
+NO_RULE = "no experiment answers it"
 
 
 def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
@@ -140,15 +141,17 @@ def _number_row(
 ) -> dict[str, Any]:
     claim = published.claims[row["claim"]]
     rule = claim.rule
-    silent = rule is None or (rule.only and scale not in rule.only)
-    judgement = NOT_RUN if rule is None or silent else _judge_number(row, rule, published, tables, scale)
+    if rule is None or (rule.only and scale not in rule.only):
+        judgement = replace(NOT_RUN, note=claim.why or NO_RULE)
+    else:
+        judgement = _judge_number(row, rule, published, tables, scale)
     found = checked.get(row["claim_id"], ())
     failed = [result for result in found if not result.holds]
     derived = [result for result in found if result.derives]
     if failed:
-        notes = [result.note for result in failed] + [judgement.note]
+        notes = [result.note for result in failed] + [judgement.note if judgement.ours else ""]
         judgement = replace(judgement, verdict="inconsistent in print", note="; ".join(filter(None, notes)))
-    elif judgement is NOT_RUN and derived:
+    elif judgement.ours is None and derived:
         ours = Interval(derived[0].recomputed, np.nan, np.nan, 0)
         judgement = Judgement(ours, "reproduced", f"recomputed, no experiment: {derived[0].note}")
     if row["caveat"]:
@@ -166,9 +169,11 @@ def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tabl
     judged in the later one.
     """
     filters = _filters(rule, row["settings"])
-    found = None if filters is None else compute(rule.measured(filters), tables)
-    if filters is None or found is None:
-        return NOT_RUN
+    if filters is None:
+        return replace(NOT_RUN, note="a setting that no experiment of ours has")
+    found = compute(rule.measured(filters), tables)
+    if found is None:
+        return replace(NOT_RUN, note=f"not among what {filters.get('table', rule.table)} runs at this scale")
     ours = found.value
     if scale in rule.same_setting and abs(ours.estimate - row["value"]) <= rule.tolerance:
         return Judgement(ours, "reproduced", f"within {rule.tolerance:g} of the printed value")
@@ -311,7 +316,7 @@ def _statement_row(
         judgement = replace(
             judgement, verdict="inconsistent in print", note="; ".join(result.note for result in failed)
         )
-    elif judgement is NOT_RUN and said.check is not None:
+    elif judgement.ours is None and said.check is not None:
         judgement = Judgement(None, "reproduced", f"recomputed from the printed numbers: check {said.check}")
     experiments = [comparison.table for comparison in said.holds]
     return _row(name, said.paper, said.location, said.says, "", "in words", judgement, experiments, tables)
@@ -325,7 +330,8 @@ def _judge_statement(said: Statement, tables: Tables, scale: Scale) -> Judgement
         for result in compute_each(comparison.contrast, tables)
     ]
     if not seen:
-        return NOT_RUN
+        missing = ", ".join(dict.fromkeys(comparison.table for comparison in said.holds))
+        return replace(NOT_RUN, note=f"not among what {missing} runs at this scale" if missing else "")
     clear = [_clearance(comparison, correct(gap, len(seen))) for comparison, _, gap in seen]
     held, failed = sum(surely >= 0 for surely, _ in clear), sum(at_best < 0 for _, at_best in clear)
     least = min(range(len(seen)), key=lambda place: (clear[place][1] >= 0, clear[place][0]))

@@ -24,7 +24,7 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.json_files import read_json, split_common
 from draftlab.files.tables import read_table, tables_in
-from draftlab.plan import Experiment, load_experiment
+from draftlab.plan import Experiment, Scale, load_experiment
 from draftlab.report import findings, published, summary, tables, tidy
 from draftlab.report.ledger import COLUMNS, VERDICTS
 from draftlab.report.provenance import flatten
@@ -82,10 +82,10 @@ class Section:
     highlights: Sequence[str] = field(default_factory=tuple)
 
 
-def write(results: Path, scale: str, out: Path, config: Sequence[str] = ()) -> None:
-    """Write the page of the run in ``results``; experiments without a table are left out.
+def write(results: Path, scale: Scale, out: Path, config: tuple[str, ...] = ()) -> None:
+    """Write the report of a run as one page; --config repeats the KEY=VALUE that the run was given.
 
-    ``config`` are the ``key=value`` that the run was given. With prompts or models of one's own among them, the page begins with what
+    Experiments without a table are left out. With prompts or models of one's own among them, the page begins with what
     such a run is made for.
     """
     own = [given for given in config if given.partition("=")[0] in ("dataset", "target", "draft")]

@@ -6,14 +6,18 @@ A run's figure is traced through the run's own folder; a published one through t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import tyro
+
 from draftlab.errors import UserError
+from draftlab.files.atomic import write_text
 from draftlab.files.digests import sha256
 from draftlab.files.json_files import read_json, split_common, write_json
 from draftlab.files.tables import publish_table, table_bytes, tables_in
+from draftlab.plan import times
 
 RECORD = "provenance.json"
 DIGESTED = ("tables", "pairs", "models")
@@ -64,13 +68,15 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
     }
 
 
-def publish(run: Path, tables: Sequence[str], folder: Path) -> None:
-    """Compress these tables of ``run`` into ``folder``, and note beside them what ``describe`` says of each; the others stay."""
+def publish(results: Path, tables: tuple[str, ...], out: Path) -> None:
+    """Compress the tables of a run into a folder, with the provenance of each and the times of jobs, to draw published figures from; others stay."""
     for name in tables:
-        publish_table(run / f"{name}.csv", folder)
-    known = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
-    kept = {name: found for name, found in known.items() if name in tables_in(folder)}
-    write_json(folder / RECORD, dict(sorted((kept | {name: describe(run, name) for name in tables}).items())))
+        publish_table(results / f"{name}.csv", out)
+    known = read_json(out / RECORD) if (out / RECORD).exists() else {}
+    kept = {name: found for name, found in known.items() if name in tables_in(out)}
+    write_json(out / RECORD, dict(sorted((kept | {name: describe(results, name) for name in tables}).items())))
+    if took := times.read_times([out / times.FILE, results / "logs" / times.FILE]):
+        write_text(out / times.FILE, "".join(f"{name}\t{took[name]:.2f}\n" for name in sorted(took)))
 
 
 def lines(found: Mapping[str, Any], table: Path) -> Iterator[str]:
@@ -112,3 +118,8 @@ def _describe(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(_describe, value))
     return str(value)[:16] if isinstance(value, str) and len(value) == 64 else str(value)
+
+
+def show(figure: tyro.conf.Positional[Path]) -> None:
+    """Print where a figure comes from: table, runs, models, answers, raw data."""
+    print(*trace(figure), sep="\n")

@@ -98,12 +98,13 @@ class Rule(Selection):
 
 
 class Claim(Entry):
-    """What the numbers of one claim are; ``digit`` is the last printed place, 0 for an exact value."""
+    """What the numbers of one claim are; ``digit`` is the last printed place, 0 for an exact value; ``why`` no run judges them."""
 
     location: str
     quantity: str
     unit: str
     digit: float = 0.0
+    why: str = ""
     rule: Rule | None = None
 
 

@@ -44,21 +44,18 @@ def render(text: str, root: Path) -> str:
     return text
 
 
-def update(readme: Path, *, check: bool) -> None:
-    """Rewrite the rendered parts of ``readme``, the page of tables and the indexes of published figures beside it.
-
-    With ``check`` only refuse what is stale.
-    """
-    root = readme.parent
-    new = {readme: render(readme.read_text(encoding="utf-8"), root), root / stages_page.PAGE: stages_page.render(root)}
+def update(file: Path = Path("README.md"), *, check: bool = False) -> None:
+    """Render the generated parts of README.md, docs/tables.md and the indexes of paper_figures/; --check only compares."""
+    root = file.parent
+    new = {file: render(file.read_text(encoding="utf-8"), root), root / stages_page.PAGE: stages_page.render(root)}
     new |= {data.parent / "README.md": index(data.parent, root) for data in sorted(root.glob("paper_figures/*/data"))}
-    for file, text in new.items():
-        if file.exists() and file.read_text(encoding="utf-8") == text:
+    for page, text in new.items():
+        if page.exists() and page.read_text(encoding="utf-8") == text:
             continue
         if check:
             what = "it differs from the code and the committed tables"
-            raise UserError(what, file=file, remedy="run `draftlab readme`")
-        write_text(file, text)
+            raise UserError(what, file=page, remedy="run `draftlab readme`")
+        write_text(page, text)
 
 
 def index(folder: Path, root: Path) -> str:

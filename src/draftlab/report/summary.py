@@ -50,7 +50,7 @@ def lines(run: Path) -> Iterator[str]:
     yield f"Figures  {run / 'figures'}/"
 
 
-def answer(run: Path) -> Iterator[str]:
+def answers(run: Path) -> Iterator[str]:
     """What a run says of prompts of one's own, in a sentence, and where its report lies."""
     yield from (line for line in headlines(run) if line.startswith("Traffic"))
     yield f"Report   {run / 'report.html'}"
@@ -158,3 +158,9 @@ HEADLINES = {
     "osd_latency_alpha": _latency,
     "mdss_acceptance": _acceptance,
 }
+
+
+def print_summary(*, results: Path = Path("results"), answer: bool = False) -> None:
+    """Print the headline numbers of the newest run below --results, and the path of its report; --answer adds what it says of your prompts."""
+    run = newest_run(results)
+    print(*(answers(run) if answer else lines(run)), sep="\n")

@@ -15,11 +15,11 @@ SERIES = ("dataset", "group", "method", "seed")
 Point = tuple[str, int, float]
 
 
-def write(run: Path, out: Path) -> int:
-    """Write alpha along every stream of ``run`` as events below ``out``; return how many points."""
-    points = [point for path in tables_in(run).values() for point in curves(path)]
+def write(results: Path, out: Path) -> int:
+    """Write the curves of a run as TensorBoard events (needs the package tensorboard): alpha along every stream."""
+    points = [point for path in tables_in(results).values() for point in curves(path)]
     if not points:
-        raise UserError("no table with a stream", file=run, remedy="run osd_online first")
+        raise UserError("no table with a stream", file=results, remedy="run osd_online first")
     try:
         from tensorboard.summary import Writer
     except ModuleNotFoundError:
@@ -28,6 +28,7 @@ def write(run: Path, out: Path) -> int:
     for tag, record, value in points:
         writer.add_scalar(tag, value, record)
     writer.close()
+    print(f"{len(points)} points; look at them with: tensorboard --logdir {out}")
     return len(points)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 
 from draftlab import __version__
+from draftlab.core.settings import Flat
 from draftlab.core.stats import ENOUGH
 from draftlab.data import check
 from draftlab.data.classify import languages
@@ -247,3 +248,8 @@ def _rate(load: str | None) -> float | None:
     if not 0 < rate < float("inf"):
         raise UserError(f"load {load!r}", remedy="give requests a second above 0, as in 4/s")
     return rate
+
+
+def verdict_of(asked: Flat[Asked], *, out: Path | None = None) -> None:
+    """Say whether a draft would make your traffic faster, which one, at which length, and what would change the answer."""
+    print(*lines(run(asked, out)), sep="\n")

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import tyro
+
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.json_files import read_object
-from draftlab.serving.acceptance import Acceptance
+from draftlab.serving import records
+from draftlab.serving.acceptance import Acceptance, from_alpha
 
 Ranges = Sequence[tuple[int, int, int]]
 """(first batch, last batch, draft length), both ends included."""
@@ -220,13 +223,6 @@ def tensorrt_schedule(ranges: Ranges, draft_len: int, meaning: Literal["lower", 
     return schedule
 
 
-def read_tensorrt(schedule: Mapping[int, int], batch: int, meaning: Literal["lower", "upper"]) -> int:
-    """The draft length at ``batch`` as TensorRT-LLM would read it."""
-    if meaning == "upper":
-        return next((schedule[last] for last in sorted(schedule) if batch <= last), 0)
-    return next(schedule[first] for first in sorted(schedule, reverse=True) if batch >= first)
-
-
 def _merged(ranges: Ranges) -> list[tuple[int, int, int]]:
     found: list[tuple[int, int, int]] = []
     for first, last, length in ranges:
@@ -369,3 +365,28 @@ def write(wanted: Wanted, engines: Sequence[str], out: Path) -> list[Emitted]:
         ]
         (folder / "README.md").write_text("\n".join(said), encoding="utf-8")
     return found
+
+
+def emit(
+    engine: tyro.conf.Positional[tuple[str, ...]] = (),
+    *,
+    load: Path | None = None,
+    draft_len: int | None = None,
+    target: str,
+    draft: str,
+    context: int = 1024,
+    alpha: float | None = None,
+    acceptance: Path | None = None,
+    greedy: bool = False,
+    out: Path,
+) -> None:
+    """Write settings for serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON of draftlab load), or one DRAFT_LEN."""
+    if (load is None) == (draft_len is None):
+        raise UserError("no draft length, or two", remedy="give --load or --draft-len")
+    shown = records.acceptance(acceptance) if acceptance else from_alpha(alpha) if alpha is not None else None
+    requests = len(shown.survival) if shown and acceptance else 0
+    ranges, longest = from_load(load, context) if load is not None else ([], draft_len or 0)
+    traffic = acceptance.stem if acceptance else ""
+    wanted = Wanted(target, draft, longest, ranges, not greedy, shown, requests, traffic)
+    for emitted in write(wanted, engine, out):
+        print(f"{emitted.file}: {emitted.version}")

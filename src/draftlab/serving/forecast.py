@@ -2,22 +2,19 @@
 
 ``logit alpha(n) = a + b log(1 + n / SCALE)``: with each doubling of the requests learnt from, the odds of acceptance grow by about the same
 factor. ``a`` and ``b`` are fitted to one stream, ``b`` near that of recorded streams; the interval holds the fit's error and, growing with the
-distance, how far recorded streams left their own line. The constants were chosen while looking at the streams of ``STREAMS``, so their table
-shows a fit, not a forecast out of sample.
+distance, how far recorded streams left their own line. The constants were chosen while looking at the streams of `benchmarks.forecasts`, so their
+table shows a fit, not a forecast out of sample.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float64
 from scipy.optimize import least_squares
 
 from draftlab.core.stats import ENOUGH
-from draftlab.files.tables import read_table
 
 SCALE, SLOPE, SPREAD, DRIFT = 15.0, 0.48, 0.03, 0.13
 """Requests; ``b`` and its spread; how far a stream leaves its line, in logits per unit of ``log(1 + n / SCALE)``."""
@@ -77,48 +74,3 @@ def fit(
         return "acceptance does not grow here as it did on recorded streams"
     slopes = np.asarray(found.jac)
     return Curve(seen, found.x, np.linalg.inv(slopes.T @ slopes))
-
-
-SHARE = 0.2
-LEARNING = ("online", "online_warm", "online_all", "all", "block_end")
-STREAMS = {"osd_online": "dataset", "beyond_loss_positions": "dataset", "beyond_temperature_online": "temperature",
-           "osd_online_t5": "dataset", "beyond_stream_length": "length"}  # fmt: skip
-"""Published tables of streams, and the column besides seed and way of learning that names one."""
-
-
-def table(data: Path) -> pd.DataFrame:
-    """Each recorded stream's last tenth beside the forecast from its first fifth; ``refused`` says why there is none."""
-    rows = []
-    for name, key in STREAMS.items():
-        found = read_table(data / f"{name}.csv.gz").query("split == 'train'")
-        way = next((column for column in ("method", "loss_positions") if column in found), None)
-        found = found[found[way].isin(LEARNING)] if way else found
-        for labels, own in found.groupby([key, *([way] if way else []), "seed"]):
-            own = own.sort_values("stream_index")
-            accepted, visited = own["accepted"].to_numpy(float), own["visited"].to_numpy(float)
-            first, last, of_row = (
-                int(SHARE * len(own)),
-                int(0.9 * len(own)),
-                int(own.get("requests", pd.Series([1])).iloc[0]),
-            )
-            curve = fit(accepted[:first], visited[:first], of_row)
-            row = {"table": name, "stream": " ".join(map(str, labels)), "requests": len(own) * of_row}
-            row["measured"] = accepted[last:].sum() / visited[last:].sum()
-            if isinstance(curve, str):
-                rows.append({**row, "refused": curve})
-            else:
-                estimate, low, high = curve.at(0.95 * len(own) * of_row)
-                rows.append({**row, "forecast": estimate, "low": low, "high": high, "refused": ""})
-    return pd.DataFrame(rows)
-
-
-def as_markdown(found: pd.DataFrame) -> str:
-    """The page of errors by table."""
-    lines = ["# Forecasts beside recorded streams", ""]
-    lines += ["| streams | forecast | refused | mean absolute error | inside the 95 % interval |", "|" + "---|" * 5]
-    for name, own in [*found.groupby("table", sort=False), ("all", found)]:
-        given = own[own["refused"] == ""]
-        error = (given["forecast"] - given["measured"]).abs().mean()
-        inside = ((given["low"] <= given["measured"]) & (given["measured"] <= given["high"])).sum()
-        lines.append(f"| {name} | {len(given)} | {len(own) - len(given)} | {error:.3f} | {inside} of {len(given)} |")
-    return "\n".join(lines) + "\n"

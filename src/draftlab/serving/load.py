@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from draftlab.core.settings import Flat
 from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path, write_text
@@ -311,3 +313,8 @@ def rates_for(arrivals: traces.Arrivals, profile: Profile) -> list[float]:
         raise UserError("no request fits the cache", remedy=f"the profile holds {profile.kv_tokens} tokens")
     most = len(served.output) / served.seconds
     return [round(most * share, 3 if most < 10 else 2) for share in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1)]
+
+
+def load(settings: Flat[Load], *, out: Path) -> None:
+    """Simulate a server under load, for each rate and draft length: writes OUT.csv, OUT.json and OUT.png."""
+    print(*lines(run(settings, out, lambda line: print(line, file=sys.stderr))), sep="\n")

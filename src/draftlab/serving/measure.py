@@ -2,49 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from draftlab.core.settings import Flat
 from draftlab.errors import UserError
-from draftlab.serving.profiles import Attention, Costs, Profile
+from draftlab.serving.profiles import Attention, Costs, Profile, save
 
 CONTEXTS, BATCHES, TOKENS, PROMPT = (64, 512), (1, 4), (1, 2, 4, 8), 256
 Rows = list[tuple[int, int, int, float]]
 """(tokens in the step, sequences, tokens cached in all, milliseconds)"""
 
 
-def measure(
-    target: Path,
-    draft: Path | None,
-    *,
-    name: str,
-    threads: int = 1,
-    gpu_layers: int = 0,
-    blocks: int = 5,
-    kv_tokens: int = 8192,
-    max_sequences: int = 16,
-    seed: int = 0,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Profile:
+@dataclass(frozen=True)
+class Asked:
+    """What is to be timed, and the limits that the profile is to name."""
+
+    target: Path
+    draft: Path | None = None
+    name: str = "here"
+    threads: int = 1
+    gpu_layers: int = 0
+    blocks: int = 5
+    kv_tokens: int = 8192
+    max_sequences: int = 16
+    seed: int = 0
+
+
+def profile(asked: Flat[Asked], *, out: Path) -> None:
+    """Measure the cost of target and draft steps on this machine in llama.cpp, as a hardware profile for draftlab load."""
+    save(measure(asked), out)
+
+
+def measure(asked: Asked) -> Profile:
     """Time steps of the pair over a grid of batches and contexts, target and draft in turn, in an order of chance; then ``fit`` them."""
     from draftlab.files.machine import machine
     from draftlab.latency.pair import open_pair
     from draftlab.latency.settings import Engine
 
-    if blocks < 1:
-        raise UserError(f"{blocks} blocks", remedy="measure at least one")
-    settings = Engine.model_validate({"threads": threads, "gpu_layers": gpu_layers, "weights": "q8_0"})
+    if asked.blocks < 1:
+        raise UserError(f"{asked.blocks} blocks", remedy="measure at least one")
+    settings = Engine.model_validate({"threads": asked.threads, "gpu_layers": asked.gpu_layers, "weights": "q8_0"})
     length, sequences = max(CONTEXTS) + max(TOKENS), max(BATCHES)
-    drafts = [draft] if draft is not None else []
-    rng = np.random.default_rng(seed)
-    with open_pair(target, *drafts, settings=settings, context_length=length, sequences=sequences) as models:
+    drafts = [asked.draft] if asked.draft is not None else []
+    rng = np.random.default_rng(asked.seed)
+    with open_pair(asked.target, *drafts, settings=settings, context_length=length, sequences=sequences) as models:
         found: list[Rows] = [[] for _ in models]
         clock = models[0].clock()
         grid = [(batch, context) for batch in BATCHES for context in CONTEXTS]
-        for block in range(-1, blocks):  # the first warms up
-            progress(f"block {block + 1} of {blocks}")
+        for block in range(-1, asked.blocks):  # the first warms up
+            print(f"block {block + 1} of {asked.blocks}", file=sys.stderr)
             for batch, context in rng.permutation(grid).tolist():
                 for model, rows in zip(models, found, strict=True):
                     started = clock()
@@ -60,16 +71,16 @@ def measure(
     here = machine()
     costs = [fit(rows) for rows in found]
     return Profile(
-        name=name,
-        hardware=f"{here['processor']}, {threads} threads, {gpu_layers} layers on a GPU",
-        model=target.name,
+        name=asked.name,
+        hardware=f"{here['processor']}, {asked.threads} threads, {asked.gpu_layers} layers on a GPU",
+        model=asked.target.name,
         engine=f"llama-cpp-python {here['packages'].get('llama-cpp-python', '')}",
-        source=f"draftlab profile: medians of {blocks} blocks; the head is part of what a token costs",
+        source=f"draftlab profile: medians of {asked.blocks} blocks; the head is part of what a token costs",
         licence="measured here",
         target=costs[0],
-        draft=costs[1] if draft is not None else None,
-        kv_tokens=kv_tokens,
-        max_sequences=max_sequences,
+        draft=costs[1] if asked.draft else None,
+        kv_tokens=asked.kv_tokens,
+        max_sequences=asked.max_sequences,
         max_tokens=512,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import tyro
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from draftlab.core.stats import ENOUGH
@@ -205,3 +207,14 @@ def _fetch(url: str) -> str:
         raise UserError(
             f"no answer: {error}", file=url, remedy="check the address, it usually ends in /metrics"
         ) from None
+
+
+def monitor(source: tyro.conf.Positional[str], *, verdict: Path, over: float = 0.0) -> None:
+    """Check that the acceptance in SOURCE (an engine's records or Prometheus text: a file or URL) still matches the verdict; exit code 3 if not.
+
+    OVER: at a URL, count from now on for so many seconds; 0: since the server's start.
+    """
+    report = judge(watch(source, over), read_promise(verdict))
+    print(report.text)
+    if report.state == "stale":
+        sys.exit(STALE)

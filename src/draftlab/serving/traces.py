@@ -155,11 +155,7 @@ def _seconds(value: Any, unit: float) -> float:
     try:
         at = float(value) * unit
     except ValueError:
-        text = str(value).strip()
-        head, dot, rest = text.partition(".")
-        digits = rest[: next((i for i, c in enumerate(rest) if not c.isdigit()), len(rest))]
-        zone = rest[len(digits) :]
-        date = datetime.datetime.fromisoformat(f"{head}{dot}{digits[:6]:0<6}{zone}" if dot else text)
+        date = datetime.datetime.fromisoformat(str(value).strip())
         at = date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp()
     if not math.isfinite(at):
         raise ValueError("not a finite time")

@@ -45,7 +45,7 @@ LOADS = 6
 Answer = Literal["yes", "no", "not yet known"]
 NAMES = {
     "lookup": "prompt lookup",
-    "as_it_comes": "the draft as it comes",
+    "as_it_comes": "the undistilled draft",
     "distilled": "the draft distilled on this traffic",
     "kept_learning": "the draft that keeps learning on it",
     "lookup_first": "prompt lookup before the distilled draft",

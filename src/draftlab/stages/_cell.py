@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import tyro
 
-from draftlab.core.settings import Settings
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
 from draftlab.files.cells import digests, write_cell
@@ -18,26 +18,26 @@ from draftlab.files.digests import code_digest
 from draftlab.files.json_files import read_object, split_common, write_json
 from draftlab.files.parts import open_parts
 from draftlab.stages import STAGES
-from draftlab.stages._stage import Bench, Facts, Stage, Variant
+from draftlab.stages._stage import Bench, Facts, NoInputs, Stage, Variant
 
 IDENTITY = ("stream_index", "request_id", "split")
 KINDS = {int: "iu", float: "fiu", str: "OUT", bool: "b"}
 """The kinds of numpy that a column of a type may have; an empty text column reads as numbers."""
 
 
-def run_file(path: Path) -> None:
-    """Run the cell that a file describes; its table and its record go to the same folder."""
-    said = read_object(path)
+def run_file(cell: tyro.conf.Positional[Path]) -> None:
+    """Run one cell of an experiment, as described by its cell.json; its table and its record go to the same folder."""
+    said = read_object(cell)
     try:
         stage = STAGES[said["stage"]]
         variants = [Variant(own["labels"], stage.settings.model_validate(own["settings"])) for own in said["variants"]]
         inputs = stage.inputs.model_validate(said["inputs"])
     except KeyError as error:
-        raise UserError(f"no {error} in it", file=path, remedy="run the workflow again: it writes this file") from None
-    run(stage, variants, inputs, path.parent)
+        raise UserError(f"no {error} in it", file=cell, remedy="run the workflow again: it writes this file") from None
+    run(stage, variants, inputs, cell.parent)
 
 
-def run(stage: Stage, variants: Sequence[Variant], inputs: Settings, out: Path) -> None:
+def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) -> None:
     """Run every variant in turn and write ``out/rows.csv`` and ``out/run.json``.
 
     The record says settings that all variants share once; of each run its labels, the settings of its own, and its facts. Finished variants
@@ -46,7 +46,7 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: Settings, out: Path) 
     frames: list[pd.DataFrame] = []
     runs: list[dict[str, Any]] = []
     kept: dict[object, object] = {}
-    reads = stage.reads([variant.settings for variant in variants], inputs)
+    reads = inputs.reads([variant.settings for variant in variants])
     parts = None
     if len(variants) > 1 and not stage.exclusive:
         code = code_digest(f"draftlab.stages.{stage.name}")
@@ -65,7 +65,7 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: Settings, out: Path) 
 
 
 def _run_once(
-    stage: Stage, variant: Variant, inputs: Settings, bench: Bench, parts: Path | None
+    stage: Stage, variant: Variant, inputs: NoInputs, bench: Bench, parts: Path | None
 ) -> tuple[pd.DataFrame, Facts]:
     """Run a variant, or read what a killed process left of it; its record is written last."""
     if parts is None:

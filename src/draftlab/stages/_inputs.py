@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 from tyro.constructors import PrimitiveConstructorSpec
 
 from draftlab.core.settings import Dataset, Dtype, Settings, TopP, Whole
 from draftlab.engine.answers import recorded_name
-from draftlab.latency.settings import Engine
 from draftlab.stages._places import Places
-from draftlab.train.settings import Training
+from draftlab.stages._stage import Files, NoInputs
 
 AS_JSON = PrimitiveConstructorSpec[Any](
     nargs=1,
@@ -25,36 +24,26 @@ AS_JSON = PrimitiveConstructorSpec[Any](
 )
 """On a command line, settings inside settings are one word of JSON."""
 
-Files = dict[str, list[Path]]
-"""Kind (models, answers, data, ...) -> files; of a model its folder."""
 
-
-class Target(Settings):
+class Target(NoInputs):
     """A target alone: the folder of a model, a GGUF file, or the name of an architecture."""
 
     target: Path
+
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        """Those of the cell's pair."""
+        return cls(**{role: places.model(role, variants[0].pair) for role in cls.model_fields})
+
+    def reads(self, variants: Sequence[Any]) -> Files:
+        """The models."""
+        return {"models": list(self.model_dump().values())}
 
 
 class TargetAndDraft(Target):
     """A target and its draft, as ``Target``."""
 
     draft: Path
-
-
-def locate_target(variants: Sequence[Engine], places: Places) -> Target:
-    """The target of the cell's pair."""
-    return Target(target=places.model("target", variants[0].pair))
-
-
-def locate_pair(variants: Sequence[Engine], places: Places) -> TargetAndDraft:
-    """The target and the draft of the cell's pair."""
-    pair = variants[0].pair
-    return TargetAndDraft(target=places.model("target", pair), draft=places.model("draft", pair))
-
-
-def reads_pair(variants: Sequence[Any], inputs: Target) -> Files:
-    """The models."""
-    return {"models": list(inputs.model_dump().values())}
 
 
 class OnPairs(Settings):
@@ -78,24 +67,23 @@ class OnPairs(Settings):
         return self.seed if self.synthetic else None
 
 
-class RecordedPairs(Settings):
+class RecordedPairs(NoInputs):
     """The folder of recorded logits of target and draft."""
 
     pairs: Path
 
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        """Those of the cell's pair."""
+        return cls(pairs=places.distributions(variants[0].pair))
 
-def locate_pairs(variants: Sequence[OnPairs], places: Places) -> RecordedPairs:
-    """Those of the cell's pair."""
-    return RecordedPairs(pairs=places.distributions(variants[0].pair))
+    def reads(self, variants: Sequence[Any]) -> Files:
+        """A file for each dataset."""
+        names = dict.fromkeys(name for own in variants for name in own.datasets)
+        return {"pairs": [self.pairs / f"{name}.safetensors" for name in names]}
 
 
-def reads_pairs(variants: Sequence[OnPairs], inputs: RecordedPairs) -> Files:
-    """A file for each dataset."""
-    names = dict.fromkeys(name for own in variants for name in own.datasets)
-    return {"pairs": [inputs.pairs / f"{name}.safetensors" for name in names]}
-
-
-class Distillation(Settings):
+class Distillation(NoInputs):
     """What distillation reads: folders of models and of the target's recorded answers, and how the target is read where it runs again."""
 
     models: Path
@@ -103,21 +91,20 @@ class Distillation(Settings):
     max_new_tokens: int
     dtype: Dtype = "float32"
 
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        """The models and answers of the cell's pair."""
+        pair = variants[0].pair
+        how = places.answers[pair]
+        folders = {"models": places.models(pair), "answers": places.recorded(pair)}
+        return cls(**folders, max_new_tokens=how.max_new_tokens, dtype=how.dtype)
 
-def locate_distillation(variants: Sequence[Training], places: Places) -> Distillation:
-    """The models and answers of the cell's pair."""
-    pair = variants[0].pair
-    how = places.answers[pair]
-    folders = {"models": places.models(pair), "answers": places.recorded(pair)}
-    return Distillation(**folders, max_new_tokens=how.max_new_tokens, dtype=how.dtype)
-
-
-def reads_distillation(variants: Sequence[Training], inputs: Distillation) -> Files:
-    """The target, every draft that a variant opens, and the recorded answers to both splits of its datasets."""
-    drafts = sorted({name for own in variants for name in own.drafts_opened})
-    every = [(own, dataset, split) for own in variants for dataset in own.datasets for split in ("train", "eval")]
-    passes = sorted({recorded_name(dataset, split, own.temperature) for own, dataset, split in every})
-    return {
-        "models": [inputs.models / name for name in ("target", *drafts)],
-        "answers": [inputs.answers / name / "answers.jsonl" for name in passes],
-    }
+    def reads(self, variants: Sequence[Any]) -> Files:
+        """The target, every draft that a variant opens, and the recorded answers to both splits of its datasets."""
+        drafts = sorted({name for own in variants for name in own.drafts_opened})
+        every = [(own, dataset, split) for own in variants for dataset in own.datasets for split in ("train", "eval")]
+        passes = sorted({recorded_name(dataset, split, own.temperature) for own, dataset, split in every})
+        return {
+            "models": [self.models / name for name in ("target", *drafts)],
+            "answers": [self.answers / name / "answers.jsonl" for name in passes],
+        }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Settings
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from draftlab.stages._places import Places
 
 T = TypeVar("T")
+Files = dict[str, list[Path]]
+"""Kind (models, answers, data, ...) -> files; of a model its folder."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,16 @@ class NoColumns:
 
 
 class NoInputs(Settings):
-    """A stage that reads no file."""
+    """The files that a stage takes; this one, the base of all, reads none."""
+
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        """Those of a run's folder, for the settings of all of a cell's variants."""
+        return cls()
+
+    def reads(self, variants: Sequence[Any]) -> Files:
+        """What they stand for, for the workflow and for provenance."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -96,14 +108,6 @@ Run = Callable[[Any, Any, Bench], "tuple[pd.DataFrame, Facts]"]
 """``run(settings, inputs, bench)``: the rows of one variant, and what ``run.json`` says of it."""
 
 
-def _no_inputs(variants: Sequence[Any], places: Places) -> NoInputs:
-    return NoInputs()
-
-
-def _reads_nothing(variants: Sequence[Any], inputs: Any) -> dict[str, list[Path]]:
-    return {}
-
-
 def _as_written(rows: pd.DataFrame) -> pd.DataFrame:
     return rows
 
@@ -117,8 +121,7 @@ class Stage:
     - `row`: the columns that it writes; a table has these and the labels of its experiment's axes.
     - `measures`: what is read off its rows, by name; the first one is meant where none is named.
     - `run`: `run(settings, inputs, bench) -> (rows, facts)` for one variant.
-    - `inputs`: the files that it takes, typed; `locate(settings of all variants, places)` finds them in a run's folder, and
-      `reads(settings of all variants, inputs)` lists them by kind (models, answers, data, ...) for the workflow and for provenance.
+    - `inputs`: the files that it takes, typed, which know where they lie in a run's folder.
     - `derive(rows)` adds the columns of `derived`, which follow from the written ones; `views` are other shapes of the table, by name.
     - `exclusive`: it measures time, and needs the machine to itself.
     - `needs_gpu_build`: on a GPU it runs in a llama.cpp that was built for CUDA.
@@ -130,9 +133,7 @@ class Stage:
     row: type
     measures: Mapping[str, Measure]
     run: Run
-    inputs: type[Settings] = NoInputs
-    locate: Callable[[Sequence[Any], Places], Any] = _no_inputs
-    reads: Callable[[Sequence[Any], Any], dict[str, list[Path]]] = _reads_nothing
+    inputs: type[NoInputs] = NoInputs
     derived: type = NoColumns
     derive: Callable[[pd.DataFrame], pd.DataFrame] = _as_written
     views: Mapping[str, Callable[[pd.DataFrame], pd.DataFrame]] = field(default_factory=dict)
@@ -165,3 +166,27 @@ class Stage:
 
 
 UNITS = ("request_id", "stream_index", "block")
+PARTS = ("Settings", "Row", "MEASURES", "run", "Inputs", "Derived", "derive")
+
+
+def stage_of(module: str, **traits: Any) -> Stage:
+    """The stage that a file is: what it defines under the names of ``PARTS``, and what cannot be seen there."""
+    defined = vars(sys.modules[module])
+    parts = {name.lower(): defined[name] for name in PARTS if name in defined}
+    does = defined["__doc__"].partition("\n")[0].rstrip(".")
+    return Stage(**parts | traits, name=module.rpartition(".")[2], does=does)
+
+
+def cell_file(
+    stage: Stage, experiment: str, cell: str, variants: Sequence[Variant], inputs: NoInputs
+) -> dict[str, Any]:
+    """What the file of a cell says, which travels from the plan to the job."""
+    return {
+        "experiment": experiment,
+        "cell": cell,
+        "stage": stage.name,
+        "variants": [
+            {"labels": dict(own.labels), "settings": own.settings.model_dump(mode="json")} for own in variants
+        ],
+        "inputs": inputs.model_dump(mode="json"),
+    }

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NotNegative
-from draftlab.stages._inputs import OnPairs, RecordedPairs, locate_pairs, reads_pairs
+from draftlab.stages._inputs import OnPairs, RecordedPairs
 from draftlab.stages._schemes import Scheme
-from draftlab.stages._stage import Bench, Facts, Stage, column
+from draftlab.stages._stage import Bench, Facts, column, stage_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,15 +128,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    split="eval",
-    inputs=RecordedPairs,
-    locate=locate_pairs,
-    reads=reads_pairs,
-    derived=Derived,
-    derive=derive,
-)
+STAGE = stage_of(__name__, split="eval", inputs=RecordedPairs)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from draftlab.core.measure import Measure
+from draftlab.core.settings import Whole
 from draftlab.errors import UserError
-from draftlab.stages._stage import Bench, Facts, Stage, column
+from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.stages.live import (
+    PARTS,
     PLAIN,
     Contender,
     Contest,
@@ -20,8 +23,8 @@ from draftlab.stages.live import (
     Request,
     batches,
     contenders,
-    locate,
-    reads,
+    decode,
+    rows_of,
     truncation,
 )
 
@@ -30,9 +33,12 @@ if TYPE_CHECKING:
     from torch import Generator
 
     from draftlab.core.sampling import Sampling
-    from draftlab.core.verify.token import TokenVerifier
     from draftlab.engine.replay_drafts import Blocks, Texts
     from draftlab.models import LanguageModel
+
+
+CEILING = "ceiling"
+"""Stands among the schemes for what none of them exceeds."""
 
 
 class Settings(Contest):
@@ -42,6 +48,12 @@ class Settings(Contest):
         False, description="texts go on past their end to max_new_tokens, as serving benchmarks let them"
     )
     by_depth: bool = Field(False, description="a row for each number of drafted tokens that a block may keep")
+    timed: Whole = Field(
+        0, description="requests of each batch that every contender also decodes, for what its selection costs"
+    )
+    ceiling: bool = Field(
+        False, description="also what no verifier of as many i.i.d. sequences exceeds at the blocks of optimal_block"
+    )
 
     @field_validator("schemes")
     @classmethod
@@ -49,6 +61,13 @@ class Settings(Contest):
         if PLAIN in schemes:
             raise ValueError("plain drafts nothing: leave it out, or decode live")
         return schemes
+
+    @model_validator(mode="after")
+    def _has_whole_blocks(self) -> Settings:
+        """Costs and the ceiling are not told apart by depth."""
+        if self.by_depth and (self.timed or self.ceiling):
+            raise ValueError("by_depth goes without timed and ceiling")
+        return self
 
 
 class Row(Contested):
@@ -60,6 +79,12 @@ class Row(Contested):
     emitted: float = column("tokens that these blocks emit", "tokens")
     judged: float = column("blocks whose drafted tokens were judged at this depth")
     accepted: float = column("of these, those where one stands")
+    timed_blocks: float = column("target calls of the request when it was decoded live", optional=True)
+    timed_emitted: float = column("tokens that were then emitted", "tokens", optional=True)
+    draft_seconds: float = timing("share of its batch's time in the draft; CPU time on a CPU", optional=True)
+    target_seconds: float = timing("the same in the target", optional=True)
+    transform_seconds: float = timing("the same in making the target's logits distributions", optional=True)
+    select_seconds: float = timing("the same in verification", optional=True)
 
 
 class Derived:
@@ -67,17 +92,21 @@ class Derived:
 
     identical: bool = column("whether all its drafts are of one temperature")
     size: str = column("tokens in the linear program, in words", optional=True)
+    quantity: str = column("what is above over below", optional=True)
+    above: float = column("numerator of the quantity", optional=True)
+    below: float = column("denominator of the quantity", optional=True)
 
 
 MEASURES = {
     "block_efficiency": Measure("emitted", "blocks", "block efficiency", "tokens per target call"),
     "acceptance": Measure("accepted", "judged", "acceptance at a judged depth", "probability"),
     "share": Measure("blocks", "all_blocks", "share of the target calls", "probability"),
+    "quantity": Measure("above", "below", "acceptance [probability], tokens per target call, selection [ms]"),
 }
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Let the target write, and count the blocks of every contender along what it wrote."""
+    """Let the target write, and count the blocks of every contender along what it wrote; what replay does not know decodes live."""
     import pandas as pd
     import torch
 
@@ -88,20 +117,35 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     target, draft, tokenizer = load_pair(inputs.target, inputs.draft, answers.dtype, answers.device)
     room = target.context_len - settings.max_new_tokens - 2 * settings.draft_len
     every = contenders(settings)
+    if whole := [own.scheme for own in every if settings.by_depth and not _is_replayed(own)]:
+        raise UserError(f"{whole[0]} is decoded live, which tells no depths apart", remedy="leave it out, or by_depth")
     work = [
         (dataset, batch)
         for dataset, file in inputs.prompts.items()
-        for batch in batches(file, settings, tokenizer, answers.template, room)
+        for batch in batches(file, settings.requests, settings.batch, tokenizer, answers.template, room)
     ]
-    generator = torch.Generator(target.device).manual_seed(settings.seed)
+    generator, live = (torch.Generator(target.device).manual_seed(settings.seed) for _ in range(2))
     frames, eos_ids = [], [] if settings.past_end else tokenizer.eos_ids
+
+    def answer(own: Contender, batch: Sequence[Request]) -> pd.DataFrame:
+        prompts = [request.prompt_ids for request in batch]
+        decoded = decode(own, prompts, settings, target, draft, eos_ids, live)
+        return pd.DataFrame(rows_of(decoded, batch, None))
+
     for number in progress(range(len(work)), "blocks", total=len(work)):
         dataset, batch = work[number]
         for same in _grouped(every, lambda own: (own.target_temperature, own.top_k)):
             sampling = _sampling(settings, same[0].target_temperature, same[0].top_k)
-            texts = _write(target, draft, batch, sampling, settings.max_new_tokens, eos_ids, generator)
-            for own, found in _count(same, texts, settings):
-                frames.append(_rows(found, batch, settings.by_depth).assign(dataset=dataset, **vars(own)))
+            texts = write(target, draft, batch, sampling, settings.max_new_tokens, eos_ids, generator)
+            counted = _count([own for own in same if _is_replayed(own)], texts, settings)
+            decoded = (own for own in same if not _is_replayed(own))
+            for own, rows in itertools.chain(
+                ((own, _rows(found, batch, settings.by_depth)) for own, found in counted),
+                ((own, _live_rows(answer(own, batch))) for own in decoded),
+            ):
+                if settings.timed and own.scheme != CEILING:
+                    rows = rows.merge(_costs(answer(own, batch[: settings.timed])), how="left", on="request_id")
+                frames.append(rows.assign(dataset=dataset, **vars(own)))
     rows = pd.concat(frames, ignore_index=True)
     return rows.assign(draft_len=settings.draft_len, top_p=settings.top_p, seed=settings.seed), {}
 
@@ -117,7 +161,7 @@ def _grouped(every: Sequence[Contender], key: Callable[[Contender], tuple[float,
         yield list(group)
 
 
-def _write(
+def write(
     target: LanguageModel,
     draft: LanguageModel,
     batch: Sequence[Request],
@@ -145,29 +189,38 @@ def _write(
 
 def _count(same: Sequence[Contender], texts: Texts, settings: Settings) -> Iterator[tuple[Contender, Blocks]]:
     """The blocks of contenders that share a target; those that share their drafts' distributions are worked out together."""
-    from draftlab.engine.replay_drafts import blocks, survival
+    from draftlab.core.sampling import to_probs
+    from draftlab.core.verify.bound import optimum_iid
+    from draftlab.core.verify.exact import on_support
+    from draftlab.engine.replay_drafts import blocks, ceiling, survival
 
     def kind(own: Contender) -> tuple[float, ...]:
         """The number of distinct drafts counts from the start; of others every smaller number is a state."""
-        return (*dict.fromkeys(own.draft_temperatures), own.num_drafts if _verifier(own).is_distinct else 0)
+        return (*dict.fromkeys(own.draft_temperatures), own.num_drafts if _is_distinct(own) else 0)
 
     for alike in _grouped(same, kind):
-        verifiers = {(_verifier(own).name, own.lp_threshold, own.alphabet): _verifier(own) for own in alike}
+        verifiers = {(own.verifier.name, own.lp_threshold, own.alphabet): own.verifier for own in alike}
         samplings = [_sampling(settings, temperature, alike[0].top_k) for temperature in kind(alike[0])[:-1]]
         most = tuple(map(max, zip(*map(_groups, alike), strict=True)))
         survivals = survival(list(verifiers.values()), texts, samplings, most)
         found = dict(zip(verifiers, survivals, strict=True))
         for own in alike:
-            survived = found[_verifier(own).name, own.lp_threshold, own.alphabet]
+            survived = found[own.verifier.name, own.lp_threshold, own.alphabet]
             yield own, blocks(survived, texts.lengths, _groups(own), settings.draft_len, own.tail)
+            if settings.ceiling and own.scheme == "optimal_block":
+                both = on_support(texts.target_probs, to_probs(texts.draft_logits, samplings[0]))
+                best = optimum_iid(*both, own.num_drafts).cpu().numpy()
+                most_of = ceiling(survived, best, texts.lengths, own.num_drafts, settings.draft_len)
+                yield replace(own, scheme=CEILING), most_of
 
 
-def _verifier(own: Contender) -> TokenVerifier:
-    from draftlab.core.verify.tree import TreeVerifier
+def _is_replayed(own: Contender) -> bool:
+    """Whether the number of survivors is all that its verifier has to know of a block so far."""
+    return getattr(own.verifier, "stops", None) is None or getattr(own.verifier, "selected", None) is not None
 
-    if isinstance(own.verifier, TreeVerifier):
-        raise UserError(f"{own.scheme} verifies whole trees, which replay does not know", remedy="decode live")
-    return own.verifier
+
+def _is_distinct(own: Contender) -> bool:
+    return bool(getattr(own.verifier, "is_distinct", False))
 
 
 def _groups(own: Contender) -> tuple[int, ...]:
@@ -192,21 +245,31 @@ def _rows(found: Blocks, batch: Sequence[Request], by_depth: bool) -> pd.DataFra
     ).assign(all_blocks=whole)
 
 
+def _live_rows(decoded: pd.DataFrame) -> pd.DataFrame:
+    rows = decoded[["request_id", "blocks", "emitted", "accepted"]]
+    return rows.assign(depth=-1, all_blocks=rows["blocks"], judged=decoded["visited"])
+
+
+def _costs(decoded: pd.DataFrame) -> pd.DataFrame:
+    return decoded[["request_id", *PARTS]].assign(timed_blocks=decoded["blocks"], timed_emitted=decoded["emitted"])
+
+
+def quantities(rows: pd.DataFrame) -> pd.DataFrame:
+    """Acceptance, block efficiency and the cost of selection of each row as rows of their own."""
+    import pandas as pd
+
+    parts = {
+        "acceptance": (rows["accepted"], rows["judged"]),
+        "tokens per call": (rows["emitted"], rows["blocks"]),
+        "selection, ms": (1000 * rows["select_seconds"], rows["timed_blocks"]),
+    }
+    every = [rows.assign(quantity=name, above=above, below=below) for name, (above, below) in parts.items()]
+    return pd.concat(every, ignore_index=True).query("below > 0")
+
+
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Whether the drafts of a contender were of one temperature."""
     return rows.assign(identical=rows["first_temperature"] == rows["draft_temperature"])
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    split="eval",
-    inputs=Inputs,
-    locate=locate,
-    reads=reads,
-    derived=Derived,
-    derive=derive,
-    views={"truncation": truncation},
-)
+STAGE = stage_of(__name__, split="eval", views={"truncation": truncation, "quantities": quantities})

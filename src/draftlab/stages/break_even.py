@@ -14,9 +14,9 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Count
 from draftlab.errors import UserError
 from draftlab.stages._counts import ALPHA, BLOCK_EFFICIENCY, UnroundedCounts
-from draftlab.stages._inputs import Distillation, locate_distillation, reads_distillation
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
-from draftlab.stages._timed import Timed
+from draftlab.stages._inputs import Distillation
+from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
+from draftlab.train.settings import Timed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,8 +51,8 @@ class Row(UnroundedCounts):
     update_gb: float = column("its share of the bytes that the training moves", "GB")
     contender: Literal["static", "online", "larger"] = column("the draft, and whether it learns")
     update_interval: int = column("requests between two updates; 0: none", "requests")
-    static_seconds: float = timing("time of serving it with the draft as it was")
-    static_gb: float = column("bytes moved to serve it with the draft as it was", "GB")
+    static_seconds: float = timing("time of serving it with the undistilled draft")
+    static_gb: float = column("bytes moved to serve it with the undistilled draft", "GB")
     seed: int = column("seed of the order")
 
 
@@ -72,7 +72,7 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Serve the same requests with the draft as it was, with one that learns at each interval, and with a larger one."""
+    """Serve the same requests with the undistilled draft, with one that learns at each interval, and with a larger one."""
     import pandas as pd
 
     from draftlab.latency.pair import load_inflated
@@ -91,7 +91,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         what = f"{len(recorded.answers)} answers, {settings.requests} to serve and as many to distil on"
         raise UserError(what, remedy="lower requests, or raise data.train of the scale")
     every = whole(recorded, settings.dataset).reordered(settings.seed)
-    stream, target = every.take(range(settings.requests)), folders.target(settings.device)
+    stream, target = every.take(range(settings.requests)), folders.target(settings.device, inputs.dtype)
     if settings.inflated_layers or settings.inflated_ffn:
         layers, ffn = settings.inflated_layers, settings.inflated_ffn
         target = load_inflated(inputs.models / "target", layers, ffn, settings.device)
@@ -135,16 +135,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(cost_seconds=rows["serve_seconds"] + rows["update_seconds"])
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    split="train",
-    inputs=Distillation,
-    locate=locate_distillation,
-    reads=reads_distillation,
-    derived=Derived,
-    derive=derive,
-    exclusive=True,
-)
+STAGE = stage_of(__name__, split="train", inputs=Distillation, exclusive=True)

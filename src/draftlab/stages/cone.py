@@ -10,15 +10,13 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Whole
 from draftlab.core.settings import Settings as Base
-from draftlab.stages._stage import Bench, Facts, NoInputs, Stage, column
+from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 class Settings(Base):
-    """The polyhedral check of the best acceptance (MDSS App. D), and the linear program against the formula."""
-
     num_tokens: list[Count] = Field(min_length=1)
     num_drafts: list[Count] = Field(min_length=1)
     cases: int = Field(gt=0, description="random distributions per size, on which both are computed")
@@ -42,8 +40,6 @@ class Row:
 
 
 class Derived:
-    """What follows from the rows."""
-
     missing_subsets: int = column("facets of Theorem 2 that were not found")
 
 
@@ -102,11 +98,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(missing_subsets=rows["expected_subsets"] - rows["subsets"])
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    derived=Derived,
-    derive=derive,
-)
+STAGE = stage_of(__name__)

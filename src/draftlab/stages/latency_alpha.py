@@ -11,8 +11,8 @@ from draftlab.core import theory
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Under1
 from draftlab.latency.settings import Engine
-from draftlab.stages._inputs import TargetAndDraft, locate_pair, reads_pair
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages._inputs import TargetAndDraft
+from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,8 +33,6 @@ QUIET = 0.10
 
 
 class Settings(Engine):
-    """Measured ms/token of llama.cpp at controlled acceptance (OSD, Tables 2 and 7)."""
-
     alpha: list[Under1] = Field(min_length=1)
     draft_len: list[Count] = Field(min_length=1)
     blocks: int = Field(gt=0)
@@ -49,7 +47,7 @@ class Settings(Engine):
 class Block:
     """What one block says: contenders that ran within the same moment."""
 
-    alpha: float = column("acceptance per drafted token, as it was set", "probability")
+    alpha: float = column("acceptance per drafted token, as set", "probability")
     draft_len: int = column("tokens drafted for one call of the target", "tokens")
     block: int = column("the block of interleaved work, from 0")
     plain_before_seconds: float = timing("plain steps of the target before the speculative rounds")
@@ -100,6 +98,7 @@ MEASURES = {
     "delivered": Measure("speedup", "eq1", "speed-up over that of Eq. 1"),
     "eq1": Measure("eq1", None, "speed-up by Eq. 1", "times plain decoding"),
     "eq1_gap": Measure("eq1_gap", None, "speed-up by Eq. 1 less the measured one", "times plain decoding"),
+    "cost_ratio": Measure("cost_ratio", None, "a draft step over a plain step"),
 }
 
 
@@ -268,16 +267,9 @@ def weights(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([plain, rows], ignore_index=True)
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
+STAGE = stage_of(
+    __name__,
     inputs=TargetAndDraft,
-    locate=locate_pair,
-    reads=reads_pair,
-    derived=Derived,
-    derive=derive,
     views={"best_draft_len": best_draft_len, "weights": weights},
     exclusive=True,
     needs_gpu_build=True,

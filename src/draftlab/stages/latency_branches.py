@@ -11,8 +11,8 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Count
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
-from draftlab.stages._inputs import Target, locate_target, reads_pair
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages._inputs import Target
+from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class Settings(Engine):
-    """Cost of verifying K branches in one call (multi-draft) against one branch."""
-
     num_drafts: list[Count] = Field(min_length=1)
     draft_len: int = Field(gt=0)
     context: int = Field(gt=0, default=128)
@@ -123,14 +121,4 @@ def verify_branches(
     return np.concatenate([root, own], axis=1)
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    inputs=Target,
-    locate=locate_target,
-    reads=reads_pair,
-    exclusive=True,
-    needs_gpu_build=True,
-)
+STAGE = stage_of(__name__, inputs=Target, exclusive=True, needs_gpu_build=True)

@@ -9,16 +9,14 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count
 from draftlab.latency.settings import Engine
-from draftlab.stages._inputs import TargetAndDraft, locate_pair, reads_pair
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages._inputs import TargetAndDraft
+from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 class Settings(Engine):
-    """Time of a draft step, a target step and of verifying several tokens, at context lengths and batch sizes."""
-
     context: list[Count] = Field(min_length=1)
     batch: list[Count] = Field(min_length=1)
     verified: list[Count] = Field(min_length=1)
@@ -39,8 +37,6 @@ class Row:
 
 
 class Derived:
-    """Both plain steps."""
-
     plain_seconds: float = timing("a plain step of the target around the probe")
 
 
@@ -66,16 +62,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(plain_seconds=(rows["plain_before_seconds"] + rows["plain_after_seconds"]) / 2)
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    inputs=TargetAndDraft,
-    locate=locate_pair,
-    reads=reads_pair,
-    derived=Derived,
-    derive=derive,
-    exclusive=True,
-    needs_gpu_build=True,
-)
+STAGE = stage_of(__name__, inputs=TargetAndDraft, exclusive=True, needs_gpu_build=True)

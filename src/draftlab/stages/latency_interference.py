@@ -17,8 +17,8 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.errors import UserError
 from draftlab.stages import latency_alpha
-from draftlab.stages._inputs import TargetAndDraft, locate_pair, reads_pair
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages._inputs import TargetAndDraft
+from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,8 +30,6 @@ IDLE_SECONDS = 0.3
 
 
 class Settings(latency_alpha.Settings):
-    """Serving at controlled acceptance while a draft trains on another core, and while none does."""
-
     update_batch: int = Field(gt=0, default=8, description="requests per update of the training process")
     update_tokens: int = Field(gt=0, default=64, description="tokens of each of them")
 
@@ -95,14 +93,9 @@ def measure(target: LatencyBackend, draft: LatencyBackend, trainer: Trainer, set
     return pd.DataFrame(rows)
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
+STAGE = stage_of(
+    __name__,
     inputs=TargetAndDraft,
-    locate=locate_pair,
-    reads=reads_pair,
     derived=latency_alpha.Derived,
     derive=latency_alpha.derive,
     exclusive=True,

@@ -12,8 +12,8 @@ from draftlab.core.settings import Count, Under1
 from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
-from draftlab.stages._inputs import TargetAndDraft, locate_pair, reads_pair
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages._inputs import TargetAndDraft
+from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.stages.latency_alpha import expected_tokens
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Settings(Engine):
 class Row:
     """One block in the middle of a segment of the answer."""
 
-    alpha: float = column("acceptance per drafted token, as it was set", "probability")
+    alpha: float = column("acceptance per drafted token, as set", "probability")
     draft_len: int = column("tokens drafted for one call of the target", "tokens")
     begin: int = column("where the segment begins in the answer", "tokens")
     end: int = column("where it ends", "tokens")
@@ -133,16 +133,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(speedup=rows["plain"] / rows["speculative"])[names].reset_index(drop=True)
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    inputs=TargetAndDraft,
-    locate=locate_pair,
-    reads=reads_pair,
-    derived=Derived,
-    derive=derive,
-    exclusive=True,
-    needs_gpu_build=True,
-)
+STAGE = stage_of(__name__, inputs=TargetAndDraft, exclusive=True, needs_gpu_build=True)

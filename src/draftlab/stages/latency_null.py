@@ -8,8 +8,8 @@ from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.latency.settings import Engine
-from draftlab.stages._inputs import Target, locate_target, reads_pair
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages._inputs import Target
+from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,8 +20,6 @@ PROMPT = 64
 
 
 class Settings(Engine):
-    """The same contender against itself, many times: how often the comparison sees a winner where there is none."""
-
     repeats: int = Field(gt=0)
     pairs: int = Field(gt=1)
     steps: int = Field(gt=0)
@@ -84,16 +82,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(block=rows["repeat"], winner=winner, measured="the same plain steps, twice")
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    inputs=Target,
-    locate=locate_target,
-    reads=reads_pair,
-    derived=Derived,
-    derive=derive,
-    exclusive=True,
-    needs_gpu_build=True,
-)
+STAGE = stage_of(__name__, inputs=Target, exclusive=True, needs_gpu_build=True)

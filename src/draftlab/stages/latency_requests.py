@@ -5,19 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset
-from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
-from draftlab.stages._inputs import Files
 from draftlab.stages._places import Places
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages._stage import Bench, Facts, Files, NoInputs, column, stage_of, timing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,8 +38,6 @@ CALIBRATION_CONTEXT = 64
 
 
 class Settings(Engine):
-    """One request after another by each contender: no speculation, and each draft (OSD, Table 3)."""
-
     dataset: Dataset
     draft_len: int = Field(gt=0)
     requests: int = Field(gt=0)
@@ -80,8 +76,6 @@ class Row:
 
 
 class Derived:
-    """Plain decoding of the same request."""
-
     plain_seconds: float = timing("the answer by plain decoding")
     milliseconds: float = column("the answer", "ms", timed=True)
 
@@ -93,27 +87,26 @@ MEASURES = {
 }
 
 
-class Inputs(Base):
+class Inputs(NoInputs):
     """The target, drafts by name, and the recorded answers whose requests are decoded."""
 
     target: Path
     drafts: dict[str, Path]
     answers: Path
 
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        """The undistilled draft, and the one that another experiment distilled on this dataset."""
+        own = variants[0]
+        cell = own.dataset if own.distilled == "osd_offline" else f"{own.dataset}.{own.temperature:g}"
+        distilled = places.other_cell(own.distilled, cell) / "draft"
+        answers = places.recorded(own.pair) / recorded_name(own.dataset, "eval") / "answers.jsonl"
+        drafts = {"before": places.model("draft", own.pair), "distilled": distilled}
+        return cls(target=places.model("target", own.pair), drafts=drafts, answers=answers)
 
-def locate(variants: Sequence[Settings], places: Places) -> Inputs:
-    """The draft as it comes, and the one that another experiment distilled on this dataset."""
-    own = variants[0]
-    cell = own.dataset if own.distilled == "osd_offline" else f"{own.dataset}.{own.temperature:g}"
-    distilled = places.other_cell(own.distilled, cell) / "draft"
-    answers = places.recorded(own.pair) / recorded_name(own.dataset, "eval") / "answers.jsonl"
-    drafts = {"before": places.model("draft", own.pair), "distilled": distilled}
-    return Inputs(target=places.model("target", own.pair), drafts=drafts, answers=answers)
-
-
-def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
-    """The models and the answers."""
-    return {"models": [inputs.target, *inputs.drafts.values()], "answers": [inputs.answers]}
+    def reads(self, variants: Sequence[Any]) -> Files:
+        """The models and the answers."""
+        return {"models": [self.target, *self.drafts.values()], "answers": [self.answers]}
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
@@ -215,17 +208,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(plain_seconds=plain_seconds, milliseconds=1e3 * rows["seconds"])
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    split="eval",
-    inputs=Inputs,
-    locate=locate,
-    reads=reads,
-    derived=Derived,
-    derive=derive,
-    exclusive=True,
-    needs_gpu_build=True,
-)
+STAGE = stage_of(__name__, split="eval", exclusive=True, needs_gpu_build=True)

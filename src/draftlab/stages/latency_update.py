@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
-from draftlab.stages._inputs import TargetAndDraft, reads_pair
+from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._places import Places
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,10 +58,14 @@ MEASURES = {
 }
 
 
-def locate(variants: Sequence[Settings], places: Places) -> TargetAndDraft:
-    """The target, and the draft that the cell names."""
-    own = variants[0]
-    return TargetAndDraft(target=places.model("target", own.pair), draft=places.model(own.draft_model, own.pair))
+class Inputs(TargetAndDraft):
+    """A target, and the draft that the cell names."""
+
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        """Those of the cell's pair."""
+        own = variants[0]
+        return cls(target=places.model("target", own.pair), draft=places.model(own.draft_model, own.pair))
 
 
 def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.DataFrame, Facts]:
@@ -133,16 +137,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(interval_seconds=rows["target_request_seconds"] * rows["update_interval"])
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    inputs=TargetAndDraft,
-    locate=locate,
-    reads=reads_pair,
-    derived=Derived,
-    derive=derive,
-    exclusive=True,
-    needs_gpu_build=True,
-)
+STAGE = stage_of(__name__, exclusive=True, needs_gpu_build=True)

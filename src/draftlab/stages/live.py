@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
@@ -18,10 +18,10 @@ from draftlab.core.settings import Count, Dataset, NotNegative, TopP, Whole
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
-from draftlab.stages._inputs import Files, TargetAndDraft
+from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._places import Places
 from draftlab.stages._schemes import LiveScheme
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages._stage import Bench, Facts, Files, column, stage_of, timing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,6 +101,7 @@ class Row(Contested):
     draft_seconds: float = timing("share of its batch's time in the draft; CPU time on a CPU")
     target_seconds: float = timing("the same in the target")
     select_seconds: float = timing("the same in verification")
+    transform_seconds: float = timing("the same in making the target's logits distributions", optional=True)
     rouge_l: float = column("ROUGE-L of the answer, F-measure; empty without a reference", optional=True)
     bleu: float = column("sentence BLEU of the answer, 0 to 1; empty without a reference", optional=True)
     batch: int = column("number of the batch that it was decoded in")
@@ -133,21 +134,20 @@ class Inputs(TargetAndDraft):
     prompts: dict[str, Path]
     answers: Answers
 
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        """The cell's pair, and the held-out requests of its datasets."""
+        own = variants[0]
+        return cls(
+            target=places.model("target", own.pair),
+            draft=places.model("draft", own.pair),
+            prompts={name: places.prompts(name, "eval") for name in own.datasets},
+            answers=places.answers[own.pair],
+        )
 
-def locate(variants: Sequence[Settings], places: Places) -> Inputs:
-    """The cell's pair, and the held-out requests of its datasets."""
-    own = variants[0]
-    return Inputs(
-        target=places.model("target", own.pair),
-        draft=places.model("draft", own.pair),
-        prompts={name: places.prompts(name, "eval") for name in own.datasets},
-        answers=places.answers[own.pair],
-    )
-
-
-def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
-    """The models and the requests."""
-    return {"models": [inputs.target, inputs.draft], "data": list(inputs.prompts.values())}
+    def reads(self, variants: Sequence[Any]) -> Files:
+        """The models and the requests."""
+        return {"models": [self.target, self.draft], "data": list(self.prompts.values())}
 
 
 @dataclass(frozen=True)
@@ -238,28 +238,30 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     work = [
         (dataset, batch)
         for dataset, file in inputs.prompts.items()
-        for batch in batches(file, settings, tokenizer, answers.template, room)
+        for batch in batches(file, settings.requests, settings.batch, tokenizer, answers.template, room)
     ]
     every = contenders(settings)
     generators = {contender: torch.Generator(target.device).manual_seed(settings.seed) for contender in every}
 
-    def decode(contender: Contender, batch: Sequence[Request]) -> Decoded:
+    def answer(contender: Contender, batch: Sequence[Request]) -> Decoded:
         prompts = [request.prompt_ids for request in batch]
-        return _decode(contender, prompts, settings, target, draft, tokenizer.eos_ids, generators[contender])
+        return decode(contender, prompts, settings, target, draft, tokenizer.eos_ids, generators[contender])
 
     frames = []
-    decode(every[0], work[0][1][:2])  # warm-up
+    answer(every[0], work[0][1][:2])  # warm-up
     for number in progress(range(len(work)), "live", total=len(work)):
         dataset, batch = work[number]
         shift = number % len(every)
         for contender in every[shift:] + every[:shift]:
-            rows = pd.DataFrame(_rows(decode(contender, batch), batch, tokenizer if settings.quality else None))
+            rows = pd.DataFrame(rows_of(answer(contender, batch), batch, tokenizer if settings.quality else None))
             frames.append(rows.assign(dataset=dataset, batch=number, **vars(contender)))
     rows = pd.concat(frames, ignore_index=True)
     return rows.assign(draft_len=settings.draft_len, top_p=settings.top_p, seed=settings.seed), {}
 
 
-def batches(file: Path, settings: Contest, tokenizer: Tokenizer, template: str, room: int) -> Iterator[list[Request]]:
+def batches(
+    file: Path, requests: int, size: int, tokenizer: Tokenizer, template: str, room: int
+) -> Iterator[list[Request]]:
     """The first requests that fit into ``room`` tokens, in batches."""
     from draftlab.data.prompts import Prompt
     from draftlab.files.json_files import read_jsonl
@@ -269,17 +271,17 @@ def batches(file: Path, settings: Contest, tokenizer: Tokenizer, template: str, 
         for number, prompt in enumerate(read_jsonl(file, Prompt))
     )
     fitting = (Request(*request) for request in encoded if len(request[1]) <= room)
-    kept = list(itertools.islice(fitting, settings.requests))
+    kept = list(itertools.islice(fitting, requests))
     if not kept:
         raise UserError("no prompt fits the target's context", file=file, remedy="lower max_new_tokens")
-    for start in range(0, len(kept), settings.batch):
-        yield kept[start : start + settings.batch]
+    for start in range(0, len(kept), size):
+        yield kept[start : start + size]
 
 
-def _decode(
+def decode(
     contender: Contender,
     prompts: list[list[int]],
-    settings: Settings,
+    settings: Contest,
     target: LanguageModel,
     draft: LanguageModel,
     eos_ids: Sequence[int],
@@ -318,13 +320,13 @@ def _decode(
         )
         wall = time.perf_counter() - wall
     scale = (time.process_time() - cpu) / wall if target.device.type == "cpu" else 1.0
-    parts = (decoded.draft_seconds, decoded.target_seconds, decoded.verify_seconds)
+    parts = (decoded.draft_seconds, decoded.target_seconds, decoded.verify_seconds, decoded.transform_seconds)
     return Decoded(decoded.traces, decoded.blocks, *(scale * seconds for seconds in parts))
 
 
-def _rows(decoded: Decoded, batch: Sequence[Request], tokenizer: Tokenizer | None) -> Iterator[dict[str, float]]:
+def rows_of(decoded: Decoded, batch: Sequence[Request], tokenizer: Tokenizer | None) -> Iterator[dict[str, float]]:
     """What each request of a decoded batch did; with a tokenizer, also how good its answer is."""
-    parts = ("draft_seconds", "target_seconds", "verify_seconds")
+    parts = ("draft_seconds", "target_seconds", "verify_seconds", "transform_seconds")
     seconds = {name.replace("verify", "select"): getattr(decoded, name) / len(batch) for name in parts}
     for request, trace in zip(batch, decoded.traces, strict=True):
         counts = {name: sum(getattr(trace, name)) for name in ("drafted", "visited", "accepted", "emitted")}
@@ -354,9 +356,12 @@ def _scorers() -> tuple[RougeScorer, sacrebleu.BLEU]:
     return RougeScorer(["rougeL"]), sacrebleu.BLEU(effective_order=True)
 
 
+PARTS = ["draft_seconds", "target_seconds", "transform_seconds", "select_seconds"]
+
+
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """All seconds of a request, and whether its drafts were of one temperature."""
-    seconds = rows["draft_seconds"] + rows["target_seconds"] + rows["select_seconds"]
+    seconds = rows.reindex(columns=PARTS).sum(axis=1)
     return rows.assign(seconds=seconds, identical=rows["first_temperature"] == rows["draft_temperature"])
 
 
@@ -372,16 +377,4 @@ def truncation(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(size=[f"s = {size}" if size else "single" for size in rows["lp_threshold"]])
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    split="eval",
-    inputs=Inputs,
-    locate=locate,
-    reads=reads,
-    derived=Derived,
-    derive=derive,
-    views={"quality": quality, "truncation": truncation},
-)
+STAGE = stage_of(__name__, split="eval", views={"quality": quality, "truncation": truncation})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 
@@ -12,9 +12,8 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
-from draftlab.stages._inputs import Files
 from draftlab.stages._places import Places
-from draftlab.stages._stage import Bench, Facts, Stage, column
+from draftlab.stages._stage import Bench, Facts, Files, NoInputs, column, stage_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,30 +69,29 @@ MEASURES = {
 }
 
 
-class Inputs(Base):
+class Inputs(NoInputs):
     """Drafts by name, and the recorded answers to the stream and to the held-out requests."""
 
     drafts: dict[str, Path]
     train: Path
     held_out: Path
 
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        """The undistilled draft, and the one that ``osd_offline`` distilled on this dataset."""
+        own = variants[0]
+        recorded = places.recorded(own.pair)
+        drafts = {
+            "before": places.model("draft", own.pair),
+            "distilled": places.other_cell("osd_offline", own.dataset) / "draft",
+        }
+        train, held_out = (recorded / recorded_name(own.dataset, split) for split in ("train", "eval"))
+        return cls(drafts=drafts, train=train, held_out=held_out)
 
-def locate(variants: Sequence[Settings], places: Places) -> Inputs:
-    """The draft as it comes, and the one that ``osd_offline`` distilled on this dataset."""
-    own = variants[0]
-    recorded = places.recorded(own.pair)
-    drafts = {
-        "before": places.model("draft", own.pair),
-        "distilled": places.other_cell("osd_offline", own.dataset) / "draft",
-    }
-    train, held_out = (recorded / recorded_name(own.dataset, split) for split in ("train", "eval"))
-    return Inputs(drafts=drafts, train=train, held_out=held_out)
-
-
-def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
-    """The drafts and the answers."""
-    answers = [folder / "answers.jsonl" for folder in (inputs.train, inputs.held_out)]
-    return {"models": list(inputs.drafts.values()), "answers": answers}
+    def reads(self, variants: Sequence[Any]) -> Files:
+        """The drafts and the answers."""
+        answers = [folder / "answers.jsonl" for folder in (self.train, self.held_out)]
+        return {"models": list(self.drafts.values()), "answers": answers}
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
@@ -158,13 +156,4 @@ def speed(blocks: Blocks, settings: Settings) -> float:
     return float(blocks.emitted.sum() / cost(blocks, settings).sum())
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    split="eval",
-    inputs=Inputs,
-    locate=locate,
-    reads=reads,
-)
+STAGE = stage_of(__name__, split="eval")

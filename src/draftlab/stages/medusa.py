@@ -12,9 +12,9 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Dataset
 from draftlab.stages._counts import ALPHA, BLOCK_EFFICIENCY, UnroundedCounts
-from draftlab.stages._inputs import Distillation, locate_distillation, reads_distillation
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
-from draftlab.stages._timed import Timed
+from draftlab.stages._inputs import Distillation
+from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
+from draftlab.train.settings import Timed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,8 +66,6 @@ class Row(UnroundedCounts):
 
 
 class Derived:
-    """The same in the units of the papers."""
-
     parameters_billion: float = column("weights beside the target", "10^9")
     epoch_minutes: float = column("time of learning from every answer of the stream once", "min", timed=True)
 
@@ -90,13 +88,12 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.models.medusa import Medusa
     from draftlab.train.folders import Folders
     from draftlab.train.medusa import contenders, decode_in_turns, epoch_seconds
-    from draftlab.train.online import serve
-    from draftlab.train.timed import clock_of
+    from draftlab.train.online import clock_of, serve
     from draftlab.train.traffic import whole
 
     begin = time.process_time()
     folders = Folders(inputs.answers, inputs.models, bench.kept)
-    target = folders.target(settings.device)
+    target = folders.target(settings.device, inputs.dtype)
     stream = whole(folders.recorded(settings.dataset, "train"), settings.dataset).reordered(settings.seed)
     stream = stream.take(range(min(settings.requests, len(stream))))
     of_heads = settings.model_copy(update={"learning_rate": settings.heads_learning_rate})
@@ -148,15 +145,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(parameters_billion=rows["parameters"] / 1e9, epoch_minutes=rows["epoch_seconds"] / 60)
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    inputs=Distillation,
-    locate=locate_distillation,
-    reads=reads_distillation,
-    derived=Derived,
-    derive=derive,
-    exclusive=True,
-)
+STAGE = stage_of(__name__, inputs=Distillation, exclusive=True)

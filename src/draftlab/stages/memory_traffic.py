@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 
@@ -15,9 +15,9 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Dataset, Share
 from draftlab.core.settings import Settings as Base
 from draftlab.core.theory import Moved
-from draftlab.stages._inputs import Files, TargetAndDraft
+from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._places import Places
-from draftlab.stages._stage import Bench, Facts, Stage, column
+from draftlab.stages._stage import Bench, Facts, Files, column, stage_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,15 +77,14 @@ class Inputs(TargetAndDraft):
 
     online: Path
 
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        """The main pair."""
+        return cls(target=places.model("target"), draft=places.model("draft"), online=places.table("osd_online"))
 
-def locate(variants: Sequence[Settings], places: Places) -> Inputs:
-    """The main pair."""
-    return Inputs(target=places.model("target"), draft=places.model("draft"), online=places.table("osd_online"))
-
-
-def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
-    """The models and the table."""
-    return {"models": [inputs.target, inputs.draft], "tables": [inputs.online]}
+    def reads(self, variants: Sequence[Any]) -> Files:
+        """The models and the table."""
+        return {"models": [self.target, self.draft], "tables": [self.online]}
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def _rows(
 
 
 def _measured(online: Path, dataset: str) -> tuple[float, float]:
-    """Block lengths at the end of the stream: of the draft as it was, and of the online one."""
+    """Block lengths at the end of the stream: of the undistilled draft, and of the online one."""
     from draftlab.files.tables import read_table
 
     rows = read_table(online)
@@ -180,12 +179,4 @@ def _measured(online: Path, dataset: str) -> tuple[float, float]:
     return float(lengths["static"]), float(lengths["online"])
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    inputs=Inputs,
-    locate=locate,
-    reads=reads,
-)
+STAGE = stage_of(__name__)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from draftlab.core.measure import Measure
 from draftlab.stages._counts import ALPHAS, Counts
-from draftlab.stages._inputs import Distillation, locate_distillation, reads_distillation
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages._inputs import Distillation
+from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.train.settings import Offline
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ class Row(Counts):
 
 
 class Derived:
-    """What the views add."""
-
     cost: float = column("time in steps of the target, a draft step at a tenth of one", "steps", optional=True)
     training_flops: float = column("work of the training", "FLOPs", optional=True)
     parameters_million: float = column("weights of the draft", "10^6", optional=True)
@@ -135,16 +133,10 @@ def estimators(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
+STAGE = stage_of(
+    __name__,
     split="eval",
     inputs=Distillation,
-    locate=locate_distillation,
-    reads=reads_distillation,
-    derived=Derived,
     views={"draft_length": draft_length, "compute": compute, "budgets": budgets, "estimators": estimators},
     launch=True,
 )

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -20,9 +20,9 @@ from draftlab.core.settings import Dataset
 from draftlab.data.classify import Method
 from draftlab.data.streams import Stream
 from draftlab.stages._counts import ALPHAS, Counts
-from draftlab.stages._inputs import AS_JSON, Distillation, Files, locate_distillation, reads_distillation
+from draftlab.stages._inputs import AS_JSON, Distillation
 from draftlab.stages._places import Places
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages._stage import Bench, Facts, Files, column, stage_of, timing
 from draftlab.train.settings import Serving
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Row(Counts):
         "number among the recorded requests of its split, the same in every seed; of a bin its first"
     )
     group: str = column("class of the request", optional=True)
-    segment: int = column("block of the stream that it stands in", optional=True)
+    segment: int = column("block of the stream that it belongs to", optional=True)
     requests: int = column("requests in the row", "requests", optional=True)
     split: str = column("train: requests of the stream; eval: held-out requests")
     after: int = column("requests that were served before a measurement on held-out ones", "requests", optional=True)
@@ -110,13 +110,9 @@ class Row(Counts):
 
 
 class Derived:
-    """What the views add."""
-
     served: int = column("requests of the stream", "requests", optional=True)
     request_ms: float = column("CPU time of a request", "ms", timed=True, optional=True)
-    added_ms: float = column(
-        "CPU time of a request that the next shorter stream lacks", "ms", timed=True, optional=True
-    )
+    added_ms: float = column("CPU time of a request beyond the next shorter stream", "ms", timed=True, optional=True)
     setting: str = column("what is varied beside the interval, in words", optional=True)
     rate: float = column("requests sent to another draft on purpose", "%", optional=True)
     drafts: str = column("whether one draft served all (shared) or each group its own (separate)", optional=True)
@@ -142,24 +138,25 @@ class Inputs(Distillation):
     router: Method = "naive_bayes"
     classifier: str = ""
 
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        """The cell's pair, and the requests of its stream where it has one of its own."""
+        found = Distillation.locate(variants, places).model_dump()
+        own = variants[0]
+        if own.stream is None:
+            return cls(**found)
+        label = own.stream.group_by
+        files = {
+            split: [places.prompts(dataset, split, label) for dataset in own.datasets] for split in ("train", "eval")
+        }
+        held_out = files["eval"] if any(variant.needs_held_out for variant in variants) else []
+        router = places.routers.get(label, "naive_bayes")
+        return cls(**found, requests=files["train"], held_out=held_out, router=router, classifier=places.classifier)
 
-def locate(variants: Sequence[Settings], places: Places) -> Inputs:
-    """The cell's pair, and the requests of its stream where it has one of its own."""
-    found = locate_distillation(variants, places).model_dump()
-    own = variants[0]
-    if own.stream is None:
-        return Inputs(**found)
-    label = own.stream.group_by
-    files = {split: [places.prompts(dataset, split, label) for dataset in own.datasets] for split in ("train", "eval")}
-    held_out = files["eval"] if any(variant.needs_held_out for variant in variants) else []
-    router = places.routers.get(label, "naive_bayes")
-    return Inputs(**found, requests=files["train"], held_out=held_out, router=router, classifier=places.classifier)
-
-
-def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
-    """The models and answers, and the requests of a stream."""
-    found = reads_distillation(variants, inputs)
-    return found | {"data": [*inputs.requests, *inputs.held_out]} if inputs.requests else found
+    def reads(self, variants: Sequence[Any]) -> Files:
+        """The models and answers, and the requests of a stream."""
+        found = super().reads(variants)
+        return found | {"data": [*self.requests, *self.held_out]} if self.requests else found
 
 
 def _folders(inputs: Inputs, bench: Bench) -> Folders:
@@ -352,21 +349,14 @@ def routing_errors(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def stream_length(rows: pd.DataFrame) -> pd.DataFrame:
-    """Requests of each stream, CPU milliseconds for each of them, and for each that the next shorter stream lacks."""
+    """Requests of each stream, CPU milliseconds for each of them, and for each beyond the next shorter stream."""
     rows = rows.assign(served=rows.groupby("length")["stream_index"].transform("max") + 1)
     runs = rows.groupby("served")["cpu_seconds"].mean()
     added = runs.diff() / runs.index.to_series().diff()
     return rows.assign(request_ms=1e3 * rows["cpu_seconds"] / rows["served"], added_ms=1e3 * rows["served"].map(added))
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    inputs=Inputs,
-    locate=locate,
-    reads=reads,
-    derived=Derived,
+STAGE = stage_of(
+    __name__,
     views={"update_interval": update_interval, "stream_length": stream_length, "routing_errors": routing_errors},
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 
@@ -13,10 +13,10 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset, Whole
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
-from draftlab.stages._inputs import Files, TargetAndDraft
+from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._places import Places
 from draftlab.stages._schemes import Verifier
-from draftlab.stages._stage import Bench, Facts, Stage, column
+from draftlab.stages._stage import Bench, Facts, Files, column, stage_of
 from draftlab.train.settings import Loss, LossPositions, Serving
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    """Specialists of several topics, learnt online, as non-identical drafts; against routing and copies of one shared draft."""
-
     pair: str = "main"
     topics: list[Dataset] = Field(min_length=2)
     schemes: list[Verifier] = Field(["importance_truncated", "specinfer"], min_length=1)
@@ -75,21 +73,22 @@ class Inputs(TargetAndDraft):
 
     answers: Path
 
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        """The cell's pair and its answers."""
+        pair = variants[0].pair
+        return cls(
+            target=places.model("target", pair), draft=places.model("draft", pair), answers=places.recorded(pair)
+        )
 
-def locate(variants: Sequence[Settings], places: Places) -> Inputs:
-    """The cell's pair and its answers."""
-    pair = variants[0].pair
-    return Inputs(target=places.model("target", pair), draft=places.model("draft", pair), answers=places.recorded(pair))
-
-
-def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
-    """The models, and the answers to both splits of every topic."""
-    topics = dict.fromkeys(topic for own in variants for topic in own.topics)
-    names = [recorded_name(topic, split) for topic in topics for split in ("train", "eval")]
-    return {
-        "models": [inputs.target, inputs.draft],
-        "answers": [inputs.answers / name / "answers.jsonl" for name in names],
-    }
+    def reads(self, variants: Sequence[Any]) -> Files:
+        """The models, and the answers to both splits of every topic."""
+        topics = dict.fromkeys(topic for own in variants for topic in own.topics)
+        names = [recorded_name(topic, split) for topic in topics for split in ("train", "eval")]
+        return {
+            "models": [self.target, self.draft],
+            "answers": [self.answers / name / "answers.jsonl" for name in names],
+        }
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
@@ -206,13 +205,4 @@ def _decoded(
     return pd.DataFrame(rows).assign(request_id=range(len(requests)))
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    split="eval",
-    inputs=Inputs,
-    locate=locate,
-    reads=reads,
-)
+STAGE = stage_of(__name__, split="eval")

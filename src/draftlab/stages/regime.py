@@ -10,8 +10,8 @@ from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import NotNegative
-from draftlab.stages._inputs import OnPairs, RecordedPairs, locate_pairs, reads_pairs
-from draftlab.stages._stage import Bench, Facts, Stage, column
+from draftlab.stages._inputs import OnPairs, RecordedPairs
+from draftlab.stages._stage import Bench, Facts, column, stage_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,8 +24,6 @@ ENTROPIES = ("under 0.1 nats", "0.1 to 0.5", "0.5 to 1", "1 to 2", "over 2 nats"
 
 
 class Settings(OnPairs):
-    """Acceptance over a grid of target and draft temperatures, by the target's entropy."""
-
     num_drafts: int = Field(gt=1)
     target_temperature: list[NotNegative] = Field(min_length=1)
     draft_temperature: list[NotNegative] = Field(min_length=1)
@@ -51,8 +49,6 @@ class Row:
 
 
 class Derived:
-    """What follows from the rows."""
-
     over_k_seq: float = column("acceptance of importance sampling less that of K-SEQ, summed", "tokens")
     entropy: str = column("the class of entropy in words")
 
@@ -100,15 +96,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    split="eval",
-    inputs=RecordedPairs,
-    locate=locate_pairs,
-    reads=reads_pairs,
-    derived=Derived,
-    derive=derive,
-)
+STAGE = stage_of(__name__, split="eval", inputs=RecordedPairs)

@@ -10,15 +10,13 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count
 from draftlab.core.settings import Settings as Base
-from draftlab.stages._stage import Bench, Facts, NoInputs, Stage, column
+from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 class Settings(Base):
-    """Acceptance over the toy simplex of MDSS Fig. 2, exactly."""
-
     num_drafts: list[Count] = Field(min_length=1)
     points: int = Field(gt=1)
 
@@ -35,8 +33,6 @@ class Row:
 
 
 class Derived:
-    """What follows from the rows."""
-
     certain: float = column("1 where nothing is ever rejected, else 0")
     one: float = column("1: a target")
 
@@ -84,11 +80,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(certain=(rows["acceptance"] > 1 - 1e-9).astype(float), one=1.0)
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    derived=Derived,
-    derive=derive,
-)
+STAGE = stage_of(__name__)

@@ -1,4 +1,4 @@
-"""Replay what could serve a log: prompt lookup, the draft as it comes, distilled on the log, kept learning on it, lookup before it."""
+"""Replay what could serve a log: prompt lookup, the undistilled draft, distilled on the log, kept learning on it, lookup before it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from draftlab.core.measure import Measure
 from draftlab.stages._counts import ALPHA, BLOCK_EFFICIENCY, UnroundedCounts
-from draftlab.stages._inputs import Distillation, locate_distillation, reads_distillation
-from draftlab.stages._stage import Bench, Facts, Stage, column
+from draftlab.stages._inputs import Distillation
+from draftlab.stages._stage import Bench, Facts, column, stage_of
 from draftlab.train.settings import Options
 
 if TYPE_CHECKING:
@@ -73,12 +73,4 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     return pd.concat(frames, ignore_index=True), facts | folders.facts(effort, begin)
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    inputs=Distillation,
-    locate=locate_distillation,
-    reads=reads_distillation,
-)
+STAGE = stage_of(__name__, inputs=Distillation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
@@ -12,17 +12,14 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset
 from draftlab.core.settings import Settings as Base
 from draftlab.data.streams import GroupBy
-from draftlab.stages._inputs import Files
 from draftlab.stages._places import Places
-from draftlab.stages._stage import Bench, Facts, Stage, column
+from draftlab.stages._stage import Bench, Facts, Files, NoInputs, column, stage_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 class Settings(Base):
-    """Share of each class of requests in equal slices of time (OSD, Figs. 2 and 10)."""
-
     dataset: Dataset
     group_by: GroupBy
     slices: int = Field(gt=0)
@@ -39,8 +36,6 @@ class Row:
 
 
 class Derived:
-    """What follows from the rows."""
-
     half: str = column("half of the time that the slice lies in: first or second")
     among: int = column(
         "requests that Figure 2 of OSD counts: of every topic, of every language but English", "requests"
@@ -53,21 +48,20 @@ MEASURES = {
 }
 
 
-class Inputs(Base):
+class Inputs(NoInputs):
     """The requests, with their classes."""
 
     prompts: Path
 
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        """The stream's side of the dataset."""
+        own = variants[0]
+        return cls(prompts=places.prompts(own.dataset, label=own.group_by))
 
-def locate(variants: Sequence[Settings], places: Places) -> Inputs:
-    """The stream's side of the dataset."""
-    own = variants[0]
-    return Inputs(prompts=places.prompts(own.dataset, label=own.group_by))
-
-
-def reads(variants: Sequence[Settings], inputs: Inputs) -> Files:
-    """The requests."""
-    return {"data": [inputs.prompts]}
+    def reads(self, variants: Sequence[Any]) -> Files:
+        """The requests."""
+        return {"data": [self.prompts]}
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
@@ -89,14 +83,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(half=half, among=named.groupby([rows["group_by"], rows["slice"]]).transform("sum"))
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    inputs=Inputs,
-    locate=locate,
-    reads=reads,
-    derived=Derived,
-    derive=derive,
-)
+STAGE = stage_of(__name__)

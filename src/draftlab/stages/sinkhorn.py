@@ -11,8 +11,8 @@ from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NotNegative, Whole
-from draftlab.stages._inputs import OnPairs, RecordedPairs, locate_pairs, reads_pairs
-from draftlab.stages._stage import Bench, Facts, Stage, column, timing
+from draftlab.stages._inputs import OnPairs, RecordedPairs
+from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.stages.acceptance import Derived, derive
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ PEERS = ("optimal", "importance_truncated", "k_seq", "specinfer")
 
 
 class Settings(OnPairs):
-    """Entropic optimal transport instead of the linear program: acceptance and cost against iterations."""
-
     num_drafts: list[Count] = Field(min_length=1)
     draft_temperature: list[NotNegative] = Field(min_length=1)
     iterations: list[Whole] = Field(min_length=1)
@@ -92,15 +90,4 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
     return pd.concat(frames, ignore_index=True), {}
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    split="eval",
-    inputs=RecordedPairs,
-    locate=locate_pairs,
-    reads=reads_pairs,
-    derived=Derived,
-    derive=derive,
-)
+STAGE = stage_of(__name__, split="eval", inputs=RecordedPairs, derived=Derived, derive=derive)

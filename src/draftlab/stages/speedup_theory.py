@@ -9,15 +9,13 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NotNegative, Share
 from draftlab.core.settings import Settings as Base
-from draftlab.stages._stage import Bench, Facts, NoInputs, Stage, column
+from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 class Settings(Base):
-    """Eq. 1 of OSD over a grid (Fig. 8)."""
-
     curves: list[tuple[Count, NotNegative]] = Field(min_length=1)
     alphas: list[Share] = Field(min_length=1)
 
@@ -46,9 +44,4 @@ def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFram
     return pd.DataFrame(rows, columns=["alpha", "draft_len", "cost_ratio", "speedup"]), {}
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-)
+STAGE = stage_of(__name__)

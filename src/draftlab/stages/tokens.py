@@ -1,4 +1,4 @@
-"""Which tokens a draft proposes, has accepted and lacks, before and after distillation (OSD, Fig. 7 and Table 6)."""
+"""Which tokens a draft proposes, has accepted and misses, before and after distillation (OSD, Fig. 7 and Table 6)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.stages._inputs import Distillation, locate_distillation, reads_distillation
-from draftlab.stages._stage import Bench, Facts, Stage, column
+from draftlab.stages._inputs import Distillation
+from draftlab.stages._stage import Bench, Facts, column, stage_of
 from draftlab.train.settings import Training
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class Settings(Training):
-    """Which tokens a draft proposes, has accepted and lacks, before and after offline distillation (OSD, Fig. 7 and Table 6)."""
-
     epochs: int = Field(gt=0)
     temperature: float = Field(0.0, ge=0, le=0)
 
@@ -33,15 +31,13 @@ class Row:
     proposed: int = column("how often the draft proposed it and the target judged it", "times")
     accepted: int = column("how often the target accepted it", "times")
     generated: int = column("how often the answer holds it", "times")
-    method: Literal["original", "distilled"] = column("the draft as it was, or distilled")
+    method: Literal["original", "distilled"] = column("the undistilled draft, or the distilled one")
     seed: int = column("seed of the order of training")
     dataset: str = column("whose requests they are")
     text: str = column("the token as text")
 
 
 class Derived:
-    """What the view of precision and recall adds."""
-
     rank: float = column("place of the token by how often the target writes it, from 1", optional=True)
     common: bool = column("whether it is among the first hundred", optional=True)
     common_generated: int = column("``generated`` where it is", "times", optional=True)
@@ -96,15 +92,4 @@ def recall(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    split="eval",
-    inputs=Distillation,
-    locate=locate_distillation,
-    reads=reads_distillation,
-    derived=Derived,
-    views={"recall": recall},
-)
+STAGE = stage_of(__name__, split="eval", inputs=Distillation, views={"recall": recall})

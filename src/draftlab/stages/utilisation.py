@@ -9,7 +9,7 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Settings as Base
 from draftlab.core.settings import Share
-from draftlab.stages._stage import Bench, Facts, NoInputs, Stage, column
+from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,9 +81,4 @@ def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFram
     return pd.DataFrame(rows), {}
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-)
+STAGE = stage_of(__name__)

@@ -13,10 +13,12 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Whole
 from draftlab.core.settings import Settings as Base
-from draftlab.stages._stage import Bench, Facts, NoInputs, Stage, column
+from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from jaxtyping import Float64
     from torch import Generator, Tensor
 
     from draftlab.core.verify.token import TokenVerifier
@@ -38,7 +40,7 @@ class Settings(Base):
 
     vocabs: list[Count] = Field(default=[32_000, 128_000], min_length=1)
     num_drafts: list[Count] = Field(default=[2, 4], min_length=1)
-    batch: Count = 64
+    batches: list[Count] = Field(default=[1, 8, 32], min_length=1)
     rounds: Count = 40
     seed: Whole = 0
 
@@ -52,10 +54,19 @@ class Row:
     num_drafts: int = column("drafted tokens of a position")
     batch: int = column("positions of a decision")
     scheme: str = column(
-        "verifier; restrict: finding the support from dense tables; optimum value: the best acceptance alone"
+        "verifier; restrict: finding the support from dense tables; sort: the tokens by q/p; optimum value: the best acceptance alone"
     )
     ms: float = column("CPU time of the thread per position, median", "ms", timed=True)
     ms_p90: float = column("the same, 90th percentile", "ms", timed=True)
+    ms_low: float = column("lower end of the median's 95 % bootstrap interval over rounds", "ms", timed=True)
+    ms_high: float = column("its upper end", "ms", timed=True)
+    over_single: float = column(
+        "median of what it takes longer than a single draft in the same round", "ms", timed=True
+    )
+    over_single_low: float = column(
+        "lower end of its interval; of the single draft again it should hold 0", "ms", timed=True
+    )
+    over_single_high: float = column("its upper end", "ms", timed=True)
 
 
 MEASURES = {
@@ -92,30 +103,31 @@ def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFram
 
 
 def measure(settings: Settings) -> pd.DataFrame:
-    """Median and 90th percentile of the thread's CPU time per decision, contenders interleaved turn by turn, one thread."""
+    """Median and 90th percentile of the thread's CPU time per decision, contenders in a new random order in each round, one thread."""
     import pandas as pd
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(settings.seed)
-    sizes = itertools.product(settings.vocabs, SLOPES, settings.num_drafts, (1, settings.batch))
+    sizes = itertools.product(settings.vocabs, SLOPES, settings.num_drafts, settings.batches)
     # A batch without truncation is gigabytes at 128k tokens, and nobody serves that.
     cells = [cell for cell in sizes if cell[3] == 1 or cell[1] != "no truncation"]
     try:
         with torch.inference_mode():
-            return pd.concat([_cell(*cell, settings.rounds, generator) for cell in cells], ignore_index=True)
+            return pd.concat([_cell(*cell, settings.rounds, settings.seed) for cell in cells], ignore_index=True)
     finally:
         torch.set_num_threads(threads)
 
 
-def _cell(vocab: int, name: str, drafts: int, batch: int, rounds: int, generator: Generator) -> pd.DataFrame:
+def _cell(vocab: int, name: str, drafts: int, batch: int, rounds: int, seed: int) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
+    import torch
 
     from draftlab.core.sampling import draft_tokens, restrict
-    from draftlab.core.verify.bound import optimum_iid
+    from draftlab.core.verify.bound import optimum_iid, ratio_order
 
+    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     target, draft = _distributions(vocab, name, batch, generator)
     dense = draft[:, None].expand(-1, drafts, -1)
     tokens = draft_tokens(dense, "iid", generator)
@@ -124,16 +136,28 @@ def _cell(vocab: int, name: str, drafts: int, batch: int, rounds: int, generator
         finding = partial(restrict, target, dense, tokens)
         every["restrict"] = lambda: finding
         target, dense, tokens, _ = finding()
-    valuing = partial(optimum_iid, target, dense[:, 0], drafts)
-    every["optimum value"] = lambda: valuing
+    sorting, valuing = partial(ratio_order, target, dense[:, 0]), partial(optimum_iid, target, dense[:, 0], drafts)
+    every |= {"sort": lambda: sorting, "optimum value": lambda: valuing}
     for scheme, verifier in contenders().items():
         if batch == 1 or scheme != ROW_BY_ROW:
             every[scheme] = partial(_decision, verifier, target, dense, generator)
-    spent = _interleaved(every, rounds if batch == 1 else max(3, rounds // 5))
-    rows = [
-        {"scheme": scheme, "ms": np.median(times) / batch, "ms_p90": np.quantile(times, 0.9) / batch}
-        for scheme, times in spent.items()
-    ]
+    spent = _interleaved(every, rounds if batch == 1 else max(5, rounds // 2), rng)
+    rows = []
+    for scheme, times in spent.items():
+        own, over = times / batch, (times - spent["single"]) / batch
+        (low, high), (over_low, over_high) = _interval(own, rng), _interval(over, rng)
+        rows.append(
+            {
+                "scheme": scheme,
+                "ms": np.median(own),
+                "ms_p90": np.quantile(own, 0.9),
+                "ms_low": low,
+                "ms_high": high,
+                "over_single": np.median(over),
+                "over_single_low": over_low,
+                "over_single_high": over_high,
+            }
+        )
     place = {"vocab": vocab, "filter": name, "support": target.shape[1], "num_drafts": drafts, "batch": batch}
     return pd.DataFrame([place | row for row in rows])
 
@@ -159,18 +183,35 @@ def _decision(verifier: TokenVerifier, target: Tensor, draft: Tensor, generator:
     return partial(verifier.sample, target, draft, tokens, generator, check=False)
 
 
-def _interleaved(every: Mapping[str, Callable[[], Timed]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds per decision of each contender in each round; the first two rounds warm up."""
-    spent: dict[str, list[float]] = {name: [] for name in every}
+def _interval(values: Float64[np.ndarray, " rounds"], rng: np.random.Generator) -> tuple[float, float]:
+    """The 95 % bootstrap interval of a median."""
+    import numpy as np
+
+    medians = np.median(rng.choice(values, (1000, len(values))), axis=1)
+    return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
+
+
+def _interleaved(
+    every: Mapping[str, Callable[[], Timed]], rounds: int, rng: np.random.Generator
+) -> dict[str, Float64[np.ndarray, " rounds"]]:
+    """Milliseconds per decision of each contender in each round; the first two rounds warm up.
+
+    Each round has an order of its own: who comes after whom decides what is in the caches.
+    """
+    import numpy as np
+
+    names = list(every)
+    spent: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 2):
-        for name, prepare in every.items():
-            turn = [prepare() for _ in range(TURN)]
+        for place in rng.permutation(len(names)):
+            name = names[place]
+            turn = [every[name]() for _ in range(TURN)]
             start = time.thread_time_ns()
             for timed in turn:
                 timed()
             if number >= 2:
                 spent[name].append((time.thread_time_ns() - start) / 1e6 / TURN)
-    return spent
+    return {name: np.array(times) for name, times in spent.items()}
 
 
 def as_text(rows: pd.DataFrame) -> str:
@@ -187,10 +228,4 @@ def as_text(rows: pd.DataFrame) -> str:
     return "\n\n".join(blocks)
 
 
-STAGE = Stage(
-    settings=Settings,
-    row=Row,
-    measures=MEASURES,
-    run=run,
-    exclusive=True,
-)
+STAGE = stage_of(__name__, exclusive=True)

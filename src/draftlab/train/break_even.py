@@ -13,9 +13,8 @@ from jaxtyping import Float64
 from draftlab.core import theory
 from draftlab.models import LanguageModel
 from draftlab.train import training
-from draftlab.train.online import learn
+from draftlab.train.online import clock_of, learn, whole_answers
 from draftlab.train.settings import Serving
-from draftlab.train.timed import clock_of, whole_answers
 from draftlab.train.traffic import Traffic
 
 STEPS = 8

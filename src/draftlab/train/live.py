@@ -20,8 +20,7 @@ from draftlab.engine.recording import TargetPass, compact_distribution
 from draftlab.engine.speculate import BlockTrace, speculate
 from draftlab.models import LanguageModel
 from draftlab.train.offline import trace_counts
-from draftlab.train.online import Lesson, Server
-from draftlab.train.positions import positions_to_learn
+from draftlab.train.online import Lesson, Server, positions_to_learn
 from draftlab.train.settings import Serving
 from draftlab.train.traffic import Traffic
 

@@ -26,9 +26,8 @@ from draftlab.models import LanguageModel
 from draftlab.models.medusa import Medusa
 from draftlab.train import training
 from draftlab.train.offline import trace_counts
-from draftlab.train.online import learn
+from draftlab.train.online import clock_of, learn, whole_answers
 from draftlab.train.settings import Serving
-from draftlab.train.timed import clock_of, whole_answers
 from draftlab.train.traffic import Traffic
 
 SAMPLED = Sampling(1.0)

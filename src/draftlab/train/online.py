@@ -31,8 +31,7 @@ from draftlab.train import training
 from draftlab.train.heads import answer_logits, kept_by
 from draftlab.train.learning import Effort, losses_at
 from draftlab.train.offline import counts
-from draftlab.train.positions import positions_to_learn
-from draftlab.train.settings import Serving
+from draftlab.train.settings import LossPositions, Serving
 from draftlab.train.traffic import Traffic
 
 
@@ -219,3 +218,44 @@ def check_interval(traffic: Traffic, settings: Serving) -> None:
             f"update_interval is {settings.update_interval}, the stream has {int(traffic.trains.sum())} requests",
             remedy="lower update_interval, or lengthen the stream",
         )
+
+
+def positions_to_learn(
+    lengths: Sequence[int],
+    starts: Bool[np.ndarray, " positions"],
+    rejected: Bool[np.ndarray, " positions"],
+    which: LossPositions,
+) -> Bool[np.ndarray, " positions"]:
+    """Flags of the answer positions to learn from, for answers of these ``lengths``, one after the other.
+
+    ``starts``: a block starts there; ``rejected``: the draft's token was refused there. ``rejected``: those (OSD, Algorithm 1); ``all``:
+    every position; ``block_end``: the token that the target added to each block, bonus tokens too; ``repository``: one position after
+    those, as OSD's repository computes it.
+    """
+    if which == "all":
+        return np.ones(len(starts), bool)
+    if which == "rejected":
+        return rejected
+    # A block ends just before the next one starts, the last block with its answer.
+    last = np.zeros(len(starts), bool)
+    last[np.cumsum([length for length in lengths if length]) - 1] = True
+    chosen = last | np.append(starts[1:], True)
+    return np.append(False, (chosen & ~last)[:-1]) if which == "repository" else chosen
+
+
+def clock_of(device: str) -> Callable[[], float]:
+    """CPU seconds of this process, or on a GPU the time once it has finished."""
+    if device == "cpu":
+        return time.process_time
+
+    def finished() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return finished
+
+
+def whole_answers(stream: Traffic, first: int, count: int) -> list[Lesson]:
+    """Every position of this many requests from ``first`` on, the stream begun again at its end."""
+    requests = [(first + i) % len(stream) for i in range(count)]
+    return [Lesson(stream.answers, r, np.arange(stream.answers.lengths[r])) for r in requests]

@@ -19,7 +19,7 @@ from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import Agreement, Walk, agree_along, walk
 from draftlab.models import LanguageModel
 from draftlab.models.lookup import Lookup
-from draftlab.models.ngrams import find_next
+from draftlab.models.ngrams import Ngrams, guesses_along
 from draftlab.train.learning import Effort, train
 from draftlab.train.online import Lesson, check_interval, replay_server
 from draftlab.train.online import serve as serve_stream
@@ -40,11 +40,11 @@ def lookup(recorded: TargetPass, settings: Options) -> pd.DataFrame:
     longest = max(settings.draft_lens)
     finds, hits = [], []
     for answer in recorded.answers:
-        text = [*answer.prompt_ids, *answer.answer_ids]
-        for end in range(len(answer.prompt_ids), len(text)):
-            guesses = _guesses(text[:end], longest)
-            finds.append(len(guesses))
-            hits.append(bool(guesses) and guesses[0] == text[end])
+        text = Ngrams(answer.prompt_ids)
+        for token in answer.answer_ids:
+            hits.append(text.guess == token)
+            finds.append(_count_guesses(text, longest))
+            text.append(token)
     flags = np.asarray(hits, dtype=np.float64)
     found = np.asarray(finds, dtype=np.int64)
     agree = Agreement(recorded.lengths, flags, flags, flags)
@@ -56,11 +56,14 @@ def lookup(recorded: TargetPass, settings: Options) -> pd.DataFrame:
     return pd.concat([frame.assign(option="lookup", proposal=p) for frame in frames for p in proposals])
 
 
-def _guesses(text: list[int], longest: int) -> list[int]:
-    guesses: list[int] = []
-    while len(guesses) < longest and (guess := find_next([*text, *guesses])) is not None:
-        guesses.append(guess)
-    return guesses
+def _count_guesses(text: Ngrams, longest: int) -> int:
+    """How many tokens in a row it guesses after ``text``, which stays as it is."""
+    end = len(text.tokens)
+    while len(text.tokens) < end + longest and text.guess is not None:
+        text.append(text.guess)
+    count = len(text.tokens) - end
+    text.trim(end)
+    return count
 
 
 def model(option: str, draft: LanguageModel, recorded: TargetPass, settings: Options) -> pd.DataFrame:
@@ -130,7 +133,7 @@ def _rows(
 
 def _find_matches(recorded: TargetPass) -> Bool[np.ndarray, " positions"]:
     texts = [([*a.prompt_ids, *a.answer_ids], len(a.prompt_ids)) for a in recorded.answers]
-    return np.array([find_next(text[:end]) is not None for text, begin in texts for end in range(begin, len(text))])
+    return np.array([guess is not None for text, begin in texts for guess in guesses_along(text, begin)])
 
 
 @torch.inference_mode()

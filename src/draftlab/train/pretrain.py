@@ -16,16 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftlab.core.settings import Flat, Template
 from draftlab.data import generators
 from draftlab.data.prompts import Prompt
 from draftlab.engine.answers import Answer
-from draftlab.engine.settings import Recipe
+from draftlab.engine.recording import fitting
+from draftlab.engine.settings import Answers, Recipe
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.digests import code_digest
 from draftlab.files.json_files import read_jsonl, write_json
-from draftlab.files.seals import seal
+from draftlab.files.seals import check_content, seal
 from draftlab.models import LanguageModel, Tokenizer, check_same_tokenizer, hf, hub, load_model, load_tokenizer
+from draftlab.models.config import context_of
 from draftlab.models.llama import Llama, LlamaConfig
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.train import training
@@ -44,25 +47,58 @@ class Example:
     answer: list[int]
 
 
-def make_tokenizer(prompts: Sequence[Path], target: Recipe, out: Path) -> None:
-    """Write the tokenizer that target and draft share: the target's own when it exists, else one trained on the prompts."""
+def make_tokenizer(
+    recipe: Flat[Recipe],
+    *,
+    out: Path,
+    prompts: tuple[Path, ...] = (),
+    asked: tuple[Path, ...] = (),
+    draft_context: int = 0,
+    max_new_tokens: int = 1,
+    template: Template = "vicuna_short",
+    content: str = "",
+) -> None:
+    """Make the tokenizer that target and draft share: the target's own when it exists, else one trained on the prompts.
+
+    Refuse a file of ASKED whose prompts all leave less room than MAX_NEW_TOKENS in the target's context, or in DRAFT_CONTEXT (0: any),
+    before anything is trained. CONTENT is the digest that the files of --model must have, without weights.
+    """
     with atomic_dir(out) as folder:
-        if target.model:
-            hub.copy_tokenizer(target.model, folder)
-            return
-        texts: list[str] = []
-        for path in prompts:
-            records = list(read_jsonl(path, Prompt))[:TOKENIZER_TEXTS]
-            texts += [f"{record.text} {record.reference or ''}" for record in records]
-        texts += list(generators.public_documents(TOKENIZER_TEXTS, target.seed))
-        train_tokenizer(texts, target.vocabulary).save(folder)
-        write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0})
+        if recipe.model:
+            hub.copy_tokenizer(recipe.model, folder)
+            check_content(recipe.model, content, weights=False)
+        else:
+            texts: list[str] = []
+            for path in prompts:
+                records = list(read_jsonl(path, Prompt))[:TOKENIZER_TEXTS]
+                texts += [f"{record.text} {record.reference or ''}" for record in records]
+            texts += list(generators.public_documents(TOKENIZER_TEXTS, recipe.seed))
+            train_tokenizer(texts, recipe.vocabulary).save(folder)
+            ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+            size = {} if recipe.family == "t5" else {"max_position_embeddings": recipe.context}
+            write_json(folder / "config.json", ids | size)
+        answers = Answers.model_validate({"max_new_tokens": max_new_tokens, "template": template})
+        known = [size for size in (draft_context, context_of(folder)) if size]
+        for path in asked if known else ():
+            fitting(path, 1, load_tokenizer(folder), answers, min(known))
 
 
-def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: Recipe, template: str, out: Path) -> None:
-    """Write the target: the model that the recipe names, or a small one trained on the reference answers to prompts in ``template``."""
+def make_target(
+    recipe: Flat[Recipe],
+    *,
+    tokenizer: Path,
+    template: Template,
+    out: Path,
+    prompts: tuple[Path, ...] = (),
+    content: str = "",
+) -> None:
+    """Make the target: train it on reference answers to prompts in TEMPLATE, or fetch the one that --model names.
+
+    CONTENT is the digest that the files of --model must have.
+    """
     if recipe.model:
         hub.copy_model(recipe.model, out)
+        check_content(recipe.model, content)
         return
     words = load_tokenizer(tokenizer)
     examples = _answered(prompts, words, template)
@@ -76,17 +112,17 @@ def make_target(prompts: Sequence[Path], tokenizer: Path, recipe: Recipe, templa
 
 
 def make_draft(
-    tokenizer: Path,
-    recipe: Recipe,
-    template: str,
-    out: Path,
-    prompts: Sequence[Path] = (),
+    recipe: Flat[Recipe],
     *,
+    tokenizer: Path,
+    template: Template,
+    out: Path,
+    prompts: tuple[Path, ...] = (),
     target: Path | None = None,
-    answers: Sequence[Path] = (),
+    answers: tuple[Path, ...] = (),
+    content: str = "",
 ) -> None:
-    """Write the draft: the model that the recipe names, or a small one trained on the reference answers of ``prompts``, and without any
-    on unpaired public text.
+    """Make the draft: train it on reference answers, on public text where there are none, or fetch the one that --model names.
 
     A design made of the ``target`` needs its folder; the tokens of a trimmed head are the most frequent ones of the recorded
     ``answers``, or of what the draft is trained on.
@@ -95,13 +131,15 @@ def make_draft(
     if recipe.model:
         hub.copy_model(recipe.model, out)
         check_same_tokenizer(words, load_tokenizer(out))
+        check_content(recipe.model, content)
         return
     begin = words.encode_prompt("", "plain") or [words.eos_ids[0]]  # not every model has a token before a text
     examples = _answered(prompts, words, template) or [
         Example(begin, [*words.encode(text), words.eos_ids[0]])
         for text in generators.public_documents(recipe.documents, recipe.seed)
     ]
-    model = _untrained(recipe, words.vocab_size, target)
+    context = max(recipe.context, context_of(tokenizer))  # no request that the target answers is too long for it
+    model = _untrained(recipe.model_copy(update={"context": context}), words.vocab_size, target)
     if recipe.head:
         if not isinstance(model, Llama):
             raise UserError("only a Llama's head is trimmed", remedy="set head 0")

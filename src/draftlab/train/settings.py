@@ -94,3 +94,12 @@ class Options(Serving):
     draft_lens: list[Count] = Field([1, 2, 3, 4, 5, 6, 7, 8], min_length=1)
     epochs: int = Field(2, gt=0)
     ceiling: int = Field(12, ge=0)
+
+
+class Timed(Serving):
+    """Learning that is timed beside decoding; ``inflated_layers`` and ``inflated_ffn`` as for an ``Engine``."""
+
+    requests: int = Field(gt=0)
+    inflated_layers: int = Field(0, ge=0)
+    inflated_ffn: int = Field(0, ge=0)
+    temperature: float = Field(0.0, ge=0, le=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import torch
 from jaxtyping import Bool, Int
 
 from draftlab.engine.answers import Answer
-from draftlab.engine.recording import TargetPass
+from draftlab.engine.recording import TargetPass, load_pass
 from draftlab.engine.replay import Agreement, walk
-from draftlab.models import LanguageModel, Tokenizer
+from draftlab.files.json_files import write_json
+from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -93,3 +95,10 @@ def _kinds(found: Proposals, tokenizer: Tokenizer) -> list[dict[str, str]]:
         for kind, token in kinds if visited else [("target", written)]:
             rows.append({"token": tokenizer.decode([*before, int(token)])[begin:], "kind": kind})
     return rows
+
+
+def write_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_len: int, out: Path) -> None:
+    """Write the accepted and rejected tokens of one request under two drafts, BEFORE and AFTER, for the report."""
+    drafts = load_model(before), load_model(after)
+    found = token_view(*drafts, load_pass(answers), load_tokenizer(after), draft_len)
+    write_json(out, {"dataset": dataset, **found})

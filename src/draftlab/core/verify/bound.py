@@ -46,6 +46,13 @@ def optimum_iid(
 
     A prefix of the ratio order attains the minimum, since ``m^K`` is convex: ``1 - max_l P_l^K - Q_l``.
 
+    **Arguments:**
+    - `target_probs`: the target's distribution, shape `(batch, vocab)`, float64.
+    - `draft_probs`: the draft's distribution, same shape.
+    - `num_drafts`: how many tokens are drafted (K), at least 1.
+
+    **Returns:** acceptance in [0, 1], shape `(batch,)`.
+
     >>> target, draft = torch.tensor([[0.5, 0.5]]).double(), torch.tensor([[0.9, 0.1]]).double()
     >>> optimum_iid(target, draft, num_drafts=2)
     tensor([0.6900], dtype=torch.float64)
@@ -102,6 +109,12 @@ def optimal_coupling(target_probs: Float64[Tensor, " vocab"], joint: JointDistri
 
 def optimum_by_lp(target_probs: Float64[Tensor, " vocab"], joint: JointDistribution) -> float:
     """The best acceptance for any joint distribution of the drafts, ``sum min(q, r)`` at the linear program's solution; within 1e-6.
+
+    **Arguments:**
+    - `target_probs`: the target's distribution, shape `(vocab,)`, float64.
+    - `joint`: every tuple of drafted tokens with its probability (`joint_distribution`).
+
+    **Returns:** acceptance in [0, 1].
 
     >>> from draftlab.core.verify.joint import joint_distribution
     >>> target, draft = torch.tensor([0.5, 0.5]).double(), torch.tensor([0.9, 0.1]).double()

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 
-import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from draftlab.core.sampling import restrict
 from draftlab.core.verify.joint import joint_distribution
-from draftlab.core.verify.specinfer import remaining_probs
+from draftlab.core.verify.specinfer import MOST_TUPLES, distinct_tuples
 from draftlab.core.verify.token import Acceptance, TokenVerifier
 from draftlab.errors import UserError
-
-MOST_TUPLES = 5040
-"""Ordered tuples without replacement that are tried at a position (7 tokens drafted in every order)."""
-ROWS_AT_ONCE = 100_000
 
 
 def on_support(
@@ -53,23 +48,15 @@ def by_position(
 
 def _without_replacement(verifier: TokenVerifier, target: Tensor, draft: Tensor, num_drafts: int) -> Acceptance:
     """Every ordered tuple of distinct tokens, positions of one support size at once."""
-    proc, member = torch.empty(2, len(target), dtype=torch.float64)
-    supports = (draft > 0).sum(-1)
-    for support in sorted(set(supports.tolist())):
-        length = min(num_drafts, support)
-        count = int(np.prod(np.arange(support, support - length, -1)))
-        if count > MOST_TUPLES:
+    for support in sorted(set((draft > 0).sum(-1).tolist())):
+        if math.perm(support, min(num_drafts, support)) > MOST_TUPLES:
             raise _too_many(verifier, num_drafts, support)
-        tuples = torch.tensor(list(itertools.permutations(range(support), length)))
-        rows = (supports == support).nonzero()[:, 0]
-        for part in rows.split(max(1, ROWS_AT_ONCE // count)):
-            tokens = draft[part].topk(support, -1).indices[:, tuples].flatten(0, 1)
-            at = part.repeat_interleave(count)
-            distributions = draft[at][:, None].expand(-1, length, -1)
-            chance = remaining_probs(distributions, tokens).gather(-1, tokens[..., None])[..., 0].prod(-1)
-            given = verifier.acceptance_given(target[at], distributions, tokens)
-            proc[part] = (given.proc * chance).view(len(part), count).sum(-1)
-            member[part] = (given.member * chance).view(len(part), count).sum(-1)
+    proc, member = torch.empty(2, len(target), dtype=torch.float64)
+    for part, tokens, distributions, chance in distinct_tuples(draft, num_drafts):
+        at = part.repeat_interleave(len(tokens) // len(part))
+        given = verifier.acceptance_given(target[at], distributions, tokens)
+        proc[part] = (given.proc * chance).view(len(part), -1).sum(-1)
+        member[part] = (given.member * chance).view(len(part), -1).sum(-1)
     return Acceptance(proc, member)
 
 

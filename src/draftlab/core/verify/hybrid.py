@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from draftlab.core.verify.canonical import select_then_verify
-from draftlab.core.verify.k_seq import k_seq
+from draftlab.core.verify.k_seq import acceptance_at, decide_at, discount, factor_along, k_seq
 from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.token import Acceptance, Decision, Rows, TokenVerifier
 from draftlab.core.verify.truncated import Truncation, select, survivors
@@ -28,10 +28,10 @@ def _decide(
     tokens: Int64[Tensor, "batch drafts"],
 ) -> Decision:
     selected, chosen = select(Truncation(), target_probs, draft_probs, tokens)
-    assert k_seq.closed_form is not None
-    first = first_is_better(target_probs, selected, k_seq.closed_form(target_probs, draft_probs))
+    factor = discount(target_probs, draft_probs[:, 0], tokens.shape[1])
+    first = first_is_better(target_probs, selected, acceptance_at(factor, target_probs, draft_probs))
     one = select_then_verify(target_probs, selected, chosen, tokens)
-    other = k_seq.decide(target_probs, draft_probs, tokens)
+    other = decide_at(factor, target_probs, draft_probs, tokens)
 
     def residual(rows: Rows) -> Float64[Tensor, "rows vocab"]:
         return torch.where(first[rows][:, None], one.residual(rows), other.residual(rows))
@@ -54,10 +54,10 @@ def _acceptance(
 
 def _survivors(position: Position, order: Order) -> Tensor:
     """Those of the scheme that is chosen at each position for so many drafts."""
-    assert k_seq.closed_form is not None
     assert k_seq.survivors is not None
     ours = survivors(Truncation(), position, order)
-    other = k_seq.closed_form(position.target, position.groups[0][:, None].expand(-1, len(order), -1))
+    drafts = position.groups[0][:, None].expand(-1, len(order), -1)
+    other = acceptance_at(factor_along(position, order), position.target, drafts)
     first = first_is_better(position.target, position.memo[Truncation(), order][0], other)
     return torch.where(first[:, None], ours, k_seq.survivors(position, order))
 

@@ -25,6 +25,13 @@ def discount(
     With ``u = 1 / rho`` sorted token ratios ``p/q`` cut [1/K, 1] into pieces on which ``beta = a + b u``. On the piece that holds the
     root ``F(u) = beta / u - 1 + (1 - beta)^K`` is convex and falling, so Newton from its left end converges and stays feasible.
 
+    **Arguments:**
+    - `target_probs`: the target's distribution, shape `(batch, vocab)`, float64.
+    - `draft_probs`: the draft's distribution, same shape.
+    - `num_drafts`: how many tokens are drafted (K), at least 1.
+
+    **Returns:** the factor rho in [1, K], shape `(batch, 1)`.
+
     >>> discount(torch.tensor([[0.5, 0.5]]).double(), torch.tensor([[0.5, 0.5]]).double(), num_drafts=2)
     tensor([[1.]], dtype=torch.float64)
     """
@@ -71,8 +78,18 @@ def _decide(
     draft_probs: Float64[Tensor, "batch drafts vocab"],
     tokens: Int64[Tensor, "batch drafts"],
 ) -> Decision:
+    return decide_at(discount(target_probs, draft_probs[:, 0], tokens.shape[1]), target_probs, draft_probs, tokens)
+
+
+def decide_at(
+    factor: Float64[Tensor, "batch 1"],
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch drafts vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> Decision:
+    """The decision once the factor is known."""
     num_drafts, draft = tokens.shape[1], draft_probs[:, 0]
-    scaled = target_probs / discount(target_probs, draft, num_drafts)
+    scaled = target_probs / factor
     chance = accept_probs(scaled.gather(-1, tokens), draft.gather(-1, tokens))
     missed = torch.cat([torch.ones_like(chance[:, :1]), (1 - chance[:, :-1]).cumprod(-1)], -1)
 
@@ -86,9 +103,17 @@ def _decide(
 def _acceptance(
     target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
 ) -> Acceptance:
+    return acceptance_at(discount(target_probs, draft_probs[:, 0], draft_probs.shape[1]), target_probs, draft_probs)
+
+
+def acceptance_at(
+    factor: Float64[Tensor, "batch 1"],
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch drafts vocab"],
+) -> Acceptance:
     """``proc = 1 - (1 - beta)^K``; a residual token is a rejected draft with ``1 - (1 - (p - q / rho)_+ / (1 - beta))^K``."""
     num_drafts, draft = draft_probs.shape[1], draft_probs[:, 0]
-    scaled = target_probs / discount(target_probs, draft, num_drafts)
+    scaled = target_probs / factor
     emitted = draft.minimum(scaled)
     beta = emitted.sum(-1, keepdim=True).clamp_max(1)
     proc = 1 - (1 - beta[:, 0]) ** num_drafts
@@ -99,11 +124,18 @@ def _acceptance(
     return Acceptance(proc, proc + (residual * drawn).sum(-1))
 
 
+def factor_along(position: Position, order: Order) -> Float64[Tensor, "positions 1"]:
+    """The factor of so many drafts at the positions of a text, found once."""
+    draft, count = position.groups[order[0]], len(order)
+    found: Tensor = position.once(("discount", count), lambda: discount(position.target, draft, count))
+    return found
+
+
 def _survivors(position: Position, order: Order) -> Tensor:
     """As SpecInfer's, every round alike: ``c = min(p, q/rho)(y)``, ``e = (p - q/rho)_+(y)``, ``n = 1 - beta - e``, then the residual at y."""
     num_drafts, group = len(order), order[0]
     draft = position.groups[group]
-    emitted = draft.minimum(position.target / discount(position.target, draft, num_drafts))
+    emitted = draft.minimum(position.target / factor_along(position, order))
     beta = emitted.sum(-1, keepdim=True).clamp_max(1)
     shared = position.at(emitted)
     agrees = position.at(draft) - shared

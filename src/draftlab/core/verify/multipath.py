@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from draftlab.core.verify.block import block
 from draftlab.core.verify.bound import ranks, ratio_order
-from draftlab.core.verify.optimal import select_by_key
+from draftlab.core.verify.optimal import in_order, key_survivors, select_by_key
+from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.tree import Stop, TreeVerifier
 
 Select = Callable[
@@ -33,6 +35,16 @@ def select_highest(
     mass = draft_probs.gather(-1, order).cumsum(-1) ** tokens.shape[1]
     selected = mass.diff(dim=-1, prepend=torch.zeros_like(mass[:, :1])).clamp_min(0)
     return first, torch.empty_like(mass).scatter_(-1, order, selected)
+
+
+def _highest_survivors(position: Position, order: Order) -> Float64[Tensor, "positions drafts+1"]:
+    """m of k drafts are y, and the others come before it: ``binom(k, m) p^m P_(l-1)^(k-m)``."""
+    places, _, draft = position.once("order", lambda: in_order(position))
+    rank = position.once("rank", lambda: ranks(places).gather(-1, position.token[:, None]))
+    own, k = position.at(position.groups[0]), len(order)
+    before = (draft.cumsum(-1) - draft).gather(-1, rank)[:, 0].clamp_min(0)
+    every = [math.comb(k, m) * own**m * before ** (k - m) for m in range(1, k + 1)]
+    return torch.stack([torch.zeros_like(own), *every], -1)
 
 
 def _stops(
@@ -67,7 +79,7 @@ def _stops(
     return stops
 
 
-greedy_block = TreeVerifier("greedy_block", "iid", partial(_stops, select_highest))
+greedy_block = TreeVerifier("greedy_block", "iid", partial(_stops, select_highest), _highest_survivors)
 """Greedy multi-path block verification (arXiv 2602.16961): the path of largest q/p, depth after depth, verified as a block against the distribution
 of the path that is selected.
 
@@ -75,7 +87,7 @@ How many sequences share the path so far is part of the state of both chains: gi
 draft wrote it, so it cancels in every ratio, and the verifier is lossless.
 """
 
-optimal_block = TreeVerifier("optimal_block", "iid", partial(_stops, select_by_key))
+optimal_block = TreeVerifier("optimal_block", "iid", partial(_stops, select_by_key), lambda *at: key_survivors(*at)[0])
 """Ours: the key tournament selects, which alone reaches the best acceptance at one position, and block verification judges the path.
 
 It never keeps fewer tokens on average than ``optimal``, which verifies the same path token by token (``docs/theory.md``, section 6).

@@ -134,13 +134,21 @@ def _acceptance(
 
 
 def _survivors(position: Position, order: Order) -> Tensor:
-    """m of k drafts are y and one of them has the largest key: ``binom(k, m) int (u - G)^(k-m) d(G^m)``, ``G(u) = P(draft y, key <= u)``.
+    """y is selected and accepted; at the optimum a residual token is never a draft."""
+    selected, chance = key_survivors(position, order)
+    return selected * chance
 
-    All drafts' keys together are uniform, so another draft's key is below u with probability ``u - G(u)``. G is linear on each token's
-    interval, and the integral a Gauss-Legendre sum. At the optimum a residual token is never a draft.
+
+def key_survivors(
+    position: Position, order: Order
+) -> tuple[Float64[Tensor, "positions drafts+1"], Float64[Tensor, "positions 1"]]:
+    """m of k drafts are y and one of them has the largest key, by m, and the chance that y is then accepted.
+
+    The first is ``binom(k, m) int (u - G)^(k-m) d(G^m)``, ``G(u) = P(draft y, key <= u)``. All drafts' keys together are uniform, so another draft's key is below u with probability ``u - G(u)``. G is linear on each token's
+    interval, and the integral a Gauss-Legendre sum.
     """
     num_drafts, token = len(order), position.token[:, None]
-    places, target, draft = position.once("order", lambda: _in_order(position))
+    places, target, draft = position.once("order", lambda: in_order(position))
     rank = position.once("rank", lambda: ranks(places).gather(-1, token))
     selected, win = _selected(target, draft, num_drafts)
     key = _key_distribution(draft, win, selected.addcmul(draft, win, value=-1), rank)[:, 0]
@@ -158,10 +166,10 @@ def _survivors(position: Position, order: Order) -> Tensor:
             joint[:, m] += math.comb(num_drafts, m) * m * (won * powers[num_drafts - m]).sum(-1)
             if m < num_drafts:
                 won = won * smaller
-    return joint * accept_probs(target.gather(-1, rank), selected.gather(-1, rank))
+    return joint, accept_probs(target.gather(-1, rank), selected.gather(-1, rank))
 
 
-def _in_order(position: Position) -> tuple[Int64[Tensor, "positions vocab"], Tensor, Tensor]:
+def in_order(position: Position) -> tuple[Int64[Tensor, "positions vocab"], Tensor, Tensor]:
     """Tokens in ratio order, and both distributions in it."""
     order = ratio_order(position.target, position.groups[0])
     return order, position.target.gather(-1, order), position.groups[0].gather(-1, order)

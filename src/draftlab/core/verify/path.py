@@ -44,6 +44,13 @@ class PathVerifier:
     ) -> Float64[Tensor, "positions vocab"]:
         """The exact distribution of the outcome given the path: entry ``[i, y]`` is the probability that i tokens stand and y follows.
 
+        **Arguments:**
+        - `target_probs`: the target's distribution, at each of the L + 1 positions, shape `(positions, vocab)`.
+        - `draft_probs`: the draft's distribution, at the L drafted ones, shape `(path, vocab)`.
+        - `tokens`: the drafted ids, shape `(path,)`.
+
+        **Returns:** probabilities, shape `(positions, vocab)`, which sum to 1 in all.
+
         >>> target, draft = torch.tensor([[0.5, 0.5]] * 2).double(), torch.tensor([[0.8, 0.2]]).double()
         >>> single_path.distribution(target, draft, torch.tensor([0]))
         tensor([[0.0000, 0.3750],
@@ -67,7 +74,15 @@ class PathVerifier:
         *,
         check: bool = True,
     ) -> tuple[Int64[Tensor, " batch"], Int64[Tensor, " batch"]]:
-        """Draw from the distribution: how many drafted tokens stand in each row, and the token that follows them."""
+        """Draw from the distribution: how many drafted tokens stand in each row, and the token that follows them.
+
+        **Arguments:**
+        - `target_probs`, `draft_probs`, `tokens`: as for `distribution`, with a batch axis in front.
+        - `generator`: draws the outcome.
+        - `check`: False trusts the tables.
+
+        **Returns:** numbers of standing tokens and token ids, shape `(batch,)` each.
+        """
         if check:
             target_probs = check_probs(target_probs, "target_probs")
             draft_probs = _check_path(target_probs, draft_probs, tokens)

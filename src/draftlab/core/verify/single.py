@@ -19,6 +19,11 @@ def accept_probs(
 ) -> Float64[Tensor, "*batch"]:
     """``min(1, q(x) / p(x))`` at drafted tokens (Leviathan et al. 2023, Alg. 1); 0 where the draft probability is 0.
 
+    **Arguments:**
+    - `target_at`, `draft_at`: probabilities of the drafted tokens under each model, shape `(*batch,)`.
+
+    **Returns:** probabilities of the same shape.
+
     >>> accept_probs(torch.tensor([0.2, 0.6]), torch.tensor([0.4, 0.3]))
     tensor([0.5000, 1.0000])
     """
@@ -29,6 +34,12 @@ def reject_residual(
     target_probs: Float64[Tensor, "*batch vocab"], draft_probs: Float64[Tensor, "*batch vocab"]
 ) -> Float64[Tensor, "*batch vocab"]:
     """``(q - p)_+`` normalised: the distribution of the token after a rejection; ``q`` where it is zero, which has probability 0.
+
+    **Arguments:**
+    - `target_probs`: the target's distribution, shape `(*batch, vocab)`.
+    - `draft_probs`: the draft's distribution, same shape.
+
+    **Returns:** a distribution of the same shape.
 
     >>> reject_residual(torch.tensor([0.7, 0.3]), torch.tensor([0.2, 0.8]))
     tensor([1., 0.])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -40,6 +43,28 @@ def remaining_probs(
         rest[:, k:].scatter_(-1, tokens[:, k - 1, None, None].expand(-1, tokens.shape[1] - k, 1), 0.0)
     total = rest.sum(-1, keepdim=True)
     return rest / total.where(total > 0, 1.0)
+
+
+MOST_TUPLES = 5040
+"""Ordered tuples without replacement that are tried at a position (7 tokens drafted in every order)."""
+ROWS_AT_ONCE = 100_000
+
+
+def distinct_tuples(
+    draft: Float64[Tensor, "positions vocab"], num_drafts: int
+) -> Iterator[tuple[Int64[Tensor, " part"], Int64[Tensor, "tuples drafts"], Tensor, Float64[Tensor, " tuples"]]]:
+    """Every ordered tuple of distinct tokens of each position, positions of one support size at once: which positions, and of their tuples, one
+    position after the other, the tokens, the draft's distributions and the probability. No more are drafted than there are tokens."""
+    supports = (draft > 0).sum(-1)
+    for support in sorted(set(supports.tolist())):
+        length = min(num_drafts, support)
+        orders = torch.tensor(list(itertools.permutations(range(support), length)), device=draft.device)
+        rows = (supports == support).nonzero()[:, 0]
+        for part in rows.split(max(1, ROWS_AT_ONCE // len(orders))):
+            tokens = draft[part].topk(support, -1).indices[:, orders].flatten(0, 1)
+            distributions = draft[part.repeat_interleave(len(orders))][:, None].expand(-1, length, -1)
+            chance = remaining_probs(distributions, tokens).gather(-1, tokens[..., None])[..., 0].prod(-1)
+            yield part, tokens, distributions, chance
 
 
 def _decide_rrs(
@@ -94,9 +119,18 @@ def _round(position: Position, order: Order) -> tuple[Tensor, Tensor, Tensor, Te
 
 def _distinct_survivors(position: Position, order: Order) -> Tensor:
     """Of distinct drafts at most one is y. Two drafts: y first, ``min(q, p)``, or second, after any other rejected one; more by enumeration."""
-    if len(order) > 2:
-        return rrs.enumerated_survivors(position, order)
     target, draft = position.target, position.groups[order[0]]
+    if len(order) > 2:
+        most = int((draft > 0).sum(-1).max())
+        if math.perm(most, min(len(order), most)) > MOST_TUPLES:
+            return rrs.enumerated_survivors(position, order)
+        member = torch.zeros_like(target[:, 0])
+        for part, tokens, distributions, chance in distinct_tuples(draft, len(order)):
+            at = part.repeat_interleave(len(tokens) // len(part))
+            y = position.token[at, None]
+            emitted = rrs.distribution(target[at], distributions, tokens).gather(-1, y)[:, 0] * (tokens == y).any(-1)
+            member[part] = (emitted * chance).view(len(part), -1).sum(-1)
+        return grow(position.nobody(), order[0], torch.zeros_like(member), member)
     at_draft = position.at(draft)
     member = position.at(target).minimum(at_draft)
     if len(order) == 2:

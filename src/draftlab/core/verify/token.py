@@ -65,6 +65,15 @@ class TokenVerifier:
 
         Averaged over the drafts it is ``target_probs``: that is what lossless means. Bad probabilities are a ``UserError``.
 
+        **Arguments:**
+        - `target_probs`: the target's distribution, shape `(*batch, vocab)`.
+        - `draft_probs`: those that the drafts were drawn from, shape `(*batch, drafts, vocab)`.
+        - `tokens`: the drafted ids, shape `(*batch, drafts)`.
+
+        **Returns:** probabilities of the emitted token, shape `(*batch, vocab)`, float64.
+
+        **Raises:** `UserError` for tables that are no distributions, or tokens that they cannot have given.
+
         >>> from draftlab.core.verify import single
         >>> target, draft = torch.tensor([0.5, 0.5]).double(), torch.tensor([[0.8, 0.2]]).double()
         >>> single.distribution(target, draft, torch.tensor([0]))
@@ -94,7 +103,12 @@ class TokenVerifier:
     ) -> tuple[Int64[Tensor, " batch"], Bool[Tensor, " batch"]]:
         """Draw the emitted token of each row from its distribution; also whether it was accepted before the residual draw.
 
-        ``check=False`` trusts the tables (those of ``to_probs`` and tokens of ``draft_tokens``) and saves a pass over them.
+        **Arguments:**
+        - `target_probs`, `draft_probs`, `tokens`: as for `distribution`, with one batch axis.
+        - `generator`: draws the tokens.
+        - `check`: False trusts the tables (those of `to_probs` and tokens of `draft_tokens`) and saves a pass over them.
+
+        **Returns:** token ids and flags, shape `(batch,)` each.
 
         >>> from draftlab.core.verify import single
         >>> same = torch.tensor([[0.5, 0.5]]).double()
@@ -120,7 +134,13 @@ class TokenVerifier:
         draft_probs: Float64[Tensor, "*batch drafts vocab"],
         tokens: Int64[Tensor, "*batch drafts"],
     ) -> Acceptance:
-        """Both acceptances given the drafted tokens, exactly; their mean over drawn drafts estimates ``acceptance``."""
+        """Both acceptances given the drafted tokens, exactly; their mean over drawn drafts estimates ``acceptance``.
+
+        **Arguments:**
+        - `target_probs`, `draft_probs`, `tokens`: as for `distribution`.
+
+        **Returns:** `proc` and `member`, shape `(*batch,)` each.
+        """
         target, draft = check_drafted(target_probs, draft_probs, tokens, self.drafting)
         distribution, proc = self._distribution(*_flat(target, draft, tokens))
         drafted = torch.zeros_like(distribution).scatter_(-1, tokens.reshape(len(distribution), -1), 1.0)
@@ -130,6 +150,11 @@ class TokenVerifier:
         self, target_probs: Float64[Tensor, "*batch vocab"], draft_probs: Float64[Tensor, "*batch drafts vocab"]
     ) -> Acceptance:
         """Both acceptances over the drafts: the closed form where there is one, else by enumeration, NaN beyond a million tuples.
+
+        **Arguments:**
+        - `target_probs`, `draft_probs`: as for `distribution`.
+
+        **Returns:** `proc` and `member`, shape `(*batch,)` each.
 
         >>> from draftlab.core.verify import optimal
         >>> target, draft = torch.tensor([0.5, 0.5]).double(), torch.tensor([[0.9, 0.1]]).double().expand(2, -1)

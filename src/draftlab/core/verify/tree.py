@@ -12,7 +12,9 @@ from torch import Generator, Tensor
 
 from draftlab.core.sampling import Drafting, draw
 from draftlab.core.verify.sequence import Standing
+from draftlab.core.verify.survivors import Order, Position, Survivors
 from draftlab.core.verify.token import drawable
+from draftlab.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,23 @@ Stops = Callable[
 
 @dataclass(frozen=True)
 class TreeVerifier:
-    """A lossless way to verify K sequences as one tree: all stops given the drafted tokens, from which distribution and sampler follow."""
+    """A lossless way to verify K sequences as one tree: all stops given the drafted tokens, from which distribution and sampler follow.
+
+    ``selected``, where one path is selected and then verified as a block: the joint probability that the path goes on with the written token and
+    of how many drafts agree with it, which replay needs (``docs/theory.md``, section 7).
+    """
 
     name: str
     drafting: Drafting
     stops: Stops
+    selected: Survivors | None = None
+
+    def transitions(self, position: Position, order: Order) -> Float64[Tensor, "positions drafts+1"]:
+        """``P(the path goes on with y, m drafts are y) / q(y)`` at each position of a text; ``UserError`` where no path is selected."""
+        if self.selected is None:
+            raise UserError(f"{self.name} verifies whole trees, which replay does not know", remedy="decode live")
+        at_target = position.at(position.target)[:, None]
+        return torch.where(at_target > 0, self.selected(position, order) / at_target.where(at_target > 0, 1.0), 0.0)
 
     def distribution(
         self,
@@ -49,7 +63,15 @@ class TreeVerifier:
         draft_probs: Float64[Tensor, "drafts path vocab"],
         tokens: Int64[Tensor, "drafts path"],
     ) -> dict[tuple[int, ...], float]:
-        """The exact distribution of the emitted tokens (the standing ones and the one after), given the drafted sequences."""
+        """The exact distribution of the emitted tokens (the standing ones and the one after), given the drafted sequences.
+
+        **Arguments:**
+        - `target_probs`: the target's distribution, after each prefix of each sequence, shape `(drafts, positions, vocab)`.
+        - `draft_probs`: the draft's distribution, shape `(drafts, path, vocab)`.
+        - `tokens`: the drafted ids, shape `(drafts, path)`.
+
+        **Returns:** tuple of emitted token ids -> its probability.
+        """
         found: dict[tuple[int, ...], float] = defaultdict(float)
         for stop in self.stops(target_probs, draft_probs, tokens):
             stands = tuple(tokens[stop.path, : stop.length].tolist())
@@ -66,7 +88,14 @@ class TreeVerifier:
         tokens: Int64[Tensor, "batch drafts path"],
         generator: Generator,
     ) -> Standing:
-        """Draw a stop of each row, and the token after it."""
+        """Draw a stop of each row, and the token after it.
+
+        **Arguments:**
+        - `target_probs`, `draft_probs`, `tokens`: as for `distribution`, with a batch axis in front.
+        - `generator`: draws the outcome.
+
+        **Returns:** `path`, `length` and `token` of each row.
+        """
         drawn = []
         for given in zip(target_probs, draft_probs, tokens, strict=True):
             stops = self.stops(*given)

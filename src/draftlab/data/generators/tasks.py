@@ -6,19 +6,18 @@ from random import Random
 from typing import Any
 
 from draftlab.data.generators.prose import paragraph
-
-PLACES = {
-    "service": ("Leeds", "Porto", "Graz", "Lyon", "Bergen", "Malmo", "Bari", "Ghent"),
-    "public": ("Cork", "Riga", "Vigo", "Linz"),
-}
-EVENTS = ("flood", "fire", "strike", "festival", "storm", "power cut", "marathon", "parade")
-AGENTS = ("police", "the council", "local firms", "the mayor", "teachers", "doctors")
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+from draftlab.files.yaml_files import read_beside
 
 
 def _news(draw: Random, space: str) -> tuple[str, str]:
     """A report, and the sentence that says what matters in it."""
-    place, event, agent, day = draw.choice(PLACES[space]), draw.choice(EVENTS), draw.choice(AGENTS), draw.choice(DAYS)
+    words = read_beside(__file__)
+    place, event, agent, day = (
+        draw.choice(words["places"][space]),
+        draw.choice(words["events"]),
+        draw.choice(words["agents"]),
+        draw.choice(words["days"]),
+    )
     count = draw.randrange(3, 900)
     facts = [
         f"A {event} in {place} on {day} affected {count} people.",
@@ -44,21 +43,12 @@ def xsum(draw: Random, space: str) -> dict[str, Any]:
     return {"document": document, "summary": summary, "id": str(draw.getrandbits(24))}
 
 
-PEOPLE = {
-    "service": (("The teacher", "Der Lehrer"), ("My brother", "Mein Bruder"), ("The doctor", "Der Arzt"), ("A child", "Ein Kind"),
-                ("The farmer", "Der Bauer"), ("Our neighbor", "Unser Nachbar")),
-    "public": (("The king", "Der König"), ("A sailor", "Ein Matrose"), ("The judge", "Der Richter")),
-}  # fmt: skip
-THINGS = (("letters", "Briefe"), ("houses", "Häuser"), ("books", "Bücher"), ("apples", "Äpfel"), ("chairs", "Stühle"),
-          ("pictures", "Bilder"), ("bottles", "Flaschen"), ("keys", "Schlüssel"))  # fmt: skip
-VERBS = (("buys", "kauft"), ("sells", "verkauft"), ("finds", "findet"), ("looks for", "sucht"), ("paints", "malt"))
-WHERE = (("in the city", "in der Stadt"), ("at the market", "auf dem Markt"), ("in the garden", "im Garten"),
-         ("by the river", "am Fluss"), ("at school", "in der Schule"))  # fmt: skip
-
-
 def wmt16(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the field of ``wmt/wmt16``, configuration ``de-en``."""
-    (person, mensch), (thing, ding), (verb, tut), (place, ort) = map(draw.choice, (PEOPLE[space], THINGS, VERBS, WHERE))
+    words = read_beside(__file__)
+    (person, mensch), (thing, ding), (verb, tut), (place, ort) = map(
+        draw.choice, (words["people"][space], words["things"], words["verbs"], words["where"])
+    )
     count = draw.randrange(2, 100)
     german = draw.choice((f"{mensch} {tut} {ort} {count} {ding}.", f"{mensch} {tut} {count} {ding} {ort}."))
     return {"translation": {"de": german, "en": f"{person} {verb} {count} {thing} {place}."}}

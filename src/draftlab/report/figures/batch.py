@@ -14,6 +14,8 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import tyro
+
 from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, write_json
@@ -84,3 +86,18 @@ def _digest(experiment: str, table: Path, scale: str) -> str:
 @functools.cache
 def _published() -> published.Published:
     return published.load()
+
+
+def draw_one(
+    experiment: tyro.conf.Positional[str], *, table: Path, scale: plan.Scale, own_target: bool = False, out: Path
+) -> None:
+    """Draw one experiment's table as OUT.pdf and OUT.png, format it as OUT.md, OUT.csv and OUT.tex, and print its finding."""
+    print(f"{out.with_suffix('.png')}: {draw(experiment, table, scale, out, own_target=own_target)}")
+
+
+def draw_changed(*, data: Path, scale: plan.Scale, out: Path, drawn: Path, processes: int = 1) -> None:
+    """Draw and format every table of a folder that changed, or whose figure's code did, since DRAWN was written."""
+    if processes < 1:
+        raise UserError(f"processes is {processes}", remedy="give 1 or more")
+    for name in draw_all(data, out, scale, drawn, processes):
+        print(f"drawn: {name}")

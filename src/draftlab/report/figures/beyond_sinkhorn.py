@@ -30,13 +30,10 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
                 ax.axvline(line["us"].iloc[0], **style.options(marker=""))
                 continue
             points(ax, line["us"], line, style)
-            for count, us, missing in zip(line["iterations"], line["us"], line["estimate"], strict=True):
-                if (
-                    contender not in LOOKS
-                    and missing > 1e-6
-                    and count in (line["iterations"].min(), line["iterations"].max())
-                ):
-                    ax.annotate(count, (us, missing), (3, 3), textcoords="offset points", fontsize=5.5)
+            if contender not in LOOKS:  # all lines begin at one point, which is named once
+                for end in line.iloc[[-1] if ax.texts else [0, -1]].itertuples():
+                    near = {"textcoords": "offset points", "ha": "center", "fontsize": 5.5}
+                    ax.annotate(f"{end.iterations:g}", (end.us, end.estimate), (0, 6), **near)
         ax.set(title=f"K = {drafts}", xlabel="CPU µs per position", xscale="log", yscale="log")
     axes[0, 0].set_ylabel("shortfall to the optimum")
     legend(figure, list(axes[0]))

@@ -29,6 +29,7 @@ from draftlab.report.figures.style import (
     LOOKS,
     NAMES,
     PALE,
+    SKY,
     Look,
     counted,
     diamonds,
@@ -158,7 +159,7 @@ def _x_axis(ax: Axes, found: pd.DataFrame, keys: Sequence[str], log: bool, step:
         ax.set_xscale("log")
         ax.xaxis.set_minor_formatter(NullFormatter())
     words = [f"{value:g}" for value in values]
-    few = len(values) <= 3 or (len(values) <= 7 and (log or pd.api.types.is_integer_dtype(found[x])))
+    few = len(values) <= 3 or (len(values) <= 8 and (log or pd.api.types.is_integer_dtype(found[x])))
     if few and max(map(len, words)) <= 5:
         ax.set_xticks(values[::step], words[::step])
         ax.minorticks_off()
@@ -183,7 +184,12 @@ def curves(
             points(ax, line[x] + apart * (place - (len(values) - 1) / 2), line, style)
 
 
-PARTS = {"draft_seconds": ("drafting", PALE), "target_seconds": ("target", GREY), "select_seconds": ("selection", INK)}
+PARTS = {
+    "draft_seconds": ("drafting", PALE),
+    "target_seconds": ("target", GREY),
+    "transform_seconds": ("target's distributions", SKY),
+    "select_seconds": ("selection", INK),
+}
 
 
 def live_figure(table: pd.DataFrame, scale: str, published: Published, form: Live) -> Figure:
@@ -205,10 +211,11 @@ def live_figure(table: pd.DataFrame, scale: str, published: Published, form: Liv
 
 def _time_split(series: str, ax: Axes, rows: pd.DataFrame) -> None:
     """Microseconds per emitted token of each series, by part of the loop, over all its points."""
-    sums = rows.groupby(series, sort=False)[[*PARTS, "emitted"]].sum()
+    parts = {part: shown for part, shown in PARTS.items() if part in rows}  # older tables count them to selection
+    sums = rows.groupby(series, sort=False)[[*parts, "emitted"]].sum()
     sums = sums.loc[in_order(sums.index.tolist(), list(LOOKS))]
     left = np.zeros(len(sums))
-    for part, (label, colour) in PARTS.items():
+    for part, (label, colour) in parts.items():
         width = 1e6 * (sums[part] / sums["emitted"]).to_numpy()
         ax.barh(range(len(sums)), width, left=left, color=colour, height=0.7, label=label)
         left += width

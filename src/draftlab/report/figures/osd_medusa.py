@@ -1,4 +1,4 @@
-"""OSD Table 4: heads on the target and a draft, each as it was and after it learnt online."""
+"""OSD Table 4: heads on the target and a draft, each undistilled and after it learnt online."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The one look of every figure: sizes, colours, names, and the line that says scale, n and interval.
 
-Colours are Okabe and Ito's, apart for the colour-blind; line styles and markers tell the series apart in grey.
+Colours are Okabe and Ito's, apart for the colour-blind; line styles and markers tell the series apart in grey. They stand in style.yaml.
 """
 
 from __future__ import annotations
@@ -22,43 +22,15 @@ from numpy.typing import ArrayLike
 from PIL import Image
 
 from draftlab.files.atomic import atomic_path
+from draftlab.files.yaml_files import read_beside
 
 WIDE = 7.0  # inches: the text width of a two-column paper
 COLUMN = 3.4
 DPI = 200
 COLOURS = 128
 TITLE: dict[str, Any] = {"size": 9}  # not bold: each font in a PDF costs a third of a second
-INK, GREY, PALE = "#222222", "#6b6b6b", "#d9d9d9"
 
-mpl.rcParams.update(
-    {
-        "font.family": "DejaVu Sans",
-        "font.size": 7.5,
-        "axes.titlesize": 8,
-        "axes.labelsize": 7.5,
-        "axes.edgecolor": GREY,
-        "axes.linewidth": 0.6,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": "#e6e6e6",
-        "grid.linewidth": 0.5,
-        "xtick.labelsize": 7,
-        "ytick.labelsize": 7,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "xtick.major.width": 0.6,
-        "ytick.major.width": 0.6,
-        "xtick.major.size": 2.5,
-        "ytick.major.size": 2.5,
-        "lines.linewidth": 1.3,
-        "lines.markersize": 4,
-        "legend.fontsize": 7,
-        "legend.frameon": False,
-        "pdf.fonttype": 42,
-    }
-)
+mpl.rcParams.update(mpl.rc_params_from_file(Path(__file__).with_suffix(".mplstyle"), use_default_template=False))
 
 
 @dataclass(frozen=True)
@@ -67,7 +39,7 @@ class Look:
 
     label: str
     colour: str
-    line: str = "-"
+    line: str | tuple[float, tuple[float, ...]] = "-"
     marker: str = "o"
 
     def options(self, **more: Any) -> dict[str, Any]:
@@ -75,185 +47,30 @@ class Look:
         return {"color": self.colour, "linestyle": self.line, "marker": self.marker, "label": self.label} | more
 
 
-BLACK, BLUE, RED, GREEN, ORANGE, SKY, PINK = "#000000", "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7"
-
-LOOKS: dict[str, Look] = {
-    # ways to know a speed-up
-    "measured": Look("measured in llama.cpp", BLUE, "", "o"),
-    "refined": Look("Eq. 1 with the measured cost of verifying", INK, ":", ""),
-    "eq1": Look("Eq. 1", RED, "--", ""),
-    # types of weights
-    "f32": Look("f32", BLACK),
-    "f16": Look("f16", BLUE, "--", "s"),
-    "q8_0": Look("q8_0", GREEN, "-.", "^"),
-    "q4_0": Look("q4_0", RED, ":", "v"),
-    # methods of OSD
-    "online": Look("online", BLUE, "-", "o"),
-    "online_warm": Look("online, first 10 % beforehand", SKY, (0, (4, 1)), "P"),  # type: ignore[arg-type]
-    "static": Look("undistilled draft", GREY, ":", "x"),
-    "static_10": Look("static, first 10 %", RED, "--", "s"),
-    "static_10_fair": Look("static 10 %, same updates", ORANGE, "-.", "^"),
-    "offline": Look("offline, all data", BLACK, (0, (1, 1)), "D"),  # type: ignore[arg-type]
-    "static_20": Look("static, first 20 %", RED, "--", "s"),
-    "static_30": Look("static, 30 %", ORANGE, "-.", "^"),
-    "static_50": Look("static, 50 %", GREEN, (0, (3, 1, 1, 1)), "D"),  # type: ignore[arg-type]
-    "static_70": Look("static, 70 %", PINK, (0, (5, 2)), "p"),  # type: ignore[arg-type]
-    "static_100": Look("static, 100 %", BLACK, (0, (4, 1)), "*"),  # type: ignore[arg-type]
-    "online_replay": Look("online, replay buffer", GREEN, "--", "^"),
-    "online_all": Look("online, all positions", GREEN, "-.", "^"),
-    "shared": Look("one shared draft", RED, "--", "s"),
-    "separate": Look("a draft per class", BLUE, "-", "o"),
-    "rejected": Look("rejected positions", BLUE, "-", "o"),
-    "all": Look("all positions", GREEN, "-.", "^"),
-    "block_end": Look("ends of blocks", ORANGE, (0, (3, 1, 1, 1)), "D"),  # type: ignore[arg-type]
-    "repository": Look("the repository's, one late", RED, "--", "s"),
-    # before and after distillation
-    "original": Look("undistilled draft", RED, "--", "s"),
-    # serving with and without a draft that trains beside it
-    "alone": Look("serving alone", BLUE, "-", "o"),
-    "training": Look("while the draft trains", RED, "--", "s"),
-    # drafts served by one engine
-    "before": Look("undistilled draft", RED, "--", "s"),
-    "before_adaptive": Look("undistilled draft, adaptive length", ORANGE, "-.", "^"),
-    "distilled": Look("distilled draft", BLUE, "-", "o"),
-    "distilled_adaptive": Look("distilled draft, adaptive length", SKY, ":", "D"),
-    # multi-draft schemes
-    "optimal": Look("optimal", BLACK, "-", "o"),
-    "importance": Look("importance sampling, full LP", SKY, (0, (4, 1)), "P"),  # type: ignore[arg-type]
-    "importance_truncated": Look("importance sampling, s = 5", BLUE, "--", "s"),
-    "hybrid": Look("better of the two beforehand", PINK, "-", "p"),
-    "lookup": Look("prompt lookup", GREEN, ":", "v"),
-    "lookup_first": Look("lookup first, distilled draft else", PINK, "-.", "D"),
-    "k_seq": Look("K-SEQ (SpecTr)", GREEN, "-.", "^"),
-    "importance_truncated+block": Look("importance sampling, then block", SKY, (0, (4, 1)), "P"),  # type: ignore[arg-type]
-    "k_seq+block": Look("K-SEQ, then block", ORANGE, "-.", "D"),
-    "specinfer": Look("SpecInfer", RED, ":", "v"),
-    "plain": Look("no draft", INK, (0, (1, 1)), ""),  # type: ignore[arg-type]
-    "single": Look("single draft", GREY, (0, (1, 2)), "x"),  # type: ignore[arg-type]
-    "rrs": Look("without replacement (RRS)", ORANGE, (0, (3, 1, 1, 1)), "D"),  # type: ignore[arg-type]
-    "greedy": Look("greedy drafts", PINK, (0, (5, 2)), "*"),  # type: ignore[arg-type]
-    "block": Look("block verification", PINK, (0, (5, 2)), "p"),  # type: ignore[arg-type]
-}
-SEQUENCE = (
-    Look("", BLACK, "-", "o"),
-    Look("", BLUE, "--", "s"),
-    Look("", GREEN, "-.", "^"),
-    Look("", RED, ":", "v"),
-    Look("", ORANGE, (0, (3, 1, 1, 1)), "D"),  # type: ignore[arg-type]
-    Look("", PINK, (0, (5, 2)), "p"),  # type: ignore[arg-type]
-    Look("", SKY, (0, (1, 1)), "*"),  # type: ignore[arg-type]
-)
-NAMES: dict[str, str] = {
-    "spider": "Spider",
-    "gsm8k": "GSM8K",
-    "code_search_net": "CodeSearchNet",
-    "finance_alpaca": "Finance-Alpaca",
-    "forward_kl": "forward KL",
-    "reverse_kl": "reverse KL",
-    "hard_label": "hard labels",
-    **{f"jsd_{beta}": f"JSD[{beta}]" for beta in (0.1, 0.5, 0.9)},
-    **{f"length {part}": f"{part}/8" for part in range(1, 9)},
-    "tvd": "TVD",
-    "jeffreys_0.9": "0.9 fwd + 0.1 rev",
-    "none": "undistilled",
-    "none_again": "no draft, against itself",
-    "draft_small": "small",
-    "draft": "middle",
-    "draft_large": "large",
-    "learning_rate": "learning rate",
-    "buffer": "replay buffer",
-    "sharp": "sharp shift",
-    "smooth": "smooth shift",
-    "Business_Corporate": "Business",
-    "Computers and Technology": "Computers",
-    "Social Networking and Messaging": "Social",
-    "gsm8k_drift": "GSM8K, short to long",
-    "gsm8k_shuffled": "GSM8K, shuffled",
-    "code_drift": "code, short to long",
-    "code_shuffled": "code, shuffled",
-    "draft_base": "base",
-    "cnn_dailymail": "CNN/DailyMail",
-    "xsum": "XSum",
-    "typical": "typical acceptance, not lossless",
-    "arena": "Arena",
-    "dolly": "Dolly",
-    "wmt16": "WMT16",
-    "two": "two topics",
-    "four": "four topics",
-}
+SAID = read_beside(__file__)
+BLACK, BLUE, RED, GREEN, ORANGE, SKY, PINK, GREY, INK = SAID["colours"].values()
+PALE = "#d9d9d9"
 
 
-SETTINGS = {
-    "num_drafts": "{:g} drafts",
-    "draft_len": "draft length {:g}",
-    "num_tokens": "{:g} tokens",
-    "verified": "{:g} verified",
-    "requests": "{:g} requests",
-    "after": "after {:g} requests",
-    "update_interval": "an update per {:g} requests",
-    "period": "a switch per {:g} requests",
-    "top_k": "top-k {:g}",
-    "lp_threshold": "s = {:g}",
-}
-KEYS = {
-    "num_drafts": "drafts",
-    "draft_len": "draft length",
-    "num_tokens": "tokens",
-    "group": "class",
-    "group_by": "classes",
-    "vocab": "vocabulary",
-    "way": "how known",
-    "peak_mb": "peak memory, MB",
-    "served": "requests served",
-    "after": "requests served",
-    "identical": "identical drafts",
-    "lp_threshold": "s",
-    "top_k": "top-k",
-    "sample_source": "answers of",
-    "update_interval": "requests per update",
-    "requests_per_second": "requests per second",
-}
-"""What a reader calls a column."""
+def _look(label: str, colour: str, line: Any, marker: str) -> Look:
+    return Look(label, SAID["colours"][colour], line if isinstance(line, str) else (line[0], tuple(line[1])), marker)
 
 
-MEANINGS: dict[str, dict[str, str]] = {
-    "contender": {
-        "none": "no draft",
-        "draft": "draft",
-        "draft_osd": "draft + OSD",
-        "medusa": "Medusa",
-        "medusa_osd": "Medusa + OSD",
-        "larger": "larger static draft",
-    },
-    "system": {
-        "original": "no draft",
-        "vsd": "static draft",
-        "osd": "online draft",
-        "serving": "target alone",
-        "online": "with drafting and training",
-    },
-    "drafts": {
-        "original": "undistilled draft, K times",
-        "shared, one": "shared draft, once",
-        "shared": "shared draft, K times",
-        "routed, one": "the topic's specialist, once",
-        "routed": "the topic's specialist, K times",
-        "specialists": "all K specialists",
-    },
-}
-"""What a value of a column means there, where that is another thing elsewhere."""
+LOOKS: dict[str, Look] = {name: _look(*parts) for name, parts in SAID["looks"].items()}
+SEQUENCE = tuple(_look(*parts) for parts in SAID["sequence"])
+NAMES: dict[str, str] = SAID["names"]
 
 
 def setting(key: str, value: object) -> str:
     """A setting as a reader writes it: a number needs its name, a word does not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return MEANINGS.get(key, {}).get(str(value)) or name(value)
-    return SETTINGS.get(key, f"{key_name(key)} {{:g}}").format(value)
+        return str(SAID["meanings"].get(key, {}).get(str(value)) or name(value))
+    return str(SAID["settings"].get(key, f"{key_name(key)} {{:g}}")).format(value)
 
 
 def key_name(key: str) -> str:
     """What a reader calls a column of a table."""
-    return KEYS.get(key, key.replace("_", " "))
+    return str(SAID["keys"].get(key, key.replace("_", " ")))
 
 
 def name(value: object) -> str:

@@ -1,4 +1,7 @@
-"""The verdict's speed-ups beside those of really served requests: costs, acceptance and the measured time each from requests of its own."""
+"""The verdict's speed-ups beside those of served requests: python -m benchmarks.verdict_validate --run results/calibration --out FILE.md
+
+Costs, acceptance and the measured time are each from requests of their own.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+import benchmarks
 from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
 from draftlab.files.tables import read_table
@@ -76,3 +80,14 @@ def as_markdown(found: pd.DataFrame) -> str:
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "# Verdicts beside served requests\n\n" + sentence(found) + ".\n\n" + "\n".join(lines) + "\n"
+
+
+def main(*, run: Path, out: Path) -> None:
+    """Write the verdict's speed-ups beside those of served requests; RUN: a run with traffic_cost, traffic_verdict and traffic_requests."""
+    found = table(run)
+    benchmarks.write(found, as_markdown, out)
+    print(sentence(found))
+
+
+if __name__ == "__main__":
+    benchmarks.run(main)

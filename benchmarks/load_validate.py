@@ -1,4 +1,7 @@
-"""The simulator beside what others measured: nothing is fitted on the number that it predicts."""
+"""The simulator beside what others measured: python -m benchmarks.load_validate --data FOLDER --out FILE.md
+
+Nothing is fitted on the number that it predicts. The folder holds `llmservingsim/` and `specbundle/`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+import benchmarks
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
 from draftlab.serving import load, profiles, traces
@@ -54,8 +58,8 @@ def _row(part: str, setting: str, quantity: str, measured: float, predicted: flo
 def specbundle_cells(file: Path) -> pd.DataFrame:
     """One row per measured cell of SpecBundle's ``data.json``: plain and speculative throughput, acceptance length."""
     cells = []
-    for target, benchmarks in read_object(file).items():
-        for benchmark, found in benchmarks.items():
+    for target, named in read_object(file).items():
+        for benchmark, found in named.items():
             for result in found["results"]:
                 plain = next(m for m in result["metrics"] if m["accept_length"] == 1.0)["output_throughput"]
                 for metric in result["metrics"]:
@@ -223,3 +227,12 @@ def as_markdown(table: pd.DataFrame) -> str:
         error = f"{row['error']:+.1%}" if np.isfinite(row["error"]) else ""
         lines.append([row["part"], row["setting"], row["quantity"], *numbers, error, row["within"]])
     return "# The simulator beside measurements\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def main(*, data: Path, out: Path) -> None:
+    """Compare the simulator's predictions with measurements of others; DATA holds llmservingsim/ and specbundle/."""
+    benchmarks.write(everything(data), as_markdown, out)
+
+
+if __name__ == "__main__":
+    benchmarks.run(main)

@@ -1,0 +1,235 @@
+"""A hub on the loopback interface that speaks as much of the protocol as ``huggingface_hub`` and ``datasets`` ask for, and fails on request."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote
+
+FAULTS = {
+    "fine": "nothing",
+    "busy": "429 to the first request of every address",
+    "down": "500 to the first request of every address",
+    "dead": "500 to every request",
+    "slow": "the first answer of every file stops in the middle, longer than the client waits",
+    "cut": "the first answer of every file is cut in the middle",
+    "torn": "every answer is cut in the middle, with nothing new after it",
+    "wrong": "bytes that are not those of the announced digest",
+    "short": "fewer bytes than announced",
+    "gated": "403: access has to be granted",
+    "asks": "401 without the hub's token: access has to be granted",
+    "private": "401: no such repository, or no access to it",
+    "moved": "the repository has another name now",
+}
+LARGE = 1000
+"""Bytes from which a file is in large file storage: its digest is SHA-256, and it lies elsewhere."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """The files of one ``commit``, which ``branches`` also name, and what goes wrong with them; ``moved`` to another name."""
+
+    files: Mapping[str, bytes]
+    commit: str = "0123456789abcdef0123456789abcdef01234567"
+    branches: tuple[str, ...] = ("main",)
+    fault: str = "fine"
+    moved: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the client asked, and what it was told."""
+
+    method: str
+    path: str
+    range: str | None
+    authorization: str | None
+    status: int = 0
+
+
+@dataclass
+class Hub:
+    """Repositories by kind and name, ``models/owner/name``; the address, and the requests so far."""
+
+    repositories: Mapping[str, Repository]
+    token: str = ""
+    url: str = ""
+    requests: list[Request] = field(default_factory=list)
+    broken: int = 0
+    """Answers that stopped in their middle."""
+
+
+@contextlib.contextmanager
+def serve(repositories: Mapping[str, Repository], token: str = "") -> Iterator[Hub]:
+    """Serve ``repositories`` until the block ends; those that ask for access give it to ``token``."""
+    hub = Hub(repositories, token)
+
+    class Handler(_Handler):
+        pass
+
+    Handler.hub, Handler.seen, Handler.lock = hub, Counter(), threading.Lock()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    seen: Counter[str]
+    lock: threading.Lock
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Keep quiet."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self.posted = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        self._answer()
+
+    def _answer(self) -> None:
+        with self.lock:
+            self.seen[self.command + self.path] += 1
+            self.first = self.seen[self.command + self.path] == 1
+        path = self.path.partition("?")[0]
+        found = re.fullmatch(r"(/api|/lfs)?/?(?:(models|datasets)/)?([\w.-]+/[\w.-]+)(?:/(.*))?", path)
+        key = f"{found[2] or 'models'}/{found[3]}" if found else ""
+        if found is None or key not in self.hub.repositories:
+            return self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
+        repository, rest = self.hub.repositories[key], found[4] or ""
+        fault = repository.fault
+        if fault == "asks" and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
+            return self._send(401, b"{}", {"X-Error-Code": "GatedRepo"})
+        if fault in ("gated", "private"):
+            code = {"gated": "GatedRepo", "private": "RepoNotFound"}[fault]
+            return self._send(403 if fault == "gated" else 401, b"{}", {"X-Error-Code": code})
+        if fault == "moved":
+            return self._send(307, b"", {"Location": self.path.replace(found[3], repository.moved)})
+        if fault == "dead" or (fault == "down" and self.first):
+            return self._send(500, b"{}")
+        if fault == "busy" and self.first:
+            return self._send(429, b"{}", {"Retry-After": "0"})
+        if found[1] == "/api":
+            return self._api(repository, found[3], *map(unquote, rest.split("/", 2)))
+        _, revision, file = (*rest.split("/", 2), "", "")[:3]
+        if found[1] != "/lfs" and not self._is_here(repository, unquote(revision)):
+            return self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+        return self._file(
+            repository, unquote(file), f"/lfs/{key}/resolve/{repository.commit}/{file}", found[1] == "/lfs"
+        )
+
+    def _is_here(self, repository: Repository, revision: str) -> bool:
+        return revision in (repository.commit, *repository.branches)
+
+    def _api(self, repository: Repository, name: str, what: str = "", revision: str = "", folder: str = "") -> None:
+        if revision and not self._is_here(repository, revision):
+            return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        files = repository.files
+        if what == "tree":
+            inside = f"{folder}/" if folder else ""
+            names = [file for file in files if file.startswith(inside)]
+            folders = {
+                file[: at.start()] for file in names for at in re.finditer("/", file) if at.start() >= len(inside)
+            }
+            if "recursive=true" not in self.path.lower():
+                names = [own for own in names if "/" not in own.removeprefix(inside)]
+                folders = {own for own in folders if "/" not in own.removeprefix(inside)}
+            if inside and not names and not folders:
+                return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+            return self._json([*map(_folder, sorted(folders)), *(_entry(file, files[file]) for file in names)])
+        if what == "paths-info":
+            asked = (
+                re.findall(r"[^&=]+", unquote(self.posted)) if "=" in self.posted else json.loads(self.posted)["paths"]
+            )
+            above = [path for path in asked if any(file.startswith(f"{path}/") for file in files)]
+            return self._json([*map(_folder, above), *(_entry(path, files[path]) for path in asked if path in files)])
+        self._json(
+            {
+                "id": name,
+                "sha": repository.commit,
+                "private": False,
+                "gated": "manual" if repository.fault == "asks" else False,
+                "disabled": False,
+                "downloads": 0,
+                "likes": 0,
+                "tags": [],
+                "siblings": [{"rfilename": file} for file in files],
+            }
+        )
+
+    def _file(self, repository: Repository, name: str, stored: str, is_stored: bool) -> None:
+        data, fault = repository.files.get(name), repository.fault
+        if data is None:
+            headers = {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": repository.commit}
+            return self._send(404, b"", headers)
+        headers = {"ETag": f'"{_digest(data)}"', "X-Repo-Commit": repository.commit, "Accept-Ranges": "bytes"}
+        if len(data) >= LARGE and not is_stored:
+            headers |= {"X-Linked-ETag": f'"{_digest(data)}"', "X-Linked-Size": str(len(data))}
+            return self._send(302, b"", headers | {"Location": self.hub.url + stored})
+        body = {"wrong": data[:-1] + bytes([data[-1] ^ 1]), "short": data[: len(data) // 2]}.get(fault, data)
+        if self.command == "HEAD":
+            return self._send(200, data, headers)
+        status, start = 200, 0
+        if asked := re.match(r"bytes=(\d+)-", self.headers.get("Range", "")):
+            status, start = 206, int(asked[1])
+            headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
+        if fault == "torn" or (fault in ("cut", "slow") and self.first):
+            body = body[start : max(start, len(body) // 2)]
+            self.hub.broken += 1
+            self._send(status, body, headers | {"Content-Length": str(len(data) - start)})
+            time.sleep(3 if fault == "slow" else 0)
+            self.close_connection = True
+            return None
+        return self._send(status, body[start:], headers)
+
+    def _json(self, value: Any) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        named = {name: self.headers.get(name) for name in ("Range", "Authorization")}
+        self.hub.requests.append(Request(self.command, self.path, named["Range"], named["Authorization"], status))
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(body))} | (headers or {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            if self.command != "HEAD":
+                self.wfile.write(body)
+                self.wfile.flush()
+
+
+def _entry(name: str, data: bytes) -> dict[str, Any]:
+    sha1 = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    lfs = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+    entry = {"type": "file", "path": name, "size": len(data), "oid": sha1}
+    return entry | ({"lfs": lfs} if len(data) >= LARGE else {})
+
+
+def _folder(name: str) -> dict[str, Any]:
+    return {"type": "directory", "path": name, "size": 0, "oid": hashlib.sha1(name.encode()).hexdigest()}
+
+
+def _digest(data: bytes) -> str:
+    """Of a small file git's, as the hub says."""
+    small = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    return small if len(data) < LARGE else hashlib.sha256(data).hexdigest()

@@ -1,0 +1,35 @@
+"""``python -IS fork_client.py SOCKET VERB ...``: ``draftlab VERB ...`` in a fork of the process that listens (``draftlab.forks``).
+
+Where nobody listens (yet), or the verb may use several threads, it becomes that command itself. It imports little: it is each job's start.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+
+ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+"""Read once, when a library is loaded."""
+
+
+def ask(place: str, words: list[str]) -> int:
+    """Run a verb in a fork of the process that listens at ``place``; its exit code."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        if any(os.environ.get(name) != value for name, value in ALONE.items()):
+            raise OSError
+        connection.connect(place)
+    except OSError:
+        os.execvp("draftlab", ["draftlab", *words])
+    said = json.dumps({"words": words, "cwd": os.getcwd(), "environment": dict(os.environ)}).encode()
+    for number in (signal.SIGINT, signal.SIGTERM):  # the verb unwinds, then its code comes
+        signal.signal(number, lambda *_: connection.shutdown(socket.SHUT_WR))
+    socket.send_fds(connection, [len(said).to_bytes(8, "big")], [0, 1, 2])
+    connection.sendall(said)
+    code = connection.recv(1)
+    return code[0] if code else 1
+
+
+if __name__ == "__main__":
+    sys.exit(ask(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,147 @@
+"""Verbs without a start of Python: one process imports what they need, and forks for each of them.
+
+``begin`` starts it beside Snakemake, with which it ends. ``python -m draftlab.forks SOCKET PARENT`` imports, then listens; of each verb it prints
+CPU seconds, wall seconds, the most memory in MB, and the words. ``files/fork_client.py`` asks it. Linux only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import resource
+import selectors
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from draftlab.files import fork_client
+
+WORTH = 12
+"""Jobs from which the imports, as long as three starts, are soon saved."""
+MAINS = ("draftlab.__main__", "draftlab.forks")
+LATE = ("torch._dynamo", "transformers.models.t5.modeling_t5", "sklearn.naive_bayes", "pyarrow.parquet")
+"""What verbs import only as they run."""
+
+
+def begin(log: Path) -> str:
+    """Start the process that listens, its lines in ``log``; the words of a shell after which ``draftlab`` asks it."""
+    folder = tempfile.mkdtemp(prefix=f"draftlab-{socket.gethostname()}-{os.getpid()}-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    place = os.path.join(folder, "draftlab")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        command = [sys.executable, "-m", "draftlab.forks", place, str(os.getpid())]
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | fork_client.ALONE
+        )
+    return f'draftlab() ( exec {shlex.join([sys.executable, "-IS", fork_client.__file__, place])} "$@" ); '
+
+
+def serve(place: str, parent: int) -> None:
+    """Listen at ``place``. Returns in each fork alone, as the process that its verb would have: streams, folder, environment, ``sys.argv``."""
+    from draftlab.files.scratch import die_with_parent
+
+    die_with_parent(parent)
+    began = time.monotonic()
+    import_all()
+    report(resource.getrusage(resource.RUSAGE_SELF), began, ["import"])
+    woken, wake = socket.socketpair()
+    for end in (woken, wake):
+        end.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to every process: forks heed it
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{place}.new")
+    listener.listen(64)
+    os.rename(f"{place}.new", place)
+    running: dict[int, tuple[socket.socket, float, list[str]]] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is listener:
+                    connection, _ = listener.accept()
+                    try:
+                        sized, streams, _, _ = socket.recv_fds(connection, 8, 3)
+                        with connection.makefile("rb") as file:
+                            said = json.loads(file.read(int.from_bytes(sized, "big")))
+                    except (OSError, ValueError):  # killed as it asked
+                        connection.close()
+                        continue
+                    server = os.getpid()
+                    if (pid := os.fork()) == 0:
+                        die_with_parent(server)
+                        for mine in (listener, connection, woken, wake, *(own[0] for own in running.values())):
+                            mine.close()
+                        become(streams, **said)
+                        return
+                    for stream in streams:
+                        os.close(stream)
+                    running[pid] = (connection, time.monotonic(), said["words"])
+                    selector.register(connection, selectors.EVENT_READ, pid)
+                elif key.fileobj is woken:
+                    woken.recv(4096)
+                    while running and (ended := os.wait4(-1, os.WNOHANG))[0]:
+                        pid, status, used = ended
+                        connection, began, words = running.pop(pid)
+                        if connection in selector.get_map():
+                            selector.unregister(connection)
+                        code = os.waitstatus_to_exitcode(status)
+                        with connection, contextlib.suppress(OSError):
+                            connection.send(bytes([code if code >= 0 else 128 - code]))
+                        report(used, began, words)
+                elif key.data in running:  # whoever asked is gone, or was told to end
+                    selector.unregister(key.fileobj)
+                    os.kill(key.data, signal.SIGTERM)
+
+
+def report(used: resource.struct_rusage, began: float, words: list[str]) -> None:
+    """A line of times and memory."""
+    cpu, wall = used.ru_utime + used.ru_stime, time.monotonic() - began
+    print(f"{cpu:.2f}\t{wall:.2f}\t{used.ru_maxrss // 1024}\t{' '.join(words)!r}", flush=True)
+
+
+def become(streams: list[int], words: list[str], cwd: str, environment: dict[str, str]) -> None:
+    """Make this fork the process that would have been started."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    tempfile.tempdir = None
+    sys.argv = ["draftlab", *words]
+
+
+def import_all() -> None:
+    """Import every module of the package, and what they import late; what is not installed is left out."""
+    import draftlab
+
+    named = [own.name for own in pkgutil.walk_packages(draftlab.__path__, "draftlab.") if own.name not in MAINS]
+    for name in (*named, *LATE):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]))
+    from draftlab.cli import main
+
+    main()

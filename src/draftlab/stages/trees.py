@@ -1,0 +1,176 @@
+"""Shapes of drafted trees at equal drafted tokens, along the target's own texts: exactly, without a sampled draft."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import Field, model_validator
+
+from draftlab.core.measure import Measure
+from draftlab.core.settings import Count, Dataset, TopP, Whole
+from draftlab.core.settings import Settings as Base
+from draftlab.stages._stage import Bench, Facts, column, stage_of
+from draftlab.stages.blocks import write
+from draftlab.stages.live import Inputs, batches
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from draftlab.core.sampling import Sampling
+    from draftlab.engine.replay_drafts import Blocks, Texts
+    from draftlab.models import LanguageModel
+
+
+class Settings(Base):
+    """Trees of so many ``nodes`` and at most ``draft_len`` tokens deep; ``width``: how many texts the dynamic rule goes on with at each depth."""
+
+    pair: str = "multidraft"
+    datasets: list[Dataset] = []
+    nodes: list[Count] = Field(min_length=1)
+    draft_len: int = Field(gt=1)
+    width: Count = 8
+    draft_temperature: float = Field(1.0, gt=0)
+    target_temperature: float = Field(1.0, gt=0)
+    top_k: Whole = 0
+    top_p: TopP = 1.0
+    requests: int = Field(gt=0)
+    batch: int = Field(gt=0)
+    max_new_tokens: int = Field(gt=0)
+    past_end: bool = Field(False, description="texts go on past their end to max_new_tokens")
+    seed: Whole = 0
+
+    @model_validator(mode="after")
+    def _has_whole_sequences(self) -> Settings:
+        if short := [nodes for nodes in self.nodes if nodes % self.draft_len]:
+            raise ValueError(f"{short[0]} nodes are no whole number of sequences of {self.draft_len} tokens")
+        return self
+
+
+class Row:
+    """A request drafted with trees of a shape: expected counts, given its text."""
+
+    request_id: int = column("line of the request in its dataset's held-out file")
+    split: str = column("train: requests of the stream; eval: held-out requests")
+    dataset: str = column("dataset of the request")
+    nodes: int = column("drafted tokens of a block", "tokens")
+    shape: str = column(
+        "how the tree is drafted; oracle: by the target itself; ceiling: what no verifier of the sequences exceeds"
+    )
+    scheme: str = column("how each node is verified")
+    blocks: float = column("target calls")
+    emitted: float = column("tokens that they emit", "tokens")
+    draft_len: int = column("depth of the tree", "tokens")
+    draft_temperature: float = column("temperature of the draft")
+    target_temperature: float = column("temperature of the target")
+    top_k: int = column("most probable tokens kept; 0: all")
+    top_p: float = column("probability mass kept")
+    seed: int = column("seed of the sampling")
+
+
+MEASURES = {
+    "block_efficiency": Measure("emitted", "blocks", "block efficiency", "tokens per target call"),
+}
+
+
+def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
+    """Let the target write, and count the blocks that each shape cuts from what it wrote."""
+    import pandas as pd
+    import torch
+
+    from draftlab.core.sampling import Sampling
+    from draftlab.models import load_pair
+    from draftlab.train.training import progress
+
+    answers = inputs.answers
+    target, draft, tokenizer = load_pair(inputs.target, inputs.draft, answers.dtype, answers.device)
+    room = target.context_len - settings.max_new_tokens - 2 * settings.draft_len
+    of_target, of_draft = (
+        Sampling(temperature, settings.top_k or None, settings.top_p)
+        for temperature in (settings.target_temperature, settings.draft_temperature)
+    )
+    work = [
+        (dataset, batch)
+        for dataset, file in inputs.prompts.items()
+        for batch in batches(file, settings.requests, settings.batch, tokenizer, answers.template, room)
+    ]
+    generator = torch.Generator(target.device).manual_seed(settings.seed)
+    frames, eos_ids = [], [] if settings.past_end else tokenizer.eos_ids
+    for number in progress(range(len(work)), "trees", total=len(work)):
+        dataset, batch = work[number]
+        texts = write(target, draft, batch, of_target, settings.max_new_tokens, eos_ids, generator)
+        prompts = [request.prompt_ids for request in batch]
+        for labels, found in _count(texts, prompts, settings, (target, of_target), (draft, of_draft)):
+            counts = {"blocks": found.stopped.sum(1), "emitted": found.emitted.sum(1)}
+            rows = pd.DataFrame({"request_id": [request.number for request in batch], **counts})
+            frames.append(rows.assign(dataset=dataset, **labels))
+    kept = settings.model_dump(include={*Row.__annotations__} - {"nodes"})
+    return pd.concat(frames, ignore_index=True).assign(**kept), {}
+
+
+def _count(
+    texts: Texts,
+    prompts: Sequence[Sequence[int]],
+    settings: Settings,
+    target: tuple[LanguageModel, Sampling],
+    draft: tuple[LanguageModel, Sampling],
+) -> Iterator[tuple[dict[str, str | int], Blocks]]:
+    """The blocks of each shape."""
+    import numpy as np
+
+    from draftlab.core.sampling import to_probs
+    from draftlab.core.tree import Tree, optimal_tree
+    from draftlab.core.verify.bound import optimum_iid
+    from draftlab.core.verify.exact import on_support
+    from draftlab.core.verify.optimal import optimal
+    from draftlab.core.verify.specinfer import rrs
+    from draftlab.engine.replay_drafts import blocks, ceiling, count_blocks, survival
+    from draftlab.engine.replay_trees import confident_trees, ranked_tree
+
+    length, lengths = settings.draft_len, texts.lengths
+    each = iter(texts.token.tolist())
+    answers = [list(itertools.islice(each, count)) for count in lengths]
+    both = on_support(texts.target_probs, to_probs(texts.draft_logits, draft[1]))
+    rank = (texts.draft_logits > texts.draft_logits.gather(-1, texts.token[:, None])).sum(-1).cpu().numpy()
+    order = texts.draft_logits.topk(max(settings.nodes), -1).indices
+    likely = texts.target_probs.gather(-1, order).mean(0).tolist()  # how often the i-th child stands
+    most = max(max(nodes // length, _delayed(nodes, length)[1]) for nodes in settings.nodes)
+    (alike,) = survival([optimal], texts, [draft[1]], (most,))
+    dynamic, known = (
+        confident_trees(model, prompts, answers, sampling, nodes=settings.nodes, depth=length, width=settings.width)
+        for model, sampling in (draft, target)
+    )
+
+    def certain(stands: np.ndarray) -> Blocks:
+        return count_blocks(np.pad(stands, ((0, 0), (0, length + 1 - stands.shape[1]))), np.asarray(lengths))
+
+    for place, nodes in enumerate(settings.nodes):
+        drafts, (trunk, branches) = nodes // length, _delayed(nodes, length)
+        (distinct,) = survival([rrs], texts, [draft[1]], (drafts,))
+        first = (drafts, *[1] * (length - 1))
+        best = optimum_iid(*both, drafts).cpu().numpy()
+        late = (*[1] * trunk, branches, *[1] * (length - trunk - 1))
+        ones = np.ones((len(rank), 1))
+        found = {
+            ("sequences", "optimal"): blocks(alike, lengths, (drafts,), length),
+            ("without replacement", "rrs"): blocks(distinct, lengths, (drafts,), length),
+            ("delayed", "optimal"): blocks(alike, lengths, (1,), length, widths=late),
+            ("top_k", "sampled"): certain(ranked_tree(Tree.of_widths(first), rank)),
+            ("sequoia", "sampled"): certain(ranked_tree(optimal_tree([likely[:nodes]] * length, nodes), rank)),
+            ("confidence", "sampled"): certain(np.hstack([ones, dynamic[place]])),
+            ("oracle", "sampled"): certain(np.hstack([ones, known[place]])),
+            ("ceiling", "none"): ceiling(alike, best, lengths, drafts, length),
+        }
+        for (shape, scheme), counted in found.items():
+            yield {"nodes": nodes, "shape": shape, "scheme": scheme}, counted
+
+
+def _delayed(nodes: int, length: int) -> tuple[int, int]:
+    """The shortest trunk, of 1 token or more, after which so many ``nodes`` are whole sequences, and how many."""
+    trunk = next(trunk for trunk in itertools.count(1) if (nodes - trunk) % (length - trunk) == 0)
+    return trunk, (nodes - trunk) // (length - trunk)
+
+
+STAGE = stage_of(__name__, split="eval")

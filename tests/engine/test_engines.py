@@ -1,0 +1,262 @@
+"""Answers from llama.cpp in process and from a server: the record that torch gives, whatever the network does."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from urllib3 import Retry
+
+from draftlab import plan
+from draftlab.data.prompts import Prompt
+from draftlab.engine import recording, server
+from draftlab.engine.recording import TargetPass, load_pass
+from draftlab.engine.replay import agree_along
+from draftlab.engine.settings import Answers
+from draftlab.errors import UserError
+from draftlab.files.json_files import write_jsonl
+from draftlab.models import load_model, load_tokenizer
+from draftlab.models.gguf import export
+from draftlab.models.tokenizer import train_tokenizer
+from tests.fake_server import FakeServer, serve
+from tests.pair import VOCAB, small_llama
+
+KEEP, REQUESTS = 24, 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with sharp answers that are not text, a tokenizer and prompts."""
+    folder = tmp_path_factory.mktemp("served")
+    target = small_llama(32, 0)
+    with torch.no_grad():
+        for weight in target.parameters():
+            weight.mul_(6.0 if weight.ndim == 2 else 1.0)
+    target.save(folder / "target")
+    train_tokenizer([f"some text {i * i}" for i in range(400)], VOCAB).save(folder / "target")
+    write_jsonl(folder / "prompts.jsonl", [Prompt(f"p/{i}", "toy", "train", f"text {i * i}") for i in range(REQUESTS)])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "RETRIES", server.RETRIES.new(backoff_factor=0.0))
+
+
+def answers(folder: Path, parts: Path | None = None, temperature: float = 0.0, **settings: Any) -> TargetPass:
+    how = Answers.model_validate({"max_new_tokens": 12, "template": "plain", "batch": 4, "keep": KEEP} | settings)
+    sampling = recording.Sampling(temperature)
+    return recording.answer(folder / "target", folder / "prompts.jsonl", REQUESTS, how, sampling=sampling, parts=parts)[
+        0
+    ]
+
+
+def toy(folder: Path, **settings: Any) -> FakeServer:
+    return FakeServer(load_model(folder / "target"), load_tokenizer(folder / "target"), **settings)
+
+
+def asked(server: FakeServer, folder: Path, **settings: Any) -> TargetPass:
+    return answers(folder, engine="openai", url=server.url, **settings)
+
+
+def assert_same(found: TargetPass, exact: TargetPass) -> None:
+    """The same answers; every kept probability as the whole distribution has it, and the mass of the others."""
+    assert found.answers == exact.answers
+    assert found.ids is not None
+    whole, ids = exact.target_logits(range(REQUESTS)).exp(), found.ids.long()
+    assert ids.shape[1] == KEEP
+    probs = found.log_probs.float().exp()
+    torch.testing.assert_close(probs[:, :-1], whole.gather(-1, ids), atol=1e-3, rtol=0)
+    others = whole.scatter(-1, ids, 0.0)
+    torch.testing.assert_close(probs[:, -1], others.sum(-1), atol=1e-3, rtol=0)
+    emitted = torch.tensor([token for answer in found.answers for token in answer.answer_ids])
+    assert (ids == emitted[:, None]).any(-1).all()
+    assert (others.topk(2).values[:, 1] <= whole.gather(-1, ids).min(-1).values + 1e-3).all()
+
+
+@pytest.mark.parametrize("dialect", ["llama.cpp", "vllm"])
+def test_a_server_gives_the_record_that_torch_gives(dialect: str, folder: Path, tmp_path: Path) -> None:
+    with serve(toy(folder, dialect=dialect)) as toys:
+        found = asked(toys, folder)
+    exact = answers(folder)
+    assert_same(found, exact)
+    assert toys.hidden > 0 or dialect == "vllm"
+    assert 1 < toys.together <= 4
+    version = "b7-abc" if dialect == "llama.cpp" else "0.11"
+    by = {"llama.cpp": "llamacpp", "vllm": "vllm"}[dialect]
+    assert found.engine == {"name": "openai", "model": "toy", "server": by, "version": version}
+    found.save(tmp_path / "pass")
+    assert load_pass(tmp_path / "pass").engine == found.engine
+    one, other = (agree_along(small_llama(16, 1), record) for record in (exact, load_pass(tmp_path / "pass")))
+    np.testing.assert_array_equal(other.ratio, one.ratio)
+
+
+def test_llama_cpp_in_process_gives_the_record_that_torch_gives(folder: Path, tmp_path: Path) -> None:
+    exact, found = answers(folder), answers(folder, engine="llama_cpp")
+    assert found.answers == exact.answers
+    torch.testing.assert_close(found.log_probs.float().exp(), exact.log_probs.float().exp(), atol=2e-3, rtol=0)
+    assert found.forwards == exact.forwards
+    assert found.engine["name"] == "llama_cpp"
+    assert found.engine["weights"] == "f32"
+    export(folder / "target", tmp_path / "target.gguf")
+    (tmp_path / "prompts.jsonl").symlink_to(folder / "prompts.jsonl")
+    how = Answers(max_new_tokens=12, template="plain", batch=4, engine="llama_cpp")
+    again, _ = recording.answer(tmp_path / "target.gguf", tmp_path / "prompts.jsonl", REQUESTS, how)
+    assert again.answers == exact.answers
+
+
+def test_sampled_answers_follow_the_seed_and_keep_the_distribution_before_sampling(folder: Path) -> None:
+    with serve(toy(folder, dialect="vllm")) as toys:
+        one, other = (asked(toys, folder, temperature=0.7) for _ in range(2))
+    assert one.answers == other.answers
+    assert one.answers != answers(folder).answers
+    model = load_model(folder / "target")
+    pairs = [(answer.prompt_ids, answer.answer_ids) for answer in one.answers]
+    whole = model.answer_logits(*zip(*pairs, strict=True)).softmax(-1)
+    torch.testing.assert_close(one.log_probs[:, :-1].float().exp(), whole.gather(-1, one.ids.long()), atol=1e-3, rtol=0)
+    emitted = torch.tensor([token for answer in one.answers for token in answer.answer_ids])
+    assert (one.ids == emitted[:, None]).any(-1).all()
+    with serve(toy(folder)) as toys, pytest.raises(UserError, match="leaves out sampled tokens"):
+        asked(toys, folder, temperature=0.7)
+
+
+def test_a_server_that_leaves_out_a_whole_answer_is_asked_for_its_tokens(folder: Path) -> None:
+    for length in (1, 2, 3):
+        with serve(toy(folder)) as toys:
+            found = asked(toys, folder, max_new_tokens=length)
+        assert found.answers == answers(folder, max_new_tokens=length).answers
+
+
+def test_a_llama_cpp_server_that_says_nothing_of_any_token_is_one_line(folder: Path) -> None:
+    def silent(reply: dict[str, Any]) -> None:
+        reply["choices"][0]["logprobs"] = None
+
+    with serve(toy(folder, change=silent)) as toys, pytest.raises(UserError, match="has no log-probabilities"):
+        asked(toys, folder)
+
+
+def test_an_answer_ends_where_the_folder_says_even_if_the_server_stops_later(folder: Path) -> None:
+    with serve(toy(folder, dialect="vllm", stops=False)) as toys:
+        assert_same(asked(toys, folder), answers(folder))
+
+
+def test_a_busy_server_is_asked_again(folder: Path) -> None:
+    def fault(number: int, _: object) -> int:
+        return {1: 429, 2: 500, 3: 0, 5: 503}.get(number, 200)
+
+    with serve(toy(folder, dialect="vllm", fault=fault)) as toys:
+        found = asked(toys, folder)
+    assert_same(found, answers(folder))
+    assert toys.number == REQUESTS + 4
+    assert set(toys.asked.values()) == {1}
+
+
+def test_a_killed_server_loses_and_doubles_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does one that comes back at another address; another version begins anew."""
+    monkeypatch.setattr(server, "RETRIES", Retry(1, status_forcelist=[], allowed_methods=None))
+    with (
+        serve(toy(folder, dialect="vllm", fault=lambda number, _: 200 if number <= 5 else 0)) as toys,
+        pytest.raises(UserError, match=r"the server does not answer.*finished answers are kept"),
+    ):
+        asked(toys, folder, parts=tmp_path)
+    kept = len(list(tmp_path.rglob("*.safetensors")))
+    assert kept == 5
+    with serve(toy(folder, dialect="vllm")) as again:
+        found = asked(again, folder, parts=tmp_path, batch=3)
+    assert_same(found, answers(folder))
+    assert sum(again.asked.values()) == REQUESTS - kept
+    assert not set(toys.asked) & set(again.asked)
+    with serve(toy(folder)) as other:
+        asked(other, folder, parts=tmp_path)
+    assert len(other.asked) >= REQUESTS
+
+
+def _texts(reply: dict[str, Any]) -> None:
+    said = reply["choices"][0]["logprobs"]
+    said["tokens"] = ["the"] * len(said["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "asks", "message"),
+    [
+        ({"shift": 1}, {}, "reads a text as tokens"),
+        ({"change": lambda reply: reply["choices"][0].pop("logprobs")}, {}, "no log-probabilities by token id"),
+        ({"change": lambda reply: reply["choices"][0].update(logprobs=None)}, {}, "no log-probabilities by token id"),
+        ({"change": _texts}, {}, "no log-probabilities by token id"),
+        (
+            {"change": lambda reply: [top.popitem() for top in reply["choices"][0]["logprobs"]["top_logprobs"]]},
+            {},
+            f"names {KEEP - 1} tokens of a position, {KEEP} are asked for",
+        ),
+        ({"fault": lambda *_: 400}, {}, r"says 400: no luck.*answers\.keep"),
+        ({"key": "secret-of-mine"}, {}, "says 401.*DRAFTLAB_API_KEY"),
+        ({}, {"served": "other"}, "other is asked for, served is toy"),
+        ({"room": 12}, {}, "the target's context 12"),
+    ],
+)
+def test_a_server_that_cannot_serve_is_one_line(
+    settings: dict[str, Any], asks: dict[str, Any], message: str, folder: Path, tmp_path: Path
+) -> None:
+    with serve(toy(folder, dialect="vllm", **settings)) as toys, pytest.raises(UserError, match=message) as error:
+        asked(toys, folder, parts=tmp_path, **asks)
+    assert "\n" not in str(error.value)
+
+
+def test_the_key_is_sent_and_never_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("DRAFTLAB_API_KEY", "secret-of-mine")
+    with serve(
+        toy(folder, dialect="vllm", key="secret-of-mine", fault=lambda number, _: 429 if number == 1 else 200)
+    ) as toys:
+        found = asked(toys, folder)
+    assert len(found.answers) == REQUESTS
+    with (
+        serve(toy(folder, dialect="vllm", fault=lambda *_: 400)) as toys,
+        pytest.raises(UserError, match="no luck with Bearer …") as error,
+    ):
+        asked(toys, folder)
+    assert "secret-of-mine" not in f"{error.value}{found.engine}{caplog.text}"
+    assert caplog.records
+
+
+def test_prompts_that_are_too_long_for_the_server_are_left_out(folder: Path) -> None:
+    lengths = [len(answer.prompt_ids) for answer in answers(folder).answers]
+    with serve(toy(folder, dialect="vllm", room=12 + min(lengths))) as toys:
+        found = asked(toys, folder)
+    assert 0 < len(found.answers) == lengths.count(min(lengths)) < REQUESTS
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"engine": "openai"},
+        {"url": "http://localhost/v1"},
+        {"engine": "openai", "url": "localhost:8000"},
+        {"engine": "openai", "url": "http://me:secret@localhost/v1"},
+        {"engine": "openai", "url": "http://localhost/v1?key=secret"},
+    ],
+)
+def test_a_url_is_given_with_its_engine_and_without_a_key(settings: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="url is"):
+        Answers(max_new_tokens=1, **settings)
+
+
+def test_a_run_names_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = {"engine": "openai", "url": "http://localhost:8000/v1", "batch": 8}
+    pairs = plan.load_run({"scale": "smoke", "answers": chosen}, plan.WORKFLOW).settings.pairs
+    assert {key: getattr(pairs["main"].answers, key) for key in chosen} == chosen
+    assert pairs["main"].answers.max_new_tokens == 32
+    assert {pair.answers.engine for name, pair in pairs.items() if name != "main"} == {"transformers"}
+    for wrong, message in ({"engine": "openai"}, "give both or neither"), ({"motor": "x"}, "unknown key 'motor'"):
+        with pytest.raises(UserError, match=f"--config: answers.*{message}"):
+            plan.load_run({"scale": "smoke", "answers": wrong}, plan.WORKFLOW)

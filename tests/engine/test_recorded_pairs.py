@@ -1,0 +1,42 @@
+"""Recorded pairs: the large model lies in memory once."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftlab.data.prompts import Prompt
+from draftlab.engine import recorded_pairs, recording
+from draftlab.engine.settings import Answers
+from draftlab.files.json_files import write_jsonl
+from tests.pair import make_results
+
+
+def test_the_target_that_wrote_is_gone_before_it_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPT-13B twice does not fit a GPU of 80 GB."""
+    make_results(tmp_path)
+    write_jsonl(tmp_path / "prompts.jsonl", [Prompt(str(n), "toy", "eval", f"text {n}") for n in range(4)])
+    written: list[weakref.ref[Any]] = []
+    load_model, load_pair = recording.load_model, recorded_pairs.load_pair
+
+    def watched(*given: Any) -> Any:
+        model = load_model(*given)
+        written.append(weakref.ref(model))
+        return model
+
+    def checked(*given: Any) -> Any:
+        assert [model() for model in written] == [None]
+        return load_pair(*given)
+
+    monkeypatch.setattr(recording, "load_model", watched)
+    monkeypatch.setattr(recorded_pairs, "load_pair", checked)
+    target, draft, out = tmp_path / "models/target", tmp_path / "models/draft", tmp_path / "run/pairs/toy.safetensors"
+    answers = Answers(max_new_tokens=4, template="plain")
+    files = {"target": target, "draft": draft, "prompts": tmp_path / "prompts.jsonl"}
+    recorded_pairs.record_file(answers, **files, positions=8, out=out)
+    assert len(recorded_pairs.load_pairs(out).token) == 8

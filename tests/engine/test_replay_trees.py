@@ -1,0 +1,75 @@
+"""Trees of tokens that follow from the text: against every text there is, and against the stages that use them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.tree import Tree
+from draftlab.engine.replay_trees import confident_trees, ranked_tree
+from tests.engine.test_speculate import make, near
+
+VOCAB, DEPTH = 6, 3
+DRAFT = near(make(3, vocab=VOCAB), 0.5)
+HOT = Sampling(1.3)
+PROMPTS, ANSWERS = [[1, 2], [3, 4, 5]], [[2, 1, 0, 3, 5, 5], [4, 4, 1]]
+
+
+def values(prompt: list[int], depth: int) -> dict[tuple[int, ...], float]:
+    """The draft's probability of every text of up to so many tokens."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for length in range(1, depth + 1):
+        before = list(itertools.product(range(VOCAB), repeat=length - 1))
+        with torch.inference_mode():
+            logits = DRAFT.answer_logits([[*prompt, *text] for text in before], [[0]] * len(before))
+        for text, probs in zip(before, to_probs(logits, HOT).tolist(), strict=True):
+            found |= {(*text, token): found[text] * chance for token, chance in enumerate(probs)}
+    del found[()]
+    return found
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 9])
+def test_a_confident_tree_has_the_texts_of_highest_value(nodes: int) -> None:
+    """Wide enough to lose no text, against the values of all texts."""
+    (found,) = confident_trees(DRAFT, PROMPTS, ANSWERS, HOT, nodes=[nodes], depth=DEPTH, width=VOCAB**2)
+    expected = []
+    for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
+        for place in range(len(answer)):
+            every = values([*prompt, *answer[:place]], DEPTH)
+            tree = set(sorted(every, key=lambda text: -every[text])[:nodes])
+            after = answer[place : place + DEPTH]
+            expected.append([len(after) >= i and tuple(after[:i]) in tree for i in range(1, DEPTH + 1)])
+    assert found.tolist() == expected
+    assert found.any()
+
+
+def test_a_narrow_search_goes_on_with_the_best_texts_alone() -> None:
+    wide, narrow = (
+        confident_trees(DRAFT, PROMPTS, ANSWERS, HOT, nodes=[4, 40], depth=DEPTH, width=width) for width in (VOCAB, 1)
+    )
+    assert (narrow[1] <= wide[1]).all()
+    with torch.inference_mode():
+        best = DRAFT.answer_logits(PROMPTS, ANSWERS).argmax(-1).tolist() == np.array(ANSWERS[0] + ANSWERS[1])
+    assert narrow[1][:, 0].tolist() == best.tolist()
+    assert wide[0].sum() < wide[1].sum()
+
+
+def test_a_ranked_tree_follows_the_text_through_its_children() -> None:
+    """Against a walk of each text through the parents."""
+    tree = Tree.of_parents([-1, 0, 0, 1, 2, 2, 0, 5])
+    rank = np.random.default_rng(0).integers(0, 4, 200)
+    children: dict[int, list[int]] = {node: [] for node in range(tree.nodes)}
+    for node in range(1, tree.nodes):
+        children[int(tree.parents[node])].append(node)
+    found = ranked_tree(tree, rank)
+    for place in range(len(rank) - tree.depth):
+        node: int | None = 0
+        for depth in range(tree.depth):
+            at = rank[place + depth]
+            node = children[node][at] if node is not None and at < len(children[node]) else None
+            assert found[place, depth + 1] == (node is not None)
+    assert found[:, 3].any()

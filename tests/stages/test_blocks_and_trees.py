@@ -1,0 +1,155 @@
+"""Replay of several drafts as stages: what is decoded live among it, what selection costs, shapes of trees, token rates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from draftlab.data.prompts import Prompt
+from draftlab.engine.settings import Answers
+from draftlab.errors import UserError
+from draftlab.files.json_files import write_jsonl
+from draftlab.models.tokenizer import train_tokenizer
+from draftlab.serving.profiles import load
+from draftlab.stages import blocks, live, token_rate, trees
+from draftlab.stages._stage import Bench
+from tests.engine.test_speculate import make, near
+
+COMMON = {"draft_len": 2, "top_k": [5], "requests": 6, "batch": 3, "max_new_tokens": 12, "past_end": True}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> live.Inputs:
+    folder = tmp_path_factory.mktemp("pair")
+    tokenizer = train_tokenizer([f"word {i} of the text" for i in range(200)], 300)
+    target = make(1, vocab=tokenizer.vocab_size)
+    write_jsonl(folder / "eval.jsonl", [Prompt(str(i), "toy", "eval", f"word {i}", f"text {i}") for i in range(6)])
+    for name, model in {"target": target, "draft": near(target, 0.1)}.items():
+        model.save(folder / name)
+        tokenizer.save(folder / name)
+    return live.Inputs(
+        target=folder / "target", draft=folder / "draft", prompts={"toy": folder / "eval.jsonl"},
+        answers=Answers(max_new_tokens=12, template="plain"),
+    )  # fmt: skip
+
+
+def run(inputs: live.Inputs, **changes: object) -> pd.DataFrame:
+    settings = blocks.Settings(**(COMMON | {"num_drafts": [2, 3], "draft_temperature": [1.2]} | changes))  # type: ignore[arg-type]
+    return blocks.run(settings, inputs, Bench(Path()))[0]
+
+
+@pytest.fixture(scope="module")
+def table(inputs: live.Inputs) -> pd.DataFrame:
+    return run(inputs, schemes=["k_seq", "optimal_block", "traversal"], timed=2, ceiling=True)
+
+
+def test_what_is_asked_beside_leaves_the_rest_as_it_is(inputs: live.Inputs, table: pd.DataFrame) -> None:
+    alone = run(inputs, schemes=["k_seq"])
+    pd.testing.assert_frame_equal(table[table["scheme"] == "k_seq"][alone.columns].reset_index(drop=True), alone)
+
+
+def test_a_verifier_without_replay_decodes_the_same_requests_to_their_whole_length(table: pd.DataFrame) -> None:
+    found = table[table["scheme"] == "traversal"]
+    assert len(found) == 12
+    assert (found["emitted"] == 12).all()
+    assert (found["blocks"] == found["blocks"].round()).all()
+    assert (found["accepted"] <= found["judged"]).all()
+    assert found["accepted"].sum() > 0
+    assert (found["all_blocks"] == found["blocks"]).all()
+
+
+def test_two_requests_of_each_batch_are_timed(table: pd.DataFrame) -> None:
+    drafted = table[table["scheme"] != "ceiling"]
+    assert set(drafted.loc[drafted["timed_blocks"].notna(), "request_id"]) == {0, 1, 3, 4}
+    timed = drafted[drafted["timed_blocks"].notna()]
+    assert (timed[["draft_seconds", "target_seconds", "transform_seconds", "select_seconds"]] > 0).all(axis=None)
+    assert (timed["timed_emitted"] == 12).all()
+    assert table.loc[table["scheme"] == "ceiling", "timed_blocks"].isna().all()
+
+
+def test_the_ceiling_has_the_blocks_of_optimal_block_and_its_own_tokens(table: pd.DataFrame) -> None:
+    keys = ["dataset", "request_id", "num_drafts"]
+    best, most = (table[table["scheme"] == name].set_index(keys) for name in ("optimal_block", "ceiling"))
+    np.testing.assert_allclose(best["blocks"], most["blocks"])
+    assert (most["emitted"] > most["blocks"]).all()
+    assert (most["emitted"] < 3 * most["blocks"]).all()
+
+
+def test_quantities_are_the_measures_in_rows(table: pd.DataFrame) -> None:
+    found = blocks.quantities(table)
+    own = (
+        found[(found["scheme"] == "traversal") & (found["num_drafts"] == 3)]
+        .groupby("quantity")[["above", "below"]]
+        .sum()
+    )
+    rows = table[(table["scheme"] == "traversal") & (table["num_drafts"] == 3)]
+    ratio = own["above"] / own["below"]
+    assert ratio["tokens per call"] == pytest.approx(rows["emitted"].sum() / rows["blocks"].sum())
+    assert ratio["acceptance"] == pytest.approx(rows["accepted"].sum() / rows["judged"].sum())
+    assert ratio["selection, ms"] == pytest.approx(1000 * rows["select_seconds"].sum() / rows["timed_blocks"].sum())
+    assert set(found.loc[found["scheme"] == "ceiling", "quantity"]) == {"tokens per call"}
+
+
+def test_depths_are_for_what_is_replayed(inputs: live.Inputs) -> None:
+    for changes in ({"timed": 1}, {"ceiling": True}):
+        with pytest.raises(ValueError, match="by_depth goes without timed and ceiling"):
+            run(inputs, schemes=["k_seq"], by_depth=True, **changes)
+    with pytest.raises(UserError, match="traversal is decoded live"):
+        run(inputs, schemes=["traversal"], by_depth=True)
+
+
+def test_shapes_of_trees(inputs: live.Inputs) -> None:
+    common = COMMON | {"draft_len": 3, "top_k": 5}
+    settings = trees.Settings(**(common | {"nodes": [6, 9], "width": 4, "draft_temperature": 1.2}))  # type: ignore[arg-type]
+    rows = trees.run(settings, inputs, Bench(Path()))[0]
+    assert set(rows["shape"]) == {
+        "sequences", "without replacement", "delayed", "top_k", "sequoia", "confidence", "oracle", "ceiling",
+    }  # fmt: skip
+    assert len(rows) == 6 * 2 * 8
+    sums = rows.groupby(["nodes", "shape"])[["emitted", "blocks"]].sum()
+    rate = sums["emitted"] / sums["blocks"]
+    for nodes in (6, 9):
+        assert rate[nodes, "sequences"] < rate[nodes, "ceiling"]
+        assert rate[nodes, "confidence"] < rate[nodes, "oracle"]
+        assert rate[nodes, "top_k"] <= rate[nodes, "sequoia"] + 0.1
+    assert (rate[9] > rate[6]).all()
+    several = run(inputs, schemes=["optimal"], num_drafts=[2], draft_len=3)
+    kept = rows[(rows["shape"] == "sequences") & (rows["nodes"] == 6)]
+    np.testing.assert_allclose(kept["blocks"].to_numpy(), several["blocks"].to_numpy())
+    with pytest.raises(ValueError, match="7 nodes are no whole number"):
+        trees.Settings(**(common | {"nodes": [7]}))  # type: ignore[arg-type]
+
+
+def test_token_rates_are_emitted_over_what_the_blocks_cost(table: pd.DataFrame, tmp_path: Path) -> None:
+    table.to_csv(tmp_path / "verifiers.csv", index=False)
+    pd.DataFrame(
+        {"num_drafts": [2, 3, 3], "plain_seconds": [0.5, 0.5, 0.5], "branches_seconds": [0.6, 0.7, 0.9]}
+    ).to_csv(tmp_path / "branches.csv", index=False)
+    pd.DataFrame({"draft_probe_seconds": [0.3, 0.1], "draft_probes": [3, 1]}).to_csv(
+        tmp_path / "drafting.csv", index=False
+    )
+    names = ("verifiers", "branches", "drafting")
+    files = token_rate.Inputs(**{name: tmp_path / f"{name}.csv" for name in names})
+    rows = token_rate.run(token_rate.Settings(profiles=["a100-llama-3-8b"], context=100), files, Bench(tmp_path))[0]
+    own = table[(table["scheme"] == "k_seq") & (table["num_drafts"] == 3)]
+    select = (own["select_seconds"].sum() + own["transform_seconds"].sum()) / own["timed_blocks"].sum()
+    target = load("a100-llama-3-8b").target
+    step, verify = (target.step(tokens, tokens, 1, 100) / 1000 for tokens in (1, 7))
+    for pair, call, plain in (
+        ("inflated", 2 * 0.1 + 0.8 + select, 0.5),
+        ("a100-llama-3-8b", 2 * 0.01 * step + verify + select, step),
+    ):
+        found = rows[(rows["pair"] == pair) & (rows["scheme"] == "k_seq") & (rows["num_drafts"] == 3)]
+        assert found["seconds"].sum() == pytest.approx(call * own["blocks"].sum())
+        assert found["plain_seconds"].sum() == pytest.approx(plain * own["emitted"].sum())
+    ours = rows[(rows["pair"] == "ours") & (rows["scheme"] == "k_seq") & (rows["num_drafts"] == 3)]
+    sides = {kind: part["emitted"].sum() / part["seconds"].sum() for kind, part in ours.groupby("kind")}
+    parts = own[live.PARTS].sum().sum()
+    assert sides["measured"] == pytest.approx(own["timed_emitted"].sum() / parts)
+    assert sides["projected"] == pytest.approx(
+        own["emitted"].sum() / own["blocks"].sum() * own["timed_blocks"].sum() / parts
+    )
+    assert "ceiling" not in set(rows["scheme"])

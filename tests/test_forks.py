@@ -1,0 +1,143 @@
+"""Verbs in forks of one process: each is what a process of its own would be, and ends with whoever asked for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from draftlab import forks
+from draftlab.files import fork_client
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are used on Linux alone")
+
+STAND_IN = """
+import os, sys, time
+from draftlab import forks
+from draftlab.files.scratch import end_in_order
+forks.import_all = lambda: None
+def main():
+    end_in_order()
+    verb, *words = sys.argv[1:]
+    if verb == "say":
+        print(os.getcwd(), os.environ.get("MINE"), *words)
+        print("wrong", file=sys.stderr)
+    elif verb == "fail":
+        sys.exit("draftlab: error: as asked")
+    elif verb == "code":
+        sys.exit(7)
+    elif verb == "die":
+        os.kill(os.getpid(), 9)
+    elif verb == "wait":
+        try:
+            print("waits", os.getpid(), flush=True)
+            time.sleep(60)
+        finally:
+            open("unwound", "w").close()
+forks.serve(sys.argv[1], os.getppid())
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where a process listens that imports nothing beforehand, and whose verbs are stand-ins."""
+    folder = tmp_path_factory.mktemp("forks")
+    (folder / "stand_in.py").write_text(STAND_IN)
+    with (folder / "starts.tsv").open("w") as file:
+        process = subprocess.Popen([sys.executable, folder / "stand_in.py", folder / "draftlab"], stdout=file)
+    wait_for((folder / "draftlab").exists)
+    yield folder / "draftlab"
+    process.kill()
+    process.wait()
+
+
+def wait_for(said: object, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not said():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def start(place: Path, *words: str, **more: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-IS", fork_client.__file__, place, *words]
+    env = os.environ | fork_client.ALONE | {"MINE": "a \u00fc\n"}
+    return subprocess.Popen(command, env=env, stdout=-1, stderr=-1, text=True, **more)  # type: ignore[call-overload]
+
+
+def ask(place: Path, *words: str, **more: object) -> tuple[int, str, str]:
+    process = start(place, *words, **more)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_a_fork_has_the_words_folder_environment_and_streams_of_who_asks(place: Path, tmp_path: Path) -> None:
+    words = "it's", "two words", "\u202e", ""
+    assert ask(place, "say", *words, cwd=tmp_path) == (0, f"{tmp_path} a \u00fc\n {' '.join(words)}\n", "wrong\n")
+    assert ask(place, "say", cwd=tmp_path)[0] == 0  # the next one starts anew
+    assert "\t" in (place.parent / "starts.tsv").read_text()
+
+
+def test_exit_codes_and_errors_arrive(place: Path) -> None:
+    assert ask(place, "fail") == (1, "", "draftlab: error: as asked\n")
+    assert ask(place, "code")[0] == 7
+    assert ask(place, "die")[0] == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_who_asked_and_is_stopped_takes_the_verb_along_in_order(place: Path, tmp_path: Path, number: int) -> None:
+    process = start(place, "wait", cwd=tmp_path)
+    assert process.stdout
+    worker = psutil.Process(int(process.stdout.readline().split()[1]))
+    process.send_signal(number)
+    assert process.wait(60) == (-number if number == signal.SIGKILL else 128 + signal.SIGTERM)
+    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+    assert (tmp_path / "unwound").exists()
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_where_nobody_listens_or_with_threads_it_is_the_command_itself(
+    place: Path, tmp_path: Path, threads: str
+) -> None:
+    (tmp_path / "draftlab").write_text('#!/bin/sh\necho itself "$@"\n')
+    (tmp_path / "draftlab").chmod(0o755)
+    where = tmp_path / "nobody" if threads == "1" else place
+    env = os.environ | fork_client.ALONE | {"MKL_NUM_THREADS": threads, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [sys.executable, "-IS", fork_client.__file__, where, "say", "a b"]
+    assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout == "itself say a b\n"
+
+
+def test_it_ends_with_who_began_it_and_so_do_its_verbs(tmp_path: Path) -> None:
+    script = (
+        "import sys, time, pathlib; from draftlab import forks\n"
+        f"print(forks.begin(pathlib.Path({str(tmp_path / 'log')!r})), flush=True); time.sleep(60)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", script], stdout=-1, text=True)
+    assert starter.stdout
+    assert starter.stdout.readline().startswith("draftlab() ( exec ")
+    wait_for(lambda: psutil.Process(starter.pid).children())
+    (server,) = psutil.Process(starter.pid).children()
+    starter.kill()
+    starter.wait()
+    wait_for(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_what_is_imported_starts_no_thread_and_asks_no_gpu() -> None:
+    """Else a fork could wait for a lock that no thread of its own holds."""
+    script = (
+        "import os, pathlib, sys; from draftlab import forks; forks.import_all(); import torch\n"
+        "threads = [own.read_text().strip() for own in pathlib.Path('/proc/self/task').glob('*/comm')]\n"
+        "print(len(threads) - threads.count('jemalloc_bg_thd'), torch.cuda.is_initialized(), torch.get_num_threads(),"
+        " 'draftlab.train.online' in sys.modules, 'torch._dynamo' in sys.modules)"
+    )  # pyarrow's jemalloc stops its thread before a fork and starts it after
+    env = os.environ | fork_client.ALONE
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "1 False 1 True True\n"
+    assert forks.WORTH > 3

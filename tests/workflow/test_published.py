@@ -1,0 +1,44 @@
+"""What is published: drawn again from the committed tables, byte for byte, and no more of it than changed."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from tests.checkout import jobs, snakemake
+
+pytestmark = pytest.mark.workflow
+
+
+def test_published_figures_are_redrawn_byte_for_byte_and_nothing_is_trained(checkout):
+    folder = checkout / "paper_figures" / "laptop"
+
+    def read() -> dict[str, bytes]:
+        drawn = (path for path in folder.iterdir() if path.is_file() and path.name != "README.md")
+        return {path.name: path.read_bytes() for path in drawn}
+
+    before = read()
+    assert {path.suffix for path in folder.iterdir()} >= {".pdf", ".png", ".md", ".tex"}
+    for name in before:
+        (folder / name).unlink()
+    assert set(jobs(snakemake(checkout, "paper_figures"))) == {"paper_figures"}
+    assert read() == before
+
+
+def test_an_edit_of_one_figure_and_a_new_table_redraw_these_two_and_nothing_else_is_done(checkout):
+    snakemake(checkout, "paper_figures")
+    code = checkout / "src/draftlab/report/figures/mdss_cone.py"
+    table = checkout / "paper_figures/laptop/data/mdss_region.csv.gz"
+    kept = {path: path.read_bytes() for path in (code, table)}
+    try:
+        code.write_bytes(kept[code] + b"\nEXTRA = 1\n")
+        table.write_bytes(gzip.compress(gzip.decompress(kept[table]).rsplit(b"\n", 2)[0] + b"\n"))
+        snakemake(checkout, "paper_figures")
+        assert (
+            checkout / "results/laptop/logs/paper_figures.log"
+        ).read_text() == "drawn: mdss_cone\ndrawn: mdss_region\n"
+        assert "Nothing to be done" in snakemake(checkout, "paper_figures")
+    finally:
+        for path, content in kept.items():
+            path.write_bytes(content)
