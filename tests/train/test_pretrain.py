@@ -125,7 +125,9 @@ def test_prompts_that_fit_no_target_are_refused_before_anything_is_trained(made,
         with pytest.raises(
             UserError, match=r"long.jsonl: no prompt fits .* context of 64 tokens, 8 .* the shortest has \d+ "
         ):
-            pretrain.make_tokenizer(recipe, out=out, asked=(made / "prompts.jsonl", long), draft_context=context, **asked)
+            pretrain.make_tokenizer(
+                recipe, out=out, asked=(made / "prompts.jsonl", long), draft_context=context, **asked
+            )
         assert not (tmp_path / "out").exists()
     pretrain.make_tokenizer(RECIPE.model_copy(update={"family": "t5"}), out=out, asked=(long,), **asked)
     pretrain.make_tokenizer(RECIPE, out=out, asked=(made / "prompts.jsonl",), **asked)
