@@ -133,7 +133,11 @@ def _rows(
     columns = {name: column for name, column in stage.columns.items() if not column.optional or name in asked}
     if not getattr(own.settings, "probes", 0):
         columns.pop("after", None)
-    counted = [name for name in columns if name in sizes and not (name == "request_id" and "stream_index" in columns)]
+    counted = [
+        name
+        for name, column in columns.items()
+        if name in sizes and column.kind is int and not (name == "request_id" and "stream_index" in columns)
+    ]
     keys = {name: range(sizes[name]) for name in counted}
     keys |= {
         name: values

@@ -198,7 +198,7 @@ def _texts(reply: dict[str, Any]) -> None:
         ({"fault": lambda *_: 400}, {}, r"says 400: no luck.*answers\.keep"),
         ({"key": "secret-of-mine"}, {}, "says 401.*DRAFTLAB_API_KEY"),
         ({}, {"served": "other"}, "other is asked for, served is toy"),
-        ({"room": 12}, {}, "the target's context 12"),
+        ({"room": 12}, {}, "the target's context of 12 tokens"),
     ],
 )
 def test_a_server_that_cannot_serve_is_one_line(

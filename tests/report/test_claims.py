@@ -238,7 +238,9 @@ def test_what_a_generator_was_told_is_no_finding(known):
     ]
     table = tidy.derive("osd_arena_classes", pd.DataFrame([*rows, {**rows[0], "group": "English", "count": 900}]))
     claim, row = "F2.language_share", "lmsys_vicuna/spanish"
-    assert _told(known, claim, row, table) == ("not run at this scale", "")
+    verdict, note = _told(known, claim, row, table)
+    assert verdict == "not run at this scale"
+    assert "settings of their generator" in note
     verdict, note = _told(known, claim, row, table, "paper")
     assert verdict == "undecided"
     assert "against chinese" in note
