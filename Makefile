@@ -53,8 +53,8 @@ test-server: .venv/ready  ## compile llama.cpp's own server, once, and record an
 	pytest -s -m server tests/engine
 
 figures: .venv/ready  ## redraw the published figures and tables from the committed data; trains nothing
-	snakemake --cores all paper_figures
-	snakemake --cores all paper_figures --config scale=shapes_cpu
+	for folder in paper_figures/*/data; do \
+	  snakemake --cores all paper_figures --config scale="$$(basename "$$(dirname "$$folder")")" || exit 1; done
 
 publish: .venv/ready  ## copy a finished run's tables to paper_figures/ and redraw from there
 	set -f; snakemake --cores all publish $(if $(CONFIG),--config $$CONFIG)

@@ -177,6 +177,21 @@ def test_missing_raw_files_are_named(tmp_path: Path) -> None:
     assert list(RawFiles(GSM8K, tmp_path).rows("eval")) == []
 
 
+def test_a_folder_without_files_of_a_packaged_dataset_has_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = write(tmp_path / "cache" / "HumanEval.jsonl", {"prompt": "def f():", "canonical_solution": " pass"})
+    monkeypatch.setattr(sources.packages, "fetch", lambda name: held)
+    raw, out = tmp_path / "raw", tmp_path / "train.jsonl"
+    raw.mkdir()
+    content = sources.content_of("humaneval", "train", "raw", raw)
+    assert content == sources.content_of("humaneval", "train", "generator", None)
+    fetch("humaneval", "train", "raw", raw=raw, out=out, content=content)
+    assert read_json(provenance_path(out))["files"][0]["sha256"] == sha256(held)
+    write(raw / "humaneval" / "own.jsonl", {"prompt": "def g():"})
+    assert sources.content_of("humaneval", "train", "raw", raw) != content
+
+
 def test_every_dataset_of_the_table_has_a_cleaner() -> None:
     from draftlab.data.cleaners import CLEANERS
 

@@ -60,6 +60,27 @@ def test_a_run_killed_at_any_step_ends_with_the_same_weights(tmp_path, monkeypat
         assert not path.exists()
 
 
+def test_what_takes_long_to_save_is_saved_more_rarely(tmp_path, monkeypatch):
+    """A step takes a second. Saves of 3 s, twice what is quick, come after every 20 s instead of 10."""
+    now, saves = [0.0], []
+
+    def save(path, identity, model, optimizer, step, notes):
+        saves.append(step)
+        now[0] += 3.0
+
+    def losses(step):
+        now[0] += 1.0
+        return a_loss(step)
+
+    model = a_model()
+    a_loss = losses_of(model)
+    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 9.5)
+    monkeypatch.setattr(training, "save_checkpoint", save)
+    run(model, 60, tmp_path / "state", losses=losses)
+    assert saves == [10, 30, 50]
+
+
 def test_a_gradient_that_is_no_number_is_refused():
     """The square root is 0 at 0, and its slope there is infinite: the loss alone says nothing."""
     for clip in (0.0, 1.0):

@@ -160,7 +160,7 @@ def open_source(
 ) -> DatasetSource:
     """The source by name; ``raw`` is the folder of files (or one file), the numbers of rows are what a generator draws."""
     found = registry.find(dataset)
-    if dataset in packages.PACKAGES and (source == "generator" or (source == "raw" and raw and not found.lies_in(raw))):
+    if _is_packaged(found, source, raw):
         return RawFiles(found, packages.fetch(dataset))
     match source:
         case "generator":
@@ -181,6 +181,12 @@ def open_source(
                 names = ", ".join(printable(str(file.relative_to(raw))) for file in ignored)
                 print(f"{dataset}: not read beside {files.files('train')[0].name}: {names}", file=sys.stderr)
             return files
+
+
+def _is_packaged(dataset: Dataset, source: SourceName, raw: Path | None) -> bool:
+    """Whether its real rows come from a package: instead of generated ones, and where a folder of raw files has none."""
+    lacks = source == "raw" and raw is not None and raw.is_dir() and not dataset.lies_in(raw)
+    return dataset.name in packages.PACKAGES and (source == "generator" or lacks)
 
 
 def fetch(
@@ -212,7 +218,7 @@ def fetch(
 def content_of(dataset: str, split: Split, source: SourceName, raw: Path | None, remembered: Path | None = None) -> str:
     """Digest of the raw files of a split and of what the table of datasets says of it; cheap, for a plan: digests are ``remembered``."""
     found = registry.find(dataset)
-    if source == "raw" and raw is not None:
+    if source == "raw" and raw is not None and not _is_packaged(found, source, raw):
         return RawFiles(found, raw).content(split, remembered)
     return hashlib.sha256(str(found).encode()).hexdigest()
 

@@ -26,6 +26,7 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
 
 CHECKPOINT_SECONDS = 30.0
+QUICK_SAVE = 1.5  # seconds; what takes longer to save is saved as much more rarely
 
 
 class Trainable(Protocol):
@@ -119,7 +120,7 @@ def fit(
 ) -> list[float]:
     """Run ``schedule.steps`` updates on ``losses(step)``; return the loss of each step that ran in this process.
 
-    With a ``checkpoint`` file the state is kept twice a minute, after a multiple of ``checkpoint_every`` steps; a file of another
+    With a ``checkpoint`` file the state is kept twice a minute (a large one more rarely), after a multiple of ``checkpoint_every`` steps; a file of another
     ``identity`` (settings, code) or of another architecture is ignored. ``notes`` are counts that ``losses`` keeps: a resumed run goes on
     from those of the checkpoint.
     """
@@ -127,14 +128,15 @@ def fit(
     start = load_checkpoint(checkpoint, identity, model, optimizer, notes) if checkpoint else 0
     rate = LambdaLR(optimizer, lambda done: schedule.at(start + done))
     history = []
-    saved = time.monotonic()
+    saved, pause = time.monotonic(), CHECKPOINT_SECONDS
     for step in progress(range(start, schedule.steps), label, total=schedule.steps, initial=start):
         history.append(update(optimizer, losses(step), clip, reduce))
         rate.step()
-        due = checkpoint and (step + 1) % checkpoint_every == 0 and time.monotonic() - saved > CHECKPOINT_SECONDS
-        if checkpoint and due:
+        begun = time.monotonic()
+        if checkpoint and (step + 1) % checkpoint_every == 0 and begun - saved > pause:
             save_checkpoint(checkpoint, identity, model, optimizer, step + 1, notes)
             saved = time.monotonic()
+            pause = CHECKPOINT_SECONDS * max(1.0, (saved - begun) / QUICK_SAVE)
     if checkpoint:
         checkpoint.unlink(missing_ok=True)
     return history
