@@ -10,6 +10,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
+import pandas as pd
 import pytest
 
 from draftlab.core import theory
@@ -35,6 +36,7 @@ from draftlab.stages import (
     latency_requests,
 )
 from draftlab.stages._inputs import Target, TargetAndDraft
+from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench
 
 BENCH = Bench(Path())
@@ -85,6 +87,16 @@ class Clockwork:
         return {}
 
     def close(self) -> None: ...
+
+
+class Cycle(Clockwork):
+    """Its tokens go round in 8, so that prompt lookup finds them again, and reading a prompt again takes no time."""
+
+    def greedy(self, tokens: Sequence[int]) -> np.ndarray:
+        return super().greedy(tokens) % 8
+
+    def extend(self, tokens: Sequence[int]) -> np.ndarray:
+        return np.eye(self.vocab_size, dtype=np.float32)[self.greedy(tokens)]
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +223,67 @@ def test_requests_of_known_cost() -> None:
     assert seconds["none_again"] == pytest.approx(seconds["none"])
 
 
+def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> None:
+    """Probes of known costs predict the time of every contender exactly, lookup's blocks of any length among them."""
+    from draftlab.latency.lookup import SURE, Lookup
+    from draftlab.latency.loop import fixed
+
+    hands = [0.0]
+    target, draft, released = Cycle(hands, 0.010, token=0.001), Cycle(hands, 0.001), Cycle(hands, 0.004, stride=2)
+    verified = [2, 4]  # v(3) lies between
+    probes = {
+        name: calibrate(target, own, [8], [1], verified, 2)
+        for name, own in [("distilled", draft), ("released", released)]
+    }
+    pd.concat([rows.assign(draft=name) for name, rows in probes.items()]).to_csv(tmp_path / "costs.csv", index=False)
+    costs = latency_requests.read_costs(tmp_path / "costs.csv", 20)
+    assert costs["released"].cost_ratio == pytest.approx(0.4)
+    contenders = {
+        "distilled": (draft, fixed(3), 0.0),
+        "released": (released, fixed(3), 0.0),
+        "lookup": (Lookup(target), fixed(3), SURE),
+        "lookup_first": (Lookup(draft, joined=True), fixed(3), 0.0),
+        "lookup_first_released": (Lookup(released, joined=True), fixed(3), 0.0),
+    }
+    requests = [Answer(str(i), [1, 2, 3 + i], [0] * 40, False) for i in range(2)]
+    settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=2, max_new_tokens=40)
+    rows = latency_requests.measure(target, contenders, requests, settings, costs)
+    np.testing.assert_allclose(rows["predicted_steps"] * 0.010, rows["seconds"])
+    drafted, steps = (rows.groupby("contender")[name].sum() for name in ("drafted", "steps"))
+    assert (
+        drafted["released"]
+        == steps["released"]
+        > steps["lookup_first_released"]
+        > 0
+        == steps["lookup"]
+        < drafted["lookup"]
+    )
+    pd.concat(probes).to_csv(tmp_path / "costs.csv", index=False)
+    with pytest.raises(UserError, match="no costs of the distilled draft"):
+        latency_requests.read_costs(tmp_path / "costs.csv", 20)
+
+
+def test_drafts_of_a_pair_are_served_by_name() -> None:
+    places = Places(Path("run"), {}, {})
+    settings = latency_requests.Settings(
+        dataset="toy",
+        draft_len=3,
+        requests=2,
+        max_new_tokens=12,
+        contenders=["released", "before", "distilled"],
+        priced_by="costs",
+    )
+    found = latency_requests.Inputs.locate([settings], places)
+    assert found.drafts == {
+        "released": Path("run/main/models/released"),
+        "before": Path("run/main/models/draft"),
+        "distilled": Path("run/cells/osd_offline/toy/draft"),
+    }
+    assert found.reads([])["tables"] == [Path("run/costs.csv")]
+    priced = latency_cost.Settings(role="released", context=[8], batch=[1], verified=[2], blocks=1)
+    assert latency_cost.Inputs.locate([priced], places).draft == Path("run/main/models/released")
+
+
 def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
     answers = [Answer(str(i), [1, 5, 9 + i], [0] * 12, False) for i in range(3)]
     write_jsonl(tmp_path / "answers.jsonl", answers)
@@ -219,6 +292,7 @@ def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path
     inputs = latency_requests.Inputs(target=models["target"], drafts=drafts, answers=tmp_path / "answers.jsonl")
     rows, run = latency_requests.run(settings, inputs, BENCH)
     names = {"none", "draft", "draft_adaptive", "itself", "itself_adaptive", "lookup", "lookup_first", "none_again"}
+    names |= {"lookup_first_draft"}
     assert set(rows["contender"]) == names
     assert len(rows) == 2 * len(names)
     assert rows["same_text"].all()

@@ -29,6 +29,11 @@ class CostModel:
     cost_ratio: float
     verify_ratios: dict[int, float]
 
+    def verify(self, tokens: int) -> float:
+        """v(tokens); between lengths that were not measured on a line."""
+        known = {1: 1.0} | self.verify_ratios
+        return float(np.interp(tokens, sorted(known), [known[n] for n in sorted(known)]))
+
     @property
     def by_draft_len(self) -> dict[int, float]:
         """Draft length k -> v(k+1)."""

@@ -26,6 +26,7 @@ class Lookup:
         self.inner, self.ngram = (model if joined else None), ngram
         self.decoder_start, self.vocab_size, self.eos = model.decoder_start, model.vocab_size, model.eos
         self.context_length, self.vocabulary, self._clock = model.context_length, model.vocabulary, model.clock
+        self.steps = 0  # calls of the model that it is joined to, for a token to draft
         self._forget()
 
     def _forget(self) -> None:
@@ -65,6 +66,7 @@ class Lookup:
         guesses = [self.text.append(token) for token in tokens]
         if self.inner is None or None not in guesses:
             return guesses, None
+        self.steps += 1
         return guesses, self.inner.extend(self.tokens[len(self.inner.tokens) :])[-len(tokens) :]
 
     def trim(self, length: int) -> None:

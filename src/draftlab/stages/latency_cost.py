@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
@@ -10,6 +11,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Count
 from draftlab.latency.settings import Engine
 from draftlab.stages._inputs import TargetAndDraft
+from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 
 class Settings(Engine):
+    role: str = Field("draft", description="which draft of the pair")
     context: list[Count] = Field(min_length=1)
     batch: list[Count] = Field(min_length=1)
     verified: list[Count] = Field(min_length=1)
@@ -42,7 +45,18 @@ class Derived:
 
 MEASURES = {
     "verify_ratio": Measure("verify_seconds", "plain_seconds", "seconds of verifying over those of a plain step"),
+    "draft_ratio": Measure("draft_seconds", "plain_seconds", "seconds of a draft step over those of a plain step"),
 }
+
+
+class Inputs(TargetAndDraft):
+    """A target and one of its drafts."""
+
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        """Those of the cell's pair."""
+        own = variants[0]
+        return cls(target=places.model("target", own.pair), draft=places.model(own.role, own.pair))
 
 
 def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.DataFrame, Facts]:
@@ -62,4 +76,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(plain_seconds=(rows["plain_before_seconds"] + rows["plain_after_seconds"]) / 2)
 
 
-STAGE = stage_of(__name__, inputs=TargetAndDraft, exclusive=True, needs_gpu_build=True)
+STAGE = stage_of(__name__, exclusive=True, needs_gpu_build=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from draftlab.engine.answers import Answer
+    from draftlab.latency.cost import CostModel
     from draftlab.latency.loop import DraftLength, Generation
     from draftlab.models.backend import LatencyBackend
 
@@ -31,6 +32,9 @@ PLAIN, AGAIN = "none", "none_again"
 """No speculation, twice: what differs between the two is noise."""
 LOOKUP, FIRST = "lookup", "lookup_first"
 """The drafts that every user has already."""
+
+BEFORE, DISTILLED = "before", "distilled"
+"""The pair's draft as it comes, and as another experiment distilled it."""
 
 LONGEST = 10
 CALIBRATION_BLOCKS = 5
@@ -46,6 +50,12 @@ class Settings(Engine):
     temperature: float = Field(default=0, ge=0, description="of the samples of target and drafts; 0: greedy")
     lookup: bool = Field(True, description="also with prompt lookup, alone and before the last draft")
     distilled: Literal["osd_offline", "traffic_verdict"] = Field("osd_offline", description="what distilled the draft")
+    contenders: list[str] = Field(
+        [BEFORE, DISTILLED],
+        min_length=1,
+        description="the drafts: before (the pair's, undistilled), distilled, or another one of the pair by its name, as it is",
+    )
+    priced_by: str = Field("", description="an experiment of stage latency_cost whose probes predict the times")
 
 
 class Row:
@@ -55,7 +65,7 @@ class Row:
     split: str = column("train: requests of the stream; eval: held-out requests")
     contender: str = column(
         "the draft, with _adaptive where its length follows the acceptance; lookup: prompt lookup, and nothing is drafted where it finds "
-        "nothing; lookup_first: the last draft there; none, none_again: no draft"
+        "nothing; lookup_first: the last draft there (lookup_first_NAME: the one of that name); none, none_again: no draft"
     )
     tokens: int = column("tokens of the answer", "tokens")
     seconds: float = timing("the answer; its prompt has been computed before")
@@ -67,6 +77,8 @@ class Row:
     accepted: int = column("drafted tokens that were accepted", "tokens", timed="adaptive")
     draft_seconds: float = timing("draft steps")
     verify_seconds: float = timing("verification")
+    steps: int = column("steps of the draft's model", "steps", timed="adaptive", optional=True)
+    predicted_steps: float = timing("the answer by the probed costs, in plain steps", optional=True)
     same_text: bool = column("whether the answer is that of plain decoding, as it must be at temperature 0")
     dataset: str = column("the dataset of the request")
     draft_len: int = column(
@@ -84,29 +96,37 @@ MEASURES = {
     "speedup": Measure("plain_seconds", "seconds", "speed-up", "times plain decoding"),
     "token_ms": Measure("milliseconds", "tokens", "time per token", "ms"),
     "alpha_accepted": Measure("accepted", "visited", "accepted over visited tokens"),
+    "block_efficiency": Measure("tokens", "blocks", "block efficiency", "tokens per target call"),
+    "predicted_speedup": Measure("tokens", "predicted_steps", "speed-up predicted from costs", "times plain decoding"),
 }
 
 
 class Inputs(NoInputs):
-    """The target, drafts by name, and the recorded answers whose requests are decoded."""
+    """The target, drafts by name, the recorded answers whose requests are decoded, and the table of probed costs, if there is one."""
 
     target: Path
     drafts: dict[str, Path]
     answers: Path
+    costs: Path | None = None
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """The undistilled draft, and the one that another experiment distilled on this dataset."""
+        """The pair's drafts as they are, and the one that another experiment distilled on this dataset."""
         own = variants[0]
         cell = own.dataset if own.distilled == "osd_offline" else f"{own.dataset}.{own.temperature:g}"
         distilled = places.other_cell(own.distilled, cell) / "draft"
         answers = places.recorded(own.pair) / recorded_name(own.dataset, "eval") / "answers.jsonl"
-        drafts = {"before": places.model("draft", own.pair), "distilled": distilled}
-        return cls(target=places.model("target", own.pair), drafts=drafts, answers=answers)
+        drafts = {
+            name: distilled if name == DISTILLED else places.model("draft" if name == BEFORE else name, own.pair)
+            for name in own.contenders
+        }
+        costs = places.table(own.priced_by) if own.priced_by else None
+        return cls(target=places.model("target", own.pair), drafts=drafts, answers=answers, costs=costs)
 
     def reads(self, variants: Sequence[Any]) -> Files:
-        """The models and the answers."""
-        return {"models": [self.target, *self.drafts.values()], "answers": [self.answers]}
+        """The models, the answers and the costs."""
+        files = {"models": [self.target, *self.drafts.values()], "answers": [self.answers]}
+        return files | ({"tables": [self.costs]} if self.costs else {})
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
@@ -134,8 +154,12 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
                 contenders[f"{name}_adaptive"] = draft, calibrated_length(target, draft), 0.0
         if settings.lookup:
             contenders[LOOKUP] = Lookup(target), fixed(settings.draft_len), SURE
-            contenders[FIRST] = Lookup(drafts[-1], joined=True), fixed(settings.draft_len), 0.0
-        rows = measure(target, contenders, requests, settings)
+            for name, draft in zip(inputs.drafts, drafts, strict=True):
+                if draft is drafts[-1] or name != BEFORE:
+                    joined = FIRST if draft is drafts[-1] else f"{FIRST}_{name}"
+                    contenders[joined] = Lookup(draft, joined=True), fixed(settings.draft_len), 0.0
+        costs = read_costs(inputs.costs, longest) if inputs.costs else {}
+        rows = measure(target, contenders, requests, settings, costs)
         same = settings.model_dump(include={"dataset", "draft_len", "temperature"})
         return rows.assign(**same), describe(target, *drafts)
 
@@ -154,32 +178,39 @@ def measure(
     contenders: Mapping[str, Contender],
     requests: Sequence[Answer],
     settings: Settings,
+    costs: Mapping[str, CostModel] | None = None,
 ) -> pd.DataFrame:
     """One row per request and contender; a prompt is computed once, outside the measured time.
 
     A request has as many new tokens as its recorded answer, so that all contenders do the same work; ``same_text`` says
     whether they wrote the same, as they must at temperature 0. The contenders take turns, in reversed order for every other request.
+    With ``costs``, by draft, each row has its time by Eq. 1 at these costs, block for block.
     """
     import numpy as np
     import pandas as pd
 
+    from draftlab.latency.lookup import Lookup
     from draftlab.latency.loop import decode, speculate
 
-    def answer(name: str, number: int, prompt: list[int], length: int) -> Generation:
+    def answer(name: str, number: int, prompt: list[int], length: int) -> tuple[Generation, int]:
+        """The answer, and how many steps the draft's model took."""
         rng = np.random.default_rng([settings.seed, number])
         if name in (PLAIN, AGAIN):
-            return decode(target, prompt, length, temperature=settings.temperature, rng=rng)
+            return decode(target, prompt, length, temperature=settings.temperature, rng=rng), 0
         draft, draft_len, least = contenders[name]
-        return speculate(
+        before = draft.steps if isinstance(draft, Lookup) else 0
+        written = speculate(
             target, draft, prompt, length, draft_len, temperature=settings.temperature, rng=rng, least=least
         )
+        drafted = sum(block.drafted for block in written.blocks)
+        return written, draft.steps - before if isinstance(draft, Lookup) else drafted
 
     names = [PLAIN, *contenders, AGAIN]
     rows = []
     for number, request in enumerate([requests[0], *requests]):  # the first request once more, as warm-up
         length = min(len(request.answer_ids), settings.max_new_tokens)
         answers = {name: answer(name, number, request.prompt_ids, length) for name in names[:: 1 if number % 2 else -1]}
-        for name, written in answers.items():
+        for name, (written, steps) in answers.items():
             row = {
                 "request_id": number - 1,
                 "contender": name,
@@ -191,11 +222,36 @@ def measure(
                 "accepted": sum(block.accepted for block in written.blocks),
                 "draft_seconds": sum(block.draft_seconds for block in written.blocks),
                 "verify_seconds": sum(block.verify_seconds for block in written.blocks),
-                "same_text": written.tokens == answers[PLAIN].tokens,
+                "steps": steps,
+                "same_text": written.tokens == answers[PLAIN][0].tokens,
             }
+            if costs:
+                draft = name.removeprefix(f"{FIRST}_").removesuffix("_adaptive")
+                row["predicted_steps"] = predict(written, steps, costs.get(draft, costs[DISTILLED]))
             if number:
                 rows.append(row)
     return pd.DataFrame(rows)
+
+
+def predict(written: Generation, steps: int, costs: CostModel) -> float:
+    """The time of an answer in plain steps: ``sum of v(drafted + 1)`` over its blocks, and c for each step of the draft's model."""
+    if not written.blocks:
+        return float(len(written.tokens))
+    return sum(costs.verify(block.drafted + 1) for block in written.blocks) + costs.cost_ratio * steps
+
+
+def read_costs(table: Path, context: int) -> dict[str, CostModel]:
+    """The costs of each draft in a table of ``latency_cost`` with a column ``draft``, at batch 1 and the context that is nearest."""
+    from draftlab.files.tables import read_table
+    from draftlab.latency.cost import cost_model
+
+    rows = read_table(table)
+    if "draft" not in rows or DISTILLED not in set(rows["draft"]):
+        remedy = f"give it an axis draft, one value of which is {DISTILLED}"
+        raise UserError("no costs of the distilled draft", file=table, remedy=remedy)
+    near = min(rows["context"].unique(), key=lambda own: abs(own - context))
+    rows = rows[(rows["context"] == near) & (rows["batch"] == 1)]
+    return {str(name): cost_model(own) for name, own in rows.groupby("draft")}
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
