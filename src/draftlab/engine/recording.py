@@ -181,6 +181,9 @@ def collect(
     ``each`` is ``map``, or that of a pool: several batches at a time, which needs draws that do not follow each other.
     """
 
+    if not requests:
+        raise ValueError("there is no request to answer")
+
     def finished(place: int) -> Part:
         file = parts / f"{place}.safetensors" if parts else None
         if file and file.is_file():
