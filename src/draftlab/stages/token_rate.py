@@ -33,7 +33,7 @@ class Row:
     split: str = column("train: requests of the stream; eval: held-out requests")
     dataset: str = column("dataset of the request")
     pair: str = column("whose costs: ours in torch, the inflated pair in llama.cpp, or a hardware profile")
-    kind: str = column("projected from block efficiency and costs, or measured live")
+    kind: str = column("projected from block efficiency and costs, or live: measured")
     scheme: str = column("how drafts are verified")
     num_drafts: int = column("drafted sequences")
     emitted: float = column("tokens emitted", "tokens")
@@ -80,7 +80,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     timed = rows[rows["timed_blocks"] > 0]
     measured = timed.assign(emitted=timed["timed_emitted"], seconds=timed[PARTS].sum(axis=1))
     length = int(rows["draft_len"].iloc[0])
-    frames = [measured.assign(pair="ours", kind="measured")]
+    frames = [measured.assign(pair="ours", kind="live")]
     costs = {"ours": (per_call.sum(axis=1), float("nan"))}
     for name, plain, draft_step, verify in _pairs(settings, inputs, length, sorted(set(drafts))):
         costs[name] = length * draft_step + drafts.map(verify) + selection, plain
