@@ -110,6 +110,12 @@ def test_the_most_frequent_tokens_and_their_share():
         frequent_tokens([[]], 3, {2})
 
 
+def test_a_head_is_filled_with_other_tokens_where_the_traffic_has_too_few():
+    texts = [[5, 5, 7], [5, 9, 2, 3]]
+    assert frequent_tokens(texts, 8, {2}, [[8]], range(100)) == ([0, 1, 2, 3, 5, 7, 8, 9], 1.0)
+    assert frequent_tokens(texts, 3, {2}, [[8]], range(100))[0] == [2, 3, 5], "what the traffic has comes first"
+
+
 def test_a_trimmed_draft_leaves_greedy_text_as_it_is():
     target = small_llama(32, 0)
     with torch.no_grad():

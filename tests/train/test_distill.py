@@ -20,6 +20,7 @@ from draftlab.models import load_model, load_tokenizer
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Bench
 from draftlab.train import folders, learning, offline, sources, tokens, training
+from draftlab.train.designs import trim_head
 from tests.conftest import ROOT
 from tests.pair import inputs_of, make_results, run_cell
 
@@ -71,6 +72,17 @@ def test_distillation_raises_alpha_on_held_out_requests(results, tmp_path):
     train = load_pass(results / "answers/toy.train")
     assert facts["runs"][0]["updates"] == 180
     assert facts["runs"][0]["positions"] == 30 * sum(train.lengths)
+
+
+def test_an_embedding_can_stay_as_it_is(results, tmp_path):
+    """A head of its own learns; the embedding does not, and the optimizer keeps nothing for it."""
+    own = scene(results, target=False)
+    own = dataclasses.replace(own, draft=trim_head(own.draft, range(2, 40)))
+    before = {name: value.detach().clone() for name, value in own.draft.named_parameters()}
+    learning.train(own, range(8), 2, settings(keeps_embedding=True))
+    changed = {name for name, value in own.draft.named_parameters() if not torch.equal(value, before[name])}
+    assert changed == set(before) - {"embed"}
+    assert len(training.adamw(own.draft).param_groups[0]["params"]) == len(before) - 1
 
 
 def test_the_original_draft_is_saved_unchanged(results, tmp_path):

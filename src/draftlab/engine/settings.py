@@ -18,13 +18,15 @@ class Recipe(Settings):
     (``documents``), or the reference answers that a small target learns too. What a draft begins as is its ``design``: random
     weights (``scratch``); the target's embedding, its first ``layers`` layers, its norm and its head (``pruned``); the target's embedding
     on its first ``hidden`` principal components under new layers (``pca``). ``head``: how many tokens it can propose, the
-    most frequent ones of the recorded answers to the stream's requests (0: all).
+    most frequent ones of the recorded answers to the stream's requests (0: all); with ``fill`` the first ones of the vocabulary, which are the
+    common ones of a tokenizer that was trained by merging pairs, where this traffic has too few.
     """
 
     model: str | None = None
     family: Literal["llama", "t5"] = "llama"
     design: Literal["scratch", "pruned", "pca"] = "scratch"
     head: Whole = 0
+    fill: bool = False
     hidden: Count = 64
     layers: Count = 1
     heads: Count = 2

@@ -55,16 +55,22 @@ def trim_head(draft: Llama, tokens: Sequence[int]) -> Llama:
 
 
 def frequent_tokens(
-    texts: Iterable[Iterable[int]], count: int, always: Collection[int], prompts: Iterable[Iterable[int]] = ()
+    texts: Iterable[Iterable[int]],
+    count: int,
+    always: Collection[int],
+    prompts: Iterable[Iterable[int]] = (),
+    rest: Iterable[int] = (),
 ) -> tuple[list[int], float]:
     """The ``always`` tokens and the most frequent ones of ``texts``, ``count`` together, ascending; and the share of the texts they cover.
 
-    Where the texts have fewer, the most frequent tokens of the ``prompts`` follow; where these have too few, the head is smaller.
+    Where the texts have fewer, the most frequent tokens of the ``prompts`` follow, then those of ``rest`` in its order; where these are too few
+    too, the head is smaller.
     """
     seen = Counter(token for text in texts for token in text)
     asked = Counter(token for text in prompts for token in text)
     if not seen:
         raise UserError("no text to choose the tokens of a head from", remedy="set head 0, or give recorded answers")
     ranked = sorted({*seen, *asked} - set(always), key=lambda token: (-seen[token], -asked[token], token))
+    ranked += [token for token in rest if token not in seen and token not in asked and token not in always]
     kept = sorted({*always, *ranked[: max(0, count - len(always))]})
     return kept, sum(seen[token] for token in kept) / seen.total()

@@ -145,7 +145,8 @@ def make_draft(
             raise UserError("only a Llama's head is trimmed", remedy="set head 0")
         records = [own for path in answers for own in read_jsonl(path, Answer)]
         texts = [own.answer_ids for own in records] or [example.answer for example in examples]
-        tokens, share = frequent_tokens(texts, recipe.head, words.eos_ids, [own.prompt_ids for own in records])
+        asked, rest = [own.prompt_ids for own in records], range(words.vocab_size) if recipe.fill else ()
+        tokens, share = frequent_tokens(texts, recipe.head, words.eos_ids, asked, rest)
         source = "recorded answers" if answers else "the text it learns"
         print(f"head: {len(tokens):,} of {model.vocab_size:,} tokens, {share:.1%} of {source}", flush=True)
         model = trim_head(model, tokens)

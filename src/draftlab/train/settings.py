@@ -37,6 +37,10 @@ class Training(Settings):
     loss: Loss = "forward_kl"
     schedule: Literal["cosine", "constant"] = "cosine"
     clip: float = Field(1.0, ge=0)
+    keeps_embedding: bool = Field(
+        False,
+        description="the embedding of a Llama stays as it is: of a large vocabulary it is most of the weights that an update would touch",
+    )
     device: Device = Field("cpu", description="the scale sets it (``compute``)")
     autocast: bool = Field(False, description="bfloat16 products over float32 weights; the scale sets it")
 

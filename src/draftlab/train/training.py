@@ -66,8 +66,9 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.999),
     weight_decay: float = 0.0,
 ) -> torch.optim.AdamW:
-    """AdamW over all parameters; ``fit`` multiplies the ``learning_rate`` by its schedule."""
-    return torch.optim.AdamW(model.parameters(), learning_rate, betas, weight_decay=weight_decay, fused=True)
+    """AdamW over all parameters that learn; ``fit`` multiplies the ``learning_rate`` by its schedule."""
+    learning = [weight for weight in model.parameters() if weight.requires_grad]
+    return torch.optim.AdamW(learning, learning_rate, betas, weight_decay=weight_decay, fused=True)
 
 
 Reduce = Callable[[Iterable[nn.Parameter]], None]
