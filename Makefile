@@ -12,7 +12,7 @@ IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_work
 
 WHEEL := dist/.wheel
 
-.PHONY: wheel reproduce reproduce-all reproduce-llm smoke rehearse test test-slow test-faults test-fuzz test-slurm test-server figures publish check types lint docs format clean
+.PHONY: wheel reproduce reproduce-all reproduce-llm smoke rehearse test test-slow test-faults test-fuzz test-slurm test-server test-gpu figures publish check types lint docs format clean
 
 reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
 	set -f; snakemake --cores all $(if $(CONFIG),--config $$CONFIG)
@@ -34,10 +34,10 @@ rehearse: .venv/ready  ## scale=paper itself on a CPU, from a hub served on this
 	set -f; python -m rehearsal $(if $(CONFIG),--config $$CONFIG)
 
 test: .venv/ready  ## the fast tests and one end-to-end run at scale=smoke
-	pytest $(IN_TURNS) -m "not slow and not faults and not slurm and not fuzz and not server"
+	pytest $(IN_TURNS) -m "not slow and not faults and not slurm and not fuzz and not server and not gpu"
 
 test-slow: .venv/ready  ## the slow tests too
-	pytest $(IN_TURNS) -m "not faults and not slurm and not fuzz and not server"
+	pytest $(IN_TURNS) -m "not faults and not slurm and not fuzz and not server and not gpu"
 
 test-faults: .venv/ready  ## kill a run at 30 random moments or more and compare its tables with an undisturbed run's
 	pytest -s -m faults
@@ -51,6 +51,9 @@ test-slurm: .venv/ready  ## start a Slurm of one node on this machine and run th
 test-server: .venv/ready  ## compile llama.cpp's own server, once, and record answers from it, killed in the middle; serve an exported pair
 	tests/server/build.sh .venv/bin/python
 	pytest -s -m server tests/engine
+
+test-gpu: .venv/ready  ## on a machine with CUDA, with a llama.cpp built for it (docs/shapes.md): what runs on a GPU beside the same on the CPU
+	pytest -s -m gpu tests/gpu
 
 figures: .venv/ready  ## redraw the published figures and tables from the committed data; trains nothing
 	for folder in paper_figures/*/data; do \

@@ -1,92 +1,191 @@
-"""The memory that `draftlab plan` predicts beside what the same code takes here: python -m benchmarks.memory
+"""The memory that `draftlab plan` predicts beside what the same code takes here: python -m benchmarks.memory [--device cuda]
 
-Each size runs in a process of its own, with random weights in float32, on the CPU: what a process holds at most, less what it held before. The
-CPU's second copies of weights (`models.llama.PACKED`) are switched off, as no GPU has them.
+Each size runs in a process of its own, with random weights: small models in float32 on the CPU, the models of scale=paper on a GPU. On the CPU
+it is what a process holds at most, less what it held before; second copies of weights (`models.llama.PACKED`) are switched off there, as no GPU
+has them. On a GPU it is what torch's allocator holds for tensors at most; beside it what the allocator has taken from the card, and the speed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
+import tyro
+
+from draftlab.core.settings import Device
+from draftlab.latency.shapes import ARCHITECTURES
 from draftlab.latency.sizes import Sizes
-from draftlab.plan.memory import decoding, training
+from draftlab.plan.memory import beside, decoding, training
+
+if TYPE_CHECKING:
+    from draftlab.models.llama import Llama
 
 EXACT = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """What is freed goes back at once, as in a GPU's own allocator."""
 
-SIZES = {
+SIZES = ARCHITECTURES | {
     "38M": Sizes(kind="llama", hidden=512, ffn=1536, layers=4, heads=8, kv_heads=8, vocab=24000, context=1024),
     "85M": Sizes(kind="llama", hidden=768, ffn=2048, layers=6, heads=12, kv_heads=12, vocab=28000, context=1024),
     "162M": Sizes(kind="llama", hidden=768, ffn=3072, layers=12, heads=12, kv_heads=12, vocab=32000, context=2048),
 }
-DECODING = {"38M": (32, 256, 32), "85M": (24, 384, 32), "162M": (16, 512, 32)}
+DECODING: dict[Device, list[tuple[str, tuple[int, int, int]]]] = {
+    "cpu": [("38M", (32, 256, 32)), ("85M", (24, 384, 32)), ("162M", (16, 512, 32))],
+    "cuda": [("vicuna-7b", (rows, prompt, 128)) for rows, prompt in ((1, 128), (32, 128), (32, 512), (32, 1920))],
+}
 """Requests, tokens of a prompt and of an answer."""
-TRAINING = {"38M": (8, 192, 64, 8), "85M": (8, 256, 64, 16), "162M": (4, 256, 96, 8)}
+TRAINING: dict[Device, list[tuple[str, tuple[int, int, int, int]]]] = {
+    "cpu": [("38M", (8, 192, 64, 8)), ("85M", (8, 256, 64, 16)), ("162M", (4, 256, 96, 8))],
+    "cuda": [
+        ("llama-160m", how) for how in ((8, 512, 128, 8), (8, 2048, 128, 8), (32, 512, 128, 128), (32, 2048, 128, 128))
+    ],
+}
 """Requests in one forward, tokens of each, tokens of its answer, requests of the update."""
+BESIDE: dict[Device, list[tuple[str, tuple[int, int, int, int]]]] = {
+    "cpu": [],
+    "cuda": [("llama-160m", (32, 2048, 128, 128))],
+}
+"""The same, where the draft writes the answers and ``TARGET`` scores them, ``AT_ONCE`` requests at a time."""
+TARGET = "vicuna-7b"
+AT_ONCE = 32
+UPDATES = 2  # the last one is timed
 
 
-def measure(job: str, name: str) -> int:
-    """Bytes that a job takes at most."""
+@dataclass(frozen=True)
+class Measured:
+    """Bytes at most, those that the allocator has taken from a card, and seconds of all answers or of an update."""
+
+    peak: int
+    taken: int
+    seconds: float
+
+    def show(self) -> None:
+        """Print it for the process that asked."""
+        print(json.dumps(asdict(self)))
+
+
+def measure(job: str, name: str, how: tuple[int, ...], device: Device) -> Measured:
+    """Run one job twice, first in small, so that what every process holds is there before."""
+    import torch
+
+    from draftlab.files.machine import peak_mb
+    from draftlab.models import llama, set_up_gpu
+
+    small = (2, 8, 4, 2)[: len(how)]
+    if device == "cuda":
+        set_up_gpu()
+        _run("training" if job == "beside a target" else job, "llama-160m", small, device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        seconds = _run(job, name, how, device)
+        return Measured(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), seconds)
+    llama.PACKED = (0, 0)
+    torch.set_num_threads(1)
+    _run(job, "38M", small, device)
+    held = peak_mb()
+    seconds = _run(job, name, how, device)
+    return Measured(round((peak_mb() - held) * 2**20), 0, seconds)
+
+
+def _model(name: str, dtype: str, device: Device) -> Llama:
+    """Random weights: those of a GPU are made there."""
+    import torch
+
+    from draftlab.latency.shapes import llama_config
+    from draftlab.models.llama import Llama
+
+    config = llama_config(SIZES[name])
+    model = Llama(config, torch.device("meta")).to(getattr(torch, dtype)).to_empty(device=device)
+    for weight in model.parameters():
+        torch.nn.init.ones_(weight)
+    return model.initialise(torch.Generator(device).manual_seed(0))
+
+
+def _run(job: str, name: str, how: tuple[int, ...], device: Device) -> float:
+    """Seconds of answering, or of an update."""
     import torch
 
     from draftlab.core.sampling import Sampling
     from draftlab.engine.answers import Answer
     from draftlab.engine.recording import TargetPass, record
-    from draftlab.files.machine import peak_mb
-    from draftlab.models import llama
     from draftlab.train.learning import train
+    from draftlab.train.online import clock_of
     from draftlab.train.settings import Training
     from draftlab.train.sources import Scene
 
-    llama.PACKED = (0, 0)
-    torch.set_num_threads(1)
-
-    def made(sizes: Sizes) -> llama.Llama:
-        config = llama.LlamaConfig(
-            sizes.vocab, sizes.hidden, sizes.ffn, sizes.layers, sizes.heads, sizes.kv_heads, sizes.context,
-            tie_word_embeddings=sizes.tied,
-        )  # fmt: skip
-        return llama.Llama(config).initialise(torch.Generator().manual_seed(0))
-
-    def run(sizes: Sizes, job: str, *how: int) -> None:
-        model = made(sizes)
-        if job == "decoding":
-            rows, prompt, new = how
-            requests = [(str(row), [3] * prompt) for row in range(rows)]
-            record(model, requests, max_new_tokens=new, eos_ids=(), batch_size=rows)
-            return
-        rows, length, answer, batch = how
-        answers = [Answer(str(row), [3] * (length - answer), [5] * answer, True) for row in range(batch)]
-        kept = torch.full((batch * answer, 65), -4.0, dtype=torch.float16)
-        ids = torch.arange(64, dtype=torch.int32).repeat(batch * answer, 1)
-        seen = TargetPass(answers, Sampling(0.0), sizes.vocab, kept, ids, 0)
-        chosen = Training.model_validate({"learning_rate": 1e-5, "batch": batch, "micro_batch": rows})
-        train(Scene(model, None, seen, answer, ()), range(batch), 2, chosen)
-
-    small = Sizes(kind="llama", hidden=64, ffn=128, layers=1, heads=2, kv_heads=2, vocab=100, context=64)
-    run(small, job, *((2, 8, 4) if job == "decoding" else (2, 8, 4, 2)))
-    before = peak_mb()
-    run(SIZES[name], job, *(DECODING if job == "decoding" else TRAINING)[name])
-    return round((peak_mb() - before) * 2**20)
+    clock = clock_of(device)
+    if job == "decoding":
+        model = _model(name, _dtype(device), device)
+        rows, prompt, new = how
+        requests = [(str(row), [3] * prompt) for row in range(rows)]
+        began = clock()
+        record(model, requests, max_new_tokens=new, eos_ids=(), batch_size=rows)
+        return clock() - began
+    rows, length, answer, batch = how
+    answers = [Answer(str(row), [3] * (length - answer), [5] * answer, True) for row in range(batch)]
+    kept = torch.full((batch * answer, 65), -4.0, dtype=torch.float16)
+    ids = torch.arange(64, dtype=torch.int32).repeat(batch * answer, 1)
+    seen = TargetPass(answers, Sampling(0.0), SIZES[name].vocab, kept, ids, 0)
+    given = {"learning_rate": 1e-5, "batch": batch, "micro_batch": rows, "autocast": device == "cuda", "device": device}
+    target = _model(TARGET, _dtype(device), device) if job == "beside a target" else None
+    scene = Scene(_model(name, "float32", device), target, seen, answer, (), AT_ONCE if target else None)
+    times: list[float] = []
+    train(
+        scene,
+        range(batch),
+        UPDATES,
+        Training.model_validate(given),
+        "student" if target else "teacher",
+        watch=lambda step: times.append(clock()),
+    )
+    return clock() - times[-1]
 
 
-def main() -> None:
+def _dtype(device: Device) -> str:
+    """What a target runs in."""
+    return "float16" if device == "cuda" else "float32"
+
+
+def predicted(job: str, name: str, how: tuple[int, ...], device: Device) -> int:
+    """Bytes that the plan takes the job for."""
+    own = SIZES[name]
+    if job == "decoding":
+        return decoding(own, _dtype(device), *how)
+    rows, length, answer, batch = how
+    learns = training(own, rows, length, answer, batch, device == "cuda")
+    if job == "training":
+        return learns
+    return beside(SIZES[TARGET], _dtype(device), own, learns, AT_ONCE, length - answer, answer)
+
+
+def main(device: Device = "cpu", jobs: tuple[str, ...] = ("decoding", "training", "beside a target")) -> None:
     """Print the table, one row for each size and job."""
-    print("| job | model | predicted, MB | measured, MB | off by |\n|---|---|---|---|---|")
-    for job, jobs in (("decoding", DECODING), ("training", TRAINING)):
-        for name, how in jobs.items():
-            sizes = SIZES[name]
-            predicted = decoding(sizes, "float32", *how) if job == "decoding" else training(sizes, *how)
-            code = f"from benchmarks.memory import measure; print(measure({job!r}, {name!r}))"
-            found = subprocess.run([sys.executable, "-c", code], env=EXACT, capture_output=True, text=True, check=True)
-            measured = int(found.stdout.split()[-1])
-            off = predicted / measured - 1
-            print(
-                f"| {job} | {name}, {how} | {predicted / 1e6:,.0f} | {measured / 1e6:,.0f} | {off:+.0%} |", flush=True
-            )
+    gpu = device == "cuda"
+    print("| job | model | predicted, MB | measured, MB | off by |" + (" taken, MB | speed |" if gpu else ""))
+    print("|---" * (7 if gpu else 5) + "|")
+    every: list[tuple[str, str, tuple[int, ...]]] = [
+        *(("decoding", *one) for one in DECODING[device]),
+        *(("training", *one) for one in TRAINING[device]),
+        *(("beside a target", *one) for one in BESIDE[device]),
+    ]
+    for job, name, how in (own for own in every if own[0] in jobs):
+        code = f"from benchmarks.memory import measure; measure({job!r}, {name!r}, {how!r}, {device!r}).show()"
+        done = subprocess.run([sys.executable, "-c", code], env=EXACT, capture_output=True, text=True)
+        if done.returncode:
+            print(f"{job} {name} {how} failed", done.stderr, sep="\n", file=sys.stderr)
+            continue
+        found = Measured(**json.loads(done.stdout.splitlines()[-1]))
+        foreseen = predicted(job, name, how, device)
+        off = foreseen / found.peak - 1
+        row = f"| {job} | {name}, {how} | {foreseen / 1e6:,.0f} | {found.peak / 1e6:,.0f} | {off:+.0%} |"
+        if gpu:
+            tokens = how[0] * how[2] / found.seconds if job == "decoding" else 0
+            row += f" {found.taken / 1e6:,.0f} | {f'{tokens:,.0f} tokens/s' if tokens else f'{found.seconds:.2f} s'} |"
+        print(row, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

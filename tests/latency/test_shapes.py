@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pandas as pd
 import pytest
@@ -26,6 +27,7 @@ from tests.conftest import ROOT
 
 MEASURED = (
     "osd_latency_alpha",
+    "osd_latency_alpha_33b",
     "osd_latency_length",
     "osd_update_cost",
     "beyond_context_batch",
@@ -34,10 +36,11 @@ MEASURED = (
     "beyond_noise_floor",
 )
 BITS = {"f16", "q8_0", "q4_0"}  # of beyond_weights, a cell each
-MEASURED_ON_CPU = set(MEASURED) - {"osd_update_cost", "beyond_noise_floor"}
+MEASURED_ON_CPU = set(MEASURED) - {"osd_update_cost", "beyond_noise_floor", "osd_latency_alpha_33b"}
 ON_CPU: dict[str, object] = {"device": "cpu", "gpu_layers": 0, "blocks": 2}
 SMALLER: dict[str, dict[str, object]] = {
     "osd_latency_alpha": {"alpha": [0.5, 0.9], "rounds": 2},
+    "osd_latency_alpha_33b": {"alpha": [0.5, 0.9], "rounds": 2},
     "beyond_best_draft_len": {"alpha": [0.5, 0.9], "draft_len": [1, 2], "rounds": 2},
     "osd_latency_length": {"alpha": [0.5, 0.9], "length": [16, 64], "rounds": 2, "prefix": 32},
     "osd_update_cost": {"prompt": 8, "generated": 8, "update_interval": 2},
@@ -61,17 +64,22 @@ def test_the_plan_measures_on_a_gpu_and_downloads_nothing(run: Run) -> None:
             "latency_alpha", "latency_length", "latency_update", "latency_cost", "latency_branches", "latency_null"
         )
     ) == {*MEASURED, "beyond_weights"}
-    (pair,) = run.settings.pairs.values()
-    assert {name: recipe.model for name, recipe in pair.models.items()} == {
-        "target": "vicuna-7b",
-        "draft": "llama-160m",
-    }
+    pairs = {"main": ["vicuna-7b", "llama-160m"], "large": ["vicuna-33b", "tinyllama-1.1b"]}
+    named = {name: [recipe.model for recipe in pair.models.values()] for name, pair in run.settings.pairs.items()}
+    assert named == pairs
     assert run.settings.every_dataset == []
+    ((costs,),) = run.cells("mdss_cost").values()
+    assert costs.settings.device == "cuda"
     for name in MEASURED:
         for (own,) in run.cells(name).values():
             assert isinstance(own.settings, Engine)
             assert (own.settings.gpu_layers, own.settings.device) in [(-1, "cpu"), (0, "cuda")]
             assert own.settings.weights == "f16"
+        for cell in run.cells(name):
+            inputs = run.cell_file(name, cell)["inputs"]
+            expected = dict(zip(("target", "draft"), pairs[run.pair_of(name, cell)], strict=True))
+            assert inputs.items() <= expected.items()
+            assert inputs["target"]
 
 
 def test_without_a_gpu_the_same_models_are_measured_in_four_bits_on_one_core(run: Run) -> None:
@@ -101,7 +109,7 @@ def test_the_dag_holds_no_data_and_no_training(tmp_path: Path, scale: str, measu
     jobs = dict(re.findall(r"^(\w+) +(\d+)$", done.stdout + done.stderr, re.MULTILINE))
     cells = {name: int(count) for name, count in jobs.items() if name.startswith("latency_")}
     others = {"collect", "claims", "figure", "report", "all", "total"}
-    assert set(jobs) - set(cells) - {"speedup_theory", "utilisation"} == others
+    assert set(jobs) - set(cells) - {"speedup_theory", "utilisation", "verifier_cost"} == others
     assert sum(cells.values()) == measured + len(BITS)
 
 
@@ -152,6 +160,18 @@ def test_random_tensors_follow_the_seed_and_differ() -> None:
     assert not np.array_equal(one.read("a.weight"), one.read("b.weight"))
     assert one.read("a.weight").std() == pytest.approx(0.02, rel=0.05)
     assert one.read("norm").tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0])
+def test_stored_random_tensors_are_as_random(kind: gguf.GGMLQuantizationType) -> None:
+    tensors = RandomTensors.draw({"a.weight": (8, 1024), "b.weight": (8, 1024), "norm": (4,)}, 0)
+    blocks, (size, _) = tensors.blocks(kind), gguf.GGML_QUANT_SIZES[kind]
+    one, other = (tensors.tiled(name, blocks, size) for name in ("a.weight", "b.weight"))
+    values = gguf.dequantize(one.reshape(8, -1), kind).reshape(8, 1024)
+    assert values.std() == pytest.approx(0.02, rel=0.05)
+    assert not np.array_equal(one, other)
+    assert len(np.unique(values, axis=0)) == 8
+    assert tensors.tiled("norm", blocks, size).tolist() == [1.0] * 4
 
 
 def test_an_update_trains_in_f32_whatever_the_target_runs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,3 +286,12 @@ def test_inflation_does_not_shrink(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "toy")
     with pytest.raises(UserError, match="no such file"):
         inflate(tmp_path / "toy", tmp_path / "small", layers=4)
+
+
+def test_gpus_are_named_as_llama_cpp_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftlab.models import llama_cpp
+
+    monkeypatch.setattr(llama_cpp, "GPU_TYPES", (0,))  # processors, which every machine has
+    (found,) = llama_cpp._gpus.__wrapped__()
+    assert found
+    assert found.isprintable()

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from draftlab.errors import UserError
 from draftlab.files.seals import RECORD
-from draftlab.models import load_model
-from draftlab.models.llama import PACKED, PACKED_PRODUCT, Llama, LlamaConfig
+from draftlab.models import load_model, set_up_gpu
+from draftlab.models.llama import PACKED, PACKED_PRODUCT, Llama, LlamaConfig, _causal_mask
 from draftlab.models.weights import read_weights
 
 SMALL = LlamaConfig(
@@ -265,3 +265,20 @@ def test_merged_weights_do_not_lie_in_memory_twice(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("draftlab.models.llama.read_weights", read)
     load_model(tmp_path)
     assert seen == {}
+
+
+def test_a_mask_begins_where_a_gpu_can_read_it() -> None:
+    assert _causal_mask(3, torch.float16, torch.device("meta"), 11).is_contiguous()
+    on_cpu = _causal_mask(3, torch.float16, torch.device("cpu"), 11)
+    assert on_cpu.isinf().sum(-1).tolist() == [2, 1, 0]
+
+
+def test_a_gpu_is_set_up_without_cudnn_s_plans() -> None:
+    before = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        set_up_gpu()
+        assert (torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()) == ("high", False)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cuda.enable_cudnn_sdp(before[1])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from draftlab.cli import bench_verify
+from draftlab.errors import UserError
+from draftlab.stages._stage import Bench, NoInputs
 from draftlab.stages.verifier_cost import (
     ROW_BY_ROW,
     SLOPES,
+    STAGE,
     TURN,
     Settings,
     _interleaved,
@@ -43,7 +48,7 @@ def test_every_contender_in_every_cell() -> None:
 def test_each_round_has_an_order_of_its_own() -> None:
     calls: list[str] = []
     every = {name: (lambda name=name: lambda: calls.append(name)) for name in "abcd"}
-    spent = _interleaved(every, 18, np.random.default_rng(0))
+    spent = _interleaved(every, 18, np.random.default_rng(0), time.perf_counter)
     rounds = [calls[i : i + 4 * TURN : TURN] for i in range(0, len(calls), 4 * TURN)]
     assert len(rounds) == 20
     assert all(sorted(own) == list("abcd") for own in rounds)
@@ -66,6 +71,12 @@ def test_command_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     bench_verify(settings, out=tmp_path / "bench.csv")
     assert "vocabulary 500, top-p .95, sharp" in capsys.readouterr().out
     assert len(pd.read_csv(tmp_path / "bench.csv")) > 30
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no GPU for device cuda"):
+        STAGE.run(Settings(device="cuda"), NoInputs(), Bench(tmp_path))
 
 
 @pytest.mark.slow

@@ -85,6 +85,13 @@ def test_an_embedding_can_stay_as_it_is(results, tmp_path):
     assert len(training.adamw(own.draft).param_groups[0]["params"]) == len(before) - 1
 
 
+def test_recorded_distributions_are_spread_where_the_draft_is(results):
+    elsewhere = dataclasses.replace(scene(results, target=False), draft=scene(results).draft.to("meta"))
+    samples = sources.teacher(elsewhere, [0, 1], torch.Generator())
+    assert samples.target_logits.device.type == "meta"
+    assert samples.target_logits.shape == elsewhere.recorded.target_logits([0, 1]).shape
+
+
 def test_the_original_draft_is_saved_unchanged(results, tmp_path):
     run(results, tmp_path, sample_source="none", loss="none")
     original = results / "models/draft/model.safetensors"

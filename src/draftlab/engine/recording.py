@@ -75,14 +75,16 @@ class TargetPass:
         """The recorded distribution, by the names that it has on disk."""
         return {"log_probs": self.log_probs} | ({} if self.ids is None else {"ids": self.ids})
 
-    def target_logits(self, requests: Sequence[int]) -> Float[Tensor, "positions vocab"]:
+    def target_logits(
+        self, requests: Sequence[int], device: torch.device | str = "cpu"
+    ) -> Float[Tensor, "positions vocab"]:
         """Log-probabilities at temperature 1 at the answer positions of ``requests``, one after the other; what was not kept shares the
-        remaining mass evenly (then sums of minima are off by at most that mass)."""
+        remaining mass evenly (then sums of minima are off by at most that mass). They are spread over the vocabulary on ``device``."""
         rows = torch.cat([torch.arange(self.ends[r] - self.lengths[r], self.ends[r]) for r in requests])
-        kept = self.log_probs[rows].float()
+        kept = self.log_probs[rows].to(device).float()
         if self.ids is None:
             return kept
-        ids = self.ids[rows].long()
+        ids = self.ids[rows].to(device).long()
         rest = kept[:, -1:] - math.log(self.vocab_size - ids.shape[1])
         return rest.repeat(1, self.vocab_size).scatter_(-1, ids, kept[:, :-1])
 

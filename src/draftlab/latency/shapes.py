@@ -15,7 +15,7 @@ from torch import nn
 
 from draftlab.errors import UserError
 from draftlab.latency.sizes import Sizes, known_models
-from draftlab.models import LanguageModel
+from draftlab.models import LanguageModel, set_up_gpu
 from draftlab.models.gguf import Weights, export_random
 from draftlab.models.hf import HubModel
 from draftlab.models.llama import Llama, LlamaConfig
@@ -76,6 +76,8 @@ def random_gguf(name: str, out: Path, weights: Weights, seed: int = 0) -> None:
 def random_model(name: str, dtype: torch.dtype, device: torch.device, seed: int = 0) -> LanguageModel:
     """The architecture ``name`` with random weights of ``dtype`` on ``device``."""
     architecture = find(name)
+    if device.type == "cuda":
+        set_up_gpu()
     # Only the weights' final type and place ever take memory.
     network: Any = nn.Module.to(on_meta(architecture), dtype=dtype).to_empty(device=device)
     if not isinstance(network, Llama):

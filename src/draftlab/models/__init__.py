@@ -109,6 +109,15 @@ class LanguageModel(Decodable, Protocol):
         ...
 
 
+def set_up_gpu() -> None:
+    """How torch computes on a GPU: float32 products in TF32 where it has that (ten bits of mantissa, several times as fast), and attention
+    without cuDNN, which plans anew for every length of a cache: tens of milliseconds a token."""
+    import torch
+
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu") -> LanguageModel:
     """Read a model from a folder in the Hugging Face layout (safetensors only), or from a GGUF file.
 
@@ -122,9 +131,7 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"no GPU for device {device!r}", remedy="use device cpu")
     if device.startswith("cuda"):
-        torch.set_float32_matmul_precision(
-            "high"
-        )  # TF32 where the GPU has it: ten bits of mantissa, several times as fast
+        set_up_gpu()
     if dtype == "fast":
         native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         dtype = "bfloat16" if native or device != "cpu" else "float32"

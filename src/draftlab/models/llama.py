@@ -228,7 +228,7 @@ class LlamaDecoder:
 
     def __init__(self, model: Llama) -> None:
         self.config, self.embed, self.rotations = model.config, model.embed, _rotations(model.config, model.device)
-        self.norm = _ScaledNorm(model.config)
+        self.norm = _ScaledNorm(model.config, model.device)
         self.layers = [
             (
                 self.norm.scale(layer.input_norm),
@@ -382,9 +382,9 @@ class _Linear:
 class _ScaledNorm:
     """RMSNorm as x / hypot(|x|, sqrt(eps d)) * (sqrt(d) weight): the same value in half the operations, summed in float32."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, device: torch.device) -> None:
         self.root = math.sqrt(config.hidden_size)
-        self.floor = torch.tensor(math.sqrt(config.rms_norm_eps) * self.root)
+        self.floor = torch.tensor(math.sqrt(config.rms_norm_eps) * self.root, device=device)
 
     def scale(self, weight: Float[Tensor, " width"]) -> Float[Tensor, " width"]:
         return weight * self.root
@@ -466,7 +466,9 @@ def _hidden_by(tree: Tree, begin: Int[Tensor, "batch 1"], end: int) -> Bool[Tens
 def _causal_mask(new: int, dtype: torch.dtype, device: torch.device, end: int) -> Float[Tensor, "new end"]:
     """0 where the last ``new`` of ``end`` tokens may look, -inf where not."""
     room = 1 << (end - 1).bit_length()  # few distinct tables, of which a slice serves
-    return _mask_table(new, room, dtype, device)[:, room - end :]
+    mask = _mask_table(new, room, dtype, device)[:, room - end :]
+    # torch's kernels for GPUs read eight numbers at a time; it sees to rows that are no multiple of that, but not to where a slice begins.
+    return mask if device.type == "cpu" else mask.contiguous()
 
 
 @functools.lru_cache(maxsize=64)

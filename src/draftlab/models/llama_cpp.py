@@ -28,6 +28,7 @@ from draftlab.models.trimmed import KEPT, read_head
 BATCH = 512
 CONTEXT_STEP = 256  # tokens
 WEIGHTS = {str(kind.value): kind.name.split("_", 1)[1].lower() for kind in gguf.LlamaFileType if kind.name != "GUESSED"}
+GPU_TYPES = (1, 2)  # of ggml_backend_dev_type: a GPU, and one within the processor
 ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR, which the binding does not name
 ERRORS: deque[str] = deque(maxlen=4)  # llama.cpp reports through a log callback; the last errors explain a failed call
 
@@ -245,7 +246,7 @@ class LlamaCpp:
             "weights": WEIGHTS.get(_metadata(self._model, "general.file_type") or ""),
             "inflated_from": _metadata(self._model, INFLATED_KEY),
             "head_tokens": None if self.head is None else self.outputs,
-            "device": "GPU" if self.settings.gpu_layers else "CPU",
+            "device": ", ".join(_gpus()) if self.settings.gpu_layers else "CPU",
             "threads": self.settings.threads,
             "gpu_layers": self.settings.gpu_layers,
             "context_length": self.context_length,
@@ -270,7 +271,24 @@ def describe_build() -> dict[str, Any]:
         "llama_commit": commit().decode() if commit is not None else None,
         "build": lib.llama_print_system_info().decode().strip(),
         "gpu": bool(lib.llama_supports_gpu_offload()),
+        "gpus": _gpus(),
     }
+
+
+@functools.cache
+def _gpus() -> list[str]:
+    """The GPUs that llama.cpp can use, by their names. The binding leaves these functions out, the library has them."""
+    library = lib._lib
+    library.ggml_backend_dev_count.restype = ctypes.c_size_t
+    library.ggml_backend_dev_get.restype = ctypes.c_void_p
+    library.ggml_backend_dev_description.restype = ctypes.c_char_p
+    places = map(ctypes.c_size_t, range(library.ggml_backend_dev_count()))
+    devices = [ctypes.c_void_p(library.ggml_backend_dev_get(place)) for place in places]
+    return [
+        library.ggml_backend_dev_description(device).decode()
+        for device in devices
+        if library.ggml_backend_dev_type(device) in GPU_TYPES
+    ]
 
 
 def check_device(gpu_layers: int) -> None:

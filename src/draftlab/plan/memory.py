@@ -35,6 +35,14 @@ def training(model: Sizes, rows: int, length: int, answer: int, batch: int, auto
     return 12 * model.parameters + stored + max(4 * model.parameters, gradients + activations + logits)
 
 
+def beside(target: Sizes, dtype: str, draft: Sizes, learns: int, rows: int, prompt: int, new: int) -> int:
+    """Peak of an update whose answers the target scores first: its weights lie there while the draft ``learns``; before that, ``rows``
+    requests are answered beside a draft and its optimizer."""
+    return max(
+        learns + target.parameters * BYTES[dtype], decoding(target, dtype, rows, prompt, new) + 16 * draft.parameters
+    )
+
+
 def recorded(requests: int, answer: int, keep: int) -> int:
     """The recorded distributions of so many answers on the disk: the ``keep`` most probable tokens and the rest, ids and log-probabilities."""
     return requests * answer * (keep * 6 + 2)

@@ -13,7 +13,7 @@ from draftlab.data import registry
 from draftlab.files.checkout import WORKFLOW
 from draftlab.latency.settings import Engine
 from draftlab.latency.sizes import BYTES, Model, Sizes, known_models
-from draftlab.plan.memory import decoding, recorded, training
+from draftlab.plan.memory import beside, decoding, recorded, training
 from draftlab.plan.run import Run, load_run
 from draftlab.plan.scale import Gpu, Pair
 from draftlab.train.settings import Offline, Serving, Training
@@ -71,16 +71,21 @@ def _answer(run: Run, pair: str, name: str) -> Job:
     return Job("answer", pair, name, _decoding(run.settings.pairs[pair], ["target"]), disk)
 
 
-def _decoding(pair: Pair, roles: list[str], rows: int = 0) -> int | None:
+def _context(pair: Pair, own: Sizes) -> int:
+    """Tokens of the longest request."""
+    return own.context if own.kind == "t5" else min(own.context, pair.target.context)
+
+
+def _decoding(pair: Pair, roles: list[str]) -> int | None:
     """The first model of ``roles`` decodes as many of the longest requests as are taken together; the others lie beside it."""
     models, how = [model_of(pair, role) for role in roles], pair.answers
     first = models[0]
     if first is None or None in models:
         return None
-    context = min(first.sizes.context, pair.target.context) if first.sizes.kind != "t5" else first.sizes.context
-    rows = rows or max(1, min(how.batch, how.batch_tokens // context))
-    beside = sum(other.sizes.parameters * BYTES[how.dtype] for other in models[1:] if other)
-    return beside + decoding(first.sizes, how.dtype, rows, context - how.max_new_tokens, how.max_new_tokens)
+    context = _context(pair, first.sizes)
+    rows = max(1, min(how.batch, how.batch_tokens // context))
+    others = sum(other.sizes.parameters * BYTES[how.dtype] for other in models[1:] if other)
+    return others + decoding(first.sizes, how.dtype, rows, context - how.max_new_tokens, how.max_new_tokens)
 
 
 def _cell(run: Run, name: str, cell: str, stage: str) -> Job:
@@ -107,16 +112,15 @@ def _peak(run: Run, own: Any) -> int | None:
         rows = size
     else:
         size, rows = own.batch, own.micro_batch or own.batch
-    length = min(draft.sizes.context, pair.target.context) if draft.sizes.kind != "t5" else draft.sizes.context
+    length = _context(pair, draft.sizes)
     learns = training(draft.sizes, rows, length, answer, size, own.autocast)
     if isinstance(own, Serving) or (own.sample_source in RECORDED and not own.live):
         return learns
     target = model_of(pair, "target")
-    scored = _decoding(pair, ["target"], own.sample_batch)
-    if target is None or scored is None:
+    if target is None:
         return None
-    weights = target.sizes.parameters * BYTES[pair.answers.dtype]  # they lie there while the draft learns
-    return max(learns + weights, scored + 16 * draft.sizes.parameters)
+    prompt = _context(pair, target.sizes) - answer
+    return beside(target.sizes, pair.answers.dtype, draft.sizes, learns, own.sample_batch, prompt, answer)
 
 
 def _engine(run: Run, own: Engine) -> int | None:
@@ -142,7 +146,7 @@ def lines(run: Run, gpu: Gpu) -> Iterator[str]:
         yield f"{rule:<22}{len(own):>6}{shown:>10}{asked / 1e3:>10,.0f}{sum(job.disk for job in own) / 1e9:>10,.1f}"
     yield f"{'in all':<22}{len(every):>6}{'':>20}{sum(job.disk for job in every) / 1e9:>10,.1f}"
     yield "GPU: the most that one job takes, with every prompt as long as the context lets it be; host: what the scale asks for"
-    yield "Hours are left out: no rule of this scale has been measured on a GPU"
+    yield "Hours are left out: docs/paper.md has how fast one H100 answers and trains"
     names = {
         recipe.model.partition("@")[0]
         for pair in run.settings.pairs.values()

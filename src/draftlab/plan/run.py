@@ -192,8 +192,8 @@ class Run(Settings):
     @property
     def places(self) -> Places:
         """Where the files of this run lie, as its cells look for them."""
-        settings, main = self.settings, self.settings.pairs[MAIN]
-        named = {role: str(recipe.model) for role, recipe in main.models.items()} if settings.by_architecture else None
+        settings = self.settings
+        models = {name: pair.models for name, pair in settings.pairs.items() if settings.by_architecture}
         return Places(
             run=self.folder,
             answers={name: pair.answers for name, pair in settings.pairs.items()},
@@ -201,7 +201,9 @@ class Run(Settings):
             labelled=tuple(settings.data.label),
             routers=settings.data.router,
             classifier=settings.data.classifier,
-            architectures=named,
+            architectures={
+                name: {role: str(own.model) for role, own in roles.items()} for name, roles in models.items()
+            },
         )
 
     def inputs(self, experiment: str, cell: str) -> NoInputs:

@@ -139,7 +139,8 @@ class ScaleSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> ScaleSettings:
         trains = self.needs.get("offline", Needs())
-        if self.compute.device == "cuda" and trains.gpu != self.compute.processes:
+        trained = self.compute.device == "cuda" and not self.by_architecture
+        if trained and trains.gpu != self.compute.processes:
             raise ValueError(f"compute.processes is {self.compute.processes}, but needs.offline.gpu is {trains.gpu}")
         return self
 

@@ -17,7 +17,7 @@ class Places:
 
     ``answers``: how the target of each pair answers. ``datasets``: those that each pair is measured on. ``labelled``: classes that a
     classifier finds. ``routers``: how the class of a request is named as it arrives, ``classifier`` being the hub's.
-    ``architectures``: at scales of random weights, the architecture that each role of the main pair stands for.
+    ``architectures``: at scales of random weights, the architecture that each role of a pair stands for.
     """
 
     run: Path
@@ -26,12 +26,12 @@ class Places:
     labelled: Collection[str] = ()
     routers: Mapping[GroupBy, Method] = field(default_factory=dict)
     classifier: str = ""
-    architectures: Mapping[str, str] | None = None
+    architectures: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def model(self, role: str, pair: str = "main") -> Path:
         """The folder of a model, or the name of an architecture."""
-        if self.architectures is not None:
-            return Path(self.architectures[role])
+        if self.architectures:
+            return Path(self.architectures[pair][role])
         return self.run / pair / "models" / role
 
     def models(self, pair: str = "main") -> Path:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Whole
+from draftlab.core.settings import Count, Device, Whole
 from draftlab.core.settings import Settings as Base
+from draftlab.errors import UserError
 from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Settings(Base):
     num_drafts: list[Count] = Field(default=[2, 4], min_length=1)
     batches: list[Count] = Field(default=[1, 8, 32], min_length=1)
     rounds: Count = 40
+    device: Device = Field("cpu", description="the scale sets it (``compute``)")
     seed: Whole = 0
 
 
@@ -56,7 +58,9 @@ class Row:
     scheme: str = column(
         "verifier; restrict: finding the support from dense tables; sort: the tokens by q/p; optimum value: the best acceptance alone"
     )
-    ms: float = column("CPU time of the thread per position, median", "ms", timed=True)
+    ms: float = column(
+        "time per position, median: CPU time of the thread, on a GPU until it has finished", "ms", timed=True
+    )
     ms_p90: float = column("the same, 90th percentile", "ms", timed=True)
     ms_low: float = column("lower end of the median's 95 % bootstrap interval over rounds", "ms", timed=True)
     ms_high: float = column("its upper end", "ms", timed=True)
@@ -99,11 +103,18 @@ def contenders() -> dict[str, TokenVerifier]:
 
 def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """The cost of a decision at every size."""
-    return measure(settings), {}
+    import torch
+
+    if settings.device == "cpu":
+        return measure(settings), {}
+    if not torch.cuda.is_available():
+        raise UserError("no GPU for device cuda", remedy="use device cpu, or a machine with a GPU")
+    return measure(settings), {"device": torch.cuda.get_device_name()}
 
 
 def measure(settings: Settings) -> pd.DataFrame:
-    """Median and 90th percentile of the thread's CPU time per decision, contenders in a new random order in each round, one thread."""
+    """Median and 90th percentile of the time per decision, contenders in a new random order in each round: CPU time of one thread, or until
+    a GPU has finished. Both devices decide on the same distributions; a GPU draws other tokens from them."""
     import pandas as pd
     import torch
 
@@ -114,12 +125,12 @@ def measure(settings: Settings) -> pd.DataFrame:
     cells = [cell for cell in sizes if cell[3] == 1 or cell[1] != "no truncation"]
     try:
         with torch.inference_mode():
-            return pd.concat([_cell(*cell, settings.rounds, settings.seed) for cell in cells], ignore_index=True)
+            return pd.concat([_cell(*cell, settings) for cell in cells], ignore_index=True)
     finally:
         torch.set_num_threads(threads)
 
 
-def _cell(vocab: int, name: str, drafts: int, batch: int, rounds: int, seed: int) -> pd.DataFrame:
+def _cell(vocab: int, name: str, drafts: int, batch: int, settings: Settings) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
     import torch
@@ -127,8 +138,11 @@ def _cell(vocab: int, name: str, drafts: int, batch: int, rounds: int, seed: int
     from draftlab.core.sampling import draft_tokens, restrict
     from draftlab.core.verify.bound import optimum_iid, ratio_order
 
-    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
-    target, draft = _distributions(vocab, name, batch, generator)
+    seed, device = settings.seed, settings.device
+    rng = np.random.default_rng(seed)
+    made = _distributions(vocab, name, batch, torch.Generator().manual_seed(seed))
+    target, draft = (distribution.to(device) for distribution in made)
+    generator = torch.Generator(device).manual_seed(seed)
     dense = draft[:, None].expand(-1, drafts, -1)
     tokens = draft_tokens(dense, "iid", generator)
     every: dict[str, Callable[[], Timed]] = {}
@@ -141,7 +155,8 @@ def _cell(vocab: int, name: str, drafts: int, batch: int, rounds: int, seed: int
     for scheme, verifier in contenders().items():
         if batch == 1 or scheme != ROW_BY_ROW:
             every[scheme] = partial(_decision, verifier, target, dense, generator)
-    spent = _interleaved(every, rounds if batch == 1 else max(5, rounds // 2), rng)
+    rounds = settings.rounds if batch == 1 else max(5, settings.rounds // 2)
+    spent = _interleaved(every, rounds, rng, clock_of(device))
     rows = []
     for scheme, times in spent.items():
         own, over = times / batch, (times - spent["single"]) / batch
@@ -192,7 +207,7 @@ def _interval(values: Float64[np.ndarray, " rounds"], rng: np.random.Generator) 
 
 
 def _interleaved(
-    every: Mapping[str, Callable[[], Timed]], rounds: int, rng: np.random.Generator
+    every: Mapping[str, Callable[[], Timed]], rounds: int, rng: np.random.Generator, clock: Callable[[], float]
 ) -> dict[str, Float64[np.ndarray, " rounds"]]:
     """Milliseconds per decision of each contender in each round; the first two rounds warm up.
 
@@ -206,12 +221,23 @@ def _interleaved(
         for place in rng.permutation(len(names)):
             name = names[place]
             turn = [every[name]() for _ in range(TURN)]
-            start = time.thread_time_ns()
+            start = clock()
             for timed in turn:
                 timed()
             if number >= 2:
-                spent[name].append((time.thread_time_ns() - start) / 1e6 / TURN)
+                spent[name].append((clock() - start) * 1e3 / TURN)
     return {name: np.array(times) for name, times in spent.items()}
+
+
+def clock_of(device: Device) -> Callable[[], float]:
+    """Seconds of this thread on a CPU, or on a GPU the time once it has finished."""
+    import torch
+
+    def finished() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return time.thread_time if device == "cpu" else finished
 
 
 def as_text(rows: pd.DataFrame) -> str:

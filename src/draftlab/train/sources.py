@@ -67,7 +67,7 @@ def teacher(scene: Scene, requests: Sequence[int], generator: Generator) -> Samp
     records = [scene.recorded.answers[request] for request in requests]
     prompts, answers = [record.prompt_ids for record in records], [record.answer_ids for record in records]
     labels = torch.tensor([token for answer in answers for token in answer])
-    return Samples(prompts, answers, scene.recorded.target_logits(requests), labels)
+    return Samples(prompts, answers, scene.recorded.target_logits(requests, scene.draft.device), labels)
 
 
 def student(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:

@@ -20,7 +20,7 @@ WORDS = {
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """A panel per filter, a row per scheme; a mark is the median of one thread's time, its bar ends at the 90th percentile."""
+    """A panel per filter, a row per scheme; a mark is the median of one thread's time, or of a GPU's, its bar ends at the 90th percentile."""
     table = table[table["batch"] == table["batch"].min()]
     filters, schemes = list(dict.fromkeys(table["filter"])), list(dict.fromkeys(table["scheme"]))
     figure, axes = panels(1, len(filters), height=0.5 + 0.2 * len(schemes), sharey=True, sharex=True)
@@ -38,5 +38,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         ax.set(title=kept, xlabel="ms per decision", xscale="log", ylim=(len(schemes) - 0.5, -0.5))
         ax.set_yticks(range(len(schemes)), [WORDS.get(scheme, name(scheme)) for scheme in schemes])
     legend(figure, list(axes[0]))
-    footer(figure, scale, "one thread, batch of 1, contenders interleaved", "mark: median, bar: to the 90th percentile")
+    where = "one thread" if scale in ("smoke", "laptop") else "a GPU"
+    footer(figure, scale, f"{where}, batch of 1, contenders interleaved", "mark: median, bar: to the 90th percentile")
     return figure
