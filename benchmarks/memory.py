@@ -28,6 +28,7 @@ EXACT = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_
 """What is freed goes back at once, as in a GPU's own allocator."""
 
 SIZES = ARCHITECTURES | {
+    "tiny": Sizes(kind="llama", hidden=64, ffn=128, layers=1, heads=2, kv_heads=2, vocab=100, context=64),
     "38M": Sizes(kind="llama", hidden=512, ffn=1536, layers=4, heads=8, kv_heads=8, vocab=24000, context=1024),
     "85M": Sizes(kind="llama", hidden=768, ffn=2048, layers=6, heads=12, kv_heads=12, vocab=28000, context=1024),
     "162M": Sizes(kind="llama", hidden=768, ffn=3072, layers=12, heads=12, kv_heads=12, vocab=32000, context=2048),
@@ -77,14 +78,14 @@ def measure(job: str, name: str, how: tuple[int, ...], device: Device) -> Measur
     small = (2, 8, 4, 2)[: len(how)]
     if device == "cuda":
         set_up_gpu()
-        _run("training" if job == "beside a target" else job, "llama-160m", small, device)
+        _run("training" if job == "beside a target" else job, "tiny", small, device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         seconds = _run(job, name, how, device)
         return Measured(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), seconds)
     llama.PACKED = (0, 0)
     torch.set_num_threads(1)
-    _run(job, "38M", small, device)
+    _run(job, "tiny", small, device)
     held = peak_mb()
     seconds = _run(job, name, how, device)
     return Measured(round((peak_mb() - held) * 2**20), 0, seconds)
