@@ -115,8 +115,8 @@ def _values(name: str, column: Column, own: Variant, asked: Mapping[str, list[An
         elif value is not None and type(value) is not bool and key != "blocks":
             probed = [one for one in asked.get(name, []) if isinstance(one, int | float)] if key != name else []
             found += [0.0, *probed, float(value)] if getattr(own.settings, "probes", 0) and key != name else [value]
-    if column.kind is str and not found and not column.values:
-        found = [one for one in asked.get(name, []) if isinstance(one, str)]
+    if column.kind is str and not column.values and (not found or name == "contender"):  # settings name drafts alone
+        found += [one for one in asked.get(name, []) if isinstance(one, str)]
         found += ALWAYS.get(name, []) if found else []
     if name == "batch" and hasattr(own.settings, "rounds"):
         found = [1, *found]
