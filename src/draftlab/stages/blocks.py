@@ -64,7 +64,7 @@ class Settings(Contest):
 
     @model_validator(mode="after")
     def _has_whole_blocks(self) -> Settings:
-        """Costs and the ceiling are not told apart by depth."""
+        """Costs and the ceiling belong to whole blocks."""
         if self.by_depth and (self.timed or self.ceiling):
             raise ValueError("by_depth goes without timed and ceiling")
         return self

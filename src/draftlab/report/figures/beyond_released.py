@@ -6,6 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from draftlab.core.stats import ratio_table
+from draftlab.report.figures.osd_latency_dataset import AGAIN, PLAIN, noise
 from draftlab.report.figures.style import (
     GREY,
     LOOKS,
@@ -23,8 +24,6 @@ from draftlab.report.figures.style import (
 )
 from draftlab.report.published import Published
 
-PLAIN, AGAIN = "none", "none_again"
-
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """One row per dataset, one mark per contender; the grey band is plain decoding against itself, a hollow diamond a prediction."""
@@ -37,10 +36,9 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     contenders = in_order(drafts["contender"].tolist(), LOOKS)
     figure, axes = panels(1, 2, height=0.7 + 0.6 * len(datasets), sharey=True)
     for place, dataset in enumerate(datasets):
-        own, noise = speed[speed["dataset"] == dataset].set_index("contender"), speed["contender"] == AGAIN
-        band = speed[noise & (speed["dataset"] == dataset)][["ci_low", "ci_high"]].to_numpy()
-        for ends in band:
-            axes[0, 1].fill_betweenx([place - 0.4, place + 0.4], *ends, color=GREY, alpha=0.35, label=name(AGAIN))
+        own = speed[speed["dataset"] == dataset].set_index("contender")
+        for ends in own.loc[own.index == AGAIN, ["ci_low", "ci_high"]].to_numpy():
+            noise(axes[0, 1], place, *ends)
         for number, contender in enumerate(contenders):
             y = place + 0.7 * ((number + 0.5) / len(contenders) - 0.5)
             style = look(contender, number)

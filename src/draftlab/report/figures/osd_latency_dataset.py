@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftlab.core.stats import ratio_table
@@ -27,6 +28,11 @@ from draftlab.report.published import Published
 PLAIN, AGAIN = "none", "none_again"
 
 
+def noise(ax: Axes, place: float, low: float, high: float) -> None:
+    """The grey band of a row: plain decoding against itself, the noise of the machine."""
+    ax.fill_betweenx([place - 0.4, place + 0.4], low, high, color=GREY, alpha=0.35, label=name(AGAIN))
+
+
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """One row per dataset, one mark per contender; the grey band is plain decoding against itself, the noise of the machine."""
     table = table.assign(dataset=table.get("dataset", "requests"))
@@ -39,7 +45,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         rows = found[found["dataset"] == dataset].set_index("contender")
         if AGAIN in rows.index:
             band = rows.loc[AGAIN, ["ci_low", "ci_high"]]
-            ax.fill_betweenx([place - 0.4, place + 0.4], *band, color=GREY, alpha=0.35, label=name(AGAIN))
+            noise(ax, place, *band)
         for number, contender in enumerate(contenders):
             y = place + 0.5 * ((number + 0.5) / len(contenders) - 0.5)
             marks(ax, rows.loc[[contender]], y, look(contender, number))
