@@ -149,6 +149,11 @@ def make(seed: int, width: int = 16, vocab: int = 40) -> Llama:
 REQUESTS = [(f"r{i}", [1, *range(5, 6 + i % 4), 7 + i]) for i in range(10)]
 
 
+def test_a_record_of_no_request_is_refused() -> None:
+    with pytest.raises(ValueError, match="no request"):
+        record(make(0), [], max_new_tokens=12, eos_ids={2})
+
+
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0), Sampling(0.7, top_k=10, top_p=0.9)], ids=str)
 def test_record_keeps_what_the_target_would_say_again(sampling: Sampling) -> None:
     """The recorded distribution is the teacher-forced distribution of the recorded text at temperature 1, however it was sampled and batched."""
