@@ -118,3 +118,12 @@ def test_one_hot_target_makes_forward_kl_the_cross_entropy() -> None:
 def test_jsd_is_bounded_between_disjoint_distributions() -> None:
     left, right = one_hot_logits(torch.tensor([0]), 4), one_hot_logits(torch.tensor([1]), 4)
     torch.testing.assert_close(LOSSES["jsd_0.5"](left, right), torch.tensor([math.log(2)]))
+
+
+def test_a_label_outside_a_trimmed_head_teaches_nothing() -> None:
+    draft = torch.tensor([[0.0, 1.0, -torch.inf]]).requires_grad_()
+    loss = LOSSES["hard_label"](draft, torch.tensor([[0.0, 0.0, 5.0]]))
+    loss.sum().backward()
+    assert loss.tolist() == [0.0]
+    assert draft.grad is not None
+    assert draft.grad.tolist() == [[0.0, 0.0, 0.0]]

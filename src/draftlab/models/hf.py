@@ -34,6 +34,8 @@ class HubModel:
         self.network, self.vocab_size = network, vocab_size
         self.is_encoder_decoder = bool(network.config.is_encoder_decoder)
         self.wants_positions = "position_ids" in inspect.signature(network.forward).parameters
+        if self.is_encoder_decoder and network.device.type == "cpu":  # T5 trains in 0.7 of the time so
+            network.set_attn_implementation("eager")
 
     @property
     def context_len(self) -> int:

@@ -33,6 +33,7 @@ from draftlab.files.atomic import atomic_dir
 from draftlab.files.seals import seal
 from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.config import read_config
+from draftlab.models.products import causal_attention, linear
 from draftlab.models.trimmed import KEPT
 from draftlab.models.weights import read_weights, write_model
 
@@ -138,7 +139,7 @@ class Llama(nn.Module):
 
         Rows are padded on the right; attention is causal, so padding changes no logits before it.
         """
-        return spread(F.linear(self.states(tokens, positions), self.vocab_weight), self.kept, self.vocab_size)
+        return spread(linear(self.states(tokens, positions), self.vocab_weight), self.kept, self.vocab_size)
 
     def states(
         self, tokens: Int[Tensor, "batch len"], positions: Int[Tensor, " chosen"] | None = None
@@ -170,7 +171,7 @@ class Llama(nn.Module):
         """``answer_logits`` of the tokens of the head alone, in its order."""
         tokens, positions = pad_requests(prompts, answers, self.context_len)
         positions = positions if where is None else positions[where.to(positions.device)]
-        return F.linear(self.states(tokens.to(self.device), positions.to(self.device)), self.vocab_weight)
+        return linear(self.states(tokens.to(self.device), positions.to(self.device)), self.vocab_weight)
 
     def decoder(self) -> LlamaDecoder:
         return LlamaDecoder(self)
@@ -418,16 +419,14 @@ def _block(
 ) -> Float[Tensor, "batch len width"]:
     """One pre-norm layer: causal attention, then SwiGLU, each added to the residual stream."""
     heads, kv, eps = config.num_attention_heads, config.num_key_value_heads, config.rms_norm_eps
-    qkv = F.linear(F.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
+    qkv = linear(F.rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps), layer.qkv, layer.qkv_bias)
     qkv = qkv.view(*qkv.shape[:-1], -1, config.head_dim)
     rotated = _rotate(qkv[:, :, : heads + kv], rotations)
     query, key, value = rotated[:, :, :heads], rotated[:, :, heads:], qkv[:, :, heads + kv :]
-    mixed = F.scaled_dot_product_attention(
-        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), is_causal=True, enable_gqa=True
-    )
-    hidden = hidden + F.linear(mixed.transpose(1, 2).flatten(2), layer.output)
-    gate, up = F.linear(F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps), layer.gate_up).chunk(2, -1)
-    return hidden + F.linear(F.silu(gate) * up, layer.down)
+    mixed = causal_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+    hidden = hidden + linear(mixed.transpose(1, 2).flatten(2), layer.output)
+    gate, up = linear(F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps), layer.gate_up).chunk(2, -1)
+    return hidden + linear(F.silu(gate) * up, layer.down)
 
 
 def _rotate(pairs: Float[Tensor, "*rows dim"], rotations: Complex[Tensor, "*rows half"]) -> Float[Tensor, "*rows dim"]:
