@@ -40,7 +40,7 @@ def test_it_names_every_statement_that_did_not_hold_and_counts_each_verdict(copy
     rows = read_table(copy / readme.CLAIMS, dtype=str, keep_default_na=False)
     wrong = rows[(rows["published"] == "in words") & (rows["verdict"] == "contradicts")]
     text = (copy / "README.md").read_text()
-    assert len(wrong) > 5
+    assert len(wrong)
     assert [said for said in wrong["quantity"] if f"| {said} |" not in text] == []
     assert f" {len(wrong)} do not:" in text
     score = text.split("<!-- begin:score -->")[1].split("<!-- end:score -->")[0]
