@@ -73,7 +73,7 @@ def measure(job: str, name: str, how: tuple[int, ...], device: Device) -> Measur
     import torch
 
     from draftlab.files.machine import peak_mb
-    from draftlab.models import llama, set_up_gpu
+    from draftlab.models import llama, products, set_up_gpu
 
     small = (2, 8, 4, 2)[: len(how)]
     if device == "cuda":
@@ -83,7 +83,7 @@ def measure(job: str, name: str, how: tuple[int, ...], device: Device) -> Measur
         torch.cuda.reset_peak_memory_stats()
         seconds = _run(job, name, how, device)
         return Measured(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), seconds)
-    llama.PACKED = (0, 0)
+    llama.PACKED, products.LONGEST = {}, 0  # as on a GPU: no copies of weights, no attention that keeps its own
     torch.set_num_threads(1)
     _run(job, "tiny", small, device)
     held = peak_mb()

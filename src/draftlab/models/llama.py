@@ -37,11 +37,11 @@ from draftlab.models.products import causal_attention, linear
 from draftlab.models.trimmed import KEPT
 from draftlab.models.weights import read_weights, write_model
 
-PACKED = (1 << 15, 1 << 22)
-"""Sizes between which a weight is copied into oneDNN's layout for decoding."""
+PACKED = {torch.float32: range(1 << 15, 1 << 22), torch.bfloat16: range(1 << 15, 1 << 25)}
+"""Sizes of a weight that is copied into oneDNN's layout for decoding."""
 
-PACKED_PRODUCT = 5 << 17
-"""Rows times size of a weight from which oneDNN is the faster."""
+PACKED_PRODUCT = {torch.float32: 5 << 17, torch.bfloat16: 0}
+"""Rows times size of a weight from which the copy is the faster."""
 
 
 @dataclass(frozen=True)
@@ -353,17 +353,18 @@ class _Linear:
     """x -> x W^T, where rows and weight are large enough by oneDNN, on a copy of the weight in its own layout.
 
     torch hands float32 products to MKL, which leaves AVX-512 unused on AMD: 192 x 1024 takes 40 us against 20 at 6 rows, 174 us
-    against 82 at 48. Weights so large that the copy would matter keep to MKL.
+    against 82 at 48. It hands bfloat16 to oneDNN, which copies the weight at every call: 576 x 3072 takes 110 us against 60 at one
+    row, 205 against 142 at 16. Weights so large that the copy would matter stay as they are.
     """
 
     def __init__(self, weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"] | None = None) -> None:
         self.weight, self.transposed, self.bias = weight, weight.t(), bias
         self.packed: Tensor | None = None
         size = weight.numel()
-        fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and PACKED[0] < size < PACKED[1]
+        fits = weight.device.type == "cpu" and size in PACKED.get(weight.dtype, ())
         if fits and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
-        self.least = PACKED_PRODUCT / size
+        self.least = PACKED_PRODUCT.get(weight.dtype, 0) / size
 
     def __call__(self, rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows out"]:
         if self.packed is None or rows.shape[0] < self.least:
