@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 @pytest.fixture
 def copy(tmp_path):
     shutil.copy(ROOT / "README.md", tmp_path)
-    for part in ("workflow", "paper_figures/laptop", "paper_figures/smollm2_short"):
+    for part in ("workflow", "paper_figures/laptop", "paper_figures/smollm2"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("*.png", "*.pdf", "*.tex"))
     readme.update(tmp_path / "README.md", check=False)
     readme.update(tmp_path / "README.md", check=True)

@@ -17,7 +17,7 @@ from draftlab.report.ledger import VERDICTS
 from draftlab.report.tidy import records
 
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
-REAL = Path("paper_figures/smollm2_short")
+REAL = Path("paper_figures/smollm2")
 REAL_ANSWERS = {"osd_offline": 1, "osd_online": 2, "beyond_lookup": 1, "osd_latency_dataset": 4}
 """Experiments, and how many sentences of each finding README quotes."""
 GROUPS = re.compile(r" \([^()]*: [^()]*\)")
