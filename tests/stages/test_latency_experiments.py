@@ -303,6 +303,37 @@ def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path
         latency_requests.run(settings, inputs.model_copy(update={"answers": tmp_path / "none.jsonl"}), BENCH)
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_path: Path, temperature: float) -> None:
+    write_jsonl(tmp_path / "answers.jsonl", [Answer(str(i), [1, 5, 9 + i], [0] * 24, False) for i in range(3)])
+    inputs = latency_requests.Inputs(
+        target=models["target"], drafts={"draft": models["draft"]}, answers=tmp_path / "answers.jsonl"
+    )
+
+    def served(confidence: float) -> pd.DataFrame:
+        settings = latency_requests.Settings(
+            dataset="toy",
+            draft_len=4,
+            requests=3,
+            max_new_tokens=24,
+            lookup=False,
+            confidence=confidence,
+            temperature=temperature,
+        )
+        rows, _ = latency_requests.run(settings, inputs, BENCH)
+        return rows.set_index("contender")
+
+    never, always = served(0.999), served(1e-6)
+    assert set(never.index) == {"none", "none_again", "draft", "draft_confident"}
+    unsure = never.loc["draft_confident"]
+    assert (unsure["drafted"] == 0).all()
+    assert (unsure["blocks"] == unsure["tokens"]).all()
+    assert (unsure["steps"] == unsure["blocks"]).all()  # the draft was asked before every token
+    assert always.loc["draft_confident", "drafted"].tolist() == always.loc["draft", "drafted"].tolist()
+    assert always.loc["draft_confident", "steps"].tolist() == always.loc["draft", "steps"].tolist()
+    assert temperature or never["same_text"].all()
+
+
 def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:
     write_jsonl(tmp_path / "answers.jsonl", [Answer(str(i), [1, 5, 9 + i], [0] * 40, False) for i in range(3)])
     settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=3, max_new_tokens=40, temperature=1)
@@ -320,9 +351,11 @@ def test_sampled_requests_in_llama_cpp(models: dict[str, Path], tmp_path: Path) 
     assert 0 < sums.loc["draft", "accepted"] < sums.loc["draft", "visited"]
 
 
-@pytest.mark.parametrize("names", [["none"], ["none_again"], ["lookup"], ["mine", "mine_adaptive"]])
+@pytest.mark.parametrize("names", [["none"], ["lookup"], ["mine", "mine_adaptive"], ["mine", "mine_confident"]])
 def test_a_draft_is_not_named_as_a_contender_of_its_own(names: list[str]) -> None:
-    settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=2, max_new_tokens=12, adaptive=True)
+    settings = latency_requests.Settings(
+        dataset="toy", draft_len=3, requests=2, max_new_tokens=12, adaptive=True, confidence=0.5
+    )
     inputs = latency_requests.Inputs(target=Path(), drafts=dict.fromkeys(names, Path()), answers=Path("no answers"))
     with pytest.raises(UserError, match=f"a draft is named '{names[-1]}'"):
         latency_requests.run(settings, inputs, BENCH)

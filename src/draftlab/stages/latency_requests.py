@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Dataset
+from draftlab.core.settings import Dataset, Under1
 from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
@@ -33,6 +33,9 @@ PLAIN, AGAIN = "none", "none_again"
 LOOKUP, FIRST = "lookup", "lookup_first"
 """The drafts that every user has already."""
 
+ADAPTIVE, CONFIDENT = "_adaptive", "_confident"
+"""Endings of the names of drafts whose length follows the acceptance, and whose blocks end where they are unsure."""
+
 BEFORE, DISTILLED = "before", "distilled"
 """The pair's draft as it comes, and as another experiment distilled it."""
 
@@ -47,6 +50,7 @@ class Settings(Engine):
     requests: int = Field(gt=0)
     max_new_tokens: int = Field(gt=0)
     adaptive: bool = Field(False, description="also with a draft length that follows the acceptance")
+    confidence: Under1 = Field(0, description="also with blocks that end where the draft is less sure of its token; 0: not")
     temperature: float = Field(default=0, ge=0, description="of the samples of target and drafts; 0: greedy")
     lookup: bool = Field(True, description="also with prompt lookup, alone and before the last draft")
     distilled: Literal["osd_offline", "traffic_verdict"] = Field("osd_offline", description="what distilled the draft")
@@ -64,8 +68,8 @@ class Row:
     request_id: int = column("number among the recorded requests")
     split: str = column("train: requests of the stream; eval: held-out requests")
     contender: str = column(
-        "the draft, with _adaptive where its length follows the acceptance; lookup: prompt lookup, and nothing is drafted where it finds "
-        "nothing; lookup_first: the last draft there (lookup_first_NAME: the one of that name); none, none_again: no draft"
+        "the draft, with _adaptive where its length follows the acceptance and _confident where a block ends as the draft is unsure; "
+        "lookup: prompt lookup, and nothing is drafted where it finds nothing; lookup_first: the last draft there (lookup_first_NAME: the one of that name); none, none_again: no draft"
     )
     tokens: int = column("tokens of the answer", "tokens")
     seconds: float = timing("the answer; its prompt has been computed before")
@@ -137,7 +141,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     from draftlab.latency.loop import fixed
     from draftlab.latency.pair import describe, open_pair
 
-    taken = {PLAIN, AGAIN, LOOKUP, FIRST, *(f"{name}_adaptive" for name in inputs.drafts if settings.adaptive)}
+    kinds = [kind for kind, asked in ((ADAPTIVE, settings.adaptive), (CONFIDENT, settings.confidence)) if asked]
+    taken = {PLAIN, AGAIN, LOOKUP, FIRST, *(name + kind for name in inputs.drafts for kind in kinds)}
     if clash := sorted(taken & set(inputs.drafts)):
         raise UserError(f"a draft is named {clash[0]!r}, as a contender of its own is", remedy="give it another name")
     requests = list(itertools.islice(read_jsonl(inputs.answers, Answer), settings.requests))
@@ -151,7 +156,9 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         for name, draft in zip(inputs.drafts, drafts, strict=True):
             contenders[name] = draft, fixed(settings.draft_len), 0.0
             if settings.adaptive:
-                contenders[f"{name}_adaptive"] = draft, calibrated_length(target, draft), 0.0
+                contenders[name + ADAPTIVE] = draft, calibrated_length(target, draft), 0.0
+            if settings.confidence:
+                contenders[name + CONFIDENT] = draft, fixed(settings.draft_len), settings.confidence
         if settings.lookup:
             contenders[LOOKUP] = Lookup(target), fixed(settings.draft_len), SURE
             for name, draft in zip(inputs.drafts, drafts, strict=True):
@@ -202,8 +209,11 @@ def measure(
         written = speculate(
             target, draft, prompt, length, draft_len, temperature=settings.temperature, rng=rng, least=least
         )
-        drafted = sum(block.drafted for block in written.blocks)
-        return written, draft.steps - before if isinstance(draft, Lookup) else drafted
+        if isinstance(draft, Lookup):
+            return written, draft.steps - before
+        # A block that ends early took one step more: the one whose token was not drafted.
+        unsure = sum(block.drafted < settings.draft_len for block in written.blocks) if least else 0
+        return written, sum(block.drafted for block in written.blocks) + unsure
 
     names = [PLAIN, *contenders, AGAIN]
     rows = []
@@ -226,7 +236,7 @@ def measure(
                 "same_text": written.tokens == answers[PLAIN][0].tokens,
             }
             if costs:
-                draft = name.removeprefix(f"{FIRST}_").removesuffix("_adaptive")
+                draft = name.removeprefix(f"{FIRST}_").removesuffix(ADAPTIVE).removesuffix(CONFIDENT)
                 row["predicted_steps"] = predict(written, steps, costs.get(draft, costs[DISTILLED]))
             if number:
                 rows.append(row)
