@@ -50,7 +50,9 @@ class Settings(Engine):
     requests: int = Field(gt=0)
     max_new_tokens: int = Field(gt=0)
     adaptive: bool = Field(False, description="also with a draft length that follows the acceptance")
-    confidence: Under1 = Field(0, description="also with blocks that end where the draft is less sure of its token; 0: not")
+    confidence: Under1 = Field(
+        0, description="also with blocks that end where the draft is less sure of its token; 0: not"
+    )
     temperature: float = Field(default=0, ge=0, description="of the samples of target and drafts; 0: greedy")
     lookup: bool = Field(True, description="also with prompt lookup, alone and before the last draft")
     distilled: Literal["osd_offline", "traffic_verdict"] = Field("osd_offline", description="what distilled the draft")
