@@ -14,9 +14,10 @@ from draftlab.conformance import check_distribution
 from draftlab.conformance.tables import Table
 from draftlab.core.sampling import Drafting, draft_tokens
 from draftlab.core.verify import VERIFIERS
-from draftlab.core.verify.bound import optimum_iid
+from draftlab.core.verify.bound import optimum_iid, ratio_order
 from draftlab.core.verify.importance import full
 from draftlab.core.verify.joint import joint_distribution
+from draftlab.core.verify.optimal import _selected
 from draftlab.core.verify.single import single
 from draftlab.core.verify.split import split_direct, split_highs
 from draftlab.core.verify.token import Acceptance, TokenVerifier
@@ -90,6 +91,29 @@ def test_optimal_swaps_stay_symmetric_under_rounding() -> None:
     )
     emitted, _ = expected_distribution(TOKEN_VERIFIERS["optimal"], target, draft.expand(4, -1))
     torch.testing.assert_close(emitted, target, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("drafts", [2, 3, 5])
+def test_no_token_of_the_tournament_swaps_more_than_it_has(drafts: int) -> None:
+    """The inequalities of docs/theory.md, section 3: needs come before excesses, and both lie between the two rates of winning."""
+    swaps = 0
+    for q, p in random_pairs(200, seed=drafts):
+        order = ratio_order(q[None], p[None])[0]
+        target, draft = q[order], p[order]
+        selected, win = (found[0] for found in _selected(target[None], draft[None], drafts))
+        assert float(selected.sum()) == pytest.approx(1, abs=1e-12)
+        best = float(optimum_iid(q[None], p[None], drafts))
+        assert float(target.minimum(selected).sum()) == pytest.approx(best, abs=1e-12)
+        gain = selected - draft * win
+        assert (gain.cumsum(0) > -1e-12).all()
+        needs, excesses = (gain > 1e-9).nonzero()[:, 0], (gain < -1e-9).nonzero()[:, 0]
+        rate, ratio = selected / draft, target / draft
+        assert (rate[needs] <= ratio[needs] + 1e-9).all()
+        assert (rate[excesses] >= ratio[excesses] - 1e-9).all()
+        assert (win[needs] < rate[needs]).all()
+        assert (rate[excesses] < win[excesses]).all()
+        swaps += len(needs) > 0
+    assert swaps > 20
 
 
 @pytest.mark.parametrize("name", VARIANTS)

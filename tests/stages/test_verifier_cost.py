@@ -15,7 +15,6 @@ from draftlab.errors import UserError
 from draftlab.stages._stage import Bench, NoInputs
 from draftlab.stages.verifier_cost import (
     ROW_BY_ROW,
-    SLOPES,
     STAGE,
     TURN,
     Settings,
@@ -32,7 +31,7 @@ def test_every_contender_in_every_cell() -> None:
     for (name, batch), rows in frame.groupby(["filter", "batch"]):
         expected = set(contenders()) | {"sort", "optimum value"} | ({"restrict"} if name != "no truncation" else set())
         assert set(rows["scheme"]) == (expected if batch == 1 else expected - {ROW_BY_ROW})
-    assert set(frame["filter"]) == set(SLOPES)
+    assert set(frame["filter"]) == set(Settings().filters)
     assert (frame["ms"] > 0).all()
     assert (frame["ms_p90"] >= frame["ms"]).all()
     assert (frame["ms_low"] <= frame["ms"]).all()
@@ -43,6 +42,14 @@ def test_every_contender_in_every_cell() -> None:
     assert (frame.loc[frame["scheme"] == "optimal", "over_single"] > 0).all()
     assert set(frame.loc[frame["filter"] == "no truncation", "support"]) == {2000}
     assert "K=2 batch 3" in as_text(frame)
+
+
+@pytest.mark.parametrize("size", [10, 100])
+def test_top_k_leaves_as_many_tokens_of_each_distribution(size: int) -> None:
+    frame = measure(Settings(vocabs=[2000], num_drafts=[3], rounds=2, batches=[1], filters=[f"top-k {size}"]))
+    assert size <= frame["support"].min() == frame["support"].max() <= 2 * size
+    assert set(frame["filter"]) == {f"top-k {size}"}
+    assert {"optimal", "restrict", ROW_BY_ROW} <= set(frame["scheme"])
 
 
 def test_each_round_has_an_order_of_its_own() -> None:

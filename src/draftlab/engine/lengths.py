@@ -48,13 +48,23 @@ class Drafted:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a rule makes of some answers, by request: target calls, tokens drafted and accepted, steps of the draft's model, tokens emitted."""
+    """What a rule makes of some answers, by request: target calls by the tokens drafted for them (0, 1, ...), tokens accepted, steps of the
+    draft's model, tokens emitted."""
 
-    blocks: Int64[np.ndarray, " requests"]
-    drafted: Int64[np.ndarray, " requests"]
+    calls: Int64[np.ndarray, "requests lengths"]
     accepted: Int64[np.ndarray, " requests"]
     steps: Int64[np.ndarray, " requests"]
     emitted: Int64[np.ndarray, " requests"]
+
+    @property
+    def blocks(self) -> Int64[np.ndarray, " requests"]:
+        """Target calls."""
+        return np.asarray(self.calls.sum(1))
+
+    @property
+    def drafted(self) -> Int64[np.ndarray, " requests"]:
+        """Drafted tokens."""
+        return np.asarray(self.calls @ np.arange(self.calls.shape[1]))
 
 
 @torch.inference_mode()
@@ -92,16 +102,20 @@ def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool =
     a token that it then does not draft.
     """
     steps = (drafted.confidence < 1).cumsum(1)
-    rows, begin = list[list[int]](), 0
-    for length in drafted.lengths:
-        place, counts = 0, np.zeros(4, dtype=np.int64)
+    requests = len(drafted.lengths)
+    calls = np.zeros((requests, drafted.depth + 1), dtype=np.int64)
+    kept, asked = np.zeros(requests, dtype=np.int64), np.zeros(requests, dtype=np.int64)
+    begin = 0
+    for request, length in enumerate(drafted.lengths):
+        place = 0
         while place < length:
             at = begin + place
             wanted = int(lengths[at])
             accepted = min(wanted, int(drafted.stands[at]))
             looked = min(wanted + asks, drafted.depth)
-            counts += (1, wanted, accepted, steps[at, looked - 1] if looked else 0)
+            calls[request, wanted] += 1
+            kept[request] += accepted
+            asked[request] += steps[at, looked - 1] if looked else 0
             place += accepted + 1
-        rows.append([*counts.tolist(), length])
         begin += length
-    return Blocks(*np.array(rows, dtype=np.int64).reshape(-1, 5).T)
+    return Blocks(calls, kept, asked, np.array(drafted.lengths, dtype=np.int64))

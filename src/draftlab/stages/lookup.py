@@ -28,8 +28,7 @@ THRESHOLDS = tuple(step / 20 for step in range(20))
 class Settings(Base):
     """Prompt lookup, a distilled draft, and lookup before it, along recorded greedy answers: no target runs.
 
-    ``depth`` is the longest block. A block of n drafted tokens costs ``1 + verify_cost n`` target steps, and each step of the draft's model
-    ``cost_ratio``. The best fixed length and the threshold of the confidence are tuned on ``tuning`` answers of the stream.
+    ``depth`` is the longest block. A block costs 1 + ``verify_cost`` target steps, and each step of the draft's model ``cost_ratio``. The best fixed length and the threshold of the confidence are tuned on ``tuning`` answers of the stream.
     """
 
     dataset: Dataset
@@ -38,7 +37,9 @@ class Settings(Base):
     ngram: int = Field(gt=0, default=2, description="tokens that must have occurred before")
     tuning: int = Field(gt=0, default=100, description="answers of the stream that length and threshold are chosen on")
     cost_ratio: float = Field(ge=0, default=0.05, description="a draft step in target steps")
-    verify_cost: float = Field(ge=0, default=0.15, description="what one more verified token adds to a target step")
+    verify_cost: list[float] = Field(
+        [0.15], min_length=1, description="what 1, 2, ... drafted tokens add to a target step; each further one as much as the last"
+    )
 
 
 class Row:
@@ -140,7 +141,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
             ("oracle", settings.depth, 0.0, cut(found, found.oracle())),
         ]
         for rule, length, threshold, blocks in rules:
-            table = pd.DataFrame(vars(blocks)).assign(cost=cost(blocks, settings), rule=rule, draft_len=length)
+            counts = {key: getattr(blocks, key) for key in ("blocks", "drafted", "accepted", "steps", "emitted")}
+            table = pd.DataFrame(counts).assign(cost=cost(blocks, settings), rule=rule, draft_len=length)
             parts.append(table.assign(request_id=range(len(table)), contender=name, threshold=threshold))
         facts[name] = {"tuned": best, "threshold": least}
     return pd.concat(parts, ignore_index=True), facts
@@ -148,7 +150,13 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
 def cost(blocks: Blocks, settings: Settings) -> Float64[np.ndarray, " requests"]:
     """Target steps that each answer takes, all told."""
-    return blocks.blocks + settings.verify_cost * blocks.drafted + settings.cost_ratio * blocks.steps
+    import numpy as np
+
+    added = np.array([0.0, *settings.verify_cost])
+    drafted = np.arange(blocks.calls.shape[1])
+    beyond = (drafted - len(added) + 1).clip(0)
+    added = added[drafted.clip(max=len(added) - 1)] + beyond * (added[-1] - added[-2])
+    return np.asarray(blocks.calls @ (1 + added) + settings.cost_ratio * blocks.steps)
 
 
 def speed(blocks: Blocks, settings: Settings) -> float:

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -26,8 +26,27 @@ if TYPE_CHECKING:
 
 Timed = Callable[[], object]
 
-SLOPES = {"top-p .95, sharp": 2.2, "top-p .95, peaked": 1.6, "no truncation": 1.05}
-"""Zipf exponent of the target's distribution: a nucleus of about 10 tokens, of about 1,500, and all of the vocabulary."""
+class Filter(NamedTuple):
+    """The Zipf exponent of the target's distribution, and how both distributions are cut."""
+
+    slope: float
+    top_k: int | None = None
+    top_p: float = 1.0
+
+
+UNCUT = "no truncation"
+FILTERS = {
+    "top-p .95, sharp": Filter(2.2, top_p=0.95),  # about 10 tokens are left
+    "top-p .95, peaked": Filter(1.6, top_p=0.95),  # about 1,500
+    UNCUT: Filter(1.05),
+    "top-k 10": Filter(1.05, top_k=10),
+    "top-k 100": Filter(1.05, top_k=100),
+    "top-k 1000": Filter(1.05, top_k=1000),
+}
+if TYPE_CHECKING:
+    FilterName = str
+else:
+    FilterName = Literal[tuple(FILTERS)]
 
 TURN = 5
 """Decisions in a row on each turn, as after one target pass over 5 drafted tokens: the first finds its code out of the caches."""
@@ -42,6 +61,7 @@ class Settings(Base):
     vocabs: list[Count] = Field(default=[32_000, 128_000], min_length=1)
     num_drafts: list[Count] = Field(default=[2, 4], min_length=1)
     batches: list[Count] = Field(default=[1, 8, 32], min_length=1)
+    filters: list[FilterName] = Field(default=["top-p .95, sharp", "top-p .95, peaked", UNCUT], min_length=1)
     rounds: Count = 40
     device: Device = Field("cpu", description="the scale sets it (``compute``)")
     seed: Whole = 0
@@ -120,9 +140,9 @@ def measure(settings: Settings) -> pd.DataFrame:
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    sizes = itertools.product(settings.vocabs, SLOPES, settings.num_drafts, settings.batches)
+    sizes = itertools.product(settings.vocabs, settings.filters, settings.num_drafts, settings.batches)
     # A batch without truncation is gigabytes at 128k tokens, and nobody serves that.
-    cells = [cell for cell in sizes if cell[3] == 1 or cell[1] != "no truncation"]
+    cells = [cell for cell in sizes if cell[3] == 1 or cell[1] != UNCUT]
     try:
         with torch.inference_mode():
             return pd.concat([_cell(*cell, settings) for cell in cells], ignore_index=True)
@@ -146,7 +166,7 @@ def _cell(vocab: int, name: str, drafts: int, batch: int, settings: Settings) ->
     dense = draft[:, None].expand(-1, drafts, -1)
     tokens = draft_tokens(dense, "iid", generator)
     every: dict[str, Callable[[], Timed]] = {}
-    if name != "no truncation":
+    if name != UNCUT:
         finding = partial(restrict, target, dense, tokens)
         every["restrict"] = lambda: finding
         target, dense, tokens, _ = finding()
@@ -185,8 +205,8 @@ def _distributions(vocab: int, name: str, batch: int, generator: Generator) -> t
 
     ranks = torch.arange(1, vocab + 1, dtype=torch.float64).log()
     noise = torch.randn(2, batch, vocab, dtype=torch.float64, generator=generator) / 2
-    logits = noise[0] - SLOPES[name] * ranks
-    sampling = Sampling(top_p=1.0 if name == "no truncation" else 0.95)
+    made = FILTERS[name]
+    logits, sampling = noise[0] - made.slope * ranks, Sampling(top_k=made.top_k, top_p=made.top_p)
     return to_probs(logits, sampling), to_probs(logits / 1.2 + noise[1], sampling)
 
 

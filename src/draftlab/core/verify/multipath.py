@@ -90,5 +90,5 @@ draft wrote it, so it cancels in every ratio, and the verifier is lossless.
 optimal_block = TreeVerifier("optimal_block", "iid", partial(_stops, select_by_key), lambda *at: key_survivors(*at)[0])
 """Ours: the key tournament selects, which alone reaches the best acceptance at one position, and block verification judges the path.
 
-It never keeps fewer tokens on average than ``optimal``, which verifies the same path token by token (``docs/theory.md``, section 6).
+It never keeps fewer tokens on average than ``optimal``, which verifies the same path token by token (``docs/theory.md``, section 7).
 """

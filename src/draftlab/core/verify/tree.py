@@ -42,7 +42,7 @@ class TreeVerifier:
     """A lossless way to verify K sequences as one tree: all stops given the drafted tokens, from which distribution and sampler follow.
 
     ``selected``, where one path is selected and then verified as a block: the joint probability that the path goes on with the written token and
-    of how many drafts agree with it, which replay needs (``docs/theory.md``, section 7).
+    of how many drafts agree with it, which replay needs (``docs/theory.md``, section 6).
     """
 
     name: str
