@@ -32,7 +32,7 @@ def values(prompt: list[int], depth: int) -> dict[tuple[int, ...], float]:
     return found
 
 
-@pytest.mark.parametrize("nodes", [1, 4, 9])
+@pytest.mark.parametrize("nodes", [1, 4, 9, 25])
 def test_a_confident_tree_has_the_texts_of_highest_value(nodes: int) -> None:
     """Wide enough to lose no text, against the values of all texts."""
     (found,) = confident_trees(DRAFT, PROMPTS, ANSWERS, HOT, nodes=[nodes], depth=DEPTH, width=VOCAB**2)
