@@ -124,7 +124,7 @@ def test_rows_skipped_are_those_before_what_is_kept() -> None:
     rest = arrange(requests(a=5, b=5), Stream(kind="shuffled", skip=2, per_group=3))
     assert len(first) + len(rest) == 10
     assert not {p.id for p in first} & {p.id for p in rest}
-    with pytest.raises(UserError, match=r"no request left of b \(5\) after 5"):
+    with pytest.raises(UserError, match=r"no request of b \(5\) left after skipping 5"):
         arrange(requests(a=9, b=5), Stream(kind="shuffled", skip=5))
 
 

@@ -54,7 +54,7 @@ def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float
     highest, best = logits.max(-1, keepdim=True)
     if not bool(highest.isfinite().all()):
         where = _first(~highest.isfinite()[..., 0])
-        raise UserError(f"logits{where} hold NaN, +inf or nothing finite", remedy="check the model and its dtype")
+        raise UserError(f"logits{where} hold NaN, +inf or no finite value", remedy="check the model and its dtype")
     if sampling.temperature == 0:
         return torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(-1, best, 1.0)
     # The maximum is subtracted before the division: a tiny temperature must not overflow.

@@ -13,7 +13,7 @@ from draftlab.errors import UserError
 
 def _check(alpha: float, draft_len: int) -> None:
     if not 0 <= alpha <= 1:
-        raise UserError(f"alpha is {alpha}", remedy="an acceptance lies between 0 and 1")
+        raise UserError(f"alpha is {alpha}", remedy="give an acceptance between 0 and 1")
     if draft_len < 0:
         raise UserError(f"draft_len is {draft_len}", remedy="give a draft length of at least 0")
 

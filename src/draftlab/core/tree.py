@@ -28,7 +28,7 @@ class Tree:
         late = [node for node in range(1, len(parents)) if not 0 <= parents[node] < node]
         if late or len(parents) < 2:
             raise UserError(
-                f"the parents {list(parents)} make no tree of drafted tokens",
+                f"the parents {list(parents)} do not form a tree of drafted tokens",
                 remedy="give 2 or more nodes, each after its parent",
             )
         ways = [[0]]

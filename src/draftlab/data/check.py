@@ -200,4 +200,4 @@ def check_file(
     if out is not None:
         write_json(out, as_json(report))
     if not report.usable:
-        raise UserError("fewer than two different prompts in it", file=file, remedy="see the reasons above")
+        raise UserError("it has fewer than two different prompts", file=file, remedy="see the reasons above")

@@ -165,7 +165,7 @@ def open_source(
     match source:
         case "generator":
             if train_rows <= 0:
-                raise UserError("a generator never ends", remedy="give the number of rows to draw")
+                raise UserError("a generator has no last row", remedy="give the number of rows to draw")
             return Generated(found, train_rows, eval_rows, seed)
         case "hub":
             return Hub(found)
@@ -179,7 +179,7 @@ def open_source(
             files = RawFiles(found, raw)
             if ignored := files.ignored():
                 names = ", ".join(printable(str(file.relative_to(raw))) for file in ignored)
-                print(f"{dataset}: not read beside {files.files('train')[0].name}: {names}", file=sys.stderr)
+                print(f"{dataset}: read {files.files('train')[0].name}, ignored {names}", file=sys.stderr)
             return files
 
 
@@ -209,7 +209,7 @@ def fetch(
     count = write_jsonl(out, itertools.islice(opened.rows(split), rows or None))
     if content and content != content_of(dataset, split, source, raw):
         out.unlink()
-        remedy = "run the same command again: it begins with the files as they are"
+        remedy = "run the same command again: it starts from the current files"
         raise UserError("changed while the run was under way", file=raw, remedy=remedy)
     note = {"dataset": dataset, "split": split, **opened.provenance(split), "rows": count, "sha256": sha256(out)}
     write_json(provenance_path(out), note)

@@ -33,7 +33,7 @@ def open_gguf(target: Path, settings: Answers) -> Iterator[GgufTarget]:
     sizes = read_sizes(target)
     if sizes.get("model_type") == "t5":
         raise UserError(
-            "llama.cpp answers for decoder-only targets", file=target, remedy="use answers.engine transformers"
+            "llama.cpp answers only for decoder-only targets", file=target, remedy="use answers.engine transformers"
         )
     with scratch() as folder, contextlib.ExitStack() as stack:
         path = target if is_gguf(target) else target / ORIGINAL

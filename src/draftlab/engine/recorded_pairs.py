@@ -70,7 +70,7 @@ def load_pairs(path: Path) -> Pairs:
     try:
         return Pairs(**load_file(verify(path)))
     except (SafetensorError, OSError, TypeError) as error:
-        raise UserError(f"no recorded pairs: {error}", file=path, remedy="record them again") from None
+        raise UserError(f"cannot read recorded pairs: {error}", file=path, remedy="record them again") from None
 
 
 def load_all(folder: Path, datasets: Sequence[str], positions: int, synthetic_seed: int | None) -> dict[str, Pairs]:

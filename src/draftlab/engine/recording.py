@@ -307,11 +307,11 @@ def fitting(
         if len(ids) <= room:
             kept.append((prompt.id, ids))
         else:
-            reason = f"{len(ids)} tokens, the context leaves room for {room}"
+            reason = f"{len(ids)} tokens, but the context has room for {room}"
             rejected.append(Rejection(str(prompts), line, reason, prompt.id))
     if not kept:
         shortest = f", the shortest has {min(lengths)} tokens" if lengths else ""
-        what = f"no prompt fits the target's context of {context} tokens, {settings.max_new_tokens} of them for the answer{shortest}"
+        what = f"no prompt fits the target's context of {context} tokens, {settings.max_new_tokens} of which are for the answer{shortest}"
         raise UserError(
             what, file=prompts, remedy="use a target with a longer context, or lower answers.max_new_tokens"
         )

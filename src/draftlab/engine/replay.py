@@ -149,12 +149,12 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
     (array([2.]), array([4.]))
     """
     if verifier not in get_args(SingleVerifier):
-        raise UserError(f"replay knows no verifier {verifier!r}", remedy="use single or block, or decode")
+        raise UserError(f"replay knows no verifier {verifier!r}", remedy="use single or block, or decode live")
     if draft_len < 1:
         raise UserError(f"draft_len is {draft_len}", remedy="draft at least 1 token")
     if agree.ratio.ndim > 1 and draft_len > agree.ratio.shape[1]:
         raise UserError(
-            f"draft_len is {draft_len}, there are {agree.ratio.shape[1]} heads", remedy="give at most as many"
+            f"draft_len is {draft_len}, but there are {agree.ratio.shape[1]} heads", remedy="lower draft_len"
         )
     lengths = np.asarray(agree.lengths, dtype=np.int64)
     request, left = places_in(lengths)
@@ -273,11 +273,11 @@ def agree_along(
         raise UserError(f"no request {outside[0]}", remedy=f"the pass has {count}: give numbers from 0 to {count - 1}")
     if draft.vocab_size != target_pass.vocab_size:
         raise UserError(
-            f"the draft has {draft.vocab_size} tokens, the recorded target {target_pass.vocab_size}",
+            f"the draft has {draft.vocab_size} tokens, but the recorded target has {target_pass.vocab_size}",
             remedy="use two models that share a tokenizer",
         )
     if isinstance(draft, Medusa) and target_pass.sampling.temperature:
-        raise UserError("sampled answers of a target with heads", remedy="replay greedy answers, or decode")
+        raise UserError("heads cannot be replayed along sampled answers", remedy="use greedy answers, or decode live")
     answers = [target_pass.answers[number] for number in chosen]
     order = sorted(
         range(len(chosen)), key=lambda place: len(answers[place].prompt_ids) + len(answers[place].answer_ids)

@@ -187,7 +187,7 @@ def stands_along(
     if draft_len < 1:
         raise UserError(f"draft_len is {draft_len}", remedy="draft at least 1 token")
     if widths is not None and (len(widths) != draft_len or len(groups) > 1):
-        raise UserError(f"widths {list(widths)} of {draft_len} tokens", remedy="give one for each, and drafts alike")
+        raise UserError(f"widths {list(widths)} for {draft_len} tokens", remedy="give one per token, and one group")
     request, left = places_in(lengths)
     stands = np.zeros((len(request), draft_len + 1))
     stands[:, 0] = 1.0

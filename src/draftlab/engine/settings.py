@@ -43,7 +43,7 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _check(self) -> Recipe:
         if self.family == "t5" and (self.design != "scratch" or self.head):
-            raise ValueError("a t5 is made from scratch, with its whole head")
+            raise ValueError("a t5 can only be made from scratch, with its whole head")
         return self
 
 
@@ -59,30 +59,30 @@ class Answers(Settings):
     """
 
     engine: Literal["transformers", "llama_cpp", "openai"] = "transformers"
-    url: str = Field("", description="of an OpenAI-compatible server, as http://host:8000/v1")
-    served: str = Field("", description="the target's name on that server, where it serves several models")
+    url: str = Field("", description="address of an OpenAI-compatible server, such as http://host:8000/v1")
+    served: str = Field("", description="the target's name on that server, if it serves several models")
     max_new_tokens: int = Field(gt=0)
     template: Template = "vicuna_short"
-    batch: int = Field(gt=0, default=64, description="requests that are answered at once, at most")
+    batch: int = Field(gt=0, default=64, description="most requests to answer at once")
     batch_tokens: int = Field(
-        gt=0, default=65536, description="tokens of prompts and answers that they may have together, padding included"
+        gt=0, default=65536, description="most tokens in such a batch: prompts, answers and padding together"
     )
     keep: int = Field(
-        gt=0, default=64, description="most probable tokens recorded of a distribution over a large vocabulary"
+        gt=0, default=64, description="number of most probable tokens to record of each distribution over a large vocabulary"
     )
     dtype: Dtype = Field(
         "float32",
-        description="of the target; fast: bfloat16 on a GPU and on a CPU with instructions for it, else float32",
+        description="number type of the target; fast: bfloat16 on a GPU, or on a CPU with instructions for it, else float32",
     )
     device: Device = "cpu"
 
     @model_validator(mode="after")
     def _check(self) -> Answers:
         if (self.engine == "openai") != bool(self.url):
-            raise ValueError("url is where the server of engine openai listens: give both or neither")
+            raise ValueError("url is the address of the server for engine openai: give both or neither")
         parts = urlsplit(self.url)
         if self.url and (
             parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc
         ):
-            raise ValueError(f"url is no plain http(s) address; a key goes into the environment variable {API_KEY}")
+            raise ValueError(f"url is not a plain http(s) address; a key goes into the environment variable {API_KEY}")
         return self

@@ -38,7 +38,7 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
     if config.get("model_type") != "llama":
         raise UserError("only Llama models can be inflated", file=model, remedy="use a Llama target")
     if widths not in (1, 4, 16, 64):
-        raise UserError(f"widths is {widths}", remedy="give 1, 4, 16 or 64: no other changes nothing")
+        raise UserError(f"widths is {widths}", remedy="give 1, 4, 16 or 64: others would change the output")
     before = {name: config[name] for name in ("num_hidden_layers", "intermediate_size", "hidden_size")}
     after = {"num_hidden_layers": layers, "intermediate_size": ffn or config["intermediate_size"]}
     after["hidden_size"] = widths * config["hidden_size"]

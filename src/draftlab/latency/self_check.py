@@ -94,7 +94,7 @@ def _decode_batches() -> None:
                 model.trim(0)
                 alone = np.concatenate([model.extend([token]).copy() for token in tokens])
             if not np.allclose(together, alone, atol=0.1):
-                raise UserError(f"a batch of tokens gives other logits than single steps ({weights})", remedy=CURE)
+                raise UserError(f"a batch of tokens gives different logits than single steps ({weights})", remedy=CURE)
 
 
 if __name__ == "__main__":

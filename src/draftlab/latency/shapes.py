@@ -45,7 +45,7 @@ def find(name: str) -> Sizes:
     if base not in ARCHITECTURES or (by and not re.fullmatch(r"[1-9]\d{0,2}", by)):
         known = ", ".join(ARCHITECTURES)
         raise UserError(
-            f"no folder and no architecture {name!r}",
+            f"no folder or architecture named {name!r}",
             remedy=f"give a model folder, or one of {known}, or NAME/8 for an eighth of its width and depth",
         )
     return reduced(ARCHITECTURES[base], int(by)) if by else ARCHITECTURES[base]

@@ -74,7 +74,7 @@ def training(draft: Path, batch: int, tokens: int, core: int | None = None) -> I
                 if process.poll() is not None or time.monotonic() > deadline:
                     process.kill()
                     error = (process.communicate()[1].decode().strip().splitlines() or ["no message"])[-1]
-                    raise UserError(f"the training process does not run: {error}", file=draft, remedy="check the draft")
+                    raise UserError(f"the training process failed: {error}", file=draft, remedy="check the draft")
                 time.sleep(0.05)
             yield Trainer(process, counter)
         finally:

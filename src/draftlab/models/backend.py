@@ -99,11 +99,11 @@ def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:
     remedy = "use a draft that was trained with the target's tokenizer"
     if target.decoder_start != draft.decoder_start:
         kinds = ["decoder-only" if m.decoder_start is None else "an encoder-decoder" for m in (target, draft)]
-        raise UserError(f"the target is {kinds[0]}, the draft {kinds[1]}", remedy="use two models of one kind")
+        raise UserError(f"the target is {kinds[0]}, the draft {kinds[1]}", remedy="use two models of the same kind")
     if target.vocab_size != draft.vocab_size:
-        raise UserError(f"the target has {target.vocab_size} tokens, the draft {draft.vocab_size}", remedy=remedy)
+        raise UserError(f"the target has {target.vocab_size} tokens, the draft has {draft.vocab_size}", remedy=remedy)
     if None not in (target.eos, draft.eos) and target.eos != draft.eos:
-        raise UserError(f"eos is token {target.eos} of the target, {draft.eos} of the draft", remedy=remedy)
+        raise UserError(f"eos is token {target.eos} in the target and {draft.eos} in the draft", remedy=remedy)
     both = target.vocabulary.keys() & draft.vocabulary.keys()
     if any(target.vocabulary[name] != draft.vocabulary[name] for name in both):
-        raise UserError("target and draft have vocabularies of one size but different tokens", remedy=remedy)
+        raise UserError("target and draft have vocabularies of the same size but different tokens", remedy=remedy)

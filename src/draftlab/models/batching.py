@@ -38,7 +38,7 @@ def check_lengths(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[i
         if not prompt:
             raise UserError(f"request {number} has an empty prompt", remedy="give every prompt at least one token")
         if length > context_len:
-            what = f"request {number} has {length} tokens, the context holds {context_len}"
+            what = f"request {number} has {length} tokens, but the context holds {context_len}"
             raise UserError(what, remedy="shorten or drop it, or use a model with a longer context")
 
 

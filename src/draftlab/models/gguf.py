@@ -247,7 +247,7 @@ class Checkpoint:
             if found.get(key) != shape:
                 has = f"has shape {found[key]}" if key in found else "is missing"
                 raise UserError(
-                    f"{key} {has}, config.json implies {shape}",
+                    f"{key} {has}, but config.json implies {shape}",
                     file=folder,
                     remedy="use the config.json of these weights",
                 )
@@ -439,7 +439,7 @@ def _write_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, A
         if token is not None:
             if not 0 <= token < config["vocab_size"]:
                 raise UserError(
-                    f"{name}_token_id is {token}, the vocabulary has {config['vocab_size']}",
+                    f"{name}_token_id is {token}, but the vocabulary has {config['vocab_size']} tokens",
                     file=folder,
                     remedy="repair config.json",
                 )
@@ -453,9 +453,9 @@ def _write_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, A
     size = max(tokenizer.get_vocab_size(), 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0))
     if size > config["vocab_size"]:
         raise UserError(
-            f"{size} tokens, the model has {config['vocab_size']}",
+            f"{size} tokens, but the model has {config['vocab_size']}",
             file=path,
-            remedy="repair the pair",
+            remedy="use the tokenizer of this model",
         )
     added = tokenizer.get_added_tokens_decoder()
     pieces = [tokenizer.id_to_token(index) for index in range(config["vocab_size"])]

@@ -181,7 +181,7 @@ def check_loads(path: Path) -> None:
     command = [sys.executable, "-c", TRIAL, str(path)]
     ended = subprocess.run(command, capture_output=True, check=False).returncode
     if ended < 0:  # by a signal; what is refused in words is refused again where the file is used
-        what = f"llama.cpp ends with {signal.Signals(-ended).name} when it reads this file"
+        what = f"llama.cpp crashes with {signal.Signals(-ended).name} when it reads this file"
         raise UserError(what, file=path, remedy="fetch or export it again")
 
 

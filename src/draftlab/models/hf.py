@@ -248,7 +248,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
         raise UserError(f"damaged weights: {error}", file=folder, remedy="fetch or make the model again") from None
     except Exception as error:  # it shares no base, and a config of another family may hold anything
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"not a model that can be read: {what}", file=folder, remedy="use another model") from None
+        raise UserError(f"cannot read this model: {what}", file=folder, remedy="use another model") from None
     wrong = [*report["missing_keys"], *report["mismatched_keys"]]
     if wrong:
         raise UserError(f"no usable weight {wrong[0]!r}", file=folder, remedy="fetch or make the model again")
@@ -262,7 +262,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     except Exception as error:  # a config may ask for what no network computes
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"a model that cannot read two tokens: {what}", file=folder, remedy="use another model"
+            f"the model fails to read two tokens: {what}", file=folder, remedy="use another model"
         ) from None
     return model
 

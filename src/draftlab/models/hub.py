@@ -116,7 +116,7 @@ def _make_tokenizer(folder: Path, name: str) -> None:
 
     if found[0][0].endswith(".model") and not (is_sentencepiece_available() and is_protobuf_available()):
         raise UserError(
-            f"no tokenizer.json, and {found[0][0]} is read with packages that are not installed",
+            f"no tokenizer.json, and reading {found[0][0]} needs packages that are not installed",
             file=name,
             remedy="pip install sentencepiece protobuf",
         )

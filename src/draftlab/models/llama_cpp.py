@@ -172,7 +172,7 @@ class LlamaCpp:
         count = len(tokens)
         if count > self._room:
             raise UserError(
-                f"{count} tokens in one call, at most {self._room} fit",
+                f"{count} tokens in one call, but at most {self._room} fit",
                 remedy="verify fewer tokens or sequences at once, or shorten the prompt of an encoder",
             )
         if self.head is None:
@@ -313,7 +313,7 @@ def _load(path: Path, settings: Settings) -> Any:
         raise UserError(f"llama.cpp cannot load it: {reason}", file=path, remedy="export the model again")
     if not lib.llama_model_has_decoder(model):
         lib.llama_model_free(model)
-        raise UserError("it is an encoder alone", file=path, remedy="use a model that writes text: Llama or T5")
+        raise UserError("it is only an encoder", file=path, remedy="use a model that writes text: Llama or T5")
     return model
 
 

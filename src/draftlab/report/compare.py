@@ -99,4 +99,4 @@ def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) ->
     """Compare the tables of two runs, measured times aside; list the columns that differ, and by how much."""
     if found := differences(one, two):
         sys.exit("\n".join(map(str, found)))
-    print("the tables are the same but for measured times")
+    print("the tables are the same apart from measured times")

@@ -42,7 +42,7 @@ def from_alpha(alpha: float | Sequence[float]) -> Acceptance:
     """Each drafted token is accepted with probability alpha, one for all requests or one for each."""
     alphas = np.atleast_1d(np.asarray(alpha, dtype=np.float64))
     if not len(alphas) or not ((alphas >= 0) & (alphas <= 1)).all():
-        raise UserError(f"alpha is {alpha}", remedy="an acceptance lies between 0 and 1")
+        raise UserError(f"alpha is {alpha}", remedy="give an acceptance between 0 and 1")
     return Acceptance(alphas[:, None] ** np.arange(1, LONGEST + 1))
 
 
@@ -72,7 +72,7 @@ def alpha_of_length(length: float, draft_len: int) -> float:
     if not 1 <= length <= draft_len + 1:
         raise UserError(
             f"an acceptance length of {length} with {draft_len} drafted tokens",
-            remedy="it lies between 1 and the draft length + 1",
+            remedy="give a length between 1 and the draft length + 1",
         )
     low, high = 0.0, 1.0
     for _ in range(60):

@@ -77,7 +77,7 @@ def check_vllm_ranges(ranges: Sequence[Sequence[int]], most: int) -> dict[int, i
             raise UserError(f"the range {[first, last, length]}", remedy="give first <= last and a length of 0 or more")
     for (_, end, _), (start, _, _) in itertools.pairwise(ranges):
         if start <= end:
-            raise UserError(f"two ranges hold batch {start}", remedy="let each start after the one before it ends")
+            raise UserError(f"two ranges include batch {start}", remedy="let each start after the one before it ends")
     return {first: min(length, most) for first, _, length in ranges}
 
 
@@ -150,7 +150,7 @@ def check_sglang_adaptive(config: Mapping[str, Any]) -> None:
     """Keys are batch slots, whole numbers as strings that rise; each lists candidates of 0 or more (``throughput_aware``: 1 or more)."""
     slots = [key for key in config if key.isdigit()]
     if not slots or list(map(int, slots)) != sorted({*map(int, slots)}):
-        raise UserError("the batch slots do not rise", remedy='give keys such as "1", "8", "64"')
+        raise UserError("the batch slots are not in ascending order", remedy='give keys such as "1", "8", "64"')
     least = 1 if config.get("strategy") == "throughput_aware" else 0
     for slot in slots:
         steps = config[slot].get("candidate_steps", [])
@@ -218,7 +218,7 @@ def tensorrt_schedule(ranges: Ranges, draft_len: int, meaning: Literal["lower", 
     if schedule.get(1) != draft_len:
         raise UserError(
             f"the length at batch 1 is {schedule.get(1)}, not the longest, {draft_len}",
-            remedy="TensorRT-LLM before PR #10860 wants both equal: use a newer one",
+            remedy="TensorRT-LLM before PR #10860 needs the two to be equal: use a newer version",
         )
     return schedule
 
@@ -338,7 +338,7 @@ def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int
     """The draft lengths by batch that the summary of ``draftlab load`` asks for, and the longest."""
     found = read_object(file)
     if not found.get("known", False):
-        raise UserError("the simulation came to no answer", file=file, remedy="simulate 30 requests or more")
+        raise UserError("the simulation gave no answer", file=file, remedy="simulate 30 requests or more")
     ranges = ranges_of(found["best_by_batch_and_context"], context)
     longest = max(length for _, _, length in ranges)
     if not longest:
@@ -382,7 +382,7 @@ def emit(
 ) -> None:
     """Write settings for serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON of draftlab load), or one DRAFT_LEN."""
     if (load is None) == (draft_len is None):
-        raise UserError("no draft length, or two", remedy="give --load or --draft-len")
+        raise UserError("no draft length, or two", remedy="give either --load or --draft-len")
     shown = records.acceptance(acceptance) if acceptance else from_alpha(alpha) if alpha is not None else None
     requests = len(shown.survival) if shown and acceptance else 0
     ranges, longest = from_load(load, context) if load is not None else ([], draft_len or 0)

@@ -56,7 +56,7 @@ def fit(
     """The curve of a stream's requests in their order (or of sums of neighbouring ones), or why none is given."""
     seen = len(visited) * requests_of_row
     if seen < LEAST or not visited.sum() > 0:
-        return f"{seen} requests are too short a curve; it takes {LEAST}"
+        return f"{seen} requests are too few for a curve; {LEAST} are needed"
     places, alphas, errors = [], [], []
     for own in np.array_split(np.arange(len(visited)), min(BINS, len(visited) // 3)):
         total = max(float(visited[own].sum()), 1.0)
@@ -71,6 +71,6 @@ def fit(
 
     found = least_squares(residuals, [0.0, SLOPE])
     if 2 * found.cost / len(x) > MISFIT:
-        return "acceptance does not grow here as it did on recorded streams"
+        return "acceptance does not grow here the way it did on recorded streams"
     slopes = np.asarray(found.jac)
     return Curve(seen, found.x, np.linalg.inv(slopes.T @ slopes))

@@ -155,11 +155,11 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     """What a person reads first."""
     if not found["known"]:
         return [
-            f"not yet known: fewer than {ENOUGH} requests say nothing reliable (give a longer trace, or --requests)"
+            f"not yet known: fewer than {ENOUGH} requests are not enough (give a longer trace, or raise --requests)"
         ]
     said = [f"{b['rate']:g}/s: draft {b['draft_len']}, {b['speedup']:.2f}x" for b in found["best_by_rate"]]
     ends = {k: rate for k, rate in found["crossing_rate"].items() if rate is not None}
-    said += [f"{k} drafted stop to pay at {rate:.2f} requests a second" for k, rate in ends.items()]
+    said += [f"draft length {k} stops paying off at {rate:.2f} requests a second" for k, rate in ends.items()]
     return said or ["no rate was simulated"]
 
 
@@ -268,7 +268,7 @@ def run(settings: Load, out: Path, progress: Callable[[str], None]) -> dict[str,
 def _profile(settings: Load) -> Profile:
     profile = profiles.load(settings.profile)
     if settings.draft_profile is not None and settings.draft_ratio is not None:
-        raise UserError("two costs of the draft", remedy="give --draft-ratio or --draft-profile")
+        raise UserError("two costs of the draft", remedy="give either --draft-ratio or --draft-profile")
     if settings.draft_profile is not None:
         draft = profiles.load(settings.draft_profile)
         if draft.hardware != profile.hardware:
@@ -286,7 +286,7 @@ def _profile(settings: Load) -> Profile:
 
 def _acceptance(settings: Load) -> Acceptance:
     if (settings.alpha is None) == (settings.acceptance is None):
-        raise UserError("no acceptance, or two", remedy="give --alpha, or --acceptance FILE of an engine's records")
+        raise UserError("no acceptance, or two", remedy="give either --alpha, or --acceptance FILE with an engine's records")
     if settings.alpha is not None:
         return from_alpha(settings.alpha)
     assert settings.acceptance is not None

@@ -47,7 +47,7 @@ def read_promise(file: Path) -> Promise:
     inside = found.get("monitor", found)
     if inside is None:
         raise UserError(
-            "the verdict was not yes: it promises nothing", file=file, remedy="give one that recommends a draft"
+            "the verdict was not yes, so it promises nothing", file=file, remedy="give one that recommends a draft"
         )
     length = inside.get("acceptance_length", {}) if isinstance(inside, dict) else {}
     try:
@@ -149,13 +149,13 @@ def judge(rows: Iterable[Seen | None], promise: Promise) -> Report:
         return Report(
             "not yet known",
             f"not yet known: {everything.requests:g} requests with {everything.blocks:g} blocks "
-            f"(it takes {ENOUGH} requests, or {BLOCKS} blocks of counters){left_out}",
+            f"({ENOUGH} requests are needed, or {BLOCKS} blocks of counters){left_out}",
         )
     drafted = everything.drafted / everything.blocks
     if drafted > promise.draft_len * 1.05 or drafted < promise.draft_len * 0.75:
         raise UserError(
-            f"production drafts {drafted:.2f} tokens a block, the verdict is for {promise.draft_len}",
-            remedy="serve with the verdict's length, or ask for a verdict at this one",
+            f"production drafts {drafted:.2f} tokens a block, but the verdict is for {promise.draft_len}",
+            remedy="serve with the verdict's length, or ask for a verdict at this length",
         )
     windows = everything.requests >= 2 * WINDOW
     middle, low, high = (last if windows else everything).length()

@@ -179,7 +179,7 @@ def from_prometheus(text: str, name: Path | str) -> Iterator[Seen]:
                     position = sample.labels["position"]
                     positions[position] = positions.get(position, 0.0) + sample.value
     except (ValueError, KeyError, IndexError) as error:
-        raise UserError(f"not Prometheus text: {error}", file=name, remedy="save what /metrics answers") from None
+        raise UserError(f"not Prometheus text: {error}", file=name, remedy="save the output of /metrics") from None
     for prefix, engine in COUNTERS.items():
         counts = [
             totals.get(f"{prefix}spec_decode_num_{what}") for what in ("drafts", "draft_tokens", "accepted_tokens")

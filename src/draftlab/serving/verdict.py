@@ -374,17 +374,17 @@ def _without_steps(costs: Costs) -> Costs:
 
 def _reason(verdict: Answer, requests: int, found: Range, most: Ceiling, tips: float | None, alpha: Range) -> str:
     if requests < ENOUGH:
-        return f"{requests} usable requests; it takes {ENOUGH}"
+        return f"{requests} usable requests; {ENOUGH} are needed"
     if verdict == "yes":
         return f"{found.show()} times as fast"
     if most.perfect <= 1:
-        return f"no draft of this cost can: a perfect one gives {most.perfect:.2f}"
+        return f"no draft of this cost can help: a perfect one gives {most.perfect:.2f}"
     if verdict == "not yet known":
-        return f"{found.show()} holds 1: more requests, or a quieter machine"
+        return f"{found.show()} includes 1: use more requests, or a quieter machine"
     if most.optimum and max(most.optimum.values()) <= 1:
-        return f"no number of drafts like this one can: four at their optimum give at most {max(most.optimum.values()):.2f}"
-    wanted = f"; from {tips:.2f} one would pay" if tips is not None else ""
-    return f"this one cannot, others could: acceptance is {alpha.estimate:.2f}{wanted}"
+        return f"no number of drafts like this one can help: four at their optimum give at most {max(most.optimum.values()):.2f}"
+    wanted = f"; a draft would pay off from {tips:.2f}" if tips is not None else ""
+    return f"this draft does not help, others could: acceptance is {alpha.estimate:.2f}{wanted}"
 
 
 def _stream(rows: pd.DataFrame) -> pd.DataFrame:
@@ -569,7 +569,7 @@ def _sentence(overall: Answer, top: Option) -> str:
         tokens = f"{top.draft_len} token{'s' if top.draft_len > 1 else ''}"
         return f"Yes: {name}, {tokens} at once, makes this traffic {top.speedup.show()} times as fast"
     if overall == "no":
-        return f"No: the best of all, {name}, is {top.speedup.show()} times as fast as no draft ({top.reason})"
+        return f"No: the best option, {name}, is {top.speedup.show()} times as fast as no draft ({top.reason})"
     return f"Not yet known: {name} is the best so far ({top.reason})"
 
 
@@ -583,7 +583,7 @@ def lines(found: Verdict) -> list[str]:
         f"{at.rate:.3g}/s {NAMES[name] + f' {at.speedup.show()}' if name else 'no draft'}"
         for name, at in best_at_load(found)
     ]
-    where = f"At one request at a time, {found.requests} held-out requests; costs {found.costs}"
+    where = f"One request at a time, {found.requests} held-out requests; costs {found.costs}"
     return [found.sentence, "; ".join(options), "Fastest under load: " + "; ".join(said) if said else where]
 
 

@@ -66,7 +66,7 @@ class Settings(Contest):
     def _has_whole_blocks(self) -> Settings:
         """Costs and the ceiling belong to whole blocks."""
         if self.by_depth and (self.timed or self.ceiling):
-            raise ValueError("by_depth goes without timed and ceiling")
+            raise ValueError("by_depth cannot be combined with timed or ceiling")
         return self
 
 
@@ -118,7 +118,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     room = target.context_len - settings.max_new_tokens - 2 * settings.draft_len
     every = contenders(settings)
     if whole := [own.scheme for own in every if settings.by_depth and not _is_replayed(own)]:
-        raise UserError(f"{whole[0]} is decoded live, which tells no depths apart", remedy="leave it out, or by_depth")
+        raise UserError(f"{whole[0]} is decoded live, which has no counts by depth", remedy="leave out it or by_depth")
     work = [
         (dataset, batch)
         for dataset, file in inputs.prompts.items()

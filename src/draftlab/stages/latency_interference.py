@@ -58,7 +58,7 @@ def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.Da
 
     if not inputs.draft.is_dir():
         raise UserError(
-            "the draft is no folder", file=inputs.draft, remedy="give the draft's folder: it is to be trained"
+            "the draft is not a folder", file=inputs.draft, remedy="give the draft's folder, so that it can be trained"
         )
     pair = open_pair(inputs.target, inputs.draft, settings=settings, context_length=settings.context_length)
     with pinned(1) as others, pair as (target, draft):

@@ -146,7 +146,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     kinds = [kind for kind, asked in ((ADAPTIVE, settings.adaptive), (CONFIDENT, settings.confidence)) if asked]
     taken = {PLAIN, AGAIN, LOOKUP, FIRST, *(name + kind for name in inputs.drafts for kind in kinds)}
     if clash := sorted(taken & set(inputs.drafts)):
-        raise UserError(f"a draft is named {clash[0]!r}, as a contender of its own is", remedy="give it another name")
+        raise UserError(f"a draft is named {clash[0]!r}, like another contender", remedy="give it another name")
     requests = list(itertools.islice(read_jsonl(inputs.answers, Answer), settings.requests))
     if not requests:
         raise UserError("no requests", file=inputs.answers, remedy="record answers first")

@@ -70,9 +70,9 @@ class Settings(Serving):
     @model_validator(mode="after")
     def _check(self) -> Settings:
         if (self.stream is not None) == bool(self.dataset) or (self.stream is not None) != bool(self.of):
-            raise ValueError("give a dataset, or a stream and the datasets that it is made of")
+            raise ValueError("give either a dataset, or a stream and the datasets that it is made of")
         if self.warm_on == "aside" and not (self.stream and self.aside):
-            raise ValueError("warm_on aside needs a stream and requests kept aside: set aside")
+            raise ValueError("warm_on aside needs a stream and requests that are kept aside: set aside")
         if self.probes and self.drafts != "shared":
             raise ValueError("probes measure one draft: drafts must be shared")
         return self

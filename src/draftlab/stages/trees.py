@@ -45,7 +45,7 @@ class Settings(Base):
     @model_validator(mode="after")
     def _has_whole_sequences(self) -> Settings:
         if short := [nodes for nodes in self.nodes if nodes % self.draft_len]:
-            raise ValueError(f"{short[0]} nodes are no whole number of sequences of {self.draft_len} tokens")
+            raise ValueError(f"{short[0]} nodes are not a whole number of sequences of {self.draft_len} tokens")
         return self
 
 

@@ -17,7 +17,7 @@ def prune(target: Llama, layers: int) -> Llama:
     """The target's embedding, first ``layers`` layers, norm and head, copied."""
     if not 0 < layers < len(target.layers):
         raise UserError(
-            f"a draft of {layers} layers out of a target of {len(target.layers)}",
+            f"a draft of {layers} layers from a target of {len(target.layers)}",
             remedy="give fewer layers, at least 1",
         )
     draft = Llama(replace(target.config, num_hidden_layers=layers))
@@ -34,8 +34,8 @@ def project(target: Llama, config: LlamaConfig, generator: Generator) -> Llama:
     maps to so few channels loses least of the squared distances between tokens. The head is the same matrix.
     """
     if config.hidden_size > target.config.hidden_size:
-        what = f"{config.hidden_size} components of an embedding of {target.config.hidden_size} channels"
-        raise UserError(what, remedy="give at most as many")
+        what = f"{config.hidden_size} components from an embedding of {target.config.hidden_size} channels"
+        raise UserError(what, remedy="give at most as many components as channels")
     draft = Llama(config).initialise(generator)
     rows = target.embed.float() - target.embed.float().mean(0)
     _, directions = torch.linalg.eigh(rows.T @ rows)  # in ascending order
@@ -69,7 +69,7 @@ def frequent_tokens(
     seen = Counter(token for text in texts for token in text)
     asked = Counter(token for text in prompts for token in text)
     if not seen:
-        raise UserError("no text to choose the tokens of a head from", remedy="set head 0, or give recorded answers")
+        raise UserError("no text to choose the head's tokens from", remedy="set head to 0, or give recorded answers")
     ranked = sorted({*seen, *asked} - set(always), key=lambda token: (-seen[token], -asked[token], token))
     ranked += [token for token in rest if token not in seen and token not in asked and token not in always]
     kept = sorted({*always, *ranked[: max(0, count - len(always))]})

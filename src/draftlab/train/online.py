@@ -215,7 +215,7 @@ def check_interval(traffic: Traffic, settings: Serving) -> None:
     """``UserError`` when the stream ends before the first update."""
     if settings.learns and settings.update_interval > traffic.trains.sum():
         raise UserError(
-            f"update_interval is {settings.update_interval}, the stream has {int(traffic.trains.sum())} requests",
+            f"update_interval is {settings.update_interval}, but the stream has {int(traffic.trains.sum())} requests",
             remedy="lower update_interval, or lengthen the stream",
         )
 

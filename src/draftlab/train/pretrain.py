@@ -142,7 +142,7 @@ def make_draft(
     model = _untrained(recipe.model_copy(update={"context": context}), words.vocab_size, target)
     if recipe.head:
         if not isinstance(model, Llama):
-            raise UserError("only a Llama's head is trimmed", remedy="set head 0")
+            raise UserError("only a Llama's head can be trimmed", remedy="set head to 0")
         records = [own for path in answers for own in read_jsonl(path, Answer)]
         texts = [own.answer_ids for own in records] or [example.answer for example in examples]
         asked, rest = [own.prompt_ids for own in records], range(words.vocab_size) if recipe.fill else ()
@@ -200,7 +200,7 @@ def _untrained(recipe: Recipe, vocab_size: int, target: Path | None = None) -> L
     """The model as its design begins, its head whole."""
     whole = load_model(target) if target and recipe.design != "scratch" else None
     if recipe.design != "scratch" and not isinstance(whole, Llama):
-        what = f"the design {recipe.design} is made of a target" + (" that is a Llama" if whole else "")
+        what = f"the design {recipe.design} needs a target" + (" that is a Llama" if whole else "")
         raise UserError(what, file=target, remedy="name one with --target, or make the draft from scratch")
     if recipe.design == "pruned" and isinstance(whole, Llama):
         return prune(whole, recipe.layers)

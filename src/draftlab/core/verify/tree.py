@@ -53,7 +53,7 @@ class TreeVerifier:
     def transitions(self, position: Position, order: Order) -> Float64[Tensor, "positions drafts+1"]:
         """``P(the path goes on with y, m drafts are y) / q(y)`` at each position of a text; ``UserError`` where no path is selected."""
         if self.selected is None:
-            raise UserError(f"{self.name} verifies whole trees, which replay does not know", remedy="decode live")
+            raise UserError(f"{self.name} verifies whole trees, which replay does not support", remedy="decode live")
         at_target = position.at(position.target)[:, None]
         return torch.where(at_target > 0, self.selected(position, order) / at_target.where(at_target > 0, 1.0), 0.0)
 
