@@ -16,7 +16,7 @@ class Engine(Settings):
     ``inflated_ffn`` wide on ``inflated_widths`` times as many channels.
     """
 
-    pair: str = Field("main", description="whose target and drafts")
+    pair: str = Field("main", description="the pair whose target and drafts are used")
     backend: Literal["llama_cpp", "torch"] = "llama_cpp"
     device: Device = "cpu"
     inflated_layers: int = Field(0, ge=0)

@@ -39,15 +39,15 @@ class Data(Settings):
     pairs: int = Field(gt=0, description="positions whose target and draft distributions are recorded, per dataset")
     seed: Whole = 0
     label: dict[Literal["language", "topic"], Literal["langid", "hub"]] = Field(
-        {}, description="how classes are found that the rows do not carry"
+        {}, description="how to find classes that the rows do not contain"
     )
     router: dict[streams.GroupBy, Literal["langid", "naive_bayes", "hub"]] = Field(
         {"dataset": "naive_bayes", "language": "langid", "topic": "naive_bayes"},
-        description="how a request's class is named as it arrives",
+        description="how to find a request's class when it arrives",
     )
     classifier: str = Field(
         "alimazhar-110/website_classification@main",
-        description="what the method hub asks: a folder, or ``owner/name@revision``",
+        description="the classifier for the method hub: a folder, or ``owner/name@revision``",
     )
     on_bad_row: Literal["keep", "stop"] = "keep"
     profile: Literal["clean", "osd_repo_2024"] = "clean"
