@@ -130,7 +130,9 @@ def test_schemas_stand_in_a_file_beside(tmp_path: Path) -> None:
         {"column_names_original": [1], "table_names_original": ["a"]},
     ):
         write(tmp_path / "spider/tables.json", {"db_id": "zoo", **damage})
-        with pytest.raises(UserError, match=r"tables.json:1: a database without table_names_original and column_names_original"):
+        with pytest.raises(
+            UserError, match=r"tables.json:1: a database without table_names_original and column_names_original"
+        ):
             list(source.rows("train"))
 
 

@@ -23,7 +23,9 @@ def run(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(("factor", "words"), [(1.0, "pays off"), (2.0, "does not pay off"), (1.5, "is not shown to pay off")])
+@pytest.mark.parametrize(
+    ("factor", "words"), [(1.0, "pays off"), (2.0, "does not pay off"), (1.5, "is not shown to pay off")]
+)
 def test_whether_a_draft_pays_follows_the_interval(factor, words, run):
     table = TABLES["osd_latency_dataset"](PAYS)
     table.loc[table["contender"] == "distilled", "seconds"] *= factor

@@ -82,7 +82,13 @@ def test_where_nothing_is_drafted_a_call_is_a_plain_step():
     [
         (0.9, 60, 0.1, "yes", "times as fast"),
         (0.9, 29, 0.1, "not yet known", "29 usable requests; 30 are needed"),
-        (0.05, 60, 0.1, "no", "this draft does not help, others could: acceptance is 0.05; a draft would pay off from 0.15"),
+        (
+            0.05,
+            60,
+            0.1,
+            "no",
+            "this draft does not help, others could: acceptance is 0.05; a draft would pay off from 0.15",
+        ),
         (0.9, 60, 2.0, "no", "no draft of this cost can help: a perfect one gives 0.66"),
     ],
 )

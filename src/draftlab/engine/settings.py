@@ -68,7 +68,9 @@ class Answers(Settings):
         gt=0, default=65536, description="most tokens in such a batch: prompts, answers and padding together"
     )
     keep: int = Field(
-        gt=0, default=64, description="number of most probable tokens to record of each distribution over a large vocabulary"
+        gt=0,
+        default=64,
+        description="number of most probable tokens to record of each distribution over a large vocabulary",
     )
     dtype: Dtype = Field(
         "float32",

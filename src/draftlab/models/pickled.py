@@ -34,7 +34,9 @@ def convert(source: Path, out: Path) -> None:
         for file in files:
             made = folder / f"{file.stem.removeprefix('pytorch_')}.safetensors"
             print(
-                f"{file.name}: pickled; only its weights were read, and written as {made.name}", file=sys.stderr, flush=True
+                f"{file.name}: pickled; only its weights were read, and written as {made.name}",
+                file=sys.stderr,
+                flush=True,
             )
             _convert_file(file, made)
             index |= dict.fromkeys(_names_in(made), made.name)

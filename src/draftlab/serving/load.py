@@ -286,7 +286,9 @@ def _profile(settings: Load) -> Profile:
 
 def _acceptance(settings: Load) -> Acceptance:
     if (settings.alpha is None) == (settings.acceptance is None):
-        raise UserError("no acceptance, or two", remedy="give either --alpha, or --acceptance FILE with an engine's records")
+        raise UserError(
+            "no acceptance, or two", remedy="give either --alpha, or --acceptance FILE with an engine's records"
+        )
     if settings.alpha is not None:
         return from_alpha(settings.alpha)
     assert settings.acceptance is not None

@@ -33,7 +33,9 @@ def run_file(cell: tyro.conf.Positional[Path]) -> None:
         variants = [Variant(own["labels"], stage.settings.model_validate(own["settings"])) for own in said["variants"]]
         inputs = stage.inputs.model_validate(said["inputs"])
     except KeyError as error:
-        raise UserError(f"no {error} in it", file=cell, remedy="run the workflow again: it rewrites this file") from None
+        raise UserError(
+            f"no {error} in it", file=cell, remedy="run the workflow again: it rewrites this file"
+        ) from None
     run(stage, variants, inputs, cell.parent)
 
 

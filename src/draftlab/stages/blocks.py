@@ -73,7 +73,9 @@ class Settings(Contest):
 class Row(Contested):
     """A request under a contender: expected counts, given its text."""
 
-    depth: int = column("number of drafted tokens that these blocks keep, and the depth of those judged; -1: all together")
+    depth: int = column(
+        "number of drafted tokens that these blocks keep, and the depth of those judged; -1: all together"
+    )
     blocks: float = column("target calls")
     all_blocks: float = column("all target calls of the request")
     emitted: float = column("tokens that these blocks emit", "tokens")

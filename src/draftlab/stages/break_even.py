@@ -88,7 +88,9 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     folders = Folders(inputs.answers, inputs.models, bench.kept)
     recorded = folders.recorded(settings.dataset, "train")
     if len(recorded.answers) < 2 * settings.requests:
-        what = f"only {len(recorded.answers)} answers for {settings.requests} requests to serve and as many to distil on"
+        what = (
+            f"only {len(recorded.answers)} answers for {settings.requests} requests to serve and as many to distil on"
+        )
         raise UserError(what, remedy="lower requests, or raise data.train of the scale")
     every = whole(recorded, settings.dataset).reordered(settings.seed)
     stream, target = every.take(range(settings.requests)), folders.target(settings.device, inputs.dtype)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 class Settings(Base):
     num_tokens: list[Count] = Field(min_length=1)
     num_drafts: list[Count] = Field(min_length=1)
-    cases: int = Field(gt=0, description="random distributions per size, on which formula and linear program are compared")
+    cases: int = Field(
+        gt=0, description="random distributions per size, on which formula and linear program are compared"
+    )
     seed: Whole = 0
 
 

@@ -38,7 +38,9 @@ class Derived:
     """What a comparison says of a repeat."""
 
     block: int = column("the comparison")
-    winner: float = column("whether the comparison of its pairs names a winner, though the two are the same", timed=True)
+    winner: float = column(
+        "whether the comparison of its pairs names a winner, though the two are the same", timed=True
+    )
     measured: str = column("what was measured, in words")
 
 

@@ -51,11 +51,14 @@ class Settings(Engine):
     max_new_tokens: int = Field(gt=0)
     adaptive: bool = Field(False, description="also decode with a draft length that follows the acceptance")
     confidence: Under1 = Field(
-        0, description="also decode with blocks that end where the draft gives its token less than this probability; 0: do not"
+        0,
+        description="also decode with blocks that end where the draft gives its token less than this probability; 0: do not",
     )
     temperature: float = Field(default=0, ge=0, description="temperature at which target and drafts sample; 0: greedy")
     lookup: bool = Field(True, description="also decode with prompt lookup, alone and before the last draft")
-    distilled: Literal["osd_offline", "traffic_verdict"] = Field("osd_offline", description="the experiment that distilled the draft")
+    distilled: Literal["osd_offline", "traffic_verdict"] = Field(
+        "osd_offline", description="the experiment that distilled the draft"
+    )
     contenders: list[str] = Field(
         [BEFORE, DISTILLED],
         min_length=1,

@@ -36,9 +36,13 @@ class Settings(Base):
     pair: str = "main"
     depth: int = Field(gt=0, default=8)
     ngram: int = Field(gt=0, default=2, description="number of last tokens that must have occurred before")
-    tuning: int = Field(gt=0, default=100, description="answers of the stream on which the length and threshold are chosen")
+    tuning: int = Field(
+        gt=0, default=100, description="answers of the stream on which the length and threshold are chosen"
+    )
     cost_ratio: float = Field(ge=0, default=0.05, description="cost of a draft step, in target steps")
-    verify_cost: float = Field(ge=0, default=0.15, description="what each further verified token adds to the cost of a target step")
+    verify_cost: float = Field(
+        ge=0, default=0.15, description="what each further verified token adds to the cost of a target step"
+    )
 
 
 class Row:

@@ -41,7 +41,9 @@ class Row(Counts):
     tokens: int = column("tokens that the draft has read for training by then", "tokens")
     learning_seconds: float = timing("CPU time of the distillation up to then", optional=True)
     measured: Literal["replay", "live"] = column("replay of the recorded answer, or live decoding", optional=True)
-    looping: bool = column("whether some six tokens in a row occur at least three times in the target's answer", optional=True)
+    looping: bool = column(
+        "whether some six tokens in a row occur at least three times in the target's answer", optional=True
+    )
 
 
 class Derived:

@@ -54,11 +54,15 @@ class Settings(Serving):
     warm_epochs: int = Field(1, gt=0)
     warm_fair: bool = False
     drafts: Literal["shared", "by_group", "by_route"] = "shared"
-    route_errors: float = Field(0.0, ge=0, le=1, description="share of requests that are deliberately sent to a wrong draft")
+    route_errors: float = Field(
+        0.0, ge=0, le=1, description="share of requests that are deliberately sent to a wrong draft"
+    )
     measured_on: Literal["stream", "held_out"] = "stream"
     probes: int = Field(0, ge=0, description="measurements on the held-out requests along the stream")
     bin: int = Field(
-        1, gt=0, description="number of neighbouring requests of one class that form a unit of the bootstrap, and of places in one row"
+        1,
+        gt=0,
+        description="number of neighbouring requests of one class that form a unit of the bootstrap, and of places in one row",
     )
     timed: bool = Field(False, description="add the columns cpu_seconds and peak_mb of each run")
     live: bool = Field(False, description="decode with the target instead of replaying its recorded answers")
@@ -93,7 +97,9 @@ class Settings(Serving):
 class Row(Counts):
     """One request, or ``bin`` neighbours of one class, as one variant and seed served them."""
 
-    stream_index: int = column("position in the stream (for a bin, of its first request); for held-out requests, the position among them")
+    stream_index: int = column(
+        "position in the stream (for a bin, of its first request); for held-out requests, the position among them"
+    )
     request_id: int = column(
         "number among the recorded requests of its split, the same for every seed; for a bin, that of its first request"
     )
@@ -113,7 +119,9 @@ class Row(Counts):
 class Derived:
     served: int = column("requests of the stream", "requests", optional=True)
     request_ms: float = column("CPU time per request", "ms", timed=True, optional=True)
-    added_ms: float = column("CPU time per request beyond those of the next shorter stream", "ms", timed=True, optional=True)
+    added_ms: float = column(
+        "CPU time per request beyond those of the next shorter stream", "ms", timed=True, optional=True
+    )
     setting: str = column("what is varied besides the interval, in words", optional=True)
     rate: float = column("requests sent to another draft on purpose", "%", optional=True)
     drafts: str = column("whether one draft served all (shared) or each group its own (separate)", optional=True)

@@ -33,8 +33,12 @@ class Row(UnroundedCounts):
     empty: float = column("calls of the target for which nothing was drafted", "calls")
     steps: float = column("steps of the draft model", "steps")
     prompt_tokens: int = column("tokens of the prompt", "tokens")
-    optimum_2: float = column("most that any verifier accepts of two drafts at each position, summed over all positions", "tokens")
-    optimum_4: float = column("most that any verifier accepts of four drafts at each position, summed over all positions", "tokens")
+    optimum_2: float = column(
+        "most that any verifier accepts of two drafts at each position, summed over all positions", "tokens"
+    )
+    optimum_4: float = column(
+        "most that any verifier accepts of four drafts at each position, summed over all positions", "tokens"
+    )
 
 
 MEASURES = {

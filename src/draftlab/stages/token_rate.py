@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 class Settings(Base):
     """Token rate = block efficiency / (draft + v(nodes) + selection), for several pairs, all with the block efficiency of ours."""
 
-    profiles: list[str] = Field([], description="hardware profiles with known costs of the target's steps (draftlab load)")
-    draft_share: float = Field(0.01, gt=0, description="cost of a draft step with these profiles, as a share of the target's")
+    profiles: list[str] = Field(
+        [], description="hardware profiles with known costs of the target's steps (draftlab load)"
+    )
+    draft_share: float = Field(
+        0.01, gt=0, description="cost of a draft step with these profiles, as a share of the target's"
+    )
     context: int = Field(256, ge=0, description="tokens before a block with these profiles")
 
 

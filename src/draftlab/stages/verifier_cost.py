@@ -64,9 +64,7 @@ class Row:
     ms_p90: float = column("the same, 90th percentile", "ms", timed=True)
     ms_low: float = column("lower end of the median's 95 % bootstrap interval over rounds", "ms", timed=True)
     ms_high: float = column("its upper end", "ms", timed=True)
-    over_single: float = column(
-        "median extra time compared with a single draft in the same round", "ms", timed=True
-    )
+    over_single: float = column("median extra time compared with a single draft in the same round", "ms", timed=True)
     over_single_low: float = column(
         "lower end of its interval; for the single draft itself, the interval should include 0", "ms", timed=True
     )
