@@ -141,7 +141,7 @@ def test_rows_without_a_label_stay_out() -> None:
         (Stream(kind="linear", knots=(1.0, 0.0, 1.0)), "shares"),
         (Stream(kind="linear", knots=(0.0, 0.0)), "shares"),
         (Stream(kind="iid", weights=(-1.0, 2.0)), "shares"),
-        (Stream(kind="recurring", period=0), "period 0"),
+        (Stream(kind="recurring", period=0), "period is 0"),
         (Stream(kind="two_mix"), "gates"),
         (Stream(kind="shuffled", gates=((1, "a"),)), "gates"),
         (Stream(kind="two_mix", gates=((1, "c"),)), "a gate names c"),

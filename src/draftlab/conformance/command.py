@@ -1,4 +1,4 @@
-"""``draftlab verify-lossless``: find the verifier or the samples, run the tests, print what each found."""
+"""``draftlab verify-lossless``: find the verifier or the samples, run the tests, and print the result of each."""
 
 from __future__ import annotations
 
@@ -145,9 +145,9 @@ def verify_lossless(
     false_alarm: float = 1e-3,
     seed: int = 0,
 ) -> None:
-    """Test whether a verifier keeps the target's distribution: its distribution exactly, its samples sequentially.
+    """Test whether a verifier preserves the target's distribution: its own distribution exactly, its samples sequentially.
 
-    VERIFIER is a name (single, specinfer, ...) or MODULE:OBJECT; DRAFTING says how its drafts are made, FORM what a function of yours is:
+    VERIFIER is a name (single, specinfer, ...) or MODULE:OBJECT. DRAFTING says how its drafts are made, and FORM which kind of function it is:
 
     distribution(target_probs[vocab], draft_probs[drafts, vocab], tokens[drafts]) gives the probability of each emitted token;
 
@@ -155,7 +155,7 @@ def verify_lossless(
 
     samples() yields pairs (target_probs[vocab], token).
 
-    SAMPLES is a file of {"target_probs": [...], "token": n} lines from any engine, each whole text cut at a length fixed beforehand.
+    SAMPLES is a file of {"target_probs": [...], "token": n} lines from any engine; cut each text at a length fixed in advance.
     """
     budget = Budget(max_samples, false_alarm, seed)
     if (verifier is None) == (samples is None):

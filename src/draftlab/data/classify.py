@@ -146,7 +146,7 @@ def classify_file(
     out: Path,
     report: Path,
 ) -> None:
-    """Label each request with its language or topic, and report how often that agrees with its own label."""
+    """Label each request with its language or topic, and report how often this agrees with the label it came with."""
     labelled = read_jsonl(train, Prompt) if train else None
     classifier = classifier_of(method, label, labelled, model, device)
     marked, found = classify(list(read_jsonl(prompts, Prompt)), classifier, label)

@@ -200,10 +200,10 @@ def fetch(
     out: Path,
     content: str = "",
 ) -> None:
-    """Write the raw rows of one split of a dataset as JSON lines, and beside them where they come from.
+    """Write the raw rows of one split of a dataset as JSON lines, and next to them a file that says where they come from.
 
-    ``rows`` bounds how many (0: all); rows that cannot be read are written with their problem. ``content``: what ``content_of`` said of the
-    files when the run began; ``UserError`` when they are others by now.
+    ``rows`` is the largest number to write (0: all). Rows that cannot be read are written with their problem. ``content`` is the result of
+    ``content_of`` when the run began; if the files have changed since, this is a ``UserError``.
     """
     opened = open_source(dataset, source, raw=raw, train_rows=rows, eval_rows=rows, seed=seed)
     count = write_jsonl(out, itertools.islice(opened.rows(split), rows or None))

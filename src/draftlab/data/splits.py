@@ -124,7 +124,7 @@ def _too_few(dataset: str, train: Counts, chosen: int, rejected: Path) -> UserEr
 def make_from(
     dataset: str, source: SourceName = "generator", *, raw: Path | None = None, out: Path, options: Flat[Options]
 ) -> dict[str, Any]:
-    """Write the prompts of a dataset, its held-out prompts, its rejected rows and a summary; a generator draws as many as are asked for."""
+    """Write a dataset's prompts, held-out prompts, rejected rows and a summary; a generator draws as many rows as are requested."""
     train_rows = options.train if registry.find(dataset).eval else options.train + options.eval
     opened = open_source(dataset, source, raw=raw, train_rows=train_rows, eval_rows=options.eval, seed=options.seed)
     summary = make(dataset, opened, out, options)

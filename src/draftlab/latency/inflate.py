@@ -27,9 +27,9 @@ ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight"
 
 
 def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widths: int = 1, seed: int = 0) -> None:
-    """Pad a Llama to cost as much as a larger one without changing its output: ``layers`` layers whose feed-forward parts are ``ffn`` wide.
+    """Pad a Llama to cost as much as a larger one, without changing its output, to ``layers`` layers with feed-forward parts ``ffn`` wide.
 
-    The residual stream has ``widths`` times as many channels (1, 4, 16 ...: the root of it must be a power of 2).
+    The residual stream gets ``widths`` times as many channels (1, 4, 16 ...: the square root must be a power of 2).
 
     Added layers, columns and channels have random weights and zero output projections: bit-identical logits with llama.cpp, and with
     any engine when ``ffn`` and ``widths`` stay as they are (a wider sum may be blocked differently). ``UserError`` when it would shrink.

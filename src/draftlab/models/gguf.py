@@ -57,12 +57,12 @@ INFLATED_KEY = "draftlab.inflated_from"
 
 
 def export(model: Path, out: Path, weights: Weights = "f32", *, vocabulary: bool = True) -> None:
-    """Write a model folder (Llama or T5) as one GGUF file for llama.cpp; with --no-vocabulary it decodes token ids only.
+    """Write a model folder (Llama or T5) as one GGUF file for llama.cpp; with --no-vocabulary, the file decodes only token ids.
 
-    Matrices are stored as ``weights`` (as f16 where a row cannot be cut into blocks of 32), vectors as f32.
+    Matrices are stored as ``weights`` (as f16 if a row cannot be cut into blocks of 32), and vectors as f32.
     ``vocabulary=False`` leaves the tokenizer out: such a file decodes token ids, which is all that a latency measurement
     needs, but not text. Anything that llama.cpp could not run is a ``UserError``. A trimmed head becomes the file's vocabulary, and a table
-    of embeddings lies beside it (``models.trimmed``).
+    of embeddings is written next to the file (``models.trimmed``).
     """
     config = read_config(model)
     if config.get("head_tokens"):

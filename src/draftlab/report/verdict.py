@@ -36,9 +36,9 @@ from draftlab.serving.verdict import NAMES, Asked, Range, Verdict
 
 NO_DRAFT = Range(estimate=1, low=1, high=1)
 FIGURES = {
-    "length": "Speed-up over no draft, one request at a time, by draft length; each option as it is best proposed. Below 1 the draft makes requests slower.",
-    "load": "Speed-up of a whole request, waiting included, by load, each at its best draft length; 1 where no length pays.",
-    "time": "Acceptance along the log, of a draft distilled on it along the held-out requests.",
+    "length": "Speed-up over no draft by draft length, one request at a time, with each option's better way to propose. Below 1, the draft makes requests slower.",
+    "load": "Speed-up of a whole request, including waiting, by load, at the best draft length for each; 1 if no length pays off.",
+    "time": "Acceptance along the log; for a draft distilled on the log, along the held-out requests.",
 }
 HALF = 2 * ENOUGH
 """Requests of a log of which half, at most, are held out."""

@@ -1,4 +1,4 @@
-"""Settings of engines: draft lengths and acceptance in the words of each, checked by the engine's own rules before they are written."""
+"""Settings for serving engines: draft lengths and acceptance in each engine's own format, checked by its own rules before they are written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ranges = Sequence[tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A pair, how long to draft (``draft_len`` at most, ``ranges`` by batch), and the acceptance that was measured."""
+    """A pair, its draft lengths (``draft_len`` at most, ``ranges`` by batch), and the measured acceptance."""
 
     target: str
     draft: str
@@ -50,7 +50,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A file for an engine, the version it is for, and the command that uses it."""
+    """A file for an engine, the version it is written for, and the command that uses it."""
 
     file: str
     version: str
@@ -99,7 +99,7 @@ def vllm(wanted: Wanted) -> Emitted:
 
 
 def vllm_synthetic(wanted: Wanted) -> Emitted:
-    """The same acceptance without a good draft, to time a server: rates by position, none above the one before it."""
+    """Synthetic acceptance, to time a server without a good draft: rates by position, none above the one before it."""
     rates = check_marginals(wanted.marginals, wanted.draft_len)
     config = {
         "method": "draft_model",
@@ -178,7 +178,7 @@ def llama_cpp(wanted: Wanted) -> Emitted:
 
 
 def llama_cpp_synthetic(wanted: Wanted) -> Emitted:
-    """The same acceptance without a good draft, to time a server."""
+    """Synthetic acceptance, to time a server without a good draft."""
     rates = check_marginals(wanted.marginals, wanted.draft_len)
     flags = {**_llama_flags(wanted), "--spec-synth-rates": ",".join(f"{r:g}" for r in rates)}
     return _llama_server(
@@ -347,7 +347,7 @@ def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int
 
 
 def write(wanted: Wanted, engines: Sequence[str], out: Path) -> list[Emitted]:
-    """Write the settings of ``engines`` (none named: of all that this pair fits) into the folder OUT."""
+    """Write settings for ``engines`` (if none is named, for all that can use this pair) into the folder OUT."""
     found = []
     for name in engines or EMITTERS:
         if name not in EMITTERS:
@@ -380,7 +380,7 @@ def emit(
     greedy: bool = False,
     out: Path,
 ) -> None:
-    """Write settings for serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON of draftlab load), or one DRAFT_LEN."""
+    """Write settings for serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON file of draftlab load), or a single DRAFT_LEN."""
     if (load is None) == (draft_len is None):
         raise UserError("no draft length, or two", remedy="give either --load or --draft-len")
     shown = records.acceptance(acceptance) if acceptance else from_alpha(alpha) if alpha is not None else None

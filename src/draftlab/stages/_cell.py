@@ -26,7 +26,7 @@ KINDS = {int: "iu", float: "fiu", str: "OUT", bool: "b"}
 
 
 def run_file(cell: tyro.conf.Positional[Path]) -> None:
-    """Run one cell of an experiment, as described by its cell.json; its table and its record go to the same folder."""
+    """Run one cell of an experiment, as described by its cell.json; its table and record go into the same folder."""
     said = read_object(cell)
     try:
         stage = STAGES[said["stage"]]

@@ -58,10 +58,10 @@ def make_tokenizer(
     template: Template = "vicuna_short",
     content: str = "",
 ) -> None:
-    """Make the tokenizer that target and draft share: the target's own when it exists, else one trained on the prompts.
+    """Make the tokenizer that target and draft share: the target's own if it exists, else one trained on the prompts.
 
-    Refuse a file of ASKED whose prompts all leave less room than MAX_NEW_TOKENS in the target's context, or in DRAFT_CONTEXT (0: any),
-    before anything is trained. CONTENT is the digest that the files of --model must have, without weights.
+    Before anything is trained, refuse a file of ASKED if no prompt in it leaves room for MAX_NEW_TOKENS in the target's context, or in
+    DRAFT_CONTEXT (0: any). CONTENT is the digest that the files of --model must have, without weights.
     """
     with atomic_dir(out) as folder:
         if recipe.model:
@@ -124,8 +124,8 @@ def make_draft(
 ) -> None:
     """Make the draft: train it on reference answers, on public text where there are none, or fetch the one that --model names.
 
-    A design made of the ``target`` needs its folder; the tokens of a trimmed head are the most frequent ones of the recorded
-    ``answers``, or of what the draft is trained on.
+    A design made from the ``target`` needs its folder. The tokens of a trimmed head are the most frequent ones in the recorded
+    ``answers``, or in what the draft is trained on.
     """
     words = load_tokenizer(tokenizer)
     if recipe.model:

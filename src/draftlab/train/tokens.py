@@ -98,7 +98,7 @@ def _kinds(found: Proposals, tokenizer: Tokenizer) -> list[dict[str, str]]:
 
 
 def write_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_len: int, out: Path) -> None:
-    """Write the accepted and rejected tokens of one request under two drafts, BEFORE and AFTER, for the report."""
+    """Write the accepted and rejected tokens of one request with two drafts, BEFORE and AFTER, for the report."""
     drafts = load_model(before), load_model(after)
     found = token_view(*drafts, load_pass(answers), load_tokenizer(after), draft_len)
     write_json(out, {"dataset": dataset, **found})
