@@ -35,9 +35,9 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Policy:
-    """How the loop drafts and verifies; ``is_greedy`` when both sides only ever take the most probable token.
+    """How the loop drafts and verifies; ``is_greedy`` if both sides always take the most probable token.
 
-    ``transform`` makes the target's logits a distribution: a clock may wrap it.
+    ``transform`` turns the target's logits into a distribution; a clock may wrap it.
     """
 
     sampling: Sampling
@@ -51,7 +51,7 @@ class Policy:
 
     @property
     def drafting(self) -> Drafting:
-        """How the tokens that follow one and the same text are drafted."""
+        """How the tokens that follow the same text are drafted."""
         return self.token_verifier.drafting if self.token_verifier else "independent"
 
     @property
@@ -145,7 +145,7 @@ def check_tree(heads: Medusa, num_drafts: int, draft_len: int, policy: Policy) -
 
 
 def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions vocab"], policy: Policy) -> Verdict:
-    """What stands of the ``proposal``, from the target's ``logits`` after each token of each sequence."""
+    """What is accepted of the ``proposal``, given the target's ``logits`` after each token of each sequence."""
     tokens, draft_probs = proposal.tokens, proposal.distributions
     if draft_probs is None:  # all greedy: a token stands if the target says the same
         path = [0] * len(tokens)

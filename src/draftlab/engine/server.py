@@ -1,8 +1,8 @@
-"""The target on an OpenAI-compatible server: what it answers, and the most probable tokens of each position by their ids.
+"""The target on an OpenAI-compatible server: its answers, and the most probable tokens at each position, by id.
 
-Prompts go out as token ids, so the chat template is ours and the server tokenizes nothing. llama.cpp's server and vLLM name tokens by id; a
-server that gives their text alone is refused, since several ids may have one text. The log-probabilities are those before temperature, top-k and
-top-p, as both servers give them. The mass of the other tokens is 1 less the sum of the named ones: as exact as the server's float32 softmax.
+Prompts are sent as token ids, so the chat template is ours and the server tokenizes nothing. llama.cpp's server and vLLM name tokens by id; a
+server that gives only their text is refused, since several ids may have the same text. The log-probabilities are those before temperature, top-k
+and top-p, as both servers give them. The mass of the other tokens is 1 minus the sum of the named ones, as exact as the server's float32 softmax.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Step = tuple[int, dict[int, float]]
 
 
 class Server:
-    """One model on one server. ``description`` is what it says of itself."""
+    """One model on one server. ``description`` is what the server says about it."""
 
     def __init__(self, target: Path, settings: Answers) -> None:
         self._settings, self._url = settings, settings.url.rstrip("/")

@@ -13,13 +13,13 @@ from draftlab.core.settings import Count, Device, Dtype, Settings, Template, Who
 class Recipe(Settings):
     """A model: one that exists, or one that is trained on the spot.
 
-    ``model`` names one that exists: a folder, a GGUF file, ``package:NAME`` (``files.packages``), or ``owner/name[@revision]`` of the hub.
-    A T5 has ``layers`` in its encoder and as many in its decoder. ``learns``: what a small draft is trained on, public text
-    (``documents``), or the reference answers that a small target learns too. What a draft begins as is its ``design``: random
-    weights (``scratch``); the target's embedding, its first ``layers`` layers, its norm and its head (``pruned``); the target's embedding
-    on its first ``hidden`` principal components under new layers (``pca``). ``head``: how many tokens it can propose, the
-    most frequent ones of the recorded answers to the stream's requests (0: all); with ``fill`` the first ones of the vocabulary, which are the
-    common ones of a tokenizer that was trained by merging pairs, where this traffic has too few.
+    ``model`` names an existing model: a folder, a GGUF file, ``package:NAME`` (``files.packages``), or ``owner/name[@revision]`` on the hub.
+    A T5 has ``layers`` in its encoder and as many in its decoder. ``learns`` says what a small draft is trained on: public text
+    (``documents``), or the reference answers that a small target also learns. ``design`` says what a draft starts from: random weights
+    (``scratch``); the target's embedding, first ``layers`` layers, norm and head (``pruned``); or the target's embedding projected on its first
+    ``hidden`` principal components, below new layers (``pca``). ``head`` is the number of tokens that the draft can propose: the most frequent
+    ones in the recorded answers to the stream's requests (0: all). With ``fill``, if this traffic has too few, the first tokens of the
+    vocabulary are added; they are the common ones in a tokenizer that was trained by merging pairs.
     """
 
     model: str | None = None
@@ -52,9 +52,9 @@ API_KEY = "DRAFTLAB_API_KEY"
 
 
 class Answers(Settings):
-    """How the target answers: the recorded pass that every variant shares.
+    """How the target answers, for the recorded pass that every variant shares.
 
-    ``engine``: ``transformers`` reads the model folder with torch; ``llama_cpp`` a GGUF file (that of a folder which was made of one,
+    ``engine``: ``transformers`` reads the model folder with torch; ``llama_cpp`` reads a GGUF file (the one from which the folder was made,
     else an export in ``dtype``); ``openai`` asks the server at ``url``, which runs the target itself (``docs/own.md``).
     """
 
