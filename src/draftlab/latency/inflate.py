@@ -1,6 +1,6 @@
 """Make a small trained Llama cost as much as a large one without changing what it computes.
 
-Speculation pays when a target step is expensive; a model that trains in a minute is too cheap for that. Layers whose output
+Speculation pays off if a target step is expensive; a model that trains in a minute is too cheap for that. Layers whose output
 projections are zero add work and nothing else, so acceptance and text stay those of the trained model. So do channels that stay zero: an
 RMS norm over four times the channels with a quarter of the epsilon divides by half as much, and half the weight undoes it, without
 rounding. This emulates the latency of a larger target and is labelled as such, in ``config.json`` and in every GGUF file made from it.

@@ -1,4 +1,4 @@
-"""What a measurement on an inference engine may say. Free of torch: the Snakefile imports it."""
+"""Settings of a measurement on an inference engine. Free of torch: the Snakefile imports it."""
 
 from __future__ import annotations
 

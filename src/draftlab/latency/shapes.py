@@ -1,6 +1,6 @@
-"""The papers' architectures with random weights, built where they run: time and memory at real size without a download.
+"""The papers' architectures with random weights, built where they run, to measure time and memory at real size without a download.
 
-Weights change no timing of a dense model. ``reduced`` divides widths and depths, for a test on a laptop.
+The values of the weights do not affect the timing of a dense model. ``reduced`` divides widths and depths, for a test on a laptop.
 """
 
 from __future__ import annotations

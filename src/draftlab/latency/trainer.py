@@ -1,4 +1,4 @@
-"""A process that trains a draft on another core while this one measures; it is stopped and continued around what is measured."""
+"""A process that trains a draft on another core while this one measures; it is paused and resumed around the measured work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Trainer:
         self.process.send_signal(signal.SIGCONT if running else signal.SIGSTOP)
 
     def steps_during(self, work: Callable[[], None]) -> dict[str, float]:
-        """Updates that it makes while ``work`` runs, and for how long that is."""
+        """The number of updates made while ``work`` runs, and how long it runs."""
         begun, steps = time.perf_counter(), self.steps
         work()
         return {"training_steps": self.steps - steps, "wall_seconds": time.perf_counter() - begun}

@@ -1,4 +1,4 @@
-"""What a measurement needs from an inference engine, and when two models may work as a pair."""
+"""What a measurement needs from an inference engine, and when two models can work as a pair."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Settings:
 class LatencyBackend(Protocol):
     """One model and its cache on one engine; ``tokens`` are those in the cache, in order.
 
-    Of an encoder-decoder that is the decoder's cache, and ``decoder_start`` the token that every answer of it begins with (None:
-    decoder-only). Until ``encode`` it has read ``SOURCE``. ``vocabulary`` holds digests of its tokens, by what they were made of.
+    For an encoder-decoder, this is the decoder's cache, and ``decoder_start`` is the token with which every answer begins (None:
+    decoder-only). Until ``encode`` is called, the encoder has read ``SOURCE``. ``vocabulary`` holds digests of the tokens, by their source.
     """
 
     decoder_start: int | None
@@ -88,14 +88,14 @@ class LatencyBackend(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Engine, build, device, threads, weights: what a table of timings must state."""
+        """Engine, build, device, threads and weights, which a table of timings must state."""
         ...
 
     def close(self) -> None: ...
 
 
 def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:
-    """Refuse two models that do not read token ids alike, or of which one alone has an encoder."""
+    """Refuse two models that read token ids differently, or of which only one has an encoder."""
     remedy = "use a draft that was trained with the target's tokenizer"
     if target.decoder_start != draft.decoder_start:
         kinds = ["decoder-only" if m.decoder_start is None else "an encoder-decoder" for m in (target, draft)]

@@ -1,6 +1,6 @@
-"""A model folder in the Hugging Face layout -> one GGUF file (``gguf_files`` is the way back), with the refusals that llama.cpp lacks.
+"""A model folder in the Hugging Face layout -> one GGUF file (``gguf_files`` does the reverse), refusing what llama.cpp does not refuse.
 
-llama.cpp aborts the process on some files that it cannot run; everything here that could lead to one is a ``UserError`` first.
+llama.cpp aborts the process on some files that it cannot run; anything that could lead to such a file is a ``UserError`` here.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RandomTensors:
-    """Weights that only look like a model's: one pool of normal numbers, repeated, begun elsewhere for each tensor."""
+    """Weights that only look like a model's: one pool of normal numbers, repeated, starting at a different place for each tensor."""
 
     pool: Array
     shapes: dict[str, tuple[int, ...]]
@@ -473,7 +473,7 @@ def _write_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, A
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:
-    """SHA-256 of the tokens in the order of their ids: two models with the same digest read ids alike."""
+    """SHA-256 of the tokens in the order of their ids: two models with the same digest read ids in the same way."""
     vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 

@@ -46,7 +46,7 @@ def _start() -> None:
 
 
 class LlamaCpp:
-    """One GGUF model with its cache; a context manager. Sequence 0 is the conversation, others serve as branches or a batch."""
+    """One GGUF model with its cache; a context manager. Sequence 0 is the conversation; others serve as branches or as a batch."""
 
     def __init__(self, path: Path | str, settings: Settings = Settings()) -> None:  # noqa: B008 (frozen)
         path = Path(path)
@@ -220,7 +220,7 @@ class LlamaCpp:
         lib.llama_memory_seq_rm(self._memory, -1, context, -1)
 
     def branch(self, sequence: int) -> None:
-        """Let ``sequence`` share everything that sequence 0 has cached; nothing is copied when the cache is shared."""
+        """Let ``sequence`` share everything that sequence 0 has cached; nothing is copied if the cache is shared."""
         lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         lib.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
 

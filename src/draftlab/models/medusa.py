@@ -1,7 +1,7 @@
 """Medusa-1: heads on a frozen target that guess the tokens after the next one (Cai et al. 2024).
 
-The target is the draft: what its last layer says of a token predicts the next one by the target's own projection, and the d-th token
-after that by head d. A learner of drafts (``distill``) sees a model with one prediction of each position per head.
+The target is its own draft. From the last layer's state of a token, the target's own projection predicts the next token, and head d predicts
+the d-th token after that. Training code for drafts sees a model with one prediction of each position per head.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A trimmed head outside our own Llama: the two files that llama.cpp takes, and a folder with the whole vocabulary for any engine.
+"""A trimmed head outside our own Llama: the two files that llama.cpp needs, and a folder with the whole vocabulary for any engine.
 
-llama.cpp takes the head as its vocabulary. What it reads comes from a table of embeddings beside the GGUF file, and what it chooses is a
-place in the head. Free of torch, as a process that measures llama.cpp is.
+llama.cpp uses the head as its vocabulary. What it reads comes from a table of embeddings next to the GGUF file, and what it chooses is a
+place in the head. Free of torch, because processes that measure llama.cpp do not load it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The small models of the scales that download nothing: a tokenizer, a target, and a draft that knows something else.
 
-The target learns the answers of the datasets' own training rows. The draft sees only unpaired public text, so it starts with a low
-acceptance: that is the situation that online distillation starts from.
+The target learns the answers of the datasets' own training rows. The draft sees only public text that belongs to no prompt, so it starts with a
+low acceptance, which is the starting point of online distillation.
 """
 
 from __future__ import annotations
