@@ -1,4 +1,4 @@
-"""Train drafts, measure speculative decoding, and reproduce the papers: a verb for each Snakemake rule, and verbs for people."""
+"""Train drafts, measure speculative decoding, and reproduce the papers. Snakemake rules and people use the same commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from draftlab.stages.verifier_cost import Settings as VerifierCost
 def data_stream(
     stream: Flat[streams.Stream], *, prompts: tuple[Path, ...], answered: tuple[Path, ...] = (), out: Path
 ) -> None:
-    """Write requests in the order of arrival; with --answered, only those that have an answer in these files."""
+    """Write requests in their order of arrival; with --answered, only those that have an answer in these files."""
     from draftlab.data.prompts import Prompt
     from draftlab.engine.answers import Answer
     from draftlab.files.json_files import read_jsonl, write_jsonl
@@ -47,7 +47,7 @@ def answer(
     context: int = 0,
     out: Path,
 ) -> None:
-    """Record the target's answers, and its distribution at every position, once for all variants; CONTEXT: what a draft can read (0: as much)."""
+    """Record the target's answers and its distribution at every position, once for all variants; CONTEXT: tokens that a draft can read (0: any)."""
     from draftlab.core.sampling import Sampling
     from draftlab.engine import recording
     from draftlab.engine.answers import loops
@@ -62,12 +62,12 @@ def answer(
     looping = sum(loops(record.answer_ids) for record in found.answers)
     print(
         f"{len(found.answers)} answers, {tokens} tokens in {found.forwards} forwards of the target, "
-        f"{open_ended} without an end, {looping} that repeat themselves, {len(rejected)} prompts too long"
+        f"{open_ended} answers cut off, {looping} that repeat themselves, {len(rejected)} prompts too long"
     )
 
 
 def _verb_of(stage: Stage) -> Callable[..., None]:
-    """The verb of a stage: its settings and its inputs are the flags, and ``--out`` is the folder of the table."""
+    """The verb of a stage: its settings and inputs become flags, and ``--out`` is the folder for the table."""
 
     def verb(settings: Any, inputs: Any, *, out: Path) -> None:
         from draftlab.stages import _cell
@@ -86,7 +86,7 @@ def _verb_of(stage: Stage) -> Callable[..., None]:
 
 
 def claims(*, tables: Path, scale: plan.Scale, out: Path) -> None:
-    """Compare every published number and claim with the tables of a run, and give a verdict; other papers go to OUT_related.csv."""
+    """Compare every published number and claim with a run's tables, and give each a verdict; those of other papers go to OUT_related.csv."""
     from draftlab.files.atomic import write_text
     from draftlab.report import ledger, published
 
@@ -100,7 +100,7 @@ def claims(*, tables: Path, scale: plan.Scale, out: Path) -> None:
 
 
 def bench_verify(settings: Flat[VerifierCost], *, out: Path | None = None) -> None:
-    """Print the cost of each verifier per decision, on one thread with contenders interleaved; OUT also writes it as CSV."""
+    """Print what a decision costs with each verifier, on one thread with the verifiers interleaved; OUT also gets the table as CSV."""
     from draftlab.files.atomic import write_text
     from draftlab.stages import verifier_cost
 
@@ -150,7 +150,7 @@ VERBS: dict[str, str | Callable[..., None]] = {
     "pretrain target": "train.pretrain:make_target",
     "pretrain draft": "train.pretrain:make_draft",
 }
-"""A verb is a function: its parameters are the flags, its docstring the help. Named by its place it is imported when it runs."""
+"""A verb is a function: its parameters are the flags, and its docstring is the help. One given as text is imported when it runs."""
 
 
 def function_of(verb: str) -> Callable[..., Any]:
@@ -164,7 +164,7 @@ def function_of(verb: str) -> Callable[..., Any]:
 
 
 def _listed(verb: str | Callable[..., None]) -> Callable[..., None]:
-    """What stands for a verb in the list of all: its docstring, read from its source, whose import may wait for torch."""
+    """A stand-in for a verb in the list of all verbs, with its docstring read from the source: an import might have to load torch."""
     if callable(verb):
         return verb
     module, _, name = verb.partition(":")
@@ -197,7 +197,7 @@ def main() -> None:
 
 
 def exit_on_error(call: Callable[[], object]) -> None:
-    """Call it; a ``UserError``, or a setting out of its bounds, becomes one line on stderr and exit code 1."""
+    """Call it; a ``UserError``, or a setting outside its bounds, becomes one line on stderr and exit code 1."""
     try:
         call()
     except (UserError, ValidationError) as error:
@@ -209,7 +209,7 @@ def exit_on_error(call: Callable[[], object]) -> None:
     except OSError as error:
         if error.errno is None:  # not of the system: a library's
             sys.exit(f"draftlab: error: {printable(str(error))}")
-        # A full disk, a folder that cannot be written: the system's own words name the file and the reason.
+        # A full disk, or a folder that cannot be written to: the system's own words name the file and the reason.
         what = printable(f"{error.strerror}: {error.filename}")
         sys.exit(f"draftlab: error: {what} (free space or fix permissions, run again)")
     except ModuleNotFoundError as error:
@@ -217,13 +217,13 @@ def exit_on_error(call: Callable[[], object]) -> None:
             sys.exit(_unexpected(error))
         sys.exit(f"draftlab: error: this needs {error.name} (install draftlab[models])")
     except KeyboardInterrupt:
-        sys.exit("draftlab: interrupted; finished files are whole, run again to resume")
+        sys.exit("draftlab: interrupted; finished files are kept, run again to resume")
     except Exception as error:
         sys.exit(_unexpected(error))
 
 
 def _unexpected(error: Exception) -> str:
-    """One line about an error of this program, whose traceback goes to a file, without a token."""
+    """One line about a bug in this program; the traceback goes to a file, without any access token."""
     import tempfile
     import traceback
 
@@ -239,7 +239,7 @@ def _unexpected(error: Exception) -> str:
     except OSError:
         print(text, file=sys.stderr)
         name = "the lines above"
-    return f"draftlab: unexpected error: {without_token(what)} (a fault of draftlab: report it with {name})"
+    return f"draftlab: unexpected error: {without_token(what)} (a bug in draftlab: please report it with {name})"
 
 
 if __name__ == "__main__":

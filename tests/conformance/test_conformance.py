@@ -483,7 +483,7 @@ def test_command_refuses(spec: str, message: str) -> None:
 def test_a_function_of_another_form_is_told_how_it_is_called(form: command.Form, function: str) -> None:
     own = {"lossless_distribution": "distribution", "sample_one": "sampler", "sample_stream": "samples"}[function]
     if form != own:
-        with pytest.raises(UserError, match=rf"{function}: .*it is called as {form}\("):
+        with pytest.raises(UserError, match=rf"{function}: .*it was called as {form}\("):
             command.run(f"tests.conformance.test_conformance:{function}", form, "iid", 2, Budget())
 
 
@@ -525,7 +525,7 @@ def test_too_few_samples_to_see_anything_pass_nothing(tokens: int, tmp_path: Pat
     file = tmp_path / "samples.jsonl"
     lines = [{"target_probs": probs.tolist(), "token": token} for probs, token in text(tokens, bend=1.0)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(UserError, match=r"not enough samples: 145 are needed to see a deviation of 0.25"):
+    with pytest.raises(UserError, match=r"not enough samples: detecting a deviation of 0.25 needs 145"):
         verify_lossless(samples=file)
 
 
@@ -534,7 +534,7 @@ def test_enough_samples_pass_and_say_their_power(tmp_path: Path, capsys: pytest.
     lines = [{"target_probs": probs.tolist(), "token": token} for probs, token in text(400, bend=1.0)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     verify_lossless(samples=file)
-    assert "sees deviations of 0.14 or more" in capsys.readouterr().out
+    assert "detects deviations of 0.14 or more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("deviation", [0.25, 0.1])

@@ -115,7 +115,7 @@ def test_the_static_optimum_is_the_best_of_all_trees() -> None:
 
 def test_what_makes_no_tree_is_refused() -> None:
     for parents in ([-1], [-1, 2, 0], [-1, 0, -1]):
-        with pytest.raises(UserError, match="make no tree"):
+        with pytest.raises(UserError, match="do not form a tree"):
             Tree.of_parents(parents)
     with pytest.raises(UserError, match="4 of 4 tokens are shared"):
         Tree.delayed(2, 4, trunk=4)

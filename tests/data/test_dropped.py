@@ -41,4 +41,6 @@ def test_every_row_that_is_left_out_is_counted(tmp_path: Path) -> None:
 def test_nothing_left_out_is_said_too(tmp_path: Path) -> None:
     assert list(dropped.lines(tmp_path)) == []
     clean(tmp_path, prompts(8))
-    assert list(dropped.lines(tmp_path)) == ["Dropped  nothing: every row gave a prompt, and every prompt had room"]
+    assert list(dropped.lines(tmp_path)) == [
+        "Dropped  nothing: every row gave a prompt, and every prompt fits the context"
+    ]

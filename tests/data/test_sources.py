@@ -77,7 +77,7 @@ def test_files_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "more.csv").write_text("prompt\nc\n")
     (tmp_path / "te\x1bxt.txt").write_text("d\n")
     fetch("prompts", "train", "raw", raw=tmp_path, rows=0, seed=0, out=tmp_path / "out/train.jsonl")
-    assert capsys.readouterr().err == "prompts: not read beside a.jsonl: te\\x1bxt.txt, more.csv\n"
+    assert capsys.readouterr().err == "prompts: read a.jsonl, ignored te\\x1bxt.txt, more.csv\n"
     assert [row.row["prompt"] for row in read_jsonl(tmp_path / "out/train.jsonl", RawRow)] == ["a", "b"]
 
 
@@ -130,7 +130,9 @@ def test_schemas_stand_in_a_file_beside(tmp_path: Path) -> None:
         {"column_names_original": [1], "table_names_original": ["a"]},
     ):
         write(tmp_path / "spider/tables.json", {"db_id": "zoo", **damage})
-        with pytest.raises(UserError, match=r"tables.json:1: no table_names_original and column_names_original"):
+        with pytest.raises(
+            UserError, match=r"tables.json:1: a database without table_names_original and column_names_original"
+        ):
             list(source.rows("train"))
 
 
@@ -163,7 +165,7 @@ def test_offline_without_a_cache_says_what_to_do(monkeypatch: pytest.MonkeyPatch
         ("../gsm8k", "raw", {}, "unknown dataset"),
         ("gsm8k", "raw", {}, "needs a folder"),
         ("gsm8k", "raw", {"raw": Path("/absent")}, "no such folder"),
-        ("gsm8k", "generator", {}, "never ends"),
+        ("gsm8k", "generator", {}, "has no last row"),
     ],
 )
 def test_refusals(dataset: str, source: sources.SourceName, options: dict[str, Path], message: str) -> None:

@@ -124,7 +124,7 @@ def test_rows_skipped_are_those_before_what_is_kept() -> None:
     rest = arrange(requests(a=5, b=5), Stream(kind="shuffled", skip=2, per_group=3))
     assert len(first) + len(rest) == 10
     assert not {p.id for p in first} & {p.id for p in rest}
-    with pytest.raises(UserError, match=r"no request left of b \(5\) after 5"):
+    with pytest.raises(UserError, match=r"no request of b \(5\) left after skipping 5"):
         arrange(requests(a=9, b=5), Stream(kind="shuffled", skip=5))
 
 
@@ -141,7 +141,7 @@ def test_rows_without_a_label_stay_out() -> None:
         (Stream(kind="linear", knots=(1.0, 0.0, 1.0)), "shares"),
         (Stream(kind="linear", knots=(0.0, 0.0)), "shares"),
         (Stream(kind="iid", weights=(-1.0, 2.0)), "shares"),
-        (Stream(kind="recurring", period=0), "period 0"),
+        (Stream(kind="recurring", period=0), "period is 0"),
         (Stream(kind="two_mix"), "gates"),
         (Stream(kind="shuffled", gates=((1, "a"),)), "gates"),
         (Stream(kind="two_mix", gates=((1, "c"),)), "a gate names c"),

@@ -193,11 +193,11 @@ def _texts(reply: dict[str, Any]) -> None:
         (
             {"change": lambda reply: [top.popitem() for top in reply["choices"][0]["logprobs"]["top_logprobs"]]},
             {},
-            f"names {KEEP - 1} tokens of a position, {KEEP} are asked for",
+            f"names {KEEP - 1} tokens at a position, but {KEEP} were asked for",
         ),
         ({"fault": lambda *_: 400}, {}, r"says 400: no luck.*answers\.keep"),
         ({"key": "secret-of-mine"}, {}, "says 401.*DRAFTLAB_API_KEY"),
-        ({}, {"served": "other"}, "other is asked for, served is toy"),
+        ({}, {"served": "other"}, "other was expected, but it serves toy"),
         ({"room": 12}, {}, "the target's context of 12 tokens"),
     ],
 )

@@ -291,7 +291,7 @@ def test_bad_input_is_refused(saved: tuple[TargetPass, Path]) -> None:
     for number in (-1, 10):
         with pytest.raises(UserError, match=f"no request {number}"):
             agree_along(make(1), got, [number])
-    with pytest.raises(UserError, match="the draft has 41 tokens, the recorded target 40"):
+    with pytest.raises(UserError, match="the draft has 41 tokens, but the recorded target has 40"):
         replay(make(1, vocab=41), got, 3)
 
 

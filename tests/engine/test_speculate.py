@@ -368,7 +368,7 @@ GOOD = {"draft_len": 3, "max_new_tokens": 20, "eos_ids": [EOS]}
         ({"num_drafts": 0}, "num_drafts is 0"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"batch": 0}, "batch is 0"),
-        ({"max_new_tokens": 61}, "request 1 has 65 tokens, the context holds 64"),
+        ({"max_new_tokens": 61}, "request 1 has 65 tokens, but the context holds 64"),
         ({"verifier": "magic"}, "unknown verifier 'magic'"),
         ({"verifier": "block", "num_drafts": 2}, "block verifies one sequence, not 2"),
         ({"sampling": Sampling(1.0)}, "sampling without a generator"),
@@ -394,7 +394,7 @@ def test_different_vocabularies_and_contexts_are_refused() -> None:
     with pytest.raises(UserError, match="request 0 has an empty prompt"):
         generate(TARGET, [[]], max_new_tokens=3, eos_ids=[EOS])
     for token in (40, -1):
-        with pytest.raises(UserError, match=f"request 1 has token {token}, the vocabulary 40 tokens"):
+        with pytest.raises(UserError, match=f"request 1 has token {token}, but the vocabulary has 40 tokens"):
             generate(TARGET, [[1], [2, token]], max_new_tokens=3, eos_ids=[EOS])
 
 

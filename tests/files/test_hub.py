@@ -276,6 +276,6 @@ def test_a_full_disk_is_not_the_network(error: Exception, cache: Path) -> None:
         asked.append(again)
         raise error
 
-    with pytest.raises(UserError, match=r"cannot keep model owner/name .*No space left on device \S*.*\(free space"):
+    with pytest.raises(UserError, match=r"cannot write model owner/name .*No space left on device \S*.*\(free space"):
         hub.ask("model", "owner/name", request, otherwise="x")
     assert len(asked) == 1

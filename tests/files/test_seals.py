@@ -67,7 +67,7 @@ def test_other_bytes_are_refused_and_made_again(
     file = run / name
     READERS[name](file)
     damage(file)
-    with pytest.raises(UserError, match="not the bytes that were written here") as error:
+    with pytest.raises(UserError, match="its content is not what was written here") as error:
         READERS[name](file)
     assert error.value.file == file
     print_removed(run)
@@ -104,7 +104,7 @@ def test_linked_weights_that_change_stop_the_run(run: Path, tmp_path: Path) -> N
     before = content_digest(own)
     load_model(tmp_path / "copy")
     reverse_columns(own / "model.safetensors")
-    with pytest.raises(UserError, match="not the bytes"):
+    with pytest.raises(UserError, match="its content is not what was written"):
         load_model(tmp_path / "copy")
     with pytest.raises(UserError, match="changed while the run was under way"):
         check_content(own, before)

@@ -366,11 +366,11 @@ def test_pairs_that_read_ids_differently_are_refused(files: dict[str, Path], tmp
     for name in ("other", "ends"):
         export(tmp_path / name, tmp_path / f"{name}.gguf", vocabulary=False)
     with LlamaCpp(files["target"]) as target:
-        with LlamaCpp(tmp_path / "other.gguf") as other, pytest.raises(UserError, match="96 tokens, the draft 64"):
+        with LlamaCpp(tmp_path / "other.gguf") as other, pytest.raises(UserError, match="96 tokens, the draft has 64"):
             speculate(target, other, PROMPT, 4, fixed(2))
         with (
             LlamaCpp(tmp_path / "ends.gguf") as ends,
-            pytest.raises(UserError, match="eos is token 2 of the target, 3"),
+            pytest.raises(UserError, match="eos is token 2 in the target and 3"),
         ):
             check_pair(target, ends)
     write_toy(tmp_path / "pads", vocab_size=96, bos_token_id=0, pad_token_id=1)

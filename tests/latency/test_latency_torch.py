@@ -107,7 +107,7 @@ def test_probes_in_torch_append_and_forget() -> None:
 
 
 def test_what_torch_cannot_do_is_refused() -> None:
-    with pytest.raises(UserError, match="no folder and no architecture 'gpt-5'"):
+    with pytest.raises(UserError, match="no folder or architecture named 'gpt-5'"):
         open_torch(Path("gpt-5"), ON_TORCH, Settings())
     with pytest.raises(UserError, match="torch has no q8_0 weights"):
         open_torch(Path("llama-160m/16"), Engine(backend="torch", weights="q8_0"), Settings())

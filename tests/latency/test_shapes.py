@@ -189,10 +189,10 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_written(
     monkeypatch.setattr("draftlab.latency.pair.self_check", lambda: None)
     for name, settings, message in (
         ("vicuna-7b", Engine(gpu_layers=-1), "finds no GPU"),
-        ("vicuna-8b", Engine(), "no folder and no architecture 'vicuna-8b'"),
-        ("vicuna-7b/0", Engine(), "no architecture 'vicuna-7b/0'.*NAME/8"),
-        ("vicuna-7b/²", Engine(), "no architecture 'vicuna-7b/²'"),
-        ("vicuna-7b/99999", Engine(), "no architecture 'vicuna-7b/99999'"),
+        ("vicuna-8b", Engine(), "no folder or architecture named 'vicuna-8b'"),
+        ("vicuna-7b/0", Engine(), "architecture named 'vicuna-7b/0'.*NAME/8"),
+        ("vicuna-7b/²", Engine(), "architecture named 'vicuna-7b/²'"),
+        ("vicuna-7b/99999", Engine(), "architecture named 'vicuna-7b/99999'"),
     ):
         if "GPU" in message and torch.cuda.is_available():
             continue

@@ -204,7 +204,7 @@ def not_finite(tensors: dict[str, np.ndarray]) -> None:
 BROKEN = {
     "byte tokens are missing": without_bytes,
     "not a plain byte-level BPE": other_tokenizer,
-    "tokens, the model has 320": more_tokens,
+    "tokens, but the model has 320": more_tokens,
     "not a tokenizer": lambda folder: (folder / "tokenizer.json").write_text("{}"),
     "architecture 'gpt2'": lambda folder: edit_config(folder, model_type="gpt2"),
     "rope type": lambda folder: edit_config(folder, rope_parameters={"rope_type": "llama3", "rope_theta": 1e4}),

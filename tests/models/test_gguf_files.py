@@ -138,11 +138,11 @@ def test_a_file_that_llama_cpp_dies_of_is_one_line(tmp_path: Path, monkeypatch: 
     file.write_bytes(file.read_bytes()[:-1000])
     check_loads(file)  # refused in words
     monkeypatch.setattr("draftlab.models.gguf_files.TRIAL", f"{TRIAL}\nimport os\nos.abort()")
-    with pytest.raises(UserError, match=r"toy.gguf: llama.cpp ends with SIGABRT"):
+    with pytest.raises(UserError, match=r"toy.gguf: llama.cpp crashes with SIGABRT"):
         hub.copy_model(str(gguf_of(network("llama", True), tmp_path / "toy")), tmp_path / "made")
     assert not (tmp_path / "made").exists()
     opened = functools.partial(open_pair, settings=Engine(), context_length=64)
-    with pytest.raises(UserError, match=r"toy.gguf: llama.cpp ends with SIGABRT"), opened(file):
+    with pytest.raises(UserError, match=r"toy.gguf: llama.cpp crashes with SIGABRT"), opened(file):
         pass
     monkeypatch.undo()
     hub.copy_model(str(gguf_of(network("llama", True), tmp_path / "toy")), tmp_path / "made")

@@ -112,7 +112,7 @@ def edit_config(folder: Path, **fields: object) -> None:
 def test_architecture_that_is_no_language_model_is_refused(tmp_path: Path) -> None:
     folder = small_opt(tmp_path / "model")
     edit_config(folder, model_type="vit", architectures=["ViTModel"])
-    with pytest.raises(UserError, match="not a model that can be read"):
+    with pytest.raises(UserError, match="cannot read this model"):
         load_model(folder)
 
 
@@ -120,7 +120,7 @@ def test_code_in_the_folder_is_never_run(tmp_path: Path) -> None:
     folder = small_opt(tmp_path / "model")
     (folder / "evil.py").write_text("open('ran', 'w')")
     edit_config(folder, model_type="evil", auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"})
-    with pytest.raises(UserError, match="not a model that can be read"):
+    with pytest.raises(UserError, match="cannot read this model"):
         load_model(folder)
 
 

@@ -84,7 +84,7 @@ def test_what_a_tokenizer_json_cannot_be_made_of(opt: Path, tmp_path: Path, monk
         hub.copy_model(str(opt), tmp_path / "copy")
     (opt / "tokenizer.model").write_bytes(b"")
     monkeypatch.setattr("transformers.utils.import_utils.is_sentencepiece_available", lambda: False)
-    with pytest.raises(UserError, match=r"tokenizer.model is read with .*pip install sentencepiece protobuf"):
+    with pytest.raises(UserError, match=r"reading tokenizer.model needs .*pip install sentencepiece protobuf"):
         hub.copy_model(str(opt), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 

@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_refused():
     model, options = heads((2, 1)), {"max_new_tokens": 4, "eos_ids": [EOS]}
     with pytest.raises(UserError, match="2 leaves of depth 2"):
         speculate(TARGET, model, PROMPTS, draft_len=3, num_drafts=2, **options)
-    with pytest.raises(UserError, match="siblings of a tree are distinct"):
+    with pytest.raises(UserError, match="siblings in a tree are distinct"):
         speculate(
             TARGET, model, PROMPTS, draft_len=2, num_drafts=2, verifier="specinfer", sampling=Sampling(1.0),
             generator=torch.Generator().manual_seed(0), **options,

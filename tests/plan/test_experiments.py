@@ -161,7 +161,7 @@ NO_AXIS = "an axis is a list of values or a mapping from names to settings, with
         ({"axes": {"dataset": ["spidr"]}}, "unknown dataset 'spidr'.*spider"),
         ({"axes": {"dataset": []}}, NO_AXIS),
         ({"axes": {"dataset": "spider"}}, NO_AXIS),
-        ({"axes": {"method": {"a b/c": {}}}}, "'a b/c' names a cell"),
+        ({"axes": {"method": {"a b/c": {}}}}, "'a b/c' cannot name a cell"),
         ({"axes": {"dataset": ["spider", "spider"]}}, "two cells named 'spider'"),
         ({"scales": {"tiny": {}}}, "smoke"),
         ({"scales": {"smoke": {"axes": {"datasets": ["spider"]}}}}, r"no axis named \['datasets'\]"),
@@ -271,7 +271,7 @@ def test_yaml_that_is_not_yaml_names_its_line(tmp_path):
 
 
 def test_a_file_with_a_name_that_no_rule_takes_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"Osd-test\.yaml: no name of an experiment"):
+    with pytest.raises(UserError, match=r"Osd-test\.yaml: not an experiment's name"):
         plan.load_experiment(write(tmp_path).rename(tmp_path / "Osd-test.yaml"))
 
 
@@ -299,8 +299,8 @@ def test_a_file_that_yaml_cannot_read_is_named(tmp_path, content):
             "needs: {target.t5: {thread: 2}}\npairs:\n",
             "unknown key 'needs.target.t5.thread' .*allowed: .*threads",
         ),
-        ("  main:\n", "  first:\n", "pairs: there is none called main"),
-        ("{arena: 160}", "{arena: 600}", r"600 requests of arena are asked for, of 500 raw rows"),
+        ("  main:\n", "  first:\n", "pairs: no pair is called main"),
+        ("{arena: 160}", "{arena: 600}", r"600 requests of arena are asked for, but only 500 raw rows"),
         ("[spider, gsm8k", "[spidr, gsm8k", "unknown dataset 'spidr'.*spider"),
         ("steps: 120", "steps: -1", "target.steps: .*not -1"),
         ("steps: 120", "stepps: 120", "target.stepps.*allowed: .*steps"),

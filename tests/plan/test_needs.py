@@ -54,7 +54,7 @@ def test_every_model_of_the_papers_is_in_the_table_and_every_job_fits_a_card_of_
     said = list(needs.lines(run(), "a100-80"))
     assert said[-1] == "every job that is modelled fits a100-80 (80 GB)"
     assert any("lmsys/vicuna-33b-v1.3" in line for line in said)
-    assert any(line.startswith("asks for access") and "chatbot_arena" in line for line in said)
+    assert any(line.startswith("requires access") and "chatbot_arena" in line for line in said)
 
 
 def test_jobs_that_do_not_fit_are_named() -> None:
@@ -76,7 +76,7 @@ def test_a_longer_batch_takes_its_cache_and_a_larger_one_its_distributions() -> 
 
 def test_a_run_that_downloads_nothing_asks_for_nothing() -> None:
     said = list(needs.lines(plan.load_run({"scale": "smoke"}, WORKFLOW), "a100-80"))
-    assert not any(line.startswith("asks for access") for line in said)
+    assert not any(line.startswith("requires access") for line in said)
     assert not any("hub" in line.lower() for line in said)
 
 

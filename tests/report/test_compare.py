@@ -85,7 +85,7 @@ def test_the_verb_fails_where_tables_differ(tmp_path, monkeypatch, capsys):
     one, two = run(tmp_path / "one", t=ROWS), run(tmp_path / "two", t=ROWS | {"accepted": [3, 5]})
     monkeypatch.setattr("sys.argv", ["draftlab", "compare", str(one), str(one)])
     main()
-    assert "the same but for measured times" in capsys.readouterr().out
+    assert "the same apart from measured times" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["draftlab", "compare", str(one), str(two)])
     with pytest.raises(SystemExit, match="t: accepted: 1 rows differ"):
         main()

@@ -23,12 +23,14 @@ def run(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(("factor", "words"), [(1.0, "pays"), (2.0, "does not pay"), (1.5, "is not shown to pay")])
+@pytest.mark.parametrize(
+    ("factor", "words"), [(1.0, "pays off"), (2.0, "does not pay off"), (1.5, "is not shown to pay off")]
+)
 def test_whether_a_draft_pays_follows_the_interval(factor, words, run):
     table = TABLES["osd_latency_dataset"](PAYS)
     table.loc[table["contender"] == "distilled", "seconds"] *= factor
     table.to_csv(run / "osd_latency_dataset.csv", index=False)
-    assert f"an adapted draft {words}: against no draft" in next(summary.headlines(run))
+    assert f"an adapted draft {words}: compared with no draft" in next(summary.headlines(run))
 
 
 def test_theory_has_the_measured_acceptance_and_costs(run):
@@ -37,7 +39,7 @@ def test_theory_has_the_measured_acceptance_and_costs(run):
     step = plain["seconds"].sum() / plain["tokens"].sum()
     alpha, cost = own["accepted"] / own["visited"], own["draft_seconds"] / own["drafted"] / step
     said = next(summary.headlines(run))
-    assert f"(alpha {alpha:.2f}; Eq. 1 says {theory.speedup(alpha, 5, cost):.2f}, " in said
+    assert f"(alpha {alpha:.2f}; Eq. 1 predicts {theory.speedup(alpha, 5, cost):.2f}, " in said
     verified = theory.speedup(alpha, 5, cost, own["verify_seconds"] / own["blocks"] / step)
     assert f"with the measured cost of verification {verified:.2f})" in said
 
@@ -93,7 +95,7 @@ def test_few_requests_are_not_an_answer_and_prompts_without_room_are_counted(run
     assert "not yet known whether an adapted draft pays" in said
     assert "on 1 request;" in said
     assert "nan" not in said
-    assert "3 prompts are too long for the target's context" in said
+    assert "3 prompts too long for the target's context" in said
 
 
 def test_answers_that_repeat_themselves_are_counted_and_left_out(run):

@@ -33,9 +33,9 @@ def test_a_stream_of_the_law_is_continued():
 
 
 def test_short_and_flat_streams_are_refused():
-    assert "too short" in str(fit(*stream(59, -1.0, SLOPE)))
+    assert "too few" in str(fit(*stream(59, -1.0, SLOPE)))
     assert "does not grow" in str(fit(*stream(400, 0.0, 0.0)))
-    assert "too short" in str(fit(np.zeros(100), np.zeros(100)))
+    assert "too few" in str(fit(np.zeros(100), np.zeros(100)))
 
 
 def test_neighbours_summed_give_the_same_curve():

@@ -89,7 +89,7 @@ def test_sglang_verifies_one_token_more_than_it_drafts() -> None:
     assert found["129"] == {"candidate_steps": [0]}
     with pytest.raises(UserError, match="slot 129"):
         emit.check_sglang_adaptive({**found, "strategy": "throughput_aware"})
-    with pytest.raises(UserError, match="do not rise"):
+    with pytest.raises(UserError, match="not in ascending order"):
         emit.check_sglang_adaptive({"8": {"candidate_steps": [1]}, "1": {"candidate_steps": [3]}})
 
 

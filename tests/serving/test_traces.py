@@ -61,7 +61,7 @@ def test_what_cannot_be_read_is_left_out_and_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "no request in it: it is empty"),
+        ("", "no usable request: it is empty"),
         ('{"a": 1}\n', "t.jsonl:1: no known columns"),
         ('{"timestamp": 5, "input_length": 5, "output_length": 5}\n{"timestamp": 4, "input_length": 5, "output_length": 5}\n',
          "t.jsonl:2: comes 0.001 s before the request above it"),

@@ -81,9 +81,15 @@ def test_where_nothing_is_drafted_a_call_is_a_plain_step():
     ("alpha", "requests", "step", "answer", "reason"),
     [
         (0.9, 60, 0.1, "yes", "times as fast"),
-        (0.9, 29, 0.1, "not yet known", "29 usable requests; it takes 30"),
-        (0.05, 60, 0.1, "no", "this one cannot, others could: acceptance is 0.05; from 0.15"),
-        (0.9, 60, 2.0, "no", "no draft of this cost can: a perfect one gives 0.66"),
+        (0.9, 29, 0.1, "not yet known", "29 usable requests; 30 are needed"),
+        (
+            0.05,
+            60,
+            0.1,
+            "no",
+            "this draft does not help, others could: acceptance is 0.05; a draft would pay off from 0.15",
+        ),
+        (0.9, 60, 2.0, "no", "no draft of this cost can help: a perfect one gives 0.66"),
     ],
 )
 def test_the_answer_and_its_reason(alpha: float, requests: int, step: float, answer: str, reason: str):
@@ -103,7 +109,7 @@ def test_an_interval_that_holds_one_says_nothing_and_noise_of_the_costs_is_in_it
     assert tips is not None
     mixed = verdict.judge("distilled", table(tips + 0.01, spread=0.15), costs)
     assert mixed.verdict == "not yet known"
-    assert "holds 1" in mixed.reason
+    assert "includes 1" in mixed.reason
     exact = verdict.judge("distilled", table(0.8), costs).speedup
     noisy = verdict.judge("distilled", table(0.8), verdict.from_probes(probes(noise=0.3), 100)).speedup
     assert noisy.high - noisy.low > exact.high - exact.low + 0.05
@@ -276,8 +282,8 @@ def test_a_log_too_short_is_not_yet_known_before_any_work(tmp_path: Path, capsys
     [
         ([], {}, "no usable request"),
         (["{broken"], {}, "no usable request: 1 "),
-        (['{"prompt": "a"}'], {"load": "-4/s"}, "load '-4/s'"),
-        (['{"prompt": "a"}'], {"temperature": 2}, "temperature 2"),
+        (['{"prompt": "a"}'], {"load": "-4/s"}, "load is '-4/s'"),
+        (['{"prompt": "a"}'], {"temperature": 2}, "temperature is 2"),
     ],
 )
 def test_bad_input_is_one_clear_error(tmp_path: Path, rows: list[str], more: dict[str, object], message: str):

@@ -95,7 +95,7 @@ def test_quantities_are_the_measures_in_rows(table: pd.DataFrame) -> None:
 
 def test_depths_are_for_what_is_replayed(inputs: live.Inputs) -> None:
     for changes in ({"timed": 1}, {"ceiling": True}):
-        with pytest.raises(ValueError, match="by_depth goes without timed and ceiling"):
+        with pytest.raises(ValueError, match="by_depth cannot be combined with timed or ceiling"):
             run(inputs, schemes=["k_seq"], by_depth=True, **changes)
     with pytest.raises(UserError, match="traversal is decoded live"):
         run(inputs, schemes=["traversal"], by_depth=True)
@@ -119,7 +119,7 @@ def test_shapes_of_trees(inputs: live.Inputs) -> None:
     several = run(inputs, schemes=["optimal"], num_drafts=[2], draft_len=3)
     kept = rows[(rows["shape"] == "sequences") & (rows["nodes"] == 6)]
     np.testing.assert_allclose(kept["blocks"].to_numpy(), several["blocks"].to_numpy())
-    with pytest.raises(ValueError, match="7 nodes are no whole number"):
+    with pytest.raises(ValueError, match="7 nodes are not a whole number"):
         trees.Settings(**(common | {"nodes": [7]}))  # type: ignore[arg-type]
 
 

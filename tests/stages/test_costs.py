@@ -141,7 +141,7 @@ def test_break_even_prices_every_contender_on_the_same_requests(results: Path, t
     online = by.loc[("online", 2)]
     np.testing.assert_allclose(online["serve_gb"] / online["blocks"], (static["serve_gb"] / static["blocks"]).iloc[0])
     assert online["blocks"].sum() < static["blocks"].sum()
-    with pytest.raises(UserError, match="48 answers, 30 to serve"):
+    with pytest.raises(UserError, match="48 answers for 30 requests to serve"):
         break_even.run(even(requests=30), inputs_of(results), Bench(tmp_path))
 
 

@@ -132,7 +132,7 @@ def test_recorded_pairs_stop_at_the_number_asked_for_and_are_read_as_written(pai
 
 def test_a_file_that_holds_no_pairs_is_refused(tmp_path):
     (tmp_path / "toy.safetensors").write_bytes(b"no")
-    with pytest.raises(UserError, match=r"toy\.safetensors: no recorded pairs"):
+    with pytest.raises(UserError, match=r"toy\.safetensors: cannot read recorded pairs"):
         recorded.load_all(tmp_path, ["toy"], 5, synthetic_seed=None)
 
 

@@ -137,7 +137,7 @@ def test_a_first_draft_that_is_the_target_is_always_accepted():
         ({"draft": [DRAFTS[0], make(1, vocab=7)], "num_drafts": 2}, "different vocabularies"),
         (
             {"draft": DRAFTS[0], "num_drafts": 3, "draft_sampling": Sampling(0.0)},
-            "3 drafts of one model at temperature 0 are the same sequence 3 times",
+            "3 drafts from one model at temperature 0 are the same sequence 3 times",
         ),
     ],
 )

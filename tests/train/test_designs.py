@@ -31,7 +31,7 @@ def test_a_pruned_draft_is_the_target_with_its_last_layers_left_out():
     del target.layers[2]
     torch.testing.assert_close(draft(torch.tensor(PROMPTS[:1])), target(torch.tensor(PROMPTS[:1])))
     assert draft.embed.data_ptr() != target.embed.data_ptr()  # training it leaves the target as it is
-    with pytest.raises(UserError, match="3 layers out of a target of 2"):
+    with pytest.raises(UserError, match="3 layers from a target of 2"):
         prune(target, 3)
 
 

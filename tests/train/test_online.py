@@ -427,7 +427,7 @@ def test_peak_memory_is_in_mb_on_every_system(monkeypatch):
 
 
 def test_an_interval_longer_than_the_stream_is_refused(results, tmp_path):
-    with pytest.raises(UserError, match="update_interval is 49, the stream has 48"):
+    with pytest.raises(UserError, match="update_interval is 49, but the stream has 48"):
         run(results, tmp_path, update_interval=49)
 
 
@@ -440,7 +440,7 @@ def test_a_class_that_sets_nothing_aside_is_refused(results, tmp_path, streams, 
     short = streams["requests"][1]
     short.write_text("".join(short.read_text().splitlines(keepends=True)[:16]))
     assert set(mixed(results, tmp_path, streams, drafts="by_group")[0]["group"]) == {"toy", "other"}
-    with pytest.raises(UserError, match=r"no request left of other \(16\) after 16"):
+    with pytest.raises(UserError, match=r"no request of other \(16\) left after skipping 16"):
         mixed(results, tmp_path, streams, drafts="by_group", warm_on="aside", learns=False)
     assert stream.first(0.25, "toy") == stream.first(0.25) == list(range(12))
     with pytest.raises(UserError, match="no request of class 'other' was kept aside"):

@@ -170,7 +170,7 @@ def test_a_draft_is_made_of_its_target_with_a_head_for_the_traffic(made, tmp_pat
         make(target=tmp_path / "target")
         assert set(load_model(tmp_path / design).kept.tolist()) == {*words, 1, 2, 5}
         assert "100.0% of recorded answers" in capsys.readouterr().out
-        with pytest.raises(UserError, match=f"the design {design} is made of a target"):
+        with pytest.raises(UserError, match=f"the design {design} needs a target"):
             make()
     filled = RECIPE.model_copy(update={"design": "pruned", "head": 40, "fill": True, "steps": 0})
     make_draft(made, filled, tmp_path / "filled", answers=(traffic,), target=tmp_path / "target")

@@ -338,7 +338,7 @@ def test_an_index_of_weights_names_no_file_elsewhere(
     (weights.parent / "model.safetensors.index.json").write_text(json.dumps(index))
     code, said = run(capfd, monkeypatch, *command.split())
     assert code == 1
-    assert "not an index of weights beside it" in said
+    assert "not an index of weights in its folder" in said
 
 
 @pytest.mark.parametrize("name", ["../../escape", "/etc/passwd", "gsm8k/../../escape", "gsm8k\x00", "~/x", "", "-h"])

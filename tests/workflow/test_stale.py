@@ -86,6 +86,6 @@ def test_a_cut_intermediate_is_made_again_by_a_plain_rerun(folder: Path) -> None
     before = file.read_bytes()
     file.write_bytes(before[:-9])
     output = make(folder)
-    assert "damaged, or changed since it was written: it is made again" in output
+    assert "damaged, or changed since it was written; making it again" in output
     assert ran(output) == {"answer"}
     assert file.read_bytes() == before

@@ -32,7 +32,7 @@ def test_a_name_like_a_flag_is_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_typo_in_a_folder_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("models").mkdir()
-    with pytest.raises(UserError, match=r"no such folder: models/typo, though models/ is one"):
+    with pytest.raises(UserError, match=r"no such folder: models/typo, though models/ exists"):
         plan.load_run({"scale": "smoke", "target": "models/typo"}, plan.WORKFLOW)
     assert plan.load_run({"scale": "smoke", "target": "models/typo@main"}, plan.WORKFLOW)
     assert plan.load_run({"scale": "smoke", "target": "owner/name"}, plan.WORKFLOW)
@@ -71,7 +71,7 @@ def test_an_error_that_nobody_foresaw_is_one_line_and_a_file(tmp_path: Path, mon
         cli.exit_on_error(fail)
     (log,) = tmp_path.iterdir()
     assert str(stop.value.code) == (
-        f"draftlab: unexpected error: LookupError: first line … (a fault of draftlab: report it with {log})"
+        f"draftlab: unexpected error: LookupError: first line … (a bug in draftlab: please report it with {log})"
     )
     text = log.read_text()
     assert "Traceback" in text

@@ -1,4 +1,4 @@
-"""``draftlab verify-lossless``: find the verifier or the samples, run the tests, print what each found."""
+"""``draftlab verify-lossless``: find the verifier or the samples, run the tests, and print the result of each."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _check_signature(function: Callable[..., Any], spec: str, form: Form) -> Non
         inspect.signature(function).bind(*SIGNATURES[form])
     except TypeError as error:
         called = f"{form}({', '.join(SIGNATURES[form])})"
-        raise UserError(f"{spec}: {error}", remedy=f"it is called as {called}; say with --form what it is") from None
+        raise UserError(f"{spec}: {error}", remedy=f"it was called as {called}; use --form to change that") from None
 
 
 def _read(samples: Path) -> Iterator[tuple[Tensor, int]]:
@@ -115,13 +115,13 @@ def _report(name: str, verdict: Verdict) -> None:
     if failed:
         raise UserError(
             f"{name} is not lossless: {', '.join(failed)} failed",
-            remedy="verify with the probabilities that were sampled from, and renormalise every residual",
+            remedy="verify with the probabilities that the drafts were sampled from, and renormalise every residual",
         )
     for test, sampled in verdict.sampled.items():
         if sampled.visible > COARSEST:
             needed = samples_needed(COARSEST, sampled.false_alarm)
             raise UserError(
-                f"{name}: not enough samples: {needed:,} are needed to see a deviation of {COARSEST:g}, {test} has "
+                f"{name}: not enough samples: detecting a deviation of {COARSEST:g} needs {needed:,}, but {test} has "
                 f"{sampled.samples // sampled.streams:,}",
                 remedy="record more tokens, or raise --max-samples",
             )
@@ -130,8 +130,8 @@ def _report(name: str, verdict: Verdict) -> None:
 
 def _power(sampled: Sampled) -> str:
     if math.isinf(sampled.visible):
-        return "sees no deviation"
-    return f"sees deviations of {sampled.visible:.2g} or more (of one token's probability, at every position)"
+        return "detects no deviation"
+    return f"detects deviations of {sampled.visible:.2g} or more (in one token's probability, at every position)"
 
 
 def verify_lossless(
@@ -145,9 +145,9 @@ def verify_lossless(
     false_alarm: float = 1e-3,
     seed: int = 0,
 ) -> None:
-    """Test whether a verifier keeps the target's distribution: its distribution exactly, its samples sequentially.
+    """Test whether a verifier preserves the target's distribution: its own distribution exactly, its samples sequentially.
 
-    VERIFIER is a name (single, specinfer, ...) or MODULE:OBJECT; DRAFTING says how its drafts are made, FORM what a function of yours is:
+    VERIFIER is a name (single, specinfer, ...) or MODULE:OBJECT. DRAFTING says how its drafts are made, and FORM which kind of function it is:
 
     distribution(target_probs[vocab], draft_probs[drafts, vocab], tokens[drafts]) gives the probability of each emitted token;
 
@@ -155,11 +155,11 @@ def verify_lossless(
 
     samples() yields pairs (target_probs[vocab], token).
 
-    SAMPLES is a file of {"target_probs": [...], "token": n} lines from any engine, each whole text cut at a length fixed beforehand.
+    SAMPLES is a file of {"target_probs": [...], "token": n} lines from any engine; cut each text at a length fixed in advance.
     """
     budget = Budget(max_samples, false_alarm, seed)
     if (verifier is None) == (samples is None):
-        raise UserError("nothing to test, or two things", remedy="give either --verifier or --samples")
+        raise UserError("nothing to test, or two things", remedy="give either --verifier or --samples, not both")
     if verifier is not None:
         run(verifier, form, drafting, num_drafts, budget)
     elif samples is not None:

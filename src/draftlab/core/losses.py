@@ -1,10 +1,10 @@
 """Distillation losses: how far the draft's next-token distribution is from the target's, one number per position.
 
 Every loss is ``(draft_logits, target_logits) -> loss per position``; masking and the mean happen once, in ``distill``. Both distributions
-are softmaxes at temperature 1 (OSD trains so at every decoding temperature). Gradients flow to the draft only; each loss gives its own
-in closed form, which takes half the time of autograd's. Logits of
--inf are probability zero: such a token adds nothing on the target's side. On the draft's side it is a token outside a trimmed head, which
-no weight of the draft can change: its term of ``forward_kl`` (infinite) and of ``hard_label`` is left out, the others have it as it is.
+are softmaxes at temperature 1 (OSD trains this way at every decoding temperature). Gradients flow only to the draft; each loss computes its
+gradient in closed form, in half the time that autograd takes. A logit of -inf means probability zero. On the target's side, such a token
+contributes nothing. On the draft's side, it is a token outside a trimmed head, which no weight of the draft can change: ``forward_kl`` and
+``hard_label`` leave its term out (it would be infinite), and the other losses treat it like any other token.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def forward_kl(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
 def reverse_kl(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*positions"]:
     """KL(draft || target) = sum_x draft (log draft - log target), in nats (OSD Eq. 3, "reverse").
 
-    Infinite where the draft gives mass to a token of target probability zero.
+    Infinite if the draft gives mass to a token with target probability zero.
 
     **Arguments:**
     - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
@@ -66,7 +66,7 @@ def reverse_kl(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
 def jsd(draft_logits: Logits, target_logits: Logits, beta: float = 0.5) -> Float[Tensor, "*positions"]:
     """beta KL(target || m) + (1 - beta) KL(draft || m) with m = beta target + (1 - beta) draft, in nats (OSD Eq. 3, JSD[beta]).
 
-    At most the entropy of (beta, 1 - beta), also between disjoint distributions.
+    It never exceeds the entropy of (beta, 1 - beta), even between disjoint distributions.
 
     **Arguments:**
     - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
@@ -109,7 +109,7 @@ def tvd(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*position
 def hard_label(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*positions"]:
     """-log draft(y), in nats, at the target's most probable token y: fine-tuning on greedy answers (OSD Table 1, FT).
 
-    For answers that were sampled, give ``one_hot_logits(answer_ids, vocab)`` as the target's.
+    For sampled answers, pass ``one_hot_logits(answer_ids, vocab)`` as the target's logits.
 
     **Arguments:**
     - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
@@ -130,7 +130,7 @@ def hard_label(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
 
 
 def jeffreys(draft_logits: Logits, target_logits: Logits, beta: float = 0.9) -> Float[Tensor, "*positions"]:
-    """beta KL(target || draft) + (1 - beta) KL(draft || target): what OSD's repository runs under the name "jsd".
+    """beta KL(target || draft) + (1 - beta) KL(draft || target), which OSD's repository calls "jsd".
 
     **Arguments:**
     - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.

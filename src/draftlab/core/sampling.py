@@ -1,4 +1,4 @@
-"""Logits to probabilities, tokens drawn from them, and the checks at a verifier's door; all in float64."""
+"""Turn logits into probabilities, draw tokens from them, and check what a verifier is given; all in float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUM_TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 1e-3, 
 class Sampling:
     """How logits become probabilities, in this order: ``temperature`` (0 is greedy), the ``top_k`` largest, the ``top_p`` nucleus.
 
-    A verifier must see the draft's probabilities as they were drawn from; the filtered target is the target.
+    A verifier must get the draft's probabilities exactly as tokens were drawn from them. The filtered target counts as the target.
     """
 
     temperature: float = 1.0
@@ -54,7 +54,7 @@ def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float
     highest, best = logits.max(-1, keepdim=True)
     if not bool(highest.isfinite().all()):
         where = _first(~highest.isfinite()[..., 0])
-        raise UserError(f"logits{where} hold NaN, +inf or nothing finite", remedy="check the model and its dtype")
+        raise UserError(f"logits{where} hold NaN, +inf or no finite value", remedy="check the model and its dtype")
     if sampling.temperature == 0:
         return torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(-1, best, 1.0)
     # The maximum is subtracted before the division: a tiny temperature must not overflow.
@@ -99,10 +99,10 @@ def draw(weights: Float64[Tensor, "*batch vocab"], num: int, generator: Generato
 def draft_tokens(
     draft_probs: Float64[Tensor, "batch drafts vocab"], drafting: Drafting, generator: Generator
 ) -> Int64[Tensor, "batch drafts"]:
-    """Draft one token per row of ``draft_probs``; pass one distribution as ``probs[:, None].expand(-1, num_drafts, -1)``.
+    """Draft one token per row of ``draft_probs``; pass a single distribution as ``probs[:, None].expand(-1, num_drafts, -1)``.
 
-    Without replacement (and greedy) there are never more drafts than tokens of positive probability: the first token stands in for the
-    others, and ``verify_sequences`` looks at it once.
+    Without replacement (and greedily) there are never more drafts than tokens of positive probability. Any further places repeat the first
+    token, and ``verify_sequences`` looks at it only once.
     """
     drafts = draft_probs.shape[1]
     if drafting == "independent":
@@ -127,7 +127,7 @@ def greedy_tokens(draft_probs: Float64[Tensor, "*batch vocab"], num: int) -> Int
 
 
 def check_support(draft_probs: Float64[Tensor, "*batch vocab"], num_drafts: int) -> None:
-    """Refuse more drafts without replacement than there are tokens to draft."""
+    """Refuse to draft more tokens without replacement than there are."""
     support = (draft_probs > 0).sum(-1)
     if bool((support < num_drafts).any()):
         where = _first(support < num_drafts)
@@ -138,7 +138,7 @@ def check_support(draft_probs: Float64[Tensor, "*batch vocab"], num_drafts: int)
 
 
 def check_probs(probs: Float[Tensor, "*batch vocab"], name: str) -> Float64[Tensor, "*batch vocab"]:
-    """``probs`` in float64, renormalised; NaN, negative entries or a sum away from 1 are a ``UserError`` that says where."""
+    """``probs`` in float64, renormalised; NaN, negative entries or a sum other than 1 are a ``UserError`` that says where."""
     if probs.dtype not in SUM_TOLERANCE:
         raise UserError(f"{name} has dtype {probs.dtype}", remedy="pass floating-point probabilities")
     if probs.numel() == 0:
@@ -166,7 +166,7 @@ def check_drafted(
     tokens: Int64[Tensor, "*batch drafts"] | None = None,
     drafting: Drafting = "independent",
 ) -> tuple[Float64[Tensor, "*batch vocab"], Float64[Tensor, "*batch drafts vocab"]]:
-    """Both tables checked and in float64; refuses different vocabularies and tokens that cannot have been drafted that way."""
+    """Both tables, checked and in float64; different vocabularies, and tokens that cannot have been drafted this way, are refused."""
     if target_probs.shape[-1] != draft_probs.shape[-1]:
         raise UserError(
             f"target_probs has {target_probs.shape[-1]} tokens and draft_probs {draft_probs.shape[-1]}",
@@ -231,9 +231,9 @@ def restrict(
     Int64[Tensor, "batch drafts"],
     Int64[Tensor, "batch support"],
 ]:
-    """The same position on the tokens that target or drafts can produce: the two tables, the tokens, and the token id of each column.
+    """The same position restricted to the tokens that the target or the drafts can produce: both tables, the tokens, and each column's token id.
 
-    After top-p the support is tiny beside the vocabulary; rows with a smaller support end in columns of probability 0.
+    After top-p the support is tiny compared with the vocabulary; rows with a smaller support end in columns of probability 0.
     """
     distributions = draft_probs[:, :1] if draft_probs.stride(1) == 0 else draft_probs  # one distribution, expanded
     used = (target_probs > 0) | (distributions > 0).any(1)

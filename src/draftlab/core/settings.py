@@ -1,4 +1,4 @@
-"""The base of everything that a file or a command line may say, and the types of number that it is made of."""
+"""The base class of all settings in files and on command lines, and the types of number that they use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Ratios as summed numerators over summed denominators, with intervals from a bootstrap over requests.
 
-Tokens of one request are not independent, so whole requests are drawn again, never tokens.
+Tokens of one request are not independent, so the bootstrap resamples whole requests, never tokens.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike, *, seed: int = 0) -> Int
 
     **Arguments:**
     - `numerator`, `denominator`: one number for each request.
-    - `seed`: of the bootstrap.
+    - `seed`: seed of the bootstrap.
 
     **Returns:** the ratio, its interval, and the number of requests.
 
@@ -104,14 +104,14 @@ def ratio_difference(
     *,
     seed: int = 0,
 ) -> Interval:
-    """Difference of two ratios over the same requests (paired): an interval without 0 is a difference at 95 %.
+    """Difference of two ratios over the same requests (paired); if its interval excludes 0, the ratios differ at 95 %.
 
     **Arguments:**
     - `numerator`, `denominator`: one number for each request.
     - `baseline_numerator`, `baseline_denominator`: the same requests in the same order.
-    - `seed`: of the bootstrap.
+    - `seed`: seed of the bootstrap.
 
-    **Returns:** the ratio less the baseline's, with its interval.
+    **Returns:** the ratio minus the baseline's, with its interval.
 
     >>> ratio_difference([3, 3], [4, 4], [1, 1], [4, 4]).estimate
     0.5
@@ -121,13 +121,13 @@ def ratio_difference(
 
 
 def percent_of(one: tuple[ArrayLike, ArrayLike], other: tuple[ArrayLike, ArrayLike], *, seed: int = 0) -> Interval:
-    """The ratio of ``one`` (numerator, denominator) in percent of that of ``other``, over the same requests (paired).
+    """The ratio of ``one`` (numerator, denominator) as a percentage of that of ``other``, over the same requests (paired).
 
     **Arguments:**
     - `one`, `other`: numerators and denominators, one number for each request, in the same order.
-    - `seed`: of the bootstrap.
+    - `seed`: seed of the bootstrap.
 
-    **Returns:** percent, with its interval.
+    **Returns:** the percentage, with its interval.
 
     >>> percent_of(([1, 1], [2, 2]), ([1, 1], [4, 4])).estimate
     200.0
@@ -148,10 +148,10 @@ def ratio_table(
 
     **Arguments:**
     - `frame`: one row for each observation.
-    - `numerator`, `denominator`: names of its columns.
-    - `by`: columns that name a group.
-    - `request`: column that names a cluster, which is drawn as a whole.
-    - `seed`: of the bootstrap.
+    - `numerator`, `denominator`: names of two of its columns.
+    - `by`: columns that identify a group.
+    - `request`: column that identifies a cluster, which is resampled as a whole.
+    - `seed`: seed of the bootstrap.
 
     **Returns:** a table with the columns of `by`, and `estimate`, `ci_low`, `ci_high`, `n`.
 
@@ -172,11 +172,11 @@ def ratio_table(
 
 
 def moving_ratio(numerator: ArrayLike, denominator: ArrayLike, window: int) -> NDArray[np.float64]:
-    """Ratio over the last ``window`` entries at each entry (shorter at the start): it never looks ahead.
+    """At each entry, the ratio over the last ``window`` entries (fewer at the start); it never looks ahead.
 
     **Arguments:**
     - `numerator`, `denominator`: one number for each entry, in order.
-    - `window`: entries.
+    - `window`: number of entries.
 
     **Returns:** a ratio at each entry; NaN without a positive denominator.
 

@@ -13,7 +13,7 @@ from draftlab.errors import UserError
 
 def _check(alpha: float, draft_len: int) -> None:
     if not 0 <= alpha <= 1:
-        raise UserError(f"alpha is {alpha}", remedy="an acceptance lies between 0 and 1")
+        raise UserError(f"alpha is {alpha}", remedy="give an acceptance between 0 and 1")
     if draft_len < 0:
         raise UserError(f"draft_len is {draft_len}", remedy="give a draft length of at least 0")
 
@@ -35,14 +35,14 @@ def expected_block_length(alpha: float, draft_len: int) -> float:
 
 
 def speedup(alpha: float, draft_len: int, cost_ratio: float, verify_ratio: float = 1.0) -> float:
-    """Speed-up over plain decoding, ``E[block length] / (k c + v)``; with ``v = 1`` it is OSD's Eq. 1.
+    """Speed-up over plain decoding, ``E[block length] / (k c + v)``; with ``v = 1`` this is OSD's Eq. 1.
 
     **Arguments:**
     - `alpha`, `draft_len`: as for `expected_block_length`.
     - `cost_ratio`: time of a draft step over a target step (c), 0 or more.
     - `verify_ratio`: time to verify a block over a target step (v), above 0.
 
-    **Returns:** times plain decoding.
+    **Returns:** speed relative to plain decoding.
 
     >>> round(speedup(alpha=0.8, draft_len=4, cost_ratio=0.1), 2)
     2.4
@@ -58,12 +58,12 @@ def speedup(alpha: float, draft_len: int, cost_ratio: float, verify_ratio: float
 def best_draft_len(
     alpha: float, cost_ratio: float, verify_ratios: dict[int, float] | None = None, longest: int = 99
 ) -> int:
-    """The ``draft_len`` in 1..``longest`` of the largest speed-up; ``verify_ratios`` maps a draft length to its measured ``v``.
+    """The ``draft_len`` in 1..``longest`` with the largest speed-up; ``verify_ratios`` maps a draft length to its measured ``v``.
 
     **Arguments:**
     - `alpha`, `cost_ratio`: as for `speedup`.
     - `verify_ratios`: draft length -> its measured v; None: 1 for every length.
-    - `longest`: largest length that is tried where there are none.
+    - `longest`: largest length to try if there are no `verify_ratios`.
 
     **Returns:** drafted tokens per block.
 
@@ -77,13 +77,13 @@ def best_draft_len(
 
 
 def distillation_speedup(alpha_before: float, alpha_after: float, draft_len: int) -> float:
-    """Expected OSD over plain speculative decoding at equal cost, ``sum a2^i / sum a1^i`` (OSD, section 4.2.2).
+    """Expected speed-up of OSD over plain speculative decoding at equal cost, ``sum a2^i / sum a1^i`` (OSD, section 4.2.2).
 
     **Arguments:**
     - `alpha_before`, `alpha_after`: acceptance before and after distillation (a1, a2), in [0, 1].
     - `draft_len`: drafted tokens per block.
 
-    **Returns:** times plain speculative decoding.
+    **Returns:** speed relative to plain speculative decoding.
 
     >>> round(distillation_speedup(alpha_before=0.5, alpha_after=1.0, draft_len=3), 2)
     2.13
@@ -93,7 +93,7 @@ def distillation_speedup(alpha_before: float, alpha_after: float, draft_len: int
 
 @dataclass(frozen=True)
 class Moved:
-    """What one model's weights, or one token of its cache, weigh, in GB."""
+    """Size of one model's weights, and of one token in its cache, in GB."""
 
     weights: float
     cache: float
@@ -106,7 +106,7 @@ def memory_traffic(
 
     **Arguments:**
     - `target`, `draft`: GB of each model (M, m).
-    - `tokens`: of the answer (L).
+    - `tokens`: number of tokens in the answer (L).
     - `block_length`, `online_block_length`: tokens per target call without and with updates (a1, a2).
     - `update_interval`: requests per update (I).
 
@@ -150,18 +150,18 @@ def traffic_terms(
     updates_per_request: float = 0.0,
     train_gb: float = 0.0,
 ) -> dict[str, float]:
-    """GB moved for one request with the terms that OSD's Table 5 leaves out; ``draft_len`` 0 and ``block_length`` 1 is plain decoding.
+    """GB moved for one request, with the terms that OSD's Table 5 leaves out; ``draft_len`` 0 and ``block_length`` 1 mean plain decoding.
 
-    ``tokens / block_length`` calls of the target, each after ``draft_len`` (k) steps of the draft, which Table 5 counts as one per emitted
-    token; ``batch`` requests share a load of weights; both caches are read at ``context`` tokens, and k + 1 entries verified and written;
-    an update moves ``UPDATE_COPIES`` times ``train_gb`` (the draft's weights in float32).
+    There are ``tokens / block_length`` calls of the target, each after ``draft_len`` (k) steps of the draft, which Table 5 counts as one step
+    per emitted token. ``batch`` requests share a load of the weights. Both caches are read at ``context`` tokens, and k + 1 entries are
+    verified and written. An update moves ``UPDATE_COPIES`` times ``train_gb`` (the draft's weights in float32).
 
     **Arguments:**
-    - `target`, `draft`: GB of the weights and of a token's cache of each model.
-    - `tokens`, `context`: of the answer, and in the caches.
+    - `target`, `draft`: GB of each model's weights, and of a token in its cache.
+    - `tokens`, `context`: number of tokens in the answer, and in the caches.
     - `draft_len`, `block_length`: drafted tokens per block, and tokens per target call.
     - `batch`: requests that share a load of weights.
-    - `updates_per_request`, `train_gb`: updates of the draft, and GB of its weights in float32.
+    - `updates_per_request`, `train_gb`: updates of the draft per request, and GB of its weights in float32.
 
     **Returns:** GB by term.
 
@@ -181,10 +181,10 @@ def traffic_terms(
 
 
 def break_even_block_length(per_block: float, fixed: float, online_fixed: float, block_length: float) -> float:
-    """The block length from which updates pay: ``per_block / a + online_fixed = per_block / block_length + fixed``, solved for a; inf: none.
+    """The block length from which updates pay off: ``per_block / a + online_fixed = per_block / block_length + fixed``, solved for a; inf: none.
 
     **Arguments:**
-    - `per_block`: the cost that the block length divides.
+    - `per_block`: the cost that is divided by the block length.
     - `fixed`, `online_fixed`: the rest of the cost without and with updates, in the same unit.
     - `block_length`: tokens per target call without updates.
 
@@ -198,7 +198,7 @@ def break_even_block_length(per_block: float, fixed: float, online_fixed: float,
 
 
 def update_flops_ratio(draft_len: int, block_length: float, target_flops: float, draft_flops: float) -> float:
-    """Target over draft work with updates, ``(k+1) F_p / ((k + 3a) F_q)`` (OSD, App. A.4); FLOPs per token of each model.
+    """Work of the target over work of the draft with updates, ``(k+1) F_p / ((k + 3a) F_q)`` (OSD, App. A.4).
 
     **Arguments:**
     - `draft_len`: drafted tokens per block (k).
@@ -214,11 +214,11 @@ def update_flops_ratio(draft_len: int, block_length: float, target_flops: float,
 
 
 def load_flops(tokens_per_request: float, requests: float, days: float, flops_per_token: float) -> float:
-    """FLOP/s that a served load asks for (OSD, App. A.4).
+    """FLOP/s needed to serve a load (OSD, App. A.4).
 
     **Arguments:**
-    - `tokens_per_request`, `requests`, `days`: the load, and the time that it is spread over.
-    - `flops_per_token`: of the model.
+    - `tokens_per_request`, `requests`, `days`: the load, and the time over which it is spread.
+    - `flops_per_token`: FLOPs of the model for one token.
 
     **Returns:** FLOP/s.
 

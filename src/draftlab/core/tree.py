@@ -15,20 +15,20 @@ from draftlab.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """The nodes from node 0, the known token that the tree hangs from, to each leaf: one tree, or one for each request of a batch.
+    """The nodes on the path from node 0 (the known token at the root) to each leaf: one tree, or one for each request of a batch.
 
-    A leaf is one drafted sequence; a shorter one repeats its last node. The children of a node, by their first leaves, are its drafts.
+    Each leaf is one drafted sequence; a shorter sequence repeats its last node. The drafts at a node are its children, ordered by their first leaves.
     """
 
     paths: Int64[Tensor, "*batch leaves depth+1"]
 
     @classmethod
     def of_parents(cls, parents: Sequence[int]) -> Tree:
-        """The node that each node follows, an earlier one; node 0 follows none, whatever stands there."""
+        """From the node that each node follows, which must be an earlier one; node 0 follows none, and its entry is ignored."""
         late = [node for node in range(1, len(parents)) if not 0 <= parents[node] < node]
         if late or len(parents) < 2:
             raise UserError(
-                f"the parents {list(parents)} make no tree of drafted tokens",
+                f"the parents {list(parents)} do not form a tree of drafted tokens",
                 remedy="give 2 or more nodes, each after its parent",
             )
         ways = [[0]]
@@ -52,7 +52,7 @@ class Tree:
 
     @classmethod
     def delayed(cls, num_drafts: int, draft_len: int, trunk: int = 0) -> Tree:
-        """Sequences that share their first ``trunk`` tokens and branch there; 0: K sequences that share nothing."""
+        """Sequences that share their first ``trunk`` tokens and then branch; 0: K sequences that share nothing."""
         if not 0 <= trunk < draft_len:
             raise UserError(
                 f"{trunk} of {draft_len} tokens are shared", remedy="let the sequences branch before they end"
@@ -60,7 +60,7 @@ class Tree:
         return cls.of_widths([1] * trunk + [num_drafts] + [1] * (draft_len - trunk - 1))
 
     def merged(self, tokens: Int64[Tensor, "batch leaves depth"]) -> Tree:
-        """The tree of each request once its tokens are known: nodes that were drawn apart and say the same after the same are one."""
+        """The tree of each request once its tokens are known: nodes that were drawn separately, but have equal tokens on equal paths, become one."""
         exists = self.exists[..., : tokens.shape[-1]].to(tokens.device).expand(tokens.shape)
         alike = (tokens[:, :, None] == tokens[:, None]) & exists[:, :, None] & exists[:, None]
         first = alike.cumprod(-1).argmax(2)
@@ -83,17 +83,17 @@ class Tree:
 
     @functools.cached_property
     def nodes(self) -> int:
-        """How many there are, node 0 included; in a batch as many as the largest tree has."""
+        """The number of nodes, including node 0; in a batch, that of the largest tree."""
         return int(self.paths.max()) + 1
 
     @property
     def widths(self) -> list[int]:
-        """The most children that a node has, by depth."""
+        """The largest number of children of a node, by depth."""
         return [int(number) + 1 for number in self.siblings.flatten(0, -2).amax(0)]
 
     @functools.cached_property
     def sees(self) -> Bool[Tensor, "*batch nodes nodes"]:
-        """The attention mask: entry [i, j] says whether node j is node i or lies on the way to it."""
+        """The attention mask: entry [i, j] says whether node j is node i or one of its ancestors."""
         paths = self.paths.view(-1, self.leaves, self.depth + 1)
         sees = torch.zeros(len(paths), self.nodes, self.nodes, dtype=torch.bool, device=paths.device)
         rows = torch.arange(len(paths), device=paths.device)[:, None, None]
@@ -103,12 +103,12 @@ class Tree:
 
     @functools.cached_property
     def depths(self) -> Int64[Tensor, "*batch nodes"]:
-        """How far each node is from node 0."""
+        """The distance of each node from node 0."""
         return (self.sees.sum(-1) - 1).clamp_min(0)
 
     @functools.cached_property
     def parents(self) -> Int64[Tensor, "*batch nodes"]:
-        """The node that each node follows; node 0 stands for its own."""
+        """The parent of each node; node 0 is its own parent."""
         found = torch.zeros(*self.paths.shape[:-2], self.nodes, dtype=torch.int64, device=self.paths.device)
         before, after = self.paths[..., :-1].flatten(-2), self.paths[..., 1:].flatten(-2)
         moved = before != after
@@ -116,14 +116,14 @@ class Tree:
 
     @functools.cached_property
     def places(self) -> Int64[Tensor, "*batch nodes-1"]:
-        """Where the token of each node but 0 stands among the leaves' sequences, flattened."""
+        """Where the token of each node except node 0 is found among the leaves' sequences, flattened."""
         flat = self.paths[..., 1:].flatten(-2)
         numbers = torch.arange(1, self.nodes, device=flat.device)
         return (flat[..., None, :] == numbers[:, None]).int().argmax(-1)
 
     @functools.cached_property
     def first(self) -> Int64[Tensor, "*batch leaves depth"]:
-        """The first leaf that lies under the same node: its sequence drew the token, the others share it."""
+        """The first leaf under the same node: its sequence drew the token, and the others share it."""
         nodes = self.paths[..., 1:]
         return (nodes[..., :, None, :] == nodes[..., None, :, :]).int().argmax(-2)
 
@@ -150,17 +150,17 @@ class Tree:
 
 
 def optimal_tree(acceptance: Sequence[Sequence[float]], nodes: int) -> Tree:
-    """The tree of ``nodes`` drafted tokens that keeps most on average (Sequoia's dynamic programme: Chen et al. 2024, arXiv 2402.12374).
+    """The tree of ``nodes`` drafted tokens that keeps the most on average (Sequoia's dynamic programme: Chen et al. 2024, arXiv 2402.12374).
 
     **Arguments:**
-    - `acceptance`: entry `[d][i]` is the probability that at depth d the i-th child is the one that stands, given that its parent does.
+    - `acceptance`: entry `[d][i]` is the probability that the i-th child at depth d is the accepted one, given that its parent is accepted.
     """
     if nodes < 1 or not acceptance or not all(acceptance):
         raise UserError(f"a tree of {nodes} tokens over {len(acceptance)} depths", remedy="give 1 or more of both")
 
     @functools.cache
     def best(depth: int, child: int, left: int) -> tuple[float, int]:
-        """The most that ``left`` tokens keep under a standing node, from this child on, and how many of them go under (and to) this child."""
+        """The most that ``left`` tokens keep under an accepted node, from this child on, and how many of them go to this child and its subtree."""
         if depth == len(acceptance) or child == len(acceptance[depth]) or not left:
             return 0.0, 0
         share = acceptance[depth][child]

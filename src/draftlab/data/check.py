@@ -1,4 +1,4 @@
-"""A look at a user's own file before anything is run on it: ``draftlab data check FILE``."""
+"""A check of a user's own file before anything is run on it: ``draftlab data check FILE``."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Report:
 
     @property
     def usable(self) -> bool:
-        """Whether a run can be made of it: one prompt to learn and one to measure."""
+        """Whether a run can use it: it needs one prompt to learn from and one to measure."""
         return self.kept - self.duplicates > 1
 
 
@@ -194,10 +194,10 @@ def check_file(
     max_chars: int = 100_000,
     out: Path | None = None,
 ) -> None:
-    """Report a prompt file's format, and count rejected rows by reason, with an example of each; exit code 0 if it can be used."""
+    """Report a prompt file's format, and count rejected rows by reason, with an example of each; exit code 0 if the file can be used."""
     report = check(file, dataset=dataset, tokenizer=tokenizer, against=against, max_chars=max_chars)
     print(table(report))
     if out is not None:
         write_json(out, as_json(report))
     if not report.usable:
-        raise UserError("fewer than two different prompts in it", file=file, remedy="see the reasons above")
+        raise UserError("it has fewer than two different prompts", file=file, remedy="see the reasons above")

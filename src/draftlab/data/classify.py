@@ -78,7 +78,7 @@ def hub_classifier(name: str, device: str = "cpu") -> Classifier:
     except Exception as error:  # the libraries behind it share no base
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
         remedy = "use a classifier that needs no code of its own, or naive_bayes"
-        raise UserError(f"not a classifier that can be read: {what}", file=name, remedy=remedy) from None
+        raise UserError(f"cannot read the classifier: {what}", file=name, remedy=remedy) from None
     return lambda texts: [
         str(found["label"]) for found in run(list(texts), truncation=True, max_length=HUB_LABELS_AT, batch_size=32)
     ]
@@ -92,7 +92,7 @@ def classifier_of(
         return languages
     if method == "hub":
         if not model:
-            raise UserError("no classifier of the hub", remedy="name it with --model OWNER/NAME@REVISION")
+            raise UserError("no classifier from the hub is named", remedy="name it with --model OWNER/NAME@REVISION")
         return hub_classifier(model, device)
     if labelled is None:
         raise UserError("naive Bayes learns from labelled requests", remedy="name them with --train")
@@ -146,10 +146,10 @@ def classify_file(
     out: Path,
     report: Path,
 ) -> None:
-    """Label each request with its language or topic, and report how often that agrees with its own label."""
+    """Label each request with its language or topic, and report how often this agrees with the label it came with."""
     labelled = read_jsonl(train, Prompt) if train else None
     classifier = classifier_of(method, label, labelled, model, device)
     marked, found = classify(list(read_jsonl(prompts, Prompt)), classifier, label)
     write_jsonl(out, marked)
     write_json(report, {"method": method, "accuracy": found.accuracy, **asdict(found)})
-    print(f"{label}: {found.correct} of {found.labelled} as labelled")
+    print(f"{label}: {found.correct} of {found.labelled} predictions agree with the label")

@@ -36,7 +36,7 @@ def _with_labels(file: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
     if not beside.is_file():
         yield from rows
         return
-    remedy = "fetch the labels of these rows, or remove them to go without"
+    remedy = "fetch the labels of these rows, or remove the file to do without labels"
     labels = []
     for line in read_rows(beside):
         label = "" if line.problem else line.row["text"].strip()
@@ -61,7 +61,7 @@ def _with_schemas(tables: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
                 schemas[found.row["db_id"]] = _schema(found.row)
             except (KeyError, TypeError, ValueError):
                 raise UserError(
-                    "no table_names_original and column_names_original of a database",
+                    "a database without table_names_original and column_names_original",
                     file=tables,
                     line=found.line,
                     remedy="fetch Spider's tables.json again",

@@ -24,7 +24,7 @@ def lines(run: Path) -> Iterator[str]:
                 f"Dropped  {summary.parent.name}: {'; '.join(parts)} ({summary.with_name('rejected.jsonl')})"
             )
     if none and summaries:
-        yield "Dropped  nothing: every row gave a prompt, and every prompt had room"
+        yield "Dropped  nothing: every row gave a prompt, and every prompt fits the context"
 
 
 def _of_split(summary: dict[str, Any], split: str) -> str:

@@ -115,7 +115,7 @@ class _Json:
         except json.JSONDecodeError as error:
             raise ValueError(error.msg) from None
         except ValueError:
-            raise ValueError("a number of too many digits") from None
+            raise ValueError("a number with too many digits") from None
         part = text[start:end]
         if part.count("[") + part.count("{") > DEEPEST and _deeper(value, DEEPEST):
             self._faults.append(("nested too deeply", ""))
@@ -296,11 +296,11 @@ def _header(cells: Sequence[str], name: str, line: int) -> list[str]:
         )
     if not SAID_IN.intersection(names):
         raise UserError(
-            f"no column is called prompt, or by another known name: {excerpt(', '.join(cells))}",
+            f"no column is called prompt, or has another known name: {excerpt(', '.join(cells))}",
             file=name,
             line=line,
-            remedy="name the columns in the first line: prompt, and answer where there is one; or the dataset whose files have "
-            "no such line: --dataset mgsm",
+            remedy="name the columns in the first line: prompt, and answer if there is one; if the files of a known dataset have "
+            "no such line, name the dataset: --dataset mgsm",
         )
     twice = next((n for n in names if n and names.count(n) > 1), None)
     if twice:

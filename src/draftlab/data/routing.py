@@ -79,7 +79,7 @@ def route(
     out: Path,
     report: Path,
 ) -> None:
-    """Classify each request of a stream as it arrives, and report how often the class is right."""
+    """Classify each request of a stream as it arrives, and report how often the class is correct."""
     classifier = classifier_of(method, "group", read_jsonl(train, Prompt), model, device)
     marked, facts = routed(list(read_jsonl(stream, Prompt)), classifier)
     write_jsonl(out, marked)

@@ -165,7 +165,7 @@ def open_source(
     match source:
         case "generator":
             if train_rows <= 0:
-                raise UserError("a generator never ends", remedy="give the number of rows to draw")
+                raise UserError("a generator has no last row", remedy="give the number of rows to draw")
             return Generated(found, train_rows, eval_rows, seed)
         case "hub":
             return Hub(found)
@@ -179,7 +179,7 @@ def open_source(
             files = RawFiles(found, raw)
             if ignored := files.ignored():
                 names = ", ".join(printable(str(file.relative_to(raw))) for file in ignored)
-                print(f"{dataset}: not read beside {files.files('train')[0].name}: {names}", file=sys.stderr)
+                print(f"{dataset}: read {files.files('train')[0].name}, ignored {names}", file=sys.stderr)
             return files
 
 
@@ -200,16 +200,16 @@ def fetch(
     out: Path,
     content: str = "",
 ) -> None:
-    """Write the raw rows of one split of a dataset as JSON lines, and beside them where they come from.
+    """Write the raw rows of one split of a dataset as JSON lines, and next to them a file that says where they come from.
 
-    ``rows`` bounds how many (0: all); rows that cannot be read are written with their problem. ``content``: what ``content_of`` said of the
-    files when the run began; ``UserError`` when they are others by now.
+    ``rows`` is the largest number to write (0: all). Rows that cannot be read are written with their problem. ``content`` is the result of
+    ``content_of`` when the run began; if the files have changed since, this is a ``UserError``.
     """
     opened = open_source(dataset, source, raw=raw, train_rows=rows, eval_rows=rows, seed=seed)
     count = write_jsonl(out, itertools.islice(opened.rows(split), rows or None))
     if content and content != content_of(dataset, split, source, raw):
         out.unlink()
-        remedy = "run the same command again: it begins with the files as they are"
+        remedy = "run the same command again: it starts from the current files"
         raise UserError("changed while the run was under way", file=raw, remedy=remedy)
     note = {"dataset": dataset, "split": split, **opened.provenance(split), "rows": count, "sha256": sha256(out)}
     write_json(provenance_path(out), note)

@@ -114,17 +114,17 @@ def _too_few(dataset: str, train: Counts, chosen: int, rejected: Path) -> UserEr
     """Why there is nothing to run on: how many rows, and the first that gave no prompt with its place and reason."""
     first = next(read_jsonl(rejected, Rejection), None)
     usable = train.kept + train.held_out
-    what = f"{usable} usable rows of {train.read} in {dataset}, {chosen} of them held out: a run needs one to learn and one to measure"
+    what = f"{usable} usable rows of {train.read} in {dataset}, {chosen} of them held out: a run needs one to learn from and one to measure"
     if first is None:
         return UserError(what, remedy="give more rows, or eval 0")
-    why = f"the first rejected one: {first.reason}: {first.row}"
+    why = f"the first rejected row: {first.reason}: {first.row}"
     return UserError(f"{what}; {why}", file=first.file, line=first.line, remedy="see all: draftlab data check FILE")
 
 
 def make_from(
     dataset: str, source: SourceName = "generator", *, raw: Path | None = None, out: Path, options: Flat[Options]
 ) -> dict[str, Any]:
-    """Write the prompts of a dataset, its held-out prompts, its rejected rows and a summary; a generator draws as many as are asked for."""
+    """Write a dataset's prompts, held-out prompts, rejected rows and a summary; a generator draws as many rows as are requested."""
     train_rows = options.train if registry.find(dataset).eval else options.train + options.eval
     opened = open_source(dataset, source, raw=raw, train_rows=train_rows, eval_rows=options.eval, seed=options.seed)
     summary = make(dataset, opened, out, options)
@@ -133,7 +133,7 @@ def make_from(
         rejected = sum(counts["rejected"].values())
         print(
             f"{dataset} {split}: {counts['kept']} prompts {origin}, {rejected} rejected, "
-            f"{counts['duplicates']} duplicates, {counts['overlap']} on both sides"
+            f"{counts['duplicates']} duplicates, {counts['overlap']} in both splits"
         )
     return summary
 
@@ -171,7 +171,7 @@ def _kept(
             continue
         if on_bad_row == "stop":
             what = ": ".join(filter(None, (record.reason, record.row)))
-            raise UserError(what, file=record.file, line=record.line, remedy="repair it, or on_bad_row: keep")
+            raise UserError(what, file=record.file, line=record.line, remedy="repair the row, or set on_bad_row: keep")
         counts.rejected[record.reason] = counts.rejected.get(record.reason, 0) + 1
         if counts.read > known:
             sink.write(json.dumps(dataclasses.asdict(record)) + "\n")

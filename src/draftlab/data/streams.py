@@ -113,7 +113,7 @@ def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt
     chosen = {name: found[name][stream.skip :][: stream.per_group or None] for name in names}
     if short := [f"{name} ({len(found[name])})" for name in names if not chosen[name]]:
         raise UserError(
-            f"no request left of {', '.join(short)} after {stream.skip}", remedy="lower skip, or add requests"
+            f"no request of {', '.join(short)} left after skipping {stream.skip}", remedy="lower skip, or add requests"
         )
     return chosen
 
@@ -140,7 +140,7 @@ def _by_length(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
 
 def _recurring(groups: Mapping[str, Sequence[Prompt]], period: int) -> Iterator[tuple[int, str]]:
     if period < 1:
-        raise UserError(f"period {period}", remedy="use 1 or more rows a block")
+        raise UserError(f"period is {period}", remedy="use 1 or more rows per block")
     left = {name: len(rows) for name, rows in groups.items()}
     segment = 0
     while any(left.values()):
@@ -156,7 +156,7 @@ def _shares(groups: Mapping[str, object], flat: Sequence[float]) -> list[Sequenc
     count = len(groups)
     shares = [flat[at : at + count] for at in range(0, len(flat), count)]
     if any(len(share) != count or min(share) < 0 or sum(share) <= 0 for share in shares):
-        raise UserError(f"shares {list(flat)} for {count} groups", remedy="give one of 0 or more for each group")
+        raise UserError(f"shares {list(flat)} for {count} groups", remedy="give each group one share of 0 or more")
     return shares
 
 
@@ -188,7 +188,7 @@ def _by_time(groups: Mapping[str, Sequence[Prompt]]) -> list[Prompt]:
 
 def _gates(groups: Mapping[str, object], stream: Stream) -> Sequence[tuple[int, str]]:
     if (stream.kind == "two_mix") != bool(stream.gates):
-        raise UserError("gates belong to two_mix", remedy="give gates with two_mix, and with no other kind")
+        raise UserError("gates belong to two_mix", remedy="give gates with two_mix, and only with it")
     unknown = [name for _, name in stream.gates if name not in groups]
     if unknown:
         raise UserError(f"a gate names {', '.join(unknown)}", remedy=f"use one of {', '.join(groups)}")

@@ -1,4 +1,4 @@
-"""What the target answered to a prompt, and the name under which answers are recorded."""
+"""The target's answer to a prompt, and the name under which answers are recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def recorded_name(dataset: str, split: str, temperature: float = 0.0) -> str:
 
 
 def loops(tokens: Sequence[int], size: int = 6, times: int = 3) -> bool:
-    """Whether some ``size`` tokens in a row occur ``times`` times or more: a small model that repeats itself is easy to draft for.
+    """Whether some ``size`` tokens in a row occur at least ``times`` times: a small model that repeats itself is easy to draft for.
 
     >>> loops([1, 2] * 8), loops(range(20))
     (True, False)

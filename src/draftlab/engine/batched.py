@@ -20,7 +20,7 @@ from draftlab.models.llama import LlamaDecoder
 class Side:
     """One of the two models in the loop: its cache, and the tokens of each request that it has not read yet.
 
-    Each request holds ``num_drafts`` rows, equal but for the block under way.
+    Each request has ``num_drafts`` rows, which are equal except for the current block.
     """
 
     def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]], num_drafts: int, room: int) -> None:
@@ -78,7 +78,7 @@ class Side:
 
 
 class Reader:
-    """The target in the loop where sequences share their beginnings: one row for each request, each token of its tree read once."""
+    """The target in the loop if sequences share their beginnings: one row for each request, with each token of its tree read once."""
 
     def __init__(self, decoder: LlamaDecoder, prompts: Sequence[Sequence[int]], shape: Tree, room: int) -> None:
         self.cache, self.unread = decoder.prefill(prompts, room + shape.nodes)

@@ -32,9 +32,9 @@ def generate(
     batch: int | None = None,
     observe: Observer | None = None,
 ) -> list[list[int]]:
-    """Answers of ``model`` alone, one token per forward, ``batch`` prompts at a time (all, unless given).
+    """Answers of ``model`` alone, one token per forward pass, ``batch`` prompts at a time (default: all).
 
-    An answer ends with its first end-of-text token, and its row leaves the batch. ``UserError`` for a prompt without room for
+    An answer ends with its first end-of-text token, and its row then leaves the batch. ``UserError`` for a prompt that leaves no room for
     ``max_new_tokens``.
     """
     check_requests(model, prompts, max_new_tokens, batch)
@@ -77,7 +77,7 @@ def batches(count: int, size: int | None) -> Iterator[list[int]]:
 
 
 def check_requests(model: Decodable, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch: int | None) -> None:
-    """``UserError`` unless there are prompts, of tokens of the vocabulary, and every prompt and its whole answer fit the context."""
+    """``UserError`` unless there are prompts, all their tokens are in the vocabulary, and every prompt fits the context with its whole answer."""
     if not prompts:
         raise UserError("no prompts", remedy="give one or more")
     for name, value in (("max_new_tokens", max_new_tokens), ("batch", 1 if batch is None else batch)):
@@ -85,6 +85,6 @@ def check_requests(model: Decodable, prompts: Sequence[Sequence[int]], max_new_t
             raise UserError(f"{name} is {value}", remedy="give 1 or more")
     for number, prompt in enumerate(prompts):
         if outside := [token for token in prompt if not 0 <= token < model.vocab_size]:
-            what = f"request {number} has token {outside[0]}, the vocabulary {model.vocab_size} tokens"
+            what = f"request {number} has token {outside[0]}, but the vocabulary has {model.vocab_size} tokens"
             raise UserError(what, remedy="encode it with the tokenizer of the model")
     check_lengths(prompts, [[0] * max_new_tokens] * len(prompts), model.context_len)

@@ -1,7 +1,7 @@
-"""How long a block should be: drafts from every position of recorded greedy answers, and what any rule for the length makes of them.
+"""How long a block should be: drafts from every position of recorded greedy answers, and the blocks that any rule for the length gives.
 
-At temperature 0 everything is known beforehand: what the draft would propose after each start of an answer, how sure it would be of each token,
-and how many of them stand. A rule is a length for every position, and its blocks follow.
+At temperature 0 everything is known in advance: what the draft would propose after each start of an answer, how sure it would be of each token,
+and how many of them would be accepted. A rule gives a length for every position, and the blocks follow from it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from draftlab.models import LanguageModel
 
 @dataclass(frozen=True)
 class Drafted:
-    """At each answer position, one request after the other: how many tokens of a block that begins there stand, and how sure the draft is of each.
+    """At each answer position, one request after the other: how many tokens of a block that begins there are accepted, and how sure the draft is of each.
 
-    The confidence is the probability of the draft's most probable token. What stands ends with the answer.
+    The confidence is the probability of the draft's most probable token. Nothing is accepted beyond the end of the answer.
     """
 
     lengths: list[int]
@@ -38,18 +38,18 @@ class Drafted:
         return np.full(len(self.stands), draft_len)
 
     def confident(self, least: float) -> Int64[np.ndarray, " positions"]:
-        """As many tokens as the draft is sure of, one after the other, with a probability of at least ``least``."""
+        """As many tokens in a row as the draft gives a probability of at least ``least``."""
         return np.asarray((self.confidence >= least).cumprod(1).sum(1))
 
     def oracle(self) -> Int64[np.ndarray, " positions"]:
-        """As many tokens as stand: what a rule that knew the answer would draft."""
+        """As many tokens as are accepted: what a rule that knew the answer would draft."""
         return self.stands
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a rule makes of some answers, by request: target calls by the tokens drafted for them (0, 1, ...), tokens accepted, steps of the
-    draft's model, tokens emitted."""
+    """The blocks that a rule gives for some answers, by request: target calls by the number of tokens drafted for them (0, 1, ...), tokens
+    accepted, steps of the draft's model, tokens emitted."""
 
     calls: Int64[np.ndarray, "requests lengths"]
     accepted: Int64[np.ndarray, " requests"]
@@ -96,7 +96,7 @@ def draft_everywhere(draft: LanguageModel, recorded: TargetPass, depth: int) -> 
 
 
 def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool = False) -> Blocks:
-    """Cut the answers into blocks of these ``lengths``, each as long as the position that it begins at says.
+    """Cut the answers into blocks; each is as long as ``lengths`` says at the position where it begins.
 
     A step of the model is one token drafted with a confidence below 1 (prompt lookup takes none), and one more where the rule ``asks`` for
     a token that it then does not draft.

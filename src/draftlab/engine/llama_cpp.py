@@ -1,4 +1,4 @@
-"""A GGUF target that llama.cpp decodes, a sequence for each row of a batch, as plain decoding and recording need it."""
+"""A GGUF target decoded by llama.cpp, with a sequence for each row of a batch, as plain decoding and recording need it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ WEIGHTS: dict[str, Weights] = {"float32": "f32", "float16": "f16", "bfloat16": "
 
 @contextlib.contextmanager
 def open_gguf(target: Path, settings: Answers) -> Iterator[GgufTarget]:
-    """The target in llama.cpp: a GGUF file, that of a folder which was made of one, or an export of the folder."""
+    """The target in llama.cpp: a GGUF file, the file from which a folder was made, or an export of the folder."""
     sizes = read_sizes(target)
     if sizes.get("model_type") == "t5":
         raise UserError(
-            "llama.cpp answers for decoder-only targets", file=target, remedy="use answers.engine transformers"
+            "llama.cpp answers only for decoder-only targets", file=target, remedy="use answers.engine transformers"
         )
     with scratch() as folder, contextlib.ExitStack() as stack:
         path = target if is_gguf(target) else target / ORIGINAL

@@ -1,10 +1,10 @@
 """The one speculative loop: propose, read, verify, settle.
 
-A draft proposes tokens, the target reads them all in one forward, a verifier keeps a start of them and adds a token of the target's own.
+A draft proposes tokens, the target reads them all in one forward pass, and a verifier keeps the first of them and adds a token of the target's.
 The text follows the target's distribution exactly; at temperature 0 it is the target's own greedy text.
 
-What the four verbs do is a ``Pair``: ``batched.BatchedPair`` and ``tree.TreePair`` decode batches in torch, ``latency.loop.Alone``
-one request on an engine. What is known of a block comes out as a ``Step``: traces, observers and clocks wrap the loop.
+A ``Pair`` implements the four verbs: ``batched.BatchedPair`` and ``tree.TreePair`` decode batches in torch, and ``latency.loop.Alone`` decodes
+one request on an engine. The loop yields a ``Step`` for each block; traces, observers and clocks wrap the loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Reading = TypeVar("Reading")
 
 @dataclass(frozen=True)
 class Verdict:
-    """By request: the ``drafted`` tokens of the sequence ``path`` that stood longest, how many of them stand, the ``token`` that follows,
+    """By request: the ``drafted`` tokens of the sequence ``path`` that was accepted furthest, how many were accepted, the ``token`` that follows,
     and the terms of alpha at each drafted position of that sequence, where the pair measures them."""
 
     drafted: list[list[int]]
@@ -34,25 +34,25 @@ class Pair(Protocol[Proposal, Reading]):
     """A target and its drafts, with the caches of the requests under way."""
 
     def propose(self, left: Sequence[int]) -> Proposal:
-        """Draft after the text of each request, to which ``left`` tokens may still come."""
+        """Draft tokens after the text of each request, which may get ``left`` more tokens."""
         ...
 
     def read(self, proposal: Proposal) -> Reading:
-        """Let the target read what was proposed, in one forward."""
+        """Let the target read the proposal, in one forward pass."""
         ...
 
     def verify(self, proposal: Proposal, reading: Reading) -> Verdict:
-        """Decide what stands."""
+        """Decide what is accepted."""
         ...
 
     def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
-        """Keep what stands in the caches, crop the rest, and go on with the requests at ``kept``."""
+        """Keep the accepted tokens in the caches, crop the rest, and go on with the requests at ``kept``."""
         ...
 
 
 @dataclass(frozen=True)
 class Step(Generic[Reading]):
-    """One block: the requests it served, the tokens that might still come to each, those ``emitted``, and what was decided why."""
+    """One block: the requests it served, how many tokens each may still get, the tokens ``emitted``, and the decisions behind them."""
 
     rows: list[int]
     left: list[int]
@@ -86,12 +86,12 @@ def _cut(tokens: list[int], eos_ids: Collection[int]) -> list[int]:
 
 
 def agreed(own: Iterable[int], others: Sequence[int]) -> int:
-    """How many of the ``others`` stand in ``own`` before the first that does not."""
+    """How many of the ``others`` equal ``own``, up to the first difference."""
     return next((place for place, (a, b) in enumerate(zip(own, others, strict=False)) if a != b), len(others))
 
 
 def close_gaps(keep: Sequence[bool]) -> list[int]:
-    """The places to keep, in an order that moves as few of them as can be: those at the end fill the gaps."""
+    """The places to keep, in an order that moves as few as possible: those at the end fill the gaps."""
     count = sum(keep)
     movers = (place for place in range(count, len(keep)) if keep[place])
     return [place if keep[place] else next(movers) for place in range(count)]

@@ -35,9 +35,9 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Policy:
-    """How the loop drafts and verifies; ``is_greedy`` when both sides only ever take the most probable token.
+    """How the loop drafts and verifies; ``is_greedy`` if both sides always take the most probable token.
 
-    ``transform`` makes the target's logits a distribution: a clock may wrap it.
+    ``transform`` turns the target's logits into a distribution; a clock may wrap it.
     """
 
     sampling: Sampling
@@ -51,7 +51,7 @@ class Policy:
 
     @property
     def drafting(self) -> Drafting:
-        """How the tokens that follow one and the same text are drafted."""
+        """How the tokens that follow the same text are drafted."""
         return self.token_verifier.drafting if self.token_verifier else "independent"
 
     @property
@@ -88,14 +88,14 @@ def make_policy(
         verifier = VERIFIERS[verifier]
     token_verifier = verifier if isinstance(verifier, TokenVerifier | TreeVerifier) else None
     if token_verifier is None and num_drafts > 1:
-        raise UserError(f"{verifier.name} verifies one sequence, not {num_drafts}", remedy="set num_drafts 1")
+        raise UserError(f"{verifier.name} verifies one sequence, not {num_drafts}", remedy="set num_drafts to 1")
     models = len(drafts)
     if models not in (1, num_drafts):
-        raise UserError(f"{models} draft models for {num_drafts} drafts", remedy="give one, or one per draft")
+        raise UserError(f"{models} draft models for {num_drafts} drafts", remedy="give one in all, or one per draft")
     samplings = [draft_sampling] * num_drafts if isinstance(draft_sampling, Sampling) else list(draft_sampling)
     if len(samplings) != num_drafts:
         raise UserError(
-            f"{len(samplings)} draft samplings for {num_drafts} drafts", remedy="give one, or one per draft"
+            f"{len(samplings)} draft samplings for {num_drafts} drafts", remedy="give one in all, or one per draft"
         )
     if token_verifier and token_verifier.drafting != "independent" and (models > 1 or len(set(samplings)) > 1):
         raise UserError(
@@ -105,7 +105,7 @@ def make_policy(
         frozen = sum(own.temperature == 0 for own in samplings)
         if frozen > 1:
             raise UserError(
-                f"{frozen} drafts of one model at temperature 0 are the same sequence {frozen} times",
+                f"{frozen} drafts from one model at temperature 0 are the same sequence {frozen} times",
                 remedy="give num_drafts 1, a draft temperature above 0, or one model per draft",
             )
     path_verifier = verifier if isinstance(verifier, PathVerifier) else PATH_VERIFIERS["single"]
@@ -123,10 +123,10 @@ def make_policy(
 
 def check_shape(tree: Tree, num_drafts: int, draft_len: int, policy: Policy, models: int) -> None:
     if (num_drafts, draft_len) != (tree.leaves, tree.depth):
-        what = f"num_drafts is {num_drafts} and draft_len {draft_len}, the tree has {tree.leaves} leaves of depth {tree.depth}"
-        raise UserError(what, remedy="give the tree's")
+        what = f"num_drafts is {num_drafts} and draft_len {draft_len}, but the tree has {tree.leaves} leaves of depth {tree.depth}"
+        raise UserError(what, remedy="use the tree's numbers")
     if models > 1 or len(set(policy.draft_samplings)) > 1:
-        raise UserError("a tree of several drafts", remedy="give one model and one draft sampling")
+        raise UserError("a tree has only one kind of draft", remedy="give one model and one draft sampling")
     if isinstance(policy.token_verifier, TreeVerifier) or policy.tail is not None:
         name = policy.tail.name if policy.tail else "a verifier of whole sequences"
         raise UserError(
@@ -137,15 +137,15 @@ def check_shape(tree: Tree, num_drafts: int, draft_len: int, policy: Policy, mod
 def check_tree(heads: Medusa, num_drafts: int, draft_len: int, policy: Policy) -> None:
     tree, verifier = heads.tree, policy.token_verifier
     if (num_drafts, draft_len) != (tree.leaves, tree.depth):
-        what = f"num_drafts is {num_drafts} and draft_len {draft_len}, the tree has {tree.leaves} leaves of depth {tree.depth}"
-        raise UserError(what, remedy="give the tree's")
+        what = f"num_drafts is {num_drafts} and draft_len {draft_len}, but the tree has {tree.leaves} leaves of depth {tree.depth}"
+        raise UserError(what, remedy="use the tree's numbers")
     is_distinct = verifier is not None and verifier.drafting in ("without_replacement", "greedy")
     if tree.leaves > 1 and not policy.is_greedy and not is_distinct:
-        raise UserError("siblings of a tree are distinct, this verifier expects others", remedy="use rrs or greedy")
+        raise UserError("siblings in a tree are distinct, but this verifier allows repeats", remedy="use rrs or greedy")
 
 
 def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions vocab"], policy: Policy) -> Verdict:
-    """What stands of the ``proposal``, from the target's ``logits`` after each token of each sequence."""
+    """What is accepted of the ``proposal``, given the target's ``logits`` after each token of each sequence."""
     tokens, draft_probs = proposal.tokens, proposal.distributions
     if draft_probs is None:  # all greedy: a token stands if the target says the same
         path = [0] * len(tokens)

@@ -34,7 +34,7 @@ CONTEXTS, VOCAB = 80, 5000  # of the synthetic family
 
 @dataclass(frozen=True)
 class Pairs:
-    """Logits at ``positions`` places of a text; ``token`` is what the text goes on with there, ``request`` which text it is."""
+    """Logits at ``positions`` places of texts; ``token`` is the next token of the text, and ``request`` the number of the text."""
 
     target_logits: Float[Tensor, "positions vocab"]
     draft_logits: Float[Tensor, "positions vocab"]
@@ -70,11 +70,11 @@ def load_pairs(path: Path) -> Pairs:
     try:
         return Pairs(**load_file(verify(path)))
     except (SafetensorError, OSError, TypeError) as error:
-        raise UserError(f"no recorded pairs: {error}", file=path, remedy="record them again") from None
+        raise UserError(f"cannot read recorded pairs: {error}", file=path, remedy="record them again") from None
 
 
 def load_all(folder: Path, datasets: Sequence[str], positions: int, synthetic_seed: int | None) -> dict[str, Pairs]:
-    """The first ``positions`` pairs of every dataset, and of the synthetic family where there is a seed for it."""
+    """The first ``positions`` pairs of every dataset, and of the synthetic family if a seed for it is given."""
     pairs = {name: load_pairs(folder / f"{name}.safetensors") for name in datasets}
     if synthetic_seed is not None:
         pairs["synthetic"] = synthetic(synthetic_seed)
@@ -84,7 +84,7 @@ def load_all(folder: Path, datasets: Sequence[str], positions: int, synthetic_se
 def record_file(
     settings: Flat[Answers], *, target: Path, draft: Path, prompts: Path, positions: int, seed: int = 0, out: Path
 ) -> None:
-    """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2), and beside them what they are made of."""
+    """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2), and what they were made from."""
     # The target is opened here and let go: two of it do not fit.
     texts, _ = recording.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed)
     target_model, draft_model, _ = load_pair(target, draft, settings.dtype, settings.device)
@@ -117,8 +117,8 @@ def record(
 def synthetic(seed: int, contexts: int = CONTEXTS, vocab: int = VOCAB) -> Pairs:
     """Distributions like those of language models, without a model: noisy power distributions of mixed steepness, the draft a noisier view of the target.
 
-    Each context is a text of its own. At top-p 0.95 and K = 2 the schemes stand to each other as in the family of
-    ``docs/theory.md``, section 5: which of them leads depends on how much hotter the draft is.
+    Each context is a separate text. At top-p 0.95 and K = 2, the schemes compare as in the family of ``docs/theory.md``, section 5: which of
+    them leads depends on how much higher the draft's temperature is.
     """
     generator = torch.Generator().manual_seed(seed)
     ranks = torch.arange(1, vocab + 1).log()

@@ -1,4 +1,4 @@
-"""What the target answers to a dataset's prompts, and its distributions there: recorded once, stored, shared by every variant."""
+"""The target's answers to a dataset's prompts, and its distributions along them: recorded once, stored, and shared by every variant."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ Part = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class TargetPass:
-    """What the target answered, and its distribution at every answer position.
+    """The target's answers, and its distribution at every answer position.
 
-    ``log_probs`` are those of softmax(logits) at temperature 1 and before top-k and top-p, however the answers were sampled: what the losses
-    learn from. They are float16: a probability is off by at most p |log p| / 2048, a sum of minima by at most 1/4096 of the entropy.
-    ``ids`` is None when the vocabulary is recorded whole; else the kept tokens, the emitted one always among them, and a last
-    column of ``log_probs`` is the mass of all others. ``engine`` says what answered.
+    ``log_probs`` are those of softmax(logits) at temperature 1, before top-k and top-p, however the answers were sampled; the losses learn from
+    them. They are float16: a probability is off by at most p |log p| / 2048, and a sum of minima by at most 1/4096 of the entropy.
+    ``ids`` is None if the whole vocabulary is recorded. Otherwise it holds the kept tokens, always including the emitted one, and the last
+    column of ``log_probs`` is the mass of all others. ``engine`` names the engine that answered.
     """
 
     answers: list[Answer]
@@ -78,8 +78,8 @@ class TargetPass:
     def target_logits(
         self, requests: Sequence[int], device: torch.device | str = "cpu"
     ) -> Float[Tensor, "positions vocab"]:
-        """Log-probabilities at temperature 1 at the answer positions of ``requests``, one after the other; what was not kept shares the
-        remaining mass evenly (then sums of minima are off by at most that mass). They are spread over the vocabulary on ``device``."""
+        """Log-probabilities at temperature 1 at the answer positions of ``requests``, one after the other. Tokens that were not kept share the
+        remaining mass evenly (sums of minima are then off by at most that mass). They are spread over the vocabulary on ``device``."""
         rows = torch.cat([torch.arange(self.ends[r] - self.lengths[r], self.ends[r]) for r in requests])
         kept = self.log_probs[rows].to(device).float()
         if self.ids is None:
@@ -141,9 +141,9 @@ def record(
 ) -> TargetPass:
     """Let the target answer every request (id, prompt ids) once, and keep its distribution at every answer position.
 
-    Prompts of like length share a batch of ``batch_size`` requests and ``batch_tokens`` tokens at most, padding and answers included;
-    the longest come first, so that what does not fit in memory fails at once (sampled ones last: their draws follow the order). Each
-    finished batch is kept in the folder ``parts``. Above ``WHOLE_VOCAB`` tokens, the ``keep`` most probable tokens are kept.
+    Prompts of similar length share a batch of at most ``batch_size`` requests and ``batch_tokens`` tokens, including padding and answers. The
+    longest come first, so that a lack of memory shows at once (but last for sampled answers, whose draws follow the order). Each finished
+    batch is kept in the folder ``parts``. If the vocabulary has more than ``WHOLE_VOCAB`` tokens, only the ``keep`` most probable are kept.
     """
     order = sorted(range(len(requests)), key=lambda number: len(requests[number][1]))
     kept = target.vocab_size if target.vocab_size <= WHOLE_VOCAB else min(keep, target.vocab_size)
@@ -307,11 +307,11 @@ def fitting(
         if len(ids) <= room:
             kept.append((prompt.id, ids))
         else:
-            reason = f"{len(ids)} tokens, the context leaves room for {room}"
+            reason = f"{len(ids)} tokens, but the context has room for {room}"
             rejected.append(Rejection(str(prompts), line, reason, prompt.id))
     if not kept:
         shortest = f", the shortest has {min(lengths)} tokens" if lengths else ""
-        what = f"no prompt fits the target's context of {context} tokens, {settings.max_new_tokens} of them for the answer{shortest}"
+        what = f"no prompt fits the target's context of {context} tokens, {settings.max_new_tokens} of which are for the answer{shortest}"
         raise UserError(
             what, file=prompts, remedy="use a target with a longer context, or lower answers.max_new_tokens"
         )
@@ -332,8 +332,8 @@ def answer(
     """Let the target answer the first ``requests`` prompts that fit its context, and one of ``context`` tokens (0: any); the others are
     returned with the reason.
 
-    Near-greedy decoding is lossless, so the greedy answers serve every draft, draft length and variant. Finished batches are kept below
-    ``parts``, for the same command after a kill.
+    Greedy decoding is lossless, so the greedy answers serve every draft, draft length and variant. Finished batches are kept below
+    ``parts``, so that the same command can resume after a kill.
     """
     tokenizer = load_tokenizer(target)
     with _opened(target, settings) as model:

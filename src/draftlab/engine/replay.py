@@ -1,14 +1,14 @@
-"""Acceptance of any draft along a recorded target pass: draft forwards alone, the target never runs again.
+"""Acceptance of any draft along a recorded target pass: only the draft runs, the target never runs again.
 
-Speculative decoding is lossless, so whatever the draft, the emitted text follows the target's distribution: a text that the target
-sampled (or decoded greedily) by itself serves every draft. Given that text, only the cutting into blocks is left to chance. A token y
-at a visited position was drafted and accepted with probability min(target, draft)(y) of its whole target(y), so
+Speculative decoding is lossless, so the emitted text follows the target's distribution whatever the draft: a text that the target
+sampled (or decoded greedily) by itself serves every draft. Given that text, only the division into blocks is random. A token y at a
+visited position is emitted with probability target(y) in all, and drafted and accepted with probability min(target, draft)(y), so
 
     P(accepted | y) = min(1, draft(y) / target(y)),     independently at each position.
 
-``walk`` sums over those flags exactly (no sampling), so its counts are conditional expectations given the text: unbiased, with less
-variance than live decoding, and the exact counts of live decoding when flags are 0 or 1, as they are at temperature 0. With block
-verification the first i tokens of a block stand with probability min over j <= i of prod_{l <= j} draft(y_l)/target(y_l),
+``walk`` sums over these accept flags exactly (no sampling), so its counts are conditional expectations given the text: they are unbiased, have
+less variance than live decoding, and equal the counts of live decoding if the flags are 0 or 1, as at temperature 0. With block
+verification, the first i tokens of a block are accepted with probability min over j <= i of prod_{l <= j} draft(y_l)/target(y_l),
 capped at 1 (the path weight of Sun et al. 2025, Eq. 4, divided by the text's own probability).
 """
 
@@ -36,11 +36,11 @@ SingleVerifier = Literal["single", "block"]
 
 @dataclass(frozen=True)
 class Agreement:
-    """How draft and target agree at each answer position of some requests, one request after the other.
+    """How well draft and target agree at each answer position of some requests, one request after the other.
 
     ``ratio`` = draft(y) / target(y) at the emitted token y; ``overlap`` = sum_x min(target, draft); ``repo`` = sum_x draft min(target, draft),
-    the expectation of what OSD's repository adds per drafted token (``alpha_repo``). Heads on the target guess a position from further
-    back the deeper it lies in its block: theirs have a second axis, the depth.
+    the expectation of what OSD's repository adds per drafted token (``alpha_repo``). Heads on the target guess deeper positions of a block
+    from further back, so their arrays have a second axis, the depth.
     """
 
     lengths: list[int]
@@ -49,7 +49,7 @@ class Agreement:
     repo: Float64[np.ndarray, positions * depths]
 
     def realise(self, rng: np.random.Generator) -> Agreement:
-        """Draw the accept flag of every position: ``walk`` then gives one run of live decoding instead of the expectation."""
+        """Draw the accept flag of every position; ``walk`` then gives one run of live decoding instead of the expectation."""
         flags = rng.random(len(self.ratio)) < self.ratio
         return dataclasses.replace(self, ratio=flags.astype(np.float64))
 
@@ -63,16 +63,16 @@ def agreement(
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
 ) -> Agreement:
-    """Compare draft and target at the emitted ``tokens``, which the target sampled by ``sampling``; logits are those of temperature 1.
+    """Compare draft and target at the emitted ``tokens``, which the target sampled with ``sampling``; logits are those at temperature 1.
 
-    At temperature 0 the target's distribution is y alone: ``ratio`` and
-    ``overlap`` are draft(y), ``repo`` its square, all three 0 or 1 for a greedy draft.
+    At temperature 0 the target's distribution is concentrated on y: ``ratio`` and ``overlap`` are draft(y), and ``repo`` is its square. For a
+    greedy draft, all three are 0 or 1.
 
     **Arguments:**
     - `draft_logits`, `target_logits`: at temperature 1, shape `(positions, vocab)`.
     - `tokens`: the emitted ids, shape `(positions,)`.
-    - `lengths`: positions of each request, which follow each other.
-    - `sampling`: how the target wrote them.
+    - `lengths`: number of positions of each request, one request after the other.
+    - `sampling`: how the target wrote the tokens.
     - `draft_sampling`: how the draft samples; None: like the target.
 
     **Returns:** three numbers at each position.
@@ -106,7 +106,7 @@ def tree_agreement(
     lengths: Sequence[int],
     tree: Tree,
 ) -> Agreement:
-    """Whether each emitted token is among a tree's guesses, at every depth that it may have in a block; greedy guesses alone."""
+    """Whether each emitted token is among a tree's guesses, at every depth that it may have in a block; for greedy guesses only."""
     at = head_logits.gather(-1, tokens.expand(len(head_logits), -1)[..., None])
     rank = (head_logits > at).sum(-1)
     flags = (rank < torch.tensor(tree.widths, device=rank.device)[:, None]).T.double().cpu().numpy()
@@ -118,7 +118,8 @@ class Walk:
     """The blocks of every request, as expected counts given its text; whole numbers at temperature 0.
 
     ``alpha`` = overlap / visited, ``alpha_accepted`` = accepted / visited, ``alpha_repo`` = repo / visited,
-    ``block_efficiency`` = emitted / blocks; divide sums over requests. ``reached`` and ``starts``: probability that a position is visited, and that a block starts there.
+    ``block_efficiency`` = emitted / blocks; divide sums over requests. ``reached`` and ``starts`` are the probabilities that a position is
+    visited, and that a block starts there.
     """
 
     accepted: Float64[np.ndarray, " requests"]
@@ -132,12 +133,12 @@ class Walk:
 
 
 def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") -> Walk:
-    """Cut the recorded answers into blocks of up to ``draft_len`` drafted tokens and one of the target's.
+    """Cut the recorded answers into blocks of up to ``draft_len`` drafted tokens and one token of the target's.
 
-    An answer ends where its text ends: nothing is drafted past it, and its last token may be an accepted draft.
+    An answer ends where its text ends: nothing is drafted beyond it, and its last token may be an accepted draft.
 
     **Arguments:**
-    - `agree`: from `agreement`.
+    - `agree`: the result of `agreement`.
     - `draft_len`: drafted tokens per block, at least 1.
     - `verifier`: `single`, token by token, or `block`.
 
@@ -149,12 +150,12 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
     (array([2.]), array([4.]))
     """
     if verifier not in get_args(SingleVerifier):
-        raise UserError(f"replay knows no verifier {verifier!r}", remedy="use single or block, or decode")
+        raise UserError(f"replay knows no verifier {verifier!r}", remedy="use single or block, or decode live")
     if draft_len < 1:
         raise UserError(f"draft_len is {draft_len}", remedy="draft at least 1 token")
     if agree.ratio.ndim > 1 and draft_len > agree.ratio.shape[1]:
         raise UserError(
-            f"draft_len is {draft_len}, there are {agree.ratio.shape[1]} heads", remedy="give at most as many"
+            f"draft_len is {draft_len}, but there are {agree.ratio.shape[1]} heads", remedy="lower draft_len"
         )
     lengths = np.asarray(agree.lengths, dtype=np.int64)
     request, left = places_in(lengths)
@@ -185,13 +186,13 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
 
 
 def places_in(lengths: Int64[np.ndarray, " requests"]) -> tuple[Int64[np.ndarray, " positions"], ...]:
-    """The request of each position, and how many positions of it are left, its own included."""
+    """The request of each position, and how many of its positions are left, including this one."""
     request = np.repeat(np.arange(len(lengths)), lengths)
     return request, np.cumsum(lengths)[request] - np.arange(len(request))
 
 
 def ahead(values: Float64[np.ndarray, positions * depths], offset: int) -> Float64[np.ndarray, " positions"]:
-    """What stands ``offset`` positions later, at that depth where values have one; 0 beyond the end."""
+    """The value ``offset`` positions later, at that depth if values have depths; 0 beyond the end."""
     column = values[:, offset] if values.ndim > 1 else values
     return np.pad(column, (0, offset))[offset:]
 
@@ -214,7 +215,7 @@ def stands_of(
     draft_len: int,
     verifier: SingleVerifier,
 ) -> Float64[np.ndarray, "positions lengths"]:
-    """Entry [t, i]: probability that the first i drafted tokens of a block that starts at t stand, given the text."""
+    """Entry [t, i]: probability that the first i drafted tokens of a block that starts at t are accepted, given the text."""
     stands = np.zeros((len(ratio), draft_len + 1))
     stands[:, 0] = 1.0
     path = np.ones(len(ratio))
@@ -254,14 +255,14 @@ def agree_along(
     draft_sampling: Sampling | None = None,
     batch_size: int = 16,
 ) -> Agreement:
-    """Agreement of a draft with a recorded pass, from one teacher-forced draft forward per batch of requests.
+    """Agreement of a draft with a recorded pass, from one teacher-forced forward pass of the draft per batch of requests.
 
-    The answer serves every draft length and verifier: see ``walk``.
+    The result serves every draft length and verifier: see ``walk``.
 
     **Arguments:**
     - `draft`: a model.
     - `target_pass`: recorded answers of a target with its distributions.
-    - `requests`: their numbers; None: all.
+    - `requests`: numbers of the requests to use; None: all.
     - `draft_sampling`: how the draft samples; None: like the target.
     - `batch_size`: requests in one forward.
 
@@ -273,11 +274,11 @@ def agree_along(
         raise UserError(f"no request {outside[0]}", remedy=f"the pass has {count}: give numbers from 0 to {count - 1}")
     if draft.vocab_size != target_pass.vocab_size:
         raise UserError(
-            f"the draft has {draft.vocab_size} tokens, the recorded target {target_pass.vocab_size}",
+            f"the draft has {draft.vocab_size} tokens, but the recorded target has {target_pass.vocab_size}",
             remedy="use two models that share a tokenizer",
         )
     if isinstance(draft, Medusa) and target_pass.sampling.temperature:
-        raise UserError("sampled answers of a target with heads", remedy="replay greedy answers, or decode")
+        raise UserError("heads cannot be replayed along sampled answers", remedy="use greedy answers, or decode live")
     answers = [target_pass.answers[number] for number in chosen]
     order = sorted(
         range(len(chosen)), key=lambda place: len(answers[place].prompt_ids) + len(answers[place].answer_ids)
@@ -311,7 +312,7 @@ def replay(
     requests: Sequence[int] | None = None,
     draft_sampling: Sampling | None = None,
 ) -> Walk:
-    """Acceptance of ``draft`` along a recorded pass: what live decoding of the same requests would count, without the target.
+    """Acceptance of ``draft`` along a recorded pass: what live decoding of the same requests would count, without running the target.
 
     **Arguments:**
     - `draft`, `target_pass`, `requests`, `draft_sampling`: as for `agree_along`.

@@ -1,10 +1,10 @@
-"""Blocks of several drafted sequences along texts of the target: exactly, without a sampled draft.
+"""Blocks of several drafted sequences along texts of the target, computed exactly, without sampling a draft.
 
-``replay`` knows one draft; here the state of a block is how many drafts of each group agree with the text so far. At each position of a block
-the verifier says how many of them survive (``core.verify.survivors``), and a dynamic programme over depth and survivors gives the
-probability that the first i drafted tokens of a block that starts there stand. The rest is ``replay``'s: the distribution of block starts. All counts
-are conditional expectations given the text, so their only noise is that of the texts. A selected path that is verified as a block
-(``docs/theory.md``, section 7) has the same states; its blocks stand by the least of its running products of ratios.
+``replay`` handles one draft. Here the state of a block is how many drafts of each group agree with the text so far. At each position of a block
+the verifier gives the distribution of how many survive (``core.verify.survivors``), and a dynamic programme over depth and survivors gives the
+probability that the first i drafted tokens of a block that starts there are accepted. The distribution of block starts is computed as in
+``replay``. All counts are conditional expectations given the text, so their only noise is that of the texts. A selected path that is verified as
+a block (``docs/theory.md``, section 7) has the same states; its tokens are accepted according to the smallest of its running products of ratios.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ State = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Texts:
-    """Positions of the target's texts, one text after the other: the distributions that it wrote them by, the draft's logits, and the tokens."""
+    """Positions of the target's texts, one text after the other: the distributions they were drawn from, the draft's logits, and the tokens."""
 
     target_probs: Float64[Tensor, "positions vocab"]
     draft_logits: Float[Tensor, "positions vocab"]
@@ -46,9 +46,9 @@ class Texts:
 
 @dataclass(frozen=True)
 class Survival:
-    """Of each position and state, the probability of each state after it; ``ratio`` = draft / target at the written token, by group.
+    """For each position and state, the probability of each state after it; ``ratio`` = draft / target at the written token, by group.
 
-    ``by_path``: of a path that is selected first and verified as a whole, times the ratio of the selected token's probability to the target's.
+    ``by_path``: for a path that is selected first and verified as a whole; entries are multiplied by the selected token's probability over the target's.
     """
 
     states: list[State]
@@ -61,8 +61,8 @@ class Survival:
 class Blocks:
     """The blocks of each request by the number of drafted tokens that they keep, as expected counts given its text.
 
-    ``stopped[r, i]``: blocks that keep exactly i; ``emitted[r, i]``: the tokens they emit; ``judged[r, i]``: blocks whose drafted token at
-    depth i was judged; ``accepted[r, i]``: of these it stands. Block efficiency is ``emitted / stopped``, sums over sums.
+    ``stopped[r, i]``: blocks that keep exactly i tokens; ``emitted[r, i]``: the tokens they emit; ``judged[r, i]``: blocks whose drafted token
+    at depth i was judged; ``accepted[r, i]``: those of them whose token was accepted. Block efficiency is ``emitted / stopped``, sums over sums.
     """
 
     stopped: Float64[np.ndarray, "requests lengths"]
@@ -72,7 +72,7 @@ class Blocks:
 
 
 def states_of(groups: Sequence[int], verifier: TokenVerifier | TreeVerifier) -> list[State]:
-    """Every number of survivors that drafts of these groups may come to, nobody first; of distinct drafts one survives at most."""
+    """Every possible number of survivors in these groups, none first; of distinct drafts, at most one survives."""
     if isinstance(verifier, TokenVerifier) and verifier.is_distinct:
         (count,) = groups
         return [(0,), (1,), (count,)] if count > 1 else [(0,), (1,)]
@@ -82,13 +82,13 @@ def states_of(groups: Sequence[int], verifier: TokenVerifier | TreeVerifier) -> 
 def survival(
     verifiers: Sequence[TokenVerifier | TreeVerifier], texts: Texts, drafts: Sequence[Sampling], groups: Sequence[int]
 ) -> list[Survival]:
-    """Let each verifier say how many drafts survive at each position.
+    """For each verifier, the distribution of how many drafts survive at each position.
 
-    The distributions are worked out once for all verifiers, a part of the positions at a time, those with few possible tokens first: all of a
-    part are padded to the most that one of them has.
+    Distributions are computed once for all verifiers, for part of the positions at a time and those with few possible tokens first, because all
+    positions of a part are padded to the longest one.
 
     **Arguments:**
-    - `verifiers`: one or more; each sees the groups in their order.
+    - `verifiers`: one or more; each sees the groups in the given order.
     - `texts`: what the target wrote.
     - `drafts`: how each group of drafts is sampled.
     - `groups`: how many drafts each has.
@@ -161,13 +161,13 @@ def blocks(
     An answer ends where its text ends: nothing is drafted past it.
 
     **Arguments:**
-    - `found`: from `survival`.
-    - `lengths`: positions of each text.
+    - `found`: an element of the result of `survival`.
+    - `lengths`: number of positions of each text.
     - `groups`: how many sequences each group starts with.
     - `draft_len`: tokens of a sequence, at least 1.
-    - `tail`: verifies what is left of a sequence once it is the only one; None: token by token.
-    - `widths`: into how many each sequence of a single group branches at each depth: (K, 1, 1) are K sequences, (1, K, 1) share their first
-      token; None: the groups' own.
+    - `tail`: verifies the rest of a sequence once it is the only one left; None: token by token.
+    - `widths`: into how many branches each sequence of a single group divides at each depth: (K, 1, 1) means K sequences, (1, K, 1) means
+      K sequences that share their first token; None: as the groups say.
 
     **Returns:** expected counts of each text.
     """
@@ -183,11 +183,11 @@ def stands_along(
     tail: PathVerifier | None = None,
     widths: Sequence[int] | None = None,
 ) -> Float64[np.ndarray, "positions lengths"]:
-    """Entry [t, i]: probability that the first i drafted tokens of a block that starts at t stand, given the text."""
+    """Entry [t, i]: probability that the first i drafted tokens of a block that starts at t are accepted, given the text."""
     if draft_len < 1:
         raise UserError(f"draft_len is {draft_len}", remedy="draft at least 1 token")
     if widths is not None and (len(widths) != draft_len or len(groups) > 1):
-        raise UserError(f"widths {list(widths)} of {draft_len} tokens", remedy="give one for each, and drafts alike")
+        raise UserError(f"widths {list(widths)} for {draft_len} tokens", remedy="give one per token, and one group")
     request, left = places_in(lengths)
     stands = np.zeros((len(request), draft_len + 1))
     stands[:, 0] = 1.0
@@ -266,15 +266,15 @@ def ceiling(
     num_drafts: int,
     draft_len: int,
 ) -> Blocks:
-    """What no verifier of K i.i.d. sequences exceeds on average at the blocks of ``found``: tokens emitted, and the blocks.
+    """An upper bound for every verifier of K i.i.d. sequences, on average at the blocks of ``found``: tokens emitted, and the blocks.
 
     **Arguments:**
     - `best`: the best acceptance of K drafts at each position (``optimum_iid``); it bounds the first token of a block.
 
-    A later prefix x of i tokens is one of K i.i.d. draws with at most ``min_H 1 + q(H) - p(H)^K`` over sets of prefixes (``optimum_iid`` again).
-    ``p^K >= K c^(K-1) p - (K-1) c^K`` for any c, so ``1 + (K-1) c^K - l + E_q min(1, l p(x)/q(x))``, ``l = K c^(K-1)``, is a bound that texts
-    of the target estimate without bias. Of ``LEVELS`` the best c of each depth is taken, apart for five classes of ``best``, and for each half of
-    the requests by the other half: chosen on the same texts it would lie too low.
+    A later prefix x of i tokens is one of K i.i.d. draws with probability at most ``min_H 1 + q(H) - p(H)^K`` over sets of prefixes (``optimum_iid``
+    again). Since ``p^K >= K c^(K-1) p - (K-1) c^K`` for any c, ``1 + (K-1) c^K - l + E_q min(1, l p(x)/q(x))`` with ``l = K c^(K-1)`` is a bound that
+    texts of the target estimate without bias. The best c of ``LEVELS`` is chosen for each depth, separately for five classes of ``best``, and for each
+    half of the requests on the other half: chosen on the same texts, the bound would be too low.
     """
     length = np.asarray(lengths, dtype=np.int64)
     request, left = places_in(length)
@@ -299,7 +299,7 @@ def ceiling(
 
 
 def count_blocks(stands: Float64[np.ndarray, "positions lengths"], lengths: Int64[np.ndarray, " requests"]) -> Blocks:
-    """Blocks that start where the ones before them stop, from the probability that their first i drafted tokens stand."""
+    """Blocks that start where the previous ones stop, from the probability that their first i drafted tokens are accepted."""
     request, left = places_in(lengths)
     stands = np.where(np.arange(stands.shape[1]) <= left[:, None], stands, 0.0)
     weighted = starts_of(stands, lengths)[:, None] * stands

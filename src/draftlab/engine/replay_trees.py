@@ -1,7 +1,7 @@
-"""Trees of tokens that follow from the text before them, along texts of the target: exactly, from the draft alone.
+"""Trees of tokens that are determined by the text before them, along texts of the target, computed exactly from the draft alone.
 
-Given its drafted tokens such a tree is verified best by drawing the target's token and looking for it among the children (``sampled``): what is
-drafted does not depend on chance, so each node stands with the probability of its text. A block keeps the longest way of the text through its tree.
+The best way to verify such a tree is to draw the target's token and look for it among the children (``sampled``): the drafted tokens are not random,
+so each node is accepted with the probability of its text. A block keeps the longest path of the text through its tree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from draftlab.models import LanguageModel
 
 
 def ranked_tree(tree: Tree, rank: Int64[np.ndarray, " positions"]) -> Float64[np.ndarray, "positions depth+1"]:
-    """Whether the first i tokens of a block that begins at each position stand: the i-th child is the draft's i-th most probable token.
+    """Whether the first i tokens of a block that begins at each position are accepted, if the i-th child is the draft's i-th most probable token.
 
     **Arguments:**
     - `rank`: how many tokens the draft prefers to the written one.
@@ -53,8 +53,8 @@ def confident_trees(
 ) -> list[Bool[np.ndarray, "positions depth"]]:
     """The same for trees of the texts that the draft is most confident of (EAGLE-2: Li et al. 2024, arXiv 2406.16858, section 4).
 
-    The value of a text is the product of the draft's probabilities. At each depth the ``width`` texts of highest value get their ``width`` most
-    probable children, and of all texts those of highest value are the tree: one of each number of ``nodes``.
+    The value of a text is the product of the draft's probabilities. At each depth, the ``width`` texts with the highest values get their ``width``
+    most probable children. Of all texts, those with the highest values form the tree: one tree for each number of ``nodes``.
     """
     decoder, found = draft.decoder(), list[list[np.ndarray]]()
     for prompt, answer in zip(prompts, answers, strict=True):

@@ -1,8 +1,8 @@
-"""The target on an OpenAI-compatible server: what it answers, and the most probable tokens of each position by their ids.
+"""The target on an OpenAI-compatible server: its answers, and the most probable tokens at each position, by id.
 
-Prompts go out as token ids, so the chat template is ours and the server tokenizes nothing. llama.cpp's server and vLLM name tokens by id; a
-server that gives their text alone is refused, since several ids may have one text. The log-probabilities are those before temperature, top-k and
-top-p, as both servers give them. The mass of the other tokens is 1 less the sum of the named ones: as exact as the server's float32 softmax.
+Prompts are sent as token ids, so the chat template is ours and the server tokenizes nothing. llama.cpp's server and vLLM name tokens by id; a
+server that gives only their text is refused, since several ids may have the same text. The log-probabilities are those before temperature, top-k
+and top-p, as both servers give them. The mass of the other tokens is 1 minus the sum of the named ones, as exact as the server's float32 softmax.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Step = tuple[int, dict[int, float]]
 
 
 class Server:
-    """One model on one server. ``description`` is what it says of itself."""
+    """One model on one server. ``description`` is what the server says about it."""
 
     def __init__(self, target: Path, settings: Answers) -> None:
         self._settings, self._url = settings, settings.url.rstrip("/")
@@ -73,7 +73,7 @@ class Server:
         if len(found) != 1:
             names = ", ".join(str(model.get("id")) for model in models) or "nothing"
             remedy = "set answers.served to the target's name there"
-            raise UserError(f"{name or 'one model'} is asked for, served is {names}", file=self._url, remedy=remedy)
+            raise UserError(f"{name or 'one model'} was expected, but it serves {names}", file=self._url, remedy=remedy)
         return found[0]
 
     def _ask(
@@ -85,10 +85,10 @@ class Server:
             reply = self._pool.request("GET" if body is None else "POST", url, json=body)
             said = reply.json() if reply.data[:1] in (b"{", b"[") else reply.data.decode(errors="replace")
         except HTTPError as error:
-            remedy = "start it, and run this again: finished answers are kept"
+            remedy = "start it, and run the same command again: finished answers are kept"
             raise UserError(f"the server does not answer: {self._public(error)}", file=url, remedy=remedy) from None
         except ValueError as error:
-            raise UserError(f"no JSON: {error}", file=url, remedy="check answers.url") from None
+            raise UserError(f"the reply is not JSON: {error}", file=url, remedy="check answers.url") from None
         if reply.status == 200 and isinstance(said, dict):
             return said
         if not must:
@@ -97,12 +97,12 @@ class Server:
             said = said.get("error", said)
             said = said.get("message", said) if isinstance(said, dict) else said
         remedy = {
-            401: f"put its key into the environment as {API_KEY}",
-            403: f"put its key into the environment as {API_KEY}",
+            401: f"put its key into the environment variable {API_KEY}",
+            403: f"put its key into the environment variable {API_KEY}",
             404: "check answers.url (it ends in /v1) and answers.served",
         }.get(
             reply.status,
-            "check answers.keep (vLLM names 20 tokens unless --max-logprobs says more) and the server's log",
+            "check answers.keep (vLLM names 20 tokens unless --max-logprobs allows more) and the server's log",
         )
         raise UserError(f"the server says {reply.status}: {self._public(said)[:300]}", file=url, remedy=remedy)
 
@@ -116,9 +116,9 @@ class Server:
         words = {"model": self._name, "content": PROBE, "prompt": PROBE}  # llama.cpp's name for the text, and vLLM's
         theirs, ours = self._ask("/tokenize", words | flags, of_api=False).get("tokens"), tokenizer.encode(PROBE)
         if theirs != ours:
-            what = f"it reads a text as tokens {str(theirs)[:60]}, the tokenizer of the target's folder as {str(ours)[:60]}"
+            what = f"it reads a text as tokens {str(theirs)[:60]}, but the tokenizer in the target's folder as {str(ours)[:60]}"
             raise UserError(
-                what, file=self._url, remedy="serve the model of that folder, or give the folder of this one"
+                what, file=self._url, remedy="serve the model in that folder, or give the folder of the served model"
             )
 
     def answer(self, prompt: Sequence[int], ends: Collection[int], sampling: Sampling, seed: int) -> dict[str, Tensor]:
@@ -171,13 +171,13 @@ class Server:
             raise UserError(what, file=self._url, remedy=remedy) from None
         for _, top in steps:
             if len(top) < self._keep or not 0 <= min(top) <= max(top) < self.vocab_size:
-                what = f"it names {len(top)} tokens of a position, {self._keep} are asked for"
+                what = f"it names {len(top)} tokens at a position, but {self._keep} were asked for"
                 if len(top) >= self._keep:
-                    what = f"it answers with token {max(top)}, the target has {self.vocab_size}"
-                remedy = "lower answers.keep, or check the server: it must serve the target, and without a draft"
+                    what = f"it answers with token {max(top)}, but the target has {self.vocab_size} tokens"
+                remedy = "lower answers.keep, or check that the server serves the target, and without a draft"
                 raise UserError(what, file=self._url, remedy=remedy)
         if not steps and not is_cut:
-            raise UserError("an answer without a token", file=self._url, remedy="check the server's log")
+            raise UserError("an answer without any token", file=self._url, remedy="check the server's log")
         return steps, is_cut
 
     def _hidden(self, prompt: Sequence[int], ends: Collection[int], sampling: Sampling, seed: int) -> Step:

@@ -13,13 +13,13 @@ from draftlab.core.settings import Count, Device, Dtype, Settings, Template, Who
 class Recipe(Settings):
     """A model: one that exists, or one that is trained on the spot.
 
-    ``model`` names one that exists: a folder, a GGUF file, ``package:NAME`` (``files.packages``), or ``owner/name[@revision]`` of the hub.
-    A T5 has ``layers`` in its encoder and as many in its decoder. ``learns``: what a small draft is trained on, public text
-    (``documents``), or the reference answers that a small target learns too. What a draft begins as is its ``design``: random
-    weights (``scratch``); the target's embedding, its first ``layers`` layers, its norm and its head (``pruned``); the target's embedding
-    on its first ``hidden`` principal components under new layers (``pca``). ``head``: how many tokens it can propose, the
-    most frequent ones of the recorded answers to the stream's requests (0: all); with ``fill`` the first ones of the vocabulary, which are the
-    common ones of a tokenizer that was trained by merging pairs, where this traffic has too few.
+    ``model`` names an existing model: a folder, a GGUF file, ``package:NAME`` (``files.packages``), or ``owner/name[@revision]`` on the hub.
+    A T5 has ``layers`` in its encoder and as many in its decoder. ``learns`` says what a small draft is trained on: public text
+    (``documents``), or the reference answers that a small target also learns. ``design`` says what a draft starts from: random weights
+    (``scratch``); the target's embedding, first ``layers`` layers, norm and head (``pruned``); or the target's embedding projected on its first
+    ``hidden`` principal components, below new layers (``pca``). ``head`` is the number of tokens that the draft can propose: the most frequent
+    ones in the recorded answers to the stream's requests (0: all). With ``fill``, if this traffic has too few, the first tokens of the
+    vocabulary are added; they are the common ones in a tokenizer that was trained by merging pairs.
     """
 
     model: str | None = None
@@ -43,7 +43,7 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _check(self) -> Recipe:
         if self.family == "t5" and (self.design != "scratch" or self.head):
-            raise ValueError("a t5 is made from scratch, with its whole head")
+            raise ValueError("a t5 can only be made from scratch, with its whole head")
         return self
 
 
@@ -52,37 +52,39 @@ API_KEY = "DRAFTLAB_API_KEY"
 
 
 class Answers(Settings):
-    """How the target answers: the recorded pass that every variant shares.
+    """How the target answers, for the recorded pass that every variant shares.
 
-    ``engine``: ``transformers`` reads the model folder with torch; ``llama_cpp`` a GGUF file (that of a folder which was made of one,
+    ``engine``: ``transformers`` reads the model folder with torch; ``llama_cpp`` reads a GGUF file (the one from which the folder was made,
     else an export in ``dtype``); ``openai`` asks the server at ``url``, which runs the target itself (``docs/own.md``).
     """
 
     engine: Literal["transformers", "llama_cpp", "openai"] = "transformers"
-    url: str = Field("", description="of an OpenAI-compatible server, as http://host:8000/v1")
-    served: str = Field("", description="the target's name on that server, where it serves several models")
+    url: str = Field("", description="address of an OpenAI-compatible server, such as http://host:8000/v1")
+    served: str = Field("", description="the target's name on that server, if it serves several models")
     max_new_tokens: int = Field(gt=0)
     template: Template = "vicuna_short"
-    batch: int = Field(gt=0, default=64, description="requests that are answered at once, at most")
+    batch: int = Field(gt=0, default=64, description="most requests to answer at once")
     batch_tokens: int = Field(
-        gt=0, default=65536, description="tokens of prompts and answers that they may have together, padding included"
+        gt=0, default=65536, description="most tokens in such a batch: prompts, answers and padding together"
     )
     keep: int = Field(
-        gt=0, default=64, description="most probable tokens recorded of a distribution over a large vocabulary"
+        gt=0,
+        default=64,
+        description="number of most probable tokens to record of each distribution over a large vocabulary",
     )
     dtype: Dtype = Field(
         "float32",
-        description="of the target; fast: bfloat16 on a GPU and on a CPU with instructions for it, else float32",
+        description="number type of the target; fast: bfloat16 on a GPU, or on a CPU with instructions for it, else float32",
     )
     device: Device = "cpu"
 
     @model_validator(mode="after")
     def _check(self) -> Answers:
         if (self.engine == "openai") != bool(self.url):
-            raise ValueError("url is where the server of engine openai listens: give both or neither")
+            raise ValueError("url is the address of the server for engine openai: give both or neither")
         parts = urlsplit(self.url)
         if self.url and (
             parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc
         ):
-            raise ValueError(f"url is no plain http(s) address; a key goes into the environment variable {API_KEY}")
+            raise ValueError(f"url is not a plain http(s) address; a key goes into the environment variable {API_KEY}")
         return self

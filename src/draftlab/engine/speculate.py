@@ -1,4 +1,4 @@
-"""Speculative decoding of prompts in torch, and what each block of each request did."""
+"""Speculative decoding of prompts in torch, with a trace of each block of each request."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class BlockTrace:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Prompts, decoded: one trace per request, the number of blocks (target forwards), and the seconds each part of the loop spent.
+    """Decoded prompts: one trace per request, the number of blocks (forward passes of the target), and the seconds spent in each part of the loop.
 
-    The target's logits become distributions in ``transform_seconds``, which ``verify_seconds`` leaves out.
+    ``transform_seconds`` is the time to turn the target's logits into distributions; ``verify_seconds`` does not include it.
     """
 
     traces: list[BlockTrace]
@@ -103,15 +103,15 @@ def speculate(
     batch: int | None = None,
     tree: Tree | None = None,
 ) -> Decoded:
-    """Speculative decoding, ``batch`` prompts at a time (all, unless given), with any verifier (or its name in ``VERIFIERS``) and
+    """Speculative decoding, ``batch`` prompts at a time (default: all), with any verifier (or its name in ``VERIFIERS``) and
     ``num_drafts`` sequences per request.
 
     ``draft`` is one model, or one per sequence. It samples like the target unless ``draft_sampling`` says otherwise, for all
-    sequences or for each. ``tail`` verifies what is left of a sequence once it is the only one. An answer ends with its first
-    end-of-text token or at exactly ``max_new_tokens``. Sequences of a ``tree`` share their beginnings; unless one is given, they
-    share nothing. A ``Medusa`` as the draft guesses a tree: ``draft_len`` and ``num_drafts`` are its
-    depth and its leaves, and siblings are distinct, as ``rrs`` and ``greedy`` expect them. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt
-    without room, a verifier that does not fit the drafts, or sampling without a generator.
+    sequences or for each. ``tail`` verifies the rest of a sequence once it is the only one left. An answer ends with its first
+    end-of-text token or at exactly ``max_new_tokens``. The sequences of a ``tree`` share their beginnings; without a tree, they share
+    nothing. A ``Medusa`` draft guesses a tree: ``draft_len`` and ``num_drafts`` are its depth and number of leaves, and siblings are
+    distinct, as ``rrs`` and ``greedy`` expect. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt that leaves no
+    room, a verifier that does not fit the drafts, or sampling without a generator.
     """
     drafts = list(draft) if isinstance(draft, Sequence) else [draft]
     policy = make_policy(

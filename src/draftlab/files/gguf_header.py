@@ -205,6 +205,6 @@ def _check(header: Header) -> None:
         raise refuse(f"no tensor {missing[0]}")
     kind, cut = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre", "gpt-2")
     if kind not in ("llama", "gpt2") or (kind == "gpt2" and cut not in SPLITS):
-        raise refuse(f"its tokenizer ({cut if kind == 'gpt2' else kind}) is none of llama, {', '.join(SPLITS)}")
+        raise refuse(f"its tokenizer ({cut if kind == 'gpt2' else kind}) is not one of llama, {', '.join(SPLITS)}")
     if "tokenizer.ggml.eos_token_id" not in header.metadata:
         raise refuse("it does not say which token ends an answer")

@@ -108,7 +108,7 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
 
         absent = (RepositoryNotFoundError, DatasetNotFoundError)
     if full := next((cause for cause in causes if _is_full(cause)), None):
-        what = f"cannot keep {kind} {name} in the hub's cache {constants.HF_HUB_CACHE}: {_public(full)}"
+        what = f"cannot write {kind} {name} to the hub's cache {constants.HF_HUB_CACHE}: {_public(full)}"
         return UserError(what, remedy="free space, or name a larger disk with HF_HOME, and run again")
     refusal = next((cause for cause in causes if isinstance(cause, absent)), None)
     if refusal is None:

@@ -42,7 +42,7 @@ def read_json(path: Path | str) -> Any:
     except RecursionError:
         raise UserError("JSON that is nested too deeply", file=path, remedy="repair the file") from None
     except ValueError:
-        raise UserError("a number of too many digits", file=path, remedy="repair the file") from None
+        raise UserError("a number with too many digits", file=path, remedy="repair the file") from None
 
 
 def read_object(path: Path | str) -> dict[str, Any]:

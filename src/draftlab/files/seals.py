@@ -51,9 +51,9 @@ def verify(path: Path | str) -> Path:
     path = Path(path)
     if _is_other(path):
         raise UserError(
-            "not the bytes that were written here: it was damaged, or changed since",
+            "its content is not what was written here: the file was damaged or changed",
             file=path,
-            remedy="run the same command again: what depends on it is made anew",
+            remedy="run the same command again: it remakes whatever depends on this file",
         )
     return path
 
@@ -101,7 +101,7 @@ def check_content(path: Path | str, expected: str, weights: bool = True) -> None
         raise UserError(
             "changed while the run was under way",
             file=path,
-            remedy="run the same command again: it begins with the file as it is",
+            remedy="run the same command again: it starts from the current file",
         )
 
 
@@ -174,4 +174,4 @@ def _write(record: Path, entries: dict[str, Entry]) -> None:
 def print_removed(run: Path) -> None:
     """Say on the terminal what was found damaged and is made again."""
     for path in remove_damaged(run):
-        print(f"{printable(str(path))}: damaged, or changed since it was written: it is made again", file=sys.stderr)
+        print(f"{printable(str(path))}: damaged, or changed since it was written; making it again", file=sys.stderr)

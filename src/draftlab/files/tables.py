@@ -74,7 +74,7 @@ def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
 
 
 def join_tables(rows: tuple[Path, ...], out: Path) -> None:
-    """Join the cells of an experiment into one tidy table, with the columns of all, as they are written: pandas takes a second to start."""
+    """Join the cells of an experiment into one tidy table that has the columns of all cells, without importing pandas, which takes a second."""
     if not rows:
         raise UserError("no rows to collect", remedy="name at least one file with --rows")
     tables = []

@@ -90,5 +90,7 @@ def _parts(index: Path) -> list[Path]:
     if not isinstance(names, dict) or not all(
         isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors") for name in names.values()
     ):
-        raise UserError("not an index of weights beside it", file=index, remedy="fetch the whole model folder again")
+        raise UserError(
+            "not an index of weights in its folder", file=index, remedy="fetch the whole model folder again"
+        )
     return sorted({index.with_name(name) for name in names.values()})

@@ -1,1 +1,1 @@
-"""Speculative decoding measured: real engines, controlled acceptance, a calibrated cost model."""
+"""Measurements of speculative decoding on real engines, at a set acceptance, with a calibrated cost model."""

@@ -1,8 +1,8 @@
 """Speculative decoding at an acceptance that is set, not observed, with all of its real work.
 
 The target's own continuation is recorded first. Each block then draws its accepted length m from the distribution that acceptance
-alpha implies; the draft really decodes, but what it proposes is the recorded text with a wrong token at position m; the target
-really verifies. The schedule decides, so that tables at alpha = 0.5 ... 0.9 are measured at exactly those (OSD, Tables 2, 7).
+alpha implies. The draft really decodes, but what it proposes is the recorded text with a wrong token at position m; the target
+really verifies. The schedule decides what is accepted, so that tables at alpha = 0.5 ... 0.9 are measured at exactly these values (OSD, Tables 2, 7).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from draftlab.models.backend import LatencyBackend
 
 @dataclass(frozen=True)
 class Replay:
-    """Work and time of some blocks; ``disagreements`` counts blocks that the target's own choice would end elsewhere."""
+    """Work and time of some blocks; ``disagreements`` counts blocks that would have ended elsewhere by the target's own choice."""
 
     blocks: int
     tokens: int

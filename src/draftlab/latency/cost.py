@@ -1,7 +1,7 @@
-"""A calibrated cost model: what a draft step and the verification of n tokens cost, and the speed-up that follows.
+"""A calibrated cost model: the cost of a draft step and of verifying n tokens, and the speed-up that follows.
 
-OSD's Eq. 1 takes a verification for one target step. On a CPU, and at large batches anywhere, it is not: the predicted
-speed-up is E[tokens] / (k c + v(k+1)) with the measured v, at the context length and batch size in question.
+OSD's Eq. 1 assumes that a verification costs one target step. This is wrong on a CPU, and for large batches anywhere. Here the predicted
+speed-up is E[tokens] / (k c + v(k+1)) with the measured v, at the given context length and batch size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CostModel:
     verify_ratios: dict[int, float]
 
     def verify(self, tokens: int) -> float:
-        """v(tokens); between lengths that were not measured on a line."""
+        """v(tokens), interpolated linearly between measured lengths."""
         known = {1: 1.0} | self.verify_ratios
         return float(np.interp(tokens, sorted(known), [known[n] for n in sorted(known)]))
 

@@ -1,6 +1,6 @@
 """Make a small trained Llama cost as much as a large one without changing what it computes.
 
-Speculation pays when a target step is expensive; a model that trains in a minute is too cheap for that. Layers whose output
+Speculation pays off if a target step is expensive; a model that trains in a minute is too cheap for that. Layers whose output
 projections are zero add work and nothing else, so acceptance and text stay those of the trained model. So do channels that stay zero: an
 RMS norm over four times the channels with a quarter of the epsilon divides by half as much, and half the weight undoes it, without
 rounding. This emulates the latency of a larger target and is labelled as such, in ``config.json`` and in every GGUF file made from it.
@@ -27,9 +27,9 @@ ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight"
 
 
 def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widths: int = 1, seed: int = 0) -> None:
-    """Pad a Llama to cost as much as a larger one without changing its output: ``layers`` layers whose feed-forward parts are ``ffn`` wide.
+    """Pad a Llama to cost as much as a larger one, without changing its output, to ``layers`` layers with feed-forward parts ``ffn`` wide.
 
-    The residual stream has ``widths`` times as many channels (1, 4, 16 ...: the root of it must be a power of 2).
+    The residual stream gets ``widths`` times as many channels (1, 4, 16 ...: the square root must be a power of 2).
 
     Added layers, columns and channels have random weights and zero output projections: bit-identical logits with llama.cpp, and with
     any engine when ``ffn`` and ``widths`` stay as they are (a wider sum may be blocked differently). ``UserError`` when it would shrink.
@@ -38,7 +38,7 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
     if config.get("model_type") != "llama":
         raise UserError("only Llama models can be inflated", file=model, remedy="use a Llama target")
     if widths not in (1, 4, 16, 64):
-        raise UserError(f"widths is {widths}", remedy="give 1, 4, 16 or 64: no other changes nothing")
+        raise UserError(f"widths is {widths}", remedy="give 1, 4, 16 or 64: others would change the output")
     before = {name: config[name] for name in ("num_hidden_layers", "intermediate_size", "hidden_size")}
     after = {"num_hidden_layers": layers, "intermediate_size": ffn or config["intermediate_size"]}
     after["hidden_size"] = widths * config["hidden_size"]

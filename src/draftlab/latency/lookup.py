@@ -1,4 +1,4 @@
-"""Prompt lookup as a ``LatencyBackend``: ``models.lookup`` without torch, and a model that it is joined to runs only where it must."""
+"""Prompt lookup as a ``LatencyBackend``: ``models.lookup`` without torch. If it is joined to a model, the model runs only where it must."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Lookup:
         self._forget()
 
     def probe(self, tokens: int) -> None:
-        """Nothing runs: what it takes to look up is measured in the loop."""
+        """Nothing runs: the time of the lookup is measured in the loop."""
 
     def clock(self) -> Callable[[], float]:
         return self._clock()

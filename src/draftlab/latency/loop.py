@@ -1,4 +1,4 @@
-"""Plain and speculative decoding of one request on any engine, lossless at every temperature, and what it took."""
+"""Plain and speculative decoding of one request on any engine, lossless at every temperature, with the time it took."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Probs = Float64[np.ndarray, " vocab"]
 
 @dataclass(frozen=True)
 class Block:
-    """One target call: ``drafted`` tokens proposed, the first ``accepted`` of them kept, and one token more."""
+    """One target call: ``drafted`` tokens proposed, the first ``accepted`` of them kept, and one more token."""
 
     drafted: int
     accepted: int
@@ -28,7 +28,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Generation:
-    """The new tokens of one request and what they took; plain decoding has no blocks."""
+    """The new tokens of one request and the time they took; plain decoding has no blocks."""
 
     tokens: list[int]
     seconds: float
@@ -45,7 +45,7 @@ def fixed(draft_len: int) -> DraftLength:
 
 
 def adaptive(cost_ratio: float, verify_ratios: dict[int, float]) -> DraftLength:
-    """The draft length of the largest predicted speed-up at the acceptance seen so far.
+    """The draft length with the largest predicted speed-up at the acceptance seen so far.
 
     ``verify_ratios`` maps a draft length to the measured time of verifying it over one step. Two accepted and two rejected
     tokens are counted in advance, so the first blocks decide little.
@@ -177,7 +177,7 @@ def verify(
     target_probs: Float64[np.ndarray, "positions vocab"],
     rng: np.random.Generator,
 ) -> tuple[int, int]:
-    """How many of the drafted ``tokens`` stand, and the token after them."""
+    """How many of the drafted ``tokens`` are accepted, and the token after them."""
     for index, token in enumerate(tokens):
         if rng.random() * draft_probs[index][token] >= target_probs[index][token]:
             residual = np.maximum(target_probs[index] - draft_probs[index], 0)

@@ -34,9 +34,9 @@ def open_pair(
 ) -> Iterator[list[LatencyBackend]]:
     """Yield the target and the drafts, ready; a target smaller than ``settings`` ask for is inflated first.
 
-    llama.cpp takes a GGUF file as it is, and that of a folder that was made of one; it exports other folders first; torch takes a folder. Either takes the name of an
-    architecture of ``shapes.ARCHITECTURES`` and gives it random weights; the files lie in ``TMPDIR`` meanwhile. Threads on a CPU
-    are pinned to as many cores.
+    llama.cpp opens a GGUF file as it is, or the file from which a folder was made; other folders are exported first. torch opens a folder. Both
+    also take the name of an architecture in ``shapes.ARCHITECTURES`` and give it random weights; its files are in ``TMPDIR`` in the meantime.
+    Threads on a CPU are pinned to as many cores.
     """
     engine = Settings(context_length, settings.threads, settings.gpu_layers, sequences, shared)
     with scratch() as folder, contextlib.ExitStack() as stack:

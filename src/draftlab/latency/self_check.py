@@ -1,7 +1,7 @@
-"""Whether the installed llama.cpp survives what speculation asks of it, found out in another process.
+"""Whether the installed llama.cpp survives what speculation requires, tested in a separate process.
 
-On processors with AMX, some compilers build a llama.cpp that decodes one token at a time and dies on the first batch of a
-quantized model (ggml-org/llama.cpp issue 20824): a baseline runs, and the first verification takes the process down.
+On processors with AMX, some compilers build a llama.cpp that decodes single tokens but crashes on the first batch of a
+quantized model (ggml-org/llama.cpp issue 20824): a baseline runs, and the first verification crashes the process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CURE = (
 
 @functools.cache
 def self_check(python: str = sys.executable) -> None:
-    """Decode batches of quantized toys in a subprocess; a build that dies is a ``UserError`` with the flags that cure it."""
+    """Decode batches of quantized toys in a subprocess; a build that crashes is a ``UserError`` with the flags that fix it."""
     try:
         result = subprocess.run([python, "-m", __name__], capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
@@ -94,7 +94,7 @@ def _decode_batches() -> None:
                 model.trim(0)
                 alone = np.concatenate([model.extend([token]).copy() for token in tokens])
             if not np.allclose(together, alone, atol=0.1):
-                raise UserError(f"a batch of tokens gives other logits than single steps ({weights})", remedy=CURE)
+                raise UserError(f"a batch of tokens gives different logits than single steps ({weights})", remedy=CURE)
 
 
 if __name__ == "__main__":

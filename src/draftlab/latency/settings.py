@@ -1,4 +1,4 @@
-"""What a measurement on an inference engine may say. Free of torch: the Snakefile imports it."""
+"""Settings of a measurement on an inference engine. Free of torch: the Snakefile imports it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Engine(Settings):
     ``inflated_ffn`` wide on ``inflated_widths`` times as many channels.
     """
 
-    pair: str = Field("main", description="whose target and drafts")
+    pair: str = Field("main", description="the pair whose target and drafts are used")
     backend: Literal["llama_cpp", "torch"] = "llama_cpp"
     device: Device = "cpu"
     inflated_layers: int = Field(0, ge=0)
@@ -24,7 +24,7 @@ class Engine(Settings):
     inflated_widths: Literal[1, 4, 16, 64] = 1
     weights: Literal["own", "f32", "f16", "bf16", "q8_0", "q4_0"] = Field(
         "own",
-        description="own: those of the GGUF file that a model was made of, q8_0 for a draft without one beside it; else f32",
+        description="own: as in the GGUF file that a model was made from (q8_0 for a draft beside it that has no such file), else f32",
     )
     threads: int = Field(gt=0, default=1)
     gpu_layers: int = Field(0, ge=-1)

@@ -1,6 +1,6 @@
-"""The papers' architectures with random weights, built where they run: time and memory at real size without a download.
+"""The papers' architectures with random weights, built where they run, to measure time and memory at real size without a download.
 
-Weights change no timing of a dense model. ``reduced`` divides widths and depths, for a test on a laptop.
+The values of the weights do not affect the timing of a dense model. ``reduced`` divides widths and depths, for a test on a laptop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def find(name: str) -> Sizes:
     if base not in ARCHITECTURES or (by and not re.fullmatch(r"[1-9]\d{0,2}", by)):
         known = ", ".join(ARCHITECTURES)
         raise UserError(
-            f"no folder and no architecture {name!r}",
+            f"no folder or architecture named {name!r}",
             remedy=f"give a model folder, or one of {known}, or NAME/8 for an eighth of its width and depth",
         )
     return reduced(ARCHITECTURES[base], int(by)) if by else ARCHITECTURES[base]

@@ -1,4 +1,4 @@
-"""The sizes of published models, ``workflow/models.csv``: what a plan reckons with, and the architectures that are built with random weights.
+"""The sizes of published models, ``workflow/models.csv``: used for planning and for architectures that are built with random weights.
 
 Free of torch, because the plan of a run imports it.
 """

@@ -1,4 +1,4 @@
-"""A process that trains a draft on another core while this one measures; it is stopped and continued around what is measured."""
+"""A process that trains a draft on another core while this one measures; it is paused and resumed around the measured work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Trainer:
         self.process.send_signal(signal.SIGCONT if running else signal.SIGSTOP)
 
     def steps_during(self, work: Callable[[], None]) -> dict[str, float]:
-        """Updates that it makes while ``work`` runs, and for how long that is."""
+        """The number of updates made while ``work`` runs, and how long it runs."""
         begun, steps = time.perf_counter(), self.steps
         work()
         return {"training_steps": self.steps - steps, "wall_seconds": time.perf_counter() - begun}
@@ -74,7 +74,7 @@ def training(draft: Path, batch: int, tokens: int, core: int | None = None) -> I
                 if process.poll() is not None or time.monotonic() > deadline:
                     process.kill()
                     error = (process.communicate()[1].decode().strip().splitlines() or ["no message"])[-1]
-                    raise UserError(f"the training process does not run: {error}", file=draft, remedy="check the draft")
+                    raise UserError(f"the training process failed: {error}", file=draft, remedy="check the draft")
                 time.sleep(0.05)
             yield Trainer(process, counter)
         finally:

@@ -55,15 +55,15 @@ class Cache(Protocol):
         ...
 
     def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
-        """Row ``i`` becomes a copy of row ``rows[i]``; the two are known to agree before token ``since[i]``."""
+        """Make row ``i`` a copy of row ``rows[i]``; the two are known to agree before token ``since[i]``."""
         ...
 
 
 class Decoder(Protocol):
-    """A model ready to decode, with the weights that it had when it was made: make a new one after an update."""
+    """A model ready to decode, with the weights it had when the decoder was made; make a new one after an update."""
 
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Int[Tensor, " batch"]]:
-        """A cache of the prompts with room for ``room`` tokens more, and the token that each row must be fed next."""
+        """A cache of the prompts with room for ``room`` more tokens, and the token to feed each row next."""
         ...
 
 
@@ -77,7 +77,7 @@ class Decodable(Protocol):
     def context_len(self) -> int: ...
 
     def decoder(self) -> Decoder:
-        """The model ready to decode; worth keeping while the weights do not change."""
+        """The model, ready to decode; keep it for as long as the weights do not change."""
         ...
 
 
@@ -97,7 +97,7 @@ class LanguageModel(Decodable, Protocol):
         answers: Sequence[Sequence[int]],
         where: Int[Tensor, " chosen"] | None = None,
     ) -> Float[Tensor, "positions vocab"]:
-        """Logits that predict each answer token, request after request; ``where`` picks among those positions."""
+        """Logits that predict each answer token, request after request; ``where`` selects some of these positions."""
         ...
 
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Int[Tensor, " batch"]]:
@@ -110,8 +110,8 @@ class LanguageModel(Decodable, Protocol):
 
 
 def set_up_gpu() -> None:
-    """How torch computes on a GPU: float32 products in TF32 where it has that (ten bits of mantissa, several times as fast), and attention
-    without cuDNN, which plans anew for every length of a cache: tens of milliseconds a token."""
+    """Set how torch computes on a GPU: float32 products in TF32 if the GPU has it (ten bits of mantissa, several times as fast), and attention
+    without cuDNN, which makes a new plan for every length of a cache: tens of milliseconds per token."""
     import torch
 
     torch.set_float32_matmul_precision("high")
@@ -121,8 +121,8 @@ def set_up_gpu() -> None:
 def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu") -> LanguageModel:
     """Read a model from a folder in the Hugging Face layout (safetensors only), or from a GGUF file.
 
-    Our own Llama reads what it can (it is faster at small sizes), ``transformers`` the rest. ``UserError`` for a missing
-    folder, pickled weights, a damaged file, an architecture that is no language model, a device that is not there.
+    Our own Llama reads what it can (it is faster at small sizes), and ``transformers`` reads the rest. ``UserError`` for a missing
+    folder, pickled weights, a damaged file, an architecture that is not a language model, or a device that does not exist.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What a measurement needs from an inference engine, and when two models may work as a pair."""
+"""What a measurement needs from an inference engine, and when two models can work as a pair."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Settings:
 class LatencyBackend(Protocol):
     """One model and its cache on one engine; ``tokens`` are those in the cache, in order.
 
-    Of an encoder-decoder that is the decoder's cache, and ``decoder_start`` the token that every answer of it begins with (None:
-    decoder-only). Until ``encode`` it has read ``SOURCE``. ``vocabulary`` holds digests of its tokens, by what they were made of.
+    For an encoder-decoder, this is the decoder's cache, and ``decoder_start`` is the token with which every answer begins (None:
+    decoder-only). Until ``encode`` is called, the encoder has read ``SOURCE``. ``vocabulary`` holds digests of the tokens, by their source.
     """
 
     decoder_start: int | None
@@ -88,22 +88,22 @@ class LatencyBackend(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Engine, build, device, threads, weights: what a table of timings must state."""
+        """Engine, build, device, threads and weights, which a table of timings must state."""
         ...
 
     def close(self) -> None: ...
 
 
 def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:
-    """Refuse two models that do not read token ids alike, or of which one alone has an encoder."""
+    """Refuse two models that read token ids differently, or of which only one has an encoder."""
     remedy = "use a draft that was trained with the target's tokenizer"
     if target.decoder_start != draft.decoder_start:
         kinds = ["decoder-only" if m.decoder_start is None else "an encoder-decoder" for m in (target, draft)]
-        raise UserError(f"the target is {kinds[0]}, the draft {kinds[1]}", remedy="use two models of one kind")
+        raise UserError(f"the target is {kinds[0]}, the draft {kinds[1]}", remedy="use two models of the same kind")
     if target.vocab_size != draft.vocab_size:
-        raise UserError(f"the target has {target.vocab_size} tokens, the draft {draft.vocab_size}", remedy=remedy)
+        raise UserError(f"the target has {target.vocab_size} tokens, the draft has {draft.vocab_size}", remedy=remedy)
     if None not in (target.eos, draft.eos) and target.eos != draft.eos:
-        raise UserError(f"eos is token {target.eos} of the target, {draft.eos} of the draft", remedy=remedy)
+        raise UserError(f"eos is token {target.eos} in the target and {draft.eos} in the draft", remedy=remedy)
     both = target.vocabulary.keys() & draft.vocabulary.keys()
     if any(target.vocabulary[name] != draft.vocabulary[name] for name in both):
-        raise UserError("target and draft have vocabularies of one size but different tokens", remedy=remedy)
+        raise UserError("target and draft have vocabularies of the same size but different tokens", remedy=remedy)

@@ -17,7 +17,7 @@ def pad_requests(
     prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], context_len: int
 ) -> tuple[Int[Tensor, "batch len"], Int[Tensor, " positions"]]:
     """What a model reads of prompt + answer (all but the last token), padded on the right with 0, and the flat positions whose
-    logits predict the answer tokens. ``UserError`` for an empty prompt or a request longer than the context; it says which."""
+    logits predict the answer tokens. An empty prompt, or a request longer than the context, is a ``UserError`` that names the request."""
     rows = [[*prompt, *answer][:-1] for prompt, answer in zip(prompts, answers, strict=True)]
     check_lengths(prompts, answers, context_len)
     width = max(map(len, rows), default=0)
@@ -38,7 +38,7 @@ def check_lengths(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[i
         if not prompt:
             raise UserError(f"request {number} has an empty prompt", remedy="give every prompt at least one token")
         if length > context_len:
-            what = f"request {number} has {length} tokens, the context holds {context_len}"
+            what = f"request {number} has {length} tokens, but the context holds {context_len}"
             raise UserError(what, remedy="shorten or drop it, or use a model with a longer context")
 
 

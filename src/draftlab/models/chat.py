@@ -1,6 +1,6 @@
-"""Chat templates by name: the prompt that a conversation makes.
+"""Chat templates by name, which turn a conversation into a prompt.
 
-A template yields segments; only the template's own may hold special tokens, so that ``</s>`` typed by a user stays text.
+A template yields segments; only the template's own segments may contain special tokens, so that ``</s>`` typed by a user stays text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a rendered prompt; ``special`` text is the template's own and may hold special tokens."""
+    """A piece of a rendered prompt; ``special`` text belongs to the template and may contain special tokens."""
 
     text: str
     special: bool

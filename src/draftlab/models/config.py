@@ -1,4 +1,4 @@
-"""What a model folder says of its model: ``config.json`` and the ids that end an answer, checked once; nothing else reads them raw."""
+"""What a model folder says about its model: ``config.json`` and the ids that end an answer. They are checked here; nothing else reads them raw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ids = Id | Annotated[list[Id], Field(min_length=1)] | None
 
 
 class Fields(BaseModel):
-    """Of any architecture: what is here has its type, what is not is left to ``transformers``."""
+    """Fields of any architecture: those listed here are checked, and all others are left to ``transformers``."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -111,7 +111,7 @@ KINDS: dict[str, type[Fields]] = {"llama": LlamaFields, "qwen2": Qwen2Fields, "t
 
 
 def read_config(folder: Path | str) -> dict[str, Any]:
-    """Read ``config.json`` of a model folder; every field that this package reads has its type and bounds, and its default where it is absent.
+    """Read ``config.json`` of a model folder; every field that this package reads is checked for type and bounds, and has its default if absent.
 
     **Raises:** ``UserError`` that names the file, the field and what is wrong with it.
     """
@@ -134,7 +134,7 @@ def read_sizes(model: Path) -> dict[str, Any]:
 
 
 def context_of(model: Path | str) -> int:
-    """How many tokens a model folder or a GGUF file says that a request may have; 0 where it does not say, as a T5's."""
+    """How many tokens a request may have, according to a model folder or a GGUF file; 0 if it does not say, as for a T5."""
     is_known = is_gguf(model) or (Path(model) / "config.json").is_file()
     return int(read_sizes(Path(model)).get("max_position_embeddings") or 0) if is_known else 0
 

@@ -1,6 +1,6 @@
-"""A model folder in the Hugging Face layout -> one GGUF file (``gguf_files`` is the way back), with the refusals that llama.cpp lacks.
+"""A model folder in the Hugging Face layout -> one GGUF file (``gguf_files`` does the reverse), refusing what llama.cpp does not refuse.
 
-llama.cpp aborts the process on some files that it cannot run; everything here that could lead to one is a ``UserError`` first.
+llama.cpp aborts the process on some files that it cannot run; anything that could lead to such a file is a ``UserError`` here.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ INFLATED_KEY = "draftlab.inflated_from"
 
 
 def export(model: Path, out: Path, weights: Weights = "f32", *, vocabulary: bool = True) -> None:
-    """Write a model folder (Llama or T5) as one GGUF file for llama.cpp; with --no-vocabulary it decodes token ids only.
+    """Write a model folder (Llama or T5) as one GGUF file for llama.cpp; with --no-vocabulary, the file decodes only token ids.
 
-    Matrices are stored as ``weights`` (as f16 where a row cannot be cut into blocks of 32), vectors as f32.
+    Matrices are stored as ``weights`` (as f16 if a row cannot be cut into blocks of 32), and vectors as f32.
     ``vocabulary=False`` leaves the tokenizer out: such a file decodes token ids, which is all that a latency measurement
     needs, but not text. Anything that llama.cpp could not run is a ``UserError``. A trimmed head becomes the file's vocabulary, and a table
-    of embeddings lies beside it (``models.trimmed``).
+    of embeddings is written next to the file (``models.trimmed``).
     """
     config = read_config(model)
     if config.get("head_tokens"):
@@ -247,7 +247,7 @@ class Checkpoint:
             if found.get(key) != shape:
                 has = f"has shape {found[key]}" if key in found else "is missing"
                 raise UserError(
-                    f"{key} {has}, config.json implies {shape}",
+                    f"{key} {has}, but config.json implies {shape}",
                     file=folder,
                     remedy="use the config.json of these weights",
                 )
@@ -279,7 +279,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RandomTensors:
-    """Weights that only look like a model's: one pool of normal numbers, repeated, begun elsewhere for each tensor."""
+    """Weights that only look like a model's: one pool of normal numbers, repeated, starting at a different place for each tensor."""
 
     pool: Array
     shapes: dict[str, tuple[int, ...]]
@@ -439,7 +439,7 @@ def _write_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, A
         if token is not None:
             if not 0 <= token < config["vocab_size"]:
                 raise UserError(
-                    f"{name}_token_id is {token}, the vocabulary has {config['vocab_size']}",
+                    f"{name}_token_id is {token}, but the vocabulary has {config['vocab_size']} tokens",
                     file=folder,
                     remedy="repair config.json",
                 )
@@ -453,9 +453,9 @@ def _write_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, A
     size = max(tokenizer.get_vocab_size(), 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0))
     if size > config["vocab_size"]:
         raise UserError(
-            f"{size} tokens, the model has {config['vocab_size']}",
+            f"{size} tokens, but the model has {config['vocab_size']}",
             file=path,
-            remedy="repair the pair",
+            remedy="use the tokenizer of this model",
         )
     added = tokenizer.get_added_tokens_decoder()
     pieces = [tokenizer.id_to_token(index) for index in range(config["vocab_size"])]
@@ -473,7 +473,7 @@ def _write_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, A
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:
-    """SHA-256 of the tokens in the order of their ids: two models with the same digest read ids alike."""
+    """SHA-256 of the tokens in the order of their ids: two models with the same digest read ids in the same way."""
     vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 

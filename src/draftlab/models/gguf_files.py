@@ -1,9 +1,9 @@
-"""A GGUF file of somebody's model -> our own Llama, its tokenizer, a model folder.
+"""A user's GGUF file -> our own Llama, its tokenizer, or a model folder.
 
-``files.gguf_header`` says which files can be represented. Values come through ``gguf.dequantize``: exactly what the file stores, in float32.
+``files.gguf_header`` decides which files can be represented. Values are read with ``gguf.dequantize``: exactly what the file stores, in float32.
 
-llama.cpp keeps the rows of query and key of a ``llama`` as neighbouring rotary pairs, as our ``Llama`` does in memory; those of a
-``qwen2`` as halves, as Hugging Face does, and with biases on query, key and value.
+For a ``llama``, llama.cpp stores the rows of query and key as neighbouring rotary pairs, as our ``Llama`` does in memory. For a
+``qwen2``, it stores them as halves, as Hugging Face does, and with biases on query, key and value.
 """
 
 from __future__ import annotations
@@ -177,11 +177,11 @@ def _by_pieces(tokens: Sequence[str], vocabulary: dict[str, int], said: dict[str
 
 
 def check_loads(path: Path) -> None:
-    """Let a process of its own load a file and read two tokens: llama.cpp does not refuse every damaged file, it ends its process on some."""
+    """Let a separate process load a file and read two tokens: llama.cpp does not refuse every damaged file, but crashes on some."""
     command = [sys.executable, "-c", TRIAL, str(path)]
     ended = subprocess.run(command, capture_output=True, check=False).returncode
     if ended < 0:  # by a signal; what is refused in words is refused again where the file is used
-        what = f"llama.cpp ends with {signal.Signals(-ended).name} when it reads this file"
+        what = f"llama.cpp crashes with {signal.Signals(-ended).name} when it reads this file"
         raise UserError(what, file=path, remedy="fetch or export it again")
 
 

@@ -1,8 +1,8 @@
 """Any language model of ``transformers`` behind ``LanguageModel``: decoder-only models and T5-like encoder-decoders.
 
-Its caches grow at the right end for all rows at once, so here rows of different lengths are kept aligned on the right: what a
-crop leaves over on the left is masked. Distances between tokens stay true, which rotary, learned and T5's relative positions
-all need. ``transformers`` is imported when a model is loaded, never before.
+Its caches grow at the right end for all rows at once, so rows of different lengths are kept aligned on the right, and what a
+crop leaves over on the left is masked. Distances between tokens stay correct, as rotary, learned and T5's relative positions
+all require. ``transformers`` is imported only when a model is loaded.
 """
 
 from __future__ import annotations
@@ -194,9 +194,9 @@ class HubCache:
 def new_t5(vocab_size: int, hidden: int, ffn: int, layers: int, heads: int, generator: torch.Generator) -> HubModel:
     """An untrained T5 (version 1.1: the output layer is the embeddings, unscaled) with ``layers`` on each side.
 
-    Matrices are drawn with standard deviation 1 / sqrt(inputs), queries smaller, as T5 does not scale attention. Embeddings are small,
-    so that AdamW's steps move them, and what is added to them smaller still: which token stands where must survive the encoder,
-    or the decoder never learns to copy (measured: with T5's own standard deviations training takes twice as long).
+    Matrices are drawn with standard deviation 1 / sqrt(inputs), and queries with a smaller one, since T5 does not scale attention. Embeddings
+    are small, so that AdamW's steps move them, and what is added to them is smaller still: the encoder must preserve which token is where, or
+    the decoder never learns to copy (measured: with T5's own standard deviations, training takes twice as long).
     """
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -227,7 +227,7 @@ def new_t5(vocab_size: int, hidden: int, ffn: int, layers: int, heads: int, gene
 
 
 def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> HubModel:
-    """Read any language model that ``transformers`` knows; ``UserError`` says why not. Code in the folder is never run."""
+    """Read any language model that ``transformers`` knows; otherwise a ``UserError`` says why not. Code in the folder is never run."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     weight_files(Path(folder))
@@ -248,7 +248,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
         raise UserError(f"damaged weights: {error}", file=folder, remedy="fetch or make the model again") from None
     except Exception as error:  # it shares no base, and a config of another family may hold anything
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"not a model that can be read: {what}", file=folder, remedy="use another model") from None
+        raise UserError(f"cannot read this model: {what}", file=folder, remedy="use another model") from None
     wrong = [*report["missing_keys"], *report["mismatched_keys"]]
     if wrong:
         raise UserError(f"no usable weight {wrong[0]!r}", file=folder, remedy="fetch or make the model again")
@@ -262,7 +262,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
     except Exception as error:  # a config may ask for what no network computes
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"a model that cannot read two tokens: {what}", file=folder, remedy="use another model"
+            f"the model fails to read two tokens: {what}", file=folder, remedy="use another model"
         ) from None
     return model
 

@@ -1,4 +1,4 @@
-"""Models that exist already: a local folder, a GGUF file, or a repository of the hub; pickles only converted, no code of the model's own."""
+"""Existing models: a local folder, a GGUF file, or a repository on the hub. Pickles are only converted, and a model's own code is never run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def copy_tokenizer(name: str, folder: Path) -> None:
 
 
 def fetch(name: str, otherwise: str = "give a local folder") -> Path:
-    """The folder with the weights and the tokenizer of ``name``; pickled weights are converted once, into a folder beside the hub's cache."""
+    """The folder with the weights and the tokenizer of ``name``; pickled weights are converted once, into a folder next to the hub's cache."""
     from huggingface_hub import constants
 
     source = _resolve(name, (*WEIGHTS, *TOKENIZER), otherwise)
@@ -116,7 +116,7 @@ def _make_tokenizer(folder: Path, name: str) -> None:
 
     if found[0][0].endswith(".model") and not (is_sentencepiece_available() and is_protobuf_available()):
         raise UserError(
-            f"no tokenizer.json, and {found[0][0]} is read with packages that are not installed",
+            f"no tokenizer.json, and reading {found[0][0]} needs packages that are not installed",
             file=name,
             remedy="pip install sentencepiece protobuf",
         )

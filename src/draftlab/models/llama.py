@@ -1,15 +1,15 @@
 """Our own Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU; small, differentiable, with a static cache.
 
-It exists because the models of this project are small: importing the Llama of ``transformers`` costs about 4 s a process and
-its forward is several times slower at a few million parameters. The logits are the same to 1e-5 (``tests/models/test_llama.py``), and
-files have the Hugging Face names and layout, so ``save`` makes a folder that transformers, vLLM and llama.cpp's converter read.
+It exists because the models of this project are small: importing the Llama of ``transformers`` costs about 4 s per process, and
+its forward pass is several times slower at a few million parameters. The logits agree to 1e-5 (``tests/models/test_llama.py``), and
+files have the Hugging Face names and layout, so transformers, vLLM and llama.cpp's converter can read a folder made by ``save``.
 
-In memory two things differ from the files. Query, key and value are one matrix, as are gate and up: fewer, larger products.
-The rows of query and key are reordered so that a rotary pair lies side by side: a rotation is then one complex product.
-A draft may have a trimmed head: rows for the ``head_tokens`` tokens of ``kept`` alone (FR-Spec, Zhao et al. 2025; EAGLE-3's d2t). It reads
-every token and proposes those; the logits of all others are -inf, a probability of zero, which any verifier takes as it is.
-For training on a CPU, wrap the forward in ``torch.autocast("cpu", torch.bfloat16)``: matrix products run in bfloat16 over float32
-masters, the residual stream stays in float32.
+In memory, two things differ from the files. Query, key and value are one matrix, as are gate and up, for fewer and larger products.
+The rows of query and key are reordered so that rotary pairs are neighbours, and a rotation is one complex product.
+A draft may have a trimmed head, with rows only for the ``head_tokens`` tokens in ``kept`` (FR-Spec, Zhao et al. 2025; EAGLE-3's d2t). It reads
+every token but proposes only those; the logits of all others are -inf, a probability of zero, which every verifier can handle.
+For training on a CPU, wrap the forward pass in ``torch.autocast("cpu", torch.bfloat16)``: matrix products then run in bfloat16 over float32
+masters, and the residual stream stays in float32.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Llama(nn.Module):
 
 
 class LlamaDecoder:
-    """A Llama's weights laid out for decoding, as they are now; ``Decoder`` says what it is for."""
+    """A copy of a Llama's current weights, laid out for decoding; see ``Decoder``."""
 
     def __init__(self, model: Llama) -> None:
         self.config, self.embed, self.rotations = model.config, model.embed, _rotations(model.config, model.device)
@@ -257,11 +257,11 @@ class LlamaDecoder:
 
 
 class LlamaCache:
-    """Keys and values of a batch in one preallocated tensor; a row is cropped by forgetting its length.
+    """Keys and values of a batch in one preallocated tensor; a row is cropped by shortening its length.
 
-    What lies beyond a row's length is masked, then overwritten. While all rows are equally long (a batch of one, always), writes are
-    slices and there is one mask; otherwise writes are scattered and the mask differs by row. At these sizes an operation costs more
-    than its arithmetic, so ``read`` is written for few of them, in place: it takes 0.7 of the time of the plain form.
+    Anything beyond a row's length is masked, and later overwritten. While all rows have the same length (always, for a batch of one), writes
+    are slices and there is one mask; otherwise writes are scattered and each row has its own mask. At these sizes an operation costs more
+    than its arithmetic, so ``read`` uses few operations, in place: it takes 0.7 of the time of the plain form.
     """
 
     def __init__(self, decoder: LlamaDecoder, batch: int, capacity: int) -> None:
@@ -487,7 +487,7 @@ def _apart(weight: Float[Tensor, "rows ..."], dim: int) -> Float[Tensor, "rows .
 
 
 def can_read(config: Mapping[str, Any]) -> bool:
-    """Whether ``load`` reads this config: a plain Llama or Qwen2 without further biases, scaled positions or a foreign activation."""
+    """Whether ``load`` can read this config: a plain Llama or Qwen2 without further biases, scaled positions or another activation."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return (
         config.get("model_type") in ("llama", "qwen2")
@@ -502,7 +502,7 @@ def can_read(config: Mapping[str, Any]) -> bool:
 
 
 def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Llama:
-    """Read a ``LlamaForCausalLM`` folder; ``UserError`` names what is missing, damaged or of another shape."""
+    """Read a ``LlamaForCausalLM`` folder; a ``UserError`` names what is missing, damaged or has the wrong shape."""
     folder = Path(folder)
     fields = read_config(folder)
     rope = fields.get("rope_parameters") or {}

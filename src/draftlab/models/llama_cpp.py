@@ -46,7 +46,7 @@ def _start() -> None:
 
 
 class LlamaCpp:
-    """One GGUF model with its cache; a context manager. Sequence 0 is the conversation, others serve as branches or a batch."""
+    """One GGUF model with its cache; a context manager. Sequence 0 is the conversation; others serve as branches or as a batch."""
 
     def __init__(self, path: Path | str, settings: Settings = Settings()) -> None:  # noqa: B008 (frozen)
         path = Path(path)
@@ -172,7 +172,7 @@ class LlamaCpp:
         count = len(tokens)
         if count > self._room:
             raise UserError(
-                f"{count} tokens in one call, at most {self._room} fit",
+                f"{count} tokens in one call, but at most {self._room} fit",
                 remedy="verify fewer tokens or sequences at once, or shorten the prompt of an encoder",
             )
         if self.head is None:
@@ -220,7 +220,7 @@ class LlamaCpp:
         lib.llama_memory_seq_rm(self._memory, -1, context, -1)
 
     def branch(self, sequence: int) -> None:
-        """Let ``sequence`` share everything that sequence 0 has cached; nothing is copied when the cache is shared."""
+        """Let ``sequence`` share everything that sequence 0 has cached; nothing is copied if the cache is shared."""
         lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         lib.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
 
@@ -313,7 +313,7 @@ def _load(path: Path, settings: Settings) -> Any:
         raise UserError(f"llama.cpp cannot load it: {reason}", file=path, remedy="export the model again")
     if not lib.llama_model_has_decoder(model):
         lib.llama_model_free(model)
-        raise UserError("it is an encoder alone", file=path, remedy="use a model that writes text: Llama or T5")
+        raise UserError("it is only an encoder", file=path, remedy="use a model that writes text: Llama or T5")
     return model
 
 

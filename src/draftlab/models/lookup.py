@@ -1,8 +1,8 @@
-"""Prompt lookup as a draft: the token that followed when the last few tokens occurred before, in prompt or answer (Saxena 2023).
+"""Prompt lookup as a draft: it proposes the token that followed when the last few tokens occurred before, in prompt or answer (Saxena 2023).
 
-The guess depends on the text so far alone, so it is a language model: a distribution of one token, which replay and every verifier take
-as they take a model's. Where nothing is found every token is as probable as any other: verification stays lossless, and a draft
-length that follows the confidence stops there. Joined to a draft it leaves those places to it ("lookup first, model else").
+The guess depends only on the text so far, so lookup is a language model whose distribution has one token; replay and every verifier treat it
+like any other model. Where nothing is found, all tokens are equally probable: verification stays lossless, and a draft length that follows
+the confidence stops there. Joined to a draft, it leaves those places to the draft ("lookup first, model else").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Medusa-1: heads on a frozen target that guess the tokens after the next one (Cai et al. 2024).
 
-The target is the draft: what its last layer says of a token predicts the next one by the target's own projection, and the d-th token
-after that by head d. A learner of drafts (``distill``) sees a model with one prediction of each position per head.
+The target is its own draft. From the last layer's state of a token, the target's own projection predicts the next token, and head d predicts
+the d-th token after that. Training code for drafts sees a model with one prediction of each position per head.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Medusa(nn.Module):
         heads = len(self.mix)
         if (short := min(map(len, prompts), default=heads + 1)) <= heads:
             raise UserError(
-                f"a prompt has {short} tokens, {heads} heads look further back", remedy="use longer prompts"
+                f"a prompt has {short} tokens, but {heads} heads look further back", remedy="use longer prompts"
             )
         tokens, positions = pad_requests(prompts, answers, self.context_len)
         positions = positions if where is None else positions[where.to(positions.device)]
@@ -107,5 +107,5 @@ class Medusa(nn.Module):
 
 def _llama(target: LanguageModel) -> Llama:
     if not isinstance(target, Llama):
-        raise UserError("Medusa heads read the states of a Llama", remedy="name one with --config target=")
+        raise UserError("Medusa heads need a Llama as the target", remedy="name one with --config target=")
     return target

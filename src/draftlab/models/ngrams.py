@@ -1,4 +1,4 @@
-"""Where the last tokens of a text occurred before; free of torch, as a process that measures llama.cpp is."""
+"""Where the last tokens of a text occurred before; free of torch, because processes that measure llama.cpp do not load it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Ngrams:
 
 
 def guesses_along(text: Iterable[int], begin: int, ngram: int = NGRAM) -> list[int | None]:
-    """The guess of each token of a text from place ``begin`` on, from what stands before it."""
+    """The guess for each token of a text from position ``begin`` on, based on the text before it."""
     seen = Ngrams(ngram=ngram)
     guesses = [None, *(seen.append(token) for token in text)]
     return guesses[begin:-1]

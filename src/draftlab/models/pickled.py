@@ -1,4 +1,4 @@
-"""Pickled checkpoints, read once: a process that can open no file and no socket turns each into safetensors, and only these are opened afterwards.
+"""Pickled checkpoints are read once: a process that can open no file and no socket converts each to safetensors, and only these are opened afterwards.
 
 python -m draftlab.models.pickled < pytorch_model.bin > model.safetensors
 """
@@ -34,7 +34,9 @@ def convert(source: Path, out: Path) -> None:
         for file in files:
             made = folder / f"{file.stem.removeprefix('pytorch_')}.safetensors"
             print(
-                f"{file.name}: pickled, read as weights alone and written as {made.name}", file=sys.stderr, flush=True
+                f"{file.name}: pickled; only its weights were read, and written as {made.name}",
+                file=sys.stderr,
+                flush=True,
             )
             _convert_file(file, made)
             index |= dict.fromkeys(_names_in(made), made.name)
@@ -62,7 +64,7 @@ def _names_in(file: Path) -> list[str]:
 
 
 def open_nothing_more() -> None:
-    """From here on this process cannot open a file or a socket, nor undo that."""
+    """Prevent this process from opening any file or socket from now on; this cannot be undone."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 
 

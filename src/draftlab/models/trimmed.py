@@ -1,7 +1,7 @@
-"""A trimmed head outside our own Llama: the two files that llama.cpp takes, and a folder with the whole vocabulary for any engine.
+"""A trimmed head outside our own Llama: the two files that llama.cpp needs, and a folder with the whole vocabulary for any engine.
 
-llama.cpp takes the head as its vocabulary. What it reads comes from a table of embeddings beside the GGUF file, and what it chooses is a
-place in the head. Free of torch, as a process that measures llama.cpp is.
+llama.cpp uses the head as its vocabulary. What it reads comes from a table of embeddings next to the GGUF file, and what it chooses is a
+place in the head. Free of torch, because processes that measure llama.cpp do not load it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def cut_vocabulary(folder: Path, out: Path, half: bool, table: Path) -> dict[str
 
 
 def widen(model: Path, out: Path) -> None:
-    """Expand a draft's trimmed head to the whole vocabulary, for engines that need one; its outputs stay the same.
+    """Expand a draft's trimmed head to the whole vocabulary, for engines that need that; its outputs stay the same.
 
     ``BLOCK`` channels are added. One of them is the same for every token, c, and no layer reads or writes it: after the last norm it
     is ``100 c / rms > 0``, rms that of the other channels, and a token outside the head has the logit ``-100`` times that. A norm over W + 32

@@ -145,8 +145,8 @@ def lines(run: Run, gpu: Gpu) -> Iterator[str]:
         shown = f"{max(peaks) / 1e9:,.1f}" if peaks and run.settings.asked(rule).gpu else "-"
         yield f"{rule:<22}{len(own):>6}{shown:>10}{asked / 1e3:>10,.0f}{sum(job.disk for job in own) / 1e9:>10,.1f}"
     yield f"{'in all':<22}{len(every):>6}{'':>20}{sum(job.disk for job in every) / 1e9:>10,.1f}"
-    yield "GPU: the most that one job takes, with every prompt as long as the context lets it be; host: what the scale asks for"
-    yield "Hours are left out: docs/paper.md has how fast one H100 answers and trains"
+    yield "GPU: the most that any job takes, with every prompt as long as the context allows; host: what the scale requests"
+    yield "Hours are left out: docs/paper.md says how fast one H100 answers and trains"
     names = {
         recipe.model.partition("@")[0]
         for pair in run.settings.pairs.values()
@@ -157,10 +157,10 @@ def lines(run: Run, gpu: Gpu) -> Iterator[str]:
     stored = {name: known[name].sizes.parameters * known[name].stored for name in sorted(names & set(known))}
     for name, size in stored.items():
         yield f"download {size / 1e9:>8,.1f} GB  {name}"
-    yield f"download {sum(stored.values()) / 1e9:>8,.1f} GB  in all, without the datasets, whose sizes are not known beforehand"
+    yield f"download {sum(stored.values()) / 1e9:>8,.1f} GB  in all, without the datasets, whose sizes are not known in advance"
     fetched = run.settings.every_dataset if run.settings.data.source == "hub" else []
     gated = [found.hub_id for name in fetched if (found := registry.find(name)).gated == "yes"]
-    yield from (f"asks for access: https://huggingface.co/datasets/{name}" for name in gated)
+    yield from (f"requires access: https://huggingface.co/datasets/{name}" for name in gated)
     large = [job for job in every if job.peak and job.peak > room and run.settings.asked(job.rule).gpu]
     for job in large:
         yield f"does not fit {gpu} ({GPUS[gpu]} GB): {job.rule} {job.pair} {job.name}, {(job.peak or 0) / 2**30:,.1f} GB"
@@ -169,6 +169,6 @@ def lines(run: Run, gpu: Gpu) -> Iterator[str]:
 
 
 def show(*, config: tuple[str, ...] = (), gpu: Gpu = "a100-80") -> None:
-    """Print what a run will need (--config as for snakemake) without running it: jobs, memory, disk, downloads, what does not fit --gpu."""
+    """Print what a run will need, without running it: jobs, memory, disk, downloads, and what does not fit --gpu; --config is as for snakemake."""
     given = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in config)}
     print(*lines(load_run(given, WORKFLOW), gpu), sep="\n")

@@ -93,7 +93,7 @@ class Experiment(Settings):
     layout: Layout | None = None
     figure: Figure | None = None
     stage: str
-    view: str = Field("", description="another shape of the stage's table")
+    view: str = Field("", description="name of another shape of the stage's table")
     axes: dict[str, Axis] = {}
     fixed: dict[str, Any] = {}
     scales: dict[Scale, Size]
@@ -140,8 +140,8 @@ class Experiment(Settings):
             settings = self.fixed | size.fixed | fields
             cell = ".".join(map(str, labels.values())) or "all"
             if cell in found or not CELL.fullmatch(cell):
-                what = f"two cells named {cell!r}" if cell in found else f"{cell!r} names a cell"
-                remedy = "give each choice of axes a name of letters, digits, _ . + -"
+                what = f"two cells named {cell!r}" if cell in found else f"{cell!r} cannot name a cell"
+                remedy = "name each choice of axes with letters, digits, _ . + -"
                 raise where.blame(what, list(labels)[-1:], remedy=remedy)
             inner = validated(Inner, {"inner": settings.pop("inner", {})}, where).inner
             found[cell] = [
@@ -180,7 +180,7 @@ def place(file: Path | str, scale: Scale) -> Place:
 def load_experiment(path: Path) -> Experiment:
     """Read and check one experiment; every cell of every scale is built, so a bad value is found at once."""
     if not NAME.fullmatch(path.stem):
-        raise UserError("no name of an experiment", file=path, remedy="use small letters, digits and _: the rules do")
+        raise UserError("not an experiment's name", file=path, remedy="use only lower-case letters, digits and _")
     experiment = validated(Experiment, _expanded(read_yaml(path), Place(path)), Place(path))
     if experiment.stage not in STAGES:
         remedy = f"allowed: {', '.join(sorted(STAGES))}"

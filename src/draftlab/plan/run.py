@@ -55,27 +55,27 @@ class RunConfig(Settings):
     """What ``snakemake --config key=value`` may say."""
 
     scale: Scale = "laptop"
-    sizes: str | None = Field(None, description="a YAML file of what differs from the scale's, key by key")
-    raw: str | None = Field(None, description="folder of raw files of the real datasets")
-    dataset: str | None = Field(None, description="a file of prompts of your own")
+    sizes: str | None = Field(None, description="a YAML file whose keys override the scale's file")
+    raw: str | None = Field(None, description="folder with the real datasets' raw files")
+    dataset: str | None = Field(None, description="a file with your own prompts")
     target: str | None = Field(
-        None, description="folder or GGUF file of the target, or OWNER/NAME[@REVISION] of the hub"
+        None, description="folder or GGUF file of the target, or OWNER/NAME[@REVISION] on the hub"
     )
-    draft: str | None = Field(None, description="folder or GGUF file of the draft, or OWNER/NAME[@REVISION] of the hub")
+    draft: str | None = Field(None, description="folder or GGUF file of the draft, or OWNER/NAME[@REVISION] on the hub")
     models: dict[str, str] = Field(
-        {}, description="models of single roles: {pair.role: MODEL}, as {multidraft.target: FILE.gguf}"
+        {}, description="models for single roles: {pair.role: MODEL}, such as {multidraft.target: FILE.gguf}"
     )
     answers: dict[str, Any] = Field(
         {},
-        description="how the main pair's target answers, over the scale's: {engine: openai, url: 'http://HOST:PORT/v1'}",
+        description="how the main pair's target answers, overriding the scale: {engine: openai, url: 'http://HOST:PORT/v1'}",
     )
-    template: Template | None = Field(None, description="chat template of the prompts; own is the tokenizer's")
+    template: Template | None = Field(None, description="chat template for the prompts; own: the tokenizer's")
     experiments: str | None = Field(
         None,
-        description="reproduction (default), all, or names separated by commas; of a file of your own what answers for it",
+        description="reproduction (default), all, or names separated by commas; with your own prompts, those that need nothing else",
     )
     name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
-    tracker: Literal["tensorboard"] | None = Field(None, description="where the curves go too")
+    tracker: Literal["tensorboard"] | None = Field(None, description="where to write the curves as well")
 
     show_tokens: bool = Field(True, description="whether the report shows one request's text as tokens")
 
@@ -105,11 +105,11 @@ def _check_places(run: RunConfig, by_architecture: bool) -> None:
             continue
         if value and set("{}") & set(value):
             remedy = "rename the file or folder"
-            raise UserError(f"{key}: braces stand for wildcards in a workflow: {value}", file="--config", remedy=remedy)
+            raise UserError(f"{key}: braces are wildcards in a workflow: {value}", file="--config", remedy=remedy)
         if is_model and value and "@" not in value and not os.path.exists(value) and os.path.isdir(value.split("/")[0]):
-            remedy = "check the path; if a model of the hub is meant, give its revision: OWNER/NAME@main"
+            remedy = "check the path; if you mean a model on the hub, give its revision: OWNER/NAME@main"
             raise UserError(
-                f"{key}: no such folder: {value}, though {value.split('/')[0]}/ is one", file="--config", remedy=remedy
+                f"{key}: no such folder: {value}, though {value.split('/')[0]}/ exists", file="--config", remedy=remedy
             )
         if value and not (os.path.exists(value) or (is_model and HUB_ID.fullmatch(value))):
             what = f"{key}: no such file or folder: {value}"
@@ -376,7 +376,7 @@ def _wanted(run: RunConfig, every: Mapping[str, Experiment], settings: ScaleSett
             )
         if run.scale not in every[name].scales:
             what, known = f"{name} does not exist at scale {run.scale}", ", ".join(every[name].scales)
-            remedy = f"it does at {known}" if known else "run it at the scale that names it in workflow/scales/*.yaml"
+            remedy = f"it exists at {known}" if known else "run it at a scale that names it in workflow/scales/*.yaml"
             raise UserError(what, file="--config experiments", remedy=remedy)
         if lacking.get(name):
             what = f"{name} needs dataset {', '.join(lacking[name])}; this run has {', '.join(sorted(set(datasets)))}"

@@ -31,23 +31,23 @@ class Data(Settings):
     source: Literal["generator", "raw", "hub"]
     datasets: list[Dataset]
     extra: list[Dataset] = Field([], description="further datasets; a raw folder may lack them")
-    raw_rows: int = Field(gt=0, description="raw rows fetched of the training split")
-    raw_rows_of: dict[Dataset, Count] = Field({}, description="other numbers of them, by dataset")
+    raw_rows: int = Field(gt=0, description="raw rows to fetch from the training split")
+    raw_rows_of: dict[Dataset, Count] = Field({}, description="exceptions, by dataset")
     train: int = Field(gt=0, description="requests of the stream and of offline distillation")
-    train_of: dict[Dataset, Count] = Field({}, description="other numbers of them, by dataset")
+    train_of: dict[Dataset, Count] = Field({}, description="exceptions, by dataset")
     eval: int = Field(gt=0, description="held-out requests")
     pairs: int = Field(gt=0, description="positions whose target and draft distributions are recorded, per dataset")
     seed: Whole = 0
     label: dict[Literal["language", "topic"], Literal["langid", "hub"]] = Field(
-        {}, description="how classes are found that the rows do not carry"
+        {}, description="how to find classes that the rows do not contain"
     )
     router: dict[streams.GroupBy, Literal["langid", "naive_bayes", "hub"]] = Field(
         {"dataset": "naive_bayes", "language": "langid", "topic": "naive_bayes"},
-        description="how a request's class is named as it arrives",
+        description="how to find a request's class when it arrives",
     )
     classifier: str = Field(
         "alimazhar-110/website_classification@main",
-        description="what the method hub asks: a folder, or ``owner/name@revision``",
+        description="the classifier for the method hub: a folder, or ``owner/name@revision``",
     )
     on_bad_row: Literal["keep", "stop"] = "keep"
     profile: Literal["clean", "osd_repo_2024"] = "clean"
@@ -65,7 +65,7 @@ class Data(Settings):
         for dataset in [*self.datasets, *self.extra]:
             if self.rows_of(dataset) < self.train_requests(dataset):
                 raise ValueError(
-                    f"{self.train_requests(dataset)} requests of {dataset} are asked for, of {self.rows_of(dataset)} raw rows"
+                    f"{self.train_requests(dataset)} requests of {dataset} are asked for, but only {self.rows_of(dataset)} raw rows"
                 )
         return self
 
@@ -133,7 +133,7 @@ class ScaleSettings(Settings):
     @classmethod
     def _has_main(cls, pairs: dict[str, Pair]) -> dict[str, Pair]:
         if MAIN not in pairs:
-            raise ValueError(f"there is none called {MAIN}")
+            raise ValueError(f"no pair is called {MAIN}")
         return pairs
 
     @model_validator(mode="after")

@@ -83,7 +83,7 @@ class Section:
 
 
 def write(results: Path, scale: Scale, out: Path, config: tuple[str, ...] = ()) -> None:
-    """Write the report of a run as one page; --config repeats the KEY=VALUE that the run was given.
+    """Write the report of a run as one page; --config repeats the KEY=VALUE settings that the run was given.
 
     Experiments without a table are left out. With prompts or models of one's own among them, the page begins with what
     such a run is made for.

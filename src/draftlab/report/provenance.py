@@ -69,7 +69,7 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
 
 
 def publish(results: Path, tables: tuple[str, ...], out: Path) -> None:
-    """Compress the tables of a run into a folder, with the provenance of each and the times of jobs, to draw published figures from; others stay."""
+    """Compress the tables of a run into a folder from which published figures are drawn, with each table's provenance and the times of jobs."""
     for name in tables:
         publish_table(results / f"{name}.csv", out)
     known = read_json(out / RECORD) if (out / RECORD).exists() else {}
@@ -121,5 +121,5 @@ def _describe(value: Any) -> str:
 
 
 def show(figure: tyro.conf.Positional[Path]) -> None:
-    """Print where a figure comes from: table, runs, models, answers, raw data."""
+    """Print where a figure comes from: its table, runs, models, answers and raw data."""
     print(*trace(figure), sep="\n")

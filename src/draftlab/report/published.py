@@ -59,7 +59,7 @@ class Selection(Entry):
         known = {} if plan is None else plan.of_stage.measures
         if name not in known:
             remedy = f"allowed: {', '.join(known)}" if known else "name an experiment of workflow/experiments"
-            raise UserError(f"a rule measures {name!r} of {table}", file=FOLDER, remedy=remedy)
+            raise UserError(f"a rule asks {table} for {name!r}", file=FOLDER, remedy=remedy)
         return Rows(table, known[name], where, largest=self.largest)
 
     def measured(self, filters: Mapping[str, Any]) -> Contrast:
@@ -248,7 +248,7 @@ def _numbers(path: Path) -> pd.DataFrame:
         error=[_number(text) for text in frame["error"]],
     )
     if twice := frame["claim_id"][frame["claim_id"].duplicated()].tolist():
-        raise UserError(f"{twice[0]} is there twice", file=path, remedy="tell the rows apart by their setting")
+        raise UserError(f"{twice[0]} is listed twice", file=path, remedy="give the two rows different settings")
     return frame
 
 

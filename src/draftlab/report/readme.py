@@ -1,4 +1,4 @@
-"""The parts of README.md that are rendered from committed tables and files: a README never states a number by hand."""
+"""The parts of README.md that are rendered from committed tables and files: no number in the README is written by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from draftlab.report.tidy import records
 CLAIMS = Path("paper_figures/laptop/data/claims.csv")
 REAL = Path("paper_figures/smollm2")
 REAL_ANSWERS = {"osd_offline": 1, "osd_online": 2, "beyond_lookup": 1, "osd_latency_dataset": 4}
-"""Experiments, and how many sentences of each finding README quotes."""
+"""The experiments whose findings the README quotes, and how many sentences of each."""
 GROUPS = re.compile(r" \([^()]*: [^()]*\)")
 PAPERS = ("osd", "mdss", "beyond")
 PAIR = "vicuna-7b/llama-160m"
@@ -32,7 +32,7 @@ DATASETS = {
 
 
 def render(text: str, root: Path) -> str:
-    """``text`` with every ``<!-- begin:NAME -->`` ... ``<!-- end:NAME -->`` part made anew from the tables below ``root``."""
+    """``text`` with every ``<!-- begin:NAME -->`` ... ``<!-- end:NAME -->`` part regenerated from the tables below ``root``."""
     for name, part in PARTS.items():
         begin, end = f"<!-- begin:{name} -->\n", f"<!-- end:{name} -->"
         if text.count(begin) != 1 or text.count(end) != 1:
@@ -45,7 +45,7 @@ def render(text: str, root: Path) -> str:
 
 
 def update(file: Path = Path("README.md"), *, check: bool = False) -> None:
-    """Render the generated parts of README.md, docs/tables.md and the indexes of paper_figures/; --check only compares."""
+    """Regenerate the generated parts of README.md, docs/tables.md and the indexes of paper_figures/; --check only compares."""
     root = file.parent
     new = {file: render(file.read_text(encoding="utf-8"), root), root / stages_page.PAGE: stages_page.render(root)}
     new |= {data.parent / "README.md": index(data.parent, root) for data in sorted(root.glob("paper_figures/*/data"))}
@@ -59,7 +59,7 @@ def update(file: Path = Path("README.md"), *, check: bool = False) -> None:
 
 
 def index(folder: Path, root: Path) -> str:
-    """The page of one folder of published figures: each with its question, its finding, and where its numbers are."""
+    """The page for one folder of published figures: each with its question, its finding, and links to its numbers."""
     lines = [f"# Figures and tables of `scale={folder.name}`", ""]
     known = {name: load_experiment(root / f"workflow/experiments/{name}.yaml") for name in tables_in(folder / "data")}
     for table, experiment in sorted(known.items(), key=lambda item: (PAPERS.index(item[1].paper), item[0])):
@@ -70,19 +70,19 @@ def index(folder: Path, root: Path) -> str:
 
 
 def _finding(folder: Path, table: str) -> str:
-    """The sentence over a published table; a table of some scales has none."""
+    """The sentence above a published table; empty at scales where the table has none."""
     first = (folder / f"{table}.md").read_text(encoding="utf-8").splitlines()[0]
     return "" if first.startswith("|") else first
 
 
 def _real(root: Path) -> str:
-    """What the main experiments say of a real language model, all datasets together."""
+    """What the main experiments say about a real language model, all datasets pooled."""
     found = {table: GROUPS.sub("", _finding(root / REAL, table)).split(". ") for table in REAL_ANSWERS}
     return "\n".join(f"* {'. '.join(found[table][:count]).rstrip('.')}." for table, count in REAL_ANSWERS.items())
 
 
 def _results(root: Path) -> str:
-    """Headline numbers of both papers beside ours."""
+    """Headline numbers from both papers beside ours."""
     claims = {str(row["claim_id"]): row for row in records(_claims(root))}
     lines = ["| | printed | ours | 95 % interval |", "|---|---:|---:|---|"]
     for what, claim in BY_DATASET.items():
@@ -102,16 +102,16 @@ def _row(claims: dict[str, dict[str, str]], what: str, claim: str) -> str:
 
 
 def _contradicted(root: Path) -> str:
-    """Every statement in words of either paper that our runs contradict, with its worst comparison."""
+    """Every claim in words, from either paper, that our runs contradict, with its least favourable comparison."""
     claims = _claims(root)
     said = claims[claims["published"] == "in words"]
     held, wrong = (
         said[said["verdict"].isin(verdicts)] for verdicts in (("reproduced", "same direction"), ("contradicts",))
     )
     lines = [
-        f"Of the papers' {len(said)} statements in words {len(held)} hold in our runs, and {len(wrong)} do not:",
+        f"Of the papers' {len(said)} claims in words, {len(held)} hold in our runs and {len(wrong)} do not:",
         "",
-        "| the paper says | where | difference in our worst comparison, 95 % interval |",
+        "| the paper says | where | difference in our least favourable comparison, 95 % interval |",
         "|---|---|---|",
     ]
     for row in records(wrong):
@@ -134,7 +134,7 @@ OTHERS = {
 
 
 def _score(root: Path) -> str:
-    """What the ledger says of both papers, in numbers."""
+    """How many claims of both papers got each verdict."""
     verdicts = _claims(root)["verdict"]
     counts = {verdict: (verdicts == verdict).sum() for verdict in VERDICTS if (verdicts == verdict).any()}
     rows = (counts, ["---:"] * len(counts), counts.values())

@@ -32,13 +32,13 @@ def newest_run(results: Path) -> Path:
 
 
 def headlines(run: Path) -> Iterator[str]:
-    """Headline numbers of one run, a line each; an experiment that did not run has no line."""
+    """Headline numbers of one run, one line each; an experiment that did not run has no line."""
     for name, headline in HEADLINES.items():
         table = run / f"{name}.csv"
         if table.exists():
             for line in headline(tidy.read(table)):
                 left = dropped.too_long(run) if headline is _traffic else 0
-                yield line + (f"; {left} prompts are too long for the target's context, and left out" if left else "")
+                yield line + (f"; {left} prompts too long for the target's context were left out" if left else "")
 
 
 def lines(run: Path) -> Iterator[str]:
@@ -51,7 +51,7 @@ def lines(run: Path) -> Iterator[str]:
 
 
 def answers(run: Path) -> Iterator[str]:
-    """What a run says of prompts of one's own, in a sentence, and where its report lies."""
+    """What a run says about the user's own prompts, in one sentence, and where its report is."""
     yield from (line for line in headlines(run) if line.startswith("Traffic"))
     yield f"Report   {run / 'report.html'}"
 
@@ -75,7 +75,7 @@ def _offline(table: pd.DataFrame) -> Iterator[str]:
 
 
 def looping(table: pd.DataFrame) -> str:
-    """How many of the target's answers repeat themselves, and alpha before and after distillation without them; nothing where none does."""
+    """How many of the target's answers repeat themselves, and alpha before and after distillation without those; empty if none does."""
     if "looping" not in table or not table["looping"].any():
         return ""
     requests = table.drop_duplicates(["dataset", "request_id"])
@@ -90,7 +90,7 @@ def looping(table: pd.DataFrame) -> str:
             f", without them alpha {alphas[0]} before, {alphas[1]} after" if len(rest) and own["looping"].any() else ""
         )
         parts.append(f"{dataset} {own['looping'].sum()} of {len(own)}{said}")
-    return f"answers that have six tokens in a row three times or more: {'; '.join(parts)}"
+    return f"answers that repeat some six tokens in a row at least three times: {'; '.join(parts)}"
 
 
 def _online(table: pd.DataFrame) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _online(table: pd.DataFrame) -> Iterator[str]:
 
 
 def _traffic(table: pd.DataFrame) -> Iterator[str]:
-    """Whether the distilled draft pays on each request's own text: measured, and what theory makes of the measured acceptance and costs."""
+    """Whether the distilled draft pays off on each request's own text: as measured, and as predicted from the measured acceptance and costs."""
     step = _measure(table, Measure("seconds", "tokens"), contender="none").estimate
     speedups, texts = {}, {}
     for contender in ("before", "distilled"):
@@ -115,17 +115,17 @@ def _traffic(table: pd.DataFrame) -> Iterator[str]:
         costs = own["draft"] / step, own["verify"] / step
         found = speedups[contender] = _measure(table, Measure("plain_seconds", "seconds"), contender=contender)
         texts[contender] = (
-            f"{show(found, 2)} times (alpha {own['alpha']:.2f}; Eq. 1 says "
+            f"{show(found, 2)} times as fast (alpha {own['alpha']:.2f}; Eq. 1 predicts "
             f"{theory.speedup(own['alpha'], draft_len, costs[0]):.2f}, "
             f"with the measured cost of verification {theory.speedup(own['alpha'], draft_len, *costs):.2f})"
         )
     after = speedups["distilled"]
-    helps = {"more": "pays", "less": "does not pay", "level": "is not shown to pay"}[decide(after, 1.0)]
+    helps = {"more": "pays off", "less": "does not pay off", "level": "is not shown to pay off"}[decide(after, 1.0)]
     verdict = f"an adapted draft {helps}"
     if after.n < ENOUGH:
-        verdict = f"not yet known whether an adapted draft pays, {ENOUGH} requests or more tell; so far"
+        verdict = f"not yet known whether an adapted draft pays off, at least {ENOUGH} requests are needed; so far"
     yield (
-        f"Traffic  {verdict}: against no draft {texts['distilled']}, the undistilled draft {texts['before']}, "
+        f"Traffic  {verdict}: compared with no draft {texts['distilled']}, the undistilled draft {texts['before']}, "
         f"in llama.cpp on {after.n} request{'s' * (after.n != 1)}"
     )
 
@@ -137,7 +137,7 @@ def _latency(table: pd.DataFrame) -> Iterator[str]:
         best = cells.nlargest(1, "speedup").iloc[0]
         yield (
             f"Latency  {best['speedup']:.2f}x measured in llama.cpp at alpha = 0.8 and draft_len {best['draft_len']:.0f}; "
-            f"Eq. 1 says {best['eq1']:.2f}x, with the measured cost of verification {best['calibrated']:.2f}x"
+            f"Eq. 1 predicts {best['eq1']:.2f}x, with the measured cost of verification {best['calibrated']:.2f}x"
         )
 
 
@@ -161,6 +161,6 @@ HEADLINES = {
 
 
 def print_summary(*, results: Path = Path("results"), answer: bool = False) -> None:
-    """Print the headline numbers of the newest run below --results, and the path of its report; --answer adds what it says of your prompts."""
+    """Print the headline numbers of the newest run below --results and the path of its report; with --answer, only what it says about your prompts."""
     run = newest_run(results)
     print(*(answers(run) if answer else lines(run)), sep="\n")

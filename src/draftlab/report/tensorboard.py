@@ -28,7 +28,7 @@ def write(results: Path, out: Path) -> int:
     for tag, record, value in points:
         writer.add_scalar(tag, value, record)
     writer.close()
-    print(f"{len(points)} points; look at them with: tensorboard --logdir {out}")
+    print(f"{len(points)} points; view them with: tensorboard --logdir {out}")
     return len(points)
 
 

@@ -36,9 +36,9 @@ from draftlab.serving.verdict import NAMES, Asked, Range, Verdict
 
 NO_DRAFT = Range(estimate=1, low=1, high=1)
 FIGURES = {
-    "length": "Speed-up over no draft, one request at a time, by draft length; each option as it is best proposed. Below 1 the draft makes requests slower.",
-    "load": "Speed-up of a whole request, waiting included, by load, each at its best draft length; 1 where no length pays.",
-    "time": "Acceptance along the log, of a draft distilled on it along the held-out requests.",
+    "length": "Speed-up over no draft by draft length, one request at a time, with each option's better way to propose. Below 1, the draft makes requests slower.",
+    "load": "Speed-up of a whole request, including waiting, by load, at the best draft length for each; 1 if no length pays off.",
+    "time": "Acceptance along the log; for a draft distilled on the log, along the held-out requests.",
 }
 HALF = 2 * ENOUGH
 """Requests of a log of which half, at most, are held out."""
@@ -49,7 +49,7 @@ def run(asked: Asked, out: Path | None) -> list[tuple[Path, Verdict | None]]:
     rate = _rate(asked.load)
     trace = traces.read_trace(asked.trace) if asked.trace else None
     if asked.temperature not in (0, 1):
-        raise UserError(f"temperature {asked.temperature}", remedy="give 0 or 1")
+        raise UserError(f"temperature is {asked.temperature}", remedy="give 0 or 1")
     counted = check.check(asked.traffic)
     if not counted.usable:
         reasons = ", ".join(f"{n} {why}" for why, n in counted.rejected.items()) or "it is empty"
@@ -61,7 +61,7 @@ def run(asked: Asked, out: Path | None) -> list[tuple[Path, Verdict | None]]:
         name = _name(asked, draft)
         folder = (out or Path("results") / name) / (_short(draft) if len(asked.draft) > 1 else "")
         if distinct < HALF:
-            print(f"{distinct} usable requests, half of them held out at most; it takes {HALF}", file=sys.stderr)
+            print(f"{distinct} usable requests, but {HALF} are needed: half of them are held out", file=sys.stderr)
             found.append((folder, None))
             continue
         said = judge(_workflow(asked, draft, name, out or Path()), asked, draft, left_out, rate, trace)
@@ -188,7 +188,7 @@ def lines(found: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
     said = []
     for folder, own in found:
         if own is None:
-            said.append(f"Not yet known: too few requests (it takes {HALF}, half of which are held out)")
+            said.append(f"Not yet known: too few requests ({HALF} are needed, half of which are held out)")
         else:
             said += [*verdict.lines(own)[:2], f"{verdict.lines(own)[2]}; {folder / 'verdict.html'}"]
     return said
@@ -218,7 +218,7 @@ def _workflow(asked: Asked, draft: str, name: str, folder: Path) -> Path:
     )
     if done.returncode:
         raise UserError(
-            "the workflow stopped", file=folder / run / "logs", remedy="see the message above; the same command goes on"
+            "the workflow stopped", file=folder / run / "logs", remedy="see the message above; the same command resumes"
         )
     return folder / run
 
@@ -246,10 +246,10 @@ def _rate(load: str | None) -> float | None:
     except ValueError:
         rate = 0.0
     if not 0 < rate < float("inf"):
-        raise UserError(f"load {load!r}", remedy="give requests a second above 0, as in 4/s")
+        raise UserError(f"load is {load!r}", remedy="give a number of requests per second above 0, such as 4/s")
     return rate
 
 
 def verdict_of(asked: Flat[Asked], *, out: Path | None = None) -> None:
-    """Say whether a draft would make your traffic faster, which one, at which length, and what would change the answer."""
+    """Say whether a draft would make your traffic faster, which draft, at what length, and what would change the answer."""
     print(*lines(run(asked, out)), sep="\n")

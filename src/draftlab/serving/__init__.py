@@ -1,1 +1,1 @@
-"""What a draft does to a server's load: simulated before deployment, watched after it. Needs neither torch nor transformers."""
+"""How a draft affects a server under load: simulated before deployment, monitored after it. Needs neither torch nor transformers."""

@@ -21,14 +21,14 @@ class Acceptance:
     survival: Float64[np.ndarray, "classes length"]
 
     def classes(self, requests: int, rng: np.random.Generator) -> Int[np.ndarray, " requests"]:
-        """A class for each request: each once in turn while they last, in an order of chance."""
+        """A class for each request: every class once in random order, and again when they are used up."""
         order = [rng.permutation(len(self.survival)) for _ in range(-(-requests // len(self.survival)))]
         return np.concatenate(order)[:requests] if order else np.zeros(0, dtype=np.int64)
 
     def draw(
         self, classes: Int[np.ndarray, " batch"], draft_len: int, rng: np.random.Generator
     ) -> Int[np.ndarray, " batch"]:
-        """How many of ``draft_len`` tokens are accepted: ``P(at least j) = survival[:, j - 1]``, by one number of chance each."""
+        """How many of ``draft_len`` tokens are accepted: ``P(at least j) = survival[:, j - 1]``, with one random number each."""
         chance = rng.random(len(classes))
         accepted: Int[np.ndarray, " batch"] = (chance[:, None] < self.survival[classes, :draft_len]).sum(axis=1)
         return accepted
@@ -42,14 +42,14 @@ def from_alpha(alpha: float | Sequence[float]) -> Acceptance:
     """Each drafted token is accepted with probability alpha, one for all requests or one for each."""
     alphas = np.atleast_1d(np.asarray(alpha, dtype=np.float64))
     if not len(alphas) or not ((alphas >= 0) & (alphas <= 1)).all():
-        raise UserError(f"alpha is {alpha}", remedy="an acceptance lies between 0 and 1")
+        raise UserError(f"alpha is {alpha}", remedy="give an acceptance between 0 and 1")
     return Acceptance(alphas[:, None] ** np.arange(1, LONGEST + 1))
 
 
 def from_histograms(histograms: Sequence[Sequence[float]]) -> Acceptance:
-    """From how many steps accepted 0, 1, 2, ... tokens, one histogram a request (or one for all).
+    """From the numbers of steps that accepted 0, 1, 2, ... tokens: one histogram per request (or one for all).
 
-    Beyond its last bucket nobody drafted: there the last conditional acceptance goes on.
+    Nothing was drafted beyond a histogram's last bucket; the last conditional acceptance is used there.
     """
     rows = []
     for counts in histograms:
@@ -72,7 +72,7 @@ def alpha_of_length(length: float, draft_len: int) -> float:
     if not 1 <= length <= draft_len + 1:
         raise UserError(
             f"an acceptance length of {length} with {draft_len} drafted tokens",
-            remedy="it lies between 1 and the draft length + 1",
+            remedy="give a length between 1 and the draft length + 1",
         )
     low, high = 0.0, 1.0
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""Settings of engines: draft lengths and acceptance in the words of each, checked by the engine's own rules before they are written."""
+"""Settings for serving engines: draft lengths and acceptance in each engine's own format, checked by its own rules before they are written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ranges = Sequence[tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A pair, how long to draft (``draft_len`` at most, ``ranges`` by batch), and the acceptance that was measured."""
+    """A pair, its draft lengths (``draft_len`` at most, ``ranges`` by batch), and the measured acceptance."""
 
     target: str
     draft: str
@@ -50,7 +50,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A file for an engine, the version it is for, and the command that uses it."""
+    """A file for an engine, the version it is written for, and the command that uses it."""
 
     file: str
     version: str
@@ -77,7 +77,7 @@ def check_vllm_ranges(ranges: Sequence[Sequence[int]], most: int) -> dict[int, i
             raise UserError(f"the range {[first, last, length]}", remedy="give first <= last and a length of 0 or more")
     for (_, end, _), (start, _, _) in itertools.pairwise(ranges):
         if start <= end:
-            raise UserError(f"two ranges hold batch {start}", remedy="let each start after the one before it ends")
+            raise UserError(f"two ranges include batch {start}", remedy="let each start after the one before it ends")
     return {first: min(length, most) for first, _, length in ranges}
 
 
@@ -99,7 +99,7 @@ def vllm(wanted: Wanted) -> Emitted:
 
 
 def vllm_synthetic(wanted: Wanted) -> Emitted:
-    """The same acceptance without a good draft, to time a server: rates by position, none above the one before it."""
+    """Synthetic acceptance, to time a server without a good draft: rates by position, none above the one before it."""
     rates = check_marginals(wanted.marginals, wanted.draft_len)
     config = {
         "method": "draft_model",
@@ -150,7 +150,7 @@ def check_sglang_adaptive(config: Mapping[str, Any]) -> None:
     """Keys are batch slots, whole numbers as strings that rise; each lists candidates of 0 or more (``throughput_aware``: 1 or more)."""
     slots = [key for key in config if key.isdigit()]
     if not slots or list(map(int, slots)) != sorted({*map(int, slots)}):
-        raise UserError("the batch slots do not rise", remedy='give keys such as "1", "8", "64"')
+        raise UserError("the batch slots are not in ascending order", remedy='give keys such as "1", "8", "64"')
     least = 1 if config.get("strategy") == "throughput_aware" else 0
     for slot in slots:
         steps = config[slot].get("candidate_steps", [])
@@ -178,7 +178,7 @@ def llama_cpp(wanted: Wanted) -> Emitted:
 
 
 def llama_cpp_synthetic(wanted: Wanted) -> Emitted:
-    """The same acceptance without a good draft, to time a server."""
+    """Synthetic acceptance, to time a server without a good draft."""
     rates = check_marginals(wanted.marginals, wanted.draft_len)
     flags = {**_llama_flags(wanted), "--spec-synth-rates": ",".join(f"{r:g}" for r in rates)}
     return _llama_server(
@@ -218,7 +218,7 @@ def tensorrt_schedule(ranges: Ranges, draft_len: int, meaning: Literal["lower", 
     if schedule.get(1) != draft_len:
         raise UserError(
             f"the length at batch 1 is {schedule.get(1)}, not the longest, {draft_len}",
-            remedy="TensorRT-LLM before PR #10860 wants both equal: use a newer one",
+            remedy="TensorRT-LLM before PR #10860 needs the two to be equal: use a newer version",
         )
     return schedule
 
@@ -338,7 +338,7 @@ def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int
     """The draft lengths by batch that the summary of ``draftlab load`` asks for, and the longest."""
     found = read_object(file)
     if not found.get("known", False):
-        raise UserError("the simulation came to no answer", file=file, remedy="simulate 30 requests or more")
+        raise UserError("the simulation gave no answer", file=file, remedy="simulate 30 requests or more")
     ranges = ranges_of(found["best_by_batch_and_context"], context)
     longest = max(length for _, _, length in ranges)
     if not longest:
@@ -347,7 +347,7 @@ def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int
 
 
 def write(wanted: Wanted, engines: Sequence[str], out: Path) -> list[Emitted]:
-    """Write the settings of ``engines`` (none named: of all that this pair fits) into the folder OUT."""
+    """Write settings for ``engines`` (if none is named, for all that can use this pair) into the folder OUT."""
     found = []
     for name in engines or EMITTERS:
         if name not in EMITTERS:
@@ -380,9 +380,9 @@ def emit(
     greedy: bool = False,
     out: Path,
 ) -> None:
-    """Write settings for serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON of draftlab load), or one DRAFT_LEN."""
+    """Write settings for serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON file of draftlab load), or a single DRAFT_LEN."""
     if (load is None) == (draft_len is None):
-        raise UserError("no draft length, or two", remedy="give --load or --draft-len")
+        raise UserError("no draft length, or two", remedy="give either --load or --draft-len")
     shown = records.acceptance(acceptance) if acceptance else from_alpha(alpha) if alpha is not None else None
     requests = len(shown.survival) if shown and acceptance else 0
     ranges, longest = from_load(load, context) if load is not None else ([], draft_len or 0)

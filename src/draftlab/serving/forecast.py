@@ -45,7 +45,7 @@ class Curve:
         return float(estimate), float(low), float(high)
 
     def enough(self, gain: float) -> float | None:
-        """Requests from which on twice as many bring less than ``gain``; None where that is further than is forecast."""
+        """The number of requests after which twice as many add less than ``gain``; None if that is beyond the forecast."""
         tried = self.seen * np.geomspace(1, FURTHEST / 2, 100)
         return next((float(n) for n in tried if self.at(2 * n)[0] - self.at(n)[0] < gain), None)
 
@@ -53,10 +53,10 @@ class Curve:
 def fit(
     accepted: Float64[np.ndarray, " rows"], visited: Float64[np.ndarray, " rows"], requests_of_row: int = 1
 ) -> Curve | str:
-    """The curve of a stream's requests in their order (or of sums of neighbouring ones), or why none is given."""
+    """The curve of a stream's requests in their order (or of sums of neighbouring ones), or the reason why there is none."""
     seen = len(visited) * requests_of_row
     if seen < LEAST or not visited.sum() > 0:
-        return f"{seen} requests are too short a curve; it takes {LEAST}"
+        return f"{seen} requests are too few for a curve; {LEAST} are needed"
     places, alphas, errors = [], [], []
     for own in np.array_split(np.arange(len(visited)), min(BINS, len(visited) // 3)):
         total = max(float(visited[own].sum()), 1.0)
@@ -71,6 +71,6 @@ def fit(
 
     found = least_squares(residuals, [0.0, SLOPE])
     if 2 * found.cost / len(x) > MISFIT:
-        return "acceptance does not grow here as it did on recorded streams"
+        return "acceptance does not grow here the way it did on recorded streams"
     slopes = np.asarray(found.jac)
     return Curve(seen, found.x, np.linalg.inv(slopes.T @ slopes))

@@ -1,4 +1,4 @@
-"""``draftlab load``: what speculation does to latency and throughput as the load grows, for each draft length."""
+"""``draftlab load``: how speculation changes latency and throughput as the load grows, for each draft length."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Goal:
 
 
 def measures(served: Served, goal: Goal) -> dict[str, float]:
-    """What a load met with; times in seconds, rates per second of the whole run."""
+    """What the requests of a load experienced; times in seconds, rates per second of the whole run."""
     pace = np.full(len(served.output), 0.0)
     pace[served.output > 1] = served.per_token
     well = (served.to_first <= goal.first) & (pace <= goal.per_token)
@@ -70,7 +70,7 @@ def sweep(
     share: float = 1.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> pd.DataFrame:
-    """One row per (rate, draft length): the same requests at the same moments, the same numbers of chance.
+    """One row per (rate, draft length), all with the same requests, arrival times and random numbers.
 
     ``speedup`` is the mean time of a whole request without drafts over that with them.
     """
@@ -92,7 +92,7 @@ def sweep(
 
 
 def best_lengths(profile: Profile, acceptance: Acceptance, draft_lens: Sequence[int] = DRAFT_LENS) -> pd.DataFrame:
-    """Of each batch and context the draft length that emits most tokens a second, and its speed-up, without a queue.
+    """For each batch and context, the draft length that emits the most tokens per second without a queue, and its speed-up.
 
     ``speedup = length(k) step(0) / step(k)``: one step of the target reads ``B (k + 1)`` tokens, the draft takes k steps.
     """
@@ -125,7 +125,7 @@ def block_ms(profile: Profile, batch: int, context: float, draft_len: int) -> fl
 
 
 def crossing(table: pd.DataFrame, draft_len: int) -> float | None:
-    """The rate at which this length stops to pay, by a straight line between two rates; none where it always or never pays."""
+    """The rate at which this length stops paying off, interpolated linearly between two rates; none if it always or never pays off."""
     rows = table[table["draft_len"] == draft_len].sort_values("rate")
     rates, gains = rows["rate"].to_numpy(float), rows["speedup"].to_numpy(float)
     for i in range(1, len(rates)):
@@ -152,14 +152,14 @@ def summary(table: pd.DataFrame, lengths: pd.DataFrame, facts: Mapping[str, Any]
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """What a person reads first."""
+    """A summary for people."""
     if not found["known"]:
         return [
-            f"not yet known: fewer than {ENOUGH} requests say nothing reliable (give a longer trace, or --requests)"
+            f"not yet known: fewer than {ENOUGH} requests are not enough (give a longer trace, or raise --requests)"
         ]
     said = [f"{b['rate']:g}/s: draft {b['draft_len']}, {b['speedup']:.2f}x" for b in found["best_by_rate"]]
     ends = {k: rate for k, rate in found["crossing_rate"].items() if rate is not None}
-    said += [f"{k} drafted stop to pay at {rate:.2f} requests a second" for k, rate in ends.items()]
+    said += [f"draft length {k} stops paying off at {rate:.2f} requests a second" for k, rate in ends.items()]
     return said or ["no rate was simulated"]
 
 
@@ -206,9 +206,10 @@ def draw(table: pd.DataFrame, lengths: pd.DataFrame, title: str) -> Figure:
 class Load:
     """What to simulate.
 
-    TRACE gives arrivals and lengths; without it they are of chance: PROMPT and OUTPUT tokens, BURST times as uneven as Poisson's. A trace
-    is stretched to each of RATES (requests a second), or with --poisson only its lengths are used. The draft is a model whose steps cost
-    DRAFT_RATIO of the target's, or as the target of the profile DRAFT_PROFILE; with neither the profile's own, or a lookup that costs nothing.
+    TRACE gives arrivals and lengths. Without it, requests have PROMPT and OUTPUT tokens, and arrive at random times, BURST times as uneven as
+    a Poisson process. A trace is stretched to each of RATES (requests per second); with --poisson, only its lengths are used. A step of the
+    draft costs DRAFT_RATIO of the target's, or as much as the target of the profile DRAFT_PROFILE. Without either, the draft is the profile's
+    own, or a lookup that costs nothing.
     """
 
     profile: str
@@ -268,7 +269,7 @@ def run(settings: Load, out: Path, progress: Callable[[str], None]) -> dict[str,
 def _profile(settings: Load) -> Profile:
     profile = profiles.load(settings.profile)
     if settings.draft_profile is not None and settings.draft_ratio is not None:
-        raise UserError("two costs of the draft", remedy="give --draft-ratio or --draft-profile")
+        raise UserError("two costs of the draft", remedy="give either --draft-ratio or --draft-profile")
     if settings.draft_profile is not None:
         draft = profiles.load(settings.draft_profile)
         if draft.hardware != profile.hardware:
@@ -286,7 +287,9 @@ def _profile(settings: Load) -> Profile:
 
 def _acceptance(settings: Load) -> Acceptance:
     if (settings.alpha is None) == (settings.acceptance is None):
-        raise UserError("no acceptance, or two", remedy="give --alpha, or --acceptance FILE of an engine's records")
+        raise UserError(
+            "no acceptance, or two", remedy="give either --alpha, or --acceptance FILE with an engine's records"
+        )
     if settings.alpha is not None:
         return from_alpha(settings.alpha)
     assert settings.acceptance is not None
@@ -316,5 +319,5 @@ def rates_for(arrivals: traces.Arrivals, profile: Profile) -> list[float]:
 
 
 def load(settings: Flat[Load], *, out: Path) -> None:
-    """Simulate a server under load, for each rate and draft length: writes OUT.csv, OUT.json and OUT.png."""
+    """Simulate a server under load for each rate and draft length; writes OUT.csv, OUT.json and OUT.png."""
     print(*lines(run(settings, out, lambda line: print(line, file=sys.stderr))), sep="\n")

@@ -20,7 +20,7 @@ Rows = list[tuple[int, int, int, float]]
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be timed, and the limits that the profile is to name."""
+    """What to time, and the limits to write into the profile."""
 
     target: Path
     draft: Path | None = None
@@ -34,12 +34,12 @@ class Asked:
 
 
 def profile(asked: Flat[Asked], *, out: Path) -> None:
-    """Measure the cost of target and draft steps on this machine in llama.cpp, as a hardware profile for draftlab load."""
+    """Measure the cost of target and draft steps in llama.cpp on this machine, and write a hardware profile for draftlab load."""
     save(measure(asked), out)
 
 
 def measure(asked: Asked) -> Profile:
-    """Time steps of the pair over a grid of batches and contexts, target and draft in turn, in an order of chance; then ``fit`` them."""
+    """Time steps of the pair over a grid of batches and contexts, with target and draft in turn and in random order; then ``fit`` them."""
     from draftlab.files.machine import machine
     from draftlab.latency.pair import open_pair
     from draftlab.latency.settings import Engine
@@ -86,7 +86,7 @@ def measure(asked: Asked) -> Profile:
 
 
 def fit(rows: Sequence[tuple[int, int, int, float]]) -> Costs:
-    """A time for each number of tokens, and one for each cached token, by least squares of relative errors of the medians."""
+    """Fit a time for each number of tokens, and one for each cached token, by least squares on the relative errors of the medians."""
     from scipy.optimize import nnls
 
     cells: dict[tuple[int, int, int], list[float]] = {}

@@ -1,4 +1,4 @@
-"""``draftlab monitor``: whether the acceptance that production shows is still the one that the verdict promised."""
+"""``draftlab monitor``: whether the acceptance in production is still what the verdict promised."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_promise(file: Path) -> Promise:
     inside = found.get("monitor", found)
     if inside is None:
         raise UserError(
-            "the verdict was not yes: it promises nothing", file=file, remedy="give one that recommends a draft"
+            "the verdict was not yes, so it promises nothing", file=file, remedy="give one that recommends a draft"
         )
     length = inside.get("acceptance_length", {}) if isinstance(inside, dict) else {}
     try:
@@ -66,7 +66,7 @@ def read_promise(file: Path) -> Promise:
 
 @dataclass
 class Sums:
-    """A ratio of sums over requests that come one by one, and its interval: five numbers, whatever their count."""
+    """A ratio of sums over requests that arrive one by one, and its interval: five numbers, however many requests."""
 
     requests: float = 0.0
     blocks: float = 0.0
@@ -129,7 +129,7 @@ class Report:
 
 
 def judge(rows: Iterable[Seen | None], promise: Promise) -> Report:
-    """Judge records in the order in which they come, with memory for five numbers."""
+    """Judge records in their order of arrival, in constant memory."""
     everything, window, below = Sums(), Sums(), 0
     silent, start, since, last = 0, 1, None, Sums()
     for seen in rows:
@@ -149,13 +149,13 @@ def judge(rows: Iterable[Seen | None], promise: Promise) -> Report:
         return Report(
             "not yet known",
             f"not yet known: {everything.requests:g} requests with {everything.blocks:g} blocks "
-            f"(it takes {ENOUGH} requests, or {BLOCKS} blocks of counters){left_out}",
+            f"({ENOUGH} requests are needed, or {BLOCKS} blocks of counters){left_out}",
         )
     drafted = everything.drafted / everything.blocks
     if drafted > promise.draft_len * 1.05 or drafted < promise.draft_len * 0.75:
         raise UserError(
-            f"production drafts {drafted:.2f} tokens a block, the verdict is for {promise.draft_len}",
-            remedy="serve with the verdict's length, or ask for a verdict at this one",
+            f"production drafts {drafted:.2f} tokens a block, but the verdict is for {promise.draft_len}",
+            remedy="serve with the verdict's length, or ask for a verdict at this length",
         )
     windows = everything.requests >= 2 * WINDOW
     middle, low, high = (last if windows else everything).length()
@@ -182,7 +182,7 @@ def watch(source: str, seconds: float) -> Iterator[Seen | None]:
 
 
 def difference(before: Seen, after: Seen, source: str) -> Seen:
-    """What counters counted between two moments; a counter that fell means that the server started again."""
+    """What was counted between two moments; a counter that fell means that the server was restarted."""
     if after.drafts < before.drafts:
         raise UserError("the counters fell: the server was restarted", file=source, remedy="run again")
     counts = None
@@ -210,9 +210,10 @@ def _fetch(url: str) -> str:
 
 
 def monitor(source: tyro.conf.Positional[str], *, verdict: Path, over: float = 0.0) -> None:
-    """Check that the acceptance in SOURCE (an engine's records or Prometheus text: a file or URL) still matches the verdict; exit code 3 if not.
+    """Check that the acceptance in SOURCE still matches the verdict; exit code 3 if not.
 
-    OVER: at a URL, count from now on for so many seconds; 0: since the server's start.
+    SOURCE is a file or URL with an engine's records or Prometheus text. OVER: at a URL, count from now on for this many seconds; 0: since the
+    server's start.
     """
     report = judge(watch(source, over), read_promise(verdict))
     print(report.text)

@@ -1,4 +1,4 @@
-"""Hardware profiles: what a step of a model costs on a machine, as YAML files that say where their numbers come from.
+"""Hardware profiles: what a step of a model costs on a machine, as YAML files that state the source of their numbers.
 
 A step of n tokens costs ``f(n) + head(rows) + attention``, attention being ``fixed + per_sequence B + per_cached (sum of lengths)``
 plus, where c tokens of prompts are read, ``per_token c + per_pair (pairs of tokens) + per_mix B c``: the kernel of such steps is another one.
@@ -139,7 +139,7 @@ def shipped() -> list[str]:
 
 
 def load(name: str | Path) -> Profile:
-    """A shipped profile by its name, or one of the user's own by its path; a wrong value is an error with its line."""
+    """A shipped profile by its name, or the user's own by its path; a wrong value is an error that gives its line."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = SHIPPED / f"{name}.yaml"

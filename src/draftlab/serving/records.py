@@ -1,4 +1,4 @@
-"""What engines say of their own speculation: vLLM, SGLang and llama.cpp, per request, per run, or as Prometheus text."""
+"""What engines report about their own speculation: vLLM, SGLang and llama.cpp, per request, per run, or as Prometheus text."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _histogram(counts: Any) -> tuple[float, ...] | None:
 
 
 def read_one(row: Any) -> Seen | None:
-    """What one JSON object says of speculation; ``None`` where it says nothing, or what cannot be."""
+    """What one JSON object reports about speculation; ``None`` if it reports nothing, or something impossible."""
     if not isinstance(row, Mapping):
         return None
     for reader in READERS:
@@ -142,7 +142,7 @@ def read_one(row: Any) -> Seen | None:
 
 
 def read(path: Path) -> Iterator[Seen | None]:
-    """The records of a file one by one, ``None`` for a row that says nothing: JSONL, one JSON object, or Prometheus text."""
+    """The records of a file one by one, ``None`` for a row without a report: JSONL, one JSON object, or Prometheus text."""
     with _opened(path) as file:
         start = file.read(4096).lstrip()
     if start.startswith(("#", "vllm:", "sglang:", "llamacpp:")):
@@ -179,7 +179,7 @@ def from_prometheus(text: str, name: Path | str) -> Iterator[Seen]:
                     position = sample.labels["position"]
                     positions[position] = positions.get(position, 0.0) + sample.value
     except (ValueError, KeyError, IndexError) as error:
-        raise UserError(f"not Prometheus text: {error}", file=name, remedy="save what /metrics answers") from None
+        raise UserError(f"not Prometheus text: {error}", file=name, remedy="save the output of /metrics") from None
     for prefix, engine in COUNTERS.items():
         counts = [
             totals.get(f"{prefix}spec_decode_num_{what}") for what in ("drafts", "draft_tokens", "accepted_tokens")

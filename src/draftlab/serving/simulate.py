@@ -28,8 +28,8 @@ def fixed(draft_len: int) -> DraftLength:
 
 @dataclass(frozen=True)
 class Served:
-    """What each request met with, in seconds, and what the server did: ``batch`` is the number of requests that an emitted block had
-    with it, ``refused`` those that alone would not fit the cache."""
+    """The times of each request, in seconds, and what the server did. ``batch`` is the number of requests in the step that emitted a block;
+    ``refused`` are the requests that would not fit the cache even alone."""
 
     arrived: Float64[np.ndarray, " requests"]
     first: Float64[np.ndarray, " requests"]
@@ -76,10 +76,10 @@ def serve(
 ) -> Served:
     """Serve all requests; with drafts, ``profile.draft`` (None: drafting is free, as a lookup in the prompt nearly is) proposes them.
 
-    As vLLM's first-come scheduler: running requests first, then waiting ones while tokens, sequences and cache allow; where the cache is
-    full the youngest is preempted and read again later. The target reads each drafted token beside the last one; the draft reads what the
-    target reads, then takes a step for each further token. Before only a ``share`` of a request's steps is something drafted: a lookup
-    finds nothing before the others.
+    This follows vLLM's first-come scheduler: running requests first, then waiting ones while tokens, sequences and cache allow; if the cache is
+    full, the youngest request is preempted and read again later. The target reads the drafted tokens together with the last one; the draft reads
+    what the target reads, then takes a step for each further token. Something is drafted for only a ``share`` of a request's steps: for the
+    others, a lookup finds nothing.
     """
     arrived, prompts, outputs = arrivals.seconds, arrivals.prompt, arrivals.output
     count, block, room = len(arrived), profile.kv_block, profile.kv_tokens // profile.kv_block

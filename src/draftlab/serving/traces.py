@@ -1,4 +1,4 @@
-"""When requests come and how long they are: the traces in use read by the names of their columns, or made of chance."""
+"""When requests arrive and how long they are: read from the usual trace formats by the names of their columns, or drawn at random."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Arrivals:
         return (len(self.seconds) - 1) / span if span > 0 else math.inf
 
     def at_rate(self, rate: float) -> Arrivals:
-        """The same requests, the time between them stretched so that ``rate`` come a second."""
+        """The same requests, with the time between them stretched so that ``rate`` arrive per second."""
         if not rate > 0:
             raise UserError(f"a rate of {rate} requests a second", remedy="give a rate above 0")
         if not math.isfinite(self.rate):
@@ -109,9 +109,9 @@ def _object(line: str) -> Any:
 
 
 def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
-    """The requests of a trace, 24 bytes each in memory; rows that cannot be read, failed or say nothing are left out and counted.
+    """The requests of a trace, 24 bytes each in memory; rows that cannot be read, that failed, or that are empty are left out and counted.
 
-    The first row out of order is an error: sorted times would be another load than the one that was met.
+    The first row out of order is an error, because sorting the times would produce a different load from the recorded one.
     """
     seconds, prompt, output = array("d"), array("q"), array("q")
     left_out: Counter[str] = Counter()
@@ -145,7 +145,7 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
             break
     if not seconds:
         said = ", ".join(f"{n} {why}" for why, n in left_out.items()) or "it is empty"
-        raise UserError(f"no request in it: {said}", file=path, remedy="give a trace with times and lengths")
+        raise UserError(f"no usable request: {said}", file=path, remedy="give a trace with times and lengths")
     times = np.frombuffer(seconds)
     return Arrivals(times - times[0], np.frombuffer(prompt, np.int64), np.frombuffer(output, np.int64), left_out)
 

@@ -1,8 +1,8 @@
-"""Whether a draft helps the requests of a log: replayed blocks at measured costs, with an interval, a reason and a ceiling.
+"""Whether a draft speeds up the requests of a log: replayed blocks at measured costs, with an interval, a reason and an upper bound.
 
 ``speed-up = sum of tokens / (sum over calls of v(tokens read) + steps of the draft c)``, both sums over requests, in steps of plain decoding.
-The interval is one for as many requests to come: it draws requests of the log, from these requests again, and at the same time the moments
-at which costs were probed.
+The interval is for an equal number of future requests: it resamples the requests of the log, draws future requests from those, and at the same
+time resamples the moments at which costs were probed.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be judged.
+    """What to judge.
 
-    TRAFFIC is a file of prompts, with or without answers; TARGET and each DRAFT a model folder, a GGUF file or a hub id. Without a DRAFT
-    one is made of the target's first layers. HARDWARE names a profile (as draftlab load) instead of measuring here, LOAD is requests a
-    second as in 4/s, TRACE their arrivals. TEMPERATURE 0 or 1 is how answers are sampled, TEMPLATE
-    how prompts are put to the target (by default its tokenizer's own chat template).
+    TRAFFIC is a file of prompts, with or without answers. TARGET and each DRAFT are a model folder, a GGUF file or a hub id; without a
+    DRAFT, one is made from the target's first layers. HARDWARE names a profile (as for draftlab load) to use instead of measuring on this
+    machine. LOAD is a number of requests per second, such as 4/s; TRACE is a file with their arrivals. TEMPERATURE (0 or 1) is that of the
+    answers. TEMPLATE is the chat template for prompts to the target (by default its tokenizer's own).
     """
 
     traffic: Path
@@ -98,7 +98,7 @@ class At(_Part):
 
 
 class Part(_Part):
-    """The same question on a part of the log."""
+    """The verdict on one part of the log."""
 
     name: str
     requests: int
@@ -107,8 +107,8 @@ class Part(_Part):
 
 
 class Ceiling(_Part):
-    """What could be had at most at these costs: by a ``perfect`` draft (alpha = 1), and by the exact optimum of 2 and 4 drafts of the same
-    distribution, the further drafts verified for nothing (empty where that was not computed)."""
+    """The best possible speed-up at these costs: with a ``perfect`` draft (alpha = 1), and with the exact optimum of 2 and 4 drafts from the
+    same distribution, if verifying the additional drafts were free (empty where that was not computed)."""
 
     perfect: float
     optimum_alpha: dict[int, float] = {}
@@ -116,8 +116,8 @@ class Ceiling(_Part):
 
 
 class Forecast(_Part):
-    """Acceptance after so many requests of a draft that keeps learning; ``enough``: requests from which twice as many bring less than
-    ``GAIN`` (none: further than is forecast). ``refused`` says why there is no forecast."""
+    """Acceptance of a draft that keeps learning, ``after`` these numbers of requests; ``enough``: the number of requests after which twice as
+    many add less than ``GAIN`` (none: beyond the forecast). ``refused`` says why there is no forecast."""
 
     seen: int
     after: dict[int, Range] = {}
@@ -126,7 +126,7 @@ class Forecast(_Part):
 
 
 class Option(_Part):
-    """The verdict on one option, at its best length; ``tips_at``: the acceptance from which some length pays, empty if none does."""
+    """The verdict on one option, at its best length; ``tips_at``: the acceptance from which some length pays off, empty if none does."""
 
     name: str
     verdict: Answer
@@ -162,7 +162,7 @@ class AtLoad(_Part):
 
 
 class Promise(_Part):
-    """What ``draftlab monitor`` holds production against."""
+    """What ``draftlab monitor`` compares production with."""
 
     option: str
     draft_len: int
@@ -171,7 +171,7 @@ class Promise(_Part):
 
 
 class Verdict(_Part):
-    """What ``verdict.json`` holds; ``cut``: held-out answers that reached the limit of new tokens."""
+    """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of new tokens."""
 
     format: Literal["draftlab verdict 1"] = "draftlab verdict 1"
     log: str
@@ -282,7 +282,7 @@ def _range(draws: Float64[np.ndarray, " draws"]) -> Range:
 
 
 def speedup(rows: pd.DataFrame, costs: Costs, to_come: int = 0) -> Range:
-    """Of so many requests ``to_come`` (0: as many again) as those of ``rows``, one row each: all of one option, proposal and length."""
+    """The speed-up on ``to_come`` future requests (0: as many as ``rows``) like those of ``rows``, which are all of one option, proposal and length."""
     step = costs.step[:, int(rows["draft_len"].iloc[0]) - 1]
     full = (rows["blocks"] - rows["empty"]).to_numpy()
     mean = np.divide(rows["drafted"].to_numpy(), full, out=np.zeros(len(rows)), where=full > 1e-9)
@@ -304,14 +304,14 @@ def _ratio(rows: pd.DataFrame, above: str, below: str) -> Range:
 
 
 def answer(found: Range, requests: int) -> Answer:
-    """``yes`` above 1, ``no`` below it; an interval that holds 1, or too few requests, say nothing."""
+    """``yes`` above 1, ``no`` below it; ``not yet known`` if the interval includes 1 or there are too few requests."""
     if requests < ENOUGH or found.low <= 1 <= found.high:
         return "not yet known"
     return "yes" if found.low > 1 else "no"
 
 
 def ceiling(rows: pd.DataFrame, costs: Costs) -> Ceiling:
-    """What the costs allow, and what more drafts of this distribution could."""
+    """The best possible speed-up at these costs, and with more drafts from this distribution."""
     lengths = range(1, LONGEST + 1)
     alphas = {}
     for drafts in (2, 4):
@@ -323,7 +323,7 @@ def ceiling(rows: pd.DataFrame, costs: Costs) -> Ceiling:
 
 
 def tips_at(costs: Costs) -> float | None:
-    """The smallest acceptance at which a draft of this cost pays at some length; None where none does."""
+    """The smallest acceptance at which a draft of this cost pays off at some length; None if there is none."""
     blocks = {n: costs.block(n) for n in range(1, LONGEST + 1)}
     found = [alpha_of_length(max(block, 1.0), n) for n, block in blocks.items() if block <= n + 1]
     return min(found) if found else None
@@ -374,17 +374,17 @@ def _without_steps(costs: Costs) -> Costs:
 
 def _reason(verdict: Answer, requests: int, found: Range, most: Ceiling, tips: float | None, alpha: Range) -> str:
     if requests < ENOUGH:
-        return f"{requests} usable requests; it takes {ENOUGH}"
+        return f"{requests} usable requests; {ENOUGH} are needed"
     if verdict == "yes":
         return f"{found.show()} times as fast"
     if most.perfect <= 1:
-        return f"no draft of this cost can: a perfect one gives {most.perfect:.2f}"
+        return f"no draft of this cost can help: a perfect one gives {most.perfect:.2f}"
     if verdict == "not yet known":
-        return f"{found.show()} holds 1: more requests, or a quieter machine"
+        return f"{found.show()} includes 1: use more requests, or a quieter machine"
     if most.optimum and max(most.optimum.values()) <= 1:
-        return f"no number of drafts like this one can: four at their optimum give at most {max(most.optimum.values()):.2f}"
-    wanted = f"; from {tips:.2f} one would pay" if tips is not None else ""
-    return f"this one cannot, others could: acceptance is {alpha.estimate:.2f}{wanted}"
+        return f"no number of drafts like this one can help: four at their optimum give at most {max(most.optimum.values()):.2f}"
+    wanted = f"; a draft would pay off from {tips:.2f}" if tips is not None else ""
+    return f"this draft does not help, others could: acceptance is {alpha.estimate:.2f}{wanted}"
 
 
 def _stream(rows: pd.DataFrame) -> pd.DataFrame:
@@ -447,7 +447,7 @@ def _categories(rows: pd.DataFrame, costs: Costs) -> list[Part]:
 
 
 def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, Any], costs: Costs) -> list[Option]:
-    """Beside each trained option the seconds of its updates, and how many requests it takes to win them back over the best untrained one."""
+    """Add to each trained option the seconds of its updates, and the number of requests that pays them back compared with the best untrained one."""
     spent = {"distilled": facts["offline"], "lookup_first": facts["offline"], "kept_learning": facts["online"]}
     held_out = rows[(rows["split"] == "eval") & (rows["option"] == rows["option"].iloc[0])]
     tokens = float(held_out["emitted"].mean())
@@ -467,7 +467,7 @@ def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, A
 def under_load(
     rows: pd.DataFrame, option: Option, costs: Costs, rate: float | None, trace: traces.Arrivals | None
 ) -> list[AtLoad]:
-    """The simulated server around the given load, each request with the acceptance that it had in replay."""
+    """The simulated server at and around the given load; each request has the acceptance that it had in replay."""
     own = _at(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option_at(option))
     lengths = (own["emitted"] / own["blocks"]).clip(1, option.draft_len + 1)
     alphas = np.array([alpha_of_length(length, option.draft_len) for length in lengths])
@@ -526,7 +526,7 @@ def decide(
     rate: float | None = None,
     trace: traces.Arrivals | None = None,
 ) -> Verdict:
-    """All options of a log, the best of them first in the sentence."""
+    """The verdict on all options for a log; the sentence names the best one."""
     options = [judge(name, rows[rows["option"] == name], costs) for name in NAMES if (rows["option"] == name).any()]
     if not options or not options[0].requests:
         raise UserError("no request was held out", remedy="give a log of at least two usable requests")
@@ -569,7 +569,7 @@ def _sentence(overall: Answer, top: Option) -> str:
         tokens = f"{top.draft_len} token{'s' if top.draft_len > 1 else ''}"
         return f"Yes: {name}, {tokens} at once, makes this traffic {top.speedup.show()} times as fast"
     if overall == "no":
-        return f"No: the best of all, {name}, is {top.speedup.show()} times as fast as no draft ({top.reason})"
+        return f"No: the best option, {name}, is {top.speedup.show()} times as fast as no draft ({top.reason})"
     return f"Not yet known: {name} is the best so far ({top.reason})"
 
 
@@ -583,12 +583,12 @@ def lines(found: Verdict) -> list[str]:
         f"{at.rate:.3g}/s {NAMES[name] + f' {at.speedup.show()}' if name else 'no draft'}"
         for name, at in best_at_load(found)
     ]
-    where = f"At one request at a time, {found.requests} held-out requests; costs {found.costs}"
+    where = f"One request at a time, {found.requests} held-out requests; costs {found.costs}"
     return [found.sentence, "; ".join(options), "Fastest under load: " + "; ".join(said) if said else where]
 
 
 def best_at_load(found: Verdict) -> list[tuple[str, AtLoad]]:
-    """At each rate the option that gains most, and what; '' where none gains."""
+    """For each rate, the option that gains most, and its gain; '' if none gains."""
     every = [(name, at) for name, loads in found.load.items() for at in loads]
     rates = sorted({at.rate for _, at in every})
     best = [max(((n, at) for n, at in every if at.rate == r), key=lambda o: o[1].speedup.estimate) for r in rates]

@@ -26,14 +26,16 @@ KINDS = {int: "iu", float: "fiu", str: "OUT", bool: "b"}
 
 
 def run_file(cell: tyro.conf.Positional[Path]) -> None:
-    """Run one cell of an experiment, as described by its cell.json; its table and its record go to the same folder."""
+    """Run one cell of an experiment, as described by its cell.json; its table and record go into the same folder."""
     said = read_object(cell)
     try:
         stage = STAGES[said["stage"]]
         variants = [Variant(own["labels"], stage.settings.model_validate(own["settings"])) for own in said["variants"]]
         inputs = stage.inputs.model_validate(said["inputs"])
     except KeyError as error:
-        raise UserError(f"no {error} in it", file=cell, remedy="run the workflow again: it writes this file") from None
+        raise UserError(
+            f"no {error} in it", file=cell, remedy="run the workflow again: it rewrites this file"
+        ) from None
     run(stage, variants, inputs, cell.parent)
 
 

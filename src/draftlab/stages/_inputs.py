@@ -47,9 +47,9 @@ class TargetAndDraft(Target):
 
 
 class OnPairs(Settings):
-    """What experiments on recorded probability pairs share; ``datasets`` empty, or none of the pair's: all of the pair's.
+    """Settings of experiments on recorded probability pairs. If ``datasets`` is empty or names none of the pair's, all of the pair's are used.
 
-    ``positions`` bounds how many of each dataset are used. ``top_k`` 0 keeps every token; ``synthetic`` adds the family of model-like
+    ``positions`` is the most positions used of each dataset. ``top_k`` 0 keeps every token; ``synthetic`` adds the family of model-like
     distributions.
     """
 

@@ -38,13 +38,13 @@ class Settings(OnPairs):
 class Row:
     """A request under a scheme."""
 
-    request_id: int = column("number of the text; each context of the synthetic family is one")
+    request_id: int = column("number of the text; in the synthetic family each context is a text")
     split: str = column("train: requests of the stream; eval: held-out requests")
     acceptance_sum: float = column("acceptance before the residual draw, summed over positions", "tokens")
     member_sum: float = column(
         "probability that the emitted token is among the drafts, summed; empty without a closed form", "tokens"
     )
-    positions: float = column("positions; of a path, those that its blocks visit", "tokens")
+    positions: float = column("positions; for a path, those that its blocks visit", "tokens")
     dataset: str = column("dataset of the text")
     draft_temperature: float = column("temperature of the draft")
     num_drafts: int = column("drafted tokens of a position")
@@ -54,7 +54,7 @@ class Row:
 class Derived:
     """What follows from the rows."""
 
-    shortfall_sum: float = column("acceptance that the optimal scheme has more, summed", "tokens")
+    shortfall_sum: float = column("shortfall from the acceptance of the optimal scheme, summed", "tokens")
 
 
 MEASURES = {

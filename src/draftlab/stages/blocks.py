@@ -1,4 +1,4 @@
-"""Blocks of several drafted sequences along the target's own texts: exactly, without a sampled draft."""
+"""Blocks of several drafted sequences along the target's own texts, computed exactly, without sampling a draft."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Settings(Contest):
     """Blocks of several drafted sequences along texts of the target, each text written once and shared by all contenders."""
 
     past_end: bool = Field(
-        False, description="texts go on past their end to max_new_tokens, as serving benchmarks let them"
+        False, description="continue texts past their end to max_new_tokens, as serving benchmarks do"
     )
-    by_depth: bool = Field(False, description="a row for each number of drafted tokens that a block may keep")
+    by_depth: bool = Field(False, description="one row for each number of drafted tokens that a block may keep")
     timed: Whole = Field(
-        0, description="requests of each batch that every contender also decodes, for what its selection costs"
+        0, description="requests of each batch that every contender also decodes live, to time its selection"
     )
     ceiling: bool = Field(
-        False, description="also what no verifier of as many i.i.d. sequences exceeds at the blocks of optimal_block"
+        False, description="also a bound for every verifier of as many i.i.d. sequences, at the blocks of optimal_block"
     )
 
     @field_validator("schemes")
@@ -66,33 +66,35 @@ class Settings(Contest):
     def _has_whole_blocks(self) -> Settings:
         """Costs and the ceiling belong to whole blocks."""
         if self.by_depth and (self.timed or self.ceiling):
-            raise ValueError("by_depth goes without timed and ceiling")
+            raise ValueError("by_depth cannot be combined with timed or ceiling")
         return self
 
 
 class Row(Contested):
     """A request under a contender: expected counts, given its text."""
 
-    depth: int = column("drafted tokens that these blocks keep, and the depth of those judged; -1: all together")
+    depth: int = column(
+        "number of drafted tokens that these blocks keep, and the depth of those judged; -1: all together"
+    )
     blocks: float = column("target calls")
-    all_blocks: float = column("target calls of the request, whatever they keep")
+    all_blocks: float = column("all target calls of the request")
     emitted: float = column("tokens that these blocks emit", "tokens")
     judged: float = column("blocks whose drafted tokens were judged at this depth")
-    accepted: float = column("of these, those where one stands")
+    accepted: float = column("of these, those whose token was accepted")
     timed_blocks: float = column("target calls of the request when it was decoded live", optional=True)
-    timed_emitted: float = column("tokens that were then emitted", "tokens", optional=True)
+    timed_emitted: float = column("tokens emitted in these calls", "tokens", optional=True)
     draft_seconds: float = timing("share of its batch's time in the draft; CPU time on a CPU", optional=True)
     target_seconds: float = timing("the same in the target", optional=True)
-    transform_seconds: float = timing("the same in making the target's logits distributions", optional=True)
+    transform_seconds: float = timing("the same for turning the target's logits into distributions", optional=True)
     select_seconds: float = timing("the same in verification", optional=True)
 
 
 class Derived:
     """What follows from the rows."""
 
-    identical: bool = column("whether all its drafts are of one temperature")
+    identical: bool = column("whether all its drafts have the same temperature")
     size: str = column("tokens in the linear program, in words", optional=True)
-    quantity: str = column("what is above over below", optional=True)
+    quantity: str = column("what ``above`` over ``below`` is", optional=True)
     above: float = column("numerator of the quantity", optional=True)
     below: float = column("denominator of the quantity", optional=True)
 
@@ -106,7 +108,7 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Let the target write, and count the blocks of every contender along what it wrote; what replay does not know decodes live."""
+    """Let the target write, and count the blocks of every contender along its texts; contenders that replay cannot handle decode live."""
     import pandas as pd
     import torch
 
@@ -118,7 +120,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     room = target.context_len - settings.max_new_tokens - 2 * settings.draft_len
     every = contenders(settings)
     if whole := [own.scheme for own in every if settings.by_depth and not _is_replayed(own)]:
-        raise UserError(f"{whole[0]} is decoded live, which tells no depths apart", remedy="leave it out, or by_depth")
+        raise UserError(f"{whole[0]} is decoded live, which has no counts by depth", remedy="leave out it or by_depth")
     work = [
         (dataset, batch)
         for dataset, file in inputs.prompts.items()
@@ -255,7 +257,7 @@ def _costs(decoded: pd.DataFrame) -> pd.DataFrame:
 
 
 def quantities(rows: pd.DataFrame) -> pd.DataFrame:
-    """Acceptance, block efficiency and the cost of selection of each row as rows of their own."""
+    """Acceptance, block efficiency and the cost of selection of each row, each as a row of its own."""
     import pandas as pd
 
     parts = {
@@ -268,7 +270,7 @@ def quantities(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Whether the drafts of a contender were of one temperature."""
+    """Whether all drafts of a contender had the same temperature."""
     return rows.assign(identical=rows["first_temperature"] == rows["draft_temperature"])
 
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Settings(Timed):
-    """What updates cost against what they save, for each of ``intervals``, and against a larger static draft at the same compute.
+    """The cost of updates against what they save, for each of ``intervals``, and against a larger static draft with the same compute.
 
-    The stream is the first ``requests`` of the dataset; ``larger`` is distilled beforehand on as many of the next ones as the FLOPs of the online
-    draft's training buy it. ``measurements``, interleaved, of every step and update give the seconds. ``context``: tokens in the caches.
+    The stream is the first ``requests`` of the dataset. The draft ``larger`` is distilled beforehand on the requests that follow, with as many
+    FLOPs as the online draft's training takes. Each step and update is timed ``measurements`` times, interleaved. ``context``: tokens in the caches.
     """
 
     intervals: list[Count] = Field(min_length=1)
@@ -45,13 +45,13 @@ class Row(UnroundedCounts):
     stream_index: int = column("place in the stream")
     request_id: int = column("number among the recorded requests")
     split: str = column("train: requests of the stream; eval: held-out requests")
-    serve_seconds: float = timing("time of serving it")
+    serve_seconds: float = timing("time to serve the request")
     serve_gb: float = column("bytes moved to serve it", "GB")
-    update_seconds: float = timing("its share of the time of the training")
+    update_seconds: float = timing("its share of the training time")
     update_gb: float = column("its share of the bytes that the training moves", "GB")
     contender: Literal["static", "online", "larger"] = column("the draft, and whether it learns")
     update_interval: int = column("requests between two updates; 0: none", "requests")
-    static_seconds: float = timing("time of serving it with the undistilled draft")
+    static_seconds: float = timing("time to serve it with the undistilled draft")
     static_gb: float = column("bytes moved to serve it with the undistilled draft", "GB")
     seed: int = column("seed of the order")
 
@@ -88,7 +88,9 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     folders = Folders(inputs.answers, inputs.models, bench.kept)
     recorded = folders.recorded(settings.dataset, "train")
     if len(recorded.answers) < 2 * settings.requests:
-        what = f"{len(recorded.answers)} answers, {settings.requests} to serve and as many to distil on"
+        what = (
+            f"only {len(recorded.answers)} answers for {settings.requests} requests to serve and as many to distil on"
+        )
         raise UserError(what, remedy="lower requests, or raise data.train of the scale")
     every = whole(recorded, settings.dataset).reordered(settings.seed)
     stream, target = every.take(range(settings.requests)), folders.target(settings.device, inputs.dtype)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 class Settings(Base):
     num_tokens: list[Count] = Field(min_length=1)
     num_drafts: list[Count] = Field(min_length=1)
-    cases: int = Field(gt=0, description="random distributions per size, on which both are computed")
+    cases: int = Field(
+        gt=0, description="random distributions per size, on which formula and linear program are compared"
+    )
     seed: Whole = 0
 
 
@@ -30,9 +32,9 @@ class Row:
     num_drafts: int = column("drafted tokens")
     dimension: int = column("dimension of the cone")
     rays: int = column("rays that span the cone")
-    nonnegative: int = column("facets that say that a mass is not negative")
+    nonnegative: int = column("facets stating that a mass is not negative")
     subsets: int = column("facets of Theorem 2: a set of tokens has at least the mass of the drafts inside it")
-    other: int = column("further facets")
+    other: int = column("other facets")
     expected_subsets: int = column("facets that Theorem 2 names")
     cases: int = column("random distributions on which formula and linear program are compared")
     largest_difference: float = column("largest difference between formula and linear program")

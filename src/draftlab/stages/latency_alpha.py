@@ -58,7 +58,7 @@ class Block:
     draft_seconds: float = timing("draft steps in the speculative rounds")
     verify_seconds: float = timing("verification in the speculative rounds")
     seconds: float = timing("the speculative rounds as a whole")
-    disagreements: int = column("rounds that the target's own choice of tokens would have ended elsewhere", "rounds")
+    disagreements: int = column("rounds that would have ended at another token if the target had chosen", "rounds")
     rounds: int = column("speculative rounds: a draft and its verification", "rounds")
     verify_probe_seconds: float = timing("verifications one after the other, outside the rounds")
     verify_probes: int = column("verifications outside the rounds", "calls")
@@ -69,7 +69,7 @@ class Block:
 class Row(Block):
     """One block of a cell (alpha, draft_len)."""
 
-    attempt: int = column("how often the cell had been measured before, as its blocks scattered", timed=True)
+    attempt: int = column("how often the cell had been measured before because its blocks scattered", timed=True)
     weights: str = column("type of the target's weights")
 
 
@@ -84,10 +84,10 @@ class Derived:
     cost_ratio: float = column("a draft step over a plain step, measured outside the rounds", timed=True)
     verify_ratio: float = column("verifying draft_len + 1 tokens over a plain step", timed=True)
     eq1: float = column("speed-up that Eq. 1 (OSD) promises at this cost ratio", "times", timed=True)
-    eq1_gap: float = column("what Eq. 1 promises more than was measured", "times", timed=True)
+    eq1_gap: float = column("speed-up by Eq. 1 minus the measured one", "times", timed=True)
     at: str = column("the acceptance, in words", optional=True)
-    way: str = column("whence the seconds of a token are known", optional=True)
-    token_seconds: float = timing("a token of speculative decoding, as known this way", optional=True)
+    way: str = column("how the time per token is known", optional=True)
+    token_seconds: float = timing("a token of speculative decoding, known in this way", optional=True)
 
 
 MEASURES = {

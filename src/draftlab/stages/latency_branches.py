@@ -1,4 +1,4 @@
-"""What verifying several drafted branches in one call costs against one branch (multi-draft)."""
+"""What verifying several drafted branches in one call costs, compared with one branch (multi-draft)."""
 
 from __future__ import annotations
 

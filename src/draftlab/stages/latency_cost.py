@@ -1,4 +1,4 @@
-"""What a draft step, a target step and verifying several tokens cost, at context lengths and batch sizes."""
+"""What a draft step, a target step and the verification of several tokens cost, by context length and batch size."""
 
 from __future__ import annotations
 

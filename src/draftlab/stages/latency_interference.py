@@ -1,10 +1,10 @@
-"""Serving at a set acceptance while a draft trains on another core, and while none does.
+"""Serving at a set acceptance, with and without a draft training on another core.
 
-The paper updates the draft beside the server and measures neither's effect on the other. Here a second process runs the
-draft's own updates; it is stopped and continued around the same speculative rounds, so that both phases see one machine.
+The paper updates the draft while it serves, and does not measure the effect of one on the other. Here a second process runs the
+draft's own updates. It is paused and resumed around the same speculative rounds, so that both phases run on the same machine.
 
-Seconds are CPU time of the serving thread, which has a core to itself: what training costs it through caches, memory and a
-sibling hardware thread is in them, what third processes take is not.
+Seconds are CPU time of the serving thread, which has a core to itself. They include what training costs it through caches, memory and
+a sibling hardware thread, but not the time taken by other processes.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ IDLE_SECONDS = 0.3
 
 class Settings(latency_alpha.Settings):
     update_batch: int = Field(gt=0, default=8, description="requests per update of the training process")
-    update_tokens: int = Field(gt=0, default=64, description="tokens of each of them")
+    update_tokens: int = Field(gt=0, default=64, description="tokens of each of these requests")
 
 
 class Row(latency_alpha.Block):
     """One block of a phase; the phases alternate as alone, training, training, alone."""
 
-    phase: Literal["alone", "training"] = column("whether the draft trains meanwhile")
+    phase: Literal["alone", "training"] = column("whether the draft trains at the same time")
     training_steps: int = column("updates while the block ran", "updates", timed=True)
-    wall_seconds: float = timing("the block, on the clock on the wall")
+    wall_seconds: float = timing("wall-clock time of the block")
     idle_training_steps: int = column("updates while nothing was served", "updates", timed=True)
-    idle_wall_seconds: float = timing("for how long nothing was served")
+    idle_wall_seconds: float = timing("time during which nothing was served")
 
 
 MEASURES = {
@@ -58,7 +58,7 @@ def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.Da
 
     if not inputs.draft.is_dir():
         raise UserError(
-            "the draft is no folder", file=inputs.draft, remedy="give the draft's folder: it is to be trained"
+            "the draft is not a folder", file=inputs.draft, remedy="give the draft's folder, so that it can be trained"
         )
     pair = open_pair(inputs.target, inputs.draft, settings=settings, context_length=settings.context_length)
     with pinned(1) as others, pair as (target, draft):

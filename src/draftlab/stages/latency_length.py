@@ -25,7 +25,7 @@ STEPS = 4  # plain, on each side of the speculative rounds
 
 
 class Settings(Engine):
-    """Speed-up at controlled acceptance against the length of the answer, after a prefix (OSD, Table 8)."""
+    """Speed-up at a set acceptance against the length of the answer, after a prefix (OSD, Table 8)."""
 
     alpha: list[Under1] = Field(min_length=1)
     length: list[Count] = Field(min_length=1)
@@ -54,8 +54,8 @@ class Derived:
     """Whole answers in place of their segments."""
 
     length: int = column("tokens of the answer", "tokens")
-    plain: float = timing("the answer by plain decoding")
-    speculative: float = timing("the answer by speculative decoding")
+    plain: float = timing("time of the answer with plain decoding")
+    speculative: float = timing("time of the answer with speculative decoding")
     speedup: float = column("speed-up over plain decoding", "times", timed=True)
 
 

@@ -1,4 +1,4 @@
-"""The same contender against itself, many times: how often a comparison sees a winner where there is none."""
+"""A contender compared with itself, many times: how often the comparison names a winner although there is none."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ class Row:
 
     repeat: int = column("the comparison, from 0")
     pair: int = column("the pair of measurements in it, from 0")
-    a_seconds: float = timing("the plain steps that are called A")
-    b_seconds: float = timing("the same steps, called B")
+    a_seconds: float = timing("the plain steps labelled A")
+    b_seconds: float = timing("the same steps, labelled B")
 
 
 class Derived:
     """What a comparison says of a repeat."""
 
     block: int = column("the comparison")
-    winner: float = column("whether its pairs, compared, name one of the two, which are the same", timed=True)
+    winner: float = column(
+        "whether the comparison of its pairs names a winner, though the two are the same", timed=True
+    )
     measured: str = column("what was measured, in words")
 
 

@@ -49,17 +49,20 @@ class Settings(Engine):
     draft_len: int = Field(gt=0)
     requests: int = Field(gt=0)
     max_new_tokens: int = Field(gt=0)
-    adaptive: bool = Field(False, description="also with a draft length that follows the acceptance")
+    adaptive: bool = Field(False, description="also decode with a draft length that follows the acceptance")
     confidence: Under1 = Field(
-        0, description="also with blocks that end where the draft is less sure of its token; 0: not"
+        0,
+        description="also decode with blocks that end where the draft gives its token less than this probability; 0: do not",
     )
-    temperature: float = Field(default=0, ge=0, description="of the samples of target and drafts; 0: greedy")
-    lookup: bool = Field(True, description="also with prompt lookup, alone and before the last draft")
-    distilled: Literal["osd_offline", "traffic_verdict"] = Field("osd_offline", description="what distilled the draft")
+    temperature: float = Field(default=0, ge=0, description="temperature at which target and drafts sample; 0: greedy")
+    lookup: bool = Field(True, description="also decode with prompt lookup, alone and before the last draft")
+    distilled: Literal["osd_offline", "traffic_verdict"] = Field(
+        "osd_offline", description="the experiment that distilled the draft"
+    )
     contenders: list[str] = Field(
         [BEFORE, DISTILLED],
         min_length=1,
-        description="the drafts: before (the pair's, undistilled), distilled, or another one of the pair by its name, as it is",
+        description="the drafts: before (the pair's undistilled draft), distilled, or the name of another draft of the pair, used unchanged",
     )
     priced_by: str = Field("", description="an experiment of stage latency_cost whose probes predict the times")
 
@@ -70,32 +73,32 @@ class Row:
     request_id: int = column("number among the recorded requests")
     split: str = column("train: requests of the stream; eval: held-out requests")
     contender: str = column(
-        "the draft, with _adaptive where its length follows the acceptance and _confident where a block ends as the draft is unsure; "
-        "lookup: prompt lookup, and nothing is drafted where it finds nothing; lookup_first: the last draft there (lookup_first_NAME: the one of that name); none, none_again: no draft"
+        "the draft, with _adaptive if the draft length follows the acceptance, and _confident if a block ends where the draft is unsure; "
+        "lookup: prompt lookup, which drafts nothing where it finds nothing; lookup_first: the last draft takes over there (lookup_first_NAME: the draft of that name); none, none_again: no draft"
     )
     tokens: int = column("tokens of the answer", "tokens")
-    seconds: float = timing("the answer; its prompt has been computed before")
+    seconds: float = timing("time to write the answer, without the prompt")
     blocks: int = column("calls of the target that verified drafted tokens", "calls", timed="adaptive")
     drafted: int = column("tokens that were drafted", "tokens", timed="adaptive")
     visited: int = column(
-        "drafted tokens that were judged: accepted, or the first one that was not", "tokens", timed="adaptive"
+        "drafted tokens that were judged: accepted ones, and the first rejected one", "tokens", timed="adaptive"
     )
     accepted: int = column("drafted tokens that were accepted", "tokens", timed="adaptive")
     draft_seconds: float = timing("draft steps")
     verify_seconds: float = timing("verification")
     steps: int = column("steps of the draft's model", "steps", timed="adaptive", optional=True)
-    predicted_steps: float = timing("the answer by the probed costs, in plain steps", optional=True)
-    same_text: bool = column("whether the answer is that of plain decoding, as it must be at temperature 0")
+    predicted_steps: float = timing("time of the answer predicted from the probed costs, in plain steps", optional=True)
+    same_text: bool = column("whether the answer equals that of plain decoding, as it must at temperature 0")
     dataset: str = column("the dataset of the request")
     draft_len: int = column(
-        "tokens drafted for one call of the target, where that does not follow the acceptance", "tokens"
+        "tokens drafted per call of the target, unless that number follows the acceptance", "tokens"
     )
-    temperature: float = column("of the samples of target and drafts; 0: greedy")
+    temperature: float = column("temperature at which target and drafts sample; 0: greedy")
 
 
 class Derived:
-    plain_seconds: float = timing("the answer by plain decoding")
-    milliseconds: float = column("the answer", "ms", timed=True)
+    plain_seconds: float = timing("time of the answer with plain decoding")
+    milliseconds: float = column("time of the answer", "ms", timed=True)
 
 
 MEASURES = {
@@ -146,7 +149,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     kinds = [kind for kind, asked in ((ADAPTIVE, settings.adaptive), (CONFIDENT, settings.confidence)) if asked]
     taken = {PLAIN, AGAIN, LOOKUP, FIRST, *(name + kind for name in inputs.drafts for kind in kinds)}
     if clash := sorted(taken & set(inputs.drafts)):
-        raise UserError(f"a draft is named {clash[0]!r}, as a contender of its own is", remedy="give it another name")
+        raise UserError(f"a draft is named {clash[0]!r}, like another contender", remedy="give it another name")
     requests = list(itertools.islice(read_jsonl(inputs.answers, Answer), settings.requests))
     if not requests:
         raise UserError("no requests", file=inputs.answers, remedy="record answers first")

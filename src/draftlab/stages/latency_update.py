@@ -1,4 +1,4 @@
-"""What an update of the draft costs against the requests between two updates (OSD, Table 9)."""
+"""What an update of the draft costs, compared with the requests between two updates (OSD, Table 9)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Settings(Engine):
-    """One update of the draft against answering the requests between two updates (OSD, Table 9); ``draft_model``: folder below models/."""
+    """One update of the draft, compared with answering the requests between two updates (OSD, Table 9); ``draft_model``: folder below models/."""
 
     draft_model: str = "draft"
     prompt: int = Field(gt=0, default=64)
@@ -38,7 +38,7 @@ class Row:
     update_seconds: float = timing("an update of the draft")
     update_forward_seconds: float = timing("its forward pass and the loss")
     update_backward_seconds: float = timing("its backward pass")
-    update_interval: int = column("requests between two updates, and in each", "requests")
+    update_interval: int = column("requests between two updates, and in each update", "requests")
     draft: str = column("the draft that is updated: its folder below models/")
 
 

@@ -40,11 +40,11 @@ PLAIN = "plain"
 
 
 class Contest(Base):
-    """What is compared; ``datasets`` empty, or none of the pair's: all of the pair's.
+    """What is compared. If ``datasets`` is empty or names none of the pair's, all of the pair's are used.
 
     Every combination of the lists is a contender. A scheme ``NAME+block`` verifies by blocks once a single sequence is left.
-    ``first_temperature``: of the first draft, where the drafts differ. ``top_k`` 0 keeps every token. ``alphabet``: tokens that
-    importance sampling ranks, at least those of its linear program; 0: all.
+    ``first_temperature`` is that of the first draft, if the drafts differ. ``top_k`` 0 keeps every token. ``alphabet`` is the number of
+    tokens that importance sampling ranks, at least those of its linear program; 0: all.
     """
 
     pair: str = "multidraft"
@@ -83,7 +83,7 @@ class Contested:
     first_temperature: float = column("temperature of the first draft")
     target_temperature: float = column("temperature of the target")
     top_k: int = column("most probable tokens kept; 0: all")
-    lp_threshold: int = column("tokens in the linear program; 0: there is none")
+    lp_threshold: int = column("tokens in the linear program; 0: no program")
     alphabet: int = column("tokens that importance sampling ranks; 0: all")
     draft_len: int = column("drafted tokens of a sequence and block")
     top_p: float = column("probability mass kept")
@@ -95,13 +95,13 @@ class Row(Contested):
 
     drafted: int = column("tokens drafted per sequence", "tokens")
     visited: int = column("drafted tokens that were judged: accepted ones, and the first rejected one", "tokens")
-    accepted: int = column("drafted tokens that stand", "tokens")
+    accepted: int = column("drafted tokens that were accepted", "tokens")
     emitted: int = column("tokens of the answer", "tokens")
     blocks: int = column("target calls")
     draft_seconds: float = timing("share of its batch's time in the draft; CPU time on a CPU")
     target_seconds: float = timing("the same in the target")
     select_seconds: float = timing("the same in verification")
-    transform_seconds: float = timing("the same in making the target's logits distributions", optional=True)
+    transform_seconds: float = timing("the same for turning the target's logits into distributions", optional=True)
     rouge_l: float = column("ROUGE-L of the answer, F-measure; empty without a reference", optional=True)
     bleu: float = column("sentence BLEU of the answer, 0 to 1; empty without a reference", optional=True)
     batch: int = column("number of the batch that it was decoded in")
@@ -111,7 +111,7 @@ class Derived:
     """What follows from the rows."""
 
     seconds: float = timing("time of the request")
-    identical: bool = column("whether all its drafts are of one temperature")
+    identical: bool = column("whether all its drafts have the same temperature")
     metric: str = column("BLEU of translations, else ROUGE-L", optional=True)
     score: float = column("score of the answer by its metric", optional=True)
     size: str = column("tokens in the linear program, in words", optional=True)

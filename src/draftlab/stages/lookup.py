@@ -1,4 +1,4 @@
-"""Prompt lookup, a draft, and both together along recorded answers, at every draft length and at lengths that the draft chooses."""
+"""Prompt lookup, a draft, and both together along recorded answers, at every fixed draft length and at lengths that the draft chooses."""
 
 from __future__ import annotations
 
@@ -26,19 +26,24 @@ THRESHOLDS = tuple(step / 20 for step in range(20))
 
 
 class Settings(Base):
-    """Prompt lookup, a distilled draft, and lookup before it, along recorded greedy answers: no target runs.
+    """Prompt lookup, a distilled draft, and lookup before it, along recorded greedy answers; the target does not run.
 
-    ``depth`` is the longest block. A block costs 1 + ``verify_cost`` target steps, and each step of the draft's model ``cost_ratio``. The best fixed length and the threshold of the confidence are tuned on ``tuning`` answers of the stream.
+    ``depth`` is the longest block. A block costs 1 + ``verify_cost`` target steps, and each step of the draft's model costs ``cost_ratio``.
+    The best fixed length and the confidence threshold are tuned on ``tuning`` answers of the stream.
     """
 
     dataset: Dataset
     pair: str = "main"
     depth: int = Field(gt=0, default=8)
-    ngram: int = Field(gt=0, default=2, description="tokens that must have occurred before")
-    tuning: int = Field(gt=0, default=100, description="answers of the stream that length and threshold are chosen on")
-    cost_ratio: float = Field(ge=0, default=0.05, description="a draft step in target steps")
+    ngram: int = Field(gt=0, default=2, description="number of last tokens that must have occurred before")
+    tuning: int = Field(
+        gt=0, default=100, description="answers of the stream on which the length and threshold are chosen"
+    )
+    cost_ratio: float = Field(ge=0, default=0.05, description="cost of a draft step, in target steps")
     verify_cost: list[float] = Field(
-        [0.15], min_length=1, description="what 1, 2, ... drafted tokens add to a target step; each further one as much as the last"
+        [0.15],
+        min_length=1,
+        description="what 1, 2, ... drafted tokens add to the cost of a target step; each further one adds as much as the last",
     )
 
 
@@ -58,9 +63,9 @@ class Row:
     blocks: int = column("calls of the target", "calls")
     emitted: int = column("tokens of the answer", "tokens")
     drafted: int = column("drafted tokens", "tokens")
-    accepted: int = column("drafted tokens that stand", "tokens")
+    accepted: int = column("drafted tokens that were accepted", "tokens")
     steps: int = column("steps of the draft's model", "steps")
-    cost: float = column("time of the answer by the model of costs", "steps")
+    cost: float = column("time of the answer by the cost model", "steps")
 
 
 MEASURES = {

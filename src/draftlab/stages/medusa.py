@@ -1,4 +1,4 @@
-"""Medusa heads against a draft, each before and after it learnt from what it served (OSD, Table 4)."""
+"""Medusa heads compared with a draft, each before and after it learnt from the requests that it served (OSD, Table 4)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Settings(Timed):
-    """Heads on the target against a draft, before and after both learnt from ``requests`` of the stream (OSD, Table 4).
+    """Heads on the target compared with a draft, before and after both learnt from ``requests`` of the stream (OSD, Table 4).
 
-    ``heads_learning_rate``: of the heads. They first learn the target's answers to ``warm_requests`` of each dataset of ``warm``, as released heads
-    do theirs. ``widths``: guesses of each head in the tree. ``live_requests`` held-out requests are decoded, ``at_once`` by every contender in turn.
-    ``verifiers`` of the tree at temperature 1. ``timed_updates``: interleaved updates that tell what an epoch takes.
+    The heads learn at ``heads_learning_rate``. Like released heads, they first learn other answers of their target: those to ``warm_requests`` of
+    each dataset in ``warm``. ``widths``: guesses of each head in the tree. ``live_requests`` held-out requests are decoded, ``at_once`` at a time
+    by every contender in turn. ``verifiers``: those of the tree at temperature 1. ``timed_updates``: interleaved updates that give the time of an epoch.
     """
 
     warm: list[Dataset] = Field(min_length=1)
@@ -49,25 +49,25 @@ class Settings(Timed):
 class Row(UnroundedCounts):
     """Some requests, as one contender decodes them."""
 
-    block: int = column("number of these requests, from 0")
-    requests: int = column("how many they are", "requests")
+    block: int = column("number of this group of requests, from 0")
+    requests: int = column("size of the group", "requests")
     contender: Literal["plain", "draft", "draft_osd", "medusa", "medusa_osd"] = column(
-        "what drafts; osd: learnt online"
+        "what does the drafting; osd: learnt online"
     )
-    verifier: str = column("how what is drafted is verified")
-    is_lossless: int = column("1 where the target's distribution is kept, else 0")
+    verifier: str = column("how the drafted tokens are verified")
+    is_lossless: int = column("1 if the target's distribution is preserved, else 0")
     temperature: float = column("temperature of the target")
-    seconds: float = timing("time of these requests")
-    plain_seconds: float = timing("the same of plain decoding")
-    same_text: int = column("requests that read as plainly decoded", "requests")
-    parameters: float = column("weights beside the target", "weights")
-    epoch_seconds: float = timing("time of learning from every answer of the stream once")
-    seed: int = column("seed of the orders")
+    seconds: float = timing("time for the group")
+    plain_seconds: float = timing("the same for plain decoding")
+    same_text: int = column("requests whose text equals that of plain decoding", "requests")
+    parameters: float = column("weights in addition to the target's", "weights")
+    epoch_seconds: float = timing("time to learn from every answer of the stream once")
+    seed: int = column("seed of the random orders")
 
 
 class Derived:
-    parameters_billion: float = column("weights beside the target", "10^9")
-    epoch_minutes: float = column("time of learning from every answer of the stream once", "min", timed=True)
+    parameters_billion: float = column("weights in addition to the target's", "10^9")
+    epoch_minutes: float = column("time to learn from every answer of the stream once", "min", timed=True)
 
 
 MEASURES = {

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    """Bytes that a request moves (OSD, Table 5): the printed formula, and every term, as printed and for the run's own pair.
+    """Bytes that a request moves (OSD, Table 5) by the printed formula and with every term, for the printed pair and for the run's own.
 
-    ``alphas`` of the draft before and after; ``rounded`` are the block lengths that the paper uses for them. ``dataset``: whose measured block
-    lengths the run's own pair has. ``context``: tokens in the caches, on average.
+    ``alphas``: acceptance of the draft before and after learning; ``rounded``: the block lengths that the paper uses for them. ``dataset``: the one
+    whose measured block lengths the run's own pair uses. ``context``: average number of tokens in the caches.
     """
 
     target_gb: float = Field(gt=0)
@@ -47,7 +47,7 @@ class Settings(Base):
 class Row:
     """A system at one batch and update interval."""
 
-    inputs: Literal["printed", "unrounded", "ours"] = column("where block lengths and sizes are from")
+    inputs: Literal["printed", "unrounded", "ours"] = column("where the block lengths and sizes come from")
     terms: Literal["printed", "all"] = column("printed: those of Table 5; all: every term")
     batch: int = column("requests that share a load of weights", "requests")
     update_interval: int = column("requests from one update of the draft to the next", "requests")
@@ -58,10 +58,10 @@ class Row:
     target_gb: float = column("weights of the target moved for a request", "GB")
     draft_gb: float = column("weights of the draft moved for a request", "GB")
     cache_gb: float = column("entries of both caches moved for a request", "GB")
-    update_gb: float = column("share of a request in what an update moves", "GB")
-    gb: float = column("all of them", "GB")
-    original_gb: float = column("the same of original", "GB")
-    vsd_gb: float = column("the same of vsd", "GB")
+    update_gb: float = column("a request's share of what an update moves", "GB")
+    gb: float = column("sum of these", "GB")
+    original_gb: float = column("the same sum for original", "GB")
+    vsd_gb: float = column("the same sum for vsd", "GB")
     break_even: float = column("block length above which osd moves less than vsd", "tokens")
 
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Settings(Offline):
-    """Distil a draft on answers, then measure it on the held-out requests.
+    """Distil a draft on answers, then measure it on held-out requests.
 
     ``requests`` (0: all) bounds what it learns from. ``sample_batch`` requests are answered at once when the draft takes part: the
-    draft that answered is then up to ``sample_batch / batch`` updates old. ``probes`` measures inside each epoch; ``live`` decodes
-    the held-out requests as well, target and draft together, and counts. ``save`` names the ``method`` whose draft is kept (none: the
-    first one).
+    draft that answered is then up to ``sample_batch / batch`` updates old. ``probes`` is the number of measurements in each epoch. ``live``
+    also decodes the held-out requests with target and draft together, and counts. ``save`` names the ``method`` whose draft is kept (none:
+    the first one).
     """
 
     save: str = ""
@@ -32,24 +32,26 @@ class Row(Counts):
 
     request_id: int = column("number of the held-out request")
     split: str = column("train: requests of the stream; eval: held-out requests")
-    draft_len: int = column("tokens that the draft proposes at once", "tokens")
+    draft_len: int = column("tokens that the draft proposes per block", "tokens")
     epoch: float = column("epochs of distillation before the measurement", "epochs")
-    sample_source: str = column("whose tokens the loss sees: teacher, student, a mixture, or none")
+    sample_source: str = column("source of the tokens in the loss: teacher, student, a mixture, or none")
     loss: str = column("the loss, by name")
-    seed: int = column("seed of the order and of the draws")
+    seed: int = column("seed of the random order and draws")
     parameters: int = column("weights of the draft", "weights")
-    tokens: int = column("tokens that the draft read to learn until then", "tokens")
-    learning_seconds: float = timing("CPU time of the distillation until then", optional=True)
+    tokens: int = column("tokens that the draft has read for training by then", "tokens")
+    learning_seconds: float = timing("CPU time of the distillation up to then", optional=True)
     measured: Literal["replay", "live"] = column("replay of the recorded answer, or live decoding", optional=True)
-    looping: bool = column("whether the target's answer has six tokens in a row three times or more", optional=True)
+    looping: bool = column(
+        "whether some six tokens in a row occur at least three times in the target's answer", optional=True
+    )
 
 
 class Derived:
-    cost: float = column("time in steps of the target, a draft step at a tenth of one", "steps", optional=True)
-    training_flops: float = column("work of the training", "FLOPs", optional=True)
+    cost: float = column("time in steps of the target, with a draft step at a tenth of one", "steps", optional=True)
+    training_flops: float = column("work done in training", "FLOPs", optional=True)
     parameters_million: float = column("weights of the draft", "10^6", optional=True)
-    budget: str = column("what learning is counted in", optional=True)
-    spent: float = column("so much of it", optional=True, timed=True)
+    budget: str = column("unit in which the cost of learning is counted", optional=True)
+    spent: float = column("the amount spent, in that unit", optional=True, timed=True)
     estimator: str = column("how alpha is estimated", optional=True)
     counted: float = column("the numerator of that estimate", optional=True)
 

@@ -1,8 +1,8 @@
 """Serve a stream with a draft that learns from it, and with drafts that stay as they are (OSD, Fig. 3).
 
-The way of a record: it stands in the stream (``_order``) and comes with the target's recorded answer (``_arrive``). One draft serves
-it (``_drafts``), which may have been distilled before (``_prepare``). Its acceptance is measured, then the draft learns from it
-(``_serve``). It is a row of the table, alone or with the neighbours of its bin (``run``).
+The path of a record: it takes its place in the stream (``_order``) and arrives with the target's recorded answer (``_arrive``). One draft
+serves it (``_drafts``); that draft may have been distilled before (``_prepare``). The record's acceptance is measured, and then the draft
+learns from it (``_serve``). It becomes a row of the table, alone or together with the neighbours in its bin (``run``).
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ Part = Literal["stream", "aside", "held_out"]
 
 
 class Settings(Serving):
-    """Serve the stream in order; alpha of a request is measured before the update that uses it (OSD, Algorithm 1).
+    """Serve the stream in order; a request's alpha is measured before the update that learns from it (OSD, Algorithm 1).
 
-    Without ``stream`` the requests of ``dataset`` come in their order, else as that stream says (``streams.Stream``), each group's next
-    ``aside`` requests kept apart. Before serving the draft is distilled on the first ``warm_share`` of the stream, or of each group of
-    what was kept apart (``warm_on``), ``warm_epochs`` times, or with as many updates as serving makes (``warm_fair``). ``drafts``: one for all, or one per true class, or per class that the router names.
+    Without ``stream``, the requests of ``dataset`` arrive in their own order. With it, they arrive as that stream says (``streams.Stream``), and
+    each group's next ``aside`` requests are set aside. Before serving, the draft is distilled on the first ``warm_share`` of the stream, or of
+    each group of the requests set aside (``warm_on``), for ``warm_epochs`` epochs or with as many updates as serving makes (``warm_fair``).
+    ``drafts``: one for all requests, one per true class, or one per class that the router names.
     """
 
     stream: Annotated[Stream | None, AS_JSON] = None
@@ -53,15 +54,19 @@ class Settings(Serving):
     warm_epochs: int = Field(1, gt=0)
     warm_fair: bool = False
     drafts: Literal["shared", "by_group", "by_route"] = "shared"
-    route_errors: float = Field(0.0, ge=0, le=1, description="share of requests sent to a wrong draft on purpose")
+    route_errors: float = Field(
+        0.0, ge=0, le=1, description="share of requests that are deliberately sent to a wrong draft"
+    )
     measured_on: Literal["stream", "held_out"] = "stream"
     probes: int = Field(0, ge=0, description="measurements on the held-out requests along the stream")
     bin: int = Field(
-        1, gt=0, description="neighbours of one class that are one unit of the bootstrap, and places in one row"
+        1,
+        gt=0,
+        description="number of neighbouring requests of one class that form a unit of the bootstrap, and of places in one row",
     )
-    timed: bool = Field(False, description="columns cpu_seconds and peak_mb of each run")
+    timed: bool = Field(False, description="add the columns cpu_seconds and peak_mb of each run")
     live: bool = Field(False, description="decode with the target instead of replaying its recorded answers")
-    save: str = Field("", description="the ``method`` whose draft is kept as it is at the end of the stream")
+    save: str = Field("", description="the ``method`` whose draft is saved at the end of the stream")
 
     @property
     def datasets(self) -> list[Dataset]:
@@ -70,9 +75,9 @@ class Settings(Serving):
     @model_validator(mode="after")
     def _check(self) -> Settings:
         if (self.stream is not None) == bool(self.dataset) or (self.stream is not None) != bool(self.of):
-            raise ValueError("give a dataset, or a stream and the datasets that it is made of")
+            raise ValueError("give either a dataset, or a stream and the datasets that it is made of")
         if self.warm_on == "aside" and not (self.stream and self.aside):
-            raise ValueError("warm_on aside needs a stream and requests kept aside: set aside")
+            raise ValueError("warm_on aside needs a stream and requests that are kept aside: set aside")
         if self.probes and self.drafts != "shared":
             raise ValueError("probes measure one draft: drafts must be shared")
         return self
@@ -92,9 +97,11 @@ class Settings(Serving):
 class Row(Counts):
     """One request, or ``bin`` neighbours of one class, as one variant and seed served them."""
 
-    stream_index: int = column("place in the stream; of a bin its first one; of held-out requests the place among them")
+    stream_index: int = column(
+        "position in the stream (for a bin, of its first request); for held-out requests, the position among them"
+    )
     request_id: int = column(
-        "number among the recorded requests of its split, the same in every seed; of a bin its first"
+        "number among the recorded requests of its split, the same for every seed; for a bin, that of its first request"
     )
     group: str = column("class of the request", optional=True)
     segment: int = column("block of the stream that it belongs to", optional=True)
@@ -102,18 +109,20 @@ class Row(Counts):
     split: str = column("train: requests of the stream; eval: held-out requests")
     after: int = column("requests that were served before a measurement on held-out ones", "requests", optional=True)
     updates: int = column("updates made after the request", "updates", optional=True)
-    update_loss: float = column("loss of the update that was made after the request", "nats", optional=True)
+    update_loss: float = column("loss of the update made after the request", "nats", optional=True)
     misrouted: float = column("requests that the draft of another class served", "requests", optional=True)
-    seed: int = column("seed of the order and of the draws")
+    seed: int = column("seed of the random order and draws")
     cpu_seconds: float = timing("CPU time of the whole run", optional=True)
-    peak_mb: float = column("most memory that the process held", "MB", timed=True, optional=True)
+    peak_mb: float = column("peak memory of the process", "MB", timed=True, optional=True)
 
 
 class Derived:
     served: int = column("requests of the stream", "requests", optional=True)
-    request_ms: float = column("CPU time of a request", "ms", timed=True, optional=True)
-    added_ms: float = column("CPU time of a request beyond the next shorter stream", "ms", timed=True, optional=True)
-    setting: str = column("what is varied beside the interval, in words", optional=True)
+    request_ms: float = column("CPU time per request", "ms", timed=True, optional=True)
+    added_ms: float = column(
+        "CPU time per request beyond those of the next shorter stream", "ms", timed=True, optional=True
+    )
+    setting: str = column("what is varied besides the interval, in words", optional=True)
     rate: float = column("requests sent to another draft on purpose", "%", optional=True)
     drafts: str = column("whether one draft served all (shared) or each group its own (separate)", optional=True)
 

@@ -1,4 +1,4 @@
-"""Specialists of several topics, learnt online, as non-identical drafts; against routing and one shared draft."""
+"""Drafts that specialise online in different topics, used together as non-identical drafts; compared with routing and one shared draft."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Settings(Base):
 class Row:
     """A held-out request, decoded with an arrangement of drafts."""
 
-    accepted: int = column("drafted tokens that stand", "tokens")
+    accepted: int = column("drafted tokens that were accepted", "tokens")
     visited: int = column("drafted tokens that were judged: accepted ones, and the first rejected one", "tokens")
     emitted: int = column("tokens of the answer", "tokens")
     blocks: int = column("target calls")

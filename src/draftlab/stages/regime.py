@@ -32,16 +32,16 @@ class Settings(OnPairs):
 class Row:
     """The positions of a request that share a class of entropy."""
 
-    request_id: int = column("number of the text; each context of the synthetic family is one")
+    request_id: int = column("number of the text; in the synthetic family each context is a text")
     split: str = column("train: requests of the stream; eval: held-out requests")
-    entropy_class: int = column("class of the entropy of the target's distribution as it is verified, 0 the lowest")
+    entropy_class: int = column("entropy class of the target's distribution as it is verified; 0 is the lowest")
     positions: int = column("positions", "tokens")
     optimal: float = column("acceptance of the best scheme, summed over positions", "tokens")
-    hybrid: float = column("the same of the better of K-SEQ and importance sampling at each position", "tokens")
-    importance_truncated: float = column("the same of importance sampling with a truncated linear program", "tokens")
-    k_seq: float = column("the same of K-SEQ", "tokens")
-    specinfer: float = column("the same of SpecInfer", "tokens")
-    single: float = column("the same of a single draft", "tokens")
+    hybrid: float = column("the same for the better of K-SEQ and importance sampling at each position", "tokens")
+    importance_truncated: float = column("the same for importance sampling with a truncated linear program", "tokens")
+    k_seq: float = column("the same for K-SEQ", "tokens")
+    specinfer: float = column("the same for SpecInfer", "tokens")
+    single: float = column("the same for a single draft", "tokens")
     dataset: str = column("dataset of the text")
     target_temperature: float = column("temperature of the target")
     draft_temperature: float = column("temperature of the draft")
@@ -49,8 +49,8 @@ class Row:
 
 
 class Derived:
-    over_k_seq: float = column("acceptance of importance sampling less that of K-SEQ, summed", "tokens")
-    entropy: str = column("the class of entropy in words")
+    over_k_seq: float = column("acceptance of importance sampling minus that of K-SEQ, summed", "tokens")
+    entropy: str = column("the entropy class in words")
 
 
 MEASURES = {

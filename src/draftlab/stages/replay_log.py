@@ -1,4 +1,4 @@
-"""Replay what could serve a log: prompt lookup, the undistilled draft, distilled on the log, kept learning on it, lookup before it."""
+"""Replay a log with each option: prompt lookup, the undistilled draft, the draft distilled on the log, one that keeps learning, lookup before a draft."""
 
 from __future__ import annotations
 
@@ -25,16 +25,20 @@ class Row(UnroundedCounts):
     request_id: int = column("number among the recorded requests of its split, in the order of the log")
     split: str = column("train: requests of the stream; eval: held-out requests")
     option: str = column(
-        "lookup: prompt lookup alone; as_it_comes, distilled, kept_learning: the draft; lookup_first: lookup before the distilled draft"
+        "lookup: prompt lookup alone; as_it_comes: the undistilled draft; distilled, kept_learning: the draft after learning; lookup_first: lookup before the distilled draft"
     )
     proposal: str = column("probabilistic: the draft samples; greedy: it proposes its most probable token")
-    draft_len: int = column("tokens that the draft proposes at once", "tokens")
+    draft_len: int = column("tokens that the draft proposes per block", "tokens")
     drafted: float = column("tokens that were drafted", "tokens")
-    empty: float = column("calls of the target before which nothing was drafted", "calls")
+    empty: float = column("calls of the target for which nothing was drafted", "calls")
     steps: float = column("steps of the draft model", "steps")
     prompt_tokens: int = column("tokens of the prompt", "tokens")
-    optimum_2: float = column("most that two drafts at each position can accept, summed over all positions", "tokens")
-    optimum_4: float = column("most that four drafts at each position can accept, summed over all positions", "tokens")
+    optimum_2: float = column(
+        "most that any verifier accepts of two drafts at each position, summed over all positions", "tokens"
+    )
+    optimum_4: float = column(
+        "most that any verifier accepts of four drafts at each position, summed over all positions", "tokens"
+    )
 
 
 MEASURES = {

@@ -32,14 +32,16 @@ class Settings(OnPairs):
 class Row:
     """A request under Sinkhorn's scaling or a peer."""
 
-    request_id: int = column("number of the text; each context of the synthetic family is one")
+    request_id: int = column("number of the text; in the synthetic family each context is a text")
     split: str = column("train: requests of the stream; eval: held-out requests")
     acceptance_sum: float = column("acceptance before the residual draw, summed over positions", "tokens")
     positions: int = column("positions", "tokens")
-    seconds: float = timing("share of the fastest computation of the selected token's distribution, CPU time")
+    seconds: float = timing(
+        "the request's share of the fastest computation of the selected token's distribution, in CPU time"
+    )
     scheme: str = column("how drafts are verified")
-    iterations: int = column("iterations of the scaling; 0 of a peer")
-    sharpness: float = column("sharpness of the kernel; 0 of a peer")
+    iterations: int = column("iterations of the scaling; 0 for other schemes")
+    sharpness: float = column("sharpness of the kernel; 0 for other schemes")
     dataset: str = column("dataset of the text")
     draft_temperature: float = column("temperature of the draft")
     num_drafts: int = column("drafted tokens of a position")

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    """Token rate = block efficiency / (draft + v(nodes) + selection), for several pairs at the block efficiency of ours."""
+    """Token rate = block efficiency / (draft + v(nodes) + selection), for several pairs, all with the block efficiency of ours."""
 
-    profiles: list[str] = Field([], description="hardware profiles whose target's steps are known (draftlab load)")
-    draft_share: float = Field(0.01, gt=0, description="a draft's step there, as a share of the target's")
-    context: int = Field(256, ge=0, description="tokens before a block there")
+    profiles: list[str] = Field(
+        [], description="hardware profiles with known costs of the target's steps (draftlab load)"
+    )
+    draft_share: float = Field(
+        0.01, gt=0, description="cost of a draft step with these profiles, as a share of the target's"
+    )
+    context: int = Field(256, ge=0, description="tokens before a block with these profiles")
 
 
 class Row:
@@ -37,8 +41,8 @@ class Row:
     scheme: str = column("how drafts are verified")
     num_drafts: int = column("drafted sequences")
     emitted: float = column("tokens emitted", "tokens")
-    seconds: float = timing("time that they take")
-    plain_seconds: float = timing("time that plain decoding takes for them; empty for ours, where it was not timed")
+    seconds: float = timing("time for these tokens")
+    plain_seconds: float = timing("time for them with plain decoding; empty for ours, where it was not timed")
 
 
 MEASURES = {

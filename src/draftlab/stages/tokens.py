@@ -30,17 +30,17 @@ class Row:
     token: int = column("id of the token")
     proposed: int = column("how often the draft proposed it and the target judged it", "times")
     accepted: int = column("how often the target accepted it", "times")
-    generated: int = column("how often the answer holds it", "times")
+    generated: int = column("how often the answer contains it", "times")
     method: Literal["original", "distilled"] = column("the undistilled draft, or the distilled one")
     seed: int = column("seed of the order of training")
-    dataset: str = column("whose requests they are")
+    dataset: str = column("dataset of the requests")
     text: str = column("the token as text")
 
 
 class Derived:
-    rank: float = column("place of the token by how often the target writes it, from 1", optional=True)
+    rank: float = column("rank of the token by how often the target writes it, from 1", optional=True)
     common: bool = column("whether it is among the first hundred", optional=True)
-    common_generated: int = column("``generated`` where it is", "times", optional=True)
+    common_generated: int = column("``generated`` if it is, else 0", "times", optional=True)
     statistic: str = column("precision, or recall", optional=True)
     over: int = column("its denominator: ``proposed`` or ``generated``", "times", optional=True)
 

@@ -1,4 +1,4 @@
-"""Shapes of drafted trees at equal drafted tokens, along the target's own texts: exactly, without a sampled draft."""
+"""Shapes of drafted trees with equal numbers of drafted tokens, along the target's own texts, computed exactly, without sampling a draft."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Settings(Base):
-    """Trees of so many ``nodes`` and at most ``draft_len`` tokens deep; ``width``: how many texts the dynamic rule goes on with at each depth."""
+    """Trees with these numbers of ``nodes``, at most ``draft_len`` tokens deep; ``width``: how many texts the dynamic rule extends at each depth."""
 
     pair: str = "multidraft"
     datasets: list[Dataset] = []
@@ -39,13 +39,13 @@ class Settings(Base):
     requests: int = Field(gt=0)
     batch: int = Field(gt=0)
     max_new_tokens: int = Field(gt=0)
-    past_end: bool = Field(False, description="texts go on past their end to max_new_tokens")
+    past_end: bool = Field(False, description="continue texts past their end to max_new_tokens")
     seed: Whole = 0
 
     @model_validator(mode="after")
     def _has_whole_sequences(self) -> Settings:
         if short := [nodes for nodes in self.nodes if nodes % self.draft_len]:
-            raise ValueError(f"{short[0]} nodes are no whole number of sequences of {self.draft_len} tokens")
+            raise ValueError(f"{short[0]} nodes are not a whole number of sequences of {self.draft_len} tokens")
         return self
 
 
@@ -57,11 +57,11 @@ class Row:
     dataset: str = column("dataset of the request")
     nodes: int = column("drafted tokens of a block", "tokens")
     shape: str = column(
-        "how the tree is drafted; oracle: by the target itself; ceiling: what no verifier of the sequences exceeds"
+        "how the tree is drafted; oracle: by the target itself; ceiling: a bound for every verifier of the sequences"
     )
     scheme: str = column("how each node is verified")
     blocks: float = column("target calls")
-    emitted: float = column("tokens that they emit", "tokens")
+    emitted: float = column("tokens that these calls emit", "tokens")
     draft_len: int = column("depth of the tree", "tokens")
     draft_temperature: float = column("temperature of the draft")
     target_temperature: float = column("temperature of the target")

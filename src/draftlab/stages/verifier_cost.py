@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Timed = Callable[[], object]
 
+
 class Filter(NamedTuple):
     """The Zipf exponent of the target's distribution, and how both distributions are cut."""
 
@@ -71,24 +72,22 @@ class Row:
     """A contender at one size."""
 
     vocab: int = column("tokens of the vocabulary")
-    filter: str = column("how the distributions are cut, and how sharp they are")
+    filter: str = column("how the distributions are truncated, and how sharp they are")
     support: int = column("tokens that either distribution can produce after the filter")
     num_drafts: int = column("drafted tokens of a position")
-    batch: int = column("positions of a decision")
+    batch: int = column("positions decided at once")
     scheme: str = column(
         "verifier; restrict: finding the support from dense tables; sort: the tokens by q/p; optimum value: the best acceptance alone"
     )
     ms: float = column(
-        "time per position, median: CPU time of the thread, on a GPU until it has finished", "ms", timed=True
+        "median time per position: CPU time of the thread, or on a GPU the time until it has finished", "ms", timed=True
     )
     ms_p90: float = column("the same, 90th percentile", "ms", timed=True)
     ms_low: float = column("lower end of the median's 95 % bootstrap interval over rounds", "ms", timed=True)
     ms_high: float = column("its upper end", "ms", timed=True)
-    over_single: float = column(
-        "median of what it takes longer than a single draft in the same round", "ms", timed=True
-    )
+    over_single: float = column("median extra time compared with a single draft in the same round", "ms", timed=True)
     over_single_low: float = column(
-        "lower end of its interval; of the single draft again it should hold 0", "ms", timed=True
+        "lower end of its interval; for the single draft itself, the interval should include 0", "ms", timed=True
     )
     over_single_high: float = column("its upper end", "ms", timed=True)
 

@@ -1,4 +1,4 @@
-"""What a draft begins as: parts of its target, and a head trimmed to the tokens that its traffic holds."""
+"""What a draft starts from: parts of its target, and a head trimmed to the tokens in its traffic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def prune(target: Llama, layers: int) -> Llama:
     """The target's embedding, first ``layers`` layers, norm and head, copied."""
     if not 0 < layers < len(target.layers):
         raise UserError(
-            f"a draft of {layers} layers out of a target of {len(target.layers)}",
+            f"a draft of {layers} layers from a target of {len(target.layers)}",
             remedy="give fewer layers, at least 1",
         )
     draft = Llama(replace(target.config, num_hidden_layers=layers))
@@ -30,12 +30,12 @@ def prune(target: Llama, layers: int) -> Llama:
 def project(target: Llama, config: LlamaConfig, generator: Generator) -> Llama:
     """A new model whose embedding is the target's on its first principal components, scaled to the spread of new weights.
 
-    With E the target's embedding less its mean row and V the ``hidden_size`` leading eigenvectors of E^T E: E V, which of all linear
-    maps to so few channels loses least of the squared distances between tokens. The head is the same matrix.
+    The embedding is E V, where E is the target's embedding minus its mean row, and V the ``hidden_size`` leading eigenvectors of E^T E. Of all
+    linear maps to as many channels, it preserves the squared distances between tokens best. The head is the same matrix.
     """
     if config.hidden_size > target.config.hidden_size:
-        what = f"{config.hidden_size} components of an embedding of {target.config.hidden_size} channels"
-        raise UserError(what, remedy="give at most as many")
+        what = f"{config.hidden_size} components from an embedding of {target.config.hidden_size} channels"
+        raise UserError(what, remedy="give at most as many components as channels")
     draft = Llama(config).initialise(generator)
     rows = target.embed.float() - target.embed.float().mean(0)
     _, directions = torch.linalg.eigh(rows.T @ rows)  # in ascending order
@@ -46,7 +46,7 @@ def project(target: Llama, config: LlamaConfig, generator: Generator) -> Llama:
 
 @torch.no_grad()
 def trim_head(draft: Llama, tokens: Sequence[int]) -> Llama:
-    """The same model with the rows of its head for ``tokens`` alone; the embedding it reads with stays whole."""
+    """The same model with a head that has rows only for ``tokens``; the embedding for reading stays whole."""
     trimmed = Llama(replace(draft.config, tie_word_embeddings=False, head_tokens=len(tokens)))
     kept = torch.tensor(tokens)
     state = {name: value.clone() for name, value in draft.state_dict().items()}
@@ -63,13 +63,13 @@ def frequent_tokens(
 ) -> tuple[list[int], float]:
     """The ``always`` tokens and the most frequent ones of ``texts``, ``count`` together, ascending; and the share of the texts they cover.
 
-    Where the texts have fewer, the most frequent tokens of the ``prompts`` follow, then those of ``rest`` in its order; where these are too few
-    too, the head is smaller.
+    If the texts have fewer, the most frequent tokens of the ``prompts`` follow, then those of ``rest`` in the given order; if these are still too
+    few, the head is smaller.
     """
     seen = Counter(token for text in texts for token in text)
     asked = Counter(token for text in prompts for token in text)
     if not seen:
-        raise UserError("no text to choose the tokens of a head from", remedy="set head 0, or give recorded answers")
+        raise UserError("no text to choose the head's tokens from", remedy="set head to 0, or give recorded answers")
     ranked = sorted({*seen, *asked} - set(always), key=lambda token: (-seen[token], -asked[token], token))
     ranked += [token for token in rest if token not in seen and token not in asked and token not in always]
     kept = sorted({*always, *ranked[: max(0, count - len(always))]})

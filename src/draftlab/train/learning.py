@@ -32,7 +32,7 @@ NOTHING = Samples(
 
 @dataclass
 class Effort:
-    """What training took: updates, answer positions that the loss saw, tokens that the draft and that the target read for it, CPU time."""
+    """The cost of training: updates, answer positions in the loss, tokens read by the draft and by the target, and CPU time."""
 
     updates: int = 0
     positions: int = 0
@@ -59,9 +59,9 @@ def train(
 ) -> Effort:
     """Run ``steps`` updates of ``scene.draft``, each on ``settings.batch`` of ``requests`` in a seeded order.
 
-    The loss of a step is the mean over all answer positions of its requests, whatever the micro-batches and processes. Where the
-    draft writes, ``sample_batch`` requests are answered at once. ``watch(step)`` is called before each step, its time is not counted; ``effort`` says how far it is meanwhile. A killed run goes on
-    from ``checkpoint`` and ends with the same weights.
+    The loss of a step is the mean over all answer positions of its requests, whatever the micro-batches and processes. If the draft writes
+    answers, ``sample_batch`` requests are answered at once. ``watch(step)`` is called before each step and its time is not counted; ``effort`` has
+    the cost so far. A killed run resumes from ``checkpoint`` and ends with the same weights.
     """
     if settings.keeps_embedding and isinstance(scene.draft, Llama):
         scene.draft.embed.requires_grad_(False)
@@ -132,7 +132,7 @@ def losses_at(
     labels: Int[Tensor, " positions"],
     kept: Int[Tensor, " head"] | None = None,
 ) -> Float[Tensor, " positions"]:
-    """The loss at each position; fine-tuning sees the tokens as they were written, sampled or not, and no distribution.
+    """The loss at each position; fine-tuning uses the tokens as they were written, sampled or not, and no distribution.
 
     Of a head trimmed to the tokens H (``kept``) ``logits`` are those of H. All other tokens become one, of probability
     ``1 - target(H)`` to the target and 0 to the draft. Every loss is then what it is over the whole vocabulary, up to a constant:
@@ -154,7 +154,7 @@ def losses_at(
 
 
 def orders(requests: Sequence[int], batch: int, steps: int, seed: int) -> Iterator[list[int]]:
-    """``steps`` batches: a fresh permutation per epoch, the last batch of an epoch as short as it is."""
+    """``steps`` batches: a fresh permutation per epoch; the last batch of an epoch may be short."""
     generator = torch.Generator().manual_seed(seed)
     while steps > 0:
         order = [requests[index] for index in torch.randperm(len(requests), generator=generator).tolist()]

@@ -1,6 +1,6 @@
-"""Serving beside the target itself: speculative decoding, and its verification gives what replay reads from a record.
+"""Serving with the target itself: speculative decoding, whose verification yields what replay reads from a record.
 
-At temperature 0 it counts and learns exactly what replay does; it is for targets whose answers nobody recorded, and proves replay.
+At temperature 0 it counts and learns exactly what replay does. It is for targets without recorded answers, and for checking replay.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Online distillation: serve a stream in order, learn from what was served (OSD, Algorithm 1).
+"""Online distillation: serve a stream in order and learn from what was served (OSD, Algorithm 1).
 
-Between two changes of the served draft its requests are one batch. What is learnt from a request is decided, and its acceptance
-measured, before any update that uses it. Serving is replay here, or decoding beside the target (``live``).
+The requests between two changes of the served draft form one batch. What is learnt from a request is decided, and its acceptance is
+measured, before any update that uses the request. Serving means replay here, or decoding together with the target (``live``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from draftlab.train.traffic import Traffic
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the buffer keeps of a request: its text, and the answer positions ``where`` the loss looks, with the target's distribution there."""
+    """What the buffer keeps of a request: its text, the answer positions ``where`` the loss is taken, and the target's distributions there."""
 
     answers: TargetPass
     request: int
@@ -82,7 +82,7 @@ def replay_server(
 
 @dataclass(frozen=True)
 class Stretch:
-    """Requests ``start`` to ``end``, which one state of the draft serves; then an update is made, or an earlier one arrives."""
+    """Requests ``start`` to ``end``, all served by one state of the draft; then an update is made, or an earlier one arrives."""
 
     start: int
     end: int
@@ -112,8 +112,8 @@ def serve(
     """Serve ``traffic`` with ``draft``, which learns on the way; one row of counts per request, ``record`` its place in the stream, with the
     loss of the update that was made after it.
 
-    With a ``lag`` a second copy learns, and its weights reach the served one that many requests later. ``watch(start, end)`` is called
-    after each stretch; the rows that it returns follow. A replay that is killed goes on from ``checkpoint`` (without a ``lag``).
+    With a ``lag``, a second copy learns, and its weights reach the served copy that many requests later. ``watch(start, end)`` is called
+    after each stretch, and the rows that it returns are appended. A killed replay resumes from ``checkpoint`` (without a ``lag``).
     """
     learner = copy.deepcopy(draft) if settings.lag else draft
     optimizer = training.adamw(learner, settings.learning_rate)
@@ -184,7 +184,7 @@ def _identity(draft: LanguageModel, traffic: Traffic, settings: Serving) -> str:
 
 
 def serve_unchanged(draft: LanguageModel, traffic: Traffic, draft_len: int) -> pd.DataFrame:
-    """The rows of ``serve`` for a draft that stays as it is."""
+    """The rows of ``serve`` for a draft that does not change."""
     rows = counts(walk(agree_along(draft, traffic.answers), draft_len))
     return traffic.numbered(rows, range(len(traffic)))
 
@@ -212,10 +212,10 @@ def learn(
 
 
 def check_interval(traffic: Traffic, settings: Serving) -> None:
-    """``UserError`` when the stream ends before the first update."""
+    """``UserError`` if the stream ends before the first update."""
     if settings.learns and settings.update_interval > traffic.trains.sum():
         raise UserError(
-            f"update_interval is {settings.update_interval}, the stream has {int(traffic.trains.sum())} requests",
+            f"update_interval is {settings.update_interval}, but the stream has {int(traffic.trains.sum())} requests",
             remedy="lower update_interval, or lengthen the stream",
         )
 

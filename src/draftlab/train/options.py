@@ -1,4 +1,4 @@
-"""What could serve a log, replayed along its recorded answers: counts of every draft length, and what one block of each costs in steps."""
+"""The ways to serve a log, replayed along its recorded answers: counts for every draft length, and the cost of a block in steps."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ BATCH = 4
 
 
 def lookup(recorded: TargetPass, settings: Options) -> pd.DataFrame:
-    """Prompt lookup alone: the guess is one token, so it is accepted where the text goes on with it, at every temperature.
+    """Prompt lookup alone: the guess is a single token, so it is accepted if the text continues with it, at every temperature.
 
-    Nothing is drafted where nothing is found; a block ends there.
+    Where nothing is found, nothing is drafted, and the block ends.
     """
     longest = max(settings.draft_lens)
     finds, hits = [], []
@@ -157,7 +157,7 @@ def _with_optimum(rows: pd.DataFrame, draft: LanguageModel, recorded: TargetPass
 def distil(
     draft: LanguageModel, recorded: TargetPass, settings: Options, checkpoint: Path
 ) -> tuple[Effort, dict[str, float]]:
-    """Distil the draft on the whole stream; with what that took."""
+    """Distil the draft on the whole stream; also returns the cost of doing so."""
     steps = settings.epochs * math.ceil(len(recorded.answers) / settings.batch)
     begun = time.monotonic()
     requests = range(len(recorded.answers))

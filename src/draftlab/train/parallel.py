@@ -1,7 +1,7 @@
-"""Several processes as one (``accelerate launch draftlab ...``): each takes its share of a batch, and gradients are added up.
+"""Several processes working as one (``accelerate launch draftlab ...``): each takes its share of a batch, and gradients are added up.
 
-With one process, the usual case, nothing here does anything, and ``accelerate`` is not imported. Its ``Accelerator`` would wrap the model
-in DDP, which hooks ``forward`` alone and waits for as many backward passes from each process; ours may have no request of a batch.
+With one process, the usual case, this module does nothing, and ``accelerate`` is not imported. Its ``Accelerator`` would wrap the model in DDP,
+which hooks only ``forward`` and expects equally many backward passes from each process; here a process may get no request of a batch.
 """
 
 from __future__ import annotations

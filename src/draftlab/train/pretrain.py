@@ -1,7 +1,7 @@
 """The small models of the scales that download nothing: a tokenizer, a target, and a draft that knows something else.
 
-The target learns the answers of the datasets' own training rows. The draft sees only unpaired public text, so it starts with a low
-acceptance: that is the situation that online distillation starts from.
+The target learns the answers of the datasets' own training rows. The draft sees only public text that belongs to no prompt, so it starts with a
+low acceptance, which is the starting point of online distillation.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def make_tokenizer(
     template: Template = "vicuna_short",
     content: str = "",
 ) -> None:
-    """Make the tokenizer that target and draft share: the target's own when it exists, else one trained on the prompts.
+    """Make the tokenizer that target and draft share: the target's own if it exists, else one trained on the prompts.
 
-    Refuse a file of ASKED whose prompts all leave less room than MAX_NEW_TOKENS in the target's context, or in DRAFT_CONTEXT (0: any),
-    before anything is trained. CONTENT is the digest that the files of --model must have, without weights.
+    Before anything is trained, refuse a file of ASKED if no prompt in it leaves room for MAX_NEW_TOKENS in the target's context, or in
+    DRAFT_CONTEXT (0: any). CONTENT is the digest that the files of --model must have, without weights.
     """
     with atomic_dir(out) as folder:
         if recipe.model:
@@ -124,8 +124,8 @@ def make_draft(
 ) -> None:
     """Make the draft: train it on reference answers, on public text where there are none, or fetch the one that --model names.
 
-    A design made of the ``target`` needs its folder; the tokens of a trimmed head are the most frequent ones of the recorded
-    ``answers``, or of what the draft is trained on.
+    A design made from the ``target`` needs its folder. The tokens of a trimmed head are the most frequent ones in the recorded
+    ``answers``, or in what the draft is trained on.
     """
     words = load_tokenizer(tokenizer)
     if recipe.model:
@@ -142,7 +142,7 @@ def make_draft(
     model = _untrained(recipe.model_copy(update={"context": context}), words.vocab_size, target)
     if recipe.head:
         if not isinstance(model, Llama):
-            raise UserError("only a Llama's head is trimmed", remedy="set head 0")
+            raise UserError("only a Llama's head can be trimmed", remedy="set head to 0")
         records = [own for path in answers for own in read_jsonl(path, Answer)]
         texts = [own.answer_ids for own in records] or [example.answer for example in examples]
         asked, rest = [own.prompt_ids for own in records], range(words.vocab_size) if recipe.fill else ()
@@ -200,7 +200,7 @@ def _untrained(recipe: Recipe, vocab_size: int, target: Path | None = None) -> L
     """The model as its design begins, its head whole."""
     whole = load_model(target) if target and recipe.design != "scratch" else None
     if recipe.design != "scratch" and not isinstance(whole, Llama):
-        what = f"the design {recipe.design} is made of a target" + (" that is a Llama" if whole else "")
+        what = f"the design {recipe.design} needs a target" + (" that is a Llama" if whole else "")
         raise UserError(what, file=target, remedy="name one with --target, or make the draft from scratch")
     if recipe.design == "pruned" and isinstance(whole, Llama):
         return prune(whole, recipe.layers)

@@ -21,12 +21,12 @@ else:
 class Training(Settings):
     """Settings that offline and online distillation share.
 
-    ``batch``: requests per update of a draft trained on recorded answers; ``micro_batch`` (0: all) of them in one forward, the
-    gradients added up. ``temperature`` is that of target and draft when they decode; the loss is always at temperature 1.
+    ``batch``: requests per update of a draft trained on recorded answers. ``micro_batch`` (0: all) of them go through one forward pass, and
+    gradients are added up. ``temperature`` is that of target and draft when they decode; the loss is always at temperature 1.
     """
 
     dataset: Dataset = ""
-    pair: str = Field("main", description="whose target and drafts")
+    pair: str = Field("main", description="the pair whose target and drafts are used")
     draft: str = Field("draft", description="folder below models/")
     seed: Whole = 0
     temperature: float = Field(0.0, ge=0)
@@ -39,7 +39,7 @@ class Training(Settings):
     clip: float = Field(1.0, ge=0)
     keeps_embedding: bool = Field(
         False,
-        description="the embedding of a Llama stays as it is: of a large vocabulary it is most of the weights that an update would touch",
+        description="keep a Llama's embedding fixed: with a large vocabulary it holds most of the weights that an update would touch",
     )
     device: Device = Field("cpu", description="the scale sets it (``compute``)")
     autocast: bool = Field(False, description="bfloat16 products over float32 weights; the scale sets it")
@@ -59,8 +59,8 @@ class Offline(Training):
     """How a draft is distilled offline, and how it is measured.
 
     ``requests`` (0: all) bounds what it learns from. ``sample_batch`` requests are answered at once when the draft takes part: the
-    draft that answered is then up to ``sample_batch / batch`` updates old. ``probes`` measures inside each epoch; ``live`` decodes
-    the held-out requests as well, target and draft together, and counts.
+    draft that answered is then up to ``sample_batch / batch`` updates old. ``probes`` is the number of measurements in each epoch. ``live``
+    also decodes the held-out requests with target and draft together, and counts.
     """
 
     sample_source: SampleSource = "teacher"
@@ -70,7 +70,7 @@ class Offline(Training):
     probes: int = Field(0, ge=0, description="measurements per epoch while training")
     draft_lens: list[Count] = Field([], description="further draft lengths to measure")
     live: bool = False
-    timed: bool = Field(False, description="column learning_seconds of each measurement")
+    timed: bool = Field(False, description="add the column learning_seconds of each measurement")
 
 
 class Serving(Training):
@@ -89,9 +89,9 @@ class Serving(Training):
 
 
 class Options(Serving):
-    """How a log is served in several ways, each replayed for every one of ``draft_lens``.
+    """Several ways to serve a log, each replayed for every one of ``draft_lens``.
 
-    The draft is distilled ``epochs`` times on the stream; another copy serves the stream once and learns from it. The optimum of two
+    The draft is distilled on the stream for ``epochs`` epochs; another copy serves the stream once and learns from it. The optimum of two
     and four drafts is computed on the first ``ceiling`` requests.
     """
 

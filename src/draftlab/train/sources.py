@@ -1,8 +1,8 @@
 """Whose tokens the distillation loss sees: the target's, the draft's, or a mixture of both (OSD, section 4.2; Table 1).
 
-A source writes answers to some requests and gives the target's logits at each of their positions, and the token that fine-tuning would
-learn there (``Samples.labels``). The target's own answers are recorded; where the draft takes part, the target scores them live, and
-``Samples.scored`` counts the tokens that it read for it.
+A source writes answers to some requests, and gives the target's logits at each of their positions and the token that fine-tuning would
+learn there (``Samples.labels``). The target's own answers are recorded. If the draft takes part, the target scores the answers live, and
+``Samples.scored`` counts the tokens that it read for this.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def student(scene: Scene, requests: Sequence[int], generator: Generator) -> Samp
 
 
 def mix_request(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
-    """Each whole answer from the target or, by a fair coin, from the draft."""
+    """A fair coin decides for each whole answer whether it comes from the target or from the draft."""
     coins = _coins(len(requests), generator)
     parts = {True: [r for r, c in zip(requests, coins, strict=True) if c]}
     parts[False] = [r for r, c in zip(requests, coins, strict=True) if not c]
@@ -98,7 +98,7 @@ def mix_request(scene: Scene, requests: Sequence[int], generator: Generator) -> 
 
 
 def mix_token(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
-    """Answers whose every token the target or, by a fair coin, the draft writes; the target reads along, so it has scored them."""
+    """Answers in which a fair coin decides for every token whether the target or the draft writes it; the target reads along, so it scores them too."""
     assert scene.target is not None
     prompts = [scene.recorded.answers[request].prompt_ids for request in requests]
     mixture = _Mixture(scene.target, scene.draft, generator)

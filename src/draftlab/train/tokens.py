@@ -1,4 +1,4 @@
-"""Token by token: what a draft proposes, what of it the target accepts, and what the target writes (OSD, Fig. 7 and Table 6)."""
+"""Token by token: what a draft proposes, which of it the target accepts, and what the target writes (OSD, Fig. 7 and Table 6)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
 
 @dataclass(frozen=True)
 class Proposals:
-    """Greedy drafting along some answers, one after the other: what was drafted, what stands there, which places were looked at."""
+    """Greedy drafting along some answers, one after the other: the drafted tokens, the tokens of the answers, and which positions were judged."""
 
     drafted: Int[np.ndarray, " positions"]
     written: Int[np.ndarray, " positions"]
@@ -69,7 +69,7 @@ def token_counts(draft: LanguageModel, answers: TargetPass, draft_len: int, batc
 def token_view(
     before: LanguageModel, after: LanguageModel, answers: TargetPass, tokenizer: Tokenizer, draft_len: int
 ) -> dict[str, Any]:
-    """One request of greedy ``answers``, token by token, with two drafts: that of the median gain in accepted tokens, no showpiece.
+    """One request of greedy ``answers``, token by token, with two drafts: the request with the median gain in accepted tokens, not a showpiece.
 
     Each side is a list of ``token`` and ``kind``: drafted and ``accepted``, drafted and ``rejected``, or written by the ``target``.
     """
@@ -98,7 +98,7 @@ def _kinds(found: Proposals, tokenizer: Tokenizer) -> list[dict[str, str]]:
 
 
 def write_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_len: int, out: Path) -> None:
-    """Write the accepted and rejected tokens of one request under two drafts, BEFORE and AFTER, for the report."""
+    """Write the accepted and rejected tokens of one request with two drafts, BEFORE and AFTER, for the report."""
     drafts = load_model(before), load_model(after)
     found = token_view(*drafts, load_pass(answers), load_tokenizer(after), draft_len)
     write_json(out, {"dataset": dataset, **found})

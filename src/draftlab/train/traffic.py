@@ -134,7 +134,7 @@ def join(passes: Sequence[TargetPass], places: Sequence[tuple[int, int]]) -> Tar
     """
     first = passes[0]
     if len({(found.sampling, found.vocab_size, found.log_probs.shape[1]) for found in passes}) > 1:
-        raise UserError("passes of different targets or temperatures", remedy="record them again with one target")
+        raise UserError("passes from different targets or temperatures", remedy="record them again with one target")
     begins = [[0, *itertools.accumulate(found.lengths)] for found in passes]
     rows = [slice(begins[number][place], begins[number][place + 1]) for number, place in places]
 

@@ -1,6 +1,6 @@
 """The optimisation loop that pre-training and offline distillation share.
 
-A step is a pure function of its number, so a killed run resumes from its last checkpoint and ends with the same weights.
+Each step is a pure function of its number, so a killed run resumes from its last checkpoint and ends with the same weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Trainable(Protocol):
 class Schedule:
     """Learning rate over ``steps``: linear warm-up, then constant, or a cosine down to ``floor`` of the peak.
 
-    In closed form: torch's own schedulers go from step to step and round differently, so other weights would come out.
+    The rate is computed in closed form: torch's own schedulers go from step to step and round differently, which would give other weights.
     """
 
     peak: float
@@ -121,9 +121,9 @@ def fit(
 ) -> list[float]:
     """Run ``schedule.steps`` updates on ``losses(step)``; return the loss of each step that ran in this process.
 
-    With a ``checkpoint`` file the state is kept twice a minute (a large one more rarely), after a multiple of ``checkpoint_every`` steps; a file of another
-    ``identity`` (settings, code) or of another architecture is ignored. ``notes`` are counts that ``losses`` keeps: a resumed run goes on
-    from those of the checkpoint.
+    With a ``checkpoint`` file, the state is saved twice a minute (less often if it is large), after a multiple of ``checkpoint_every`` steps; a file
+    with another ``identity`` (settings, code) or another architecture is ignored. ``notes`` are counts that ``losses`` keeps; a resumed run continues
+    with those of the checkpoint.
     """
     notes = {} if notes is None else notes
     start = load_checkpoint(checkpoint, identity, model, optimizer, notes) if checkpoint else 0
@@ -169,7 +169,7 @@ def save_checkpoint(
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """A digest of the values: safetensors has none, and a flipped bit would go on training unseen."""
+    """A digest of the values: safetensors has none, and training would continue unnoticed with a flipped bit."""
     whole = hashlib.sha256()
     for name in sorted(tensors):
         whole.update(tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
@@ -179,7 +179,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def load_checkpoint(
     path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, notes: dict[str, Any]
 ) -> int:
-    """Restore a checkpoint of this ``identity`` and return its step; 0 when there is none that can be used."""
+    """Restore a checkpoint with this ``identity`` and return its step; 0 if there is none that can be used."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}

@@ -7,8 +7,8 @@ Sources: Leviathan et al. 2023 (arXiv 2211.17192), ``single``; Miao et al. 2024 
 (SpecTr, 2310.15141), ``k_seq``; Jeon et al. 2024 (RSD, 2402.14160), ``rrs``; Khisti et al. 2025 (MDSS, 2410.18234), ``importance``,
 ``importance_truncated``, ``polyhedral``; Hu et al. 2025 (2502.18779), ``bound``, ``greedy``; Sun et al. 2024 (SpecHub, 2411.05289),
 ``greedy`` of two drafts; Weng et al. 2025 (2505.12398), ``traversal``; greedy multi-path block verification (2602.16961), ``greedy_block``; Rowan et al. 2025 (2506.05632), ``gls``; Sun et al. 2025 (block
-verification, 2403.10444), ``block``, which HSD (2601.05724) is too; Cai et al. 2024 (Medusa, 2401.10774), ``typical``. ``docs/theory.md``, section 9:
-what is not here, and why.
+verification, 2403.10444), ``block``, to which HSD (2601.05724) is equivalent; Cai et al. 2024 (Medusa, 2401.10774), ``typical``. ``docs/theory.md``,
+section 10, says what is not implemented, and why.
 """
 
 from __future__ import annotations

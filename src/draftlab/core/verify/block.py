@@ -1,4 +1,4 @@
-"""Block verification: a path is judged as a whole, so a late good token can save an early weak one."""
+"""Block verification: a path is judged as a whole, so a good late token can save a weak early one."""
 
 from __future__ import annotations
 

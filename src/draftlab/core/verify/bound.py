@@ -1,4 +1,4 @@
-"""The best acceptance that any lossless verifier can have, for i.i.d. drafts by one sort, for any drafts by a linear program.
+"""The best acceptance that any lossless verifier can have: by one sort for i.i.d. drafts, and by a linear program for any drafts.
 
 ``alpha* = min_H 1 + q(H) - g(H)`` over sets of tokens H, ``g(H)`` the probability that all drafts lie in H (Hu et al. 2025; Khisti et
 al. 2025, Theorem 3). It is the minimum cut of the flow from drafted sets to tokens, so it holds for any number of drafts and any joint distribution.
@@ -36,7 +36,7 @@ def ranks(order: Int64[Tensor, "batch vocab"]) -> Int64[Tensor, "batch vocab"]:
 def ratio_order(
     target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch vocab"]
 ) -> Int64[Tensor, "batch vocab"]:
-    """Tokens by ``q/p`` ascending, those the draft cannot produce last."""
+    """Tokens in ascending order of ``q/p``, with those that the draft cannot produce last."""
     return argsort(target_probs / draft_probs)  # x / 0 is infinite, 0 / 0 NaN, and both sort last
 
 
@@ -66,7 +66,7 @@ def optimum_iid(
 
 @dataclass(frozen=True)
 class Coupling:
-    """How to select one draft of each tuple of a joint distribution, and the distribution of the selected token."""
+    """How to select one draft from each tuple of a joint distribution, and the distribution of the selected token."""
 
     chosen: Float64[Tensor, "tuples drafts"]
     selected: Float64[Tensor, " vocab"]
@@ -109,7 +109,7 @@ def optimal_coupling(target_probs: Float64[Tensor, " vocab"], joint: JointDistri
 
 
 def optimum_by_lp(target_probs: Float64[Tensor, " vocab"], joint: JointDistribution) -> float:
-    """The best acceptance for any joint distribution of the drafts, ``sum min(q, r)`` at the linear program's solution; within 1e-6.
+    """The best acceptance for any joint distribution of the drafts: ``sum min(q, r)`` at the linear program's solution, accurate to 1e-6.
 
     **Arguments:**
     - `target_probs`: the target's distribution, shape `(vocab,)`, float64.

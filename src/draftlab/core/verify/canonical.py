@@ -15,9 +15,9 @@ def select_then_verify(
     chosen: Float64[Tensor, "batch drafts"],
     tokens: Int64[Tensor, "batch drafts"],
 ) -> Decision:
-    """Select draft k with probability ``chosen[k]``, whose token then follows ``selected`` (r): accept with ``min(1, q/r)``, else ``(q - r)_+``.
+    """Select draft k with probability ``chosen[k]``; its token then follows ``selected`` (r). Accept it with ``min(1, q/r)``, else draw from ``(q - r)_+``.
 
-    Every lossless scheme's best acceptance, ``sum min(q, r)``, is reached this way (Khisti et al. 2025, Theorem 1).
+    Every lossless scheme's best acceptance can be reached in this way, as ``sum min(q, r)`` (Khisti et al. 2025, Theorem 1).
     """
     chance = accept_probs(target_probs.gather(-1, tokens), selected.gather(-1, tokens))
     return Decision(chosen * chance, lambda rows: (target_probs[rows] - selected[rows]).clamp_min(0))

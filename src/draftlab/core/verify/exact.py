@@ -1,4 +1,4 @@
-"""What a verifier does on average over its drafts, exactly: in closed form where there is one, else by enumeration."""
+"""What a verifier does on average over its drafts, computed exactly: in closed form if there is one, else by enumeration."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def by_position(
 ) -> Acceptance:
     """Both acceptances at each position for drafts of one distribution; ``single`` has one draft.
 
-    Without replacement there are never more drafts than tokens that can be drafted: K is shortened to those. Too many
-    tuples for an enumeration are a ``UserError``.
+    Without replacement, K is reduced to the number of tokens that can be drafted. Too many tuples for an enumeration are a
+    ``UserError``.
     """
     if verifier.name == "single":
         num_drafts = 1
@@ -70,7 +70,7 @@ def _too_many(verifier: TokenVerifier, num_drafts: int, support: int) -> UserErr
 def distribution_error(
     verifier: TokenVerifier, target: Float64[Tensor, "points vocab"], draft: Float64[Tensor, "points drafts vocab"]
 ) -> Float64[Tensor, " points"]:
-    """Largest difference between the target and the distribution of the emitted token over all drafts: 0 when lossless (MDSS Theorem 1).
+    """Largest difference between the target and the distribution of the emitted token over all drafts: 0 if lossless (MDSS Theorem 1).
 
     The drafts of every point follow the distributions of the first.
     """

@@ -1,4 +1,4 @@
-"""GLS: target and drafts take their tokens from the same exponentials, so they often take the same one."""
+"""GLS: target and drafts take their tokens from the same exponential variables, so they often take the same token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Table = Float64[Tensor, "batch times vocab"]
 
 @dataclass(frozen=True)
 class _Race:
-    """One draft's exponentials ``S_i``: it takes the token of least *level* ``S_i / p_i``; the target passes ``S_i`` at *time* ``S_i / q_i``.
+    """One draft's exponentials ``S_i``: it takes the token with the smallest *level* ``S_i / p_i``; the target passes ``S_i`` at *time* ``S_i / q_i``.
 
     At time t, none passed yet, no level is below ``r t`` with probability ``exp(-t sum (r p_i - q_i)_+)``. Tokens in the order of ``r = q/p``:
     that sum is 0 at the first of them and grows by ``step = P_l (r_(l+1) - r_l)`` after the l-th, ``mass`` being ``P_l``.

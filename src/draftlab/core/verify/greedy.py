@@ -1,4 +1,4 @@
-"""Greedy drafts: the K - 1 most probable tokens for certain, one more drawn from the rest."""
+"""Greedy drafts: always the K - 1 most probable tokens, and one more drawn from the rest."""
 
 from __future__ import annotations
 

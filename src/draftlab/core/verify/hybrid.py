@@ -1,4 +1,4 @@
-"""The better of K-SEQ and truncated importance sampling at each position, chosen before the drafts are looked at."""
+"""The better of K-SEQ and truncated importance sampling at each position, chosen before looking at the drafts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def first_is_better(
     selected: Float64[Tensor, "batch vocab"],
     other: Acceptance,
 ) -> Bool[Tensor, " batch"]:
-    """Whether importance sampling accepts more: from the distributions alone, the drafts have no say, so the choice is lossless."""
+    """Whether importance sampling accepts more, judged by the distributions alone: the choice ignores the drafts, so it is lossless."""
     return target_probs.minimum(selected).sum(-1) > other.proc
 
 

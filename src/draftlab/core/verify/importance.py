@@ -39,9 +39,9 @@ def _decide_full(
 
 
 def full(drafting: Drafting = "independent") -> TokenVerifier:
-    """Importance sampling with the full linear program: the optimum for any drafts, one variable per drafted set and member.
+    """Importance sampling with the full linear program: the optimum for any drafts, with one variable per drafted set and member.
 
-    Up to a million tuples of drafts, and practical to about 100 tokens with two drafts (24 ms) and 10 with three.
+    It takes up to a million tuples of drafts, and is practical up to about 100 tokens with two drafts (24 ms) or 10 tokens with three.
     """
     return TokenVerifier("importance", drafting, partial(_decide_full, drafting=drafting))
 

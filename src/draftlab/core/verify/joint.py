@@ -32,7 +32,7 @@ def tuples_exist(vocab: int, num_drafts: int) -> bool:
 
 
 def joint_distribution(draft_probs: Float64[Tensor, "drafts vocab"], drafting: Drafting) -> JointDistribution:
-    """``P(x_1..x_K)``: ``prod_k p_k(x_k)``; without replacement ``prod_k p(x_k) / p(not yet drawn)``; greedy the last factor only.
+    """``P(x_1..x_K)``: ``prod_k p_k(x_k)``; without replacement ``prod_k p(x_k) / p(not yet drawn)``; for greedy drafts, only the last factor.
 
     **Arguments:**
     - `draft_probs`: one distribution for each draft, shape `(drafts, vocab)`, float64.
@@ -40,7 +40,7 @@ def joint_distribution(draft_probs: Float64[Tensor, "drafts vocab"], drafting: D
 
     **Returns:** every tuple of drafted tokens with its probability.
 
-    **Raises:** `UserError` for more than a million tuples, or more drafts without replacement than tokens.
+    **Raises:** `UserError` if there are more than a million tuples, or more drafts without replacement than tokens.
 
     >>> draft = torch.tensor([0.75, 0.25]).double()
     >>> joint = joint_distribution(draft.expand(2, -1), "iid")

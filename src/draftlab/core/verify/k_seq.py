@@ -1,4 +1,4 @@
-"""K-SEQ of SpecTr: every i.i.d. draft gets the same chance, raised by one factor found from both distributions."""
+"""K-SEQ from SpecTr: every i.i.d. draft gets the same probability of acceptance, which depends on one factor computed from both distributions."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def acceptance_at(
 
 
 def factor_along(position: Position, order: Order) -> Float64[Tensor, "positions 1"]:
-    """The factor of so many drafts at the positions of a text, found once."""
+    """The factor for this number of drafts at the positions of a text, computed once."""
     draft, count = position.groups[order[0]], len(order)
     found: Tensor = position.once(("discount", count), lambda: discount(position.target, draft, count))
     return found

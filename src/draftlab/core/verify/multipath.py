@@ -1,4 +1,4 @@
-"""Select one path of several, blind to the verdict, then verify it as a block: any selection of one token among K, depth after depth."""
+"""Select one path of several without regard to whether it will be accepted, then verify it as a block; each depth selects one token among K."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def select_highest(
     draft_probs: Float64[Tensor, "batch vocab"],
     tokens: Int64[Tensor, "batch drafts"],
 ) -> tuple[Float64[Tensor, "batch drafts"], Float64[Tensor, "batch vocab"]]:
-    """The draft of the largest ``q/p``: its token follows ``P_l^K - P_(l-1)^K``, P the draft's mass up to each token in this order."""
+    """The draft with the largest ``q/p``. Its token follows ``P_l^K - P_(l-1)^K``, where P is the draft's mass up to each token in this order."""
     order = ratio_order(target_probs, draft_probs)
     rank = ranks(order).gather(-1, tokens)
     first = torch.zeros_like(tokens, dtype=torch.float64).scatter_(-1, rank.argmax(-1, keepdim=True), 1.0)

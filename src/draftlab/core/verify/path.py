@@ -1,4 +1,4 @@
-"""Verifiers of one drafted path: how many of its tokens stand, and the token after them."""
+"""Verifiers of one drafted path: how many of its tokens are accepted, and the token after them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftlab.errors import UserError
 
 @dataclass(frozen=True)
 class PathDecision:
-    """``stop[i]``: probability that exactly i drafted tokens stand; the next token then follows ``(weight[i] q - p)_+`` there."""
+    """``stop[i]``: probability that exactly i drafted tokens are accepted; the next token then follows ``(weight[i] q - p)_+`` at that position."""
 
     stop: Float64[Tensor, "batch positions"]
     weight: Float64[Tensor, "batch positions"]
@@ -42,11 +42,11 @@ class PathVerifier:
         draft_probs: Float64[Tensor, "path vocab"],
         tokens: Int64[Tensor, " path"],
     ) -> Float64[Tensor, "positions vocab"]:
-        """The exact distribution of the outcome given the path: entry ``[i, y]`` is the probability that i tokens stand and y follows.
+        """The exact distribution of the outcome given the path: entry ``[i, y]`` is the probability that i tokens are accepted and y follows.
 
         **Arguments:**
-        - `target_probs`: the target's distribution, at each of the L + 1 positions, shape `(positions, vocab)`.
-        - `draft_probs`: the draft's distribution, at the L drafted ones, shape `(path, vocab)`.
+        - `target_probs`: the target's distribution at each of the L + 1 positions, shape `(positions, vocab)`.
+        - `draft_probs`: the draft's distribution at the L drafted positions, shape `(path, vocab)`.
         - `tokens`: the drafted ids, shape `(path,)`.
 
         **Returns:** probabilities, shape `(positions, vocab)`, which sum to 1 in all.
@@ -74,14 +74,14 @@ class PathVerifier:
         *,
         check: bool = True,
     ) -> tuple[Int64[Tensor, " batch"], Int64[Tensor, " batch"]]:
-        """Draw from the distribution: how many drafted tokens stand in each row, and the token that follows them.
+        """Draw from the distribution: how many drafted tokens are accepted in each row, and the token that follows them.
 
         **Arguments:**
         - `target_probs`, `draft_probs`, `tokens`: as for `distribution`, with a batch axis in front.
         - `generator`: draws the outcome.
-        - `check`: False trusts the tables.
+        - `check`: if False, the tables are not checked.
 
-        **Returns:** numbers of standing tokens and token ids, shape `(batch,)` each.
+        **Returns:** numbers of accepted tokens and token ids, shape `(batch,)` each.
         """
         if check:
             target_probs = check_probs(target_probs, "target_probs")

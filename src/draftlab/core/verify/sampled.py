@@ -1,4 +1,4 @@
-"""Sampled verification: the target draws its own token, and looks whether it was drafted."""
+"""Sampled verification: the target draws its own token and checks whether it was drafted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheme that a settings file names: a token verifier, with its size where it has one, and what verifies the rest of a path."""
+"""The scheme that a settings file names: a token verifier, with its size if it has one, and what verifies the rest of a path."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def any_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVe
 
 
 def tail_of(name: str) -> PathVerifier | None:
-    """What verifies the rest of a path once one sequence is left: nothing of its own, or ``block``."""
+    """What verifies the rest of a path once only one sequence is left: nothing special, or ``block``."""
     if not name:
         return None
     if name not in PATH_VERIFIERS:

@@ -1,4 +1,4 @@
-"""K drafted sequences of L tokens: those that agree with the emitted token walk on together."""
+"""K drafted sequences of L tokens: those that agree with the emitted token continue together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from draftlab.core.verify.token import TokenVerifier
 
 @dataclass(frozen=True)
 class Standing:
-    """``length`` tokens of drafted sequence ``path`` stand, and ``token`` follows them."""
+    """``length`` tokens of drafted sequence ``path`` are accepted, and ``token`` follows them."""
 
     path: Int64[Tensor, " batch"]
     length: Int64[Tensor, " batch"]
@@ -47,11 +47,11 @@ def verify_sequences(
 ) -> Standing:
     """Verify K sequences, position after position: the token verifier sees the drafts of the sequences that still agree.
 
-    Given the emitted prefix the survivors' next tokens are still independent, so each step, and the whole, is lossless (Miao et al.
-    2024; Khisti et al. 2025, section 5). Distinct drafts are as many as there are tokens to draft: a sequence that repeats another brings
-    none. A sequence that stands to its end is followed by a token of the target. Sequences of a ``tree`` are its leaves' paths: a token
-    that several of them share is one draft. ``tail`` verifies what is left of a sequence once it is the only one: the rest of it is still
-    a draft of the emitted prefix. Distributions that are ``truncated`` (by top-k or top-p) are verified on the tokens that they leave.
+    Given the emitted prefix, the survivors' next tokens are still independent, so each step, and the whole, is lossless (Miao et al.
+    2024; Khisti et al. 2025, section 5). There are at most as many distinct drafts as tokens to draft: a sequence that repeats another adds
+    none. A sequence that is accepted to its end is followed by a token of the target. The sequences of a ``tree`` are the paths to its
+    leaves; a token that several of them share is one draft. ``tail`` verifies the rest of a sequence once it is the only one left: the rest
+    is still a draft given the emitted prefix. Distributions that are ``truncated`` (by top-k or top-p) are verified on the tokens that remain.
     """
     batch, drafts, length = tokens.shape
     active = torch.ones(batch, drafts, dtype=torch.bool, device=tokens.device)
@@ -106,7 +106,7 @@ def sequences_distribution(
     tokens: Int64[Tensor, "drafts path"],
     tree: Tree | None = None,
 ) -> dict[tuple[int, ...], float]:
-    """The exact distribution of the tokens that ``verify_sequences`` emits (the standing ones and the one after), given the drafted sequences."""
+    """The exact distribution of the tokens that ``verify_sequences`` emits (the accepted ones and the one after), given the drafted sequences."""
     distribution: dict[tuple[int, ...], float] = {}
 
     def descend(prefix: tuple[int, ...], active: Bool[Tensor, " drafts"], reached: float) -> None:

@@ -1,4 +1,4 @@
-"""One draft: the rejection step of speculative sampling, which every other verifier ends in."""
+"""One draft: the rejection step of speculative sampling, with which every other verifier ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALLEST = torch.finfo(torch.float64).tiny
 def accept_probs(
     target_at: Float64[Tensor, "*batch"], draft_at: Float64[Tensor, "*batch"]
 ) -> Float64[Tensor, "*batch"]:
-    """``min(1, q(x) / p(x))`` at drafted tokens (Leviathan et al. 2023, Alg. 1); 0 where the draft probability is 0.
+    """``min(1, q(x) / p(x))`` at drafted tokens (Leviathan et al. 2023, Alg. 1); 0 if the draft probability is 0.
 
     **Arguments:**
     - `target_at`, `draft_at`: probabilities of the drafted tokens under each model, shape `(*batch,)`.
@@ -33,7 +33,7 @@ def accept_probs(
 def reject_residual(
     target_probs: Float64[Tensor, "*batch vocab"], draft_probs: Float64[Tensor, "*batch vocab"]
 ) -> Float64[Tensor, "*batch vocab"]:
-    """``(q - p)_+`` normalised: the distribution of the token after a rejection; ``q`` where it is zero, which has probability 0.
+    """``(q - p)_+``, normalised: the distribution of the token after a rejection. If it is zero, which happens with probability 0, it is ``q``.
 
     **Arguments:**
     - `target_probs`: the target's distribution, shape `(*batch, vocab)`.

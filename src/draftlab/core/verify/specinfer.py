@@ -1,4 +1,4 @@
-"""Rounds of rejection: each draft is tried against what the ones before it left of the target."""
+"""Rounds of rejection: each draft is tested against what the previous ones left of the target."""
 
 from __future__ import annotations
 

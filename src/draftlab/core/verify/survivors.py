@@ -1,11 +1,12 @@
-"""How many of K drafts survive a position of a text that the target wrote: exactly, given the token that it wrote there.
+"""How many of K drafts survive a position of a text written by the target, computed exactly, given the token written there.
 
-K sequences are drafted, and those that agree with the emitted token y go on together. A text of the target already says y. What is left to
-chance is which drafts agree with it, and that ``T(k -> m) = P(Y = y, m of k drafts equal y) / q(y)``, because a lossless verifier emits
-y with probability q(y). With m = 0 the block ends, and y is the token that corrects it.
+K sequences are drafted, and those that agree with the emitted token y continue together. A text of the target already fixes y. What remains
+random is which drafts agree with it: ``T(k -> m) = P(Y = y, m of k drafts equal y) / q(y)``, because a lossless verifier emits
+y with probability q(y). With m = 0 the block ends, and y is its correction.
 
-Drafts of one distribution form a group and are told by their number alone. A table has one axis for each group of drafts: entry ``[m_1, ..., m_G]`` is the
-probability that m_g of group g survive. Verifiers bring their formula (``TokenVerifier.survivors``); others are enumerated.
+Drafts from one distribution form a group, of which only the number matters. A table has one axis for each group of drafts: entry
+``[m_1, ..., m_G]`` is the probability that m_g of group g survive. Verifiers supply their formula (``TokenVerifier.survivors``); others are
+enumerated.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Position:
-    """What is known of the positions of a text: the distributions of the target and of each group of drafts, and the tokens written.
+    """What is known about the positions of a text: the distributions of the target and of each group of drafts, and the tokens written.
 
     ``memo`` keeps what orders of drafts share: the order (0, 0) begins as (0, 0, 1) does.
     """
@@ -80,7 +81,7 @@ def scale(table: Tensor, by: Float64[Tensor, " positions"]) -> Tensor:
 
 
 def free(position: Position, table: Tensor, order: Order) -> Tensor:
-    """Drafts that nobody looks at any more agree with the text by chance."""
+    """Drafts that are no longer looked at agree with the text by chance."""
     for group in order:
         at = position.at(position.groups[group])
         table = grow(table, group, 1 - at, at)

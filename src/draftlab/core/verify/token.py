@@ -20,10 +20,10 @@ Rows = Int64[Tensor, " rows"] | slice
 
 @dataclass(frozen=True)
 class Decision:
-    """What a verifier does with the drafted tokens of each row: emit draft k with probability ``accept[k]``, else draw anew.
+    """What a verifier does with the drafted tokens of each row: emit draft k with probability ``accept[k]``, else draw a new token.
 
-    ``residual(rows)`` gives the weights of the token drawn anew for those rows; they need not sum to 1. It is asked
-    only for rows that rejected, so a cheap verifier never touches the vocabulary of the others.
+    ``residual(rows)`` gives the weights of the new token for these rows; they need not sum to 1. It is called only for rows that
+    rejected every draft, so a cheap verifier never touches the vocabulary of the others.
     """
 
     accept: Float64[Tensor, "batch drafts"]
@@ -32,7 +32,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """``proc``: accepted before the residual draw; ``member``: the emitted token is among the drafts. NaN where not known."""
+    """``proc``: accepted before the residual draw; ``member``: the emitted token is among the drafts. NaN if not known."""
 
     proc: Float64[Tensor, "*batch"]
     member: Float64[Tensor, "*batch"]
@@ -46,7 +46,7 @@ ClosedForm = Callable[[Float64[Tensor, "batch vocab"], Float64[Tensor, "batch dr
 
 @dataclass(frozen=True)
 class TokenVerifier:
-    """A way to choose among K drafted tokens of one position, for drafts made the ``drafting`` way; lossless unless it says that it is not."""
+    """A way to choose among K drafted tokens at one position, for drafts made in the way ``drafting``; lossless unless it says otherwise."""
 
     name: str
     drafting: Drafting
@@ -63,16 +63,16 @@ class TokenVerifier:
     ) -> Float64[Tensor, "*batch vocab"]:
         """The exact distribution of the emitted token given the drafted ones: ``sum_k accept_k [y = x_k] + (1 - sum_k accept_k) residual``.
 
-        Averaged over the drafts it is ``target_probs``: that is what lossless means. Bad probabilities are a ``UserError``.
+        Averaged over the drafts, it equals ``target_probs``; this is what lossless means. Invalid probabilities are a ``UserError``.
 
         **Arguments:**
         - `target_probs`: the target's distribution, shape `(*batch, vocab)`.
-        - `draft_probs`: those that the drafts were drawn from, shape `(*batch, drafts, vocab)`.
+        - `draft_probs`: the distributions from which the drafts were drawn, shape `(*batch, drafts, vocab)`.
         - `tokens`: the drafted ids, shape `(*batch, drafts)`.
 
         **Returns:** probabilities of the emitted token, shape `(*batch, vocab)`, float64.
 
-        **Raises:** `UserError` for tables that are no distributions, or tokens that they cannot have given.
+        **Raises:** `UserError` if a table is not a distribution, or if the tokens cannot have been drawn from it.
 
         >>> from draftlab.core.verify import single
         >>> target, draft = torch.tensor([0.5, 0.5]).double(), torch.tensor([[0.8, 0.2]]).double()
@@ -106,7 +106,7 @@ class TokenVerifier:
         **Arguments:**
         - `target_probs`, `draft_probs`, `tokens`: as for `distribution`, with one batch axis.
         - `generator`: draws the tokens.
-        - `check`: False trusts the tables (those of `to_probs` and tokens of `draft_tokens`) and saves a pass over them.
+        - `check`: if False, the tables (from `to_probs`) and tokens (from `draft_tokens`) are not checked, which saves a pass over them.
 
         **Returns:** token ids and flags, shape `(batch,)` each.
 
@@ -134,7 +134,7 @@ class TokenVerifier:
         draft_probs: Float64[Tensor, "*batch drafts vocab"],
         tokens: Int64[Tensor, "*batch drafts"],
     ) -> Acceptance:
-        """Both acceptances given the drafted tokens, exactly; their mean over drawn drafts estimates ``acceptance``.
+        """Both acceptances given the drafted tokens, computed exactly; their mean over drawn drafts estimates ``acceptance``.
 
         **Arguments:**
         - `target_probs`, `draft_probs`, `tokens`: as for `distribution`.
@@ -149,7 +149,7 @@ class TokenVerifier:
     def acceptance(
         self, target_probs: Float64[Tensor, "*batch vocab"], draft_probs: Float64[Tensor, "*batch drafts vocab"]
     ) -> Acceptance:
-        """Both acceptances over the drafts: the closed form where there is one, else by enumeration, NaN beyond a million tuples.
+        """Both acceptances over the drafts: in closed form if there is one, else by enumeration; NaN beyond a million tuples.
 
         **Arguments:**
         - `target_probs`, `draft_probs`: as for `distribution`.
@@ -171,9 +171,9 @@ class TokenVerifier:
         return Acceptance(found.proc.view(target.shape[:-1]), found.member.view(target.shape[:-1]))
 
     def transitions(self, position: Position, order: Order) -> Tensor:
-        """How many drafts of each group survive at each position of a text, exactly: see ``survivors``.
+        """How many drafts of each group survive at each position of a text, computed exactly: see ``survivors``.
 
-        By the verifier's own formula, else by enumeration (over a million tuples are a ``UserError``). Distinct drafts leave at most one.
+        Uses the verifier's own formula, else enumeration (more than a million tuples are a ``UserError``). Of distinct drafts, at most one survives.
         """
         if not self.is_lossless:
             raise UserError(f"{self.name} is not lossless", remedy="its texts are not the target's: decode live")

@@ -1,4 +1,4 @@
-"""Traversal verification: a tree is judged from its leaves up, so that a rejected leaf leaves its path's start standing."""
+"""Traversal verification: a tree is judged from its leaves up, so that rejecting a leaf does not reject the start of its path."""
 
 from __future__ import annotations
 

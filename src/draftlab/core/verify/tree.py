@@ -1,4 +1,4 @@
-"""Verifiers of a whole tree of drafted sequences: where the walk through it may stop, how likely, and what follows there."""
+"""Verifiers of a whole tree of drafted sequences: where the walk through it may stop, with what probability, and what follows there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from draftlab.errors import UserError
 
 @dataclass(frozen=True)
 class Stop:
-    """With probability ``chance`` the first ``length`` tokens of sequence ``path`` stand, and the next token follows ``weights``."""
+    """With probability ``chance``, the first ``length`` tokens of sequence ``path`` are accepted, and the next token follows ``weights``."""
 
     chance: float
     path: int
@@ -53,7 +53,7 @@ class TreeVerifier:
     def transitions(self, position: Position, order: Order) -> Float64[Tensor, "positions drafts+1"]:
         """``P(the path goes on with y, m drafts are y) / q(y)`` at each position of a text; ``UserError`` where no path is selected."""
         if self.selected is None:
-            raise UserError(f"{self.name} verifies whole trees, which replay does not know", remedy="decode live")
+            raise UserError(f"{self.name} verifies whole trees, which replay does not support", remedy="decode live")
         at_target = position.at(position.target)[:, None]
         return torch.where(at_target > 0, self.selected(position, order) / at_target.where(at_target > 0, 1.0), 0.0)
 
@@ -63,10 +63,10 @@ class TreeVerifier:
         draft_probs: Float64[Tensor, "drafts path vocab"],
         tokens: Int64[Tensor, "drafts path"],
     ) -> dict[tuple[int, ...], float]:
-        """The exact distribution of the emitted tokens (the standing ones and the one after), given the drafted sequences.
+        """The exact distribution of the emitted tokens (the accepted ones and the one after), given the drafted sequences.
 
         **Arguments:**
-        - `target_probs`: the target's distribution, after each prefix of each sequence, shape `(drafts, positions, vocab)`.
+        - `target_probs`: the target's distribution after each prefix of each sequence, shape `(drafts, positions, vocab)`.
         - `draft_probs`: the draft's distribution, shape `(drafts, path, vocab)`.
         - `tokens`: the drafted ids, shape `(drafts, path)`.
 

@@ -23,8 +23,8 @@ from draftlab.errors import UserError
 class Truncation:
     """Size of the linear program in tokens, the tokens that are ranked at all, and how the program is solved.
 
-    ``alphabet``: outside the program the token of higher rank wins among the first so many tokens (the paper's Omega_0); between two
-    tokens beyond them the first draft wins. None ranks every token; ``size`` needs no full sort. The target stays as it is.
+    ``alphabet`` is the number of ranked tokens (the paper's Omega_0): outside the program, the token of higher rank wins, and between two
+    tokens that are not ranked, the first draft wins. None ranks every token; ``size`` needs no full sort. The target is not changed.
     """
 
     size: int = 5
@@ -114,7 +114,7 @@ def select(
     draft_probs: Float64[Tensor, "batch drafts vocab"],
     tokens: Int64[Tensor, "batch drafts"],
 ) -> tuple[Float64[Tensor, "batch vocab"], Float64[Tensor, "batch drafts"]]:
-    """Stage after stage, the token selected so far against the next draft: the distribution of the selected token, and which draft it is."""
+    """Compare the token selected so far with the next draft, stage by stage: the distribution of the selected token, and which draft it is."""
     selected, chosen = draft_probs[:, 0], torch.ones_like(tokens[:, :1], dtype=torch.float64)
     for k in range(1, tokens.shape[1]):
         stage = _stage(truncation, target_probs, selected, draft_probs[:, k])
@@ -215,9 +215,9 @@ def _fight(
 
 
 def truncated(truncation: Truncation) -> TokenVerifier:
-    """Importance sampling with a small linear program (Khisti et al. 2025, section 4); independent drafts, more than two by stages.
+    """Importance sampling with a small linear program (Khisti et al. 2025, section 4), for independent drafts; more than two are handled in stages.
 
-    For two drafts its acceptance is at least ``alpha* - sum over the other tokens of (q - p_1 p_2)_+``, and no more is promised.
+    For two drafts, the only guarantee is an acceptance of at least ``alpha* - sum over the other tokens of (q - p_1 p_2)_+``.
     """
     return TokenVerifier(
         "importance_truncated",

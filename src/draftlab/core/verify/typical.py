@@ -1,4 +1,4 @@
-"""Typical acceptance: a drafted token that the target finds plausible stands. Not lossless."""
+"""Typical acceptance: a drafted token is accepted if the target finds it plausible. Not lossless."""
 
 from __future__ import annotations
 
