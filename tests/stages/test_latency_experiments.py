@@ -303,6 +303,22 @@ def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path
         latency_requests.run(settings, inputs.model_copy(update={"answers": tmp_path / "none.jsonl"}), BENCH)
 
 
+def test_lookup_is_always_sure_and_the_draft_after_it_is_not(models: dict[str, Path], tmp_path: Path) -> None:
+    again = [1, 5, 9, 7, 11, 3] * 4
+    write_jsonl(tmp_path / "answers.jsonl", [Answer(str(i), [*again, i], [0] * 16, False) for i in range(3)])
+    inputs = latency_requests.Inputs(
+        target=models["target"], drafts={"draft": models["draft"]}, answers=tmp_path / "answers.jsonl"
+    )
+    settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=3, max_new_tokens=16, confidence=0.999)
+    rows, _ = latency_requests.run(settings, inputs, BENCH)
+    sums = rows.groupby("contender")[["drafted", "accepted", "blocks", "steps"]].sum()
+    # The draft is never that sure, so what is drafted was found by lookup alone; each block asks the draft at most once.
+    assert sums.loc["lookup_first_confident", "drafted"] == sums.loc["lookup", "drafted"] > 0
+    assert sums.loc["lookup_first_confident", "blocks"] == sums.loc["lookup", "blocks"]
+    assert 0 < sums.loc["lookup_first_confident", "steps"] <= sums.loc["lookup_first_confident", "blocks"]
+    assert rows["same_text"].all()
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_path: Path, temperature: float) -> None:
     write_jsonl(tmp_path / "answers.jsonl", [Answer(str(i), [1, 5, 9 + i], [0] * 24, False) for i in range(3)])

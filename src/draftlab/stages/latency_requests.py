@@ -170,6 +170,12 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
                 if draft is drafts[-1] or name != BEFORE:
                     joined = FIRST if draft is drafts[-1] else f"{FIRST}_{name}"
                     contenders[joined] = Lookup(draft, joined=True), fixed(settings.draft_len), 0.0
+                    if settings.confidence:
+                        contenders[joined + CONFIDENT] = (
+                            Lookup(draft, joined=True),
+                            fixed(settings.draft_len),
+                            settings.confidence,
+                        )
         costs = read_costs(inputs.costs, longest) if inputs.costs else {}
         rows = measure(target, contenders, requests, settings, costs)
         same = settings.model_dump(include={"dataset", "draft_len", "temperature"})
