@@ -18,7 +18,7 @@ reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
 	set -f; snakemake --cores all $(if $(CONFIG),--config $$CONFIG)
 	draftlab summary
 
-reproduce-all: .venv/ready  ## the same, and the experiments beyond the papers
+reproduce-all: .venv/ready  ## the same, plus the experiments beyond the papers
 	set -f; snakemake --cores all --config experiments=all $$CONFIG
 	draftlab summary
 
@@ -30,7 +30,7 @@ smoke: .venv/ready  ## the whole pipeline at its smallest sizes
 	snakemake --cores all --config scale=smoke
 	draftlab summary
 
-rehearse: .venv/ready  ## scale=paper itself on a CPU, from a hub served on this machine: small random models and a few rows, everything else as it is
+rehearse: .venv/ready  ## scale=paper itself on a CPU, from a hub served on this machine: small random models and a few rows, everything else unchanged
 	set -f; python -m rehearsal $(if $(CONFIG),--config $$CONFIG)
 
 test: .venv/ready  ## the fast tests and one end-to-end run at scale=smoke
@@ -39,20 +39,20 @@ test: .venv/ready  ## the fast tests and one end-to-end run at scale=smoke
 test-slow: .venv/ready  ## the slow tests too
 	pytest $(IN_TURNS) -m "not faults and not slurm and not fuzz and not server and not gpu"
 
-test-faults: .venv/ready  ## kill a run at 30 random moments or more and compare its tables with an undisturbed run's
+test-faults: .venv/ready  ## kill a run at 30 or more random moments and compare its tables with those of an undisturbed run
 	pytest -s -m faults
 
-test-fuzz: .venv/ready  ## 10,750 damaged inputs to every parser, in bounded memory (DRAFTLAB_FUZZ=10: ten times as many)
+test-fuzz: .venv/ready  ## feed 10,750 damaged inputs to the parsers, in bounded memory (DRAFTLAB_FUZZ=10: ten times as many)
 	pytest -s -m fuzz tests/fuzz
 
 test-slurm: .venv/ready  ## start a Slurm of one node on this machine and run through profiles/slurm (SLURM_INSTALL=1: apt installs it)
 	pytest -s -m slurm
 
-test-server: .venv/ready  ## compile llama.cpp's own server, once, and record answers from it, killed in the middle; serve an exported pair
+test-server: .venv/ready  ## compile llama.cpp's own server once, record answers from it with a kill in the middle, and serve an exported pair
 	tests/server/build.sh .venv/bin/python
 	pytest -s -m server tests/engine
 
-test-gpu: .venv/ready  ## on a machine with CUDA, with a llama.cpp built for it (docs/shapes.md): what runs on a GPU beside the same on the CPU
+test-gpu: .venv/ready  ## on a machine with CUDA and a llama.cpp built for it (docs/shapes.md): compare GPU results with the CPU's
 	pytest -s -m gpu tests/gpu
 
 figures: .venv/ready  ## redraw the published figures and tables from the committed data; trains nothing
@@ -63,7 +63,7 @@ publish: .venv/ready  ## copy a finished run's tables to paper_figures/ and redr
 	set -f; snakemake --cores all publish $(if $(CONFIG),--config $$CONFIG)
 	set -f; snakemake --cores all paper_figures $(if $(CONFIG),--config $$CONFIG)
 
-check: .venv/ready  ## lint, format, types, no import upward, no broken link, advisories where they can be had
+check: .venv/ready  ## lint, format, types, no upward imports, no broken links, and security advisories if they can be fetched
 	$(MAKE) -j 2 types docs lint
 
 types:
@@ -79,7 +79,7 @@ lint:
 	lint-imports --no-cache
 	snakemake --lint
 
-docs: .venv/ready  ## the site, in site/: index.html reads offline
+docs: .venv/ready  ## build the site in site/; index.html works offline
 	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict
 
 format: .venv/ready
@@ -100,7 +100,7 @@ wheel: .venv/ready  ## dist/draftlab-*.whl, with the workflow inside: pip instal
 clean:  ## remove what runs made; .venv and the compiled wheel stay
 	rm -rf results/*/ site .snakemake logs .pytest_cache .mypy_cache .ruff_cache
 
-# Other flags of llama.cpp than those that .venv was made with make it again; without any named it stays as it is.
+# .venv is rebuilt if llama.cpp's flags differ from those it was made with; if no flags are given, it is kept.
 made_with := $(shell cat .venv/llama-flags 2>/dev/null)
 ifneq ($(or $(strip $(LLAMA_CMAKE_ARGS)),$(made_with)),$(made_with))
 .PHONY: .venv/ready

@@ -80,7 +80,7 @@ kernels=$(kernels)
 choose "$kernels"
 if [ -e "$wheels/fails" ]; then kernels="" && choose ""; fi
 ls "$wheels"/$wheel >/dev/null 2>&1 ||
-    step "compiling llama.cpp meanwhile (3 minutes on 2 cores, once: the wheel is kept in $wheels)"
+    step "compiling llama.cpp in the background (3 minutes on 2 cores, only once: the wheel is kept in $wheels)"
 compile 2>.venv/llama.error &
 compiling=$!
 trap 'kill $compiling 2>/dev/null || :' EXIT
@@ -92,7 +92,7 @@ trap - EXIT
 if [ -z "$compiled" ] || ! works; then
     [ -n "$compiled$kernels" ] || { cat .venv/llama.error >&2; exit 1; }
     [ -n "$kernels" ] || fail "llama.cpp fails its self-check (details: $log)"
-    step "llama.cpp with all instructions of this processor fails: compiling it with those that every one has"
+    step "llama.cpp built for all instructions of this processor fails: compiling it for common instructions only"
     mkdir -p "$wheels" && touch "$wheels/fails"
     choose ""
     compile
@@ -100,4 +100,4 @@ if [ -z "$compiled" ] || ! works; then
 fi
 printf '%s\n' "$more" >.venv/llama-flags
 touch .venv/ready
-step "installed; in a shell of your own: . .venv/bin/activate"
+step "installed; to use it in your shell: . .venv/bin/activate"

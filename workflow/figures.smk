@@ -9,7 +9,7 @@ DRAWN = ("pdf", "png", "md", "tex", "csv")
 
 
 rule figure:
-    """Draw one experiment's figure, format its table, and say on the terminal what it shows."""
+    """Draw one experiment's figure, format its table, and print its finding."""
     input:
         table="results/{run}/{experiment}.csv",
     output:
@@ -59,7 +59,7 @@ PUBLISHED = sorted(
 
 
 rule paper_figures:
-    """Every published figure and table, from the committed data alone; what has not changed is left as it is."""
+    """Draw every published figure and table from the committed data alone; unchanged ones are left alone."""
     input:
         tables=[f"paper_figures/{RUN.name}/data/{name}.csv.gz" for name in PUBLISHED],
     output:

