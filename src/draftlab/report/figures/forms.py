@@ -119,11 +119,10 @@ def curve_figure(
     if foot is not None:
         for ax, value in zip(axes[-1], shown, strict=True):
             foot(ax, table if panel is None else table[table[panel] == value])
-    words_of = {label for ax in axes.flat for label in ax.get_legend_handles_labels()[1]}
-    alone = (
-        [name(order[0])] if series and len(order) == len(words_of) == 1 else []
-    )  # said in the footer, not in a legend
-    if words_of and not alone and (series or form.printed or extra):
+    labels = {label for ax in axes.flat for label in ax.get_legend_handles_labels()[1]}
+    # A series without another beside it is named in the footer, and needs no legend.
+    alone = [name(order[0])] if series and len(order) == len(labels) == 1 else []
+    if labels and not alone and (series or form.printed or extra):
         legend(figure, list(axes.flat))
     several = "dataset" in table and "dataset" not in keys and table["dataset"].nunique() > 1
     datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
