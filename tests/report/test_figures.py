@@ -15,7 +15,7 @@ from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.plan.figure import Stream
 from draftlab.report import figures, findings, published, tables, tidy
-from draftlab.report.figures import batch, forms
+from draftlab.report.figures import batch, forms, style
 from tests.synthetic import TABLES
 
 FILES = {path.stem: tidy.plan_of(path.stem) for path in sorted((tables.WORKFLOW / "experiments").glob("*.yaml"))}
@@ -219,3 +219,19 @@ def test_no_figure_depends_on_all_figures(name):
     """Else an edit of one would redraw it too."""
     source = (Path(figures.__file__).parent / f"{name}.py").read_text()
     assert "from draftlab.report.figures import" not in source
+
+
+def test_a_footer_ends_its_lines_between_two_facts():
+    figure = Figure((4.6, 2))
+    facts = ["n = 120 groups of up to 10 requests per point, bars: 95 % bootstrap", "seeds 0, 1, 2", "Spider"]
+    style.footer(figure, "laptop", *facts)
+    lines = figure.get_supxlabel().split("\n")
+    assert len(lines) == 2
+    assert " · ".join(lines) == " · ".join(["scale: laptop", *facts])
+
+
+def test_a_setting_is_singular_for_one_and_may_have_words_of_its_own():
+    assert style.setting("num_drafts", 1) == "1 draft"
+    assert style.setting("num_drafts", 2) == "2 drafts"
+    assert style.setting("draft_len", 0) == "plain decoding"
+    assert style.setting("alpha", 1.0) == "alpha 1"

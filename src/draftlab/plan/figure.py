@@ -137,7 +137,10 @@ class Stream(Settings):
 
 
 class Gaps(Settings):
-    """A map per value of ``panel``: alpha of one method less another's, a row for each of ``pairs``, over ``x``; ``span`` is the darkest colour."""
+    """A map per value of ``panel``: alpha of one method less another's, a row for each of ``pairs``, over ``x``; ``span`` is the darkest colour.
+
+    The footer says ``facts``.
+    """
 
     pairs: dict[str, tuple[str, str]] = Field(min_length=1)
     panel: str
@@ -145,6 +148,7 @@ class Gaps(Settings):
     xlabel: str
     span: float = Field(default=0.1, gt=0)
     printed: PrintedGap | None = None
+    facts: list[str] = []
 
 
 class Figure(Settings):

@@ -76,7 +76,7 @@ class Layout(Settings):
     best: Literal["largest", "smallest"] | None = None
     digits: int = 3
     window: tuple[float, float] | None = None
-    where: dict[str, str | list[str]] = {}
+    where: dict[str, str | list[str] | list[int]] = {}
     exact: str = "exact, so no interval"
     note: str = ""
     emulated: bool = False

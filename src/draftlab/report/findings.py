@@ -71,7 +71,9 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
         values="; ".join(f"{_describe(own.group)}: {show(own.left, digits)}" for own in groups),
         **{key: _describe(options) for key, options in zip(("best", "second"), pooled.options, strict=False)},
     )
-    return sentence + (f" ({'; '.join(parts)})" if len(parts) > 1 and not finding.apart else "") + "."
+    if len(parts) > 1 and not finding.apart:
+        sentence += f" ({'best for ' if finding.best else ''}{'; '.join(parts)})"
+    return sentence + "."
 
 
 def _check(experiment: str, table: pd.DataFrame, filters: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from draftlab.files.tables import read_table
 from draftlab.plan import WORKFLOW, Layout
 from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Result, Rows, Tables, compute_each, digits_of
-from draftlab.report.figures.style import key_name, setting
+from draftlab.report.figures.style import key_name, meaning, setting
 
 EMULATED = (
     "the target is padded with layers that leave its output unchanged, to imitate a large model's cost; "
@@ -134,10 +134,14 @@ def caption(
     cells = cells[cells[layout.rows[0]] != ALL]
     one_run = bool((cells["ci_low"] == cells["ci_high"]).all())
     n = f"{cells['n'].min()}" if cells["n"].nunique() == 1 else f"{cells['n'].min()} to {cells['n'].max()}"
-    parts = [f"{experiment}, scale {scale}: {measure}", f"n = {n} {units or 'rows'} per cell"]
+    parts = [f"{experiment}, scale {scale}: {measure}", *([f"n = {n} {units} per cell"] if units else [])]
     if layout.window:
-        parts.append(f"from {layout.window[0]:.0%} to {layout.window[1]:.0%} of the stream")
-    parts += [f"{column}: {value}" for column, value in layout.where.items() if isinstance(value, str)]
+        parts.append("from {:g} % to {:g} % of the stream".format(*(100 * end for end in layout.window)))
+    parts += [
+        f"{key_name(column)}: {setting(column, value)}"
+        for column, value in layout.where.items()
+        if isinstance(value, str)
+    ]
     sure = layout.exact if units is None else "one run each, so no interval" if one_run else ""
     parts.append(sure or f"95 % bootstrap interval over {units}")
     parts += [text for text in (layout.note, EMULATED if layout.emulated else "") if text]
@@ -233,4 +237,6 @@ def _text(estimate: float, low: float, high: float, digits: int, bold: Callable[
 
 def _head(key: str, value: object) -> str:
     """The head of a row as a reader writes it: its column says what a number is."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value) if isinstance(value, int) else setting(key, value)
+    if isinstance(value, int | float) and not meaning(key, value):
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return setting(key, value)

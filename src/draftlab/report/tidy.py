@@ -39,12 +39,12 @@ def plan_of(experiment: str) -> Experiment | None:
     return load_experiment(path) if path.exists() else None
 
 
-UNITS = {"request_id": "requests", "stream_index": "records", "block": "blocks"}
+UNITS = {"request_id": "requests", "stream_index": "requests", "block": "blocks"}
 """What a bootstrap may draw, in words."""
 
 
 def unit(rows: pd.DataFrame) -> str | None:
-    """The column whose values the bootstrap draws: requests, places (records) of a stream, or blocks; None for an exact table."""
+    """The column whose values the bootstrap draws: requests, places of a stream, or blocks; None for an exact table."""
     return next((column for column in UNITS if column in rows), None)
 
 

@@ -40,7 +40,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         ax.set(xscale="log", xlabel="requests per update", title=words)
         ax.set_xticks(online["update_interval"], online["update_interval"].astype(str), minor=False)
         ax.set_xticks([], minor=True)
-    axes[0, 0].set_ylabel("static draft's cost / cost")
+    axes[0, 0].set_ylabel("cost of the static draft over own cost")
     legend(figure, list(axes[0]))
     footer(
         figure,
@@ -48,5 +48,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         f"n = {found['n'].min()} requests per point",
         seeds(table),
         "bars and bands: 95 % bootstrap over requests",
+        "busy server: training counts",
+        "idle server: training fills idle time",
     )
     return figure

@@ -28,7 +28,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         upper.set_title(value)
         lower.set(xlabel="draft temperature", yscale="log")
     axes[0, 0].set_ylabel("acceptance")
-    axes[1, 0].set_ylabel("shortfall to the optimum")
+    axes[1, 0].set_ylabel("shortfall from the optimum")
     legend(figure, list(axes.flat))
     n = table.groupby("panel")["_unit"].nunique()
     footer(figure, scale, f"{counted(n)} requests per point", "bars: 95 % bootstrap")

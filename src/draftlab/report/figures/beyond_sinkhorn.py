@@ -35,12 +35,14 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
                     near = {"textcoords": "offset points", "ha": "center", "fontsize": 5.5}
                     ax.annotate(f"{end.iterations:g}", (end.us, end.estimate), (0, 6), **near)
         ax.set(title=f"K = {drafts}", xlabel="CPU µs per position", xscale="log", yscale="log")
-    axes[0, 0].set_ylabel("shortfall to the optimum")
+        ax.margins(y=0.1)  # room for the numbers
+    axes[0, 0].set_ylabel("shortfall from the optimum")
     legend(figure, list(axes[0]))
     footer(
         figure,
         scale,
         f"{counted(found['n'])} requests per point, bars: 95 % bootstrap",
-        "numbers: fewest and most iterations; a vertical line: at the optimum",
+        "numbers: fewest and most iterations",
+        "vertical line: no shortfall",
     )
     return figure

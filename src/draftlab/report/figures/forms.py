@@ -119,8 +119,10 @@ def curve_figure(
     if foot is not None:
         for ax, value in zip(axes[-1], shown, strict=True):
             foot(ax, table if panel is None else table[table[panel] == value])
-    has_words = any(ax.get_legend_handles_labels()[1] for ax in axes.flat)
-    if has_words and (series or form.printed or extra):
+    labels = {label for ax in axes.flat for label in ax.get_legend_handles_labels()[1]}
+    # A series without another beside it is named in the footer, and needs no legend.
+    alone = [name(order[0])] if series and len(order) == len(labels) == 1 else []
+    if labels and not alone and (series or form.printed or extra):
         legend(figure, list(axes.flat))
     several = "dataset" in table and "dataset" not in keys and table["dataset"].nunique() > 1
     datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
@@ -130,7 +132,7 @@ def curve_figure(
         else "exact: no n, no interval"
     )
     first = tidy.records(table.iloc[[0]])[0]
-    said = [*held(table, form.held), *(fact.format(**first) for fact in form.facts)]
+    said = [*alone, *held(table, form.held), *(fact.format(**first) for fact in form.facts)]
     footer(figure, scale, interval, seeds(table), *said, *facts)
     return figure
 
@@ -203,7 +205,7 @@ def live_figure(table: pd.DataFrame, scale: str, published: Published, form: Liv
         also=[("tokens per second", "emitted", "seconds")] if timed else [],
         held=["dataset", "draft_temperature", "target_temperature", "draft_len"],
     )
-    apart = 0.012 * (table[form.x].max() - table[form.x].min())
+    apart = 0.006 * (table[form.x].max() - table[form.x].min())
     return curve_figure(
         table, scale, published, curve, foot=partial(_time_split, form.series) if timed else None, apart=apart
     )
@@ -252,10 +254,12 @@ def stream_figure(
             draw_printed(axes[1, column], published, printed, rows)
         if extra is not None:
             extra(axes[1, column], value)
-        axes[-1, column].set_xlabel("records")
+        if has_printed:
+            in_thousands(axes[1, column])
+        axes[-1, column].set_xlabel("requests")
     axes[0, 0].set(ylabel="alpha, ours" if has_printed else "alpha", ylim=(0, 1), xlim=(0, None))
     if has_printed:
-        axes[1, 0].set_ylabel("alpha, printed")
+        axes[1, 0].set(ylabel="alpha, printed", xlim=(0, None))
     legend(figure, list(axes.flat))
     served = _served(table)
     length = int(served["stream_index"].max()) + _step(served)
@@ -266,8 +270,8 @@ def stream_figure(
     footer(
         figure,
         scale,
-        f"moving average of {'–'.join(map(str, sorted({min(used), max(used)})))} records{form.note}",
-        f"{length} records",
+        f"moving average of {'–'.join(map(str, sorted({min(used), max(used)})))} requests{form.note}",
+        f"{length} requests",
         seeds(table),
         f"at the right: last fifth of the stream, 95 % bootstrap over {tidy.units(table)}",
     )
@@ -357,7 +361,6 @@ def printed_curves(ax: Axes, published: Published, form: PrintedCurves, panel: s
         ax.plot(curve["x"], curve["y"], **look(value, place).options(marker="", linewidth=1))
     for start in form.shifts:
         ax.axvline(start, color=GREY, linewidth=0.7, linestyle=(0, (2, 2)))
-    in_thousands(ax)
 
 
 def in_thousands(ax: Axes) -> None:
@@ -413,11 +416,11 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     ax.set(xlabel=textwrap.fill(str(measure), 50), ylim=(len(rows) - 0.5, -0.5))
     settings = [zip(layout.rows, row, strict=True) for row in rows]
     ax.set_yticks(range(len(rows)), [", ".join(itertools.starmap(setting, row)) for row in settings])
-    if layout.columns:
+    if len(series) > 1:
         legend(figure, [ax])
     units = tidy.units(table)
     interval = f"{counted(cells['n'])} {units} per mark, bars: 95 % bootstrap" if units else "exact: no n, no interval"
-    footer(figure, scale, interval, seeds(table))
+    footer(figure, scale, interval, seeds(table), words if len(series) == 1 else "")
     return figure
 
 
@@ -443,6 +446,7 @@ def gap_figure(table: pd.DataFrame, scale: str, published: Published, form: Gaps
         figure,
         scale,
         "differences of alpha in points; (in brackets): the 95 % interval holds 0",
+        *form.facts,
         f"{counted(pd.Series([gap.n for gap in found.values()]))} {tidy.units(table)} per cell",
         seeds(table),
         *facts,

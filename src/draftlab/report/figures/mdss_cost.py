@@ -10,10 +10,6 @@ from draftlab.report.figures.style import SEQUENCE, footer, legend, name, panels
 from draftlab.report.published import Published
 
 WORDS = {
-    "restrict": "cutting tables to the support",
-    "optimum value": "the optimum's value alone",
-    "single (again)": "single draft again (noise)",
-    "importance_truncated s=5": "importance sampling, s = 5",
     "importance_truncated s=5, first": "… without a full sort",
     "importance_truncated s=5, highs": "… its program by HiGHS",
 }

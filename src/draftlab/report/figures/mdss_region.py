@@ -7,17 +7,17 @@ import itertools
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.report.figures.style import footer, in_order, legend, look, panels
+from draftlab.report.figures.style import footer, in_order, legend, look, panels, setting
 from draftlab.report.published import Published
 
-TARGETS = {"left": "target (1/3, q2, 2/3 − q2)", "right": "target (1/6, q2, 5/6 − q2)"}
+FAMILIES = ("left", "right")
 SCHEMES = ("optimal", "k_seq", "specinfer", "single")
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """A column per family of targets, a row per K; the full linear program coincides with the optimum, so it is left out."""
     counts = sorted(table["num_drafts"].unique())
-    families = in_order(table["panel"].tolist(), TARGETS)
+    families = in_order(table["panel"].tolist(), FAMILIES)
     figure, axes = panels(len(counts), len(families), height=1.7, sharey=True, sharex="col")
     for (row, drafts), (column, panel) in itertools.product(enumerate(counts), enumerate(families)):
         ax = axes[row, column]
@@ -28,7 +28,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
             line = rows[rows["scheme"] == scheme].sort_values("q2")
             ax.plot(line["q2"], line["acceptance"], **look(scheme, place).options(marker=""))
         if row == 0:
-            ax.set_title(TARGETS.get(panel, panel))
+            ax.set_title(setting("panel", panel))
         if row == len(counts) - 1:
             ax.set_xlabel("q2")
         if column == 0:

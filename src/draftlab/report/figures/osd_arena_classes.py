@@ -40,6 +40,10 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     axes[0, 0].set_ylabel("share of requests")
     requests = int(table.groupby("group_by")["count"].sum().max())
     footer(
-        figure, scale, f"{requests} requests", "counts, so no interval", "of generated requests the shares are settings"
+        figure,
+        scale,
+        f"{requests} requests",
+        "counts, so no interval",
+        "shares of generated requests are settings, not findings",
     )
     return figure

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from draftlab.core import theory
 from draftlab.core.stats import ratio_table
-from draftlab.report.figures.style import BLUE, GREY, INK, RED, Look, footer, legend, panels, points, seeds
+from draftlab.report.figures.style import BLUE, GREY, INK, RED, Look, footer, legend, name, panels, points, seeds
 from draftlab.report.published import Published
 
 MEASURED, EQ1, REFINED = (
@@ -17,7 +17,7 @@ MEASURED, EQ1, REFINED = (
     Look("Eq. 1", RED, "--", ""),
     Look("Eq. 1 with the measured cost v of verifying a block", INK, ":", ""),
 )
-PAIRS = {"vicuna-7b/llama-160m": "Vicuna-7B / LLaMA-160M", "vicuna-33b/tinyllama-1.1b": "Vicuna-33B / TinyLlama-1.1B"}
+PAIRS = ("vicuna-7b/llama-160m", "vicuna-33b/tinyllama-1.1b")
 ALPHAS = np.linspace(0.5, 0.9, 41)
 
 
@@ -55,4 +55,4 @@ def _printed(ax: Axes, pair: str, published: Published) -> None:
     for claim, style in (("T2.speedup_by_alpha", MEASURED), ("T7.theory_speedup", EQ1)):
         rows = published.of(claim, pair=pair)
         ax.plot([float(s["alpha"]) for s in rows["settings"]], rows["value"], **style.options(mfc="white"))
-    ax.set_title(f"printed, {PAIRS[pair]}", fontsize=7)
+    ax.set_title(f"printed, {name(pair)}", fontsize=7)

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draftlab.report.figures.style import BLUE, GREEN, GREY, ORANGE, RED, SEQUENCE, diamonds, footer, panels
+from draftlab.report.figures.style import BLUE, GREEN, GREY, ORANGE, RED, SEQUENCE, diamonds, footer, panels, setting
 from draftlab.report.published import Published
 from draftlab.report.tidy import records
 
@@ -24,7 +24,7 @@ GROUPS = {
     ("unrounded", "all"): "all terms",
     ("ours", "all"): "this run's pair, all terms",
 }
-SYSTEMS = {"original": "original", "vsd": "VSD", "osd": "OSD"}
+SYSTEMS = {system: setting("system", system) for system in ("original", "vsd", "osd")}
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
@@ -65,7 +65,9 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         line = "--" if inputs == "ours" else ":"
         right.axhline(reached, color=GREY, linestyle=line, linewidth=0.9, label=f"{_who(inputs)}, distilled")
     right.set(
-        xscale="log", xlabel="requests that share a load of weights", ylabel="block length needed, over that of VSD"
+        xscale="log",
+        xlabel="requests that share a load of weights",
+        ylabel="block length needed, over a static draft's",
     )
     _legend(left, 3)
     _legend(right, 2)

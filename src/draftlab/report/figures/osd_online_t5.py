@@ -7,14 +7,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftlab.plan.figure import Stream
-from draftlab.report.figures.forms import in_thousands, stream_figure
+from draftlab.report.figures.forms import stream_figure
 from draftlab.report.figures.osd_offline_t5 import PAIR
 from draftlab.report.figures.style import LOOKS
 from draftlab.report.published import Published
 
 LATE = {"osd": "online", "static_10pct": "static_10"}
 LENGTHS = {"spider": 7000, "gsm8k": 7470, "code_search_net": 10000, "finance_alpaca": 9800}
-"""Records of each printed stream."""
+"""Requests of each printed stream."""
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
@@ -28,7 +28,6 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         for level in published.of("F3.offline_line", pair=PAIR, dataset=dataset)["value"]:
             ax.axhline(level, **LOOKS["offline"].options(marker="", linewidth=1.1))
         ax.set_xlim(0, max(LENGTHS.values()))
-        in_thousands(ax)
 
     form = Stream(panel="dataset", note=" (printed: late level)")
     return stream_figure(table, scale, published, form, extra=printed)

@@ -58,5 +58,5 @@ def _tokens(ax: Axes, common: pd.DataFrame) -> None:
     ax.barh(range(len(largest)), largest, color=PALE)
     for place, text in enumerate(largest.index):
         ax.text(0.02, place, repr(text), fontsize=5.5, va="center", parse_math=False)
-    ax.set(xlabel="gain in recall", xlim=(0, 1), ylim=(SHOWN - 0.4, -0.6), yticks=[])
+    ax.set(xlabel="gain in recall", xlim=(0, 1), ylim=(SHOWN - 0.4, -0.6), xticks=[0, 0.5, 1], yticks=[])
     ax.grid(visible=False, axis="y")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from draftlab.report.figures.style import BLACK, BLUE, GREY, RED, Look, diamonds, footer, legend, panels
+from draftlab.report.figures.style import BLACK, BLUE, GREY, RED, Look, diamonds, footer, legend, name, panels
 from draftlab.report.published import Published
 
 SYSTEMS = {
@@ -36,7 +36,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         value = published.of("A4.flops_ratio", pair=pair)["value"]
         diamonds(right, value, [place] * len(value), None)
     right.set(xlabel="target over draft FLOPs", ylim=(len(pairs) - 0.5, -0.5))
-    right.set_yticks(range(len(pairs)), pairs)
+    right.set_yticks(range(len(pairs)), list(map(name, pairs)))
     legend(figure, [left])
     below = f"the factors that the paper names give {first['flops_per_second'] / printed:,.0f} times the load that it prints"
     footer(figure, scale, "exact, so no interval", below)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from PIL import Image
@@ -28,6 +30,7 @@ WIDE = 7.0  # inches: the text width of a two-column paper
 COLUMN = 3.4
 DPI = 200
 COLOURS = 128
+HELD = "\N{NO-BREAK SPACE}"
 TITLE: dict[str, Any] = {"size": 9}  # not bold: each font in a PDF costs a third of a second
 
 mpl.rcParams.update(mpl.rc_params_from_file(Path(__file__).with_suffix(".mplstyle"), use_default_template=False))
@@ -63,9 +66,17 @@ NAMES: dict[str, str] = SAID["names"]
 
 def setting(key: str, value: object) -> str:
     """A setting as a reader writes it: a number needs its name, a word does not."""
+    if said := meaning(key, value):
+        return said
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(SAID["meanings"].get(key, {}).get(str(value)) or name(value))
-    return str(SAID["settings"].get(key, f"{key_name(key)} {{:g}}")).format(value)
+        return name(value)
+    text = str(SAID["settings"].get(key, f"{key_name(key)} {{:g}}")).format(value)
+    return text.removesuffix("s") if value == 1 else text  # 1 draft, 2 drafts
+
+
+def meaning(key: str, value: object) -> str:
+    """What a value of this column means, where it has words of its own; else nothing."""
+    return str(SAID["meanings"].get(key, {}).get(str(value), ""))
 
 
 def key_name(key: str) -> str:
@@ -98,7 +109,7 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     found: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
+            found.setdefault(label, handle[0] if isinstance(handle, ErrorbarContainer) else handle)
     labels, room = list(found), 19 * figure.get_figwidth()
     rows = next(rows for rows in range(1, len(labels) + 1) if _width(labels, rows) <= room or rows == len(labels))
     columns = -(-len(labels) // rows)
@@ -112,9 +123,12 @@ def _width(labels: Sequence[str], rows: int) -> int:
 
 
 def footer(figure: Figure, scale: str, *facts: str) -> None:
-    """The lines under the figure: scale, n, interval and whatever else a reader must know."""
-    text = " · ".join([f"scale: {scale}", *filter(None, facts)])
-    figure.supxlabel(wrap(text, int(23 * figure.get_figwidth())), fontsize=6, color=GREY)
+    """The lines under the figure: scale, n, interval and whatever else a reader must know; a line ends between two of them."""
+    width = int(23 * figure.get_figwidth())
+    said = [f"scale: {scale}", *filter(None, facts)]
+    text = f"{HELD}· ".join(fact.replace(" ", HELD) if len(fact) < width else fact for fact in said)
+    lines = wrap(text, width).replace(HELD, " ").split("\n")
+    figure.supxlabel("\n".join(line.removesuffix(" ·") for line in lines), fontsize=6, color=GREY)
 
 
 def finish(figure: Figure, title: str) -> None:
@@ -122,7 +136,8 @@ def finish(figure: Figure, title: str) -> None:
     for ax in figure.axes:
         height = figure.get_figheight() / ax.get_gridspec().nrows  # type: ignore[union-attr]
         ax.set_ylabel(wrap(ax.get_ylabel(), max(int(10 * height), 12)))
-    figure.align_labels()
+    figure.align_xlabels()
+    figure.align_ylabels([ax for ax in figure.axes if ax.get_ylabel()])  # others have names of rows, which are wide
     if title:
         text = wrap(title, int(15 * figure.get_figwidth()))
         figure.set_figheight(figure.get_figheight() + 0.16 * (1 + text.count("\n")))
@@ -134,9 +149,13 @@ def finish(figure: Figure, title: str) -> None:
 
 
 def wrap(text: str, width: int) -> str:
-    """Lines of nearly the same length, ``width`` at most."""
-    lines = -(-len(text) // width)
-    return text if lines < 2 else textwrap.fill(text, min(width, len(text) // lines + 4))
+    """As few lines as fit, of nearly the same length, ``width`` at most."""
+    if len(text) <= width:
+        return text
+    split = partial(textwrap.wrap, text, break_long_words=False, break_on_hyphens=False)
+    fewest = split(width)
+    found = (split(narrow) for narrow in range(len(text) // len(fewest), width))
+    return "\n".join(next((lines for lines in found if len(lines) == len(fewest)), fewest))
 
 
 def points(ax: Axes, x: ArrayLike, rows: pd.DataFrame, style: Look, **options: Any) -> None:
