@@ -14,6 +14,7 @@ from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
 from draftlab.files.tables import read_table
 from draftlab.serving import verdict
+from draftlab.serving.costs import from_probes
 
 OPTIONS = {"before": "as_it_comes", "distilled": "distilled", "lookup": "lookup", "lookup_first": "lookup_first"}
 """Contenders of ``latency_requests`` -> options of ``replay_log``."""
@@ -39,7 +40,7 @@ def table(run: Path) -> pd.DataFrame:
             if len(known) < ENOUGH:
                 raise UserError(f"{len(known)} requests of {dataset} were not served", remedy=f"hold out {ENOUGH} more")
             context = float((known["prompt_tokens"] + known["emitted"] / 2).mean())
-            found = verdict.speedup(known, verdict.from_probes(costs, context), len(seconds))
+            found = verdict.speedup(known, from_probes(costs, context), len(seconds))
             measured = float(plain.sum() / seconds[contender].sum())
             cell = {
                 "dataset": dataset,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import threading
@@ -91,6 +92,22 @@ def test_sglang_verifies_one_token_more_than_it_drafts() -> None:
         emit.check_sglang_adaptive({**found, "strategy": "throughput_aware"})
     with pytest.raises(UserError, match="not in ascending order"):
         emit.check_sglang_adaptive({"8": {"candidate_steps": [1]}, "1": {"candidate_steps": [3]}})
+
+
+def test_only_engines_that_can_end_a_block_are_written_a_confidence(tmp_path: Path) -> None:
+    wanted = dataclasses.replace(WANTED, confidence=0.45)
+    words = shlex.split(emit.llama_cpp(wanted).command)
+    assert words[words.index("--spec-draft-p-min") + 1] == "0.45"
+    assert json.loads(emit.transformers(wanted).text)["assistant_confidence_threshold"] == 0.45
+    assert {own.file for own in emit.write(wanted, (), tmp_path / "all")} == {
+        "llama_server.sh",
+        "generation_config.json",
+    }
+    with pytest.raises(UserError, match="blocks of vllm do not end early"):
+        emit.write(wanted, ("vllm",), tmp_path / "one")
+    assert not (tmp_path / "one").exists()
+    with pytest.raises(UserError, match="a confidence of 1"):
+        dataclasses.replace(WANTED, confidence=1.0)
 
 
 def test_llama_server_names_the_type_and_no_removed_flag() -> None:

@@ -16,7 +16,9 @@ from draftlab.models import load_model
 from draftlab.models.ngrams import Ngrams
 from draftlab.report.verdict import lines, page, run
 from draftlab.serving import verdict
+from draftlab.serving.costs import BlockCosts, from_probes
 from draftlab.serving.monitor import read_promise
+from draftlab.serving.verdict_format import NAMES, Verdict
 from tests.pair import make_results, run_cell
 
 LENGTHS = [1, 3, 8]
@@ -34,7 +36,9 @@ def probes(step: float = 0.1, more: float = 0.05, blocks: int = 8, noise: float 
     return pd.DataFrame(rows)
 
 
-def table(alpha: float, requests: int = 60, option: str = "distilled", spread: float = 0.0) -> pd.DataFrame:
+def table(
+    alpha: float, requests: int = 60, option: str = "distilled", spread: float = 0.0, threshold: float = 0.0
+) -> pd.DataFrame:
     """Requests of 90 tokens whose blocks are those of one acceptance, or of acceptances that spread around it."""
     alphas = np.clip(alpha + spread * np.linspace(-1, 1, requests), 0, 1)
     rows = []
@@ -44,7 +48,8 @@ def table(alpha: float, requests: int = 60, option: str = "distilled", spread: f
             rows.append(
                 {"request_id": number, "split": "eval", "option": option, "proposal": "greedy", "draft_len": k, "emitted": 90.0,
                  "blocks": blocks, "accepted": 90 - blocks, "visited": (90 - blocks) / max(own, 1e-9), "empty": 0.0,
-                 "drafted": k * blocks, "steps": k * blocks, "prompt_tokens": 20, "optimum_2": 90 * own, "optimum_4": np.nan}
+                 "drafted": k * blocks, "steps": k * blocks, "prompt_tokens": 20, "optimum_2": 90 * own, "optimum_4": np.nan,
+                 "threshold": threshold}
             )  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -52,13 +57,13 @@ def table(alpha: float, requests: int = 60, option: str = "distilled", spread: f
 FACTS = {"offline": {"seconds": 30.0, "updates": 9}, "online": {"seconds": 30.0, "updates": 9}}
 
 
-def decide(rows: pd.DataFrame, costs: verdict.Costs, **more: object) -> verdict.Verdict:
+def decide(rows: pd.DataFrame, costs: BlockCosts, **more: object) -> Verdict:
     said = {"log": "log.jsonl", "target": "T", "draft": "D", "temperature": 0.0, "left_out": {}}
     return verdict.decide(rows, costs, FACTS, **said, **more)  # type: ignore[arg-type]
 
 
 def test_the_speedup_is_tokens_over_the_costs_of_blocks():
-    costs = verdict.from_probes(probes(), 100)
+    costs = from_probes(probes(), 100)
     found = verdict.judge("distilled", table(0.8), costs)
     by_hand = {k: expected_block_length(0.8, k) / (0.1 * k + 1 + 0.05 * k) for k in range(1, 9)}
     assert found.draft_len == max(by_hand, key=lambda k: by_hand[k])
@@ -72,7 +77,7 @@ def test_the_speedup_is_tokens_over_the_costs_of_blocks():
 def test_where_nothing_is_drafted_a_call_is_a_plain_step():
     rows = table(0.5, option="lookup").assign(empty=lambda t: t["blocks"] / 2, steps=0.0)
     rows["drafted"] = rows["draft_len"] * rows["blocks"] / 2
-    found = verdict.speedup(rows[rows["draft_len"] == 4], verdict.from_probes(probes(), 100))
+    found = verdict.speedup(rows[rows["draft_len"] == 4], from_probes(probes(), 100))
     blocks = 90 / expected_block_length(0.5, 4)
     assert found.estimate == pytest.approx(90 / (blocks / 2 * 1 + blocks / 2 * 1.2))
 
@@ -94,29 +99,29 @@ def test_where_nothing_is_drafted_a_call_is_a_plain_step():
 )
 def test_the_answer_and_its_reason(alpha: float, requests: int, step: float, answer: str, reason: str):
     rows = table(alpha, requests).assign(optimum_2=np.nan if answer == "no" else 90.0)
-    found = verdict.judge("distilled", rows, verdict.from_probes(probes(step), 100))
+    found = verdict.judge("distilled", rows, from_probes(probes(step), 100))
     assert (found.verdict, reason in found.reason) == (answer, True), found.reason
 
 
 def test_no_number_of_drafts_helps_where_their_optimum_does_not():
-    found = verdict.judge("distilled", table(0.05), verdict.from_probes(probes(), 100))
+    found = verdict.judge("distilled", table(0.05), from_probes(probes(), 100))
     assert found.reason.startswith("no number of drafts like this one can")
 
 
 def test_an_interval_that_holds_one_says_nothing_and_noise_of_the_costs_is_in_it():
-    costs = verdict.from_probes(probes(), 100)
+    costs = from_probes(probes(), 100)
     tips = verdict.tips_at(costs)
     assert tips is not None
     mixed = verdict.judge("distilled", table(tips + 0.01, spread=0.15), costs)
     assert mixed.verdict == "not yet known"
     assert "includes 1" in mixed.reason
     exact = verdict.judge("distilled", table(0.8), costs).speedup
-    noisy = verdict.judge("distilled", table(0.8), verdict.from_probes(probes(noise=0.3), 100)).speedup
+    noisy = verdict.judge("distilled", table(0.8), from_probes(probes(noise=0.3), 100)).speedup
     assert noisy.high - noisy.low > exact.high - exact.low + 0.05
 
 
 def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
-    found = decide(table(0.8, spread=0.1), verdict.from_probes(probes(), 100), rate=4.0)
+    found = decide(table(0.8, spread=0.1), from_probes(probes(), 100), rate=4.0)
     assert found.verdict == "yes"
     assert found.best == "distilled"
     (tmp_path / "verdict.json").write_text(found.model_dump_json())
@@ -129,7 +134,7 @@ def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
 
 
 def test_the_interval_is_for_requests_to_come():
-    costs = verdict.from_probes(probes(), 100)
+    costs = from_probes(probes(), 100)
     rows = table(0.6, spread=0.3).query("draft_len == 3")
     many, few = (verdict.speedup(rows, costs, to_come) for to_come in (100_000, 10))
     assert few.estimate == many.estimate
@@ -138,14 +143,14 @@ def test_the_interval_is_for_requests_to_come():
 
 def test_a_short_block_pays_more_for_a_draft_step():
     rows = probes().assign(draft_seconds=lambda t: 0.001 * (1 + 1 / (t["verified"] - 1)))
-    costs = verdict.from_probes(rows, 100)
+    costs = from_probes(rows, 100)
     assert costs.block(1) == pytest.approx(1.05 + 0.2)
     assert costs.block(8) == pytest.approx(1.40 + 8 * 0.1 * 1.125)
 
 
 def test_parts_of_a_log_are_judged_by_their_own_requests():
     rows = table(0.6).assign(prompt_tokens=lambda t: np.where(t["request_id"] < 30, 20, 200))
-    costs = verdict.from_probes(probes(), 100)
+    costs = from_probes(probes(), 100)
     losing = table(0.02).assign(prompt_tokens=200)
     mixed = pd.concat([rows[rows["request_id"] < 30], losing[losing["request_id"] >= 30]]).assign(language="English")
     short, long = verdict.judge("distilled", mixed, costs).categories
@@ -163,7 +168,7 @@ def test_parts_of_a_log_are_judged_by_their_own_requests():
 def test_lookup_that_finds_nothing_costs_a_plain_step_under_load_too():
     rows = table(0.5, option="lookup").assign(steps=0.0, empty=lambda t: 0.9 * t["blocks"])
     rows["drafted"] = 0.1 * rows["draft_len"] * rows["blocks"]
-    costs = verdict.from_probes(probes(more=0.5), 100)
+    costs = from_probes(probes(more=0.5), 100)
     found = verdict.judge("lookup", rows, costs)
     seldom = verdict.under_load(rows, found, costs, 0.1, None)
     always = verdict.under_load(rows.assign(empty=0.0), found, costs, 0.1, None)
@@ -192,7 +197,7 @@ def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
 
 
 def test_payback_counts_requests_until_the_updates_are_won_back():
-    costs = verdict.from_probes(probes(), 100)
+    costs = from_probes(probes(), 100)
     rows = pd.concat([table(0.6, option="as_it_comes"), table(0.8)])
     before, after = decide(rows, costs).options
     saved = 90 * 0.01 * (1 / before.speedup.estimate - 1 / after.speedup.estimate)
@@ -201,12 +206,12 @@ def test_payback_counts_requests_until_the_updates_are_won_back():
 
 
 def test_an_empty_table_and_broken_probes_are_refused():
-    costs = verdict.from_probes(probes(), 100)
+    costs = from_probes(probes(), 100)
     with pytest.raises(UserError, match="no request was held out"):
         decide(table(0.8).iloc[:0], costs)
     broken = probes().assign(verify_seconds=lambda t: t["verify_seconds"].where(t["block"] != 3))
     with pytest.raises(UserError, match="NaN"):
-        verdict.from_probes(broken, 100)
+        from_probes(broken, 100)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -228,7 +233,9 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
     assert (once["optimum_4"].dropna() >= once["optimum_2"].dropna() - 1e-9).all()
     mine = once.loc[("distilled", proposal)]
     assert (mine["optimum_2"].dropna() >= mine["overlap"].dropna().iloc[: mine["optimum_2"].count()] - 1e-6).all()
-    assert set(rows["option"]) == set(verdict.NAMES)
+    early = {name for name in NAMES if name.endswith("_confident")}
+    assert set(rows["option"]) == (set(NAMES) - early if temperature else set(NAMES))
+    assert (rows.loc[~rows["option"].isin(early), "threshold"] == 0).all()
     assert record["runs"][0]["online"]["updates"] == 6
     found = [Ngrams(a.prompt_ids).guess is None for a in recorded.answers]
     first = rows[(rows["option"] == "lookup") & (rows["split"] == "eval") & (rows["draft_len"] == 1)].drop_duplicates(
@@ -237,9 +244,43 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
     assert (first["empty"].to_numpy() >= np.array(found)).all()
 
 
+def test_blocks_that_end_where_the_draft_is_unsure(tmp_path: Path):
+    """The stage's counts are those of the rule along the recorded answers; none ends early at a threshold that every draft reaches."""
+    make_results(tmp_path)
+    settings = {"dataset": "toy", "learning_rate": 5e-3, "batch": 8, "update_interval": 8, "temperature": 0.0}
+    settings |= {"epochs": 4, "draft_lens": LENGTHS, "thresholds": [1e-6, 0.2, 0.999]}
+    rows, _ = run_cell("replay_log", tmp_path, tmp_path / "cell", settings)
+    own = rows[(rows["split"] == "eval") & (rows["draft_len"] == 3)].set_index(["option", "threshold"])
+    never, always = own.loc[("distilled_confident", 1e-6)], own.loc[("distilled_confident", 0.999)]
+    fixed = own.loc[("distilled", 0.0)]
+    for count in ("blocks", "accepted", "visited", "drafted", "steps"):
+        np.testing.assert_allclose(never[count], fixed[count])
+    assert (always["drafted"] == 0).all()
+    assert (always["empty"] == always["blocks"]).all()
+    assert (always["steps"] == always["blocks"]).all()
+    some = own.loc[("distilled_confident", 0.2)][["drafted", "blocks", "accepted"]].sum()
+    assert 0 < some["drafted"] < never["drafted"].sum()
+    assert some["accepted"] / some["drafted"] > never["accepted"].sum() / never["drafted"].sum()
+    alone = own.loc[("lookup_first_confident", 0.999)]
+    assert (alone["drafted"].to_numpy() > 0).any()
+
+
+def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path: Path):
+    rows = pd.concat([table(0.3), table(0.8, option="distilled_confident", threshold=0.45)])
+    found = decide(rows, from_probes(probes(), 100), rate=2.0)
+    assert found.best == "distilled_confident"
+    assert f"up to {found.options[1].draft_len} tokens per block (confidence 0.45)" in found.sentence
+    assert set(found.load) == {"distilled"}, "the simulated server knows no block that ends early"
+    assert found.monitor is not None
+    assert found.monitor.threshold == found.options[1].threshold == 0.45
+    text = page(found, verdict.Asked(traffic=Path("log.jsonl"), target="T", draft=("D",)), tmp_path)
+    assert "--confidence 0.45" in text
+    assert "at most, confidence 0.45" in text
+
+
 def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
     rows = pd.concat([table(0.3, option="as_it_comes"), table(0.8, spread=0.1)])
-    found = decide(rows, verdict.from_probes(probes(), 100), rate=2.0).model_copy(update={"log": "<b>log</b>.jsonl"})
+    found = decide(rows, from_probes(probes(), 100), rate=2.0).model_copy(update={"log": "<b>log</b>.jsonl"})
     asked = verdict.Asked(traffic=Path("log.jsonl"), target="my target", draft=("D",))
     text = page(found, asked, tmp_path)
     assert found.sentence in text
@@ -252,7 +293,7 @@ def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
 
 
 def test_a_lookup_that_pays_is_served_by_the_engine_itself(tmp_path: Path):
-    found = decide(table(0.8, option="lookup", spread=0.1).assign(steps=0.0), verdict.from_probes(probes(), 100))
+    found = decide(table(0.8, option="lookup", spread=0.1).assign(steps=0.0), from_probes(probes(), 100))
     assert found.best == "lookup"
     text = page(found, verdict.Asked(traffic=Path("log.jsonl"), target="T"), tmp_path)
     assert "vllm serve T --speculative-config" in text

@@ -6,7 +6,7 @@ and how many of them would be accepted. A rule gives a length for every position
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,6 +33,10 @@ class Drafted:
         """The longest block."""
         return int(self.confidence.shape[1])
 
+    def upto(self, depth: int) -> Drafted:
+        """The same where no block is longer than ``depth``."""
+        return replace(self, confidence=self.confidence[:, :depth])
+
     def fixed(self, draft_len: int) -> Int64[np.ndarray, " positions"]:
         """The same length everywhere."""
         return np.full(len(self.stands), draft_len)
@@ -49,10 +53,11 @@ class Drafted:
 @dataclass(frozen=True)
 class Blocks:
     """The blocks that a rule gives for some answers, by request: target calls by the number of tokens drafted for them (0, 1, ...), tokens
-    accepted, steps of the draft's model, tokens emitted."""
+    accepted and judged, steps of the draft's model, tokens emitted."""
 
     calls: Int64[np.ndarray, "requests lengths"]
     accepted: Int64[np.ndarray, " requests"]
+    judged: Int64[np.ndarray, " requests"]
     steps: Int64[np.ndarray, " requests"]
     emitted: Int64[np.ndarray, " requests"]
 
@@ -104,7 +109,7 @@ def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool =
     steps = (drafted.confidence < 1).cumsum(1)
     requests = len(drafted.lengths)
     calls = np.zeros((requests, drafted.depth + 1), dtype=np.int64)
-    kept, asked = np.zeros(requests, dtype=np.int64), np.zeros(requests, dtype=np.int64)
+    kept, judged, asked = np.zeros((3, requests), dtype=np.int64)
     begin = 0
     for request, length in enumerate(drafted.lengths):
         place = 0
@@ -115,7 +120,8 @@ def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool =
             looked = min(wanted + asks, drafted.depth)
             calls[request, wanted] += 1
             kept[request] += accepted
+            judged[request] += min(accepted + 1, wanted)
             asked[request] += steps[at, looked - 1] if looked else 0
             place += accepted + 1
         begin += length
-    return Blocks(calls, kept, asked, np.array(drafted.lengths, dtype=np.int64))
+    return Blocks(calls, kept, judged, asked, np.array(drafted.lengths, dtype=np.int64))

@@ -31,8 +31,10 @@ from draftlab.files.json_files import read_jsonl, read_object
 from draftlab.files.tables import read_table
 from draftlab.models.ngrams import NGRAM
 from draftlab.report.page import templates
+from draftlab.serving import costs as block_costs
 from draftlab.serving import traces, verdict
-from draftlab.serving.verdict import NAMES, Asked, Range, Verdict
+from draftlab.serving.verdict import Asked
+from draftlab.serving.verdict_format import NAMES, Range, Verdict
 
 NO_DRAFT = Range(estimate=1, low=1, high=1)
 FIGURES = {
@@ -83,9 +85,9 @@ def judge(
     context = float((held_out["prompt_tokens"] + held_out["emitted"] / 2).mean())
     if asked.hardware:
         weights = facts["parameters"]
-        costs = verdict.from_profile(asked.hardware, context, weights["draft"] / weights["target"])
+        costs = block_costs.from_profile(asked.hardware, context, weights["draft"] / weights["target"])
     else:
-        costs = verdict.from_probes(read_table(run / "cells/traffic_cost/all/rows.csv"), context)
+        costs = block_costs.from_probes(read_table(run / "cells/traffic_cost/all/rows.csv"), context)
     return verdict.decide(
         rows,
         costs,
@@ -140,6 +142,7 @@ def commands(found: Verdict, asked: Asked, folder: Path) -> list[str]:
     draft = asked.draft[0] if asked.draft else "DRAFT"
     length, out = str(found.monitor.draft_len), str(folder / "engines")
     emit = ["draftlab", "emit", "--draft-len", length, "--target", asked.target, "--draft", draft, "--out", out]
+    emit += ["--confidence", f"{found.monitor.threshold:g}"] if found.monitor.threshold else []
     monitor = ["draftlab", "monitor", "http://localhost:8000/metrics", "--verdict", str(folder / "verdict.json")]
     if found.monitor.option == "lookup":  # no draft to name: vLLM's own lookup, with as many tokens of the text as ours
         ngram = {
@@ -160,7 +163,8 @@ def draw(found: Verdict, part: str) -> bytes:
     axes = drawn.subplots()
     for number, own in enumerate(found.options):
         if part == "length":
-            each = sorted((at for at in own.by_length if at.proposal == own.proposal), key=lambda at: at.draft_len)
+            same = (at for at in own.by_length if (at.proposal, at.threshold) == (own.proposal, own.threshold))
+            each = sorted(same, key=lambda at: at.draft_len)
             points = [(0.0, NO_DRAFT), *((float(at.draft_len), at.speedup) for at in each)]
             axes.set(xlabel="tokens drafted at once", ylabel="speed-up over no draft")
         elif part == "time":

@@ -25,7 +25,8 @@ Ranges = Sequence[tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A pair, its draft lengths (``draft_len`` at most, ``ranges`` by batch), and the measured acceptance."""
+    """A pair, its draft lengths (``draft_len`` at most, ``ranges`` by batch), and the measured acceptance; a block ends where the draft's token
+    has a probability below ``confidence``."""
 
     target: str
     draft: str
@@ -35,8 +36,11 @@ class Wanted:
     acceptance: Acceptance | None = None
     requests: int = 0
     traffic: str = ""
+    confidence: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.confidence < 1:
+            raise UserError(f"a confidence of {self.confidence}", remedy="give a probability from 0 to less than 1")
         if self.draft_len < 1:
             raise UserError(f"a draft length of {self.draft_len}", remedy="serve without a draft, or give 1 or more")
 
@@ -172,8 +176,8 @@ def sglang_adaptive(wanted: Wanted) -> Emitted:
 
 
 def llama_cpp(wanted: Wanted) -> Emitted:
-    """``llama-server``: fixed length (its default stops at no probability, ``p-min`` 0), one length for all batches."""
-    flags = {**_llama_flags(wanted), "--spec-draft-n-min": "0", "--spec-draft-p-min": "0.0"}
+    """``llama-server``: one length for all batches; a block ends below ``p-min`` (by default 0: never)."""
+    flags = {**_llama_flags(wanted), "--spec-draft-n-min": "0", "--spec-draft-p-min": str(float(wanted.confidence))}
     return _llama_server("llama_server.sh", flags)
 
 
@@ -266,11 +270,11 @@ def tensorrt_upper(wanted: Wanted) -> Emitted:
 
 
 def transformers(wanted: Wanted) -> Emitted:
-    """The draft's ``generation_config.json``: a fixed length, whatever the draft's confidence."""
+    """The draft's ``generation_config.json``: a constant length, and the confidence below which a block ends (0: never)."""
     config = {
         "num_assistant_tokens": wanted.draft_len,
         "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
+        "assistant_confidence_threshold": wanted.confidence,
     }
     command = "target.generate(**inputs, assistant_model=draft)"
     return Emitted("generation_config.json", "transformers 5.23", json.dumps(config, indent=1) + "\n", command)
@@ -319,6 +323,8 @@ EMITTERS: dict[str, Callable[[Wanted], Emitted]] = {
     "transformers": transformers,
     "speculation-profile": speculation_profile,
 }
+ENDS_EARLY = frozenset({"llama-cpp", "transformers"})
+"""Engines whose blocks can end where the draft is unsure."""
 
 
 def ranges_of(best: Sequence[Mapping[str, Any]], context: int) -> list[tuple[int, int, int]]:
@@ -353,6 +359,9 @@ def write(wanted: Wanted, engines: Sequence[str], out: Path) -> list[Emitted]:
         if name not in EMITTERS:
             raise UserError(f"no engine {name!r}", remedy=f"give one of {', '.join(EMITTERS)}")
         try:
+            if wanted.confidence and name not in ENDS_EARLY:
+                remedy = f"leave out --confidence, or name {' or '.join(sorted(ENDS_EARLY))}"
+                raise UserError(f"blocks of {name} do not end early", remedy=remedy)
             found.append(EMITTERS[name](wanted))
         except UserError:
             if engines:
@@ -378,15 +387,19 @@ def emit(
     alpha: float | None = None,
     acceptance: Path | None = None,
     greedy: bool = False,
+    confidence: float = 0.0,
     out: Path,
 ) -> None:
-    """Write settings for serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON file of draftlab load), or a single DRAFT_LEN."""
+    """Write settings for serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON file of draftlab load), or a single DRAFT_LEN.
+
+    A block ends early where the draft's token has a probability below CONFIDENCE.
+    """
     if (load is None) == (draft_len is None):
         raise UserError("no draft length, or two", remedy="give either --load or --draft-len")
     shown = records.acceptance(acceptance) if acceptance else from_alpha(alpha) if alpha is not None else None
     requests = len(shown.survival) if shown and acceptance else 0
     ranges, longest = from_load(load, context) if load is not None else ([], draft_len or 0)
     traffic = acceptance.stem if acceptance else ""
-    wanted = Wanted(target, draft, longest, ranges, not greedy, shown, requests, traffic)
+    wanted = Wanted(target, draft, longest, ranges, not greedy, shown, requests, traffic, confidence)
     for emitted in write(wanted, engine, out):
         print(f"{emitted.file}: {emitted.version}")

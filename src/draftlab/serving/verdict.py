@@ -11,26 +11,36 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import BaseModel, ConfigDict
 
 from draftlab.core.settings import Template
 from draftlab.core.stats import ENOUGH
 from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
-from draftlab.serving import profiles, traces
+from draftlab.serving import traces
 from draftlab.serving.acceptance import alpha_of_length, from_alpha
-from draftlab.serving.load import CONTEXTS, Goal, best_lengths, block_ms, sweep
-from draftlab.serving.profiles import Profile
+from draftlab.serving.costs import DRAWS, LONGEST, BlockCosts
+from draftlab.serving.load import CONTEXTS, Goal, best_lengths, sweep
+from draftlab.serving.verdict_format import (
+    NAMES,
+    Answer,
+    At,
+    AtLoad,
+    Ceiling,
+    Forecast,
+    Option,
+    Part,
+    Promise,
+    Range,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-DRAWS = 1000
-LONGEST = 8
 SHARES = (0.25, 0.5, 1.0, 2.0)
 """Of the given load, those that are simulated."""
 ARRIVALS = 200
@@ -41,15 +51,6 @@ PARTS = 10
 """Parts of the stream whose acceptance is told."""
 LOADS = 6
 """Simulations of one load, each with arrivals and requests of its own."""
-
-Answer = Literal["yes", "no", "not yet known"]
-NAMES = {
-    "lookup": "prompt lookup",
-    "as_it_comes": "the undistilled draft",
-    "distilled": "the draft distilled on this traffic",
-    "kept_learning": "the draft that keeps learning on it",
-    "lookup_first": "prompt lookup before the distilled draft",
-}
 
 
 @dataclass(frozen=True)
@@ -74,199 +75,6 @@ class Asked:
     cores: int = 0
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Range(_Part):
-    """An estimate and its 95 % interval."""
-
-    estimate: float
-    low: float
-    high: float
-
-    def show(self) -> str:
-        return f"{self.estimate:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-class At(_Part):
-    """One draft length and way to propose."""
-
-    draft_len: int
-    proposal: str
-    speedup: Range
-
-
-class Part(_Part):
-    """The verdict on one part of the log."""
-
-    name: str
-    requests: int
-    verdict: Answer
-    speedup: Range
-
-
-class Ceiling(_Part):
-    """The best possible speed-up at these costs: with a ``perfect`` draft (alpha = 1), and with the exact optimum of 2 and 4 drafts from the
-    same distribution, if verifying the additional drafts were free (empty where that was not computed)."""
-
-    perfect: float
-    optimum_alpha: dict[int, float] = {}
-    optimum: dict[int, float] = {}
-
-
-class Forecast(_Part):
-    """Acceptance of a draft that keeps learning, ``after`` these numbers of requests; ``enough``: the number of requests after which twice as
-    many add less than ``GAIN`` (none: beyond the forecast). ``refused`` says why there is no forecast."""
-
-    seen: int
-    after: dict[int, Range] = {}
-    enough: int | None = None
-    refused: str = ""
-
-
-class Option(_Part):
-    """The verdict on one option, at its best length; ``tips_at``: the acceptance from which some length pays off, empty if none does."""
-
-    name: str
-    verdict: Answer
-    reason: str
-    requests: int
-    draft_len: int
-    proposal: str
-    speedup: Range
-    alpha: Range
-    acceptance_length: Range
-    tips_at: float | None
-    ceiling: Ceiling
-    by_length: list[At]
-    over_time: list[Range]
-    thirds: list[Part]
-    categories: list[Part]
-    by_batch: dict[int, int] = {}
-    forecast: Forecast | None = None
-    update_seconds: float | None = None
-    payback_requests: float | None = None
-
-
-class AtLoad(_Part):
-    """The mean time of a request without a draft over that with one, at requests a second; draft length 0 where no length pays.
-
-    The interval is that over arrivals and over requests' acceptances of chance.
-    """
-
-    rate: float
-    draft_len: int
-    speedup: Range
-    by_length: dict[int, float]
-
-
-class Promise(_Part):
-    """What ``draftlab monitor`` compares production with."""
-
-    option: str
-    draft_len: int
-    acceptance_length: Range
-    alpha: Range
-
-
-class Verdict(_Part):
-    """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of new tokens."""
-
-    format: Literal["draftlab verdict 1"] = "draftlab verdict 1"
-    log: str
-    target: str
-    draft: str
-    temperature: float
-    requests: int
-    left_out: dict[str, int]
-    cut: int = 0
-    costs: str
-    step_seconds: float | None
-    cost_ratio: dict[int, float]
-    verify_ratio: dict[int, float]
-    verdict: Answer
-    sentence: str
-    best: str | None
-    options: list[Option]
-    load: dict[str, list[AtLoad]]
-    monitor: Promise | None
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Draws of a draft step in blocks of 1, 2, ... drafted tokens, and of reading 1, 2, ... tokens in one call, over a step of plain
-    decoding; the first draw is the estimate. The first step of a block finds the processor's caches full of the target: short blocks pay more."""
-
-    step: Float64[np.ndarray, "draws lengths"]
-    verify: Float64[np.ndarray, "draws tokens"]
-    source: str
-    seconds: float | None
-    profile: Profile
-
-    def block(self, draft_len: int) -> float:
-        """Of a block of ``draft_len`` drafted tokens, in steps."""
-        return float(draft_len * self.step[0, draft_len - 1] + self.verify[0, draft_len])
-
-
-def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> Costs:
-    """Costs at batch 1 and the context that is nearest, from probes of ``latency.cost.calibrate``: medians over blocks drawn again."""
-    near = min(rows["context"].unique(), key=lambda c: abs(float(c) - context))
-    own = rows[(rows["context"] == near) & (rows["batch"] == 1)]
-    plain = (own["plain_before_seconds"] + own["plain_after_seconds"]) / 2
-    own = own.assign(v=own["verify_seconds"] / plain, c=own["draft_seconds"] / plain)
-    v, c = (own.pivot_table(index="block", columns="verified", values=name) for name in ("v", "c"))
-    if not np.isfinite([own["v"], own["c"]]).all() or len(v) < 2:
-        raise UserError(
-            "the probes of costs hold NaN, or one block alone", remedy="measure them again, or give --hardware"
-        )
-    rng = np.random.default_rng(seed)
-    drawn = np.vstack([np.arange(len(v)), rng.integers(0, len(v), (DRAWS, len(v)))])
-    read = np.array(v.columns, dtype=float)
-
-    def medians(values: pd.DataFrame, tokens: Float64[np.ndarray, " tokens"]) -> Float64[np.ndarray, "draws tokens"]:
-        found = np.median(values.to_numpy()[drawn], axis=1)
-        return np.stack([np.interp(tokens, read, row) for row in found])
-
-    lengths = np.arange(1.0, LONGEST + 1)
-    step, verify = medians(c, lengths + 1), np.pad(medians(v, lengths + 1), ((0, 0), (1, 0)), constant_values=1.0)
-    seconds = float(plain.median())
-    return Costs(step, verify, f"measured in llama.cpp on this machine at a context of {near}", seconds, _profile(rows))
-
-
-def _profile(rows: pd.DataFrame) -> Profile:
-    """A profile for the simulator from probes at every batch; costs of attention are in those of the context that was probed."""
-    near = rows[rows["context"] == rows["context"].min()]
-    ms = 1e3 * near.groupby(near["batch"] * near["verified"])["verify_seconds"].median()
-    plain = 1e3 * near.groupby("batch")[["plain_before_seconds", "draft_seconds"]].median()
-    target = ms.to_dict() | plain["plain_before_seconds"].to_dict()
-    return Profile(
-        name="this-machine",
-        hardware="this machine",
-        model="the target",
-        engine="llama.cpp",
-        source="probes of traffic_cost",
-        licence="of its owner",
-        target=profiles.Costs(tokens={int(n): float(t) for n, t in target.items()}),
-        draft=profiles.Costs(tokens={int(n): float(t) for n, t in plain["draft_seconds"].to_dict().items()}),
-        kv_tokens=1_000_000,
-        max_sequences=8,
-    )
-
-
-def from_profile(name: str, context: float, ratio: float) -> Costs:
-    """Costs of a hardware profile; where it has no draft, one whose steps cost ``ratio`` of the target's."""
-    profile = profiles.load(name)
-    if profile.draft is None:
-        profile = profile.model_copy(update={"draft": profile.target.scaled(ratio)})
-    assert profile.draft is not None
-    plain = block_ms(profile, 1, context, 0)
-    verify = [(profile.overhead + profile.target.step(n, n, 1, context)) / plain for n in range(1, LONGEST + 2)]
-    step = profile.draft.step(1, 1, 1, context) / plain
-    source = f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {step:.3f} of its step"
-    return Costs(np.full((DRAWS + 1, LONGEST), step), np.tile(verify, (DRAWS + 1, 1)), source, plain / 1e3, profile)
-
-
 def _weights(requests: int, to_come: int = 0, seed: int = 0) -> Float64[np.ndarray, "draws requests"]:
     """How often each request is drawn, the first draw taking each once; then so many requests ``to_come`` are drawn from those."""
     rng = np.random.default_rng(seed)
@@ -281,7 +89,7 @@ def _range(draws: Float64[np.ndarray, " draws"]) -> Range:
     return Range(estimate=float(draws[0]), low=float(low), high=float(high))
 
 
-def speedup(rows: pd.DataFrame, costs: Costs, to_come: int = 0) -> Range:
+def speedup(rows: pd.DataFrame, costs: BlockCosts, to_come: int = 0) -> Range:
     """The speed-up on ``to_come`` future requests (0: as many as ``rows``) like those of ``rows``, which are all of one option, proposal and length."""
     step = costs.step[:, int(rows["draft_len"].iloc[0]) - 1]
     full = (rows["blocks"] - rows["empty"]).to_numpy()
@@ -310,7 +118,7 @@ def answer(found: Range, requests: int) -> Answer:
     return "yes" if found.low > 1 else "no"
 
 
-def ceiling(rows: pd.DataFrame, costs: Costs) -> Ceiling:
+def ceiling(rows: pd.DataFrame, costs: BlockCosts) -> Ceiling:
     """The best possible speed-up at these costs, and with more drafts from this distribution."""
     lengths = range(1, LONGEST + 1)
     alphas = {}
@@ -322,19 +130,21 @@ def ceiling(rows: pd.DataFrame, costs: Costs) -> Ceiling:
     return Ceiling(perfect=max((n + 1) / costs.block(n) for n in lengths), optimum_alpha=alphas, optimum=at_most)
 
 
-def tips_at(costs: Costs) -> float | None:
+def tips_at(costs: BlockCosts) -> float | None:
     """The smallest acceptance at which a draft of this cost pays off at some length; None if there is none."""
     blocks = {n: costs.block(n) for n in range(1, LONGEST + 1)}
     found = [alpha_of_length(max(block, 1.0), n) for n, block in blocks.items() if block <= n + 1]
     return min(found) if found else None
 
 
-def judge(name: str, rows: pd.DataFrame, costs: Costs) -> Option:
+def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
     """The verdict on one option from its rows; its parts are thirds of the stream, or of the held-out requests where it learnt the stream."""
     held_out = rows[rows["split"] == "eval"]
     by_length = []
-    for (proposal, length), own in held_out.groupby(["proposal", "draft_len"]):
-        by_length.append(At(draft_len=int(str(length)), proposal=str(proposal), speedup=speedup(own, costs)))
+    for (proposal, length, threshold), own in held_out.groupby(["proposal", "draft_len", "threshold"]):
+        found = speedup(own, costs)
+        at = At(draft_len=int(str(length)), proposal=str(proposal), speedup=found, threshold=float(str(threshold)))
+        by_length.append(at)
     best = max(by_length, key=lambda at: at.speedup.estimate)
     own = _at(held_out, best)
     requests, found = len(own), best.speedup
@@ -359,17 +169,19 @@ def judge(name: str, rows: pd.DataFrame, costs: Costs) -> Option:
         thirds=_thirds(_at(_stream(rows), best), costs),
         categories=_categories(own, costs),
         forecast=_forecast(_at(_stream(rows), best)) if name == "kept_learning" else None,
-        by_batch=_by_batch(own, costs) if own["steps"].any() else {},
+        by_batch=_by_batch(own, costs) if own["steps"].any() and not best.threshold else {},
+        threshold=best.threshold,
     )
 
 
 def _at(rows: pd.DataFrame, best: At, longest: bool = False) -> pd.DataFrame:
     draft_len = rows["draft_len"].max() if longest else best.draft_len
-    return rows[(rows["proposal"] == best.proposal) & (rows["draft_len"] == draft_len)].sort_values("request_id")
+    same = (rows["proposal"] == best.proposal) & (rows["threshold"] == best.threshold)
+    return rows[same & (rows["draft_len"] == draft_len)].sort_values("request_id")
 
 
-def _without_steps(costs: Costs) -> Costs:
-    return Costs(np.zeros_like(costs.step), costs.verify, costs.source, costs.seconds, costs.profile)
+def _without_steps(costs: BlockCosts) -> BlockCosts:
+    return BlockCosts(np.zeros_like(costs.step), costs.verify, costs.source, costs.seconds, costs.profile)
 
 
 def _reason(verdict: Answer, requests: int, found: Range, most: Ceiling, tips: float | None, alpha: Range) -> str:
@@ -399,14 +211,14 @@ def _over_time(rows: pd.DataFrame) -> list[Range]:
     return [_ratio(rows.iloc[begin:end], "accepted", "visited") for begin, end in itertools.pairwise(cuts)]
 
 
-def _thirds(rows: pd.DataFrame, costs: Costs) -> list[Part]:
+def _thirds(rows: pd.DataFrame, costs: BlockCosts) -> list[Part]:
     third = len(rows) // 3
     if third < 2:
         return []
     return [_part("first third", rows.iloc[:third], costs), _part("last third", rows.iloc[-third:], costs)]
 
 
-def _by_batch(rows: pd.DataFrame, costs: Costs) -> dict[int, int]:
+def _by_batch(rows: pd.DataFrame, costs: BlockCosts) -> dict[int, int]:
     """The draft length that emits most tokens a second by batch (0: none), as ``load.best_lengths``, at the context of these requests."""
     context = float((rows["prompt_tokens"] + rows["emitted"] / 2).mean())
     near = min(CONTEXTS, key=lambda known: abs(known - context))
@@ -427,12 +239,12 @@ def _forecast(rows: pd.DataFrame) -> Forecast:
     return Forecast(seen=curve.seen, after=ranges, enough=None if enough is None else round(enough))
 
 
-def _part(name: str, rows: pd.DataFrame, costs: Costs) -> Part:
+def _part(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Part:
     found = speedup(rows, costs)
     return Part(name=name, requests=len(rows), verdict=answer(found, len(rows)), speedup=found)
 
 
-def _categories(rows: pd.DataFrame, costs: Costs) -> list[Part]:
+def _categories(rows: pd.DataFrame, costs: BlockCosts) -> list[Part]:
     """Requests by the halves of their lengths, and by language where a log has several."""
     found = []
     for name, column in (("prompts", "prompt_tokens"), ("answers", "emitted")):
@@ -446,9 +258,10 @@ def _categories(rows: pd.DataFrame, costs: Costs) -> list[Part]:
     return [_part(name, own, costs) for name, own in found if len(own) >= 2]
 
 
-def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, Any], costs: Costs) -> list[Option]:
+def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, Any], costs: BlockCosts) -> list[Option]:
     """Add to each trained option the seconds of its updates, and the number of requests that pays them back compared with the best untrained one."""
-    spent = {"distilled": facts["offline"], "lookup_first": facts["offline"], "kept_learning": facts["online"]}
+    trained = [name for name in NAMES if name not in ("lookup", "as_it_comes")]
+    spent = {name: facts["online" if name == "kept_learning" else "offline"] for name in trained}
     held_out = rows[(rows["split"] == "eval") & (rows["option"] == rows["option"].iloc[0])]
     tokens = float(held_out["emitted"].mean())
     free = max([1.0, *(own.speedup.estimate for own in options if own.name not in spent)])
@@ -465,7 +278,7 @@ def payback(options: Sequence[Option], rows: pd.DataFrame, facts: Mapping[str, A
 
 
 def under_load(
-    rows: pd.DataFrame, option: Option, costs: Costs, rate: float | None, trace: traces.Arrivals | None
+    rows: pd.DataFrame, option: Option, costs: BlockCosts, rate: float | None, trace: traces.Arrivals | None
 ) -> list[AtLoad]:
     """The simulated server at and around the given load; each request has the acceptance that it had in replay."""
     own = _at(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option_at(option))
@@ -509,12 +322,12 @@ def under_load(
 
 def option_at(option: Option) -> At:
     """The length and proposal that an option was judged at."""
-    return At(draft_len=option.draft_len, proposal=option.proposal, speedup=option.speedup)
+    return At(draft_len=option.draft_len, proposal=option.proposal, speedup=option.speedup, threshold=option.threshold)
 
 
 def decide(
     rows: pd.DataFrame,
-    costs: Costs,
+    costs: BlockCosts,
     facts: Mapping[str, Any],
     *,
     log: str,
@@ -535,7 +348,10 @@ def decide(
     good = [own for own in ranked if own.verdict == "yes"]
     load = {}
     if (rate or trace) and options[0].requests >= ENOUGH:
-        load = {own.name: under_load(rows, own, costs, rate, trace) for own in ranked[:2]}
+        fixed = [
+            own for own in ranked if not own.threshold
+        ]  # the simulated server drafts as many tokens in every block
+        load = {own.name: under_load(rows, own, costs, rate, trace) for own in fixed[:2]}
     overall: Answer = "yes" if good else "no" if all(own.verdict == "no" for own in options) else "not yet known"
     top = good[0] if good else ranked[0]
     return Verdict(
@@ -556,7 +372,11 @@ def decide(
         options=options,
         load=load,
         monitor=Promise(
-            option=top.name, draft_len=top.draft_len, acceptance_length=top.acceptance_length, alpha=top.alpha
+            option=top.name,
+            draft_len=top.draft_len,
+            acceptance_length=top.acceptance_length,
+            alpha=top.alpha,
+            threshold=top.threshold,
         )
         if good
         else None,
@@ -567,7 +387,8 @@ def _sentence(overall: Answer, top: Option) -> str:
     name = NAMES[top.name]
     if overall == "yes":
         tokens = f"{top.draft_len} token{'s' if top.draft_len > 1 else ''}"
-        return f"Yes: {name}, {tokens} at once, makes this traffic {top.speedup.show()} times as fast"
+        length = f"up to {tokens} per block (confidence {top.threshold:g})" if top.threshold else f"{tokens} at once"
+        return f"Yes: {name}, {length}, makes this traffic {top.speedup.show()} times as fast"
     if overall == "no":
         return f"No: the best option, {name}, is {top.speedup.show()} times as fast as no draft ({top.reason})"
     return f"Not yet known: {name} is the best so far ({top.reason})"

@@ -25,10 +25,12 @@ class Row(UnroundedCounts):
     request_id: int = column("number among the recorded requests of its split, in the order of the log")
     split: str = column("train: requests of the stream; eval: held-out requests")
     option: str = column(
-        "lookup: prompt lookup alone; as_it_comes: the undistilled draft; distilled, kept_learning: the draft after learning; lookup_first: lookup before the distilled draft"
+        "lookup: prompt lookup alone; as_it_comes, distilled, kept_learning: the draft; lookup_first: lookup before the distilled draft; "
+        "_confident: a block ends where the draft is unsure"
     )
     proposal: str = column("probabilistic: the draft samples; greedy: it proposes its most probable token")
     draft_len: int = column("tokens that the draft proposes per block", "tokens")
+    threshold: float = column("probability of its token below which the draft ends a block; 0: never", "probability")
     drafted: float = column("tokens that were drafted", "tokens")
     empty: float = column("calls of the target for which nothing was drafted", "calls")
     steps: float = column("steps of the draft model", "steps")
@@ -71,6 +73,9 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     effort, offline = options.distil(draft, train, settings, bench.out / ".checkpoint.safetensors")
     frames.append(options.model("distilled", draft, held_out, settings).assign(split="eval"))
     frames.append(options.model("lookup_first", draft, held_out, settings).assign(split="eval"))
+    if not settings.temperature:
+        for option in ("distilled_confident", "lookup_first_confident"):
+            frames.append(options.confident(option, draft, held_out, settings).assign(split="eval"))
     bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
     weights = {name: folders.parameters(name) for name in ("target", settings.draft)}
     facts: Facts = {"parameters": weights, "online": online, "offline": offline}

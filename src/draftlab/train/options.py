@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from numpy.random import Generator
 
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.verify.bound import optimum_iid
+from draftlab.engine.lengths import cut, draft_everywhere
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import Agreement, Walk, agree_along, walk
 from draftlab.models import LanguageModel
@@ -79,6 +81,36 @@ def model(option: str, draft: LanguageModel, recorded: TargetPass, settings: Opt
     return rows if first or not settings.ceiling else _with_optimum(rows, draft, recorded, settings.ceiling)
 
 
+def confident(option: str, draft: LanguageModel, recorded: TargetPass, settings: Options) -> pd.DataFrame:
+    """Blocks that end where the draft is unsure, for every draft length and threshold; prompt lookup comes first in ``lookup_first_confident``.
+
+    Greedy answers alone: there it is known what the draft would propose after every start of an answer.
+    """
+    asked = Lookup(draft, joined=True) if option == "lookup_first_confident" else draft
+    found = draft_everywhere(asked, recorded, max(settings.draft_lens))
+    frames = []
+    for draft_len, threshold in itertools.product(settings.draft_lens, settings.thresholds):
+        short = found.upto(draft_len)
+        blocks = cut(short, short.confident(threshold), asks=True)
+        counts = {
+            "accepted": blocks.accepted,
+            "visited": blocks.judged,
+            "overlap": blocks.accepted,
+            "overlap_repo": blocks.accepted,
+            "blocks": blocks.blocks,
+            "emitted": blocks.emitted,
+            "drafted": blocks.drafted,
+            "empty": blocks.calls[:, 0],
+            "steps": blocks.steps,
+        }
+        rows = pd.DataFrame({name: values.astype(float) for name, values in counts.items()})
+        frames.append(rows.assign(request_id=range(len(rows)), draft_len=draft_len, threshold=threshold))
+    prompts = [len(answer.prompt_ids) for answer in recorded.answers]
+    every = pd.concat(frames, ignore_index=True).assign(option=option, proposal="greedy")
+    every["prompt_tokens"] = every["request_id"].map(prompts.__getitem__)
+    return every.assign(optimum_2=math.nan, optimum_4=math.nan)
+
+
 def proposals_of(recorded: TargetPass) -> dict[str, Sampling]:
     """How a draft may propose beside this target; greedy text has one way."""
     warm = {"probabilistic": recorded.sampling} if recorded.sampling.temperature else {}
@@ -115,6 +147,7 @@ def _rows(
         {
             "request_id": range(len(recorded.lengths)),
             "draft_len": draft_len,
+            "threshold": 0.0,
             "accepted": walked.accepted,
             "visited": walked.visited,
             "overlap": walked.overlap,

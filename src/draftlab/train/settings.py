@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from draftlab.core.settings import Count, Dataset, Device, Settings, Whole
+from draftlab.core.settings import Count, Dataset, Device, Settings, Under1, Whole
 from draftlab.files.registries import names
 
 LossPositions = Literal["rejected", "all", "block_end", "repository"]
@@ -96,6 +96,10 @@ class Options(Serving):
     """
 
     draft_lens: list[Count] = Field([1, 2, 3, 4, 5, 6, 7, 8], min_length=1)
+    thresholds: list[Under1] = Field(
+        [0.3, 0.45, 0.6],
+        description="at temperature 0 also blocks that end where the draft is less sure of its token than this",
+    )
     epochs: int = Field(2, gt=0)
     ceiling: int = Field(12, ge=0)
 

@@ -1,0 +1,100 @@
+"""What a block costs at batch 1, in steps of plain decoding: from probes of this machine, or from a hardware profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float64
+
+from draftlab.errors import UserError
+from draftlab.serving import profiles
+from draftlab.serving.load import block_ms
+from draftlab.serving.profiles import Profile
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DRAWS = 1000
+"""Of an estimate, beside itself: what its interval is made of."""
+LONGEST = 8
+"""Drafted tokens of the longest block."""
+
+
+@dataclass(frozen=True)
+class BlockCosts:
+    """Draws of a draft step in blocks of 1, 2, ... drafted tokens, and of reading 1, 2, ... tokens in one call, over a step of plain
+    decoding; the first draw is the estimate. The first step of a block finds the processor's caches full of the target: short blocks pay more."""
+
+    step: Float64[np.ndarray, "draws lengths"]
+    verify: Float64[np.ndarray, "draws tokens"]
+    source: str
+    seconds: float | None
+    profile: Profile
+
+    def block(self, draft_len: int) -> float:
+        """Of a block of ``draft_len`` drafted tokens, in steps."""
+        return float(draft_len * self.step[0, draft_len - 1] + self.verify[0, draft_len])
+
+
+def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts:
+    """BlockCosts at batch 1 and the context that is nearest, from probes of ``latency.cost.calibrate``: medians over blocks drawn again."""
+    near = min(rows["context"].unique(), key=lambda c: abs(float(c) - context))
+    own = rows[(rows["context"] == near) & (rows["batch"] == 1)]
+    plain = (own["plain_before_seconds"] + own["plain_after_seconds"]) / 2
+    own = own.assign(v=own["verify_seconds"] / plain, c=own["draft_seconds"] / plain)
+    v, c = (own.pivot_table(index="block", columns="verified", values=name) for name in ("v", "c"))
+    if not np.isfinite([own["v"], own["c"]]).all() or len(v) < 2:
+        raise UserError(
+            "the probes of costs hold NaN, or one block alone", remedy="measure them again, or give --hardware"
+        )
+    rng = np.random.default_rng(seed)
+    drawn = np.vstack([np.arange(len(v)), rng.integers(0, len(v), (DRAWS, len(v)))])
+    read = np.array(v.columns, dtype=float)
+
+    def medians(values: pd.DataFrame, tokens: Float64[np.ndarray, " tokens"]) -> Float64[np.ndarray, "draws tokens"]:
+        found = np.median(values.to_numpy()[drawn], axis=1)
+        return np.stack([np.interp(tokens, read, row) for row in found])
+
+    lengths = np.arange(1.0, LONGEST + 1)
+    step, verify = medians(c, lengths + 1), np.pad(medians(v, lengths + 1), ((0, 0), (1, 0)), constant_values=1.0)
+    seconds = float(plain.median())
+    return BlockCosts(
+        step, verify, f"measured in llama.cpp on this machine at a context of {near}", seconds, _profile(rows)
+    )
+
+
+def _profile(rows: pd.DataFrame) -> Profile:
+    """A profile for the simulator from probes at every batch; costs of attention are in those of the context that was probed."""
+    near = rows[rows["context"] == rows["context"].min()]
+    ms = 1e3 * near.groupby(near["batch"] * near["verified"])["verify_seconds"].median()
+    plain = 1e3 * near.groupby("batch")[["plain_before_seconds", "draft_seconds"]].median()
+    target = ms.to_dict() | plain["plain_before_seconds"].to_dict()
+    return Profile(
+        name="this-machine",
+        hardware="this machine",
+        model="the target",
+        engine="llama.cpp",
+        source="probes of traffic_cost",
+        licence="of its owner",
+        target=profiles.Costs(tokens={int(n): float(t) for n, t in target.items()}),
+        draft=profiles.Costs(tokens={int(n): float(t) for n, t in plain["draft_seconds"].to_dict().items()}),
+        kv_tokens=1_000_000,
+        max_sequences=8,
+    )
+
+
+def from_profile(name: str, context: float, ratio: float) -> BlockCosts:
+    """BlockCosts of a hardware profile; where it has no draft, one whose steps cost ``ratio`` of the target's."""
+    profile = profiles.load(name)
+    if profile.draft is None:
+        profile = profile.model_copy(update={"draft": profile.target.scaled(ratio)})
+    assert profile.draft is not None
+    plain = block_ms(profile, 1, context, 0)
+    verify = [(profile.overhead + profile.target.step(n, n, 1, context)) / plain for n in range(1, LONGEST + 2)]
+    step = profile.draft.step(1, 1, 1, context) / plain
+    source = f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {step:.3f} of its step"
+    return BlockCosts(
+        np.full((DRAWS + 1, LONGEST), step), np.tile(verify, (DRAWS + 1, 1)), source, plain / 1e3, profile
+    )

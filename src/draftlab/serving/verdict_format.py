@@ -1,0 +1,140 @@
+"""What ``verdict.json`` holds: the answer for each option, with the numbers that it rests on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Answer = Literal["yes", "no", "not yet known"]
+NAMES = {
+    "lookup": "prompt lookup",
+    "as_it_comes": "the undistilled draft",
+    "distilled": "the draft distilled on this traffic",
+    "kept_learning": "the draft that keeps learning on it",
+    "lookup_first": "prompt lookup before the distilled draft",
+    "distilled_confident": "the distilled draft while it is sure",
+    "lookup_first_confident": "prompt lookup, else the distilled draft while it is sure",
+}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Range(_Part):
+    """An estimate and its 95 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def show(self) -> str:
+        return f"{self.estimate:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+class At(_Part):
+    """One draft length and way to propose; a block ends early where the draft's token has a probability below ``threshold``."""
+
+    draft_len: int
+    proposal: str
+    speedup: Range
+    threshold: float = 0.0
+
+
+class Part(_Part):
+    """The verdict on one part of the log."""
+
+    name: str
+    requests: int
+    verdict: Answer
+    speedup: Range
+
+
+class Ceiling(_Part):
+    """The best possible speed-up at these costs: with a ``perfect`` draft (alpha = 1), and with the exact optimum of 2 and 4 drafts from the
+    same distribution, if verifying the additional drafts were free (empty where that was not computed)."""
+
+    perfect: float
+    optimum_alpha: dict[int, float] = {}
+    optimum: dict[int, float] = {}
+
+
+class Forecast(_Part):
+    """Acceptance of a draft that keeps learning, ``after`` these numbers of requests; ``enough``: the number of requests after which twice as
+    many add less than 0.01 (none: beyond the forecast). ``refused`` says why there is no forecast."""
+
+    seen: int
+    after: dict[int, Range] = {}
+    enough: int | None = None
+    refused: str = ""
+
+
+class Option(_Part):
+    """The verdict on one option, at its best length; ``tips_at``: the acceptance from which some length pays off, empty if none does."""
+
+    name: str
+    verdict: Answer
+    reason: str
+    requests: int
+    draft_len: int
+    proposal: str
+    speedup: Range
+    alpha: Range
+    acceptance_length: Range
+    tips_at: float | None
+    ceiling: Ceiling
+    by_length: list[At]
+    over_time: list[Range]
+    thirds: list[Part]
+    categories: list[Part]
+    by_batch: dict[int, int] = {}
+    forecast: Forecast | None = None
+    update_seconds: float | None = None
+    payback_requests: float | None = None
+    threshold: float = 0.0
+
+
+class AtLoad(_Part):
+    """The mean time of a request without a draft over that with one, at requests a second; draft length 0 where no length pays.
+
+    The interval is that over arrivals and over requests' acceptances of chance.
+    """
+
+    rate: float
+    draft_len: int
+    speedup: Range
+    by_length: dict[int, float]
+
+
+class Promise(_Part):
+    """What ``draftlab monitor`` compares production with."""
+
+    option: str
+    draft_len: int
+    acceptance_length: Range
+    alpha: Range
+    threshold: float = 0.0
+
+
+class Verdict(_Part):
+    """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of new tokens."""
+
+    format: Literal["draftlab verdict 1"] = "draftlab verdict 1"
+    log: str
+    target: str
+    draft: str
+    temperature: float
+    requests: int
+    left_out: dict[str, int]
+    cut: int = 0
+    costs: str
+    step_seconds: float | None
+    cost_ratio: dict[int, float]
+    verify_ratio: dict[int, float]
+    verdict: Answer
+    sentence: str
+    best: str | None
+    options: list[Option]
+    load: dict[str, list[AtLoad]]
+    monitor: Promise | None
