@@ -120,7 +120,7 @@ def test_a_run_without_extras_still_has_a_page(page, tmp_path):
         shutil.copy(page.parent / file, bare)
     report_page.write(bare, "laptop", tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
-    assert "No run records lie beside this table" in text
+    assert "There are no run records for this table" in text
     assert "token by token" not in text
 
 

@@ -1,6 +1,6 @@
-"""What the ``figure:`` of an experiment's file may say: one of four forms and its options. Their drawing is ``draftlab.report.figures``.
+"""What ``figure:`` in an experiment's file may contain: one of four forms with its options. ``draftlab.report.figures`` draws them.
 
-A column may be a text with other columns in braces, ``batch of {batch}``: each row's own values stand in it.
+Where a column is expected, you can give a text with columns in braces, such as ``batch of {batch}``; each row fills in its own values.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from draftlab.core.settings import Settings
 
 
 class Printed(Settings):
-    """Numbers that a paper prints: those of ``claim`` with the settings ``where``, and with those that ``match`` our column in a panel.
+    """Numbers that a paper prints: those of ``claim`` with the settings ``where``, and with settings that ``match`` our column in a panel.
 
-    Hollow marks over the setting ``x``, named ``label``; without ``x`` each is a level. They look like our series that the setting
-    ``series`` names, or like the series ``like`` (like a first series where there is none of this name).
+    They are drawn as hollow marks over the setting ``x``, named ``label``; without ``x``, each is a horizontal line. They look like our series
+    that the setting ``series`` names, or like the series ``like`` (or like the first series, if there is none of this name).
     """
 
     claim: str
@@ -32,9 +32,9 @@ class Printed(Settings):
 
 
 class PrintedCurves(Settings):
-    """Digitised curves: ``series`` maps those of a printed ``figure`` to ours; ``{panel}`` in a name is the panel's, as ``panels`` calls it.
+    """Digitised curves: ``series`` maps the curves of a printed ``figure`` to ours; ``{panel}`` in a name is replaced by the panel's name in ``panels``.
 
-    A printed stream of so many ``records`` is laid out as ours; lines mark its ``shifts``.
+    ``records`` is the length of a printed stream, which is laid out like ours; lines mark its ``shifts``.
     """
 
     figure: str
@@ -45,7 +45,7 @@ class PrintedCurves(Settings):
 
 
 class PrintedGap(Settings):
-    """The printed numbers of ``claim`` with settings ``left`` less those with settings ``right``, in the footer as ``{low}`` to ``{high}``."""
+    """The printed numbers of ``claim`` with settings ``left`` minus those with settings ``right``, shown in the footer as ``{low}`` to ``{high}``."""
 
     claim: str
     left: dict[str, Any]
@@ -54,19 +54,19 @@ class PrintedGap(Settings):
 
 
 class Shown(Settings):
-    """A ``measure`` of the stage, under a label of its own or the measure's."""
+    """A ``measure`` of the stage, with its own label or the measure's."""
 
     measure: str
     ylabel: str = ""
 
 
 class Curves(Settings):
-    """Estimates with intervals over ``x``: a ``measure`` of the stage, or another ``sum(above) / sum(below)`` (the mean of ``above``) named
-    ``ylabel``; ``also`` has more of them, a row each.
+    """Estimates with intervals over ``x``: a ``measure`` of the stage, or another ``sum(above) / sum(below)`` (or the mean of ``above``) named
+    ``ylabel``; ``also`` adds more of them, each in a row of its own.
 
-    A line per value of ``series``, the known ones or those of ``order`` first; a panel per value of ``panel``. ``where`` keeps rows as
-    that of a finding does. ``level`` draws a line, dashed where it has a name. The footer names ``held`` settings where they are the
-    same in every row, and ``facts``, which may have columns in braces.
+    There is a line per value of ``series``, with known values or those of ``order`` first, and a panel per value of ``panel``. ``where`` selects
+    rows as in a finding. ``level`` draws a horizontal line, which is dashed if it has a name. The footer names the ``held`` settings if they are
+    the same in every row, and ``facts``, which may have columns in braces.
     """
 
     x: str
@@ -122,9 +122,9 @@ class Live(Settings):
 
 
 class Stream(Settings):
-    """Alpha along a stream as a moving average of ``window`` records: a line per value of ``series``, a panel per value of ``panel``.
+    """Alpha along a stream as a moving average over ``window`` records: a line per value of ``series``, a panel per value of ``panel``.
 
-    ``by_class`` counts the requests of each class on their own. What is printed goes into a second row; ``note`` follows the window.
+    ``by_class`` averages the requests of each class separately. Printed curves go into a second row; ``note`` is written after the window.
     """
 
     series: str = "method"
@@ -137,9 +137,9 @@ class Stream(Settings):
 
 
 class Gaps(Settings):
-    """A map per value of ``panel``: alpha of one method less another's, a row for each of ``pairs``, over ``x``; ``span`` is the darkest colour.
+    """A map per value of ``panel``: alpha of one method minus another's over ``x``, with a row for each of ``pairs``; ``span`` gets the darkest colour.
 
-    The footer says ``facts``.
+    The footer gives ``facts``.
     """
 
     pairs: dict[str, tuple[str, str]] = Field(min_length=1)
@@ -152,7 +152,7 @@ class Gaps(Settings):
 
 
 class Figure(Settings):
-    """A form of figure, by its name."""
+    """A form of figure, by name."""
 
     curves: Curves | None = None
     live: Live | None = None

@@ -20,11 +20,11 @@ def _axis(value: Any) -> Any:
 
 
 Axis = Annotated[list[Any] | dict[str, dict[str, Any]], BeforeValidator(_axis)]
-"""Values of a setting; or names, each of which stands for several settings."""
+"""The values of a setting; or names, each for a combination of several settings."""
 
 
 def combinations(axes: Mapping[str, Axis]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Every choice of one value on each axis: the values (or names) by axis, and the settings that they stand for."""
+    """Every choice of one value on each axis: the values (or names) by axis, and the settings that these give."""
     options = [
         [({axis: name}, fields) for name, fields in values.items()]
         if isinstance(values, Mapping)
@@ -44,7 +44,7 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def validated(kind: type[S], values: Any, where: Place) -> S:
-    """Build ``kind`` from plain values; an error names the key, its line in a file, what is wrong with it and what is allowed."""
+    """Build ``kind`` from plain values; an error names the key, its line in the file, what is wrong and what is allowed."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -52,7 +52,7 @@ def validated(kind: type[S], values: Any, where: Place) -> S:
 
 
 def refused(error: ValidationError, where: Place | None = None, kind: type[BaseModel] | None = None) -> UserError:
-    """The first fault of some settings of ``kind`` in one line; of a key that is unknown, those that are known there."""
+    """The first fault in some settings of ``kind``, in one line; for an unknown key, with the keys that are known there."""
     # A key that is misspelt is missing, too: the spelling is what to name.
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in first["loc"]) or error.title

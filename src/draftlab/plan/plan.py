@@ -38,12 +38,12 @@ PROFILES: dict[str, dict[str, Any]] = {
 class Finding(Settings):
     """How an experiment answers its question in one sentence, from its table.
 
-    The rows of ``left`` less those of ``right`` (or a constant), over the same requests, or the best of ``best``'s settings less the next
-    one: an interval above 0 says ``more``, one below it ``less``, any other ``level``. The texts may name ``{gap}``, ``{left}``,
-    ``{right}``, ``{n}``, ``{best}`` and ``{second}``. ``each`` repeats the difference for every value of these columns; texts that name
-    ``{each}`` (or ``{values}``, the left side alone) are chosen by all of these together (``level`` where they disagree), not by all rows
-    pooled. ``measure`` names one of the stage's, by default that of the ``layout``. ``digits`` follow the interval, those of the layout
-    where there is none. What stands before the first colon of the first finding is the title of the figure.
+    The difference is the rows of ``left`` minus those of ``right`` (or a constant), over the same requests; or the best of ``best``'s settings
+    minus the next one. If its interval is above 0, the text is ``more``; if it is below 0, ``less``; otherwise ``level``. The texts may use
+    ``{gap}``, ``{left}``, ``{right}``, ``{n}``, ``{best}`` and ``{second}``. ``each`` repeats the difference for every value of these columns. A
+    text that uses ``{each}`` (or ``{values}``, for the left side alone) is chosen from all of these results together (``level`` if they
+    disagree), not from all rows pooled. ``measure`` names a measure of the stage, by default that of the ``layout``. ``digits`` follow the
+    interval, or are those of the layout if there is none. The text before the first colon of the first finding is the figure's title.
     """
 
     left: dict[str, Any] = {}
@@ -58,16 +58,16 @@ class Finding(Settings):
 
     @property
     def apart(self) -> bool:
-        """Whether its text is chosen by all groups together, not by all rows pooled."""
+        """Whether its text is chosen from the results of all groups together, not from all rows pooled."""
         return "{each}" in self.level or "{values}" in self.level
 
 
 class Layout(Settings):
-    """Which columns of an experiment's table become ``rows`` and ``columns`` of the printed one, and what a cell holds.
+    """Which columns of an experiment's table become ``rows`` and ``columns`` of the printed table, and what a cell contains.
 
-    A cell is a ``measure`` of the stage, its first one where none is named; ``best`` says which end is good;
-    ``window`` keeps a part of each stream, ``where`` rows with these values; ``exact`` says why a table without units to
-    draw has no interval, ``note`` what else a reader must know, ``emulated`` that the target is an inflated one up to scale laptop.
+    A cell is a ``measure`` of the stage, by default the first one. ``best`` says whether large or small values are good. ``window`` keeps a
+    part of each stream, and ``where`` keeps rows with these values. ``exact`` says why a table without units to resample has no interval,
+    ``note`` what else a reader must know, and ``emulated`` that the target is inflated at scales up to laptop.
     """
 
     rows: list[str] = Field(min_length=1)
@@ -110,7 +110,7 @@ class Experiment(Settings):
 
     @property
     def compared(self) -> list[str]:
-        """What tells its rows apart, in its order: its axes, the settings that are lists, the axes inside its cells."""
+        """What its rows differ in, in order: its axes, the settings that are lists, the axes inside its cells."""
         names = list(self.axes)
         if not any("inner" in fixed for fixed in (self.fixed, *(size.fixed for size in self.scales.values()))):
             named = [fields for values in self.axes.values() if isinstance(values, dict) for fields in values.values()]
@@ -173,7 +173,7 @@ class Inner(Settings):
 
 
 def place(file: Path | str, scale: Scale) -> Place:
-    """What an experiment's file says of a cell at ``scale``."""
+    """What an experiment's file says about a cell at ``scale``."""
     return Place(file, (("scales", scale), ("fixed",), ("axes",)))
 
 

@@ -1,4 +1,4 @@
-"""What ``workflow/scales/<scale>.yaml`` may say: data, pairs of models, and what jobs need."""
+"""What ``workflow/scales/<scale>.yaml`` may contain: data, pairs of models, and the needs of jobs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Data(Settings):
 
 
 class Pair(Settings):
-    """A target with its drafts, which share a tokenizer; small ones learn the requests of ``datasets`` (the main pair: of all)."""
+    """A target with its drafts, which share a tokenizer; small models learn the requests of ``datasets`` (the main pair: of all datasets)."""
 
     target: Recipe
     drafts: dict[str, Recipe]
@@ -99,7 +99,7 @@ class Compute(Settings):
 
 
 class Needs(Settings):
-    """What a job asks of a scheduler: ``mem_mb``, ``runtime`` in minutes, ``gpu`` devices."""
+    """What a job requests from a scheduler: ``mem_mb``, ``runtime`` in minutes, ``gpu`` devices."""
 
     threads: int = Field(gt=0, default=1)
     mem_mb: int = Field(gt=0, default=2000)
@@ -108,17 +108,17 @@ class Needs(Settings):
 
 
 class Size(Settings):
-    """What one scale changes of an experiment: values of axes, and fixed settings."""
+    """What one scale changes in an experiment: values of axes, and fixed settings."""
 
     axes: dict[str, Axis] = {}
     fixed: dict[str, Any] = {}
 
 
 class ScaleSettings(Settings):
-    """One scale: ``pairs`` by name, ``needs`` of the jobs by rule (those of a rule that makes one model or pair: ``rule.pair``).
+    """One scale: ``pairs`` by name, and ``needs`` of jobs by rule (``rule.pair`` for a rule that makes one model or pair).
 
-    ``experiments``: what runs by default, with its sizes, besides the experiments whose own files have sizes for this scale.
-    ``extends: SCALE`` in the file stands for all that the other file says; what stands beside it wins, key by key.
+    ``experiments``: what runs by default, with its sizes, in addition to experiments whose own files have sizes for this scale.
+    ``extends: SCALE`` includes everything in that scale's file; keys given beside it override it one by one.
     ``by_architecture``: a model is the name of an architecture (``latency.shapes``), built with random weights where it is measured.
     """
 

@@ -28,7 +28,7 @@ class Settings(Base):
     alpha: Share
     most: float = Field(gt=1)
     pairs: list[tuple[str, float, float, float, float]] = Field(
-        description="pair, parameters of target and draft in billions, the block length that is printed, the alpha that it stands for"
+        description="pair, parameters of target and draft in billions, printed block length, and the alpha that corresponds to it"
     )
 
 
