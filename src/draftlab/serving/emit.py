@@ -392,7 +392,9 @@ def emit(
 ) -> None:
     """Write settings for serving engines into the folder OUT: draft lengths by batch from LOAD (a JSON file of draftlab load), or a single DRAFT_LEN.
 
-    A block ends early where the draft's token has a probability below CONFIDENCE.
+    ENGINE: without one, every engine that can use the pair. CONTEXT: the tokens at which lengths are read from LOAD. ALPHA, or ACCEPTANCE
+    (records of an engine), is what synthetic acceptance imitates. GREEDY: the draft proposes its most probable token. CONFIDENCE: a block ends
+    early where the draft's token has a lower probability.
     """
     if (load is None) == (draft_len is None):
         raise UserError("no draft length, or two", remedy="give either --load or --draft-len")

@@ -204,29 +204,38 @@ def draw(table: pd.DataFrame, lengths: pd.DataFrame, title: str) -> Figure:
 
 @dataclass(frozen=True)
 class Load:
-    """What to simulate.
-
-    TRACE gives arrivals and lengths. Without it, requests have PROMPT and OUTPUT tokens, and arrive at random times, BURST times as uneven as
-    a Poisson process. A trace is stretched to each of RATES (requests per second); with --poisson, only its lengths are used. A step of the
-    draft costs DRAFT_RATIO of the target's, or as much as the target of the profile DRAFT_PROFILE. Without either, the draft is the profile's
-    own, or a lookup that costs nothing.
-    """
+    """What to simulate."""
 
     profile: str
+    """Of the hardware: a name, or a YAML file as draftlab profile writes it."""
     trace: Path | None = None
+    """Arrivals and lengths of requests, stretched to each of the rates. Without it, requests arrive at random times."""
     prompt: int = 512
+    """Tokens of a prompt, without a trace."""
     output: int = 128
+    """Tokens of an answer, without a trace."""
     requests: int = 1000
+    """How many to simulate, at most."""
     rates: tuple[float, ...] = ()
+    """Requests per second. By default from a twentieth of what the machine serves without drafts to just beyond it."""
     poisson: bool = False
+    """Use only the lengths of the trace; requests arrive at random times."""
     burst: float = 1.0
+    """How uneven random arrivals are; 1: a Poisson process."""
     alpha: float | None = None
+    """Acceptance of a drafted token."""
     acceptance: Path | None = None
+    """Acceptance measured by an engine, per request."""
     draft_ratio: float | None = None
+    """A step of the draft, in steps of the target. By default the profile's own draft, or a lookup that costs nothing."""
     draft_profile: str | None = None
+    """A profile whose target is the draft."""
     draft_lens: tuple[int, ...] = DRAFT_LENS
+    """Draft lengths to compare; 0: no draft."""
     goal_first: float = 1.0
+    """Seconds within which the first token should come."""
     goal_per_token: float = 0.05
+    """Seconds per further token, on average."""
     seed: int = 0
 
 

@@ -23,14 +23,23 @@ class Asked:
     """What to time, and the limits to write into the profile."""
 
     target: Path
+    """A model folder or a GGUF file."""
     draft: Path | None = None
+    """The same."""
     name: str = "here"
+    """Of the profile."""
     threads: int = 1
+    """Threads of llama.cpp."""
     gpu_layers: int = 0
+    """Layers on the GPU; -1: all."""
     blocks: int = 5
+    """Repeats of each measurement."""
     kv_tokens: int = 8192
+    """Tokens that the server can cache, as written into the profile."""
     max_sequences: int = 16
+    """Requests that the server decodes at once, as written into the profile."""
     seed: int = 0
+    """Of the order of measurements."""
 
 
 def profile(asked: Flat[Asked], *, out: Path) -> None:

@@ -55,24 +55,28 @@ LOADS = 6
 
 @dataclass(frozen=True)
 class Asked:
-    """What to judge.
-
-    TRAFFIC is a file of prompts, with or without answers. TARGET and each DRAFT are a model folder, a GGUF file or a hub id; without a
-    DRAFT, one is made from the target's first layers. HARDWARE names a profile (as for draftlab load) to use instead of measuring on this
-    machine. LOAD is a number of requests per second, such as 4/s; TRACE is a file with their arrivals. TEMPERATURE (0 or 1) is that of the
-    answers. TEMPLATE is the chat template for prompts to the target (by default its tokenizer's own).
-    """
+    """What to judge."""
 
     traffic: Path
+    """Prompts, with or without answers."""
     target: str
+    """A model folder, a GGUF file or a hub id."""
     draft: tuple[str, ...] = ()
+    """The same; several are judged one after the other. Without one, a draft is made from the target's first layers."""
     hardware: str | None = None
+    """A profile (as for draftlab load) to use instead of measuring on this machine."""
     load: str | None = None
+    """Requests per second, such as 4/s."""
     trace: Path | None = None
+    """A file with the arrivals of requests."""
     temperature: int = 0
+    """Of the answers: 0 or 1."""
     template: Template | None = None
+    """The chat template for prompts to the target; by default its tokenizer's own."""
     scale: str = "traffic"
+    """Sizes of the run: a file of workflow/scales."""
     cores: int = 0
+    """Cores for the workflow; 0: all."""
 
 
 def _weights(requests: int, to_come: int = 0, seed: int = 0) -> Float64[np.ndarray, "draws requests"]:
