@@ -3,9 +3,10 @@ seconds.
 
     python -m benchmarks.decode --target FOLDER --draft FOLDER --prompts eval.jsonl
     python -m benchmarks.decode --target MODEL_FOLDER --template plain      # draft: all its layers but the last
+    python -m benchmarks.decode --target MODEL_FOLDER --dtype bfloat16 --batch 8 32
 
 Every contender decodes the same prompts greedily to the same limits, with the same fixed draft length, and its text is compared with the
-plain greedy text. Tokens are counted the same way for all. ``repository`` is OSD's loop, written anew on ``transformers``: it samples at
+plain greedy text. In bfloat16 texts may part where two tokens are nearly as probable. Tokens are counted the same way for all. ``repository`` is OSD's loop, written anew on ``transformers``: it samples at
 temperature 0.01.
 """
 
@@ -15,15 +16,16 @@ import dataclasses
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import torch
 
 from benchmarks import Turns, run, show
 from benchmarks.online import decode_as_the_repository
-from draftlab.core.settings import Count, Flat, Template
+from draftlab.core.settings import Count, Dtype, Flat, Template
 from draftlab.data.prompts import Prompt
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import record
@@ -50,13 +52,18 @@ Contender = Callable[[], list[list[int]]]
 
 
 class DecodeBench(Turns):
-    """A few requests at a fixed draft length."""
+    """A few requests at a fixed draft length.
+
+    ``dtype`` is that of our weights, ``their_dtype`` that of transformers and of the repository's loop.
+    """
 
     template: Template = "vicuna_v1.1"
     requests: Count = 16
     draft_len: Count = 5
     max_new_tokens: Count = 64
-    batch: Count = 8
+    batch: tuple[Count, ...] = (8,)
+    dtype: Dtype = "float32"
+    their_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 def bench(
@@ -80,9 +87,7 @@ def bench(
             check_same_tokenizer(tokenizer, load_tokenizer(draft))
         texts = [prompt.text for prompt in read_jsonl(prompts, Prompt)] if prompts else list(TEXTS)
         inputs = [tokenizer.encode_prompt(text, settings.template) for text in texts[: settings.requests]]
-        contenders = _contenders(
-            folders, inputs, tokenizer.eos_ids, settings.draft_len, settings.max_new_tokens, settings.batch
-        )
+        contenders = _contenders(folders, inputs, tokenizer.eos_ids, settings)
         expected = contenders["plain"]()
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
         same: dict[str, int] = {}
@@ -128,13 +133,12 @@ def _contenders(
     folders: Sequence[Path],
     prompts: list[list[int]],
     eos_ids: Sequence[int],
-    draft_len: int,
-    max_new_tokens: int,
-    batch: int,
+    settings: DecodeBench,
 ) -> dict[str, Contender]:
     """Each decodes all prompts and returns the answers."""
-    target, draft = (load_model(folder) for folder in folders)
-    hub_target, hub_draft = (hf.load(folder).network for folder in folders)
+    draft_len, max_new_tokens = settings.draft_len, settings.max_new_tokens
+    target, draft = (load_model(folder, settings.dtype) for folder in folders)
+    hub_target, hub_draft = (hf.load(folder, getattr(torch, settings.their_dtype)).network for folder in folders)
     if hub_target.config.is_encoder_decoder:
         raise UserError("an encoder-decoder", file=folders[0], remedy="this benchmark compares decoder-only models")
     limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_ids": eos_ids}
@@ -162,20 +166,20 @@ def _contenders(
         replay(draft, target_pass, draft_len)
         return [answer.answer_ids for answer in target_pass.answers]
 
-    settings = hub_draft.generation_config
-    settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = draft_len, "constant"
-    settings.assistant_confidence_threshold = 0.0
-    return {
+    generation = hub_draft.generation_config
+    generation.num_assistant_tokens, generation.num_assistant_tokens_schedule = draft_len, "constant"
+    generation.assistant_confidence_threshold = 0.0
+    found: dict[str, Contender] = {
         "transformers": lambda: transformers(None),
         "transformers assisted": lambda: transformers(hub_draft),
         "repository": repository,
         "plain": lambda: plain(1),
         "loop": lambda: loop(1),
         "loop, again": lambda: loop(1),
-        f"plain, batch {batch}": lambda: plain(batch),
-        f"loop, batch {batch}": lambda: loop(batch),
-        "replay": replayed,
     }
+    for batch in settings.batch:
+        found |= {f"plain, batch {batch}": partial(plain, batch), f"loop, batch {batch}": partial(loop, batch)}
+    return found | {"replay": replayed}
 
 
 def _cut(tokens: list[int], eos_ids: Sequence[int], most: int) -> list[int]:
