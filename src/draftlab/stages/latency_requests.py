@@ -279,7 +279,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Beside the seconds of each contender those of plain decoding of the same request."""
     import pandas as pd
 
-    keys = [key for key in ("dataset", "draft_len", "temperature", "request_id") if key in rows]
+    keys = [key for key in ("dataset", "draft_len", "temperature", "weights", "request_id") if key in rows]
     plain = rows[rows["contender"] == PLAIN].set_index(keys)["seconds"]
     plain_seconds = plain.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy()
     return rows.assign(plain_seconds=plain_seconds, milliseconds=1e3 * rows["seconds"])
