@@ -248,7 +248,7 @@ def test_blocks_that_end_where_the_draft_is_unsure(tmp_path: Path):
     """The stage's counts are those of the rule along the recorded answers; none ends early at a threshold that every draft reaches."""
     make_results(tmp_path)
     settings = {"dataset": "toy", "learning_rate": 5e-3, "batch": 8, "update_interval": 8, "temperature": 0.0}
-    settings |= {"epochs": 4, "draft_lens": LENGTHS, "thresholds": [1e-6, 0.2, 0.999]}
+    settings |= {"epochs": 4, "draft_lens": LENGTHS, "thresholds": [1e-6, 0.005, 0.999]}
     rows, _ = run_cell("replay_log", tmp_path, tmp_path / "cell", settings)
     own = rows[(rows["split"] == "eval") & (rows["draft_len"] == 3)].set_index(["option", "threshold"])
     never, always = own.loc[("distilled_confident", 1e-6)], own.loc[("distilled_confident", 0.999)]
@@ -258,7 +258,7 @@ def test_blocks_that_end_where_the_draft_is_unsure(tmp_path: Path):
     assert (always["drafted"] == 0).all()
     assert (always["empty"] == always["blocks"]).all()
     assert (always["steps"] == always["blocks"]).all()
-    some = own.loc[("distilled_confident", 0.2)][["drafted", "blocks", "accepted"]].sum()
+    some = own.loc[("distilled_confident", 0.005)][["drafted", "blocks", "accepted"]].sum()
     assert 0 < some["drafted"] < never["drafted"].sum()
     assert some["accepted"] / some["drafted"] > never["accepted"].sum() / never["drafted"].sum()
     alone = own.loc[("lookup_first_confident", 0.999)]
