@@ -1,4 +1,4 @@
-"""Requests of many users in six languages and five topics, as Chatbot Arena's rows and other chat formats."""
+"""Generates requests of many users in six languages and five topics, as rows of Chatbot Arena and of Dolly."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ LANGUAGES = {"English": 10, "Chinese": 2, "Japanese": 2, "Spanish": 2, "Portugue
 
 
 def _english(draw: Random, space: str, topic: str) -> tuple[str, str]:
+    """Draw an English question about a topic, and its answer."""
     said = read_beside(__file__)
     first, second = said["slots"][topic][space]
     slots = {"a": draw.choice(first), "b": draw.choice(second), "n": draw.randrange(2, 100)}
@@ -24,6 +25,7 @@ def _english(draw: Random, space: str, topic: str) -> tuple[str, str]:
 
 
 def _other(draw: Random, space: str, language: str) -> tuple[str, str]:
+    """Draw a question in another language, and its answer."""
     words, questions, openings, endings = read_beside(__file__)["others"][language]
     slots = {"a": draw.choice(words[space]), "n": draw.randrange(2, 100)}
     space_between = "" if language in ("Chinese", "Japanese") else " "
@@ -32,7 +34,7 @@ def _other(draw: Random, space: str, language: str) -> tuple[str, str]:
 
 
 def _request(draw: Random, space: str) -> dict[str, Any]:
-    """Language, topic, time and words of one request; games give way to business as the days go by."""
+    """Draw the language, topic, time, question and answer of one request; over time, games become rarer and business more common."""
     day = draw.randrange(DAYS)
     language = draw.choices(tuple(LANGUAGES), tuple(LANGUAGES.values()))[0]
     late = day / DAYS
@@ -43,7 +45,7 @@ def _request(draw: Random, space: str) -> dict[str, Any]:
 
 
 def arena(draw: Random, space: str) -> dict[str, Any]:
-    """Draw one row with the fields of ``lmsys/chatbot_arena_conversations``, and the ``topic`` that it was drawn from."""
+    """Draw one row with the fields of ``lmsys/chatbot_arena_conversations``, and its ``topic``."""
     said = _request(draw, space)
     user = {"role": "user", "content": said["question"]}
     conversation = [user, {"role": "assistant", "content": said["answer"]}]
@@ -64,7 +66,7 @@ def arena(draw: Random, space: str) -> dict[str, Any]:
 
 
 def dolly(draw: Random, space: str) -> dict[str, Any]:
-    """Draw one row with the fields of ``databricks/databricks-dolly-15k``; two in five have a context to answer from."""
+    """Draw one row with the fields of ``databricks/databricks-dolly-15k``; two in five come with a context that contains the answer."""
     topic = draw.choice(TOPICS)
     question, answer = _english(draw, space, topic)
     context = draw.random() < 0.4

@@ -1,4 +1,4 @@
-"""Documented Python functions over lists of records, as CodeSearchNet's rows on the hub."""
+"""Generates documented Python functions over lists of records, as rows of CodeSearchNet on the hub."""
 
 from __future__ import annotations
 
