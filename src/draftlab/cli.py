@@ -232,7 +232,9 @@ def _unexpected(error: Exception) -> str:
     text = without_token("".join(traceback.format_exception(error)))
     what = printable(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
     try:
-        place = "results" if os.path.isdir("results") else None  # results/ is on a disk that all nodes of a cluster share
+        place = (
+            "results" if os.path.isdir("results") else None
+        )  # results/ is on a disk that all nodes of a cluster share
         handle, name = tempfile.mkstemp(prefix="draftlab-error-", suffix=".log", dir=place)
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{sys.argv}\n{text}")

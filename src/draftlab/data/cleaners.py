@@ -205,7 +205,7 @@ def prompts(row: Row) -> Cleaned:
 
 
 def _passages(found: object) -> str:
-    """What was retrieved for a question: a text, or a list of texts or of objects that have one."""
+    """The passages retrieved for a question: a text, a list of texts, or a list of objects with a text."""
     items = found if isinstance(found, list) else [found]
     texts = [
         text_of(item, "text", "contents", "content", "passage") if isinstance(item, Mapping) else item for item in items
@@ -270,7 +270,7 @@ def clean(
 
 
 def _detected(rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, Cleaner]]:
-    """The rows with the cleaner of the format that their file is in."""
+    """Apply to the rows of a file the cleaner of the format that the file was detected to have."""
     for _, of_file in itertools.groupby(rows, key=lambda raw: raw.file):
         first = list(itertools.islice(of_file, DETECT))
         cleaner = CLEANERS[detect(first)]

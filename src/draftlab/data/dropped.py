@@ -47,7 +47,7 @@ def too_long(run: Path, pair: str = "main") -> int:
 
 
 def _too_long(run: Path, dataset: str) -> Iterator[str]:
-    """Prompts that the target of a pair has no room for, at whatever temperature."""
+    """The prompts that are too long for a pair's target, at any temperature."""
     for answers in sorted(run.glob("*/answers")):
         files = answers.glob(f"{dataset}.*/rejected.jsonl")
         ids = {rejection.row for file in files for rejection in read_jsonl(file, Rejection)}

@@ -79,7 +79,7 @@ class Server:
     def _ask(
         self, path: str, body: Mapping[str, Any] | None = None, *, of_api: bool = True, must: bool = True
     ) -> dict[str, Any]:
-        """What the server replies at ``path`` of the API, or beside it; nothing where it fails and need not (``must``)."""
+        """Return the server's reply at ``path``; nothing if it fails and ``must`` is not set."""
         url = (self._url if of_api else self._url.removesuffix("/v1")) + path
         try:
             reply = self._pool.request("GET" if body is None else "POST", url, json=body)
@@ -107,7 +107,7 @@ class Server:
         raise UserError(f"the server says {reply.status}: {self._public(said)[:300]}", file=url, remedy=remedy)
 
     def _public(self, said: object) -> str:
-        """What a server or the network said, without the key, which it may repeat."""
+        """An error message of the server or the network, without the API key."""
         return str(said).replace(self._key or "\0", "…")
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -139,7 +139,7 @@ class Server:
     def _steps(
         self, prompt: Sequence[int], room: int, ends: Collection[int], sampling: Sampling, seed: int, **more: Any
     ) -> tuple[list[Step], bool]:
-        """At most ``room`` tokens after ``prompt``, and whether the server left some out; what follows those is not returned."""
+        """Return at most ``room`` tokens after ``prompt``, and whether the server omitted some; nothing after these is returned."""
         asked = {
             "model": self._name,
             "prompt": list(prompt),
@@ -194,7 +194,7 @@ class Server:
         return max(step[1], key=step[1].__getitem__), step[1]
 
     def _compact(self, steps: Sequence[Step]) -> dict[str, Tensor]:
-        """The ``keep`` most probable tokens of each position, the emitted one among them, and the mass of all others."""
+        """The ``keep`` most probable tokens of each position, always including the emitted one, and the mass of all others."""
         tokens = [token for token, _ in steps]
         ids = [sorted(top, key=top.__getitem__, reverse=True)[: self._keep] for _, top in steps]
         ids = [own if token in own else [*own[:-1], token] for own, token in zip(ids, tokens, strict=True)]
@@ -221,7 +221,7 @@ def _of_llama_cpp(content: Sequence[Mapping[str, Any]], count: int) -> tuple[lis
 
 
 def _of_vllm(said: Mapping[str, Any]) -> list[Step]:
-    """Tokens stand there as ``token_id:17``."""
+    """Parse vLLM's reply, which writes tokens as ``token_id:17``."""
 
     def number(name: str) -> int:
         return int(name.partition("token_id:")[2])  # a ValueError for any other text

@@ -60,7 +60,9 @@ def atomic_dir(path: Path | str, needs: int = 0) -> Iterator[Path]:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(final))
             yield temporary
             for file in temporary.rglob("*"):
-                if file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1:  # a linked file belongs to someone else
+                if (
+                    file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1
+                ):  # a linked file belongs to someone else
                     file.chmod(0o666 & ~UMASK)
                     _settle(file)
         if final.exists():

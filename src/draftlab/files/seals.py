@@ -116,7 +116,9 @@ def _remembered(file: Path, remembered: Path | None) -> str:
     with file.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
     if remembered and time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > RACY:
-        with contextlib.suppress(OSError, UserError):  # if the cache cannot be written, the file is read again next time
+        with contextlib.suppress(
+            OSError, UserError
+        ):  # if the cache cannot be written, the file is read again next time
             write_text(remembered, json.dumps(known | {str(file): [*stamp, found]}, indent=1) + "\n")
     return found
 

@@ -83,7 +83,7 @@ def training(draft: Path, batch: int, tokens: int, core: int | None = None) -> I
 
 
 def _train(draft: Path, batch: int, tokens: int, counter: Path, core: int | None) -> None:
-    """Update forever: forward and backward of cross-entropy on random tokens, AdamW; the work of a real update."""
+    """Train forever with the work of a real update: forward and backward of cross-entropy on random tokens, then AdamW."""
     if core is not None:
         pin([core])
     import torch

@@ -157,7 +157,7 @@ def read_tokenizer(path: Path | str) -> Tokenizer:
 
 
 def _by_pieces(tokens: Sequence[str], vocabulary: dict[str, int], said: dict[str, Any]) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE: of two neighbours those merge first whose union has the best score."""
+    """Split text by SentencePiece's BPE: of all neighbouring pieces, the pair with the best-scoring union is merged first."""
     scores = said["tokenizer.ggml.scores"]
     pairs = [
         (-scores[index], index, at)
@@ -180,7 +180,7 @@ def check_loads(path: Path) -> None:
     """Let a separate process load a file and read two tokens: llama.cpp does not refuse every damaged file, but crashes on some."""
     command = [sys.executable, "-c", TRIAL, str(path)]
     ended = subprocess.run(command, capture_output=True, check=False).returncode
-    if ended < 0:  # by a signal; what is refused in words is refused again where the file is used
+    if ended < 0:  # ended by a signal; a regular refusal is raised again where the file is used
         what = f"llama.cpp crashes with {signal.Signals(-ended).name} when it reads this file"
         raise UserError(what, file=path, remedy="fetch or export it again")
 

@@ -1,4 +1,4 @@
-"""How long a run's jobs take: measured as they end, remembered for the next run, and told as the time that is left."""
+"""How long a run's jobs take: measured as they end, kept for the next run, and shown as the remaining time."""
 
 from __future__ import annotations
 

@@ -152,7 +152,9 @@ def _search(check: Check, rows: pd.DataFrame, published: Published) -> str:
     for choice in itertools.product(*check.search.values()):
         values = dict(zip(names, choice, strict=True))
         if values and all(_fits(check, row, published, values)[1] for row in records(rows)):
-            return "; all values of this row of the table agree with " + ", ".join(f"{key} = {value:g}" for key, value in values.items())
+            return "; all values of this row of the table agree with " + ", ".join(
+                f"{key} = {value:g}" for key, value in values.items()
+            )
     return ""
 
 

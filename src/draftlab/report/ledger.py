@@ -92,7 +92,9 @@ def judge_claims(published: Published, frames: Mapping[str, pd.DataFrame], scale
     tables = Tables(frames)
     checked = run_checks(published)
     rows = [_number_row(row, published, tables, scale, checked) for row in records(published.numbers)]
-    rows += [_statement_row(name, statement, tables, scale, checked) for name, statement in published.statements.items()]
+    rows += [
+        _statement_row(name, statement, tables, scale, checked) for name, statement in published.statements.items()
+    ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -153,7 +155,9 @@ def _number_row(
         judgement = replace(judgement, verdict="inconsistent in print", note="; ".join(filter(None, notes)))
     elif judgement.ours is None and derived:
         ours = Interval(derived[0].recomputed, np.nan, np.nan, 0)
-        judgement = Judgement(ours, "reproduced", f"recomputed from other printed numbers, not measured: {derived[0].note}")
+        judgement = Judgement(
+            ours, "reproduced", f"recomputed from other printed numbers, not measured: {derived[0].note}"
+        )
     if row["caveat"]:
         judgement = replace(judgement, note="; ".join(filter(None, [judgement.note, f"source says: {row['caveat']}"])))
     quantity = claim.quantity if claim.unit in claim.quantity else f"{claim.quantity} [{claim.unit}]"
@@ -181,10 +185,14 @@ def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tabl
     if not gaps and scale in rule.same_setting:
         return Judgement(ours, "contradicts", f"not within {rule.tolerance:g} of the printed value")
     if not gaps and shared:
-        return Judgement(ours, "compared in other rows", f"each difference is judged once, in the row of: {', '.join(shared)}")
+        return Judgement(
+            ours, "compared in other rows", f"each difference is judged once, in the row of: {', '.join(shared)}"
+        )
     if not gaps:
         return Judgement(
-            ours, "not run at this scale", "measured in another setting, with no other printed number to compare it with"
+            ours,
+            "not run at this scale",
+            "measured in another setting, with no other printed number to compare it with",
         )
     judged = [(*_judge_gap(gap, printed, rule, len(gaps)), gap, printed, what) for gap, printed, what in gaps]
     judged.sort(key=lambda each: -VERDICTS.index(each[0]))

@@ -89,7 +89,9 @@ def write(results: Path, scale: Scale, out: Path, config: tuple[str, ...] = ()) 
     about those.
     """
     own = [given for given in config if given.partition("=")[0] in ("dataset", "target", "draft")]
-    traffic = any(given.startswith("dataset=") for given in config)  # no paper printed numbers for the user's own prompts
+    traffic = any(
+        given.startswith("dataset=") for given in config
+    )  # no paper printed numbers for the user's own prompts
     ledger = read_table(results / "claims.csv", dtype=str, keep_default_na=False)
     ledger = ledger[:0] if traffic else ledger
     by_table = _rows_by_table(ledger)

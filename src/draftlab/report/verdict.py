@@ -215,7 +215,9 @@ def _workflow(asked: Asked, draft: str, name: str, folder: Path) -> Path:
     command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default", "--cores", asked.cores or "all"]
     command += ["--config", *(f"{key}={value}" for key, value in given.items()), "--", *wanted]
     folder.mkdir(parents=True, exist_ok=True)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # the workflow's rules call draftlab
+    path = (
+        f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # the workflow's rules call draftlab
+    )
     environment = os.environ | {"PATH": path}
     done = subprocess.run(
         [str(part) for part in command], stdout=sys.stderr, stderr=sys.stderr, check=False, env=environment

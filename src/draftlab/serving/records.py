@@ -31,7 +31,7 @@ class Seen:
 
 
 def _vllm_request(row: Mapping[str, Any]) -> Seen | None:
-    """``metrics.speculative_decoding`` of a response (``--per-request-spec-decode-metrics``)."""
+    """Read ``metrics.speculative_decoding`` of a response of vLLM (``--per-request-spec-decode-metrics``)."""
     said = _inside(row, "metrics").get("speculative_decoding")
     if not isinstance(said, Mapping):
         return None
@@ -120,7 +120,7 @@ def _number(value: Any) -> float:
 
 
 def _histogram(counts: Any) -> tuple[float, ...] | None:
-    """A list, or an object from the accepted number to the count."""
+    """Read a histogram: a list, or an object that maps the number of accepted tokens to the count."""
     if isinstance(counts, Mapping):
         counts = [counts.get(str(i), 0) for i in range(max(map(int, counts), default=-1) + 1)]
     return tuple(map(_number, counts)) if isinstance(counts, Sequence) and len(counts) > 1 else None

@@ -69,7 +69,7 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) 
 def _run_once(
     stage: Stage, variant: Variant, inputs: NoInputs, bench: Bench, parts: Path | None
 ) -> tuple[pd.DataFrame, Facts]:
-    """Run a variant, or read what a killed process left of it; its record is written last."""
+    """Run a variant, or read its rows if a killed process had finished it; the record is written last."""
     if parts is None:
         return stage.run(variant.settings, inputs, bench)
     table, record = (parts / f"{bench.number}.{kind}" for kind in ("parquet", "json"))

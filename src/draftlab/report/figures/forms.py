@@ -216,7 +216,9 @@ def live_figure(table: pd.DataFrame, scale: str, published: Published, form: Liv
 
 def _time_split(series: str, ax: Axes, rows: pd.DataFrame) -> None:
     """Draw stacked bars of the microseconds per emitted token of each series, by part of the decoding loop."""
-    parts = {part: shown for part, shown in PARTS.items() if part in rows}  # in older tables selection includes the target's distributions
+    parts = {
+        part: shown for part, shown in PARTS.items() if part in rows
+    }  # in older tables selection includes the target's distributions
     sums = rows.groupby(series, sort=False)[[*parts, "emitted"]].sum()
     sums = sums.loc[in_order(sums.index.tolist(), list(LOOKS))]
     left = np.zeros(len(sums))

@@ -225,7 +225,9 @@ def save(figure: Figure, prefix: Path) -> None:
     canvas.draw()  # type: ignore[no-untyped-call]
     pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")  # type: ignore[no-untyped-call]
     with atomic_path(prefix.with_name(prefix.name + ".png")) as temporary:
-        few = pixels.quantize(COLOURS, method=Image.Quantize.FASTOCTREE)  # a quarter of the bytes, with no visible difference
+        few = pixels.quantize(
+            COLOURS, method=Image.Quantize.FASTOCTREE
+        )  # a quarter of the bytes, with no visible difference
         few.save(temporary, "PNG", optimize=True, dpi=(DPI, DPI))
     figure.set_layout_engine("none")
     with atomic_path(prefix.with_name(prefix.name + ".pdf")) as temporary:
