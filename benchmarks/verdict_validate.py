@@ -15,6 +15,7 @@ from draftlab.errors import UserError
 from draftlab.files.tables import read_table
 from draftlab.serving import verdict
 from draftlab.serving.costs import from_probes
+from draftlab.serving.verdict_format import NAMES
 
 OPTIONS = {"before": "as_it_comes", "distilled": "distilled", "lookup": "lookup", "lookup_first": "lookup_first"}
 """The option of ``replay_log`` for each contender of ``latency_requests``."""
@@ -76,7 +77,7 @@ def as_markdown(found: pd.DataFrame) -> str:
     ]
     for row in found.to_dict("records"):
         missed = "" if abs(row["error"]) <= WITHIN else " !"
-        cells = [row["dataset"], verdict.NAMES[row["option"]], row["draft_len"]]
+        cells = [row["dataset"], NAMES[row["option"]], row["draft_len"]]
         cells += [f"{row[name]:.2f}" for name in ("measured", "predicted")]
         cells += [
             f"{row['low']:.2f} to {row['high']:.2f}",

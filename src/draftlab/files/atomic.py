@@ -30,16 +30,16 @@ def atomic_path(path: Path | str, needs: int = 0) -> Iterator[Path]:
     """
     final = Path(path)
     final.parent.mkdir(parents=True, exist_ok=True)
-    with _told(final, needs):
+    with _full_disk_as_user_error(final, needs):
         handle, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
         os.close(handle)
     temporary = Path(name)
     try:
-        with _told(final, needs):
+        with _full_disk_as_user_error(final, needs):
             if needs > shutil.disk_usage(final.parent).free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(final))
             yield temporary
-            _settle(temporary)
+            _flush(temporary)
         temporary.chmod(0o666 & ~UMASK)  # at the end, because safetensors replaces the temporary file by a new one
         temporary.replace(final)
     finally:
@@ -51,11 +51,11 @@ def atomic_dir(path: Path | str, needs: int = 0) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``, which replaces it on success, as ``atomic_path`` does for a file."""
     final = Path(path)
     final.parent.mkdir(parents=True, exist_ok=True)
-    with _told(final, needs):
+    with _full_disk_as_user_error(final, needs):
         temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
     temporary.chmod(0o777 & ~UMASK)
     try:
-        with _told(final, needs):
+        with _full_disk_as_user_error(final, needs):
             if needs > shutil.disk_usage(final.parent).free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(final))
             yield temporary
@@ -64,7 +64,7 @@ def atomic_dir(path: Path | str, needs: int = 0) -> Iterator[Path]:
                     file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1
                 ):  # a linked file belongs to someone else
                     file.chmod(0o666 & ~UMASK)
-                    _settle(file)
+                    _flush(file)
         if final.exists():
             shutil.rmtree(final)
         temporary.replace(final)
@@ -78,14 +78,14 @@ def write_text(path: Path | str, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _settle(file: Path) -> None:
+def _flush(file: Path) -> None:
     """Flush a file to the disk, so that it is not empty if the power fails after it was renamed."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
 
 
 @contextlib.contextmanager
-def _told(path: Path, needs: int) -> Iterator[None]:
+def _full_disk_as_user_error(path: Path, needs: int) -> Iterator[None]:
     """Turn every error that means a full disk, from the system or from a library, into a ``UserError`` that names the file."""
     try:
         yield

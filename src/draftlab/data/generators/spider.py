@@ -110,11 +110,11 @@ def spider(draw: Random, space: str) -> dict[str, Any]:
         subquery=draw.random() < 0.4,
     )
     family, draw_words = draw.choice(FAMILIES)
-    own, said = read_beside(__file__)["families"][family], {"form": "query", **draw_words(draw, style, t)}
-    said |= {"t": t, "u": u, "count": style.count, "quote": style.quote}
-    question = draw.choice(own["questions"]).format(**said)
-    queries = own[said["form"]]
-    query = (draw.choice(queries) if isinstance(queries, list) else queries).format(**said)
+    own, slots = read_beside(__file__)["families"][family], {"form": "query", **draw_words(draw, style, t)}
+    slots |= {"t": t, "u": u, "count": style.count, "quote": style.quote}
+    question = draw.choice(own["questions"]).format(**slots)
+    queries = own[slots["form"]]
+    query = (draw.choice(queries) if isinstance(queries, list) else queries).format(**slots)
     tokens = SQL_TOKEN.findall(query)
     return {
         "db_id": name,
