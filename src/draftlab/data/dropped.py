@@ -32,8 +32,8 @@ def _of_split(summary: dict[str, Any], split: str) -> str:
     reasons = Counter(counts["rejected"])
     parts = []
     if reasons:
-        said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-        parts.append(f"{reasons.total()} rejected: {said}")
+        listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        parts.append(f"{reasons.total()} rejected: {listed}")
     if summary["profile"] == "clean":  # the other one keeps them
         parts += [f"{counts['duplicates']} duplicates"] if counts["duplicates"] else []
         parts += [f"{counts['overlap']} also in the other split"] if counts["overlap"] else []

@@ -110,6 +110,6 @@ if __name__ == "__main__":
     for name, kind in {"draft": Path, "batch": int, "tokens": int, "counter": Path, "core": int}.items():
         parser.add_argument(f"--{name}", type=kind)
     parser.add_argument("--parent", type=int)
-    said = vars(parser.parse_args())
-    die_with_parent(said.pop("parent"))
-    _train(**said)
+    flags = vars(parser.parse_args())
+    die_with_parent(flags.pop("parent"))
+    _train(**flags)

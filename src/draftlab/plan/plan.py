@@ -213,11 +213,11 @@ def _check_shown(experiment: Experiment, where: Place) -> None:
             raise where.blame(what, ["figure", name], remedy=remedy)
 
 
-def _expanded(said: Any, where: Place) -> Any:
+def _expanded(values: Any, where: Place) -> Any:
     """Replace each ``profile: NAME`` in a file's values by the profile's keys; keys beside it take precedence."""
-    if not isinstance(said, dict):
-        return said
-    found = {key: _expanded(value, where) for key, value in said.items()}
+    if not isinstance(values, dict):
+        return values
+    found = {key: _expanded(value, where) for key, value in values.items()}
     if not isinstance(found.get("profile"), str):  # an axis may have this name
         return found
     if (name := found.pop("profile")) not in PROFILES:

@@ -235,11 +235,11 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     """Read the plan of a run from ``--config`` values and the ``workflow`` folder."""
     run = validated(RunConfig, dict(config), Place("--config"))
     path = workflow / "scales" / f"{run.scale}.yaml"
-    said = _with_base(path)
+    values = _with_base(path)
     if run.sizes:
         path = Path(run.sizes)
-        said = _joined(said, read_yaml(path))
-    settings = validated(ScaleSettings, said, Place(path))
+        values = _joined(values, read_yaml(path))
+    settings = validated(ScaleSettings, values, Place(path))
     _check_places(run, settings.by_architecture)
     _check_needs(settings, workflow, Place(path))
     check_datasets(settings.every_dataset, Place(path))

@@ -407,12 +407,12 @@ def lines(found: Verdict) -> list[str]:
         f"{NAMES[own.name]} {own.verdict}" + (f" {own.speedup.show()}" if own.requests >= ENOUGH else "")
         for own in found.options
     ]
-    said = [
+    fastest = [
         f"{at.rate:.3g}/s {NAMES[name] + f' {at.speedup.show()}' if name else 'no draft'}"
         for name, at in best_at_load(found)
     ]
     where = f"One request at a time, {found.requests} held-out requests; costs {found.costs}"
-    return [found.sentence, "; ".join(options), "Fastest under load: " + "; ".join(said) if said else where]
+    return [found.sentence, "; ".join(options), "Fastest under load: " + "; ".join(fastest) if fastest else where]
 
 
 def best_at_load(found: Verdict) -> list[tuple[str, AtLoad]]:

@@ -110,8 +110,8 @@ def _identity(scene: Scene, requests: Sequence[int], settings: Training) -> str:
     start, distributions = (
         training.digest(found) for found in (dict(scene.draft.named_parameters()), scene.recorded.tensors)
     )
-    told = hashlib.sha256(text.encode()).hexdigest()
-    return f"{settings!r} {scene.max_new_tokens} {code_digest(__name__)} {start} {told} {distributions}"
+    texts = hashlib.sha256(text.encode()).hexdigest()
+    return f"{settings!r} {scene.max_new_tokens} {code_digest(__name__)} {start} {texts} {distributions}"
 
 
 def _terms(draft: LanguageModel, samples: Samples, settings: Training, effort: Effort) -> Iterator[Tensor]:

@@ -178,9 +178,9 @@ def serve(
 def _identity(draft: LanguageModel, traffic: Traffic, settings: Serving) -> str:
     """The identity of a checkpoint: settings, code, the draft before it learnt, and the stream."""
     texts = [(record.prompt_ids, record.answer_ids) for record in traffic.answers.answers]
-    told = hashlib.sha256(repr([texts, traffic.request.tolist(), traffic.trains.tolist()]).encode()).hexdigest()
+    stream = hashlib.sha256(repr([texts, traffic.request.tolist(), traffic.trains.tolist()]).encode()).hexdigest()
     start, given = (training.digest(found) for found in (dict(draft.named_parameters()), traffic.answers.tensors))
-    return f"{settings!r} {code_digest(__name__)} {start} {told} {given}"
+    return f"{settings!r} {code_digest(__name__)} {start} {stream} {given}"
 
 
 def serve_unchanged(draft: LanguageModel, traffic: Traffic, draft_len: int) -> pd.DataFrame:
