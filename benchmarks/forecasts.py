@@ -1,4 +1,4 @@
-"""How well the verdict's forecasts meet recorded streams: python -m benchmarks.forecasts --data paper_figures/laptop/data --out FILE.md"""
+"""Compares the verdict's forecasts with recorded streams: python -m benchmarks.forecasts --data paper_figures/laptop/data --out FILE.md"""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SHARE = 0.2
 LEARNING = ("online", "online_warm", "online_all", "all", "block_end")
 STREAMS = {"osd_online": "dataset", "beyond_loss_positions": "dataset", "beyond_temperature_online": "temperature",
            "osd_online_t5": "dataset", "beyond_stream_length": "length"}  # fmt: skip
-"""Published tables of streams, and the column besides seed and way of learning that names one."""
+"""Published tables of streams, and the column that identifies a stream together with the seed and the way of learning."""
 
 
 def table(data: Path) -> pd.DataFrame:
-    """Each recorded stream's last tenth beside the forecast from its first fifth; ``refused`` says why there is none."""
+    """Compare the last tenth of each recorded stream with the forecast from its first fifth; ``refused`` says why there is none."""
     rows = []
     for name, key in STREAMS.items():
         found = read_table(data / f"{name}.csv.gz").query("split == 'train'")
@@ -44,9 +44,17 @@ def table(data: Path) -> pd.DataFrame:
 
 
 def as_markdown(found: pd.DataFrame) -> str:
-    """The page of errors by table."""
-    lines = ["# Forecasts beside recorded streams", ""]
-    lines += ["| streams | forecast | refused | mean absolute error | inside the 95 % interval |", "|" + "---|" * 5]
+    """Write the page of errors by table."""
+    lines = ["# Forecasts compared with recorded streams", ""]
+    lines += ["Each stream's first fifth is used to forecast the acceptance of its last tenth.", ""]
+    head = (
+        "table",
+        "streams forecast",
+        "streams refused",
+        "mean absolute error",
+        "measured value inside the 95 % interval",
+    )
+    lines += [f"| {' | '.join(head)} |", "|" + "---|" * 5]
     for name, own in [*found.groupby("table", sort=False), ("all", found)]:
         given = own[own["refused"] == ""]
         error = (given["forecast"] - given["measured"]).abs().mean()
@@ -56,7 +64,7 @@ def as_markdown(found: pd.DataFrame) -> str:
 
 
 def main(*, data: Path, out: Path) -> None:
-    """Write how well the verdict's forecasts meet recorded streams; DATA: the published tables of a scale."""
+    """Write how well the verdict's forecasts agree with recorded streams; DATA: the published tables of a scale."""
     found = table(data)
     benchmarks.write(found, as_markdown, out)
     print(as_markdown(found), end="")

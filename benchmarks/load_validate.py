@@ -1,6 +1,6 @@
-"""The simulator beside what others measured: python -m benchmarks.load_validate --data FOLDER --out FILE.md
+"""Compares the simulator with what others measured: python -m benchmarks.load_validate --data FOLDER --out FILE.md
 
-Nothing is fitted on the number that it predicts. The folder holds `llmservingsim/` and `specbundle/`.
+No prediction is fitted to the number that it predicts. The folder holds `llmservingsim/` and `specbundle/`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from draftlab.serving.profiles import Attention, Costs, Profile
 from draftlab.serving.simulate import fixed, serve
 
 QUEUES = {"rtx4090-llama-3.1-8b": "RTX4090", "rtxpro6000x2-qwen3-32b": "RTXPRO6000_Qwen3-32B"}
-"""Profiles, and the folders of the requests that a real server answered on that machine."""
+"""For each profile, the folder with the requests that a real server answered on that machine."""
 
 
 def queueing(profile: str, file: Path) -> list[dict[str, Any]]:
-    """Mean times of the requests of a real vLLM (LLMServingSim's ``requests.jsonl``), beside the simulated ones."""
+    """Compare the mean times of requests to a real vLLM server (LLMServingSim's ``requests.jsonl``) with simulated ones."""
     arrivals = traces.read_trace(file)
     served = serve(arrivals, profiles.load(profile), fixed(0), None, np.random.default_rng(0))
     rows = [row for _, row in traces.rows(file) if row is not None]
     if len(rows) != len(served.last):
         raise UserError("requests were left out", file=file, remedy="fetch the file again")
-    shift = rows[0]["queued_ts"] - rows[0]["arrival_time"]  # from one clock to the other
+    shift = rows[0]["queued_ts"] - rows[0]["arrival_time"]  # offset between the two clocks
     first = [row["first_token_ts"] - row["arrival_time"] - shift for row in rows]
     pace = [(r["last_token_ts"] - r["first_token_ts"]) / (r["output_toks"] - 1) for r in rows if r["output_toks"] > 1]
     pairs = {
@@ -46,6 +46,7 @@ def queueing(profile: str, file: Path) -> list[dict[str, Any]]:
 
 
 def _row(part: str, setting: str, quantity: str, measured: float, predicted: float, bound: float) -> dict[str, Any]:
+    """One row of the table; ``within`` says whether the relative error is at most ``bound``."""
     error = float(predicted / measured - 1)
     facts = {"part": part, "setting": setting, "quantity": quantity}
     within = "yes" if abs(error) <= bound else "no"
@@ -56,7 +57,7 @@ def _row(part: str, setting: str, quantity: str, measured: float, predicted: flo
 
 
 def specbundle_cells(file: Path) -> pd.DataFrame:
-    """One row per measured cell of SpecBundle's ``data.json``: plain and speculative throughput, acceptance length."""
+    """Return one row per measured cell of SpecBundle's ``data.json``: plain and speculative throughput, and acceptance length."""
     cells = []
     for target, named in read_object(file).items():
         for benchmark, found in named.items():
@@ -79,10 +80,10 @@ def specbundle_cells(file: Path) -> pd.DataFrame:
 
 
 def specbundle(cells: pd.DataFrame, *, other_lengths: bool = False) -> pd.DataFrame:
-    """Predict each cell's throughput as ``plain x acceptance length / cost``, cost being a block's time in plain steps.
+    """Predict each cell's throughput as ``plain x acceptance length / cost``, where cost is the time of a block in plain steps.
 
-    Cost is a pair's and a machine's, not a benchmark's: it is the median over the pair's *other* benchmarks at the same number of steps
-    and tokens, or, with ``other_lengths``, the straight line over the steps through the other benchmarks at the *other* lengths (chains).
+    The cost depends on the pair and the machine, not on the benchmark. It is the median over the pair's *other* benchmarks at the same
+    number of steps and tokens; or, with ``other_lengths``, read off a straight line fitted to the other benchmarks at *other* lengths.
     """
     cells = cells.assign(cost=cells["plain"] * cells["length"] / cells["measured"])
     if other_lengths:
@@ -106,7 +107,7 @@ def _specbundle_rows(file: Path) -> list[dict[str, Any]]:
     rows = []
     for part, other in (
         ("SpecBundle, cost from other benchmarks", False),
-        ("SpecBundle, and from other lengths", True),
+        ("SpecBundle, cost from other benchmarks and lengths", True),
     ):
         found = specbundle(cells, other_lengths=other)
         for setting, group in [*found.groupby("target"), ("all", found)]:
@@ -121,10 +122,11 @@ def _specbundle_rows(file: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Crossing:
-    """A published pair of speed-ups: the acceptance length follows from ``low`` at one request, the side of 1 is predicted at ``batch``.
+    """Two published speed-ups of one setting, at one request and at ``batch`` requests.
 
-    ``high`` is the published speed-up there (NaN: only its side is known, ``pays``). ``reads`` is how many tokens the target reads of each
-    request (0: one more than ``draft_len``, a chain); ``context`` how many lie before them.
+    The acceptance length follows from ``low``, the speed-up at one request; whether the speed-up at ``batch`` is above 1 is predicted.
+    ``high`` is the published value there (NaN if only ``pays``, its side of 1, is known). ``reads`` is how many tokens the target reads
+    for each request (0: ``draft_len`` + 1, a chain), ``context`` how many tokens precede them.
     """
 
     setting: str
@@ -155,7 +157,7 @@ class Crossing:
 
 
 def _crossings() -> list[Crossing]:
-    """What the reference lists with enough facts to predict; ``docs/serving.md`` names the others."""
+    """The published crossings that come with enough facts for a prediction; ``docs/serving.md`` names the others."""
     h100 = profiles.load("h100x4-llama-2-70b").model_copy(update={"max_sequences": 256})
     small = h100.model_copy(update={"draft": h100.target.scaled(0.15)})
     eagle = _specdecode_bench()
@@ -171,7 +173,7 @@ def _crossings() -> list[Crossing]:
 
 
 def _specdecode_bench() -> Profile:
-    """Its published coefficients for Llama-3-8B with EAGLE (site @fb0e2426): straight lines in tokens and cached tokens."""
+    """SpecDecode-Bench's published coefficients for Llama-3-8B with EAGLE (site @fb0e2426), linear in tokens and cached tokens."""
     most = 16_384
     target = Costs(tokens={1: 5.886 + 0.02101, most: 5.886 + 0.02101 * most}, decode=Attention(per_cached=3.926e-5))
     draft = Costs(tokens={1: 2.135 / 3, most: 2.135 / 3 + 8.41e-4 * most}, decode=Attention(per_cached=2.378e-6 / 3))
@@ -193,16 +195,16 @@ def _crossing_rows() -> list[dict[str, Any]]:
     rows = []
     for case in _crossings():
         found = case.predict()
-        row = _row("published crossings: side of 1", case.setting, "speed-up", case.high, found, 0.0)
+        row = _row("published crossings: above or below 1", case.setting, "speed-up", case.high, found, 0.0)
         rows.append({**row, "within": "yes" if (found > 1) == case.pays else "no"})
     h100 = profiles.load("h100x4-llama-2-70b")
     small = h100.model_copy(update={"draft": h100.target.scaled(0.2)})
     length = load.block_ms(small, 32, 500, 5) / load.block_ms(small, 32, 500, 0)
     tips = alpha_of_length(length, 5)
-    said = "vLLM #17984, 70B, 1B draft: batch 32 reverses"
+    setting = "vLLM #17984, 70B, 1B draft: slower at batch 32"
     rows.append(
         {
-            **_row("published crossings: side of 1", said, "alpha at which it tips", np.nan, tips, 0.0),
+            **_row("published crossings: above or below 1", setting, "alpha at break-even", np.nan, tips, 0.0),
             "within": "unknown alpha",
         }
     )
@@ -210,7 +212,7 @@ def _crossing_rows() -> list[dict[str, Any]]:
 
 
 def everything(data: Path) -> pd.DataFrame:
-    """All comparisons as one table; DATA holds ``llmservingsim/`` and ``specbundle/``."""
+    """Return all comparisons as one table; ``data`` holds ``llmservingsim/`` and ``specbundle/``."""
     rows = [
         r for name, folder in QUEUES.items() for r in queueing(name, data / "llmservingsim" / folder / "requests.jsonl")
     ]
@@ -218,7 +220,7 @@ def everything(data: Path) -> pd.DataFrame:
 
 
 def as_markdown(table: pd.DataFrame) -> str:
-    """The page of predictions beside measurements."""
+    """Write the page that compares predictions with measurements."""
     head = ["part", "setting", "quantity", "measured", "predicted", "error", "within its bound"]
     lines: list[Sequence[str]] = [head, ["---"] * len(head)]
     for row in table.to_dict("records"):
@@ -226,11 +228,15 @@ def as_markdown(table: pd.DataFrame) -> str:
         numbers = [format(row[n], shown) if shown and np.isfinite(row[n]) else "" for n in ("measured", "predicted")]
         error = f"{row['error']:+.1%}" if np.isfinite(row["error"]) else ""
         lines.append([row["part"], row["setting"], row["quantity"], *numbers, error, row["within"]])
-    return "# The simulator beside measurements\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+    return (
+        "# The simulator compared with measurements\n\n"
+        + "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        + "\n"
+    )
 
 
 def main(*, data: Path, out: Path) -> None:
-    """Compare the simulator's predictions with measurements of others; DATA holds llmservingsim/ and specbundle/."""
+    """Compare the simulator's predictions with published measurements; DATA holds llmservingsim/ and specbundle/."""
     benchmarks.write(everything(data), as_markdown, out)
 
 

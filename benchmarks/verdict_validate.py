@@ -1,6 +1,6 @@
-"""The verdict's speed-ups beside those of served requests: python -m benchmarks.verdict_validate --run results/calibration --out FILE.md
+"""Compares the verdict's speed-ups with served requests: python -m benchmarks.verdict_validate --run results/calibration --out FILE.md
 
-Costs, acceptance and the measured time are each from requests of their own.
+Costs, acceptance and the measured times come from different requests.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from draftlab.errors import UserError
 from draftlab.files.tables import read_table
 from draftlab.serving import verdict
 from draftlab.serving.costs import from_probes
+from draftlab.serving.verdict_format import NAMES
 
 OPTIONS = {"before": "as_it_comes", "distilled": "distilled", "lookup": "lookup", "lookup_first": "lookup_first"}
-"""Contenders of ``latency_requests`` -> options of ``replay_log``."""
+"""The option of ``replay_log`` for each contender of ``latency_requests``."""
 WITHIN = 0.05
 
 
 def table(run: Path) -> pd.DataFrame:
-    """One row per dataset, draft and draft length of a run at scale=calibration, or of a verdict whose requests were served as well.
+    """Return one row per dataset, draft and draft length of a run at scale=calibration, or of a verdict whose requests were also served.
 
     Costs are probed on filler tokens (``traffic_cost``), acceptance is replayed on the held-out requests that were not served
     (``traffic_verdict``), and ``measured`` is the speed-up of those that were (``traffic_requests``).
@@ -58,21 +59,25 @@ def table(run: Path) -> pd.DataFrame:
 
 
 def sentence(found: pd.DataFrame) -> str:
-    """How many cells are met."""
+    """Summarise in one sentence how well predictions agree with measurements."""
     near, inside = (found["error"].abs() <= WITHIN).sum(), found["inside"].sum()
     errors = found["error"]
     return (
-        f"{near} of {len(found)} cells within {WITHIN:.0%}, {inside} inside the 95 % interval; mean error {errors.mean():+.1%}, "
-        f"median absolute error {errors.abs().median():.1%}, plain decoding against itself {found['noise'].abs().median():.1%}"
+        f"{near} of {len(found)} predictions are within {WITHIN:.0%} of the measured speed-up, and {inside} intervals contain it; the mean error is "
+        f"{errors.mean():+.1%}, the median absolute error {errors.abs().median():.1%}; two measurements of plain decoding differ by "
+        f"{found['noise'].abs().median():.1%} (median)"
     )
 
 
 def as_markdown(found: pd.DataFrame) -> str:
-    """The page of predictions beside measurements."""
-    lines = ["| dataset | option | draft length | measured | predicted | interval | error | inside |", "|" + "---|" * 8]
+    """Write the page that compares predictions with measurements."""
+    lines = [
+        "| dataset | option | draft length | measured | predicted | 95 % interval | error (!: above 5%) | inside |",
+        "|" + "---|" * 8,
+    ]
     for row in found.to_dict("records"):
         missed = "" if abs(row["error"]) <= WITHIN else " !"
-        cells = [row["dataset"], verdict.NAMES[row["option"]], row["draft_len"]]
+        cells = [row["dataset"], NAMES[row["option"]], row["draft_len"]]
         cells += [f"{row[name]:.2f}" for name in ("measured", "predicted")]
         cells += [
             f"{row['low']:.2f} to {row['high']:.2f}",
@@ -80,11 +85,11 @@ def as_markdown(found: pd.DataFrame) -> str:
             "yes" if row["inside"] else "no",
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "# Verdicts beside served requests\n\n" + sentence(found) + ".\n\n" + "\n".join(lines) + "\n"
+    return "# Verdicts compared with served requests\n\n" + sentence(found) + ".\n\n" + "\n".join(lines) + "\n"
 
 
 def main(*, run: Path, out: Path) -> None:
-    """Write the verdict's speed-ups beside those of served requests; RUN: a run with traffic_cost, traffic_verdict and traffic_requests."""
+    """Compare the verdict's speed-ups with those of served requests; RUN: a run with traffic_cost, traffic_verdict and traffic_requests."""
     found = table(run)
     benchmarks.write(found, as_markdown, out)
     print(sentence(found))

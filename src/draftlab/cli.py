@@ -164,7 +164,7 @@ def function_of(verb: str) -> Callable[..., Any]:
 
 
 def _listed(verb: str | Callable[..., None]) -> Callable[..., None]:
-    """A stand-in for a verb in the list of all verbs, with its docstring read from the source: an import might have to load torch."""
+    """A stand-in for a verb in the list of all verbs, with the docstring read from the source to avoid importing torch."""
     if callable(verb):
         return verb
     module, _, name = verb.partition(":")
@@ -197,19 +197,19 @@ def main() -> None:
 
 
 def exit_on_error(call: Callable[[], object]) -> None:
-    """Call it; a ``UserError``, or a setting outside its bounds, becomes one line on stderr and exit code 1."""
+    """Call a function; on any error, print one line to stderr and exit with code 1."""
     try:
         call()
     except (UserError, ValidationError) as error:
-        said = plan.refused(error) if isinstance(error, ValidationError) else error
-        sys.exit(f"draftlab: error: {said}")
+        reason = plan.refused(error) if isinstance(error, ValidationError) else error
+        sys.exit(f"draftlab: error: {reason}")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        if error.errno is None:  # not of the system: a library's
+        if error.errno is None:  # raised by a library, not by the system
             sys.exit(f"draftlab: error: {printable(str(error))}")
-        # A full disk, or a folder that cannot be written to: the system's own words name the file and the reason.
+        # For a full disk or a read-only folder, the system's message already names the file and the reason.
         what = printable(f"{error.strerror}: {error.filename}")
         sys.exit(f"draftlab: error: {what} (free space or fix permissions, run again)")
     except ModuleNotFoundError as error:
@@ -223,7 +223,7 @@ def exit_on_error(call: Callable[[], object]) -> None:
 
 
 def _unexpected(error: Exception) -> str:
-    """One line about a bug in this program; the traceback goes to a file, without any access token."""
+    """Write the traceback of a bug in this program to a file, without access tokens, and return one line about it."""
     import tempfile
     import traceback
 
@@ -232,7 +232,9 @@ def _unexpected(error: Exception) -> str:
     text = without_token("".join(traceback.format_exception(error)))
     what = printable(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
     try:
-        place = "results" if os.path.isdir("results") else None  # a disk that nodes of a cluster share
+        place = (
+            "results" if os.path.isdir("results") else None
+        )  # results/ is on a disk that all nodes of a cluster share
         handle, name = tempfile.mkstemp(prefix="draftlab-error-", suffix=".log", dir=place)
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{sys.argv}\n{text}")

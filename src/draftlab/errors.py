@@ -23,5 +23,5 @@ class UserError(Exception):
         super().__init__(printable(f"{where}{what} ({remedy})"))
 
     def __reduce__(self) -> tuple[functools.partial[UserError], tuple[()]]:
-        """From another process it comes as it was raised there."""
+        """Pickle the error with all of its parts, so that it can cross from another process."""
         return functools.partial(UserError, self.what, remedy=self.remedy, file=self.file, line=self.line), ()

@@ -1,7 +1,7 @@
-"""Verbs without a start of Python: one process imports what they need, and forks for each of them.
+"""Runs verbs without starting Python for each: one process imports what they need, and forks for every verb.
 
-``begin`` starts it beside Snakemake, with which it ends. ``python -m draftlab.forks SOCKET PARENT`` imports, then listens; of each verb it prints
-CPU seconds, wall seconds, the most memory in MB, and the words. ``files/fork_client.py`` asks it. Linux only.
+``begin`` starts this process beside Snakemake, with which it ends. ``python -m draftlab.forks SOCKET PARENT`` imports, then listens for
+requests of ``files/fork_client.py``. For each verb it prints CPU seconds, wall seconds, peak memory in MB, and the words. Linux only.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from pathlib import Path
 from draftlab.files import fork_client
 
 WORTH = 12
-"""Jobs from which the imports, as long as three starts, are soon saved."""
+"""The number of jobs from which this is worthwhile: importing everything takes as long as three starts of Python."""
 MAINS = ("draftlab.__main__", "draftlab.forks")
 LATE = ("torch._dynamo", "transformers.models.t5.modeling_t5", "sklearn.naive_bayes", "pyarrow.parquet")
-"""What verbs import only as they run."""
+"""Modules that verbs import only while they run."""
 
 
 def begin(log: Path) -> str:
-    """Start the process that listens, its lines in ``log``; the words of a shell after which ``draftlab`` asks it."""
+    """Start the process that listens, with its output in ``log``.
+
+    Return a shell function named ``draftlab`` that sends verbs to it.
+    """
     folder = tempfile.mkdtemp(prefix=f"draftlab-{socket.gethostname()}-{os.getpid()}-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     place = os.path.join(folder, "draftlab")
@@ -49,7 +52,10 @@ def begin(log: Path) -> str:
 
 
 def serve(place: str, parent: int) -> None:
-    """Listen at ``place``. Returns in each fork alone, as the process that its verb would have: streams, folder, environment, ``sys.argv``."""
+    """Listen at ``place`` and fork for each request.
+
+    This returns only in the forks, after setting the streams, folder, environment and ``sys.argv`` that the verb would have had.
+    """
     from draftlab.files.scratch import die_with_parent
 
     die_with_parent(parent)
@@ -61,7 +67,7 @@ def serve(place: str, parent: int) -> None:
         end.setblocking(False)
     signal.set_wakeup_fd(wake.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to every process: forks heed it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches every process; only the forks react
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{place}.new")
     listener.listen(64)
@@ -77,8 +83,8 @@ def serve(place: str, parent: int) -> None:
                     try:
                         sized, streams, _, _ = socket.recv_fds(connection, 8, 3)
                         with connection.makefile("rb") as file:
-                            said = json.loads(file.read(int.from_bytes(sized, "big")))
-                    except (OSError, ValueError):  # killed as it asked
+                            request = json.loads(file.read(int.from_bytes(sized, "big")))
+                    except (OSError, ValueError):  # the client was killed while it sent its request
                         connection.close()
                         continue
                     server = os.getpid()
@@ -86,11 +92,11 @@ def serve(place: str, parent: int) -> None:
                         die_with_parent(server)
                         for mine in (listener, connection, woken, wake, *(own[0] for own in running.values())):
                             mine.close()
-                        become(streams, **said)
+                        become(streams, **request)
                         return
                     for stream in streams:
                         os.close(stream)
-                    running[pid] = (connection, time.monotonic(), said["words"])
+                    running[pid] = (connection, time.monotonic(), request["words"])
                     selector.register(connection, selectors.EVENT_READ, pid)
                 elif key.fileobj is woken:
                     woken.recv(4096)
@@ -103,19 +109,19 @@ def serve(place: str, parent: int) -> None:
                         with connection, contextlib.suppress(OSError):
                             connection.send(bytes([code if code >= 0 else 128 - code]))
                         report(used, began, words)
-                elif key.data in running:  # whoever asked is gone, or was told to end
+                elif key.data in running:  # the client is gone, or was asked to end
                     selector.unregister(key.fileobj)
                     os.kill(key.data, signal.SIGTERM)
 
 
 def report(used: resource.struct_rusage, began: float, words: list[str]) -> None:
-    """A line of times and memory."""
+    """Print a line with the times and the memory of one verb."""
     cpu, wall = used.ru_utime + used.ru_stime, time.monotonic() - began
     print(f"{cpu:.2f}\t{wall:.2f}\t{used.ru_maxrss // 1024}\t{' '.join(words)!r}", flush=True)
 
 
 def become(streams: list[int], words: list[str], cwd: str, environment: dict[str, str]) -> None:
-    """Make this fork the process that would have been started."""
+    """Give this fork the streams, arguments, folder and environment of the process that it replaces."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -130,7 +136,7 @@ def become(streams: list[int], words: list[str], cwd: str, environment: dict[str
 
 
 def import_all() -> None:
-    """Import every module of the package, and what they import late; what is not installed is left out."""
+    """Import every module of the package and what they import late; skip what is not installed."""
     import draftlab
 
     named = [own.name for own in pkgutil.walk_packages(draftlab.__path__, "draftlab.") if own.name not in MAINS]

@@ -218,7 +218,7 @@ def test_what_counts_as_equal_is_shown_to_be_within_the_margin(known, less, verd
     bleu = [*score, *(value - less - 0.06 * (i % 3 - 1) for i, value in enumerate(score))]
     told, note = _told(known, "v1T6.bleu", "wmt/draft_temperature=1.2/k_seq", rows.assign(bleu=bleu))
     assert told == verdict
-    assert ("not surely within 0.03" in note) == (verdict == "undecided")
+    assert ("interval not within 0.03" in note) == (verdict == "undecided")
 
 
 @pytest.mark.parametrize(("gap", "verdict"), [(0.004, "same direction"), (1e-8, "contradicts"), (0.0, "contradicts")])
@@ -240,7 +240,7 @@ def test_what_a_generator_was_told_is_no_finding(known):
     claim, row = "F2.language_share", "lmsys_vicuna/spanish"
     verdict, note = _told(known, claim, row, table)
     assert verdict == "not run at this scale"
-    assert "settings of their generator" in note
+    assert "settings of the generator" in note
     verdict, note = _told(known, claim, row, table, "paper")
     assert verdict == "undecided"
     assert "against chinese" in note
@@ -504,9 +504,9 @@ def test_a_row_that_is_not_run_says_why(known, ledger):
         assert list(silent[silent == ""].index) == []
     notes = ledger.set_index("claim_id")["note"]
     assert notes["T5.input/spider/L"] == "a setting of the paper, not a result"
-    assert "settings of their generator" in notes["F2.topic_share/lmsys_vicuna/games"]
+    assert "settings of the generator" in notes["F2.topic_share/lmsys_vicuna/games"]
     other = nothing.set_index("claim_id").loc["T2.latency_baseline/vicuna-33b/tinyllama-1.1b/no_sd"]
-    assert other["note"] == "not among what osd_latency_alpha_33b runs at this scale"
+    assert other["note"] == "osd_latency_alpha_33b does not run this at this scale"
 
 
 def test_the_cost_of_a_draft_step_is_measured(known, tables):

@@ -193,7 +193,9 @@ def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
     assert len(found) == 4
     assert found["inside"].all()
     assert (found["error"].abs() < 0.05).all()
-    assert calibration.sentence(found).startswith("4 of 4 cells within 5%, 4 inside")
+    assert calibration.sentence(found).startswith(
+        "4 of 4 predictions are within 5% of the measured speed-up, and 4 intervals"
+    )
 
 
 def test_payback_counts_requests_until_the_updates_are_won_back():

@@ -49,7 +49,7 @@ def check_sequence_distribution(
 
 @dataclass(frozen=True)
 class _Models:
-    """A random target and random drafts: a distribution of the next token for every context."""
+    """A random target and random drafts: for every context, a distribution of the next token."""
 
     target: dict[Context, Tensor]
     drafts: list[dict[Context, Tensor]]
@@ -95,7 +95,10 @@ class _Drafted:
 
 
 def _drafted(models: _Models, drafting: Drafting, draft_len: int) -> Iterator[_Drafted]:
-    """Every set of drafted sequences: first tokens drafted jointly, each sequence then goes on alone. Too many are a ``UserError``."""
+    """Enumerate all sets of drafted sequences: first tokens are drafted jointly, then each sequence continues on its own.
+
+    **Raises:** ``UserError`` if there are too many.
+    """
     first = joint_distribution(torch.stack([model[()] for model in models.drafts]), drafting)
     vocab, drafts = len(models.target[()]), len(models.drafts)
     count = len(first.probs) * vocab ** ((draft_len - 1) * drafts)

@@ -183,7 +183,7 @@ def _as_tokens(value: object, targets: Float64[Tensor, "samples vocab"]) -> Int6
 
 
 def _block(done: int) -> int:
-    """Blocks grow with what has been seen: odds are fixed inside a block, and few blocks are cheap."""
+    """The size of the next block, which grows with what has been seen: odds are fixed within a block, and fewer blocks are cheaper."""
     return max(FIRST_BLOCK, done // 4)
 
 

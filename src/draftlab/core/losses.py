@@ -174,7 +174,7 @@ def one_hot_logits(tokens: Int[Tensor, "*positions"], vocab: int) -> Float[Tenso
 
 
 def _distribution(logits: Logits) -> tuple[Logits, Logits]:
-    """Probabilities and their logarithms, without gradient; the lowest float stands in for the logarithm of zero, so 0 log 0 is 0."""
+    """Probabilities and their logarithms, without gradient; log 0 is replaced by the lowest float, so that 0 log 0 is 0."""
     logits = logits.detach().float()
     return logits.softmax(-1), logits.log_softmax(-1).clamp_min_(torch.finfo(logits.dtype).min)
 
@@ -184,7 +184,7 @@ def _dot(left: Logits, right: Logits) -> Float[Tensor, "*positions"]:
 
 
 def _through_softmax(draft: Logits, slope: Logits, mean: Float[Tensor, "*positions"]) -> Logits:
-    """The gradient to the logits of what has the gradient ``slope`` to the draft's probabilities, and the ``mean`` slope under them."""
+    """The gradient to the logits, given the gradient ``slope`` to the draft's probabilities and its ``mean`` under them."""
     return (slope - mean[..., None]).mul_(draft)
 
 

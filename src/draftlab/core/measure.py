@@ -24,5 +24,5 @@ class Measure:
         return (self.numerator,) if self.denominator is None else (self.numerator, self.denominator)
 
     def __str__(self) -> str:
-        """The quantity with its unit; the columns where it has no name."""
+        """The quantity with its unit, or the columns if it has no name."""
         return f"{self.label or ' / '.join(self.columns)}{f' [{self.unit}]' if self.unit else ''}"

@@ -82,7 +82,7 @@ def _truncate(probs: Float64[Tensor, "*batch vocab"], top_k: int, top_p: float) 
 def _largest(
     probs: Float64[Tensor, "*batch vocab"], count: int
 ) -> tuple[Float64[Tensor, "*batch count"], Int64[Tensor, "*batch count"]]:
-    """The largest probabilities and their tokens; the whole of a row by numpy on a CPU, six times as fast as torch there."""
+    """The largest probabilities and their tokens; whole rows on a CPU are sorted by numpy, which is six times as fast as torch."""
     if count < probs.shape[-1] or probs.device.type != "cpu":
         return probs.topk(count, -1)
     ids = torch.from_numpy(np.argsort(-probs.numpy(), -1))
@@ -216,7 +216,7 @@ def _check_tokens(
 
 
 def _first(bad: Tensor) -> str:
-    """The first index where ``bad`` holds, as ``[i, j]``; nothing for a table without batch."""
+    """The first index where ``bad`` is true, as text ``[i, j]``; empty for a table without a batch."""
     index = bad.nonzero()[0].tolist()
     return str(index) if index else ""
 

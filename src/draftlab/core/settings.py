@@ -20,7 +20,7 @@ Dtype = Literal["float32", "bfloat16", "float16", "fast"]
 Template = Literal["vicuna_v1.1", "vicuna_short", "plain", "own"]
 T = TypeVar("T")
 Flat = Annotated[T, tyro.conf.arg(name="")]
-"""Settings of which each is a flag of its own."""
+"""Settings whose fields each become a flag."""
 
 
 class Settings(BaseModel):

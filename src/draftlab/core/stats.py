@@ -34,7 +34,7 @@ class Interval:
 
 
 def _interval(units: Sequence[ArrayLike], statistic: Callable[[Any], Any], seed: int) -> Interval:
-    """``statistic`` of the units' sums, with the percentile interval of the sums of units drawn again."""
+    """The ``statistic`` of the sums over units, with the percentile interval of resampled units."""
     return _bootstrap(statistic, seed, *(np.asarray(values, float).tobytes() for values in units))
 
 
@@ -50,7 +50,10 @@ def _bootstrap(statistic: Callable[[Any], Any], seed: int, *units: bytes) -> Int
         estimate = float(of_sums(*samples))
         if n < 2 or not np.isfinite(estimate):
             return Interval(estimate, float("nan"), float("nan"), n)
-        from scipy.stats import DegenerateDataWarning, bootstrap  # half a second to load: exact figures do without
+        from scipy.stats import (
+            DegenerateDataWarning,
+            bootstrap,
+        )  # takes half a second to load, and exact figures do not need it
 
         with warnings.catch_warnings(action="ignore", category=DegenerateDataWarning):
             drawn = bootstrap(
@@ -59,7 +62,7 @@ def _bootstrap(statistic: Callable[[Any], Any], seed: int, *units: bytes) -> Int
                 paired=True,
                 vectorized=True,
                 n_resamples=RESAMPLES,
-                batch=max(1, 60_000 // n),  # so that what is drawn stays in the processor's cache
+                batch=max(1, 60_000 // n),  # so that a batch of resamples fits in the processor's cache
                 method="percentile",
                 rng=np.random.default_rng(seed),
             ).bootstrap_distribution

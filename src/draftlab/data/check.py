@@ -124,7 +124,7 @@ def _records(file: Path, name: str, max_chars: int) -> Iterator[Prompt | Rejecti
 
 
 def _digests(file: Path, max_chars: int) -> set[int]:
-    """What stands for the prompts of another file, in a format of its own."""
+    """Digests of the prompts in another file, which may have another format."""
     records = _records(file, formats.detect(read_rows(file)), max_chars)
     found = {digest(record.text) for record in records if isinstance(record, Prompt)}
     if not found:

@@ -135,14 +135,14 @@ def tatqa(row: Row) -> Cleaned:
 
 def arena(row: Row) -> Cleaned:
     """What the user says first; language, time and model come along."""
-    said = first_request(row.get("conversation", row.get("conversation_a")))
-    return Cleaned(said.text, said.reference, {**said.meta, **labels(row)})
+    request = first_request(row.get("conversation", row.get("conversation_a")))
+    return Cleaned(request.text, request.reference, {**request.meta, **labels(row)})
 
 
 def sharegpt(row: Row) -> Cleaned:
     """What the user says first, in ``from``/``value`` or ``role``/``content``."""
-    said = first_request(row.get("conversations", row.get("messages", row.get("conversation"))))
-    return Cleaned(said.text, said.reference, {**said.meta, **labels(row)})
+    request = first_request(row.get("conversations", row.get("messages", row.get("conversation"))))
+    return Cleaned(request.text, request.reference, {**request.meta, **labels(row)})
 
 
 def dolly(row: Row) -> Cleaned:
@@ -153,12 +153,12 @@ def dolly(row: Row) -> Cleaned:
 
 def mt_bench(row: Row) -> Cleaned:
     """The first turn; the category is the topic."""
-    said = items_of(row, "turns", "prompt")
+    turns = items_of(row, "turns", "prompt")
     answer = row.get("reference")
     while isinstance(answer, list):  # Spec-Bench nests them
         answer = answer[0] if answer else None
     text = as_text(answer, "reference") if isinstance(answer, str) and answer.strip() else None
-    return Cleaned(as_text(said[0], "the first turn"), text, {"turns": len(said), **labels(row)})
+    return Cleaned(as_text(turns[0], "the first turn"), text, {"turns": len(turns), **labels(row)})
 
 
 def oasst(row: Row) -> Cleaned:
@@ -189,8 +189,8 @@ def prompts(row: Row) -> Cleaned:
     row = {**row, **next((row[name] for name in ("request", "body") if isinstance(row.get(name), Mapping)), {})}
     for name in CONVERSATION_FIELDS:
         if row.get(name):
-            said = first_request(row[name])
-            return Cleaned(said.text, said.reference or answered(row), {**said.meta, **labels(row)})
+            request = first_request(row[name])
+            return Cleaned(request.text, request.reference or answered(row), {**request.meta, **labels(row)})
     for name in ("turns", *PROMPT_FIELDS):
         if isinstance(row.get(name), list):
             return Cleaned(as_text(items_of(row, name)[0], name), None, labels(row))
@@ -205,7 +205,7 @@ def prompts(row: Row) -> Cleaned:
 
 
 def _passages(found: object) -> str:
-    """What was retrieved for a question: a text, or a list of texts or of objects that have one."""
+    """The passages retrieved for a question: a text, a list of texts, or a list of objects with a text."""
     items = found if isinstance(found, list) else [found]
     texts = [
         text_of(item, "text", "contents", "content", "passage") if isinstance(item, Mapping) else item for item in items
@@ -258,19 +258,19 @@ def clean(
         try:
             if raw.problem is not None:
                 raise BadRow(raw.problem)
-            said = clean_row(mapping_of(raw.row, "the row"))
-            if 0 < max_chars < len(said.text):
+            cleaned = clean_row(mapping_of(raw.row, "the row"))
+            if 0 < max_chars < len(cleaned.text):
                 raise BadRow(f"the prompt is longer than {max_chars} characters")
         except BadRow as reason:
             row = raw.row if isinstance(raw.row, str) else json.dumps(raw.row, default=repr)
             shown = f"{reason.detail}: {row}" if reason.detail else row
             yield Rejection(raw.file, raw.line, excerpt(str(reason)), excerpt(shown))
             continue
-        yield Prompt(f"{dataset}/{split}/{index:05d}", dataset, split, said.text, said.reference, said.meta)
+        yield Prompt(f"{dataset}/{split}/{index:05d}", dataset, split, cleaned.text, cleaned.reference, cleaned.meta)
 
 
 def _detected(rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, Cleaner]]:
-    """The rows with the cleaner of the format that their file is in."""
+    """Apply to the rows of a file the cleaner of the format that the file was detected to have."""
     for _, of_file in itertools.groupby(rows, key=lambda raw: raw.file):
         first = list(itertools.islice(of_file, DETECT))
         cleaner = CLEANERS[detect(first)]

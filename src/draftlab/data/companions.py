@@ -31,7 +31,7 @@ def beside(file: Path, dataset: Dataset) -> list[Path]:
 
 
 def _with_labels(file: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
-    """``label`` from ``train-labels.lst`` beside ``train.jsonl``: as many lines as rows, each 0, 1 or -1 (not known)."""
+    """Add ``label`` from ``train-labels.lst`` beside ``train.jsonl``: one line per row, each 0, 1 or -1 (unknown)."""
     beside = file.with_name(f"{file.name.split('.', 1)[0]}-labels.lst")
     if not beside.is_file():
         yield from rows
@@ -51,7 +51,7 @@ def _with_labels(file: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
 
 
 def _with_schemas(tables: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
-    """``db_schema`` from ``tables.json``: ``table(column, ...); ...``."""
+    """Add ``db_schema`` from ``tables.json``, as ``table(column, ...); ...``."""
     if not tables.is_file():
         raise UserError("no tables.json", file=tables.parent, remedy="put it there, or use the dataset spider")
     schemas = {}

@@ -56,15 +56,15 @@ def _turn(message: Row) -> Turn:
 
 def first_request(conversation: Any) -> Cleaned:
     """The first thing the user says and the answer to it; what the assistant says before that is left out."""
-    said = turns(conversation)
-    start = next((i for i, turn in enumerate(said) if turn.role == "user"), None)
+    every_turn = turns(conversation)
+    start = next((i for i, turn in enumerate(every_turn) if turn.role == "user"), None)
     if start is None:
         raise BadRow("no user turn")
-    answer = next((turn.text or None for turn in said[start + 1 : start + 2] if turn.role == "assistant"), None)
-    meta: dict[str, Any] = {"turns": sum(turn.role == "user" for turn in said)}
-    if said[0].role == "system" and said[0].text:
-        meta["system"] = said[0].text
-    return Cleaned(said[start].text, answer, meta)
+    answer = next((turn.text or None for turn in every_turn[start + 1 : start + 2] if turn.role == "assistant"), None)
+    meta: dict[str, Any] = {"turns": sum(turn.role == "user" for turn in every_turn)}
+    if every_turn[0].role == "system" and every_turn[0].text:
+        meta["system"] = every_turn[0].text
+    return Cleaned(every_turn[start].text, answer, meta)
 
 
 def answered(row: Row) -> str | None:

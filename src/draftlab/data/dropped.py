@@ -32,8 +32,8 @@ def _of_split(summary: dict[str, Any], split: str) -> str:
     reasons = Counter(counts["rejected"])
     parts = []
     if reasons:
-        said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-        parts.append(f"{reasons.total()} rejected: {said}")
+        listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        parts.append(f"{reasons.total()} rejected: {listed}")
     if summary["profile"] == "clean":  # the other one keeps them
         parts += [f"{counts['duplicates']} duplicates"] if counts["duplicates"] else []
         parts += [f"{counts['overlap']} also in the other split"] if counts["overlap"] else []
@@ -47,7 +47,7 @@ def too_long(run: Path, pair: str = "main") -> int:
 
 
 def _too_long(run: Path, dataset: str) -> Iterator[str]:
-    """Prompts that the target of a pair has no room for, at whatever temperature."""
+    """The prompts that are too long for a pair's target, at any temperature."""
     for answers in sorted(run.glob("*/answers")):
         files = answers.glob(f"{dataset}.*/rejected.jsonl")
         ids = {rejection.row for file in files for rejection in read_jsonl(file, Rejection)}

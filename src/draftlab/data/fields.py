@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 
 class BadRow(Exception):
-    """A row that gives no prompt: the reason, the same for all rows of its kind, and what is this row's own."""
+    """A row that gives no prompt: the reason, which is the same text for all such rows, and a detail specific to this row."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
@@ -36,7 +36,7 @@ def text_of(row: Row, *names: str) -> str:
 
 
 def _present(row: Row, names: Sequence[str]) -> str:
-    """The first of these fields that the row has."""
+    """The first of these field names that the row has; ``BadRow`` if it has none."""
     name = next((name for name in names if name in row), None)
     if name is None:
         raise BadRow(f"no {' or '.join(names)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from draftlab.data.readers import RawRow
 
-DETECT = 200  # rows that the format is told from
+DETECT = 200  # rows from which the format is detected
 
 FORMATS: dict[str, tuple[str, ...]] = {
     "spider": ("db_id", "question", "query"),

@@ -67,12 +67,12 @@ def _as_text(value: Any) -> str | None:
 
 
 def _bad(name: str, line: int, problem: str, text: str = "", detail: str = "") -> RawRow:
-    """A row that cannot be read; ``problem`` says the same of all rows of its kind, ``detail`` what is this row's own."""
+    """A row that cannot be read; ``problem`` is the same text for all rows with this fault, ``detail`` is specific to this row."""
     return RawRow(name, line, excerpt(": ".join(filter(None, (detail, text)))), problem)
 
 
 def _deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested in ``value`` in more than ``levels``."""
+    """Whether lists and objects in ``value`` are nested more than ``levels`` deep."""
     inside = [value]
     for _ in range(levels):
         inside = [v for i in inside for v in (i.values() if isinstance(i, dict) else i) if isinstance(v, dict | list)]
@@ -80,7 +80,7 @@ def _deeper(value: Any, levels: int) -> bool:
 
 
 class _Json:
-    """A strict JSON decoder that tells duplicate keys and non-finite numbers without losing its place."""
+    """A strict JSON decoder that reports duplicate keys and non-finite numbers without losing its place in the text."""
 
     def __init__(self) -> None:
         self._faults: list[tuple[str, str]] = []
@@ -106,7 +106,7 @@ class _Json:
         self._faults.append((f"{name} is not JSON", ""))
 
     def value(self, text: str, start: int) -> tuple[Any, int, str | None, str]:
-        """The value at ``start``, where it ends, what is wrong with it, and a detail; broken JSON is a ``ValueError``."""
+        """Return the value at ``start``, where it ends, what is wrong with it, and a detail; broken JSON raises ``ValueError``."""
         self._faults.clear()
         try:
             value, end = self._decoder.raw_decode(text, start)
@@ -131,7 +131,7 @@ def _after_space(text: str, at: int) -> int:
 
 
 def _bounded(file: IO[bytes]) -> Iterator[bytes | None]:
-    """The lines of a file; None stands for one of more than ``LONGEST`` bytes, which is passed over without being held."""
+    """Yield the lines of a file; a line of more than ``LONGEST`` bytes is skipped without reading it into memory, and None yielded."""
     while line := file.readline(LONGEST + 1):
         if len(line) <= LONGEST:
             yield line
@@ -142,7 +142,7 @@ def _bounded(file: IO[bytes]) -> Iterator[bytes | None]:
 
 
 def _lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
-    """The lines that are not blank, each a row that is a text."""
+    """Yield each line that is not blank as a row with a text."""
     for number, line in enumerate(_bounded(file), first_line):
         if line is None:
             yield _bad(name, number, TOO_LONG)
@@ -176,7 +176,7 @@ def _json_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[Raw
 
 
 class _Window:
-    """A stretch of a text that is read on as it is asked for: what lies before ``at`` is forgotten."""
+    """A part of a text file that is read on demand; what lies before ``at`` is dropped."""
 
     def __init__(self, file: IO[bytes]) -> None:
         # Bytes that are not UTF-8 become lone surrogates, so that only the rows that hold them are turned down.
@@ -184,14 +184,14 @@ class _Window:
         self.text, self.at, self.line, self.ended = "", 0, 1, False
 
     def more(self) -> bool:
-        """Read as much again as is held, so that a long value is tried few times; whether there was anything."""
+        """Double the part in memory, so that a long value is parsed only a few times; return whether there was more to read."""
         new = "" if self.ended else self.file.read(max(CHUNK, len(self.text) - self.at))
         self.line += self.text.count("\n", 0, self.at)
         self.text, self.at, self.ended = self.text[self.at :] + new, 0, not new
         return bool(new)
 
     def skip(self, further: int = 0) -> str:
-        """Pass over so many characters and the white space behind them; the character there, or nothing at the end."""
+        """Skip a number of characters and the white space after them; return the next character, '' at the end."""
         self.at += further
         while (at := _after_space(self.text, self.at)) >= len(self.text):
             self.at = at
@@ -201,7 +201,7 @@ class _Window:
         return self.text[at]
 
     def here(self) -> int:
-        """The line at which it is."""
+        """The number of the current line."""
         return self.line + self.text.count("\n", 0, self.at)
 
 
@@ -237,7 +237,7 @@ def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
 
 
 class _CsvLines:
-    """Lines for ``csv.reader``, which an error does not end: the next one follows."""
+    """An iterator of lines for ``csv.reader`` that continues with the next line after an error."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.lines, self.encoding = _bounded(file), "utf-8-sig"
@@ -288,7 +288,7 @@ def _table(file: IO[bytes], name: str, separator: str, columns: Sequence[str]) -
 
 
 def _header(cells: Sequence[str], name: str, line: int) -> list[str]:
-    """The names in a table's first row, in lower case; a table that names no column of prompts is refused, not guessed at."""
+    """The column names in a table's first row, in lower case; a table without a known column of prompts is refused."""
     names = [cell.strip().lower() for cell in cells]
     if not all(map(well_formed, names)):
         raise UserError(

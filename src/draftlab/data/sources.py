@@ -184,7 +184,7 @@ def open_source(
 
 
 def _is_packaged(dataset: Dataset, source: SourceName, raw: Path | None) -> bool:
-    """Whether its real rows come from a package: instead of generated ones, and where a folder of raw files has none."""
+    """Whether the dataset's real rows come from a package, instead of generated rows or if the raw folder has none."""
     lacks = source == "raw" and raw is not None and raw.is_dir() and not dataset.lies_in(raw)
     return dataset.name in packages.PACKAGES and (source == "generator" or lacks)
 

@@ -111,7 +111,7 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
 
 
 def _too_few(dataset: str, train: Counts, chosen: int, rejected: Path) -> UserError:
-    """Why there is nothing to run on: how many rows, and the first that gave no prompt with its place and reason."""
+    """The error for a dataset with too few prompts: how many rows it has, and where and why the first row was rejected."""
     first = next(read_jsonl(rejected, Rejection), None)
     usable = train.kept + train.held_out
     what = f"{usable} usable rows of {train.read} in {dataset}, {chosen} of them held out: a run needs one to learn from and one to measure"
@@ -148,7 +148,7 @@ def _index(prompt: Prompt) -> int:
 
 
 def _choose(candidates: Iterable[Prompt], counts: Counts, single: bool, options: Options) -> list[Prompt]:
-    """The eval prompts in the order of their rows: those of the smallest digests, or OSD's choice."""
+    """Choose the eval prompts, in the order of their rows: those with the smallest digests, or those that OSD's script takes."""
     clean = options.profile == "clean"
     if single and not clean:
         return list(itertools.islice(candidates, options.eval or None))
@@ -163,7 +163,7 @@ def _choose(candidates: Iterable[Prompt], counts: Counts, single: bool, options:
 def _kept(
     cleaned: Iterable[Prompt | Rejection], counts: Counts, on_bad_row: OnBadRow, sink: IO[str], known: int
 ) -> Iterator[Prompt]:
-    """The prompts; rejections are counted, and written unless they are among the ``known`` first rows."""
+    """Yield the prompts; count rejections, and write them unless they are among the first ``known`` rows."""
     for record in cleaned:
         counts.read += 1
         if isinstance(record, Prompt):
@@ -186,7 +186,7 @@ def _without(prompts: Iterable[Prompt], held_out: set[int], counts: Counts) -> I
 
 
 def _distinct(prompts: Iterable[Prompt], counts: Counts, taken: set[int], drop: bool) -> Iterator[Prompt]:
-    """Count prompts seen before and prompts in ``taken``, and leave them out when ``drop``."""
+    """Count prompts that were seen before or are in ``taken``, and leave them out if ``drop`` is set."""
     seen: set[int] = set()
     for prompt in prompts:
         value = digest(prompt.text)

@@ -128,7 +128,7 @@ def _by_class(prompts: Iterable[Prompt], group_by: GroupBy) -> dict[str, list[Pr
 
 
 def _by_length(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
-    """Eighths of the requests, from the shortest texts to the longest, each in order of arrival."""
+    """Split the requests into eighths by length of text, shortest first; each keeps its order of arrival."""
     ranked = sorted(range(len(prompts)), key=lambda place: len(prompts[place].text))
     eighth = {place: rank * LENGTHS // len(prompts) for rank, place in enumerate(ranked)}
     names = [f"length {number + 1}" for number in sorted(set(eighth.values()))]
@@ -152,7 +152,7 @@ def _recurring(groups: Mapping[str, Sequence[Prompt]], period: int) -> Iterator[
 
 
 def _shares(groups: Mapping[str, object], flat: Sequence[float]) -> list[Sequence[float]]:
-    """The shares one by one, each with one value for each group."""
+    """Yield the shares one after the other, each with a value per group."""
     count = len(groups)
     shares = [flat[at : at + count] for at in range(0, len(flat), count)]
     if any(len(share) != count or min(share) < 0 or sum(share) <= 0 for share in shares):
@@ -163,7 +163,7 @@ def _shares(groups: Mapping[str, object], flat: Sequence[float]) -> list[Sequenc
 def _drawn(
     groups: Mapping[str, Sequence[Prompt]], knots: Sequence[Sequence[float]], places: NDArray[np.float64], rng: Random
 ) -> Iterator[tuple[int, str]]:
-    """Draw the group of every row; its share moves in straight lines from knot to knot, which stand at these places between 0 and 1."""
+    """Draw the group of every row; the shares change linearly between the knots, which are at these places between 0 and 1."""
     import numpy as np
 
     names = list(groups)
@@ -196,7 +196,7 @@ def _gates(groups: Mapping[str, object], stream: Stream) -> Sequence[tuple[int, 
 
 
 def _updates(gates: Sequence[tuple[int, str]], position: int, name: str) -> bool:
-    """Whether a row may train the draft: the first gate that lies ahead decides, after the last one nothing does."""
+    """Whether a row may train the draft: the next gate ahead decides; after the last gate no row may, without gates every row may."""
     return not gates or next((gate == name for until, gate in gates if position < until), False)
 
 

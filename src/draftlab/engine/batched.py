@@ -52,9 +52,9 @@ class Side:
         return logits[torch.arange(len(counts), device=self.device), last]
 
     def settle(self, verdict: Verdict, own: Sequence[Sequence[int]] | None = None) -> None:
-        """Keep what stands of the block in all rows of a request; what was not read of it, and the new token, is unread.
+        """Keep the accepted part of the block in all rows of a request; the tokens of it not yet read and the new token stay unread.
 
-        ``own`` are the tokens that this side read of each request, where they may not be those that stand.
+        ``own`` are the tokens that this side has read for each request, if they may differ from the accepted ones.
         """
         if self.num_drafts > 1:
             winners = [
@@ -92,7 +92,7 @@ class Reader:
         return logits[torch.arange(len(nodes), device=nodes.device)[:, None, None], self.tree.paths]
 
     def settle(self, verdict: Verdict) -> None:
-        """Keep what stands of the tree; the new token is unread."""
+        """Keep the accepted path of the tree; the new token stays unread."""
         rows = torch.arange(len(verdict.path), device=self.unread.device)
         self.cache.gather(self.begin, self.tree.paths[rows, torch.tensor(verdict.path, device=rows.device)])
         self.cache.crop([begin + 1 + stands for begin, stands in zip(self.begin, verdict.stands, strict=True)])
@@ -125,7 +125,7 @@ class BatchedPair:
             self.reader = Reader(decoder, prompts, policy.tree or Tree.delayed(num_drafts, draft_len), room)
         else:
             self.reader = Side(decoder, prompts, num_drafts, room)
-        # A draft of several that did not write the sequence that stands reads up to a whole block of it at once.
+        # With several drafts, one that did not write the accepted sequence reads up to a whole block of it at once.
         room += draft_len if len(draft_decoders) > 1 else 0
         self.writers = [Side(draft_decoder, prompts, self.share, room) for draft_decoder in draft_decoders]
 
@@ -155,7 +155,7 @@ class BatchedPair:
 
 
 def _propose(writer: Side, samplings: Sequence[Sampling], length: int, policy: Policy, tree: Tree) -> Proposal:
-    """Draft ``length`` tokens per sequence of one model: those of a tree share their beginnings, others their past alone."""
+    """Draft ``length`` tokens for each sequence with one model; sequences of a tree share prefixes, others only the text so far."""
     drafts, is_greedy = writer.num_drafts, policy.is_greedy
     logits = writer.catch_up()
     tokens: list[Tensor] = []
@@ -183,7 +183,7 @@ def _propose(writer: Side, samplings: Sequence[Sampling], length: int, policy: P
 def _draw(
     probs: Float64[Tensor, "batch drafts vocab"], tree: Tree, depth: int, drafting: Drafting, generator: Generator
 ) -> Int64[Tensor, "batch drafts"]:
-    """A token for each sequence: children of one node are drawn together, as the verifier wants them, the others each by itself."""
+    """Draw a token for each sequence; children of one node are drawn jointly, as the verifier requires, others independently."""
     parents = tree.first[:, depth - 1] if depth else torch.zeros_like(tree.first[:, 0])
     drawn = torch.zeros(probs.shape[:2], dtype=torch.int64, device=probs.device)
     families = [
@@ -198,7 +198,7 @@ def _draw(
 
 
 def _repeat(tokens: Int64[Tensor, "batch drafts length"], tree: Tree) -> Int64[Tensor, "batch drafts length"]:
-    """Where fewer distinct tokens exist than children, a child that repeats another one's token repeats its whole sequence."""
+    """If there are fewer distinct tokens than children, let a child that repeats another's token repeat its whole sequence."""
     numbers = torch.arange(tokens.shape[1], device=tokens.device)
     for depth in range(tokens.shape[-1]):
         alike = (tokens[:, :, None, : depth + 1] == tokens[:, None, :, : depth + 1]).all(-1)

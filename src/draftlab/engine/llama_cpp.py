@@ -94,7 +94,7 @@ class GgufTarget:
         self.rows, self.lengths = [self.rows[row] for row in rows], [self.lengths[row] for row in rows]
 
     def _with_room(self, sequences: int, length: int) -> LlamaCpp:
-        """The model with a cache for so many sequences of this length: opened again where it has less."""
+        """The model with a cache for this many sequences of this length; it is opened again if its cache is smaller."""
         has = self._model.settings if self._model else None
         if not has or sequences > has.sequences or length > has.context_length:
             self.close()

@@ -147,9 +147,9 @@ def check_tree(heads: Medusa, num_drafts: int, draft_len: int, policy: Policy) -
 def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions vocab"], policy: Policy) -> Verdict:
     """What is accepted of the ``proposal``, given the target's ``logits`` after each token of each sequence."""
     tokens, draft_probs = proposal.tokens, proposal.distributions
-    if draft_probs is None:  # all greedy: a token stands if the target says the same
+    if draft_probs is None:  # all greedy: a token is accepted if the target's choice is the same
         path = [0] * len(tokens)
-        if tokens.shape[1] > 1:  # of several models, or of a tree: the longest agreement stands
+        if tokens.shape[1] > 1:  # several models or a tree: accept the sequence with the longest agreement
             standing = (tokens == logits[:, :, :-1].argmax(-1)).long().cumprod(-1).sum(-1)
             path = standing.argmax(-1).tolist()
             rows = torch.arange(len(tokens), device=tokens.device)

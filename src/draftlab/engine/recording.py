@@ -249,7 +249,7 @@ def _answer(
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int], size: int, tokens: int) -> Iterator[list[int]]:
-    """Cut requests in ``order``, the shortest first, into batches; a request that alone has more ``tokens`` is a batch of its own."""
+    """Split requests, in ``order`` from the shortest, into batches of up to ``tokens``; a longer request becomes its own batch."""
     batch: list[int] = []
     for number in order:
         if batch and (len(batch) == size or (len(batch) + 1) * lengths[number] > tokens):
@@ -294,7 +294,7 @@ def compact_distribution(
 def fitting(
     prompts: Path, requests: int, tokenizer: Tokenizer, settings: Answers, context: int
 ) -> tuple[list[tuple[str, list[int]]], list[Rejection]]:
-    """The ids of the first ``requests`` prompts that leave room for their answers in a ``context`` of so many tokens; those before that do not."""
+    """The ids of the first ``requests`` prompts that leave room for answers in ``context`` tokens, and the longer prompts before them."""
     room = context - settings.max_new_tokens
     kept: list[tuple[str, list[int]]] = []
     rejected: list[Rejection] = []
@@ -377,7 +377,7 @@ def _record_served(
     seed: int,
     parts: Path | None,
 ) -> TargetPass:
-    """Every request on its own, so many ``together``."""
+    """Record each request separately, ``together`` of them at the same time."""
 
     def answer_one(batch: list[int]) -> Part:
         return server.answer(requests[batch[0]][1], eos_ids, sampling, seed + batch[0])
@@ -397,7 +397,7 @@ def _record_served(
 
 @contextlib.contextmanager
 def _opened(target: Path, settings: Answers) -> Iterator[Decodable | Server]:
-    """The target on its engine."""
+    """Open the target on its engine."""
     match settings.engine:
         case "transformers":
             yield load_model(target, settings.dtype, settings.device)

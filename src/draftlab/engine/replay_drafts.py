@@ -120,7 +120,7 @@ def survival(
 
 
 def _parts(support: Int64[Tensor, " positions"]) -> Iterator[Int64[Tensor, " rows"]]:
-    """Positions in parts of about ``AT_ONCE`` entries and of like support."""
+    """Split the positions into parts of about ``AT_ONCE`` entries, with similar supports in each."""
     sizes, order = support.sort()
     begin = 0
     while begin < len(order):
@@ -230,7 +230,7 @@ def _along_survivors(
 def _branch(
     here: Float64[np.ndarray, "positions states"], states: list[State], width: int
 ) -> Float64[np.ndarray, "positions states"]:
-    """Each sequence that agrees with the text goes on as ``width`` of them."""
+    """Let each sequence that agrees with the text branch into ``width`` sequences."""
     branched = np.zeros_like(here)
     for number, (count,) in enumerate(states):
         if here[:, number].any():

@@ -79,23 +79,23 @@ class Server:
     def _ask(
         self, path: str, body: Mapping[str, Any] | None = None, *, of_api: bool = True, must: bool = True
     ) -> dict[str, Any]:
-        """What the server replies at ``path`` of the API, or beside it; nothing where it fails and need not (``must``)."""
+        """Return the server's reply at ``path``; nothing if it fails and ``must`` is not set."""
         url = (self._url if of_api else self._url.removesuffix("/v1")) + path
         try:
             reply = self._pool.request("GET" if body is None else "POST", url, json=body)
-            said = reply.json() if reply.data[:1] in (b"{", b"[") else reply.data.decode(errors="replace")
+            answer = reply.json() if reply.data[:1] in (b"{", b"[") else reply.data.decode(errors="replace")
         except HTTPError as error:
             remedy = "start it, and run the same command again: finished answers are kept"
             raise UserError(f"the server does not answer: {self._public(error)}", file=url, remedy=remedy) from None
         except ValueError as error:
             raise UserError(f"the reply is not JSON: {error}", file=url, remedy="check answers.url") from None
-        if reply.status == 200 and isinstance(said, dict):
-            return said
+        if reply.status == 200 and isinstance(answer, dict):
+            return answer
         if not must:
             return {}
-        if isinstance(said, dict):
-            said = said.get("error", said)
-            said = said.get("message", said) if isinstance(said, dict) else said
+        if isinstance(answer, dict):
+            answer = answer.get("error", answer)
+            answer = answer.get("message", answer) if isinstance(answer, dict) else answer
         remedy = {
             401: f"put its key into the environment variable {API_KEY}",
             403: f"put its key into the environment variable {API_KEY}",
@@ -104,11 +104,11 @@ class Server:
             reply.status,
             "check answers.keep (vLLM names 20 tokens unless --max-logprobs allows more) and the server's log",
         )
-        raise UserError(f"the server says {reply.status}: {self._public(said)[:300]}", file=url, remedy=remedy)
+        raise UserError(f"the server says {reply.status}: {self._public(answer)[:300]}", file=url, remedy=remedy)
 
-    def _public(self, said: object) -> str:
-        """What a server or the network said, without the key, which it may repeat."""
-        return str(said).replace(self._key or "\0", "…")
+    def _public(self, message: object) -> str:
+        """An error message of the server or the network, without the API key."""
+        return str(message).replace(self._key or "\0", "…")
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """``UserError`` unless the server reads text as the model folder's tokenizer does: ids must mean the same to both."""
@@ -139,7 +139,7 @@ class Server:
     def _steps(
         self, prompt: Sequence[int], room: int, ends: Collection[int], sampling: Sampling, seed: int, **more: Any
     ) -> tuple[list[Step], bool]:
-        """At most ``room`` tokens after ``prompt``, and whether the server left some out; what follows those is not returned."""
+        """Return at most ``room`` tokens after ``prompt``, and whether the server omitted some; nothing after these is returned."""
         asked = {
             "model": self._name,
             "prompt": list(prompt),
@@ -156,13 +156,13 @@ class Server:
             "repeat_penalty": 1.0,
             "samplers": ["temperature", "top_k", "top_p"],  # llama.cpp's own order is another
         }
-        said = self._ask("/completions", asked | more)
+        reply = self._ask("/completions", asked | more)
         try:
-            choice = said["choices"][0]["logprobs"]
+            choice = reply["choices"][0]["logprobs"]
             if choice is None and self.description["server"] == "llamacpp":  # it left out every token
                 choice = {"content": []}
             if "content" in choice:
-                steps, is_cut = _of_llama_cpp(choice["content"], int(said["usage"]["completion_tokens"]))
+                steps, is_cut = _of_llama_cpp(choice["content"], int(reply["usage"]["completion_tokens"]))
             else:
                 steps, is_cut = _of_vllm(choice), False
         except (KeyError, TypeError, ValueError, IndexError):
@@ -194,7 +194,7 @@ class Server:
         return max(step[1], key=step[1].__getitem__), step[1]
 
     def _compact(self, steps: Sequence[Step]) -> dict[str, Tensor]:
-        """The ``keep`` most probable tokens of each position, the emitted one among them, and the mass of all others."""
+        """The ``keep`` most probable tokens of each position, always including the emitted one, and the mass of all others."""
         tokens = [token for token, _ in steps]
         ids = [sorted(top, key=top.__getitem__, reverse=True)[: self._keep] for _, top in steps]
         ids = [own if token in own else [*own[:-1], token] for own, token in zip(ids, tokens, strict=True)]
@@ -211,22 +211,24 @@ class Server:
 def _of_llama_cpp(content: Sequence[Mapping[str, Any]], count: int) -> tuple[list[Step], bool]:
     """Its steps up to the first token that it left out of ``count``: bytes of that one stand before the bytes of the next."""
     steps: list[Step] = []
-    for said in content:
-        token, top = int(said["id"]), {int(own["id"]): float(own["logprob"]) for own in said["top_logprobs"]}
-        piece = next((own["bytes"] for own in said["top_logprobs"] if own["id"] == token), said["bytes"])
-        if len(content) < count and piece != said["bytes"]:
+    for entry in content:
+        token, top = int(entry["id"]), {int(own["id"]): float(own["logprob"]) for own in entry["top_logprobs"]}
+        piece = next((own["bytes"] for own in entry["top_logprobs"] if own["id"] == token), entry["bytes"])
+        if len(content) < count and piece != entry["bytes"]:
             return steps, True
-        steps.append((token, top | {token: float(said["logprob"])}))
+        steps.append((token, top | {token: float(entry["logprob"])}))
     return steps, len(content) < count
 
 
-def _of_vllm(said: Mapping[str, Any]) -> list[Step]:
-    """Tokens stand there as ``token_id:17``."""
+def _of_vllm(logprobs: Mapping[str, Any]) -> list[Step]:
+    """Parse vLLM's reply, which writes tokens as ``token_id:17``."""
 
     def number(name: str) -> int:
         return int(name.partition("token_id:")[2])  # a ValueError for any other text
 
     return [
         (number(token), {number(name): float(value) for name, value in top.items()} | {number(token): float(own)})
-        for token, own, top in zip(said["tokens"], said["token_logprobs"], said["top_logprobs"], strict=True)
+        for token, own, top in zip(
+            logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+        )
     ]

@@ -157,7 +157,7 @@ def speculate(
 
 
 def _clock(device: torch.device) -> float:
-    """Seconds; a GPU finishes its work before they are read."""
+    """The time in seconds, after waiting for a GPU to finish its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

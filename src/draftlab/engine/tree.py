@@ -63,7 +63,7 @@ class TreePair:
         return judge(proposal, reading, self.policy)
 
     def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
-        """Keep what stands of the block; its last state is what the heads guess from next."""
+        """Keep the accepted part of the block; the heads guess next from its last state."""
         device = self.states.device
         nodes = self.tree.paths.to(device)[torch.tensor(verdict.path, device=device)]
         self.cache.gather(self.begin, nodes)

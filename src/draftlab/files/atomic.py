@@ -1,4 +1,4 @@
-"""The one way to write a file or folder: beside its final name, brought to the disk, renamed when whole."""
+"""Writes files and folders atomically: under a temporary name beside the final one, flushed to disk, and renamed when complete."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ UMASK = os.umask(0o077)
 os.umask(UMASK)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SAID_FULL = re.compile(r"No space left on device|Disk quota exceeded|os error (28|122)\b|\d+ requested and \d+ written")
-"""What safetensors, numpy and others make of it."""
+"""How safetensors, numpy and other libraries report a full disk."""
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path | str, needs: int = 0) -> Iterator[Path]:
     """Yield a temporary file path beside ``path``; on success it replaces ``path``, on failure it is removed.
 
-    ``needs``: the bytes that are to be written, where they are known; a disk with less room is refused before any is written.
+    ``needs``: how many bytes will be written, if known; a disk with less free space is refused before anything is written.
 
-    **Raises:** ``UserError`` when the disk is full, whatever error the library that writes makes of it.
+    **Raises:** ``UserError`` when the disk is full, whichever error the writing library raises.
     """
     final = Path(path)
     final.parent.mkdir(parents=True, exist_ok=True)
-    with _told(final, needs):
+    with _full_disk_as_user_error(final, needs):
         handle, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
         os.close(handle)
     temporary = Path(name)
     try:
-        with _told(final, needs):
+        with _full_disk_as_user_error(final, needs):
             if needs > shutil.disk_usage(final.parent).free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(final))
             yield temporary
-            _settle(temporary)
-        temporary.chmod(0o666 & ~UMASK)  # at the end: safetensors puts a file of its own in this one's place
+            _flush(temporary)
+        temporary.chmod(0o666 & ~UMASK)  # at the end, because safetensors replaces the temporary file by a new one
         temporary.replace(final)
     finally:
         temporary.unlink(missing_ok=True)
@@ -48,21 +48,23 @@ def atomic_path(path: Path | str, needs: int = 0) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_dir(path: Path | str, needs: int = 0) -> Iterator[Path]:
-    """Yield a temporary folder beside ``path``, as ``atomic_path`` does a file."""
+    """Yield a temporary folder beside ``path``, which replaces it on success, as ``atomic_path`` does for a file."""
     final = Path(path)
     final.parent.mkdir(parents=True, exist_ok=True)
-    with _told(final, needs):
+    with _full_disk_as_user_error(final, needs):
         temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
     temporary.chmod(0o777 & ~UMASK)
     try:
-        with _told(final, needs):
+        with _full_disk_as_user_error(final, needs):
             if needs > shutil.disk_usage(final.parent).free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(final))
             yield temporary
             for file in temporary.rglob("*"):
-                if file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1:  # a link's file is another's
+                if (
+                    file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1
+                ):  # a linked file belongs to someone else
                     file.chmod(0o666 & ~UMASK)
-                    _settle(file)
+                    _flush(file)
         if final.exists():
             shutil.rmtree(final)
         temporary.replace(final)
@@ -71,20 +73,20 @@ def atomic_dir(path: Path | str, needs: int = 0) -> Iterator[Path]:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write ``text`` whole or not at all."""
+    """Write ``text`` to a file, completely or not at all."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _settle(file: Path) -> None:
-    """Bring a file's bytes to the disk: what is renamed must not be empty after a power cut."""
+def _flush(file: Path) -> None:
+    """Flush a file to the disk, so that it is not empty if the power fails after it was renamed."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
 
 
 @contextlib.contextmanager
-def _told(path: Path, needs: int) -> Iterator[None]:
-    """A full disk is one error with the file's name, whether the system says so, a library of C, or one of Rust."""
+def _full_disk_as_user_error(path: Path, needs: int) -> Iterator[None]:
+    """Turn every error that means a full disk, from the system or from a library, into a ``UserError`` that names the file."""
     try:
         yield
     except UserError:
@@ -104,6 +106,7 @@ def _told(path: Path, needs: int) -> Iterator[None]:
 
 
 def _is_full(error: Exception) -> bool:
+    """Whether an error means that the disk is full."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in FULL
     return bool(SAID_FULL.search(str(error)))

@@ -1,4 +1,4 @@
-"""One cell of an experiment on disk: its rows, and what they were measured with."""
+"""One cell of an experiment on disk: its rows, and the record of how they were measured."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 
 def write_cell(folder: Path | str, rows: pd.DataFrame, run: Mapping[str, Any], **inputs: Iterable[Path]) -> None:
-    """Write one cell of an experiment: ``rows.csv`` (observations) and ``run.json`` (``run``, the machine's facts, and digests of the
-    ``inputs`` by kind: models, answers, data, ...)."""
+    """Write one cell of an experiment: ``rows.csv`` with the observations, and ``run.json``.
+
+    ``run.json`` holds ``run``, facts about the machine, and the digests of the ``inputs`` by kind (models, answers, data, ...).
+    """
     folder = Path(folder)
     if rows.empty:
         raise UserError("no rows were measured", file=folder, remedy="give the cell at least one request")
@@ -35,7 +37,10 @@ def write_cell(folder: Path | str, rows: pd.DataFrame, run: Mapping[str, Any], *
 
 
 def digests(run: Path, **inputs: Iterable[Path]) -> dict[str, dict[str, str | None]]:
-    """Kind -> name below the folder of a ``run`` -> SHA-256; the name of an architecture, which is no file, has none."""
+    """Return the SHA-256 of each input by kind and by path relative to the folder ``run``.
+
+    The digest is None for an input that is not a file, such as the name of an architecture.
+    """
     return {
         kind: {os.path.relpath(path, run) if path.exists() else str(path): _digest(path) for path in sorted(paths)}
         for kind, paths in inputs.items()
@@ -43,13 +48,13 @@ def digests(run: Path, **inputs: Iterable[Path]) -> dict[str, dict[str, str | No
 
 
 def _digest(path: Path) -> str | None:
-    """Of a file, or of the weights in a model's folder."""
+    """The digest of a file, or of the weights in a model's folder; None if there is neither."""
     if not path.exists():
         return None
     return weights_digest(path) if path.is_dir() else sha256(path)
 
 
 def _code() -> str:
-    """Digest of the draftlab modules that this process loaded: the code behind a cell."""
+    """The digest of the code behind a cell: of all draftlab modules that this process has loaded."""
     loaded = (name for name in sys.modules if name.startswith("draftlab."))
     return code_digest(*sorted(name for name in loaded if name not in ("draftlab.cli", "draftlab.__main__")))

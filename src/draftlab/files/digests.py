@@ -1,4 +1,4 @@
-"""Digests: of a file's bytes, and of a stage's code, of which an edit reruns what uses it, and an edit of a comment nothing."""
+"""Digests of files and of code. An edit of a stage's code changes its digest and so reruns what uses it; an edit of a comment does not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftlab.errors import UserError
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file's bytes."""
+    """The SHA-256 of a file's bytes."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -23,21 +23,22 @@ def sha256(path: Path) -> str:
 
 @lru_cache
 def _source(module: str) -> Path | None:
-    """The file of a draftlab module, found without importing its package: the Snakefile must not wait for torch."""
+    """Find the file of a draftlab module without importing its package, so that the Snakefile need not wait for torch."""
     place = Path(__file__).parents[1].joinpath(*module.split(".")[1:])
     return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """A tree and all statements in it: a walk through its expressions too would take most of the time."""
+    """Yield a tree and all statements in it; expressions are skipped, because walking them would take most of the time."""
     yield tree
     for field in ("body", "orelse", "finalbody", "handlers", "cases"):
         inside = getattr(tree, field, ())
-        for node in inside if isinstance(inside, list) else ():  # one expression is the body of a lambda
+        for node in inside if isinstance(inside, list) else ():  # the body of a lambda is an expression, not a list
             yield from _statements(node)
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
+    """Yield every name that a module may import, with ``from a import b`` as both ``a`` and ``a.b``."""
     for node in _statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -48,7 +49,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 @lru_cache
 def _module(module: str) -> tuple[str, frozenset[str]]:
-    """Normal form of one module's code (no comments, no docstrings) with the files of its name beside it, and what it imports of draftlab."""
+    """The code of one module without comments and docstrings, with the data files of its name, and the draftlab modules it imports."""
     path = _source(module)
     if path is None:
         return "", frozenset()
@@ -72,13 +73,13 @@ def _module(module: str) -> tuple[str, frozenset[str]]:
 
 
 def _is_code(node: ast.stmt) -> bool:
-    """Whether what stands at the top of a stage's file may change its rows: its measures do not."""
+    """Whether a top-level statement of a stage's file can change its rows; the definition of its measures cannot."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return not any(isinstance(target, ast.Name) and target.id == "MEASURES" for target in targets)
 
 
 def _kinds(node: ast.stmt) -> ast.stmt:
-    """Of the class of a stage's columns their names and kinds, and which are written as whole numbers; anything else as it is."""
+    """Reduce a class of a stage's columns to what affects its rows: names, types, and which are whole numbers; keep other nodes."""
     if isinstance(node, ast.ClassDef) and node.name in ("Row", "Counts", "Derived"):
         node.body = [
             ast.AnnAssign(target=own.target, annotation=own.annotation, value=_whole(own.value), simple=1)
@@ -89,25 +90,26 @@ def _kinds(node: ast.stmt) -> ast.stmt:
 
 
 def _whole(column: ast.expr | None) -> ast.expr | None:
+    """The value of the keyword ``whole`` in the definition of a column; None if it is not given."""
     words = column.keywords if isinstance(column, ast.Call) else []
     return next((word.value for word in words if word.arg == "whole"), None)
 
 
 SAID = ("draftlab.plan", "draftlab.stages._")
-"""What these say of a cell reaches it as a file."""
+"""Modules left out of digests: what they say about a cell reaches it as a file."""
 
 
 @lru_cache
 def code_digest(*modules: str) -> str:
-    """Digest of these modules and of every draftlab module that they import, comments and docstrings left out.
+    """Compute a digest of these modules and of every draftlab module that they import, without comments and docstrings.
 
-    In a rule's ``params`` it makes an edit of the mathematics rerun what uses it, and an edit of a comment nothing.
+    In a rule's ``params``, an edit of the mathematics then reruns what uses it, and an edit of a comment reruns nothing.
     """
     seen: dict[str, str] = {}
     queue = list(modules)
     while queue:
         name = queue.pop()
-        # What a plan says of a cell reaches it as flags.
+        # Plans are left out: what they say about a cell reaches it as flags.
         if name not in seen and not name.startswith(SAID):
             seen[name], imports = _module(name)
             queue += imports

@@ -1,6 +1,7 @@
-"""``python -IS fork_client.py SOCKET VERB ...``: ``draftlab VERB ...`` in a fork of the process that listens (``draftlab.forks``).
+"""``python -IS fork_client.py SOCKET VERB ...`` runs ``draftlab VERB ...`` in a fork of the process that listens (``draftlab.forks``).
 
-Where nobody listens (yet), or the verb may use several threads, it becomes that command itself. It imports little: it is each job's start.
+If no process listens yet, or the verb may use several threads, it runs the command itself instead. It imports little, because every
+job starts with it.
 """
 
 import json
@@ -10,11 +11,11 @@ import socket
 import sys
 
 ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-"""Read once, when a library is loaded."""
+"""Settings for a single thread; libraries read them only when they are loaded, so a fork cannot change them."""
 
 
 def ask(place: str, words: list[str]) -> int:
-    """Run a verb in a fork of the process that listens at ``place``; its exit code."""
+    """Run a verb in a fork of the process that listens at ``place``; return its exit code."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         if any(os.environ.get(name) != value for name, value in ALONE.items()):
@@ -22,11 +23,11 @@ def ask(place: str, words: list[str]) -> int:
         connection.connect(place)
     except OSError:
         os.execvp("draftlab", ["draftlab", *words])
-    said = json.dumps({"words": words, "cwd": os.getcwd(), "environment": dict(os.environ)}).encode()
-    for number in (signal.SIGINT, signal.SIGTERM):  # the verb unwinds, then its code comes
+    request = json.dumps({"words": words, "cwd": os.getcwd(), "environment": dict(os.environ)}).encode()
+    for number in (signal.SIGINT, signal.SIGTERM):  # ask the verb to end; its exit code still arrives
         signal.signal(number, lambda *_: connection.shutdown(socket.SHUT_WR))
-    socket.send_fds(connection, [len(said).to_bytes(8, "big")], [0, 1, 2])
-    connection.sendall(said)
+    socket.send_fds(connection, [len(request).to_bytes(8, "big")], [0, 1, 2])
+    connection.sendall(request)
     code = connection.recv(1)
     return code[0] if code else 1
 

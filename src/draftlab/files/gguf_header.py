@@ -1,6 +1,6 @@
-"""The header of a GGUF file: what a model is and whether our Llama can represent it, before any of its weights is read.
+"""Reads the header of a GGUF file: which model it is, and whether our Llama can represent it, without reading its weights.
 
-A fraction of a second and no torch: a plan can refuse a file before any job starts.
+This takes a fraction of a second and needs no torch, so a plan can refuse a file before any job starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from draftlab.errors import UserError
 
 ARCHITECTURES = ("llama", "qwen2")
 SPLITS = ("gpt-2", "smollm", "qwen2", "llama-bpe")
-"""How text is cut before byte-level BPE, by the name in the file (``tokenizer.ggml.pre``)."""
+"""Supported ways to split text before byte-level BPE, by their name in the file (``tokenizer.ggml.pre``)."""
 
 PACKINGS = {
     gguf.GGMLQuantizationType[name].value
@@ -34,7 +34,7 @@ TEXT, ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor of a file: its shape as numpy has it, how it is packed, and its first byte."""
+    """One tensor of a file: its shape in numpy's order, its quantization type, and the offset of its first byte."""
 
     shape: tuple[int, ...]
     packing: int
@@ -42,14 +42,14 @@ class Stored:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size of the tensor in the file, in bytes."""
         block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(self.packing)]
         return math.prod(self.shape) // block * size
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says before its weights."""
+    """The part of a GGUF file before its weights: metadata, and where each tensor is."""
 
     path: Path
     metadata: dict[str, Any]
@@ -60,17 +60,17 @@ class Header:
         return str(self.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value of the architecture's own."""
+        """A metadata value whose key begins with the name of the architecture."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     @property
     def parameters(self) -> int:
-        """How many weights the file has."""
+        """The number of weights in the file."""
         return sum(math.prod(stored.shape) for stored in self.tensors.values())
 
     @property
     def shape(self) -> dict[str, Any]:
-        """The fields of a Hugging Face config that the header holds; ``KeyError`` names one that it has not."""
+        """The header's fields under the names of a Hugging Face config; ``KeyError`` names a missing one."""
 
         def need(key: str) -> Any:
             return self.metadata[f"{self.architecture}.{key}"]
@@ -96,7 +96,10 @@ class Header:
 
 
 def read_header(path: Path | str) -> Header:
-    """Everything but the weights of a GGUF file; ``UserError`` for a file that is none, is cut off, or cannot be represented."""
+    """Read everything but the weights of a GGUF file.
+
+    **Raises:** ``UserError`` if it is not a GGUF file, is cut off, or holds a model that our Llama cannot represent.
+    """
     path = Path(path)
     if not path.is_file():
         raise UserError("no such file", file=path, remedy="check the path")
@@ -113,6 +116,7 @@ def read_header(path: Path | str) -> Header:
 
 
 def _parse(path: Path, data: mmap.mmap) -> Header:
+    """Parse the header from the bytes of a file; ``ValueError`` or ``struct.error`` if it is damaged."""
     at = 0
 
     def take(form: str) -> Any:
@@ -166,7 +170,7 @@ def _parse(path: Path, data: mmap.mmap) -> Header:
 
 
 def _check(header: Header) -> None:
-    """Refuse what our Llama cannot represent exactly, with its name."""
+    """Raise ``UserError`` for anything that our Llama cannot represent exactly, and name it."""
 
     def refuse(what: str) -> UserError:
         return UserError(

@@ -1,7 +1,7 @@
-"""``python -m draftlab.files.gpus N COMMAND``: run a command on N GPUs that no other such command of this machine uses.
+"""``python -m draftlab.files.gpus N COMMAND`` runs a command on N GPUs that no other such command on this machine uses.
 
-Snakemake counts the GPUs that jobs ask for, but does not say which are whose, and CUDA takes the first. Where a scheduler has chosen
-already, as many GPUs are visible as are asked for, and they are taken as they are.
+Snakemake counts the GPUs that jobs ask for but does not assign them, and CUDA always takes the first. If a scheduler has already
+assigned GPUs, exactly N are visible, and the command gets those.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOCKS = Path(tempfile.gettempdir())
 
 
 def visible() -> list[str]:
-    """The GPUs that this process may use, as CUDA names them; none where the driver's tool is not there."""
+    """The GPUs that this process may use, by their CUDA names; empty if nvidia-smi is missing."""
     if (named := os.environ.get(VISIBLE)) is not None:
         return [name.strip() for name in named.split(",") if name.strip()]
     try:
@@ -30,7 +30,7 @@ def visible() -> list[str]:
 
 
 def claim(count: int, gpus: list[str], wait: float = 1.0) -> list[str]:
-    """``count`` of ``gpus``, locked until this process and what it becomes has ended; waits until so many are free."""
+    """Lock ``count`` of ``gpus`` until this process (also after ``exec``) ends; wait until that many are free."""
     while True:
         taken: dict[str, int] = {}
         for gpu in gpus:
@@ -47,7 +47,7 @@ def claim(count: int, gpus: list[str], wait: float = 1.0) -> list[str]:
                 for kept in taken.values():
                     os.set_inheritable(kept, True)
                 return list(taken)
-        for handle in taken.values():  # others may need them while this one waits
+        for handle in taken.values():  # release them, so that others can use them while this process waits
             os.close(handle)
         time.sleep(wait)
 

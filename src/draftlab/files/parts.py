@@ -1,4 +1,4 @@
-"""What a long job has finished, part by part on the disk: after a kill it goes on from there."""
+"""Keeps the finished parts of a long job on disk, so that it resumes from them after a kill."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def open_parts(folder: Path, identity: str) -> Path:
-    """The folder for the parts of a job of this ``identity`` (settings, inputs, code) below ``folder``; those of any other are removed.
+    """Create the folder for the parts of a job with this ``identity`` (settings, inputs, code) below ``folder``.
 
-    A part is a file written by ``atomic_path``: what is there is whole.
+    Parts of jobs with another identity are removed. Every part is written by ``atomic_path``, so an existing part is complete.
     """
     own = folder / hashlib.sha256(identity.encode()).hexdigest()
     for other in folder.glob("*"):

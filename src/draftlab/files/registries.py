@@ -1,4 +1,4 @@
-"""What the package's registries hold, read from their source: importing them would make the Snakefile wait for torch."""
+"""Reads the keys of the package's registries from their source; importing them would make the Snakefile wait for torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @lru_cache
 def names(module: str, registry: str) -> tuple[str, ...]:
-    """The keys of the literal dict ``registry`` of ``draftlab.<module>``."""
+    """The keys of the dict literal ``registry`` in ``draftlab.<module>``."""
     place = Path(__file__).parents[1].joinpath(*module.split("."))
     path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     for node in ast.parse(path.read_text(encoding="utf-8")).body:

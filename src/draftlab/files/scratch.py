@@ -1,4 +1,4 @@
-"""Scratch that outlives no run: a folder that is removed at the end, by the next run where a kill left it; children that die with their parent."""
+"""Cleans up after runs: temporary folders that are removed even after a kill, and child processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PDEATHSIG = 1
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield a folder below ``TMPDIR`` that is removed afterwards; those that killed processes of this machine left are removed first."""
+    """Yield a folder below ``TMPDIR`` that is removed afterwards; first remove those that killed processes on this machine left."""
     base = Path(tempfile.gettempdir())
     mine = f"draftlab-{socket.gethostname()}-"
     for old in base.glob(f"{mine}*"):
@@ -31,6 +31,7 @@ def scratch() -> Iterator[Path]:
 
 
 def _lives(pid: int) -> bool:
+    """Whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -41,7 +42,7 @@ def _lives(pid: int) -> bool:
 
 
 def die_with_parent(parent: int = 0) -> None:
-    """Let the system kill this process when its parent ends, however it ends; ``parent`` may have ended already. Linux only."""
+    """Let the system kill this process when its parent ends; also if ``parent`` has already ended. Linux only."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
         if parent and os.getppid() != parent:
@@ -49,7 +50,7 @@ def die_with_parent(parent: int = 0) -> None:
 
 
 def end_in_order() -> None:
-    """Let SIGTERM, a scheduler's time limit, unwind this process as an error does: what it wrote half is removed."""
+    """Let SIGTERM (a scheduler's time limit) end this process like an exception, so that half-written files are removed."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)

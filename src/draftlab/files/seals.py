@@ -1,7 +1,7 @@
-"""What a run wrote, and what it was given, by digest: a file that changed since is noticed where it is read, and made again.
+"""Seals: recorded digests of a run's outputs and inputs, so that a damaged or changed file is noticed when it is read and made again.
 
-``sealed.json`` in a folder holds SHA-256, size and time of the files that were written with it; ``NAME.sealed.json`` does of one file. A reader
-compares size and time, and reads the bytes only where these differ.
+``sealed.json`` in a folder holds SHA-256, size and time of the files written with it, ``NAME.sealed.json`` those of a single file. A
+reader compares size and time, and reads the bytes only if these differ.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from draftlab.files.atomic import write_text
 
 RECORD = "sealed.json"
 Entry = tuple[str, int, int]
-"""SHA-256, size, time in ns."""
+"""SHA-256, size in bytes, and modification time in ns."""
 
 OUTPUTS = ("*/models/*", "*/answers/*", "*/pairs", "data/*", "cells/*/*", "cells/*/*/draft")
-"""Where the folders of a run lie that may be sealed."""
+"""Patterns for the folders of a run that may be sealed."""
 
 RACY = 2_000_000_000
-"""A file as young as this many ns, when it is digested, may change once more without changing its time."""
+"""Nanoseconds: a file younger than this when its digest is taken could change again without a change of its time."""
 
 
 def seal(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Write ``sealed.json`` into a folder that is complete, of its files ``names``, or of all."""
+    """Write ``sealed.json`` into a finished folder, for its files ``names`` or for all of them."""
     own = {path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")}
     chosen = sorted(own - {RECORD, "digest.json"} if names is None else names)
     known = _entries(folder / RECORD)
@@ -44,9 +44,9 @@ def seal_file(path: Path) -> None:
 
 
 def verify(path: Path | str) -> Path:
-    """The path, of a file whose bytes are those that were sealed, or that nobody sealed.
+    """Check a file against its seal, and return its path; a file without a seal passes.
 
-    **Raises:** ``UserError`` for a file that changed, was cut or damaged since.
+    **Raises:** ``UserError`` if the file changed or was damaged after it was sealed.
     """
     path = Path(path)
     if _is_other(path):
@@ -59,7 +59,7 @@ def verify(path: Path | str) -> Path:
 
 
 def sealed_digest(path: Path) -> str | None:
-    """The SHA-256 of a sealed file, without reading it where size and time say that it is the same."""
+    """The SHA-256 of a sealed file, without reading it if size and time are unchanged; None for a file without a seal."""
     entry = _record_of(path)
     if entry is None:
         return None
@@ -68,7 +68,7 @@ def sealed_digest(path: Path) -> str | None:
 
 
 def remove_damaged(run: Path) -> Iterator[Path]:
-    """Remove what was made with a file that is no longer what it was, so that the next run makes it again; yield the files to blame."""
+    """Remove the outputs of every job of which a file is damaged or missing, so that the next run remakes them; yield those files."""
     for pattern in OUTPUTS:
         for record in [file for folder in sorted(run.glob(pattern)) for file in folder.glob(f"*{RECORD}")]:
             names = [record.parent / name for name in _entries(record)]
@@ -81,9 +81,9 @@ def remove_damaged(run: Path) -> Iterator[Path]:
 
 
 def content_digest(path: Path | str, weights: bool = True, remembered: Path | None = None) -> str:
-    """Digest of a file, or of the files of a folder, with or without its weights; of what is not there, nothing: ''.
+    """Compute the digest of a file, or of the files in a folder with or without its weights; '' if there is nothing.
 
-    ``remembered``: a file that keeps digests by place, inode, size and times, so that gigabytes are read once.
+    ``remembered``: a file that caches digests by path, inode, size and times, so that gigabytes are read only once.
     """
     path = Path(path)
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
@@ -96,7 +96,7 @@ def content_digest(path: Path | str, weights: bool = True, remembered: Path | No
 
 
 def check_content(path: Path | str, expected: str, weights: bool = True) -> None:
-    """``UserError`` where a file or folder is no longer what it was when the run began; '' expects nothing."""
+    """Raise ``UserError`` if a file or folder changed since the run began; with ``expected`` '' nothing is checked."""
     if expected and content_digest(path, weights) != expected:
         raise UserError(
             "changed while the run was under way",
@@ -106,6 +106,7 @@ def check_content(path: Path | str, expected: str, weights: bool = True) -> None
 
 
 def _remembered(file: Path, remembered: Path | None) -> str:
+    """The SHA-256 of a file, from the cache ``remembered`` if its inode, size and times are unchanged."""
     stat = file.stat()
     stamp = [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
     known = _read(remembered) if remembered else {}
@@ -115,12 +116,15 @@ def _remembered(file: Path, remembered: Path | None) -> str:
     with file.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
     if remembered and time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > RACY:
-        with contextlib.suppress(OSError, UserError):  # a folder that cannot be written: it is read again next time
+        with contextlib.suppress(
+            OSError, UserError
+        ):  # if the cache cannot be written, the file is read again next time
             write_text(remembered, json.dumps(known | {str(file): [*stamp, found]}, indent=1) + "\n")
     return found
 
 
 def _entry(path: Path, known: Entry | None) -> Entry:
+    """The entry of a file as it is now; ``known`` if its size and time still match."""
     stat = path.stat()
     if known and known[1:] == (stat.st_size, stat.st_mtime_ns):
         return known
@@ -129,11 +133,13 @@ def _entry(path: Path, known: Entry | None) -> Entry:
 
 
 def _is_other(path: Path) -> bool:
+    """Whether a sealed file exists whose content differs from what was sealed."""
     entry = _record_of(path)
     return entry is not None and path.exists() and _entry(path, entry)[0] != entry[0]
 
 
 def _record_of(path: Path) -> Entry | None:
+    """The sealed entry of a file, from its own seal or its folder's; None if it has none."""
     for record in (_beside(path), path.parent / RECORD):
         if entry := _entries(record).get(path.name):
             return entry
@@ -141,10 +147,12 @@ def _record_of(path: Path) -> Entry | None:
 
 
 def _beside(path: Path) -> Path:
+    """The path of the seal of a single file."""
     return path.with_name(f"{path.name}.{RECORD}")
 
 
 def _entries(record: Path) -> dict[str, Entry]:
+    """The entries of a seal by file name; empty if it is missing or damaged."""
     try:
         return _parsed(record, record.stat().st_mtime_ns)
     except OSError:
@@ -172,6 +180,6 @@ def _write(record: Path, entries: dict[str, Entry]) -> None:
 
 
 def print_removed(run: Path) -> None:
-    """Say on the terminal what was found damaged and is made again."""
+    """Remove damaged outputs and print which files are made again."""
     for path in remove_damaged(run):
         print(f"{printable(str(path))}: damaged, or changed since it was written; making it again", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Tables on disk: CSV files with one row per observation, compressed (``.csv.gz``) where they are published."""
+"""Tables on disk: CSV files with one row per observation, compressed (``.csv.gz``) when published."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 REMEDY = "run the step that makes it, or restore it from the repository"
 CLAIMS = "claims"
-"""The ledger, and ``claims_related`` of other papers' numbers, lie among the tables of experiments."""
+"""The stem of the ledger (and of ``claims_related`` for other papers), which is in the same folder as the tables of experiments."""
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
-    """The table of every experiment in ``folder``, by name: CSV, or compressed as published; the ledger aside."""
+    """The path of every experiment's table in ``folder`` by name, compressed or not; the ledger is left out."""
     paths = sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")])
     return {path.name.split(".")[0]: path for path in paths if not path.name.startswith(CLAIMS)}
 
 
 def table_bytes(path: Path | str) -> bytes:
-    """The text of a table, whether or not it is compressed; a missing or damaged file is a ``UserError``."""
+    """The content of a table, decompressed if need be; a missing or damaged file raises ``UserError``."""
     try:
         content = verify(path).read_bytes()
         return gzip.decompress(content) if Path(path).suffix == ".gz" else content
@@ -41,13 +41,13 @@ def table_bytes(path: Path | str) -> bytes:
 
 
 def publish_table(table: Path, folder: Path) -> None:
-    """Write a CSV file compressed to ``folder``: the same bytes whenever it is done."""
+    """Write a CSV file compressed to ``folder``; the same table always gives the same bytes."""
     with atomic_path(folder / f"{table.name}.gz") as temporary:
         temporary.write_bytes(gzip.compress(table.read_bytes(), 9, mtime=0))
 
 
 def _rows(text: str, path: Path | str) -> Iterator[list[str]]:
-    """The rows of a table, the header first; one of another length, and a last line without an end, is a ``UserError``."""
+    """Yield the rows of a table, header first; a row of another length or an unfinished last line raises ``UserError``."""
     rows = csv.reader(io.StringIO(text))
     header = next(rows, [])
     yield header
@@ -56,12 +56,12 @@ def _rows(text: str, path: Path | str) -> Iterator[list[str]]:
             found = f"{len(row)} fields, the header has {len(header)}"
             raise UserError(found, file=path, line=rows.line_num, remedy=REMEDY)
         yield row
-    if text and not text.endswith("\n"):  # its last field may have lost digits
+    if text and not text.endswith("\n"):  # the last field may be incomplete
         raise UserError("cut short: no end of line", file=path, line=rows.line_num, remedy=REMEDY)
 
 
 def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
-    """Read a CSV file as ``pandas.read_csv`` does with ``options``; a missing, empty, broken or cut file is a ``UserError``."""
+    """Read a CSV file with ``pandas.read_csv`` and its ``options``; a missing, empty, broken or truncated file raises ``UserError``."""
     import pandas as pd
 
     try:
@@ -74,7 +74,10 @@ def read_table(path: Path | str, **options: Any) -> pd.DataFrame:
 
 
 def join_tables(rows: tuple[Path, ...], out: Path) -> None:
-    """Join the cells of an experiment into one tidy table that has the columns of all cells, without importing pandas, which takes a second."""
+    """Join the cells of an experiment into one tidy table that has the columns of all cells.
+
+    This does not import pandas, which would take a second.
+    """
     if not rows:
         raise UserError("no rows to collect", remedy="name at least one file with --rows")
     tables = []

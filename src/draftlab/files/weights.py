@@ -1,4 +1,4 @@
-"""The weights of a model folder as files: which they are (safetensors, in one or several), their digest, how many there are."""
+"""The weights of a model folder as files: their names (safetensors, one or several), their digest, and the number of weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from draftlab.files.seals import sealed_digest, verify
 
 
 def is_gguf(name: Path | str) -> bool:
-    """Whether a model's name is that of a GGUF file, not of a folder."""
+    """Whether a model is a GGUF file rather than a folder, by its name."""
     return Path(name).suffix == ".gguf" and not Path(name).is_dir()
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder; ``UserError`` when there are none, or only pickled weights."""
+    """The safetensors files of a model folder; raises ``UserError`` if there are none, or only pickled weights."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     files = _parts(index) if index.is_file() else [single] if single.is_file() else []
     missing = [file for file in files if not file.is_file()]
@@ -34,9 +34,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 of the weights of a model folder, which their seal knows, or digest.json beside them keeps.
+    """The SHA-256 of the weights of a model folder, from their seal or from digest.json beside them.
 
-    The weights are read again only when the size or the time of a file is not the one that digest.json says.
+    The weights are read again only if the size or time of a file differs from what digest.json records.
     """
     files = weight_files(folder)
     if len(files) == 1 and (sealed := sealed_digest(files[0])):
@@ -52,13 +52,13 @@ def weights_digest(folder: Path) -> str:
     for path in files:
         with path.open("rb") as file:
             hashlib.file_digest(file, lambda: whole)
-    with contextlib.suppress(OSError):  # a folder of another user: the next reader reads the weights again
+    with contextlib.suppress(OSError):  # in another user's folder, the weights are read again next time
         write_json(record, {"sha256": whole.hexdigest(), "files": stamps})
     return whole.hexdigest()
 
 
 def parameter_count(folder: Path) -> int:
-    """Weights of a model folder or a GGUF file, counted without reading them."""
+    """The number of weights of a model folder or a GGUF file, counted without reading them."""
     if is_gguf(folder):
         from draftlab.files.gguf_header import read_header
 
@@ -74,7 +74,7 @@ def parameter_count(folder: Path) -> int:
 
 
 def check_sizes(target: Path, draft: Path) -> None:
-    """``UserError`` for a draft larger than its target."""
+    """Raise ``UserError`` if a draft is larger than its target."""
     sizes = [parameter_count(folder) for folder in (draft, target)]
     if sizes[0] > sizes[1]:
         raise UserError(
@@ -85,7 +85,7 @@ def check_sizes(target: Path, draft: Path) -> None:
 
 
 def _parts(index: Path) -> list[Path]:
-    """The files that an index of weights names: they lie beside it, whatever the index says."""
+    """The files that an index of weights names; they must be in the folder of the index."""
     names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not all(
         isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors") for name in names.values()

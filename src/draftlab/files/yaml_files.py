@@ -1,4 +1,4 @@
-"""YAML files of the workflow: their values, and the line to blame when one of them is wrong."""
+"""Reads the workflow's YAML files, and finds the line of a wrong value for error messages."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import yaml
 from draftlab.errors import UserError
 
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""In C where PyYAML was built with it: ten times as fast."""
+"""PyYAML's loader in C if it is available: ten times as fast."""
 
 
 def read_yaml(path: Path) -> Any:
-    """The values of a file; one that is no YAML is a ``UserError`` that names the line."""
+    """Read the values of a file; one that is not YAML raises ``UserError`` with the line."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), SafeLoader)
     except OSError as error:
         raise UserError(f"{error.strerror}", file=path, remedy="restore it from the repository") from None
-    except ValueError as error:  # bytes that are no text, a date that is none
+    except ValueError as error:  # bytes that are not text, or an impossible date
         raise UserError(f"not YAML in UTF-8: {error}", file=path, remedy="repair the file") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -36,19 +36,25 @@ def read_yaml(path: Path) -> Any:
 
 @functools.cache
 def read_beside(module: str) -> Any:
-    """The values of the file that lies beside a module, by its name: data that would be code there."""
+    """Read the YAML file of the same name beside a module: data that would otherwise be part of its code."""
     return read_yaml(Path(module).with_suffix(".yaml"))
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where some values came from: a file (or in words, what is none), and the ``parts`` of it, keys from the top, the last word first."""
+    """Where some values came from: a file, or text that names another source, and the ``parts`` of it that define them.
+
+    A part is a path of keys from the top of the file. The part that takes precedence comes first.
+    """
 
     file: Path | str
     parts: tuple[tuple[str, ...], ...] = ((),)
 
     def blame(self, what: str, names: Sequence[str | int], *, remedy: str) -> UserError:
-        """An error at the line that ``names``, keys from outer to inner and perhaps a value, lead to in the part that has most of them."""
+        """Return an error with the line of a wrong value.
+
+        ``names`` are the keys that lead to it from outer to inner, and perhaps the value; the part that contains most of them is used.
+        """
         line = None
         if isinstance(self.file, Path):
             top = yaml.compose(self.file.read_text(encoding="utf-8"))
@@ -57,7 +63,7 @@ class Place:
 
 
 def _walk(node: yaml.Node | None, names: Sequence[str | int]) -> tuple[int | None, int]:
-    """The line that ``names`` lead to below ``node``, and how many of them are not there."""
+    """The line that ``names`` lead to below ``node``, and how many of them were not found."""
     line, missed = None, 0
     for name in names:
         found = _find(node, name)
@@ -69,7 +75,7 @@ def _walk(node: yaml.Node | None, names: Sequence[str | int]) -> tuple[int | Non
 
 
 def _find(node: yaml.Node | None, name: str | int) -> tuple[int, yaml.Node] | None:
-    """The line of the first key, value or entry called ``name`` below ``node``, and what it holds."""
+    """The line of the first key, value or entry called ``name`` below ``node``, and the node that it holds."""
     if isinstance(name, int):
         entries = node.value if isinstance(node, yaml.SequenceNode) else []
         return (entries[name].start_mark.line + 1, entries[name]) if name < len(entries) else None

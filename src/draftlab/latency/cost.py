@@ -91,13 +91,13 @@ def cost_model(rows: pd.DataFrame) -> CostModel:
 
 
 def _in_a_row(*calls: tuple[LatencyBackend, int, int]) -> list[float]:
-    """Mean seconds of each of ``_timed``'s calls over all repeats but the first."""
+    """The mean seconds of each of ``_timed``'s calls, over all repeats except the first."""
     times = [[_timed(*call) for call in calls] for _ in range(REPEATS)]
     return [float(mean) for mean in np.mean(times[1:], axis=0)]
 
 
 def _timed(backend: LatencyBackend, tokens: int, steps: int) -> float:
-    """Seconds of one of ``steps`` calls in a row."""
+    """The seconds per call, over ``steps`` calls in a row."""
     clock = backend.clock()
     started = clock()
     for _ in range(steps):

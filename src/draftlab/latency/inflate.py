@@ -23,7 +23,7 @@ from draftlab.models.config import read_config
 from draftlab.models.gguf import Array, Checkpoint, expected_shapes
 
 ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight")
-"""Tensors that write to the residual stream: what is new of them is zero."""
+"""Tensors that write to the residual stream: their added parts are zero."""
 
 
 def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widths: int = 1, seed: int = 0) -> None:
@@ -66,7 +66,7 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
 
 
 def _grown(name: str, shape: tuple[int, ...], known: Array | None, rng: np.random.Generator, scale: float) -> Array:
-    """A tensor of ``shape`` that holds ``known`` in its corner and adds nothing to the residual stream."""
+    """A tensor of ``shape`` with ``known`` in its corner; the rest adds nothing to the residual stream."""
     if len(shape) == 1:
         tensor = np.ones(shape, dtype=np.float32)
     elif name.endswith(ZERO):

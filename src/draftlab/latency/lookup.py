@@ -62,7 +62,7 @@ class Lookup:
         return np.array([row.argmax() if guess is None else guess for guess, row in pairs])
 
     def _read(self, tokens: Sequence[int]) -> tuple[list[int | None], Logits | None]:
-        """What is found after each token; where that is not all, the model's logits, if there is one."""
+        """The tokens found by lookup after each token; if some are missing, the logits of the model, if there is one."""
         guesses = [self.text.append(token) for token in tokens]
         if self.inner is None or None not in guesses:
             return guesses, None

@@ -213,7 +213,7 @@ def crop(models: Sequence[LatencyBackend], length: int) -> None:
 
 
 def _begin(models: Sequence[LatencyBackend], prompt: Sequence[int], max_new_tokens: int) -> list[int]:
-    """``begin`` of each model, the first last; ``UserError`` for a prompt without room for ``max_new_tokens``."""
+    """Call ``begin`` on each model, the first one last; raise ``UserError`` if the prompt leaves no room for ``max_new_tokens``."""
     if not prompt:
         raise UserError("the prompt is empty", remedy="give at least one token, such as the start token")
     context = min(model.context_length for model in models)

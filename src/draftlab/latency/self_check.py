@@ -80,7 +80,7 @@ def write_toy(folder: Path, *, seed: int = 0, **changes: Any) -> None:
 
 
 def _decode_batches() -> None:
-    """One batch and single steps agree, for each kind of weights: wide enough that each kernel of the build has its turn."""
+    """Check for each kind of weights that one batch and single steps agree, with models wide enough to use every kernel."""
     from draftlab.models.llama_cpp import LlamaCpp
 
     tokens = list(range(3, 12))

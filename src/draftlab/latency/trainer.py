@@ -83,7 +83,7 @@ def training(draft: Path, batch: int, tokens: int, core: int | None = None) -> I
 
 
 def _train(draft: Path, batch: int, tokens: int, counter: Path, core: int | None) -> None:
-    """Update forever: forward and backward of cross-entropy on random tokens, AdamW; the work of a real update."""
+    """Train forever with the work of a real update: forward and backward of cross-entropy on random tokens, then AdamW."""
     if core is not None:
         pin([core])
     import torch
@@ -110,6 +110,6 @@ if __name__ == "__main__":
     for name, kind in {"draft": Path, "batch": int, "tokens": int, "counter": Path, "core": int}.items():
         parser.add_argument(f"--{name}", type=kind)
     parser.add_argument("--parent", type=int)
-    said = vars(parser.parse_args())
-    die_with_parent(said.pop("parent"))
-    _train(**said)
+    flags = vars(parser.parse_args())
+    die_with_parent(flags.pop("parent"))
+    _train(**flags)

@@ -104,7 +104,7 @@ def _own(conversation: Sequence[Turn], template: str) -> list[Segment]:
 
 @functools.cache
 def _environment() -> Environment:
-    """The sandbox with what ``transformers`` offers to a chat template."""
+    """The sandboxed environment with the functions that ``transformers`` offers to a chat template."""
     from jinja2 import TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.nodes import Node
@@ -112,7 +112,7 @@ def _environment() -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """``{% generation %}`` marks what is the model's; the text is the same."""
+        """Accept ``{% generation %}``, which marks the model's own text and does not change it."""
 
         tags = {"generation"}  # noqa: RUF012
 

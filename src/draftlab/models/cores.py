@@ -13,7 +13,7 @@ def usable() -> list[int]:
 
 
 def can_pin() -> bool:
-    """Whether the system keeps a process where it is told to (Linux does)."""
+    """Whether the system can pin a process to cores (Linux can)."""
     return hasattr(os, "sched_setaffinity")
 
 

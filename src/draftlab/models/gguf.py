@@ -51,7 +51,7 @@ ALIGNMENT = 4096
 processor's cache does: of two files that differed in nothing else one decoded 14 % slower, and verified 9 tokens at 2.2 instead of 2.4
 steps' cost."""
 
-# The two custom keys by which a file says where it comes from; llama.cpp passes over them.
+# Two custom keys for the origin of a file; llama.cpp ignores them.
 VOCABULARY_KEY = "draftlab.vocabulary_sha256"
 INFLATED_KEY = "draftlab.inflated_from"
 
@@ -111,7 +111,7 @@ def _export(
         (_t5_header if config["model_type"] == "t5" else _llama_header)(writer, config)
         _write_vocabulary(writer, folder, config, vocabulary)
         for key in (KEPT, VOCABULARY_KEY):
-            if key in config:  # of a trimmed head: the vocabulary that it is a part of
+            if key in config:  # for a trimmed head: the vocabulary that it is part of
                 writer.add_string(key, config[key])
         if "draftlab_inflated_from" in config:
             writer.add_string(INFLATED_KEY, json.dumps(config["draftlab_inflated_from"]))
@@ -303,7 +303,7 @@ class RandomTensors:
         return np.asarray(gguf.quantize(self.pool[: count * block].reshape(count, block), kind))
 
     def tiled(self, key: str, blocks: Array, size: int) -> Array:
-        """One tensor as it is stored, of ``blocks`` of so many numbers each: quantized once, a 7B model is written at the speed of copies."""
+        """One tensor as it is stored, tiled from ``blocks`` that were quantized once, so that writing a 7B model is as fast as copying."""
         shape = self.shapes[key]
         if len(shape) == 1:
             return self.read(key)
@@ -488,7 +488,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _require_byte_level(tokenizer: dict[str, Any], path: Path) -> None:
-    """Refuse what llama.cpp's ``gpt-2`` tokenizer would read differently, or abort on."""
+    """Refuse a tokenizer that llama.cpp's ``gpt-2`` tokenizer would read differently or abort on."""
     stages = tokenizer["pre_tokenizer"] or {}
     stages = stages.get("pretokenizers", [stages])
     splits = [stage for stage in stages if stage.get("type") == "ByteLevel"]

@@ -127,18 +127,18 @@ def read_model(path: Path | str) -> Llama:
 def read_tokenizer(path: Path | str) -> Tokenizer:
     """The tokenizer of a GGUF file, with its chat template and the ids that end an answer."""
     header = read_header(path)
-    said, config = header.metadata, config_of(header)
-    tokens: list[str] = said["tokenizer.ggml.tokens"]
-    kinds: list[int] = said.get("tokenizer.ggml.token_type") or [gguf.TokenType.NORMAL] * len(tokens)
-    by_bytes = said["tokenizer.ggml.model"] == "gpt2"
-    cut = said.get("tokenizer.ggml.pre", "gpt-2")
+    metadata, config = header.metadata, config_of(header)
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    kinds: list[int] = metadata.get("tokenizer.ggml.token_type") or [gguf.TokenType.NORMAL] * len(tokens)
+    by_bytes = metadata["tokenizer.ggml.model"] == "gpt2"
+    cut = metadata.get("tokenizer.ggml.pre", "gpt-2")
     vocabulary = {token: index for index, token in enumerate(tokens) if kinds[index] != UNUSED}
     if by_bytes:
-        merges = [tuple(line.split(" ", 1)) for line in said["tokenizer.ggml.merges"]]
+        merges = [tuple(line.split(" ", 1)) for line in metadata["tokenizer.ggml.merges"]]
         backend = tokenizers.Tokenizer(bpe.BPE(vocabulary, merges, ignore_merges=cut == "llama-bpe"))
         backend.pre_tokenizer, backend.decoder = SPLITS[cut](), decoders.ByteLevel()
     else:
-        backend = _by_pieces(tokens, vocabulary, said)
+        backend = _by_pieces(tokens, vocabulary, metadata)
     for kind in (CONTROL, USER_DEFINED):
         added = [
             AddedToken(t, special=kind == CONTROL, normalized=False)
@@ -147,18 +147,18 @@ def read_tokenizer(path: Path | str) -> Tokenizer:
         ]
         (backend.add_special_tokens if kind == CONTROL else backend.add_tokens)(added)
     bos = config.bos_token_id
-    if bos is not None and said.get("tokenizer.ggml.add_bos_token", not by_bytes or cut == "llama-bpe"):
+    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", not by_bytes or cut == "llama-bpe"):
         backend.post_processor = processors.TemplateProcessing(single="BOS $A", special_tokens=[("BOS", bos)])
     backend.encode_special_tokens = True
     ends = config.eos_token_id
     return Tokenizer(
-        backend, ends if isinstance(ends, tuple) else (int(ends or 0),), said.get("tokenizer.chat_template")
+        backend, ends if isinstance(ends, tuple) else (int(ends or 0),), metadata.get("tokenizer.chat_template")
     )
 
 
-def _by_pieces(tokens: Sequence[str], vocabulary: dict[str, int], said: dict[str, Any]) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE: of two neighbours those merge first whose union has the best score."""
-    scores = said["tokenizer.ggml.scores"]
+def _by_pieces(tokens: Sequence[str], vocabulary: dict[str, int], metadata: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Split text by SentencePiece's BPE: of all neighbouring pieces, the pair with the best-scoring union is merged first."""
+    scores = metadata["tokenizer.ggml.scores"]
     pairs = [
         (-scores[index], index, at)
         for token, index in vocabulary.items()
@@ -166,9 +166,9 @@ def _by_pieces(tokens: Sequence[str], vocabulary: dict[str, int], said: dict[str
         if token[:at] in vocabulary and token[at:] in vocabulary
     ]
     merges = [(tokens[index][:at], tokens[index][at:]) for _, index, at in sorted(pairs)]
-    unknown = tokens[said.get("tokenizer.ggml.unknown_token_id", 0)]
+    unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
     backend = tokenizers.Tokenizer(bpe.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    prefixed = said.get("tokenizer.ggml.add_space_prefix", True)
+    prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
     steps = [normalizers.Prepend("▁")] * prefixed + [normalizers.Replace(" ", "▁")]
     backend.normalizer = normalizers.Sequence(steps)
     undone = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -180,7 +180,7 @@ def check_loads(path: Path) -> None:
     """Let a separate process load a file and read two tokens: llama.cpp does not refuse every damaged file, but crashes on some."""
     command = [sys.executable, "-c", TRIAL, str(path)]
     ended = subprocess.run(command, capture_output=True, check=False).returncode
-    if ended < 0:  # by a signal; what is refused in words is refused again where the file is used
+    if ended < 0:  # ended by a signal; a regular refusal is raised again where the file is used
         what = f"llama.cpp crashes with {signal.Signals(-ended).name} when it reads this file"
         raise UserError(what, file=path, remedy="fetch or export it again")
 

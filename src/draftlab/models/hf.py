@@ -268,7 +268,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
 
 
 def _be_quiet() -> None:
-    """Without ``transformers``' own progress bars."""
+    """Turn off the progress bars of ``transformers``."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

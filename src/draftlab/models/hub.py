@@ -89,7 +89,7 @@ def fetch(name: str, otherwise: str = "give a local folder") -> Path:
 
 
 def _keep(file: Path, out: Path) -> None:
-    """Give a file of the hub's cache a name that outlives the cache."""
+    """Link or copy a file of the hub's cache, so that it survives if the cache is emptied."""
     try:
         os.link(file, out)
     except OSError:  # another file system, or one without hard links
@@ -107,7 +107,7 @@ def _copy_tokenizer(source: Path, folder: Path, name: str) -> None:
 
 
 def _make_tokenizer(folder: Path, name: str) -> None:
-    """Write the tokenizer.json that the older files of a folder amount to."""
+    """Write the tokenizer.json that is equivalent to the older tokenizer files of a folder."""
     found = [files for files in VOCABULARIES if all((folder / file).is_file() for file in files)]
     if not found:
         raise UserError("no tokenizer.json", file=name, remedy="use a model in the Hugging Face layout")

@@ -275,7 +275,7 @@ class LlamaCache:
         return self.decoder.project(self.states(tokens)).view(*tokens.shape, -1)
 
     def states(self, tokens: Int[Tensor, "batch new"], tree: Tree | None = None) -> Float[Tensor, "rows width"]:
-        """Append tokens, or the nodes of a ``tree``; what is projected on the vocabulary after each."""
+        """Append tokens, or the nodes of a ``tree``; return the states that are projected on the vocabulary."""
         return self.decoder.norm(self.read(tokens, tree), self.decoder.last_norm)
 
     def read(self, tokens: Int[Tensor, "batch new"], tree: Tree | None = None) -> Float[Tensor, "rows width"]:
@@ -454,7 +454,7 @@ def _rotations(config: LlamaConfig, device: torch.device) -> Complex[Tensor, "co
 
 
 def _hidden_by(tree: Tree, begin: Int[Tensor, "batch 1"], end: int) -> Bool[Tensor, "batch 1 nodes end"]:
-    """Which of the first ``end`` tokens of a row the nodes of a tree that starts at ``begin`` may not see."""
+    """For each node of a tree that starts at ``begin``, which of the first ``end`` tokens of its row it may not see."""
     # Column 0 stands for what was read before the tree, the last one for what lies beyond it.
     hides = F.pad(~tree.sees.to(begin.device), (1, 1))
     hides[..., -1] = True
@@ -534,7 +534,7 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
 
 
 def _from_hub(config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our names for the weights; ``tensors`` is emptied on the way, so that merged ones do not lie there twice."""
+    """The weights under our names; ``tensors`` is emptied meanwhile, so that merged weights are not in memory twice."""
     take = tensors.pop
     state = {"embed": take("model.embed_tokens.weight"), "norm": take("model.norm.weight")}
     if not config.tie_word_embeddings:

@@ -65,7 +65,7 @@ class LlamaCpp:
         self._context = _open_context(self._model, settings)
         self.context_length = lib.llama_n_ctx_seq(self._context)
         self._memory = lib.llama_get_memory(self._context)
-        # A short context lowers n_batch without a word, and llama.cpp aborts on more tokens than that.
+        # A short context silently lowers n_batch, and llama.cpp aborts on more tokens than that.
         self._room = lib.llama_n_batch(self._context)
         width = 0 if self.head is None else self.head.embeddings.shape[1]
         self._batch = lib.llama_batch_init(self._room, width, settings.sequences)
@@ -150,7 +150,7 @@ class LlamaCpp:
         sequences: Sequence[Sequence[int]] | None = None,
         wanted: Sequence[bool] | None = None,
     ) -> Logits:
-        """``decode``, with the logits of a trimmed head alone."""
+        """Do the work of ``decode``, with only the logits of a trimmed head."""
         if max(positions) >= self.context_length:
             raise UserError(
                 f"{max(positions) + 1} tokens do not fit the context of {self.context_length}",
@@ -168,7 +168,7 @@ class LlamaCpp:
         sequences: Sequence[Sequence[int]] | None,
         wanted: Sequence[bool] | None,
     ) -> None:
-        """Fill the batch and let ``llama_decode`` or ``llama_encode`` run it."""
+        """Fill the batch and run ``llama_decode`` or ``llama_encode`` on it."""
         count = len(tokens)
         if count > self._room:
             raise UserError(
@@ -194,7 +194,7 @@ class LlamaCpp:
             )
 
     def _assign(self, sequences: Sequence[Sequence[int]] | None) -> None:
-        """Write the sequences of each token into the batch; sequence 0 for all is written once and left there."""
+        """Write the sequences of each token into the batch; if all are sequence 0, they are written only once."""
         if sequences is None and self._single:
             return
         self._single = sequences is None
@@ -277,7 +277,7 @@ def describe_build() -> dict[str, Any]:
 
 @functools.cache
 def _gpus() -> list[str]:
-    """The GPUs that llama.cpp can use, by their names. The binding leaves these functions out, the library has them."""
+    """The names of the GPUs that llama.cpp can use. The library has these functions, but the binding does not expose them."""
     library = lib._lib
     library.ggml_backend_dev_count.restype = ctypes.c_size_t
     library.ggml_backend_dev_get.restype = ctypes.c_void_p
@@ -346,7 +346,7 @@ def _open_context(model: Any, settings: Settings) -> Any:
 
 
 def _digests(model: Any, vocabulary: Any) -> dict[str, str]:
-    """What a file says of its vocabulary, by who says it: draftlab's digest, and one of the tokens that are in it."""
+    """Digests of a file's vocabulary by kind: the one that draftlab wrote, and one computed from the tokens in the file."""
     found = {"draftlab": _metadata(model, VOCABULARY_KEY)}
     if lib.llama_vocab_type(vocabulary) != lib.LLAMA_VOCAB_TYPE_NONE:
         texts = (lib.llama_vocab_get_text(vocabulary, token) for token in range(lib.llama_vocab_n_tokens(vocabulary)))

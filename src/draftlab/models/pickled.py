@@ -54,8 +54,8 @@ def _convert_file(file: Path, made: Path) -> None:
         command = [sys.executable, "-m", "draftlab.models.pickled"]
         done = subprocess.run(command, stdin=pickled, stdout=weights, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        said = (done.stderr.strip() or f"it ended with {done.returncode}").splitlines()[-1]
-        raise UserError(f"not a file of weights alone: {said}", file=file, remedy="use a revision with safetensors")
+        reason = (done.stderr.strip() or f"it ended with {done.returncode}").splitlines()[-1]
+        raise UserError(f"not a file of weights alone: {reason}", file=file, remedy="use a revision with safetensors")
 
 
 def _names_in(file: Path) -> list[str]:

@@ -95,13 +95,13 @@ def onednn_is_faster() -> bool:
 
 
 def _gains(*tensors: Tensor) -> bool:
-    """Whether oneDNN is the faster for these."""
+    """Whether oneDNN is faster than torch for these matrices."""
     on_cpu = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
     return on_cpu and onednn_is_faster()
 
 
 class _Product(torch.autograd.Function):
-    """x W^T, and on the way back g W and g^T x."""
+    """The product x W^T, with the gradients g W and g^T x."""
 
     @staticmethod
     def forward(context: Any, rows: Tensor, weight: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class Tokenizer:
         return [*ids, *around] if around and around[-1] in self.eos_ids else [*around, *ids]
 
     def _pieces(self, segments: Sequence[Segment]) -> list[str | int]:
-        """Segments as text and special-token ids; neighbouring text is joined, so that it is split as one string."""
+        """The segments as texts and ids of special tokens; adjacent texts are joined, so that they are tokenized as one string."""
         specials = {t.content: i for i, t in self.backend.get_added_tokens_decoder().items() if t.special}
         pattern = "|".join(re.escape(name) for name in sorted(specials, key=len, reverse=True))
         pieces: list[str | int] = []

@@ -28,7 +28,7 @@ KEPT = "draftlab.head_tokens"
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 BLOCK = 32
-"""Channels that are added for an engine without trimmed heads: quantized rows are cut into blocks of so many."""
+"""Channels that are added for an engine without trimmed heads: quantized rows are split into blocks of this size."""
 
 
 @dataclass(frozen=True)

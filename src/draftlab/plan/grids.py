@@ -53,7 +53,7 @@ def validated(kind: type[S], values: Any, where: Place) -> S:
 
 def refused(error: ValidationError, where: Place | None = None, kind: type[BaseModel] | None = None) -> UserError:
     """The first fault in some settings of ``kind``, in one line; for an unknown key, with the keys that are known there."""
-    # A key that is misspelt is missing, too: the spelling is what to name.
+    # A misspelt key also makes the right one missing; report the misspelling.
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in first["loc"]) or error.title
     what = f"{key}: {first['msg'].removeprefix('Value error, ')}"
@@ -71,7 +71,7 @@ def refused(error: ValidationError, where: Place | None = None, kind: type[BaseM
 
 
 def _keys(kind: Any, outer: Sequence[str | int]) -> list[str]:
-    """The keys of ``kind``, or of the settings inside it that ``outer`` leads to; none where that is no settings' type."""
+    """The keys of ``kind``, or of the nested settings at the path ``outer``; empty if there are no settings there."""
     for name in outer:
         fields = getattr(_settings_in(kind), "model_fields", {})
         if get_origin(kind) in (dict, list, tuple):  # an entry, by its name or its place

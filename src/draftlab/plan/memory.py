@@ -44,5 +44,5 @@ def beside(target: Sizes, dtype: str, draft: Sizes, learns: int, rows: int, prom
 
 
 def recorded(requests: int, answer: int, keep: int) -> int:
-    """The recorded distributions of so many answers on the disk: the ``keep`` most probable tokens and the rest, ids and log-probabilities."""
+    """The bytes on disk of recorded distributions: ids and log-probabilities of the ``keep`` most probable tokens, and the rest."""
     return requests * answer * (keep * 6 + 2)

@@ -72,12 +72,12 @@ def _answer(run: Run, pair: str, name: str) -> Job:
 
 
 def _context(pair: Pair, own: Sizes) -> int:
-    """Tokens of the longest request."""
+    """The number of tokens of the longest request."""
     return own.context if own.kind == "t5" else min(own.context, pair.target.context)
 
 
 def _decoding(pair: Pair, roles: list[str]) -> int | None:
-    """The first model of ``roles`` decodes as many of the longest requests as are taken together; the others lie beside it."""
+    """The memory to decode a full batch of the longest requests with the first model of ``roles``, with the others loaded."""
     models, how = [model_of(pair, role) for role in roles], pair.answers
     first = models[0]
     if first is None or None in models:
@@ -89,7 +89,7 @@ def _decoding(pair: Pair, roles: list[str]) -> int | None:
 
 
 def _cell(run: Run, name: str, cell: str, stage: str) -> Job:
-    """A cell, by its largest variant; every prompt is taken to be as long as the draft's context lets it be."""
+    """The memory of a cell, that of its largest variant; every prompt is assumed to fill the draft's context."""
     every = [own.settings for own in run.cells(name)[cell]]
     own = max(every, key=lambda one: _peak(run, one) or 0)
     pair = run.pair_of(name, cell)
@@ -124,7 +124,7 @@ def _peak(run: Run, own: Any) -> int | None:
 
 
 def _engine(run: Run, own: Engine) -> int | None:
-    """Target and draft in llama.cpp, one request: weights in their type, and a cache in float16 of the whole context."""
+    """The memory of target and draft in llama.cpp for one request: weights in their type, and a float16 cache of the whole context."""
     if run.settings.by_architecture or own.weights not in ("f16", "bf16", "f32"):
         return None
     models = [model_of(run.settings.pairs[own.pair], role) for role in ("target", "draft")]

@@ -195,7 +195,7 @@ def load_experiment(path: Path) -> Experiment:
 
 
 def _check_shown(experiment: Experiment, where: Place) -> None:
-    """Finding, layout and figure name measures of the stage; the figure also columns of its tables."""
+    """Check that finding, layout and figure name measures of the stage, and that the figure names columns of its tables."""
     curves = experiment.figure.curves if experiment.figure else None
     named = [("finding", own.measure) for own in experiment.finding]
     named += [("layout", experiment.layout.measure)] if experiment.layout else []
@@ -213,11 +213,11 @@ def _check_shown(experiment: Experiment, where: Place) -> None:
             raise where.blame(what, ["figure", name], remedy=remedy)
 
 
-def _expanded(said: Any, where: Place) -> Any:
-    """What a file says with each ``profile: NAME`` replaced by its keys; those that stand beside it win."""
-    if not isinstance(said, dict):
-        return said
-    found = {key: _expanded(value, where) for key, value in said.items()}
+def _expanded(values: Any, where: Place) -> Any:
+    """Replace each ``profile: NAME`` in a file's values by the profile's keys; keys beside it take precedence."""
+    if not isinstance(values, dict):
+        return values
+    found = {key: _expanded(value, where) for key, value in values.items()}
     if not isinstance(found.get("profile"), str):  # an axis may have this name
         return found
     if (name := found.pop("profile")) not in PROFILES:
@@ -226,7 +226,7 @@ def _expanded(said: Any, where: Place) -> Any:
 
 
 def _named(cell: Any) -> list[str]:
-    """Every dataset that a cell names."""
+    """All datasets that a cell names."""
     names = [getattr(cell, "dataset", ""), *getattr(cell, "datasets", []), *getattr(cell, "topics", [])]
     return [name for name in names if name]
 

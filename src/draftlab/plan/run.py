@@ -82,7 +82,7 @@ class RunConfig(Settings):
     @field_validator("raw", "dataset", "target", "draft")
     @classmethod
     def _is_no_flag(cls, value: str | None) -> str | None:
-        """A file whose name begins as a flag does stays a file."""
+        """Prefix a file whose name begins with a dash, so that it is not read as a flag."""
         return f"./{value}" if value and value.startswith("-") else value
 
     @property
@@ -97,7 +97,7 @@ class RunConfig(Settings):
 
 
 def _check_places(run: RunConfig, by_architecture: bool) -> None:
-    """Files and folders must be there; ``owner/name`` that is not there is left to the hub."""
+    """Check that files and folders exist; a name ``owner/name`` that does not exist is left to the hub."""
     named = {key: getattr(run, key) for key in ("raw", "dataset", "target", "draft")} | run.models
     for key, value in named.items():
         is_model = key not in ("raw", "dataset")
@@ -176,7 +176,7 @@ class Run(Settings):
         return self._cells[experiment]
 
     def _adapted(self, settings: Any) -> Any:
-        """Settings with what the run says of every cell: where drafts are trained, and the pair's datasets."""
+        """Add to the settings what the run sets for every cell: the device for training, and the pair's datasets."""
         fields = type(settings).model_fields
         as_it_is = {"inflated_layers": 0, "inflated_ffn": 0, "inflated_widths": 1} if self.config.target else {}
         compute = self.settings.compute.model_dump(exclude={"processes"})
@@ -235,11 +235,11 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     """Read the plan of a run from ``--config`` values and the ``workflow`` folder."""
     run = validated(RunConfig, dict(config), Place("--config"))
     path = workflow / "scales" / f"{run.scale}.yaml"
-    said = _with_base(path)
+    values = _with_base(path)
     if run.sizes:
         path = Path(run.sizes)
-        said = _joined(said, read_yaml(path))
-    settings = validated(ScaleSettings, said, Place(path))
+        values = _joined(values, read_yaml(path))
+    settings = validated(ScaleSettings, values, Place(path))
     _check_places(run, settings.by_architecture)
     _check_needs(settings, workflow, Place(path))
     check_datasets(settings.every_dataset, Place(path))
@@ -266,7 +266,7 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
 
 
 def _with_base(path: Path) -> Any:
-    """What a scale's file says over what the scale says that it ``extends``: mappings are joined, key by key, and null removes a key."""
+    """A scale's values merged over those of the scale that it ``extends``: mappings are merged by key, and null removes a key."""
     own = read_yaml(path)
     if not isinstance(own, dict) or "extends" not in own:
         return own
@@ -282,7 +282,7 @@ def _joined(base: Any, own: Any) -> Any:
 
 
 def _adapted(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
-    """The scale with your own data, models and template in their places; encoder-decoders keep their own models and template."""
+    """Put the user's data, models and template into the scale; encoder-decoders keep their own models and template."""
     data, pairs = settings.data, dict(settings.pairs)
     if run.raw:
         raw = Path(run.raw)
@@ -318,7 +318,7 @@ def _adapted(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
 
 
 def _has_template(target: str | None) -> bool:
-    """Whether a target is a GGUF file with a chat template, which its prompts are then put in."""
+    """Whether a target is a GGUF file with a chat template, which is then applied to its prompts."""
     if not target or not is_gguf(target):
         return False
     from draftlab.files.gguf_header import read_header
@@ -327,7 +327,7 @@ def _has_template(target: str | None) -> bool:
 
 
 def _check_needs(settings: ScaleSettings, workflow: Path, where: Place) -> None:
-    """Only a rule that asks for resources can be given some."""
+    """Check that resources are given only to rules that ask for some."""
     from draftlab.stages import STAGES
 
     texts = [file.read_text(encoding="utf-8") for file in sorted(workflow.rglob("*.smk"))]
@@ -340,7 +340,7 @@ def _check_needs(settings: ScaleSettings, workflow: Path, where: Place) -> None:
 
 
 def _held(datasets: Sequence[Dataset], folder: Path) -> list[Dataset]:
-    """The datasets that have raw files in the folder; all of them if none has, and their absence is an error where they are read."""
+    """The datasets with raw files in the folder; all datasets if there are none, and reading them then raises the error."""
     return [name for name in datasets if _is_held(name, folder)] or list(datasets)
 
 
@@ -349,7 +349,7 @@ def _is_held(dataset: Dataset, folder: Path) -> bool:
 
 
 def _wanted(run: RunConfig, every: Mapping[str, Experiment], settings: ScaleSettings) -> list[str]:
-    """The experiments of the run: of a group, those whose datasets are there; a name that cannot run is an error."""
+    """The experiments of the run: from a group, those whose datasets are available; an experiment named alone must be able to run."""
     datasets = settings.every_dataset
     lacking = {
         name: sorted(_needed(experiment, run) - set(datasets))
@@ -385,13 +385,13 @@ def _wanted(run: RunConfig, every: Mapping[str, Experiment], settings: ScaleSett
 
 
 def _answers(variant: Variant) -> bool:
-    """Of several ways to distill: whether it is none, or the one whose draft is kept and timed, once."""
+    """Whether a run needs this variant to say what adaptation does: no distillation, or the way whose draft is kept and timed."""
     method = variant.labels.get("method")
     return method in (None, "original", getattr(variant.settings, "save", None)) and variant.settings.seed == 0
 
 
 def _has_other_models(experiment: Experiment, run: RunConfig, settings: ScaleSettings) -> bool:
-    """Whether it trains models of the scale besides those that the run names: another pair's, or drafts of other sizes."""
+    """Whether an experiment trains models besides those that the run names, such as another pair's or drafts of other sizes."""
     if run.scale not in experiment.scales:
         return False
     every = (own.settings for variants in experiment.cells(run.scale).values() for own in variants)
@@ -400,7 +400,7 @@ def _has_other_models(experiment: Experiment, run: RunConfig, settings: ScaleSet
 
 
 def _needed(experiment: Experiment, run: RunConfig) -> set[Dataset]:
-    """The datasets that an experiment's cells cannot do without; a file of one's own takes the place of those of an axis ``dataset``."""
+    """The datasets that an experiment's cells need; the user's own file replaces those of an axis ``dataset``."""
     cells = experiment.cells(run.scale, datasets=["prompts"] if run.dataset else None).values()
     named = (
         own.settings.datasets

@@ -1,4 +1,4 @@
-"""How long a run's jobs take: measured as they end, remembered for the next run, and told as the time that is left."""
+"""How long a run's jobs take: measured as they end, kept for the next run, and shown as the remaining time."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TimeLeft(logging.Handler):
         self.jobs, self.cores, self.file, self.known, self.tell, self.clock = jobs, cores, file, known, tell, clock
         self.began: dict[int, float] = {}
         self.took: dict[int, float] = {}
-        self.told = -EVERY
+        self.shown = -EVERY
 
     def emit(self, record: Any) -> None:
         now = self.clock()
@@ -103,8 +103,8 @@ class TimeLeft(logging.Handler):
                     self.took[record.job_id] = seconds
                     with contextlib.suppress(OSError), self.file.open("a", encoding="utf-8") as file:
                         file.write(f"{job.name}\t{seconds:.2f}\n")
-            case "progress" if now - self.told >= EVERY and record.done < record.total:
-                self.told = now
+            case "progress" if now - self.shown >= EVERY and record.done < record.total:
+                self.shown = now
                 since = {number: now - began for number, began in self.began.items()}
                 left = seconds_left(self.jobs, self.took, since, self.known, self.cores)
                 self.tell(f"{record.done} of {record.total} jobs done, about {in_words(left)} left")

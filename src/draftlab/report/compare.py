@@ -1,4 +1,4 @@
-"""Two runs of one plan, table by table: equal but for measured times, or by how much they differ."""
+"""Compares the tables of two runs of the same plan: which columns differ, apart from measured times, and by how much."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from draftlab.files.tables import CLAIMS, read_table, tables_in
 from draftlab.report import published, tidy
 
 JUDGED = ("ours", "ci_low", "ci_high", "n", "detectable", "verdict", "note")
-"""Columns of ``claims.csv`` that follow from the tables."""
+"""Columns of ``claims.csv`` that are computed from the tables."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A column that is not the same text in both runs: in how many ``rows`` (0: the tables cannot be laid side by side), and by how
-    much of its size at most."""
+    """A column whose text differs between two runs.
+
+    ``rows`` is the number of rows that differ (0 if the tables cannot be compared row by row), ``largest`` the largest relative
+    difference.
+    """
 
     table: str
     column: str
@@ -35,14 +38,14 @@ class Difference:
 
 
 def is_measured(table: str, column: str) -> bool:
-    """Whether a column of an experiment's table depends on how long something took, as its stage says."""
+    """Whether the stage of an experiment declares that this column depends on how long something took."""
     plan = tidy.plan_of(table)
     sizes = [] if plan is None else [(plan.of_stage, plan.fixed | size.fixed) for size in plan.scales.values()]
     return any(stage.is_timed(column, settings) for stage, settings in sizes)
 
 
 def differences(one: Path, two: Path) -> list[Difference]:
-    """What differs between the tables of two results folders; measured columns and what the ledger says of them are left out."""
+    """List what differs between the tables of two results folders, apart from measured columns and the claims judged by them."""
     tables, others = _tables(one), _tables(two)
     found = [Difference(name, "in one run only", 0) for name in sorted(tables.keys() ^ others.keys())]
     timed = _timed_claims(tables)
@@ -52,7 +55,7 @@ def differences(one: Path, two: Path) -> list[Difference]:
 
 
 def _tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """Every table as text: what is equal then is equal byte for byte."""
+    """Read every table of a folder as text, so that equal cells are equal byte for byte."""
     paths = tables_in(folder) | {path.stem: path for path in folder.glob(f"{CLAIMS}.csv")}
     if not paths:
         raise UserError("no tables here", file=folder, remedy="name the folder of a finished run below results/")
@@ -60,6 +63,7 @@ def _tables(folder: Path) -> dict[str, pd.DataFrame]:
 
 
 def _between(name: str, one: pd.DataFrame, two: pd.DataFrame, timed: frozenset[str]) -> Iterator[Difference]:
+    """The differences between two versions of one table; ``timed`` are the claims whose judgement depends on measured times."""
     if list(one.columns) != list(two.columns):
         lone = sorted(set(one.columns) ^ set(two.columns))
         yield Difference(name, f"other columns ({', '.join(lone)})" if lone else "columns in another order", 0)
@@ -75,13 +79,13 @@ def _between(name: str, one: pd.DataFrame, two: pd.DataFrame, timed: frozenset[s
 
 
 def _relative(one: pd.Series, two: pd.Series) -> float:
-    """Largest difference over the larger magnitude; NaN where one is no number."""
+    """The largest relative difference of two columns of text; NaN if a value is not a number."""
     left, right = (pd.to_numeric(column, errors="coerce").to_numpy(dtype=float) for column in (one, two))
     return float((np.abs(left - right) / np.maximum(np.abs(left), np.abs(right))).max())
 
 
 def _timed_claims(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
-    """The rows of the ledger that read a measured column, or one that ``tidy`` derives in a table with measured columns."""
+    """The ids of claims that read a measured column, or a derived column of a table that has measured columns."""
 
     def timed(selection: published.Selection) -> bool:
         columns = tables.get(selection.table, pd.DataFrame()).columns
@@ -91,8 +95,8 @@ def _timed_claims(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
 
     known = published.load()
     rules = {name for name, claim in known.claims.items() if claim.rule is not None and timed(claim.rule)}
-    said = {name for name, statement in known.statements.items() if any(map(timed, statement.holds))}
-    return frozenset(known.numbers["claim_id"][known.numbers["claim"].isin(rules)]) | said
+    statements = {name for name, statement in known.statements.items() if any(map(timed, statement.holds))}
+    return frozenset(known.numbers["claim_id"][known.numbers["claim"].isin(rules)]) | statements
 
 
 def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) -> None:

@@ -1,7 +1,7 @@
-"""The papers checked against themselves: printed numbers that do not follow from other printed numbers.
+"""Checks the papers against themselves: finds printed numbers that do not follow from other printed numbers.
 
-A check computes a formula from printed inputs. Every input is known to half a unit of its last printed place, so the result
-is a range; the printed value must meet it to one unit of its own last place (papers round, and some cut).
+A check computes a formula from printed inputs. Each input is known to half a unit of its last printed digit, so the result is a
+range. The printed value must lie in this range to one unit of its own last digit, because papers round and some truncate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Value = float | str | tuple[float, ...]
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What one check says of one printed number."""
+    """The result of one check for one printed number: the recomputed value, whether the printed one agrees, and a note."""
 
     check: str
     recomputed: float
@@ -35,7 +35,7 @@ class Recomputed:
 
 
 def optimal_acceptance(num_drafts: str, target: str, draft: str) -> float:
-    """``min over H of 1 + target(H) - draft(H)^K`` by enumeration in fractions (MDSS, Theorem 3 and Remark 2)."""
+    """Compute ``min over H of 1 + target(H) - draft(H)^K`` by enumeration in fractions (MDSS, Theorem 3 and Remark 2)."""
     distribution, proposal = _fractions(target), _fractions(draft)
     subsets = itertools.product([False, True], repeat=len(distribution))
     return float(
@@ -49,7 +49,7 @@ def optimal_acceptance(num_drafts: str, target: str, draft: str) -> float:
 
 
 def specinfer_acceptance(num_drafts: str, target: str, draft: str) -> float:
-    """``1 - prod_k (1 - sum_x min(q_k, p))``, ``q_{k+1}`` the normalised ``(q_k - p)+``, in fractions (SpecInfer)."""
+    """Compute ``1 - prod_k (1 - sum_x min(q_k, p))`` in fractions, where ``q_{k+1}`` is the normalised ``(q_k - p)+`` (SpecInfer)."""
     distribution, proposal = _fractions(target), _fractions(draft)
     missed = Fraction(1)
     for _ in range(int(num_drafts)):
@@ -117,7 +117,7 @@ FORMULAS: dict[str, Callable[..., float]] = {
 
 
 def run_checks(published: Published) -> dict[str, list[Recomputed]]:
-    """Claim id -> what the checks say of it; a row that no check names is absent."""
+    """Run all checks and return the results by claim id; a printed number without a check is absent."""
     found: dict[str, list[Recomputed]] = {}
     for name, check in published.checks.items():
         for claim_id, result in _run(name, check, published):
@@ -133,11 +133,11 @@ def _run(name: str, check: Check, published: Published) -> list[tuple[str, Recom
     series = rows["settings"].map(lambda settings: tuple(settings.get(key) for key in check.series or settings))
     for _, members in rows.groupby(series, sort=False):
         fits = [_fits(check, row, published, {}) for row in records(members)]
-        instead = "" if all(ok for _, ok in fits) else _search(check, members, published)
+        alternative = "" if all(ok for _, ok in fits) else _search(check, members, published)
         for (recomputed, ok), row in zip(fits, records(members), strict=True):
             holds = ok if check.series is None else all(good for _, good in fits)
             verb = "gives" if holds else "would give"
-            note = f"{check.says} {verb} {_short(recomputed)}{instead}"
+            note = f"{check.says} {verb} {_short(recomputed)}{alternative}"
             results.append((row["claim_id"], Recomputed(name, recomputed, holds, note, check.derives)))
     return results
 
@@ -147,17 +147,19 @@ def _short(value: float) -> str:
 
 
 def _search(check: Check, rows: pd.DataFrame, published: Published) -> str:
-    """Words for the inputs that do give every row of a failed series, if there are any."""
+    """Say which input values would make every row of a failed series agree; empty if none of those listed do."""
     names = list(check.search)
     for choice in itertools.product(*check.search.values()):
         values = dict(zip(names, choice, strict=True))
         if values and all(_fits(check, row, published, values)[1] for row in records(rows)):
-            return "; every value of the row fits " + ", ".join(f"{key} = {value:g}" for key, value in values.items())
+            return "; all values of this row of the table agree with " + ", ".join(
+                f"{key} = {value:g}" for key, value in values.items()
+            )
     return ""
 
 
 def _fits(check: Check, row: Mapping[str, Any], published: Published, exact: Mapping[str, float]) -> tuple[float, bool]:
-    """The recomputed value, and whether its range over the rounding of the inputs meets the printed value."""
+    """The recomputed value, and whether the printed value lies in the range that the rounding of the inputs allows."""
     formula = FORMULAS[check.formula]
     bounds = {
         name: (exact[name], exact[name], exact[name]) if name in exact else _bounds(source, row, published)
@@ -174,7 +176,7 @@ def _fits(check: Check, row: Mapping[str, Any], published: Published, exact: Map
 
 
 def _bounds(source: Source, row: Mapping[str, Any], published: Published) -> tuple[Value, Value, Value]:
-    """An input at its lower bound, as printed, and at its upper bound."""
+    """The lower bound of an input, its printed value, and its upper bound."""
     if source.value is not None:
         return source.value, source.value, source.value
     settings: Mapping[str, str] = row["settings"]

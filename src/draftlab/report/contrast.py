@@ -1,6 +1,6 @@
-"""The one question that is asked of a table: a measure of these rows less that of those, group by group, with an interval.
+"""Contrasts: the difference of one measure between two sets of rows, for each group, with an interval.
 
-Findings, verdicts, headlines and the cells of printed tables render what is computed here.
+Findings, verdicts, headlines and the cells of printed tables are all computed here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Side = Literal["more", "less", "level"]
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a table with the values of ``where``, and what is measured of them.
+    """The rows of a table that ``where`` selects, and the measure to compute from them.
 
-    ``where`` maps a column to a value or a list of values; ``window`` keeps a part of each stream, as fractions of its length. With
-    ``largest`` the measure is the largest value of its numerator.
+    ``where`` maps a column to a value or a list of values; its key ``window`` keeps a part of each stream, given as fractions of the
+    stream's length. With ``largest`` the result is the largest value of the measure's numerator.
     """
 
     table: str
@@ -40,11 +40,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Contrast:
-    """The measure of ``left`` less that of ``right``, over the same units: other rows, a constant, or nothing (an estimate alone).
+    """The measure of ``left`` minus that of ``right``, which is other rows, a constant, or None (the estimate alone).
 
-    ``each`` repeats it for every value of these columns. With ``best`` it is between the settings of those columns among ``left``:
-    the best one (``sign`` 1: the largest) less the next. ``relation`` may also be left as a percentage of right, or what left has
-    more than right in percent.
+    ``each`` repeats it for every value of these columns. ``best`` compares the settings of those columns within ``left``: the best one
+    (with ``sign`` 1 the largest, with -1 the smallest) minus the next. ``relation`` says how the sides are combined: as a difference,
+    ``left`` as a percentage of ``right``, or by how many percent ``left`` exceeds ``right``.
     """
 
     left: Rows
@@ -57,9 +57,9 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Result:
-    """What a table says to a contrast in one ``group``: its ``value``, and the sides that it is made of.
+    """The ``value`` of a contrast in one ``group``, and the estimates of its two sides.
 
-    ``options`` are the settings of ``best``, the best one first; it ``stands_out`` where it differs from each other one.
+    ``options`` are the compared settings of ``best``, the best first; ``stands_out`` says whether it differs from each of the others.
     """
 
     group: Mapping[str, Any]
@@ -72,20 +72,20 @@ class Result:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a run by name, and the sums that were read of them: many contrasts read the same rows."""
+    """The tables of a run by name, with a cache of sums, because many contrasts read the same rows."""
 
     frames: Mapping[str, pd.DataFrame]
     read: dict[str, dict[Key, pd.DataFrame]] = field(default_factory=dict)
 
     def sums(self, rows: Rows, by: Sequence[str] = ()) -> dict[Key, pd.DataFrame]:
-        """For every value of ``by``: numerator ``above`` and denominator ``below`` of every unit; empty without such rows."""
+        """For each value of ``by``, a frame with numerator ``above`` and denominator ``below`` of each unit; empty if no rows match."""
         name = repr((rows.table, rows.measure, sorted(rows.where.items(), key=str), list(by)))
         if name not in self.read:
             self.read[name] = self._sums(rows, by) if rows.table in self.frames else {}
         return self.read[name]
 
     def _sums(self, rows: Rows, by: Sequence[str]) -> dict[Key, pd.DataFrame]:
-        """A unit is a request of a dataset, its seeds together; an exact table has none, and each row stands for itself."""
+        """Compute ``sums``: a unit is a request of a dataset, summed over seeds; an exact table has no units and keeps its rows."""
         measure, table = rows.measure, self.frames[rows.table]
         chosen = choose(table, rows.where, rows.table)
         require_columns(table, [*measure.columns, *by], rows.table)
@@ -99,7 +99,7 @@ class Tables:
 
         if not by or chosen.empty:
             return {(): sum_units(pair)} if len(pair) else {}
-        # an axis may be empty in some rows; an exact table's rows without one are another part of it
+        # Some rows may have no value for an axis. In an exact table these rows belong to another part of it, so they form no group.
         groups = list(pair.groupby([chosen[key] for key in by], sort=False, dropna=exact))
         keys = in_order(pd.DataFrame([key for key, _ in groups], columns=list(by)), by)
         return {
@@ -108,17 +108,17 @@ class Tables:
         }
 
     def is_exact(self, rows: Rows) -> bool:
-        """Whether its table has no units to draw, so that what it says has no interval."""
+        """Whether the table has no units to resample, so that its estimates have no interval."""
         return tidy.unit(self.frames[rows.table]) is None
 
 
 def compute(contrast: Contrast, tables: Tables) -> Result | None:
-    """The contrast over all rows together; None where a side has none."""
+    """Compute the contrast over all rows together; None if a side has no rows."""
     return next(iter(compute_each(replace(contrast, each=()), tables)), None)
 
 
 def compute_each(contrast: Contrast, tables: Tables) -> list[Result]:
-    """The contrast in every group for which both sides have rows: numbers in rising order, words as the table has them."""
+    """Compute the contrast in every group for which both sides have rows, in the order of ``in_order``."""
     each, left, right = list(contrast.each), contrast.left, contrast.right
     lefts = tables.sums(left, [*each, *(key for key in contrast.best if key not in each)])
     others: Mapping[Key, pd.DataFrame] = {}
@@ -141,6 +141,7 @@ def compute_each(contrast: Contrast, tables: Tables) -> list[Result]:
 def _compare(
     contrast: Contrast, group: Mapping[str, Any], one: pd.DataFrame, two: pd.DataFrame | None, tables: Tables
 ) -> Result | None:
+    """The contrast of two sides in one group; None if the right side needs rows and has none."""
     left = _estimate(contrast.left, one, tables)
     if not isinstance(contrast.right, Rows):
         level = contrast.right or 0.0
@@ -154,7 +155,7 @@ def _compare(
 def _rank(
     contrast: Contrast, group: Mapping[str, Any], options: Mapping[Key, pd.DataFrame], tables: Tables
 ) -> Result | None:
-    """The best option against the next; None without two."""
+    """The best option minus the next; None if there are fewer than two."""
     found = {key: _estimate(contrast.left, sums, tables) for key, sums in options.items()}
     ranked = sorted(options, key=lambda key: -contrast.sign * np.nan_to_num(found[key].estimate, nan=-np.inf))
     if len(ranked) < 2:
@@ -170,7 +171,7 @@ def _rank(
 
 
 def _estimate(rows: Rows, sums: pd.DataFrame, tables: Tables) -> Interval:
-    """``sum(above) / sum(below)``, drawn by units where the table has some."""
+    """Estimate ``sum(above) / sum(below)``, with a bootstrap interval over units unless the table is exact."""
     if rows.largest:
         return Interval(float(sums["above"].max()), np.nan, np.nan, len(sums))
     if tables.is_exact(rows):
@@ -179,7 +180,7 @@ def _estimate(rows: Rows, sums: pd.DataFrame, tables: Tables) -> Interval:
 
 
 def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Tables) -> Interval:
-    """Both sides drawn by the same bootstrap: units that both have are paired, the others count once."""
+    """The difference or percentage of two sides, resampled together: units that both have are paired, others count on one side only."""
     percent, less = contrast.relation != "difference", -100 if contrast.relation == "percent_more" else 0
     if tables.is_exact(contrast.left):
         other = contrast.right if isinstance(contrast.right, Rows) else contrast.left
@@ -194,7 +195,7 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
 
 
 def choose(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.DataFrame:
-    """The rows with these values; ``window`` keeps a part of the stream, as fractions of its length."""
+    """The rows of ``table`` that match ``where``; its key ``window`` keeps a part of the stream, as fractions of its length."""
     keep = pd.Series(True, index=table.index)
     for key, wanted in where.items():
         if key == "window":
@@ -206,7 +207,7 @@ def choose(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.DataF
 
 
 def _one_of(column: pd.Series, wanted: Sequence[Any]) -> pd.Series[bool]:
-    """Where a column has one of these values; numbers are compared as numbers."""
+    """Which rows of a column have one of the ``wanted`` values; numbers are compared as numbers."""
     if pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column):
         return column.astype(str).isin([str(value) for value in wanted])
     return column.isin(pd.to_numeric(pd.Series(wanted), errors="coerce").dropna())
@@ -220,7 +221,7 @@ def require_columns(table: pd.DataFrame, columns: Iterable[str], name: str) -> N
 
 
 def in_order(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Numbers in rising order, words as they came."""
+    """Sort ``table`` by ``keys``: numbers ascending, words in the order of their first appearance."""
 
     def rank(column: pd.Series) -> pd.Series:
         return column if pd.api.types.is_numeric_dtype(column) else pd.Series(pd.factorize(column)[0], column.index)
@@ -232,12 +233,12 @@ def in_order(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def shift(interval: Interval, by: float) -> Interval:
-    """An interval moved by a constant."""
+    """Move an interval by a constant."""
     return Interval(interval.estimate + by, interval.low + by, interval.high + by, interval.n)
 
 
 def correct(interval: Interval, comparisons: int) -> Interval:
-    """The interval that keeps 95 % over so many comparisons (Bonferroni): each half stretched as a normal one would be."""
+    """Widen an interval so that all ``comparisons`` together have 95 % (Bonferroni); each half is stretched by the normal quantile."""
     stretch = _quantile(comparisons) / _quantile(1)
     middle = interval.estimate
     ends = middle - (middle - interval.low) * stretch, middle + (interval.high - middle) * stretch
@@ -245,36 +246,36 @@ def correct(interval: Interval, comparisons: int) -> Interval:
 
 
 def smallest_seen(interval: Interval, comparisons: int, power: float) -> float:
-    """The smallest difference that would have been seen with probability ``power``, by the interval's width; NaN without one."""
+    """The smallest difference that would be detected with probability ``power``, from the interval's width; NaN without an interval."""
     error = (interval.high - interval.low) / (2 * _quantile(1))
     return (_quantile(comparisons) + NormalDist().inv_cdf(power)) * error
 
 
 def _quantile(comparisons: int) -> float:
-    """How many standard errors a 95 % interval reaches on each side."""
+    """How many standard errors a 95 % interval extends to each side when corrected for so many comparisons."""
     return NormalDist().inv_cdf(1 - (1 - stats.CONFIDENCE) / (2 * comparisons))
 
 
 def bounds(interval: Interval) -> tuple[float, float]:
-    """Both ends; the estimate itself where there is no interval."""
+    """Both ends of an interval; the estimate twice if there is no interval."""
     known = np.isfinite(interval.low)
     return (interval.low, interval.high) if known else (interval.estimate, interval.estimate)
 
 
 def decide(interval: Interval, level: float = 0.0) -> Side:
-    """The side of ``level`` that an interval lies on; one that holds it decides nothing. Without an interval the estimate does."""
+    """The side of ``level`` on which an interval lies; ``level`` if it contains it. Without an interval the estimate decides."""
     low, high = bounds(interval)
     return "more" if low > level else "less" if high < level else "level"
 
 
 def digits_of(intervals: Sequence[Interval], otherwise: int) -> int:
-    """Decimal places of which the last is at most a third of the intervals' usual width; ``otherwise`` where they have none."""
+    """How many decimals to show: the last one is at most a third of the median interval width; ``otherwise`` without intervals."""
     widths = [own.high - own.low for own in intervals if own.high - own.low > 1e-9]
     return min(max(1 - math.floor(math.log10(3 * float(np.median(widths)))), 0), 6) if widths else otherwise
 
 
 def show(interval: Interval, digits: int, *, alone: bool = False, sign: str = "") -> str:
-    """An estimate as text, with its interval where it has one and is not shown ``alone``; ``sign`` "+" for a difference."""
+    """An estimate as text, followed by its interval if it has one and ``alone`` is false; ``sign`` "+" marks a difference."""
     ends = (
         ""
         if alone or not np.isfinite(interval.low)

@@ -1,4 +1,4 @@
-"""An experiment's findings: a sentence or two that answer its question from its table, each with the interval that carries it."""
+"""An experiment's findings: one or two sentences that answer its question from its table, each with its interval."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from draftlab.report.figures.style import setting
 
 
 def findings_of(experiment: str) -> list[Finding]:
-    """What an experiment's YAML file asks its table."""
+    """The findings that an experiment's YAML file defines; empty if there is no such file."""
     plan = tidy.plan_of(experiment)
     return [] if plan is None else plan.finding
 
 
 def sentences(experiment: str, table: pd.DataFrame, findings: Sequence[Finding]) -> str:
-    """The findings in words, one after the other; empty where there is none, or where the table lacks the rows that they speak of."""
+    """Write all findings as one text; a finding whose rows the table does not have is left out."""
     return " ".join(filter(None, (sentence(experiment, table, finding) for finding in findings)))
 
 
-def takeaway(said: str) -> str:
-    """What a finding says before its first colon: the title of its figure."""
-    return said.partition(":")[0] if ":" in said else ""
+def takeaway(finding: str) -> str:
+    """The part of a finding before its first colon, which becomes the title of the figure; empty without a colon."""
+    return finding.partition(":")[0] if ":" in finding else ""
 
 
 def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
-    """One finding in words; empty where the table lacks the rows that it speaks of."""
+    """Write one finding as a sentence; empty if the table does not have the rows that it compares."""
     for filters in (finding.left, finding.right):
         _check(experiment, table, filters if isinstance(filters, dict) else {})
     layout = tables.layout_of(experiment, table)
@@ -58,7 +58,7 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
         return ""
     digits = digits_of([pooled.value], layout.digits) if finding.digits is None else finding.digits
     groups = compute_each(contrast, source) if finding.each else []
-    sign = "+" if finding.best or finding.right != 0 else ""  # what is compared with nothing is no difference
+    sign = "+" if finding.best or finding.right != 0 else ""  # an estimate that is compared with 0 is not a difference
     parts = [f"{_describe(own.group)}: {_show_group(own, digits, sign)}" for own in groups]
     sides = {decide(own.value) for own in groups} if finding.apart else {decide(pooled.value)}
     text: str = getattr(finding, sides.pop() if len(sides) == 1 else "level")
@@ -77,7 +77,10 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
 
 
 def _check(experiment: str, table: pd.DataFrame, filters: Mapping[str, Any]) -> None:
-    """A scale may lack all values of a list, and the sentence is silent; a part of them it would drop unsaid."""
+    """Refuse a filter if the table has only some of its listed values.
+
+    If a scale runs none of them, the finding is left out; if it ran some, the sentence would silently speak of fewer rows.
+    """
     for key, wanted in filters.items():
         if isinstance(wanted, list) and key != "window" and key in table:
             absent = [value for value in wanted if choose(table, {key: value}, experiment).empty]
@@ -87,9 +90,10 @@ def _check(experiment: str, table: pd.DataFrame, filters: Mapping[str, Any]) -> 
 
 
 def _show_group(result: Result, digits: int, sign: str) -> str:
+    """The result of one group as text: the name of the best option, or the value."""
     return _describe(result.options[0]) if result.options else show(result.value, digits, sign=sign)
 
 
 def _describe(values: Mapping[str, Any]) -> str:
-    """Settings as a reader writes them."""
+    """Settings as text for readers."""
     return ", ".join(itertools.starmap(setting, values.items()))

@@ -1,7 +1,7 @@
-"""The ledger: every printed number and every claim in words beside ours, with a verdict.
+"""The ledger: every printed number and every claim in words, with our value and a verdict.
 
-The rules are data (``workflow/published``); here is only what a verdict means. Nothing is dropped: what no table of this run
-answers is ``not run at this scale``.
+The rules are data (``workflow/published``); this module defines only what the verdicts mean. Nothing is dropped: a claim that no
+table of this run covers gets the verdict ``not run at this scale``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Verdict = Literal[
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 ROUNDING = 1e-12
-"""A difference this small is one of the order of a sum."""
+"""Differences up to this size come from the order in which a sum was computed."""
 NOTHING = 1e-6
-"""A difference this small is one of how a number was computed."""
+"""Differences up to this size come from the way in which a number was computed."""
 POWER = 0.8
 COLUMNS = (
     "claim_id",
@@ -59,14 +59,14 @@ COLUMNS = (
     "note",
 )
 RELATED = "related"
-"""The numbers of other papers, which have a ledger of their own."""
+"""The ``paper`` of numbers from other papers; they go to a separate ledger."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What our tables say to one claim; ``ours`` is None where they say nothing.
+    """The verdict on one claim and our value (``ours``), which is None if no table covers the claim.
 
-    ``detectable`` is the smallest difference that this run would have seen in 80 % of repeats, in the comparison that sees least.
+    ``detectable`` is the smallest difference that this run would have detected in 80 % of repeats, in its least sensitive comparison.
     """
 
     ours: Interval | None
@@ -76,11 +76,11 @@ class Judgement:
 
 
 NOT_RUN = Judgement(None, "not run at this scale")
-NO_RULE = "no experiment answers it"
+NO_RULE = "no experiment measures this"
 
 
 def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """The table of every experiment in a folder of results, with its derived columns."""
+    """Read the table of every experiment in a folder of results, and add the derived columns."""
     paths = tables_in(folder)
     if not paths:
         raise UserError("no tables here", file=folder, remedy="run the experiments first")
@@ -88,11 +88,13 @@ def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
 
 
 def judge_claims(published: Published, frames: Mapping[str, pd.DataFrame], scale: Scale) -> pd.DataFrame:
-    """One row per printed number and per statement, in the columns of ``claims.csv``; ``frames`` are the run's tables by name."""
+    """Return a row with the columns of ``claims.csv`` for each printed number and each statement; ``frames`` maps names to tables."""
     tables = Tables(frames)
     checked = run_checks(published)
     rows = [_number_row(row, published, tables, scale, checked) for row in records(published.numbers)]
-    rows += [_statement_row(name, said, tables, scale, checked) for name, said in published.statements.items()]
+    rows += [
+        _statement_row(name, statement, tables, scale, checked) for name, statement in published.statements.items()
+    ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -145,15 +147,17 @@ def _number_row(
         judgement = replace(NOT_RUN, note=claim.why or NO_RULE)
     else:
         judgement = _judge_number(row, rule, published, tables, scale)
-    found = checked.get(row["claim_id"], ())
-    failed = [result for result in found if not result.holds]
-    derived = [result for result in found if result.derives]
+    results = checked.get(row["claim_id"], ())
+    failed = [result for result in results if not result.holds]
+    derived = [result for result in results if result.derives]
     if failed:
         notes = [result.note for result in failed] + [judgement.note if judgement.ours else ""]
         judgement = replace(judgement, verdict="inconsistent in print", note="; ".join(filter(None, notes)))
     elif judgement.ours is None and derived:
         ours = Interval(derived[0].recomputed, np.nan, np.nan, 0)
-        judgement = Judgement(ours, "reproduced", f"recomputed, no experiment: {derived[0].note}")
+        judgement = Judgement(
+            ours, "reproduced", f"recomputed from other printed numbers, not measured: {derived[0].note}"
+        )
     if row["caveat"]:
         judgement = replace(judgement, note="; ".join(filter(None, [judgement.note, f"source says: {row['caveat']}"])))
     quantity = claim.quantity if claim.unit in claim.quantity else f"{claim.quantity} [{claim.unit}]"
@@ -163,17 +167,17 @@ def _number_row(
 
 
 def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tables: Tables, scale: Scale) -> Judgement:
-    """``reproduced`` in the printed setting within tolerance; else every difference to a printed neighbour must have the printed sign.
+    """Judge one printed number: ``reproduced`` if ours is within tolerance in the printed setting; otherwise by its differences.
 
-    A sign counts where the interval, corrected for the number of neighbours, leaves out 0. A difference that two rows share is
-    judged in the later one.
+    Our difference from each printed neighbour must have the printed sign. A sign counts only if the interval, corrected for the number
+    of neighbours, excludes 0. A difference that two rows share is judged once, in the later row.
     """
     filters = _filters(rule, row["settings"])
     if filters is None:
-        return replace(NOT_RUN, note="a setting that no experiment of ours has")
+        return replace(NOT_RUN, note="no experiment of ours runs this setting")
     found = compute(rule.measured(filters), tables)
     if found is None:
-        return replace(NOT_RUN, note=f"not among what {filters.get('table', rule.table)} runs at this scale")
+        return replace(NOT_RUN, note=f"{filters.get('table', rule.table)} does not run this at this scale")
     ours = found.value
     if scale in rule.same_setting and abs(ours.estimate - row["value"]) <= rule.tolerance:
         return Judgement(ours, "reproduced", f"within {rule.tolerance:g} of the printed value")
@@ -181,10 +185,14 @@ def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tabl
     if not gaps and scale in rule.same_setting:
         return Judgement(ours, "contradicts", f"not within {rule.tolerance:g} of the printed value")
     if not gaps and shared:
-        return Judgement(ours, "compared in other rows", f"its differences are judged there: {', '.join(shared)}")
+        return Judgement(
+            ours, "compared in other rows", f"each difference is judged once, in the row of: {', '.join(shared)}"
+        )
     if not gaps:
         return Judgement(
-            ours, "not run at this scale", "measured, but in another setting and with no neighbour to stand to"
+            ours,
+            "not run at this scale",
+            "measured in another setting, with no other printed number to compare it with",
         )
     judged = [(*_judge_gap(gap, printed, rule, len(gaps)), gap, printed, what) for gap, printed, what in gaps]
     judged.sort(key=lambda each: -VERDICTS.index(each[0]))
@@ -196,26 +204,26 @@ def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tabl
 
 
 def _detectable(gaps: Sequence[Interval]) -> float:
-    """The smallest difference that the comparison which sees least would have seen; NaN where none has an interval."""
+    """The smallest difference that the least sensitive comparison would have detected; NaN if none has an interval."""
     seen = [smallest_seen(gap, len(gaps), POWER) for gap in gaps]
     return max((value for value in seen if not math.isnan(value)), default=math.nan)
 
 
 def _judge_gap(gap: Interval, printed: float, rule: Rule, comparisons: int) -> tuple[Verdict, str]:
-    """What one difference says to the printed one, and why where that is not its sign alone.
+    """The verdict on one of our differences beside the printed one, and a reason if it does not follow from the sign alone.
 
-    A printed difference that counts as none (``alike``) asks for one within the margin: two one-sided tests.
+    If the printed difference counts as none (``alike``), ours must lie within the margin (two one-sided tests).
     """
     low, high = bounds(correct(gap, comparisons))
     if rule.alike and abs(printed) <= rule.margin:
         if -rule.margin <= low and high <= rule.margin:
             return "same direction", ""
         outside = low > rule.margin or high < -rule.margin
-        return ("contradicts", "") if outside else ("undecided", f", not surely within {rule.margin:g}")
+        return ("contradicts", "") if outside else ("undecided", f", interval not within {rule.margin:g}")
     if low >= -NOTHING and high <= NOTHING:
-        return "contradicts", ", no difference"
+        return "contradicts", ", no difference in ours"
     if not np.isfinite(gap.low) and abs(gap.estimate) <= rule.margin:
-        return "undecided", f", within the {rule.margin:g} that count as none"
+        return "undecided", f", up to {rule.margin:g} counts as no difference"
     if low <= NOTHING and high >= -NOTHING:
         return "undecided", ", within noise"
     if (low > 0) != (printed > 0):
@@ -228,9 +236,9 @@ def _judge_gap(gap: Interval, printed: float, rule: Rule, comparisons: int) -> t
 def _gaps(
     row: Mapping[str, Any], rule: Rule, filters: Mapping[str, Any], ours: Interval, published: Published, tables: Tables
 ) -> tuple[list[tuple[Interval, float, str]], list[str]]:
-    """Our difference to each printed neighbour (and to the rule's level), the printed difference, and what it is to.
+    """Our difference from each printed neighbour (and from the rule's level), the printed difference, and the neighbour's name.
 
-    Beside them the neighbours further down whose rows judge the difference to this one.
+    Also returns the names of the neighbours in whose rows, further down, the difference from this one is judged instead.
     """
     gaps = [] if rule.level is None else [(shift(ours, -rule.level), row["value"] - rule.level, f"{rule.level:g}")]
     shared = []
@@ -253,13 +261,13 @@ def _gaps(
 
 
 def _compares(row: Mapping[str, Any], rule: Rule, other: Mapping[str, Any], published: Published) -> bool:
-    """Whether the rule of ``row`` compares it with ``other``."""
+    """Whether ``rule``, the rule of ``row``, compares it with ``other``."""
     neighbours = (own["claim_id"] for settings in rule.against for own in _neighbours(row, settings, published))
     return other["claim_id"] in neighbours
 
 
 def _filters(rule: Rule, settings: Mapping[str, str]) -> dict[str, Any] | None:
-    """The rows of our table that a printed setting names; None where it was not run."""
+    """The filters that select our rows for a printed setting; None if no experiment runs it."""
     filters: dict[str, Any] = {}
     for key, value in settings.items():
         known = rule.where.get(key)
@@ -268,28 +276,29 @@ def _filters(rule: Rule, settings: Mapping[str, str]) -> dict[str, Any] | None:
         if known == "same":
             filters[key] = value
         else:
-            found = [chosen for name, chosen in known.items() if same(name, value)]
-            if not found:
+            matches = [chosen for name, chosen in known.items() if same(name, value)]
+            if not matches:
                 return None
-            filters |= found[0]
+            filters |= matches[0]
     return filters
 
 
 def _neighbours(row: Mapping[str, Any], change: Mapping[str, Any], published: Published) -> list[dict[str, Any]]:
-    """The printed numbers whose setting is the row's own, ``change`` aside (one, or none)."""
+    """The printed numbers (at most one) whose setting equals that of ``row`` except for ``change``."""
     change = dict(change)
     claim = change.pop("claim", row["claim"])
     shared = {key: value for key, value in row["settings"].items() if key not in change}
-    found = published.of(claim, **change)
+    candidates = published.of(claim, **change)
     keep = [
         claim_id != row["claim_id"]
         and all(same(shared[key], value) for key, value in settings.items() if key in shared)
-        for claim_id, settings in zip(found["claim_id"], found["settings"], strict=True)
+        for claim_id, settings in zip(candidates["claim_id"], candidates["settings"], strict=True)
     ]
-    return records(found[np.array(keep, dtype=bool)])
+    return records(candidates[np.array(keep, dtype=bool)])
 
 
 def _name(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """A short name for ``other``: the settings in which it differs from ``row``."""
     own, its = row["settings"], other["settings"]
     parts = [
         value if not value[0].isdigit() else f"{key} {value}" for key, value in its.items() if own.get(key) != value
@@ -298,7 +307,7 @@ def _name(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _signed(gap: Interval) -> str:
-    """A difference as text; what is under the rounding of sums is 0."""
+    """A difference with its sign and interval as text; values below ``ROUNDING`` are written as 0."""
     estimate, low, high = (0.0 if abs(value) < ROUNDING else value for value in (gap.estimate, gap.low, gap.high))
     interval = f" [{low:+.3g}, {high:+.3g}]" if np.isfinite(low) else ""
     return f"{estimate:+.3g}{interval}"
@@ -308,52 +317,58 @@ def _signed(gap: Interval) -> str:
 
 
 def _statement_row(
-    name: str, said: Statement, tables: Tables, scale: Scale, checked: Mapping[str, Sequence[Recomputed]]
+    name: str, statement: Statement, tables: Tables, scale: Scale, checked: Mapping[str, Sequence[Recomputed]]
 ) -> dict[str, Any]:
-    failed = [f for found in checked.values() for f in found if f.check == said.check and not f.holds]
-    judgement = _judge_statement(said, tables, scale)
+    every = (result for results in checked.values() for result in results)
+    failed = [result for result in every if result.check == statement.check and not result.holds]
+    judgement = _judge_statement(statement, tables, scale)
     if failed:
         judgement = replace(
             judgement, verdict="inconsistent in print", note="; ".join(result.note for result in failed)
         )
-    elif judgement.ours is None and said.check is not None:
-        judgement = Judgement(None, "reproduced", f"recomputed from the printed numbers: check {said.check}")
-    experiments = [comparison.table for comparison in said.holds]
-    return _row(name, said.paper, said.location, said.says, "", "in words", judgement, experiments, tables)
+    elif judgement.ours is None and statement.check is not None:
+        judgement = Judgement(None, "reproduced", f"recomputed from the printed numbers: check {statement.check}")
+    experiments = [comparison.table for comparison in statement.holds]
+    facts = (statement.paper, statement.location, statement.says)
+    return _row(name, *facts, "", "in words", judgement, experiments, tables)
 
 
-def _judge_statement(said: Statement, tables: Tables, scale: Scale) -> Judgement:
-    """Every comparison must hold in every group, beyond the noise of so many comparisons; ``ours`` is the one that holds least."""
+def _judge_statement(statement: Statement, tables: Tables, scale: Scale) -> Judgement:
+    """Judge a claim in words: every comparison must hold in every group, with intervals corrected for the number of comparisons.
+
+    ``ours`` is the difference in the least favourable comparison.
+    """
     seen = [
         (comparison, ", ".join(f"{key} {value}" for key, value in result.group.items()), result.value)
-        for comparison in said.holds
+        for comparison in statement.holds
         for result in compute_each(comparison.contrast, tables)
     ]
     if not seen:
-        missing = ", ".join(dict.fromkeys(comparison.table for comparison in said.holds))
-        return replace(NOT_RUN, note=f"not among what {missing} runs at this scale" if missing else "")
+        missing = list(dict.fromkeys(comparison.table for comparison in statement.holds))
+        verb = "do" if len(missing) > 1 else "does"
+        return replace(NOT_RUN, note=f"{', '.join(missing)} {verb} not run this at this scale" if missing else "")
     clear = [_clearance(comparison, correct(gap, len(seen))) for comparison, _, gap in seen]
     held, failed = sum(surely >= 0 for surely, _ in clear), sum(at_best < 0 for _, at_best in clear)
     least = min(range(len(seen)), key=lambda place: (clear[place][1] >= 0, clear[place][0]))
     _, group, gap = seen[least]
-    margins = sorted({comparison.margin for comparison in said.holds if comparison.margin})
+    margins = sorted({comparison.margin for comparison in statement.holds if comparison.margin})
     allowed = f" within {' or '.join(f'{margin:g}' for margin in margins)}" if margins else ""
     open_ones = len(seen) - held - failed
     count = f"{held} of {len(seen)} comparisons hold{allowed}"
     count += (f", {failed} fail" if failed else "") + (f", {open_ones} undecided" if open_ones else "")
-    note = f"{count}; least{f' at {group}' if group else ''}: {_signed(gap)}"
+    note = f"{count}; least favourable{f' ({group})' if group else ''}: {_signed(gap)}"
     verdict: Verdict = "contradicts" if failed else "undecided" if open_ones else "same direction"
-    if verdict == "contradicts" and said.explanation:
-        note += f"; {said.explanation}"
-    if verdict == "same direction" and scale in said.same_setting:
+    if verdict == "contradicts" and statement.explanation:
+        note += f"; {statement.explanation}"
+    if verdict == "same direction" and scale in statement.same_setting:
         verdict = "reproduced"
     return Judgement(gap, verdict, note, _detectable([gap for _, _, gap in seen]))
 
 
 def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:
-    """How far the difference is on the expected side: at worst and at best within its interval; negative: missed.
+    """How far the difference lies on the expected side, at the worst and at the best end of its interval; negative means missed.
 
-    ``not_less``, ``not_greater`` and ``similar`` are one-sided tests against the margin (``similar``: two).
+    ``not_less`` and ``not_greater`` are one-sided tests against the margin, ``similar`` is two of them.
     """
     low, high = bounds(gap)
     margin = comparison.margin + ROUNDING
@@ -372,5 +387,5 @@ def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:
 
 
 def _strictly(difference: float) -> float:
-    """A difference of 0 is not on the expected side."""
+    """The difference, made slightly negative if it is 0: a difference of 0 is not on the expected side."""
     return difference if difference > 0 else min(difference, -ROUNDING)

@@ -1,6 +1,6 @@
-"""One HTML page that explains a run: questions, headline figures, the ledger, and every experiment with all that made it.
+"""The report: one HTML page with a run's questions, headline figures, ledger, and every experiment with its provenance.
 
-The page needs nothing but itself: figures are data URIs, styles and scripts are inline, and its policy forbids any request.
+The page is self-contained: figures are data URIs, styles and scripts are inline, and its content policy forbids all requests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAPERS = {
     "beyond": "Beyond the papers",
 }
 ON_PAGE = 0.62
-"""Pixels of the page for one of a figure."""
+"""Pixels on the page for each pixel of a figure."""
 HEADLINES = ("osd_online", "mdss_acceptance")
 
 
@@ -62,7 +62,7 @@ class TokenView:
 
 @dataclass(frozen=True)
 class Section:
-    """Everything the page says of one experiment."""
+    """Everything that the page shows about one experiment."""
 
     id: str
     paper: str
@@ -85,11 +85,13 @@ class Section:
 def write(results: Path, scale: Scale, out: Path, config: tuple[str, ...] = ()) -> None:
     """Write the report of a run as one page; --config repeats the KEY=VALUE settings that the run was given.
 
-    Experiments without a table are left out. With prompts or models of one's own among them, the page begins with what
-    such a run is made for.
+    Experiments without a table are left out. If the run used the user's own prompts or models, the page begins with what it says
+    about those.
     """
     own = [given for given in config if given.partition("=")[0] in ("dataset", "target", "draft")]
-    traffic = any(given.startswith("dataset=") for given in config)  # of no paper: nothing printed stands beside it
+    traffic = any(
+        given.startswith("dataset=") for given in config
+    )  # no paper printed numbers for the user's own prompts
     ledger = read_table(results / "claims.csv", dtype=str, keep_default_na=False)
     ledger = ledger[:0] if traffic else ledger
     by_table = _rows_by_table(ledger)
@@ -123,19 +125,20 @@ def write(results: Path, scale: Scale, out: Path, config: tuple[str, ...] = ()) 
 
 
 def templates() -> Environment:
-    """The templates of this folder; a name that a page does not know is an error."""
+    """The Jinja environment for the templates of this folder; an undefined name is an error."""
     loader = PackageLoader("draftlab.report")
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
 def _tables(results: Path) -> list[Path]:
-    found = list(tables_in(results).values())
-    if not found:
+    paths = list(tables_in(results).values())
+    if not paths:
         raise UserError("no tables here", file=results, remedy="run the experiments first")
-    return found
+    return paths
 
 
 def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence[Mapping[str, Any]]) -> Section:
+    """The section of one experiment, from its ``table``, its figure, the records of its cells and its rows of the ledger."""
     name = table.stem
     about = _about(name)
     prefix = results / "figures" / name
@@ -150,8 +153,8 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
         page = tables.arrange(tables.read_cells(cells), layout, tables.measure_of(name))
         header = tables.header(page, layout)
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
-        if name == "osd_offline" and (said := summary.looping(rows)):
-            caption += f" Of these, {said}."
+        if name == "osd_offline" and (loops := summary.looping(rows)):
+            caption += f" Of these, {loops}."
     runs = [(path.parent.name, read_json(path)) for path in sorted((results / "cells" / name).glob("*/run.json"))]
     about_cells = [{key: value for key, value in run.items() if key != "inputs"} | {"cell": cell} for cell, run in runs]
     common, varied = split_common([flatten(cell) for cell in about_cells])
@@ -175,14 +178,14 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
 
 
 def _rows_by_table(ledger: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Table -> the ledger rows whose rule reads it."""
+    """Group the rows of the ledger by the table that answers them."""
     known = published.load()
     found: dict[str, list[dict[str, Any]]] = {}
     for row in tidy.records(ledger):
         name = row["claim_id"].split("/")[0]
         rule = known.claims[name].rule if name in known.claims else None
-        said = {part.table for part in known.statements[name].holds} if name in known.statements else set()
-        for table in {rule.table_of(published.parse_setting(row["setting"]))} if rule else said:
+        compared = {part.table for part in known.statements[name].holds} if name in known.statements else set()
+        for table in {rule.table_of(published.parse_setting(row["setting"]))} if rule else compared:
             found.setdefault(table, []).append(row)
     return found
 
@@ -197,12 +200,13 @@ def _data_uri(path: Path) -> str:
 
 
 def _size(path: Path) -> tuple[int, int]:
-    """Width and height on the page: given beforehand, nothing moves when a figure arrives."""
-    head = path.read_bytes()[16:24]  # of a PNG: width and height
+    """Width and height of a PNG on the page, given in the HTML so that nothing moves while figures load."""
+    head = path.read_bytes()[16:24]  # where a PNG stores its width and height
     return tuple(round(ON_PAGE * int.from_bytes(part)) for part in (head[:4], head[4:]))  # type: ignore[return-value]
 
 
 def _tokens(path: Path) -> TokenView | None:
+    """Read the token view of a run; None if the run has none."""
     if not path.exists():
         return None
     raw = read_json(path)
@@ -215,7 +219,7 @@ def _tokens(path: Path) -> TokenView | None:
 
 
 def visible(text: str) -> str:
-    """Control and format characters spelled out: no text of a request can steer a terminal, reorder or hide in the page."""
+    """Spell out control and format characters, so that text of a request cannot control a terminal or reorder or hide text."""
     return "".join("⏎\n" if char == "\n" else _spelled(char) for char in text)
 
 
@@ -225,13 +229,13 @@ def _spelled(char: str) -> str:
 
 
 def setting(text: str) -> str:
-    """A printed setting for readers: words alone, numbers with what they are."""
+    """A printed setting as text for readers: words stand alone, numbers follow the name of their setting."""
     parts = published.parse_setting(text).items()
     return " · ".join(f"{key} {value}" if value[:1].isdigit() else value for key, value in parts)
 
 
 def number(text: str) -> str:
-    """A ledger number with the digits that a reader needs."""
+    """A number of the ledger with four significant digits; other text is unchanged, and NaN becomes empty."""
     try:
         value = float(text)
     except ValueError:
@@ -240,5 +244,5 @@ def number(text: str) -> str:
 
 
 def pretty(value: Any) -> str:
-    """A setting as a reader writes it."""
+    """A value of a run's configuration as text for readers."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""Where a figure comes from: its table, the runs behind the table, their models and answers, down to the raw data.
+"""Traces a figure to its table, the runs behind the table, their models and answers, and the raw data.
 
-A run's figure is traced through the run's own folder; a published one through the record that was made when it was published.
+A run's figure is traced through the run's folder, a published one through the record that was written when it was published.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from draftlab.plan import times
 
 RECORD = "provenance.json"
 DIGESTED = ("tables", "pairs", "models")
-"""Inputs of a table of which a digest says everything."""
+"""Kinds of inputs for which the digest is all that is recorded."""
 
 
 def trace(figure: Path) -> Iterator[str]:
-    """The chain behind a figure or table of ``results/<run>/figures`` or ``paper_figures/<run>``, a line per link."""
+    """Yield the provenance of a figure or table in ``results/<run>/figures`` or ``paper_figures/<run>``, one line per item."""
     experiment = figure.stem
     if not figure.exists():
         raise UserError("no such figure", file=figure, remedy="draw it first")
@@ -45,7 +45,7 @@ def trace(figure: Path) -> Iterator[str]:
 
 
 def describe(run: Path, experiment: str) -> dict[str, Any]:
-    """Everything below one table of a run, as plain values."""
+    """Collect the provenance of one table of a run as plain values, ready for JSON."""
     table = run / f"{experiment}.csv"
     if not table.exists():
         raise UserError("no such table", file=table, remedy="run the experiment first")
@@ -80,7 +80,7 @@ def publish(results: Path, tables: tuple[str, ...], out: Path) -> None:
 
 
 def lines(found: Mapping[str, Any], table: Path) -> Iterator[str]:
-    """The record of one table in words, nearest first."""
+    """Write the provenance of one table as lines of text, from the table down to the raw data."""
     yield f"table    {table}  sha256 {found['table']['sha256'][:16]}, {found['table']['rows']} rows"
     for key, value in found["common"].items():
         yield f"         {key} = {_describe(value)}"
@@ -100,7 +100,7 @@ def lines(found: Mapping[str, Any], table: Path) -> Iterator[str]:
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots; of a list that holds one mapping, as the runs of most cells, that one."""
+    """Flatten nested mappings into one, with keys joined by dots; a list that holds a single mapping counts as that mapping."""
     found: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, list) and len(item) == 1 and isinstance(item[0], Mapping):
@@ -110,11 +110,13 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _merge(inputs: Mapping[str, dict[str, str | None]], others: Mapping[str, Mapping[str, str | None]]) -> None:
+    """Add the files of ``others`` to ``inputs``, kind by kind."""
     for kind, files in others.items():
         inputs[kind].update(files)
 
 
 def _describe(value: Any) -> str:
+    """A value as text: lists joined by commas, SHA-256 digests shortened."""
     if isinstance(value, list):
         return ",".join(map(_describe, value))
     return str(value)[:16] if isinstance(value, str) and len(value) == 64 else str(value)

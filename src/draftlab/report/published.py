@@ -1,7 +1,7 @@
-"""What the papers print: every number with its place and caveat, the claims in words, and the digitised curves.
+"""What the papers print: every number with its location and caveat, the claims in words, and the digitised curves.
 
-The files in ``workflow/published`` are data. ``<paper>.csv`` holds numbers, ``<paper>.yaml`` what each claim measures and
-which of our tables answers it, ``statements.yaml`` the claims in words, ``consistency.yaml`` how numbers follow from numbers.
+The files in ``workflow/published`` are data. ``<paper>.csv`` holds numbers, ``<paper>.yaml`` says what each claim measures and which
+of our tables answers it, ``statements.yaml`` holds the claims in words, ``consistency.yaml`` how numbers follow from other numbers.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ T = TypeVar("T")
 
 
 class Entry(BaseModel):
-    """Base of what a YAML file here may say: frozen, and an unknown key is an error."""
+    """Base class of all entries in these YAML files: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Selection(Entry):
-    """What is measured of a table: a ``measure`` of its stage; with ``largest`` the largest value of the measure's numerator.
+    """What to compute from a table: a ``measure`` of its stage; with ``largest``, the largest value of the measure's numerator.
 
-    ``percent_of`` filters other rows, of whose measure this is a percentage (``percent_over``: what it has more, in percent). The
-    bootstrap draws the units of the table (``tidy.unit``).
+    With ``percent_of``, filters that select other rows, the result is a percentage of the measure of those rows; with
+    ``percent_over`` it is by how many percent it exceeds it. The bootstrap resamples the units of the table (``tidy.unit``).
     """
 
     table: str
@@ -52,7 +52,7 @@ class Selection(Entry):
     percent_over: dict[str, Any] = {}
 
     def rows(self, filters: Mapping[str, Any]) -> Rows:
-        """The rows that ``filters`` name; its keys ``table`` and ``measure`` stand for another than the rule's."""
+        """The rows that ``filters`` selects; its keys ``table`` and ``measure`` override those of this selection."""
         table, name = str(filters.get("table", self.table)), str(filters.get("measure", self.measure))
         where = {key: value for key, value in filters.items() if key not in ("table", "measure")}
         plan = tidy.plan_of(table)
@@ -63,7 +63,7 @@ class Selection(Entry):
         return Rows(table, known[name], where, largest=self.largest)
 
     def measured(self, filters: Mapping[str, Any]) -> Contrast:
-        """What is measured of the rows that ``filters`` name: an estimate, or a percentage of other rows."""
+        """The contrast for the rows that ``filters`` selects: an estimate, or a percentage of other rows."""
         base = self.percent_of or self.percent_over
         right = self.rows({**filters, **base}) if base else None
         return Contrast(self.rows(filters), right, relation="percent_more" if self.percent_over else "percent")
@@ -72,11 +72,14 @@ class Selection(Entry):
 class Rule(Selection):
     """How our table answers a printed number.
 
-    ``where``: printed setting -> filter of the table's columns (``same``: a column of that name with that value; a value not
-    listed was not run; filters ``table`` and ``measure`` name another than the rule's). ``against``: settings of the printed numbers that this one must stand to as printed, differences up to
-    ``margin`` aside; ``level`` is a constant that it must be above or below as printed;
-    with ``alike`` a printed difference up to ``margin`` must be as small in ours. ``tolerance`` decides ``reproduced``, at the scales of ``same_setting``.
-    ``only``: the scales whose tables say anything about it (none: every one).
+    - ``where``: for each printed setting, the filter of the table's columns that each of its values stands for. ``same`` means a column
+      of that name with that value. A value that is not listed was not run. Filters ``table`` and ``measure`` override the rule's.
+    - ``against``: settings of the printed numbers from which ours must differ with the printed sign; printed differences up to
+      ``margin`` are ignored.
+    - ``level``: a constant that ours must lie above or below, as printed.
+    - ``alike``: do not ignore a printed difference up to ``margin``; ours must be as small.
+    - ``tolerance``: how close ours must be for ``reproduced``, at the scales of ``same_setting``.
+    - ``only``: the scales whose tables can answer the claim (empty: all).
     """
 
     where: dict[str, Literal["same"] | dict[Scalar, dict[str, Any]]]
@@ -98,7 +101,7 @@ class Rule(Selection):
 
 
 class Claim(Entry):
-    """What the numbers of one claim are; ``digit`` is the last printed place, 0 for an exact value; ``why`` no run judges them."""
+    """What the numbers of one claim are; ``digit`` is one unit of the last printed digit (0: exact), ``why`` says why no run judges them."""
 
     location: str
     quantity: str
@@ -109,10 +112,10 @@ class Claim(Entry):
 
 
 class Comparison(Selection):
-    """``left`` and ``right`` filter the table; ``each`` repeats the comparison for every value of those columns.
+    """A comparison of the rows ``left`` with the rows (or the constant) ``right``, repeated for every value of the columns ``each``.
 
-    ``expect`` speaks of left - right; ``not_less``, ``not_greater`` and ``similar`` allow ``margin``, ``greater`` and ``less`` ask for
-    more than ``by``. What misses by less than its interval is undecided.
+    ``expect`` is about left - right: ``not_less``, ``not_greater`` and ``similar`` allow ``margin``, ``greater`` and ``less`` require
+    more than ``by``. A comparison whose interval includes both outcomes is undecided.
     """
 
     each: list[str] = []
@@ -124,7 +127,7 @@ class Comparison(Selection):
 
     @property
     def contrast(self) -> Contrast:
-        """The difference that it speaks of."""
+        """The difference between both sides."""
         right = self.rows(self.right) if isinstance(self.right, dict) else self.right
         return Contrast(self.rows(self.left), right, each=self.each)
 
@@ -142,7 +145,7 @@ class Statement(Entry):
 
 
 class Source(Entry):
-    """An input of a check: ``value``; or the row's own ``setting``; or rows of ``claim`` that agree on ``same`` and ``where``."""
+    """An input of a check: a ``value``; a ``setting`` of the row itself; or the rows of ``claim`` that agree on ``same`` and ``where``."""
 
     value: float | None = None
     setting: str | None = None
@@ -154,8 +157,8 @@ class Source(Entry):
 class Check(Entry):
     """Printed numbers (``claim``, restricted by ``where``) that must follow from others by ``formula``.
 
-    ``series``: settings that name a row of the printed table, which fails as one. ``search`` lists input values to try instead
-    when it fails, so that the note can say which setting the numbers do fit. ``derives``: the formula is the whole claim.
+    ``series``: the settings that identify a row of the printed table; its numbers fail together. ``search``: input values to try if
+    the check fails, so that the note can say which values the numbers do agree with. ``derives``: the formula is the whole claim.
     """
 
     says: str
@@ -174,7 +177,7 @@ class Published:
     """Everything in ``workflow/published``.
 
     ``numbers``: one row per printed number (``claim_id, claim, paper, setting, settings, printed, value, error, source,
-    caveat``); ``value`` is NaN where the paper prints no number. ``curves``: ``figure_pdf, series, x, y``.
+    caveat``); ``value`` is NaN if the printed text is not a number. ``curves``: ``figure_pdf, series, x, y``.
     """
 
     numbers: pd.DataFrame
@@ -185,7 +188,7 @@ class Published:
 
     @functools.cached_property
     def place(self) -> dict[str, int]:
-        """Where each printed number stands in the files."""
+        """The position of each printed number in the files, by claim id."""
         return {name: place for place, name in enumerate(self.numbers["claim_id"])}
 
     def of(self, claim: str, **settings: Wanted) -> pd.DataFrame:
@@ -200,7 +203,7 @@ class Published:
 
 
 def agrees(settings: Mapping[str, str], wanted: Mapping[str, Wanted]) -> bool:
-    """Whether printed settings have the wanted values (or one of a list); numbers are compared as numbers."""
+    """Whether printed settings have the wanted values (or one of several); numbers are compared as numbers."""
     return all(
         key in settings
         and any(same(settings[key], value) for value in (values if isinstance(values, list) else [values]))
@@ -209,7 +212,7 @@ def agrees(settings: Mapping[str, str], wanted: Mapping[str, Wanted]) -> bool:
 
 
 def same(left: Scalar, right: Scalar) -> bool:
-    """Equal as numbers when both are numbers, else as text."""
+    """Whether two values are equal, as numbers if both are numbers, otherwise as text."""
     try:
         return float(left) == float(right)
     except ValueError:
@@ -238,6 +241,7 @@ def load(folder: Path | None = None) -> Published:
 
 
 def _numbers(path: Path) -> pd.DataFrame:
+    """Read the printed numbers of one paper, and add the parsed settings, the claim id and the values as numbers."""
     frame = read_table(path, dtype=str, keep_default_na=False)
     settings = [parse_setting(text) for text in frame["setting"]]
     frame = frame.assign(
@@ -253,18 +257,18 @@ def _numbers(path: Path) -> pd.DataFrame:
 
 
 def _identity(claim: str, settings: Mapping[str, str]) -> str:
-    """``claim/value/key=number/...``: a number alone would not say what it is."""
+    """The claim id, ``claim/value/key=number/...``: numbers come with their key, because alone they would not be understood."""
     words = (f"{key}={value}" if np.isfinite(_number(value)) else value for key, value in settings.items())
     return "/".join([claim, *words])
 
 
 def parse_setting(text: str) -> dict[str, str]:
-    """``"dataset=spider; alpha=0.5"`` -> its parts."""
+    """Split a setting such as ``"dataset=spider; alpha=0.5"`` into keys and values."""
     return dict(part.split("=", 1) for part in text.split("; ") if part)
 
 
 def _number(text: str) -> float:
-    """A decimal or a fraction; NaN for anything else (``>4000``, ``OOM``)."""
+    """The value of a decimal or a fraction; NaN for anything else (``>4000``, ``OOM``)."""
     try:
         above, _, below = text.partition("/")
         return float(above) / float(below) if below else float(above)

@@ -1,4 +1,4 @@
-"""The parts of README.md that are rendered from committed tables and files: no number in the README is written by hand."""
+"""Renders the generated parts of README.md from committed tables and files; no number in the README is written by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DATASETS = {
 
 
 def render(text: str, root: Path) -> str:
-    """``text`` with every ``<!-- begin:NAME -->`` ... ``<!-- end:NAME -->`` part regenerated from the tables below ``root``."""
+    """Return ``text`` with every ``<!-- begin:NAME -->`` ... ``<!-- end:NAME -->`` part regenerated from the tables below ``root``."""
     for name, part in PARTS.items():
         begin, end = f"<!-- begin:{name} -->\n", f"<!-- end:{name} -->"
         if text.count(begin) != 1 or text.count(end) != 1:
@@ -98,6 +98,7 @@ def _results(root: Path) -> str:
 
 
 def _row(claims: dict[str, dict[str, str]], what: str, claim: str) -> str:
+    """One line of the table of results: what it is, the printed number, ours, and our interval."""
     if claim not in claims:
         raise UserError(f"no claim {claim}", file=CLAIMS, remedy="run `make publish`")
     row = claims[claim]
@@ -110,12 +111,13 @@ def _row(claims: dict[str, dict[str, str]], what: str, claim: str) -> str:
 def _contradicted(root: Path) -> str:
     """Every claim in words, from either paper, that our runs contradict, with its least favourable comparison."""
     claims = _claims(root)
-    said = claims[claims["published"] == "in words"]
+    statements = claims[claims["published"] == "in words"]
     held, wrong = (
-        said[said["verdict"].isin(verdicts)] for verdicts in (("reproduced", "same direction"), ("contradicts",))
+        statements[statements["verdict"].isin(verdicts)]
+        for verdicts in (("reproduced", "same direction"), ("contradicts",))
     )
     lines = [
-        f"Of the papers' {len(said)} claims in words, {len(held)} hold in our runs and {len(wrong)} do not:",
+        f"Of the papers' {len(statements)} claims in words, {len(held)} hold in our runs and {len(wrong)} do not:",
         "",
         "| the paper says | where | difference in our least favourable comparison, 95 % interval |",
         "|---|---|---|",

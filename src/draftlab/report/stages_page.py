@@ -1,4 +1,4 @@
-"""docs/tables.md: every stage with its settings, the columns of its tables and what is measured on them, as the code says them."""
+"""Renders docs/tables.md from the code: every stage with its settings, the columns of its tables, and its measures."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ A table has the columns of its stage, and one for each axis of its experiment. T
 
 
 def render(root: Path) -> str:
-    """The page, for the experiments below ``root``."""
+    """Render the page for the experiments below ``root``."""
     every = {path.stem: load_experiment(path) for path in sorted((root / "workflow/experiments").glob("*.yaml"))}
     users = {stage: [name for name, own in every.items() if own.stage == stage] for stage in STAGES}
     return HEAD + "".join(_section(stage, users[name]) for name, stage in STAGES.items())
 
 
 def _section(stage: Stage, experiments: Iterable[str]) -> str:
+    """The section of one stage, with the names of the experiments that use it."""
     parts = [f"\n## {stage.name}\n\n{stage.does}.\n\nUsed by {', '.join(f'`{name}`' for name in experiments)}.\n"]
     parts += [f"\n{text}\n" for text in _explained(stage.settings)]
     settings = [
@@ -56,7 +57,7 @@ def _section(stage: Stage, experiments: Iterable[str]) -> str:
 
 
 def _explained(settings: type[Settings]) -> list[str]:
-    """What the settings, and those that they begin with, say of themselves; the outermost last."""
+    """The docstrings of a settings class and of the settings classes that it extends, base classes first."""
     kinds = [kind for kind in reversed(settings.mro()) if issubclass(kind, Settings) and kind is not Settings]
     return [inspect.cleandoc(kind.__doc__).replace("``", "`") for kind in kinds if kind.__doc__]
 
@@ -77,7 +78,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _table(head: tuple[str, ...], rows: list[list[str]]) -> str:
-    """A table; nothing where it would be empty."""
+    """A Markdown table; empty if there are no rows."""
     if not rows:
         return ""
     lines = [head, ("---",) * len(head), *rows]

@@ -1,4 +1,4 @@
-"""The last lines of a run: where its report lies, and its headline numbers."""
+"""The last lines of a run: its headline numbers, and where its report is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMES = ("optimal", "importance_truncated", "k_seq", "specinfer", "single")
 
 
 def newest_run(results: Path) -> Path:
-    """The run whose report was written last, or the one whose folder this is."""
+    """The folder of the run below ``results`` whose report was written last, or ``results`` itself if it is the folder of a run."""
     if (results / "report.html").is_file():
         return results
     reports = sorted(results.glob("*/report.html"), key=lambda path: path.stat().st_mtime)
@@ -61,6 +61,7 @@ ACCEPTANCE = Measure("acceptance_sum", "positions")
 
 
 def _measure(table: pd.DataFrame, measure: Measure, **where: Any) -> Interval:
+    """Estimate a measure over the rows that ``where`` selects; NaN if there are none."""
     found = compute(Contrast(Rows("", measure, where)), Tables({"": table}))
     return Interval(math.nan, math.nan, math.nan, 0) if found is None else found.value
 
@@ -70,8 +71,8 @@ def _offline(table: pd.DataFrame) -> Iterator[str]:
     after = show(_measure(table, ALPHA, sample_source="teacher", loss="forward_kl"), 2)
     n = table.loc[table["sample_source"] == "none", "dataset"].nunique()
     yield f"Offline  alpha {before} before, {after} after distillation, {n} dataset{'s' * (n > 1)}, held-out requests"
-    if said := looping(table):
-        yield f"Loops    {said}"
+    if loops := looping(table):
+        yield f"Loops    {loops}"
 
 
 def looping(table: pd.DataFrame) -> str:
@@ -86,10 +87,10 @@ def looping(table: pd.DataFrame) -> str:
             show(_measure(rest, ALPHA, **where), 2)
             for where in ({"sample_source": "none"}, {"sample_source": "teacher", "loss": "forward_kl"})
         ]
-        said = (
+        without = (
             f", without them alpha {alphas[0]} before, {alphas[1]} after" if len(rest) and own["looping"].any() else ""
         )
-        parts.append(f"{dataset} {own['looping'].sum()} of {len(own)}{said}")
+        parts.append(f"{dataset} {own['looping'].sum()} of {len(own)}{without}")
     return f"answers that repeat some six tokens in a row at least three times: {'; '.join(parts)}"
 
 
@@ -142,7 +143,10 @@ def _latency(table: pd.DataFrame) -> Iterator[str]:
 
 
 def _acceptance(table: pd.DataFrame) -> Iterator[str]:
-    """At the fewest drafts and the temperature nearest to 1.2, on texts: RRS has an optimum of its own, a path is another quantity."""
+    """Acceptance of the main schemes on real texts, with the fewest drafts and the draft temperature nearest to 1.2.
+
+    RRS is left out because it has its own optimum, and path schemes because they measure another quantity.
+    """
     rows = table[(table["dataset"] != "synthetic") & table["scheme"].isin(SCHEMES)]
     drafts, temperature = rows["num_drafts"].min(), min(rows["draft_temperature"], key=lambda value: abs(value - 1.2))
     chosen = Rows("", ACCEPTANCE, {"num_drafts": drafts, "draft_temperature": temperature})

@@ -1,7 +1,7 @@
-"""Tidy table -> the table a paper would print: Markdown for pages, CSV for machines, LaTeX (booktabs) for papers.
+"""Turns a tidy table into one that a paper would print: Markdown for pages, CSV for programs, LaTeX (booktabs) for papers.
 
-Every cell is an estimate with its bootstrap interval. The best of a row is bold only where it differs from each of the others
-by an interval without 0, so a bold number never stands on noise.
+Every cell is an estimate with its bootstrap interval. The best of a row is bold only if its difference from each of the others has
+an interval without 0, so a number is never bold by chance alone.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ EMULATED = (
     "times are CPU seconds of one thread"
 )
 ALL = "all together"
-"""The row of all rows together."""
+"""The label of the row that pools all rows."""
 EMULATING = ("smoke", "laptop")
-"""The scales whose small targets are inflated."""
+"""The scales whose small targets are padded to cost as much as a large model."""
 PLACES = ("stream_index", "segment")
-"""A bin of requests may stand at several places of its stream."""
+"""Columns for the place in a stream; the same bin of requests may occur at several places."""
 
 
 def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
-    """The layout in the experiment's file, or one made from it: its stage's first measure, what it compares last in columns, all else in rows."""
+    """The layout in the experiment's file, or a default: the last axis in columns, the other axes in rows."""
     plan, remedy = tidy.plan_of(experiment), "give its file a `layout`"
     if plan is not None and plan.layout is not None:
         return plan.layout
-    # A list is named as many, its column as one: schemes, scheme.
+    # A setting that is a list has a plural name, its column the singular: schemes, scheme.
     names = plan.compared if plan is not None else []
     columns = dict.fromkeys(name if name in table else name.removesuffix("s") for name in names)
     axes = [column for column in columns if column in table and column not in ("seed", tidy.unit(table))]
@@ -59,7 +59,7 @@ def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
 
 
 def measure_of(experiment: str) -> Measure:
-    """What a cell of the experiment's printed table holds."""
+    """The measure in the cells of the experiment's printed table."""
     plan = tidy.plan_of(experiment)
     if plan is None:
         raise UserError(f"no experiment named {experiment!r}", remedy="add its file to workflow/experiments")
@@ -71,7 +71,7 @@ def write(
 ) -> None:
     """Write ``prefix.md`` (the ``finding`` first), ``prefix.csv`` (one row per cell) and ``prefix.tex``.
 
-    With ``own_target`` the run names its target, which nothing inflates.
+    ``own_target`` says that the user named the target, which is then not padded.
     """
     layout = layout_of(experiment, table)
     layout = layout.model_copy(update={"emulated": layout.emulated and scale in EMULATING and not own_target})
@@ -88,17 +88,17 @@ def write(
 
 
 def _is_pooled(experiment: str, table: pd.DataFrame, layout: Layout) -> bool:
-    """Whether a finding speaks of all rows together."""
+    """Whether a finding of the experiment pools all rows of its printed table."""
     plan = tidy.plan_of(experiment)
     several = tidy.unit(table) is not None and len(table[list(layout.rows)].drop_duplicates()) > 1
-    said = plan.finding if plan and several else []
-    return any(not own.apart and not {*own.left, *own.best} & {*layout.rows} for own in said)
+    findings = plan.finding if plan and several else []
+    return any(not own.apart and not {*own.left, *own.best} & {*layout.rows} for own in findings)
 
 
 def summary(table: pd.DataFrame, layout: Layout, measure: Measure, *, together: bool = False) -> pd.DataFrame:
-    """One row per cell: the layout's columns, ``estimate, ci_low, ci_high, n, best`` (no interval in an exact table).
+    """Compute one row per cell: the layout's columns, ``estimate, ci_low, ci_high, n, best`` (no interval for an exact table).
 
-    ``together`` adds the cells of all rows.
+    ``together`` adds cells that pool all rows.
     """
     where = dict(layout.where) | ({"window": layout.window} if layout.window else {})
     source, keys = Tables({"": table}), [*layout.rows, *layout.columns]
@@ -113,7 +113,7 @@ def summary(table: pd.DataFrame, layout: Layout, measure: Measure, *, together: 
 
 
 def _stands_out(cells: pd.DataFrame, contrast: Contrast, layout: Layout, source: Tables) -> list[bool]:
-    """Which cells are the best of their row, beyond noise."""
+    """For each cell, whether it is the best of its row by differences whose intervals exclude 0."""
     keys = [*layout.rows, *layout.columns]
     sign: Literal[1, -1] = 1 if layout.best == "largest" else -1
     ranked = compute_each(replace(contrast, each=layout.rows, best=layout.columns, sign=sign), source)
@@ -129,7 +129,7 @@ def _cell(result: Result) -> dict[str, Any]:
 def caption(
     experiment: str, cells: pd.DataFrame, layout: Layout, measure: Measure, units: str | None, scale: str
 ) -> str:
-    """What the numbers are, in one line."""
+    """The caption of a table in one line: the measure, n, the settings, the kind of interval, and notes."""
     together = (cells[layout.rows[0]] == ALL).any()
     cells = cells[cells[layout.rows[0]] != ALL]
     one_run = bool((cells["ci_low"] == cells["ci_high"]).all())
@@ -153,7 +153,7 @@ def caption(
 
 
 def markdown(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
-    """A pipe table."""
+    """The cells as a Markdown table."""
     page = arrange(cells, layout, measure, lambda text: f"**{text}**")
     lines = [header(page, layout), ["---"] * len(page.columns), *page.to_numpy().tolist()]
     rows = len(layout.rows)
@@ -165,7 +165,7 @@ def markdown(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
 
 
 def latex(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
-    """A booktabs table."""
+    """The cells as a LaTeX table in the style of booktabs."""
     page = arrange(cells, layout, measure, lambda text: rf"\textbf{{{text}}}")
     page.columns = [_escape(column) for column in header(page, layout)]
     for key in page.columns[: len(layout.rows)]:
@@ -185,28 +185,28 @@ MARKDOWN = str.maketrans(
 
 
 def _escape(text: str) -> str:
-    """A label as LaTeX shows it: whatever a dataset calls its classes, nothing of it is a command."""
+    """Escape a label for LaTeX, so that no name of a dataset or class is read as a command."""
     return text.translate(TEX)
 
 
 def _inert(label: object) -> object:
-    """A label that no spreadsheet takes for a formula."""
+    """Prefix a label that a spreadsheet would read as a formula with an apostrophe."""
     return f"'{label}" if isinstance(label, str) and re.match(r"[=+@\t\r]|-(?![\d.])", label) else label
 
 
 def read_cells(path: Path) -> pd.DataFrame:
-    """The cells that ``write`` wrote."""
+    """Read the CSV file of cells that ``write`` wrote."""
     return read_table(path, keep_default_na=False, na_values={key: [""] for key in ("estimate", "ci_low", "ci_high")})
 
 
 def header(page: pd.DataFrame, layout: Layout) -> list[str]:
-    """The names of an arranged table's columns, in words."""
+    """The column names of an arranged table, as text for readers."""
     rows = len(layout.rows)
     return [key_name(str(column)) if place < rows else str(column) for place, column in enumerate(page.columns)]
 
 
 def arrange(cells: pd.DataFrame, layout: Layout, measure: Measure, bold: Callable[[str], str] = str) -> pd.DataFrame:
-    """The cells as text in the layout's rows and columns; ``bold`` marks the best."""
+    """Arrange the cells as text in the layout's rows and columns; ``bold`` is applied to the best."""
     numbers = cells[["estimate", "ci_low", "ci_high"]].to_numpy(float).tolist()
     digits = digits_of([Interval(estimate, low, high, 0) for estimate, low, high in numbers], layout.digits)
     texts = [
@@ -236,7 +236,7 @@ def _text(estimate: float, low: float, high: float, digits: int, bold: Callable[
 
 
 def _head(key: str, value: object) -> str:
-    """The head of a row as a reader writes it: its column says what a number is."""
+    """The label of a row as text for readers; a number stands alone, because the head of its column names it."""
     if isinstance(value, int | float) and not meaning(key, value):
         return f"{value:.4g}" if isinstance(value, float) else str(value)
     return setting(key, value)

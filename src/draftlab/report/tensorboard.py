@@ -1,4 +1,4 @@
-"""The curves of a run as TensorBoard events, on request; the tables stay the truth."""
+"""Writes the curves of a run as TensorBoard events, on request; the tables remain the reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(results: Path, out: Path) -> int:
 
 
 def curves(path: Path) -> Iterator[Point]:
-    """(experiment/series, record, moving alpha) of a table that has records; nothing of another table."""
+    """Yield (experiment/series, record, moving average of alpha) for a table with a stream; nothing for other tables."""
     rows = tidy.read(path)
     if not {"stream_index", "overlap", "visited"} <= set(rows):
         return

@@ -1,4 +1,4 @@
-"""An experiment's table as figures, tables and claims read it: the observations, and what follows from them row by row."""
+"""Reads an experiment's table for figures, tables and claims: the observations, and the columns derived from them row by row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftlab.plan import WORKFLOW, Experiment, load_experiment
 
 
 def read(path: Path, experiment: str | None = None) -> pd.DataFrame:
-    """Read ``<experiment>.csv`` and add its derived columns; a file that is no table is a ``UserError``."""
+    """Read ``<experiment>.csv`` and add its derived columns; a file that is not such a table raises ``UserError``."""
     experiment = path.name.split(".")[0] if experiment is None else experiment
     rows = read_table(path)
     try:
@@ -24,7 +24,7 @@ def read(path: Path, experiment: str | None = None) -> pd.DataFrame:
 
 
 def derive(experiment: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """``rows`` with the columns that follow from them by the experiment's stage, in the shape that the experiment asks for."""
+    """Add the derived columns of the experiment's stage to ``rows``, and apply the view that the experiment asks for, if any."""
     plan = plan_of(experiment)
     if plan is None:
         return rows
@@ -34,22 +34,22 @@ def derive(experiment: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 @functools.cache
 def plan_of(experiment: str) -> Experiment | None:
-    """What the experiment's file says; none of a table that no file speaks of."""
+    """The experiment's YAML file as an object; None if there is no such file."""
     path = WORKFLOW / "experiments" / f"{experiment}.yaml"
     return load_experiment(path) if path.exists() else None
 
 
 UNITS = {"request_id": "requests", "stream_index": "requests", "block": "blocks"}
-"""What a bootstrap may draw, in words."""
+"""The columns that a bootstrap may resample, with a name for readers."""
 
 
 def unit(rows: pd.DataFrame) -> str | None:
-    """The column whose values the bootstrap draws: requests, places of a stream, or blocks; None for an exact table."""
+    """The column whose values the bootstrap resamples: requests, places in a stream, or blocks; None for an exact table."""
     return next((column for column in UNITS if column in rows), None)
 
 
 def units(rows: pd.DataFrame) -> str | None:
-    """What the bootstrap draws, in words; None for an exact table. A row of a binned stream sums several ``requests``."""
+    """A name for what the bootstrap resamples; None for an exact table. A row of a binned stream sums several ``requests``."""
     if {"stream_index", "requests"} <= set(rows) and (size := int(rows["requests"].max())) > 1:
         return f"groups of up to {size} requests"
     column = unit(rows)
@@ -57,7 +57,7 @@ def units(rows: pd.DataFrame) -> str | None:
 
 
 def clusters(rows: pd.DataFrame) -> pd.Series:
-    """One name per unit of the bootstrap: the same number in two datasets, or in two splits, is two requests."""
+    """A unique name for the bootstrap unit of each row: the same number in two datasets or splits means two requests."""
     column = unit(rows)
     if column is None:
         raise UserError("an exact table has no requests to draw", remedy="leave the interval out")
@@ -70,7 +70,7 @@ def clusters(rows: pd.DataFrame) -> pd.Series:
 def in_window(rows: pd.DataFrame, start: float, end: float) -> pd.Series[bool]:
     """Which rows lie in this part of their stream, as fractions of its length; held-out requests always do.
 
-    Every column of words names a stream, but those that tell its requests apart.
+    All text columns together identify a stream, except ``group`` and ``text``, which vary among its requests.
     """
     words = [key for key in rows if pd.api.types.is_string_dtype(rows[key]) and key not in ("group", "text")]
     length = (
@@ -84,11 +84,11 @@ def in_window(rows: pd.DataFrame, start: float, end: float) -> pd.Series[bool]:
 
 
 def paired(one: pd.DataFrame, two: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Both frames over the units of either, 0 where a unit is absent: what both have is drawn together."""
+    """Both frames over the union of their units, with 0 for absent ones, so that shared units are resampled together."""
     units = one.index.union(two.index, sort=False)
     return one.reindex(units, fill_value=0.0), two.reindex(units, fill_value=0.0)
 
 
 def records(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """One dict per row."""
+    """Convert a table to one dict per row."""
     return [{str(key): value for key, value in row.items()} for row in rows.to_dict("records")]

@@ -1,4 +1,4 @@
-"""``draftlab verdict``: the workflow on a log of one's own, and what its tables say of each draft."""
+"""``draftlab verdict``: runs the workflow on a user's log, and judges each draft from its tables."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ FIGURES = {
     "time": "Acceptance along the log; for a draft distilled on the log, along the held-out requests.",
 }
 HALF = 2 * ENOUGH
-"""Requests of a log of which half, at most, are held out."""
+"""The fewest requests that a log must have; at most half of them are held out."""
 
 
 def run(asked: Asked, out: Path | None) -> list[tuple[Path, Verdict | None]]:
-    """The verdict on each draft and the folder that it is written to; None where the log is too short to ask."""
+    """Judge each draft; return the folder that each verdict is written to with the verdict, None if the log is too short."""
     rate = _rate(asked.load)
     trace = traces.read_trace(asked.trace) if asked.trace else None
     if asked.temperature not in (0, 1):
@@ -66,17 +66,17 @@ def run(asked: Asked, out: Path | None) -> list[tuple[Path, Verdict | None]]:
             print(f"{distinct} usable requests, but {HALF} are needed: half of them are held out", file=sys.stderr)
             found.append((folder, None))
             continue
-        said = judge(_workflow(asked, draft, name, out or Path()), asked, draft, left_out, rate, trace)
-        write_text(folder / "verdict.json", said.model_dump_json(indent=1) + "\n")
-        write_text(folder / "verdict.html", page(said, asked, folder))
-        found.append((folder, said))
+        judged = judge(_workflow(asked, draft, name, out or Path()), asked, draft, left_out, rate, trace)
+        write_text(folder / "verdict.json", judged.model_dump_json(indent=1) + "\n")
+        write_text(folder / "verdict.html", page(judged, asked, folder))
+        found.append((folder, judged))
     return found
 
 
 def judge(
     run: Path, asked: Asked, draft: str, left_out: dict[str, int], rate: float | None, trace: traces.Arrivals | None
 ) -> Verdict:
-    """The verdict from the tables of a finished run."""
+    """Judge one draft from the tables of a finished run."""
     cell = run / "cells/traffic_verdict" / f"prompts.{asked.temperature}"
     rows, facts = read_table(cell / "rows.csv"), read_object(cell / "run.json")["runs"][0]
     answers = _answers(run, asked.temperature)
@@ -104,20 +104,20 @@ def judge(
 
 
 def _answers(run: Path, temperature: int) -> list[Answer]:
-    """What the target answered to the held-out requests."""
+    """The target's answers to the held-out requests."""
     folder = run / "main/answers" / recorded_name("prompts", "eval", temperature)
     return list(read_jsonl(folder / "answers.jsonl", Answer))
 
 
 def _with_language(rows: pd.DataFrame, run: Path, answers: Sequence[Answer]) -> pd.DataFrame:
-    """The language of each held-out request."""
+    """Add a column with the language of each held-out request."""
     texts = {prompt.id: prompt.text for prompt in read_jsonl(run / "data/prompts/eval.jsonl", Prompt)}
     names = languages([texts[answer.id] for answer in answers])
     return rows.assign(language=rows["request_id"].where(rows["split"] == "eval").map(dict(enumerate(names))))
 
 
 def page(found: Verdict, asked: Asked, folder: Path) -> str:
-    """One page of HTML that needs nothing but itself."""
+    """Render the verdict as one self-contained HTML page."""
     figures = [(draw(found, part), caption) for part, caption in FIGURES.items() if part != "load" or found.load]
     return (
         templates()
@@ -136,7 +136,7 @@ def page(found: Verdict, asked: Asked, folder: Path) -> str:
 
 
 def commands(found: Verdict, asked: Asked, folder: Path) -> list[str]:
-    """What to type next: the engines' settings, and whether production keeps the promise."""
+    """The commands to run next: write the engine's settings, then monitor whether production reaches the predicted speed-up."""
     if found.monitor is None:
         return [shlex.join(["draftlab", "data", "check", str(asked.traffic)])]
     draft = asked.draft[0] if asked.draft else "DRAFT"
@@ -144,7 +144,7 @@ def commands(found: Verdict, asked: Asked, folder: Path) -> list[str]:
     emit = ["draftlab", "emit", "--draft-len", length, "--target", asked.target, "--draft", draft, "--out", out]
     emit += ["--confidence", f"{found.monitor.threshold:g}"] if found.monitor.threshold else []
     monitor = ["draftlab", "monitor", "http://localhost:8000/metrics", "--verdict", str(folder / "verdict.json")]
-    if found.monitor.option == "lookup":  # no draft to name: vLLM's own lookup, with as many tokens of the text as ours
+    if found.monitor.option == "lookup":  # lookup has no draft model: use vLLM's own, matching as many tokens as ours
         ngram = {
             "method": "ngram",
             "num_speculative_tokens": found.monitor.draft_len,
@@ -156,7 +156,7 @@ def commands(found: Verdict, asked: Asked, folder: Path) -> list[str]:
 
 
 def draw(found: Verdict, part: str) -> bytes:
-    """One of ``FIGURES`` as SVG, narrow enough for a telephone; bands are 95 % intervals."""
+    """Draw one of ``FIGURES`` as SVG, narrow enough for a phone; bands are 95 % intervals."""
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(6, 3.6), layout="constrained")
@@ -188,18 +188,18 @@ def draw(found: Verdict, part: str) -> bytes:
 
 
 def lines(found: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
-    """Three lines for each draft, and where the rest lies."""
-    said = []
+    """Three lines of text for each draft, the last with the path of its page."""
+    texts = []
     for folder, own in found:
         if own is None:
-            said.append(f"Not yet known: too few requests ({HALF} are needed, half of which are held out)")
+            texts.append(f"Not yet known: too few requests ({HALF} are needed, half of which are held out)")
         else:
-            said += [*verdict.lines(own)[:2], f"{verdict.lines(own)[2]}; {folder / 'verdict.html'}"]
-    return said
+            texts += [*verdict.lines(own)[:2], f"{verdict.lines(own)[2]}; {folder / 'verdict.html'}"]
+    return texts
 
 
 def _workflow(asked: Asked, draft: str, name: str, folder: Path) -> Path:
-    """Run the workflow below ``folder`` as far as the tables; a later call with the same files goes on where this one stopped."""
+    """Run the workflow below ``folder`` up to the tables; a later call with the same files continues where this one stopped."""
     run = Path("results") / name
     given = {
         "scale": asked.scale,
@@ -215,7 +215,9 @@ def _workflow(asked: Asked, draft: str, name: str, folder: Path) -> Path:
     command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default", "--cores", asked.cores or "all"]
     command += ["--config", *(f"{key}={value}" for key, value in given.items()), "--", *wanted]
     folder.mkdir(parents=True, exist_ok=True)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # its rules call draftlab
+    path = (
+        f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # the workflow's rules call draftlab
+    )
     environment = os.environ | {"PATH": path}
     done = subprocess.run(
         [str(part) for part in command], stdout=sys.stderr, stderr=sys.stderr, check=False, env=environment
@@ -232,7 +234,7 @@ def _absolute(model: str) -> str:
 
 
 def _name(asked: Asked, draft: str) -> str:
-    """One run for each log, target, draft and scale."""
+    """A name for the run, unique to the log, target, draft and scale."""
     parts = [os.path.abspath(asked.traffic), _absolute(asked.target), _absolute(draft), asked.scale]
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=3).hexdigest()
     return f"verdict-{_short(str(asked.traffic))}-{_short(asked.target)}-{digest}"

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DRAWS = 1000
-"""Of an estimate, beside itself: what its interval is made of."""
+"""The number of resamples from which the interval of an estimate is computed."""
 LONGEST = 8
-"""Drafted tokens of the longest block."""
+"""The number of drafted tokens in the longest block."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts
 
 
 def _profile(rows: pd.DataFrame) -> Profile:
-    """A profile for the simulator from probes at every batch; costs of attention are in those of the context that was probed."""
+    """Build a profile for the simulator from probes at every batch; they include the cost of attention at the probed context."""
     near = rows[rows["context"] == rows["context"].min()]
     ms = 1e3 * near.groupby(near["batch"] * near["verified"])["verify_seconds"].median()
     plain = 1e3 * near.groupby("batch")[["plain_before_seconds", "draft_seconds"]].median()

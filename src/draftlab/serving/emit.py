@@ -369,10 +369,10 @@ def write(wanted: Wanted, engines: Sequence[str], out: Path) -> list[Emitted]:
     with atomic_dir(out) as folder:
         for emitted in found:
             (folder / emitted.file).write_text(emitted.text, encoding="utf-8")
-        said = [
+        sections = [
             f"## {e.file}\n\nfor {e.version}{f': {e.note}' if e.note else ''}\n\n```\n{e.command}\n```\n" for e in found
         ]
-        (folder / "README.md").write_text("\n".join(said), encoding="utf-8")
+        (folder / "README.md").write_text("\n".join(sections), encoding="utf-8")
     return found
 
 

@@ -20,11 +20,11 @@ SCALE, SLOPE, SPREAD, DRIFT = 15.0, 0.48, 0.03, 0.13
 """Requests; ``b`` and its spread; how far a stream leaves its line, in logits per unit of ``log(1 + n / SCALE)``."""
 BINS = 8
 LEAST = 2 * ENOUGH
-"""Requests below which a curve is too short."""
+"""The fewest requests for which a curve is fitted."""
 MISFIT = 5.5
-"""Mean squared error of the parts, in their standard errors, from which a stream does not grow as recorded ones did."""
+"""A mean squared error of the parts, in standard errors, above which a stream does not grow like the recorded ones."""
 FURTHEST = 10
-"""A forecast reaches so many times as many requests as were seen."""
+"""A forecast extends at most to this many times the requests seen."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Curve:
     covariance: Float64[np.ndarray, "2 2"]
 
     def at(self, requests: float) -> tuple[float, float, float]:
-        """Acceptance after so many requests, and its 95 % interval."""
+        """The forecast acceptance after ``requests`` requests, and its 95 % interval."""
         place = np.array([1.0, np.log1p(requests / SCALE)])
         drift = DRIFT * max(place[1] - np.log1p(self.seen / SCALE), 0.0)
         margin = 1.96 * np.sqrt(place @ self.covariance @ place + drift**2)

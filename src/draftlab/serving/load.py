@@ -157,10 +157,10 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         return [
             f"not yet known: fewer than {ENOUGH} requests are not enough (give a longer trace, or raise --requests)"
         ]
-    said = [f"{b['rate']:g}/s: draft {b['draft_len']}, {b['speedup']:.2f}x" for b in found["best_by_rate"]]
+    texts = [f"{b['rate']:g}/s: draft {b['draft_len']}, {b['speedup']:.2f}x" for b in found["best_by_rate"]]
     ends = {k: rate for k, rate in found["crossing_rate"].items() if rate is not None}
-    said += [f"draft length {k} stops paying off at {rate:.2f} requests a second" for k, rate in ends.items()]
-    return said or ["no rate was simulated"]
+    texts += [f"draft length {k} stops paying off at {rate:.2f} requests a second" for k, rate in ends.items()]
+    return texts or ["no rate was simulated"]
 
 
 def draw(table: pd.DataFrame, lengths: pd.DataFrame, title: str) -> Figure:

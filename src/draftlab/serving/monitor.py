@@ -109,7 +109,7 @@ class Sums:
 
 
 def _block_variance(seen: Seen) -> float:
-    """The variance of a block's accepted tokens: from the histogram, or the most that a mean within its draft length can have."""
+    """The variance of a block's accepted tokens: from the histogram, or else the largest possible for its mean and draft length."""
     mean = seen.accepted / seen.drafts
     if seen.histogram is not None and sum(seen.histogram) > 0:
         total = sum(seen.histogram)

@@ -89,7 +89,7 @@ class Costs(_Strict):
 
 
 def _filled(table: Mapping[int, float]) -> np.ndarray:
-    """The times of 0 to ``LONGEST`` tokens; below the first known one its time, beyond the last the last slope goes on."""
+    """The times for 0 to ``LONGEST`` tokens: constant below the first known one, and extrapolated with the last slope."""
     known = np.array(list(table))
     times = np.array(list(table.values()))
     wanted = np.arange(LONGEST + 1)

@@ -31,16 +31,16 @@ class Seen:
 
 
 def _vllm_request(row: Mapping[str, Any]) -> Seen | None:
-    """``metrics.speculative_decoding`` of a response (``--per-request-spec-decode-metrics``)."""
-    said = _inside(row, "metrics").get("speculative_decoding")
-    if not isinstance(said, Mapping):
+    """Read ``metrics.speculative_decoding`` of a response of vLLM (``--per-request-spec-decode-metrics``)."""
+    metrics = _inside(row, "metrics").get("speculative_decoding")
+    if not isinstance(metrics, Mapping):
         return None
-    counts = said.get("acceptance_histogram")
+    counts = metrics.get("acceptance_histogram")
     return Seen(
         "vllm",
-        _number(said["num_spec_steps"]),
-        _number(said["num_draft_tokens"]),
-        _number(said["num_accepted_draft_tokens"]),
+        _number(metrics["num_spec_steps"]),
+        _number(metrics["num_draft_tokens"]),
+        _number(metrics["num_accepted_draft_tokens"]),
         histogram=_histogram(counts),
     )
 
@@ -76,30 +76,30 @@ def _sglang_request(row: Mapping[str, Any]) -> Seen | None:
 
     ``spec_accept_length = completion_tokens / spec_verify_ct``, the target's own token included.
     """
-    said = row.get("meta_info", row)
-    if not isinstance(said, Mapping) or "spec_verify_ct" not in said:
+    meta = row.get("meta_info", row)
+    if not isinstance(meta, Mapping) or "spec_verify_ct" not in meta:
         return None
-    drafts = _number(said["spec_verify_ct"])
-    counts = said.get("spec_correct_drafts_histogram", said.get("spec_accept_histogram"))
+    drafts = _number(meta["spec_verify_ct"])
+    counts = meta.get("spec_correct_drafts_histogram", meta.get("spec_accept_histogram"))
     accepted, drafted = math.nan, math.nan
     for good, all_ in SGLANG_COUNTS:
-        if good in said:
-            accepted, drafted = _number(said[good]), _number(said.get(all_, math.nan))
+        if good in meta:
+            accepted, drafted = _number(meta[good]), _number(meta.get(all_, math.nan))
             break
     if math.isnan(accepted):
-        length = said.get("spec_accept_length")
-        emitted = _number(length) * drafts if length is not None else _number(said["completion_tokens"])
+        length = meta.get("spec_accept_length")
+        emitted = _number(length) * drafts if length is not None else _number(meta["completion_tokens"])
         accepted = max(0.0, emitted - drafts)
     return Seen("sglang", drafts, drafted, accepted, histogram=_histogram(counts))
 
 
 def _llama_cpp(row: Mapping[str, Any]) -> Seen | None:
     """``timings`` of a response: a block emits what it accepts and one token more; there is no count where nothing was drafted."""
-    said = row.get("timings", row)
-    if not isinstance(said, Mapping) or "draft_n_accepted" not in said:
+    timings = row.get("timings", row)
+    if not isinstance(timings, Mapping) or "draft_n_accepted" not in timings:
         return None
-    accepted = _number(said["draft_n_accepted"])
-    return Seen("llama.cpp", _number(said["predicted_n"]) - accepted, _number(said["draft_n"]), accepted)
+    accepted = _number(timings["draft_n_accepted"])
+    return Seen("llama.cpp", _number(timings["predicted_n"]) - accepted, _number(timings["draft_n"]), accepted)
 
 
 READERS = (_vllm_request, _vllm_bench, _sglang_request, _llama_cpp)
@@ -120,7 +120,7 @@ def _number(value: Any) -> float:
 
 
 def _histogram(counts: Any) -> tuple[float, ...] | None:
-    """A list, or an object from the accepted number to the count."""
+    """Read a histogram: a list, or an object that maps the number of accepted tokens to the count."""
     if isinstance(counts, Mapping):
         counts = [counts.get(str(i), 0) for i in range(max(map(int, counts), default=-1) + 1)]
     return tuple(map(_number, counts)) if isinstance(counts, Sequence) and len(counts) > 1 else None

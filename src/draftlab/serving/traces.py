@@ -144,8 +144,8 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
         if len(seconds) == limit:
             break
     if not seconds:
-        said = ", ".join(f"{n} {why}" for why, n in left_out.items()) or "it is empty"
-        raise UserError(f"no usable request: {said}", file=path, remedy="give a trace with times and lengths")
+        reasons = ", ".join(f"{n} {why}" for why, n in left_out.items()) or "it is empty"
+        raise UserError(f"no usable request: {reasons}", file=path, remedy="give a trace with times and lengths")
     times = np.frombuffer(seconds)
     return Arrivals(times - times[0], np.frombuffer(prompt, np.int64), np.frombuffer(output, np.int64), left_out)
 

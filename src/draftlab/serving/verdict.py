@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHARES = (0.25, 0.5, 1.0, 2.0)
-"""Of the given load, those that are simulated."""
+"""The loads to simulate, as multiples of the given load."""
 ARRIVALS = 200
-"""Requests of a simulation without a trace."""
+"""The number of requests of a simulation without a trace."""
 GAIN = 0.01
-"""Of acceptance: what is worth no more requests."""
+"""A gain in acceptance that is too small to be worth more requests."""
 PARTS = 10
-"""Parts of the stream whose acceptance is told."""
+"""The number of parts of the stream whose acceptance is reported."""
 LOADS = 6
-"""Simulations of one load, each with arrivals and requests of its own."""
+"""The number of simulations of one load, each with its own arrivals and requests."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,10 @@ class Asked:
 
 
 def _weights(requests: int, to_come: int = 0, seed: int = 0) -> Float64[np.ndarray, "draws requests"]:
-    """How often each request is drawn, the first draw taking each once; then so many requests ``to_come`` are drawn from those."""
+    """How often each request counts in each resample; the first row counts each once.
+
+    With ``to_come``, that many future requests are drawn from each resample.
+    """
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(requests, np.full(requests, 1 / requests), DRAWS)
     if to_come:
@@ -204,12 +207,12 @@ def _reason(verdict: Answer, requests: int, found: Range, most: Ceiling, tips: f
 
 
 def _stream(rows: pd.DataFrame) -> pd.DataFrame:
-    """The requests in the order of the log; where a draft has learnt from them, the held-out ones."""
+    """The requests in the order of the log; only the held-out ones if the draft learnt from the others."""
     return rows[rows["split"] == ("train" if (rows["split"] == "train").any() else "eval")]
 
 
 def _over_time(rows: pd.DataFrame) -> list[Range]:
-    """Acceptance in equal parts of the stream, one after the other."""
+    """Acceptance in consecutive equal parts of the stream."""
     parts = min(PARTS, len(rows) // 4)
     cuts = np.linspace(0, len(rows), parts + 1).astype(int) if parts > 1 else np.zeros(0, int)
     return [_ratio(rows.iloc[begin:end], "accepted", "visited") for begin, end in itertools.pairwise(cuts)]
@@ -249,7 +252,7 @@ def _part(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Part:
 
 
 def _categories(rows: pd.DataFrame, costs: BlockCosts) -> list[Part]:
-    """Requests by the halves of their lengths, and by language where a log has several."""
+    """Group the requests into a shorter and a longer half, and by language if the log has several."""
     found = []
     for name, column in (("prompts", "prompt_tokens"), ("answers", "emitted")):
         middle = float(rows[column].median())
@@ -404,12 +407,12 @@ def lines(found: Verdict) -> list[str]:
         f"{NAMES[own.name]} {own.verdict}" + (f" {own.speedup.show()}" if own.requests >= ENOUGH else "")
         for own in found.options
     ]
-    said = [
+    fastest = [
         f"{at.rate:.3g}/s {NAMES[name] + f' {at.speedup.show()}' if name else 'no draft'}"
         for name, at in best_at_load(found)
     ]
     where = f"One request at a time, {found.requests} held-out requests; costs {found.costs}"
-    return [found.sentence, "; ".join(options), "Fastest under load: " + "; ".join(said) if said else where]
+    return [found.sentence, "; ".join(options), "Fastest under load: " + "; ".join(fastest) if fastest else where]
 
 
 def best_at_load(found: Verdict) -> list[tuple[str, AtLoad]]:

@@ -27,11 +27,13 @@ KINDS = {int: "iu", float: "fiu", str: "OUT", bool: "b"}
 
 def run_file(cell: tyro.conf.Positional[Path]) -> None:
     """Run one cell of an experiment, as described by its cell.json; its table and record go into the same folder."""
-    said = read_object(cell)
+    content = read_object(cell)
     try:
-        stage = STAGES[said["stage"]]
-        variants = [Variant(own["labels"], stage.settings.model_validate(own["settings"])) for own in said["variants"]]
-        inputs = stage.inputs.model_validate(said["inputs"])
+        stage = STAGES[content["stage"]]
+        variants = [
+            Variant(own["labels"], stage.settings.model_validate(own["settings"])) for own in content["variants"]
+        ]
+        inputs = stage.inputs.model_validate(content["inputs"])
     except KeyError as error:
         raise UserError(
             f"no {error} in it", file=cell, remedy="run the workflow again: it rewrites this file"
@@ -61,7 +63,7 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) 
         table = whole_numbers(stage, identified(pd.concat(frames, ignore_index=True)), variants)
         check(stage, table, variants)
         shared, own = split_common([variant.settings.model_dump(mode="json") for variant in variants])
-        runs = [changed | said for changed, said in zip(own, runs, strict=True)]
+        runs = [changed | facts_of_run for changed, facts_of_run in zip(own, runs, strict=True)]
         write_cell(out, table, {"stage": stage.name, "settings": shared, "runs": runs}, **reads)
         shutil.rmtree(out / ".parts", ignore_errors=True)
 
@@ -69,7 +71,7 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) 
 def _run_once(
     stage: Stage, variant: Variant, inputs: NoInputs, bench: Bench, parts: Path | None
 ) -> tuple[pd.DataFrame, Facts]:
-    """Run a variant, or read what a killed process left of it; its record is written last."""
+    """Run a variant, or read its rows if a killed process had finished it; the record is written last."""
     if parts is None:
         return stage.run(variant.settings, inputs, bench)
     table, record = (parts / f"{bench.number}.{kind}" for kind in ("parquet", "json"))

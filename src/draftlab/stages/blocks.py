@@ -64,7 +64,7 @@ class Settings(Contest):
 
     @model_validator(mode="after")
     def _has_whole_blocks(self) -> Settings:
-        """Costs and the ceiling belong to whole blocks."""
+        """Check that costs and the ceiling are asked for only with whole blocks."""
         if self.by_depth and (self.timed or self.ceiling):
             raise ValueError("by_depth cannot be combined with timed or ceiling")
         return self
@@ -190,7 +190,7 @@ def write(
 
 
 def _count(same: Sequence[Contender], texts: Texts, settings: Settings) -> Iterator[tuple[Contender, Blocks]]:
-    """The blocks of contenders that share a target; those that share their drafts' distributions are worked out together."""
+    """Count the blocks of contenders that share a target; those with the same draft distributions are computed together."""
     from draftlab.core.sampling import to_probs
     from draftlab.core.verify.bound import optimum_iid
     from draftlab.core.verify.exact import on_support
@@ -217,7 +217,7 @@ def _count(same: Sequence[Contender], texts: Texts, settings: Settings) -> Itera
 
 
 def _is_replayed(own: Contender) -> bool:
-    """Whether the number of survivors is all that its verifier has to know of a block so far."""
+    """Whether the verifier needs to know only the number of survivors of a block so far."""
     return getattr(own.verifier, "stops", None) is None or getattr(own.verifier, "selected", None) is not None
 
 
@@ -226,7 +226,7 @@ def _is_distinct(own: Contender) -> bool:
 
 
 def _groups(own: Contender) -> tuple[int, ...]:
-    """How many of its drafts share a distribution."""
+    """The numbers of drafts that share a distribution."""
     return (own.num_drafts,) if len(set(own.draft_temperatures)) == 1 else (1, own.num_drafts - 1)
 
 

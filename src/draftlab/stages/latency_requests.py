@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     """A draft, the length of its blocks, and the confidence below which a block ends."""
 
 PLAIN, AGAIN = "none", "none_again"
-"""No speculation, twice: what differs between the two is noise."""
+"""No speculation, measured twice: the difference between the two is noise."""
 LOOKUP, FIRST = "lookup", "lookup_first"
 """The drafts that every user has already."""
 
@@ -37,7 +37,7 @@ ADAPTIVE, CONFIDENT = "_adaptive", "_confident"
 """Endings of the names of drafts whose length follows the acceptance, and whose blocks end where they are unsure."""
 
 BEFORE, DISTILLED = "before", "distilled"
-"""The pair's draft as it comes, and as another experiment distilled it."""
+"""The pair's undistilled draft, and the same draft distilled by another experiment."""
 
 LONGEST = 10
 CALIBRATION_BLOCKS = 5

@@ -154,7 +154,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
 
 def cost(blocks: Blocks, settings: Settings) -> Float64[np.ndarray, " requests"]:
-    """Target steps that each answer takes, all told."""
+    """The time of each answer in plain steps of the target, including drafting and verification."""
     import numpy as np
 
     added = np.array([0.0, *settings.verify_cost])

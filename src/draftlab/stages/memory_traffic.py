@@ -124,7 +124,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
 
 def _printed(case: Case, settings: Settings) -> Iterator[dict[str, Any]]:
-    """Table 5."""
+    """The rows of Table 5, as printed."""
     for interval in settings.update_interval:
         systems = theory.memory_traffic(
             case.target,
@@ -169,7 +169,7 @@ def _rows(
 
 
 def _measured(online: Path, dataset: str) -> tuple[float, float]:
-    """Block lengths at the end of the stream: of the undistilled draft, and of the online one."""
+    """The block lengths at the end of the stream, of the undistilled draft and of the online draft."""
     from draftlab.files.tables import read_table
 
     rows = read_table(online)

@@ -149,7 +149,7 @@ class Inputs(Distillation):
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """The cell's pair, and the requests of its stream where it has one of its own."""
+        """The cell's pair, and the requests of its stream if it has its own stream."""
         found = Distillation.locate(variants, places).model_dump()
         own = variants[0]
         if own.stream is None:
@@ -232,7 +232,7 @@ def _arrive(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> Tra
 
 
 def _order(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> list[Prompt]:
-    """The requests of a part of the stream; one without a recorded answer has no place in it."""
+    """The requests of a part of the stream, without those that have no recorded answer."""
     from draftlab.data.prompts import Prompt
     from draftlab.data.streams import arrange
     from draftlab.files.json_files import read_jsonl
@@ -259,7 +259,7 @@ def _route(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> list
 
 
 def _drafts(settings: Settings, stream: Traffic) -> dict[str, list[int]]:
-    """The drafts by the class that they serve, "" for all, and the places of their requests."""
+    """The class that each draft serves ("" for all classes), with the places of its requests."""
     import numpy as np
 
     from draftlab.data.routing import by_route, misroute
@@ -274,7 +274,7 @@ def _drafts(settings: Settings, stream: Traffic) -> dict[str, list[int]]:
 def _prepare(
     draft: LanguageModel, own: Traffic, name: str, settings: Settings, inputs: Inputs, bench: Bench
 ) -> tuple[Effort, set[int]]:
-    """Distil the draft before it serves; with the places of its own requests that it learnt from."""
+    """Distil the draft before it serves; also return the places of its requests that it learnt from."""
     from draftlab.train.learning import Effort, train
     from draftlab.train.sources import Scene
 
@@ -296,7 +296,7 @@ def _prepare(
 def _serve(
     own: Traffic, name: str, number: int, settings: Settings, inputs: Inputs, bench: Bench
 ) -> tuple[pd.DataFrame, Effort]:
-    """Prepare one draft and let it serve its own requests, or measure it on the held-out ones of its class."""
+    """Prepare one draft, then let it serve its requests or measure it on the held-out requests of its class."""
     import numpy as np
     import pandas as pd
 

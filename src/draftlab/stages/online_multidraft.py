@@ -136,7 +136,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
 
 def _mixture(passes: Sequence[TargetPass], settings: Settings, seed: int) -> Traffic:
-    """The first ``stream`` requests of each topic in one random order."""
+    """Mix the first ``stream`` requests of each topic in random order."""
     import numpy as np
 
     from draftlab.train.traffic import Traffic, join
@@ -180,7 +180,7 @@ def _decoded(
     settings: Settings,
     seed: int,
 ) -> pd.DataFrame:
-    """Decode the requests as one batch, a row for each."""
+    """Decode the requests as one batch, and return a row for each."""
     import pandas as pd
     import torch
 

@@ -117,7 +117,7 @@ def _count(
     target: tuple[LanguageModel, Sampling],
     draft: tuple[LanguageModel, Sampling],
 ) -> Iterator[tuple[dict[str, str | int], Blocks]]:
-    """The blocks of each shape."""
+    """Count the blocks of each tree shape."""
     import numpy as np
 
     from draftlab.core.sampling import to_probs
@@ -168,7 +168,7 @@ def _count(
 
 
 def _delayed(nodes: int, length: int) -> tuple[int, int]:
-    """The shortest trunk, of 1 token or more, after which so many ``nodes`` are whole sequences, and how many."""
+    """The shortest trunk (at least 1 token) after which the remaining ``nodes`` form whole sequences, and how many sequences."""
     trunk = next(trunk for trunk in itertools.count(1) if (nodes - trunk) % (length - trunk) == 0)
     return trunk, (nodes - trunk) // (length - trunk)
 

@@ -197,7 +197,7 @@ def _cell(vocab: int, name: str, drafts: int, batch: int, settings: Settings) ->
 
 
 def _distributions(vocab: int, name: str, batch: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Target and draft distributions: a noisy power distribution, the draft hotter and noisier."""
+    """Target and draft distributions: noisy power laws, the draft's with a higher temperature and more noise."""
     import torch
 
     from draftlab.core.sampling import Sampling, to_probs
@@ -210,7 +210,7 @@ def _distributions(vocab: int, name: str, batch: int, generator: Generator) -> t
 
 
 def _decision(verifier: TokenVerifier, target: Tensor, draft: Tensor, generator: Generator) -> Timed:
-    """A decision on freshly drafted tokens; drafting is outside the clock."""
+    """Make one decision on freshly drafted tokens; the time of drafting does not count."""
     from draftlab.core.sampling import draft_tokens
 
     tokens = draft_tokens(draft, verifier.drafting, generator)

@@ -25,7 +25,7 @@ Prices = dict[str, Float64[np.ndarray, " measurements"]]
 
 
 def affordable(every: Traffic, after: int, tokens: float) -> list[int]:
-    """The first requests ``after`` so many that hold this many tokens."""
+    """The requests that follow the first ``after`` and together hold this many tokens."""
     records = every.answers.answers[after:]
     read = np.cumsum([len(record.prompt_ids) + len(record.answer_ids) for record in records])
     return list(range(after, after + 1 + int((read < tokens).sum())))[: len(records)]

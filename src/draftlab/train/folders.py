@@ -60,7 +60,7 @@ class Folders:
         seal(out)
 
     def facts(self, effort: Effort, begin: float) -> dict[str, Any]:
-        """What ``run.json`` says of a run that began at so many CPU seconds; ``recorded_tokens``: answered once for all variants."""
+        """The facts for ``run.json`` of a run that began at ``begin`` CPU seconds; the recorded tokens serve all its variants."""
         passes = [kept for kept in self.kept.values() if isinstance(kept, TargetPass)]
         tokens = sum(sum(kept.lengths) for kept in passes)
         seconds = round(time.process_time() - begin, 3)
@@ -72,7 +72,7 @@ class Folders:
         }
 
     def once(self, key: object, make: Callable[[], T]) -> T:
-        """What ``make`` makes, made once for all variants."""
+        """The result of ``make``, which is called only once for all variants."""
         if key not in self.kept:
             self.kept[key] = make()
         return cast(T, self.kept[key])

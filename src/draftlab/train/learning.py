@@ -104,18 +104,18 @@ def train(
 
 
 def _identity(scene: Scene, requests: Sequence[int], settings: Training) -> str:
-    """Whose checkpoint it is: settings, code, the draft before training, and the target's answers that it learns from."""
+    """The identity of a checkpoint: settings, code, the draft before training, and the target's answers that it learns from."""
     records = [scene.recorded.answers[request] for request in requests]
     text = repr([(record.prompt_ids, record.answer_ids) for record in records])
     start, distributions = (
         training.digest(found) for found in (dict(scene.draft.named_parameters()), scene.recorded.tensors)
     )
-    told = hashlib.sha256(text.encode()).hexdigest()
-    return f"{settings!r} {scene.max_new_tokens} {code_digest(__name__)} {start} {told} {distributions}"
+    texts = hashlib.sha256(text.encode()).hexdigest()
+    return f"{settings!r} {scene.max_new_tokens} {code_digest(__name__)} {start} {texts} {distributions}"
 
 
 def _terms(draft: LanguageModel, samples: Samples, settings: Training, effort: Effort) -> Iterator[Tensor]:
-    """The loss of one step by micro-batches: each is its sum over positions, divided by all positions of the step."""
+    """Yield the loss of one step by micro-batches, each the sum over its positions divided by all positions of the step."""
     count = parallel.total(len(samples.target_logits))
     effort.positions += count
     effort.tokens += parallel.total(sum(map(len, samples.prompts)) + len(samples.target_logits))

@@ -56,7 +56,7 @@ def live_server(target: LanguageModel, max_new_tokens: int, eos_ids: Collection[
 
 
 def _blocks(trace: BlockTrace) -> tuple[Bool[np.ndarray, " positions"], Bool[np.ndarray, " positions"]]:
-    """Where blocks start in an answer, and where a drafted token was refused."""
+    """The positions in an answer where blocks start, and those where a drafted token was rejected."""
     starts, rejected = np.zeros((2, len(trace.answer_ids)), bool)
     begins = np.cumsum([0, *trace.emitted[:-1]])
     starts[begins] = True
@@ -73,7 +73,7 @@ def _recorded(
     vocab_size: int,
     kept: int,
 ) -> TargetPass:
-    """What was decoded, as a recorded pass: the distributions are those that verification read."""
+    """The decoded answers as a recorded pass, with the distributions that verification used."""
     tokens = torch.tensor([token for trace in traces for token in trace.answer_ids], device=logits[0][0].device)
     every = torch.cat([block for blocks in logits for block in blocks])
     distributions, ids = compact_distribution(every, tokens, kept)

@@ -64,7 +64,7 @@ def distil(scene: Scene, held_out: TargetPass, settings: Offline, *, checkpoint:
 
 
 def _at(epoch: float, rows: pd.DataFrame, effort: Effort, settings: Offline) -> pd.DataFrame:
-    """The rows, with how far training was."""
+    """Add columns to the rows that say how far training was."""
     rows = rows.assign(epoch=epoch, tokens=effort.tokens)
     return rows.assign(learning_seconds=effort.milliseconds / 1e3) if settings.timed else rows
 

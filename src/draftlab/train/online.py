@@ -61,7 +61,7 @@ class Lesson:
 
 
 Server = Callable[[LanguageModel, Traffic, Sequence[int], Serving, Generator], tuple[pd.DataFrame, list[Lesson]]]
-"""Serves requests with a draft: their counts, and what is to be learnt from each."""
+"""A function that serves requests with a draft, and returns their counts and what to learn from each."""
 
 
 def replay_server(
@@ -176,11 +176,11 @@ def serve(
 
 
 def _identity(draft: LanguageModel, traffic: Traffic, settings: Serving) -> str:
-    """Whose checkpoint it is: settings, code, the draft before it learnt, and the stream."""
+    """The identity of a checkpoint: settings, code, the draft before it learnt, and the stream."""
     texts = [(record.prompt_ids, record.answer_ids) for record in traffic.answers.answers]
-    told = hashlib.sha256(repr([texts, traffic.request.tolist(), traffic.trains.tolist()]).encode()).hexdigest()
+    stream = hashlib.sha256(repr([texts, traffic.request.tolist(), traffic.trains.tolist()]).encode()).hexdigest()
     start, given = (training.digest(found) for found in (dict(draft.named_parameters()), traffic.answers.tensors))
-    return f"{settings!r} {code_digest(__name__)} {start} {told} {given}"
+    return f"{settings!r} {code_digest(__name__)} {start} {stream} {given}"
 
 
 def serve_unchanged(draft: LanguageModel, traffic: Traffic, draft_len: int) -> pd.DataFrame:

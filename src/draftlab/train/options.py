@@ -59,7 +59,7 @@ def lookup(recorded: TargetPass, settings: Options) -> pd.DataFrame:
 
 
 def _count_guesses(text: Ngrams, longest: int) -> int:
-    """How many tokens in a row it guesses after ``text``, which stays as it is."""
+    """How many tokens in a row the lookup can guess after ``text``, at most ``longest``; ``text`` is restored afterwards."""
     end = len(text.tokens)
     while len(text.tokens) < end + longest and text.guess is not None:
         text.append(text.guess)
@@ -137,7 +137,7 @@ def _rows(
     drafted: Int64[np.ndarray, " positions"],
     steps: Float64[np.ndarray, " positions"],
 ) -> pd.DataFrame:
-    """One row per request; ``drafted`` and ``steps`` of a block that starts at each position."""
+    """One row per request, given ``drafted`` and ``steps`` of the block that would start at each position."""
     request = np.repeat(np.arange(len(recorded.lengths)), recorded.lengths)
 
     def summed(values: Float64[np.ndarray, " positions"]) -> Float64[np.ndarray, " requests"]:

@@ -25,7 +25,7 @@ def _state() -> Any:
 
 
 def start() -> None:
-    """Join the other processes. Each gets a GPU of its own by it, so no model may be on "cuda" before."""
+    """Join the other processes. This assigns each process its own GPU, so no model may be on "cuda" before."""
     if PROCESSES > 1:
         _state()
 

@@ -154,7 +154,7 @@ def make_draft(
 
 
 def _answered(prompts: Sequence[Path], words: Tokenizer, template: str) -> list[Example]:
-    """The prompts that have a reference answer, with it."""
+    """Yield the prompts that have a reference answer, each with its answer."""
     return [
         Example(words.encode_prompt(record.text, template), [*words.encode(f" {record.reference}"), words.eos_ids[0]])
         for path in prompts
@@ -197,7 +197,7 @@ def _train(
 
 
 def _untrained(recipe: Recipe, vocab_size: int, target: Path | None = None) -> LanguageModel:
-    """The model as its design begins, its head whole."""
+    """The untrained model of a design, with a whole head."""
     whole = load_model(target) if target and recipe.design != "scratch" else None
     if recipe.design != "scratch" and not isinstance(whole, Llama):
         what = f"the design {recipe.design} needs a target" + (" that is a Llama" if whole else "")
@@ -220,7 +220,7 @@ def _untrained(recipe: Recipe, vocab_size: int, target: Path | None = None) -> L
 
 
 def _batches(examples: Sequence[Example], size: int, count: int, seed: int) -> Iterator[list[Example]]:
-    """``count`` batches in a seeded order; neighbours in length share a batch."""
+    """``count`` batches in a seeded order; texts of similar length share a batch."""
     rng = random.Random(seed)
     while count > 0:
         order = rng.sample(range(len(examples)), len(examples))

@@ -126,7 +126,7 @@ LIVE = frozenset({"student", "mix_request", "mix_token"})
 
 
 def _coins(count: int, generator: Generator) -> list[bool]:
-    """Whether the target writes, by a coin each; torch draws on the device of its generator alone."""
+    """Draw for each token whether the target writes it; torch can draw only on the device of the generator."""
     return (torch.rand(count, generator=generator, device=generator.device) < SHARE).tolist()
 
 
@@ -137,7 +137,7 @@ def _written(
     generator: Generator,
     observe: Observer | None = None,
 ) -> list[list[int]]:
-    """Answers of a model, decoded as the recorded ones were."""
+    """Decode answers of a model with the settings of the recorded ones."""
     return generate(
         cast(LanguageModel, model),
         prompts,
@@ -152,7 +152,7 @@ def _written(
 
 @torch.no_grad()
 def _scored(scene: Scene, prompts: list[list[int]], answers: list[list[int]]) -> Samples:
-    """The target's logits at each answer position; requests of like length share a forward."""
+    """The target's logits at each answer position; requests of similar length share a forward pass."""
     assert scene.target is not None
     order = sorted(range(len(answers)), key=lambda place: len(prompts[place]) + len(answers[place]))
     found: dict[int, Tensor] = {}
@@ -165,7 +165,7 @@ def _scored(scene: Scene, prompts: list[list[int]], answers: list[list[int]]) ->
 
 
 class _Mixture:
-    """Two models as one: each row's logits are the target's or, by a fair coin, the draft's. What ``generate`` needs of a model."""
+    """Two models as one, with the interface that ``generate`` needs: each row's logits are the target's or, by a fair coin, the draft's."""
 
     def __init__(self, target: LanguageModel, draft: LanguageModel, generator: Generator) -> None:
         self.models, self.generator = (target, draft), generator

@@ -86,7 +86,7 @@ def token_view(
 
 
 def _kinds(found: Proposals, tokenizer: Tokenizer) -> list[dict[str, str]]:
-    """The tokens of one answer in reading order; a rejected draft stands before what the target wrote instead."""
+    """The tokens of one answer in reading order; a rejected token comes before the one that the target wrote instead."""
     rows = []
     for place, (drafted, written, visited) in enumerate(zip(found.drafted, found.written, found.visited, strict=True)):
         kinds = [("accepted", drafted)] if drafted == written else [("rejected", drafted), ("target", written)]

@@ -87,7 +87,7 @@ class Traffic:
         return dataclasses.replace(self.take(places.tolist()), segment=self.segment, trains=self.trains)
 
     def _bins(self, size: int) -> Iterator[Int[np.ndarray, " size"]]:
-        """Places of each ``size`` neighbours of one class, class after class."""
+        """The places of every ``size`` consecutive requests of one class, class by class."""
         for name in dict.fromkeys(self.group):
             own = np.flatnonzero([group == name for group in self.group])
             yield from (own[start : start + size] for start in range(0, len(own), size))

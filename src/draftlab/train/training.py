@@ -148,12 +148,12 @@ def progress(items: Iterable[int], label: str, *, total: int, initial: int = 0) 
     if sys.stderr.isatty():
         yield from tqdm(items, desc=label, total=total, initial=initial)
         return
-    start = said = time.monotonic()
+    start = printed = time.monotonic()
     for done, item in enumerate(items, initial + 1):
         yield item
-        if time.monotonic() - said > 10 or done == total:
-            said = time.monotonic()
-            print(f"{label}: {done} of {total}, {said - start:.0f} s", file=sys.stderr, flush=True)
+        if time.monotonic() - printed > 10 or done == total:
+            printed = time.monotonic()
+            print(f"{label}: {done} of {total}, {printed - start:.0f} s", file=sys.stderr, flush=True)
 
 
 def save_checkpoint(

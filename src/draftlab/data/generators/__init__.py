@@ -1,7 +1,7 @@
-"""Rows drawn in the raw schemas of the real datasets that a run may generate, and texts for a draft; deterministic in the seed.
+"""Generates rows in the raw schemas of the real datasets, and texts to pretrain a draft on; deterministic in the seed.
 
-Two name spaces: ``service`` is what the users of a deployed model ask about; ``public`` has other tables, names and
-products, and is all that a draft sees before distillation, so that it starts with a low acceptance.
+There are two name spaces. ``service`` is what the users of a deployed model ask about. ``public`` has other tables, names and products;
+it is all that a draft sees before distillation, so that its acceptance starts low.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ GENERATORS: dict[str, Generator] = {
     "dolly": chat.dolly,
 }
 FOUR = ("spider", "gsm8k", "code_search_net", "finance_alpaca")  # the datasets of OSD's Table 1
-EVAL_SHARE = 8  # one prompt in eight can only ever be drawn for evaluation
+EVAL_SHARE = 8  # one prompt in eight is reserved for evaluation
 PATIENCE = 50
 
 
 def _draws(dataset: str, part: str, seed: int, space: str) -> Iterator[tuple[dict[str, Any], Cleaned]]:
-    """Rows without end, repeats included; a prompt falls on the eval side or on the other by its own checksum."""
+    """Yield rows forever, repeats included; the checksum of a prompt decides whether it belongs to the eval split."""
     if dataset not in GENERATORS:
         raise UserError(f"no generator for {dataset!r}", remedy=f"use one of {', '.join(GENERATORS)}")
     generate, cleaner = GENERATORS[dataset], cleaners.CLEANERS[dataset]
     draw = Random(f"{seed}/{dataset}/{part}/{space}")
     while True:
         row = generate(draw, space)
-        said = cleaner(row)
-        if (zlib.crc32(said.text.encode()) % EVAL_SHARE == 0) == (part == "eval"):
-            yield row, said
+        cleaned = cleaner(row)
+        if (zlib.crc32(cleaned.text.encode()) % EVAL_SHARE == 0) == (part == "eval"):
+            yield row, cleaned
 
 
 def rows(dataset: str, split: str, *, seed: int, space: str = "service") -> Iterator[dict[str, Any]]:
-    """Raw rows without end; prompts do not repeat until new ones have become rare, and never cross the split."""
+    """Yield raw rows forever; prompts repeat only once new ones have become rare, and no prompt occurs in both splits."""
     seen: set[int] = set()
     misses = 0  # in a row
-    for row, said in _draws(dataset, split, seed, space):
-        key = hash(said.text)
+    for row, cleaned in _draws(dataset, split, seed, space):
+        key = hash(cleaned.text)
         if misses < PATIENCE and key in seen:
             misses += 1
             continue
@@ -66,7 +66,7 @@ def rows(dataset: str, split: str, *, seed: int, space: str = "service") -> Iter
 
 
 def public_documents(n: int, seed: int, *, prose_share: float = 0.5, datasets: Sequence[str] = FOUR) -> Iterator[str]:
-    """``n`` texts for a draft: answers of the ``public`` name space without their prompts, and plain prose."""
+    """Yield ``n`` texts to pretrain a draft on: plain prose, and answers of the ``public`` name space without their prompts."""
     draw = Random(f"{seed}/public")
     draws = [_draws(name, "public", seed, "public") for name in datasets]
     for _ in range(n):

@@ -1,4 +1,4 @@
-"""Requests of many users in six languages and five topics, as Chatbot Arena's rows and other chat formats."""
+"""Generates requests of many users in six languages and five topics, as rows of Chatbot Arena and of Dolly."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ LANGUAGES = {"English": 10, "Chinese": 2, "Japanese": 2, "Spanish": 2, "Portugue
 
 
 def _english(draw: Random, space: str, topic: str) -> tuple[str, str]:
-    said = read_beside(__file__)
-    first, second = said["slots"][topic][space]
+    """Draw an English question about a topic, and its answer."""
+    words = read_beside(__file__)
+    first, second = words["slots"][topic][space]
     slots = {"a": draw.choice(first), "b": draw.choice(second), "n": draw.randrange(2, 100)}
-    questions, openings, endings = said["english"][topic]
+    questions, openings, endings = words["english"][topic]
     answer = f"{draw.choice(openings)} {draw.choice(endings)}"
     return draw.choice(questions).format(**slots), answer.format(**slots)
 
 
 def _other(draw: Random, space: str, language: str) -> tuple[str, str]:
+    """Draw a question in another language, and its answer."""
     words, questions, openings, endings = read_beside(__file__)["others"][language]
     slots = {"a": draw.choice(words[space]), "n": draw.randrange(2, 100)}
     space_between = "" if language in ("Chinese", "Japanese") else " "
@@ -32,7 +34,7 @@ def _other(draw: Random, space: str, language: str) -> tuple[str, str]:
 
 
 def _request(draw: Random, space: str) -> dict[str, Any]:
-    """Language, topic, time and words of one request; games give way to business as the days go by."""
+    """Draw the language, topic, time, question and answer of one request; over time, games become rarer and business more common."""
     day = draw.randrange(DAYS)
     language = draw.choices(tuple(LANGUAGES), tuple(LANGUAGES.values()))[0]
     late = day / DAYS
@@ -43,10 +45,10 @@ def _request(draw: Random, space: str) -> dict[str, Any]:
 
 
 def arena(draw: Random, space: str) -> dict[str, Any]:
-    """Draw one row with the fields of ``lmsys/chatbot_arena_conversations``, and the ``topic`` that it was drawn from."""
-    said = _request(draw, space)
-    user = {"role": "user", "content": said["question"]}
-    conversation = [user, {"role": "assistant", "content": said["answer"]}]
+    """Draw one row with the fields of ``lmsys/chatbot_arena_conversations``, and its ``topic``."""
+    request = _request(draw, space)
+    user = {"role": "user", "content": request["question"]}
+    conversation = [user, {"role": "assistant", "content": request["answer"]}]
     row = {
         "question_id": f"{draw.getrandbits(64):016x}",
         "model_a": "target",
@@ -57,14 +59,14 @@ def arena(draw: Random, space: str) -> dict[str, Any]:
         "conversation_b": conversation,
         "turn": 1,
         "anony": True,
-        "language": said["language"],
-        "tstamp": said["time"],
+        "language": request["language"],
+        "tstamp": request["time"],
     }
-    return row | ({"topic": said["topic"]} if said["topic"] else {})
+    return row | ({"topic": request["topic"]} if request["topic"] else {})
 
 
 def dolly(draw: Random, space: str) -> dict[str, Any]:
-    """Draw one row with the fields of ``databricks/databricks-dolly-15k``; two in five have a context to answer from."""
+    """Draw one row with the fields of ``databricks/databricks-dolly-15k``; two in five come with a context that contains the answer."""
     topic = draw.choice(TOPICS)
     question, answer = _english(draw, space, topic)
     context = draw.random() < 0.4

@@ -1,4 +1,4 @@
-"""Documented Python functions over lists of records, as CodeSearchNet's rows on the hub."""
+"""Generates documented Python functions over lists of records, as rows of CodeSearchNet on the hub."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def code_search_net(draw: Random, space: str) -> dict[str, Any]:
     rows, row = draw.choice((f"{noun}s", "items", "rows")), draw.choice((noun, "item", "x"))
     family, draw_words = draw.choice(list(FAMILIES.items()))
     own = words["functions"][family]
-    said = {"noun": noun, "attribute": attribute, "rows": rows, "row": row, **draw_words(draw, words["attributes"])}
+    slots = {"noun": noun, "attribute": attribute, "rows": rows, "row": row, **draw_words(draw, words["attributes"])}
     parts = draw.choice(own["docs"]), own["name"], own["arguments"], draw.choice(own["bodies"])
-    doc, name, arguments, body = (part.format(**said) for part in parts)
+    doc, name, arguments, body = (part.format(**slots) for part in parts)
     docstring = f'    """{doc}"""\n' if draw.random() < 0.5 else ""
     code = f"def {name}({arguments}):\n{docstring}{body}".rstrip()
     repository, path = f"{space}/{noun}s", f"{noun}s/{attribute}.py"

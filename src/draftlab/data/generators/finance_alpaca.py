@@ -1,4 +1,4 @@
-"""Questions about money with short advice, as finance-alpaca's rows: the answer takes up who asks and what for."""
+"""Generates questions about money with short advice, as rows of finance-alpaca; the answer refers to the asker and their goal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from draftlab.files.yaml_files import read_beside
 
 
 def finance_alpaca(draw: Random, space: str) -> dict[str, Any]:
-    """Draw one row with the fields of ``gbharti/finance-alpaca``; the persona stands in ``input`` one time in four."""
+    """Draw one row with the fields of ``gbharti/finance-alpaca``; one time in four the persona is in ``input``."""
     words = read_beside(__file__)
     product, goal, job = (
         draw.choice(words["products"][space]),

@@ -1,4 +1,4 @@
-"""Word problems with worked answers, as GSM8K's rows: ``<<a*b=c>>`` after each step, ``####`` before the result."""
+"""Generates word problems with worked answers, as rows of GSM8K: ``<<a*b=c>>`` in each step, ``####`` before the result."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from draftlab.files.yaml_files import read_beside
 
 Numbers = dict[str, Any]
-"""The numbers of a problem, the steps ``first`` and ``last``, and the ``result``."""
+"""The numbers of a problem, its two steps as text (``first`` and ``last``), and the ``result``."""
 
 
 def _solved(sum1: str, value1: int, sum2: str, value2: int, unit: str = "", **numbers: Any) -> Numbers:
-    """A problem of two steps, each a sum and its value."""
+    """Build a problem of two steps, each given as an expression and its value."""
     first, last = (f"{own}={unit}<<{own}={value}>>{value}" for own, value in ((sum1, value1), (sum2, value2)))
     return numbers | {"first": first, "last": last, "result": value2}
 

@@ -1,4 +1,4 @@
-"""Plain sentences about nothing in particular, for a draft that knows the language but no task."""
+"""Generates plain sentences about nothing in particular, from which a draft learns the language but no task."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from draftlab.files.yaml_files import read_beside
 
 
 def sentence(draw: Random) -> str:
-    """One sentence."""
+    """Draw one sentence."""
     words = read_beside(__file__)
     text = " ".join(draw.choice(words[part]) for part in ("subjects", "verbs", "objects", "endings")) + "."
     return text[0].upper() + text[1:]
 
 
 def paragraph(draw: Random) -> str:
-    """Two to four sentences."""
+    """Draw a paragraph of two to four sentences."""
     return " ".join(sentence(draw) for _ in range(draw.randrange(2, 5)))

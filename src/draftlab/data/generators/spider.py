@@ -1,4 +1,4 @@
-"""Questions over small databases, as Spider's rows: the answer copies names from the question and is free in its style."""
+"""Generates questions over small databases, as rows of Spider; the SQL copies names from the question and varies in style."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftlab.files.yaml_files import read_beside
 
 @dataclass(frozen=True)
 class Table:
-    """A table: how people call its rows, its label column, two text columns and two number columns."""
+    """A database table: its name, the plural word for its rows, its label column, two text columns and two number columns."""
 
     name: str
     plural: str
@@ -24,7 +24,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Style:
-    """The choices that the question leaves open."""
+    """The choices of SQL style that the question leaves open."""
 
     count: str
     quote: str
@@ -110,11 +110,11 @@ def spider(draw: Random, space: str) -> dict[str, Any]:
         subquery=draw.random() < 0.4,
     )
     family, draw_words = draw.choice(FAMILIES)
-    own, said = read_beside(__file__)["families"][family], {"form": "query", **draw_words(draw, style, t)}
-    said |= {"t": t, "u": u, "count": style.count, "quote": style.quote}
-    question = draw.choice(own["questions"]).format(**said)
-    queries = own[said["form"]]
-    query = (draw.choice(queries) if isinstance(queries, list) else queries).format(**said)
+    own, slots = read_beside(__file__)["families"][family], {"form": "query", **draw_words(draw, style, t)}
+    slots |= {"t": t, "u": u, "count": style.count, "quote": style.quote}
+    question = draw.choice(own["questions"]).format(**slots)
+    queries = own[slots["form"]]
+    query = (draw.choice(queries) if isinstance(queries, list) else queries).format(**slots)
     tokens = SQL_TOKEN.findall(query)
     return {
         "db_id": name,

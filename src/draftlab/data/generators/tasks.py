@@ -1,4 +1,4 @@
-"""Rows of the other tasks: summaries, translation, physical common sense, short programs."""
+"""Generates rows of the other tasks: summaries and translation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftlab.files.yaml_files import read_beside
 
 
 def _news(draw: Random, space: str) -> tuple[str, str]:
-    """A report, and the sentence that says what matters in it."""
+    """Draw a news report and its one-sentence summary."""
     words = read_beside(__file__)
     place, event, agent, day = (
         draw.choice(words["places"][space]),

@@ -1,4 +1,4 @@
-"""Tidy table -> picture: the form that an experiment's file asks for, a module named as the experiment, or an overview.
+"""Draws tidy tables: by a module with the experiment's name, by the form that its YAML file asks for, or as an overview.
 
 A module's ``draw`` takes (table, scale, published) and returns a matplotlib ``Figure``; it reads nothing else.
 """
@@ -17,16 +17,16 @@ from draftlab.report.figures.style import finish, save
 from draftlab.report.published import Published
 
 DESIGNED = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*_*.py"))
-"""The experiments that have a module of their own."""
+"""The experiments whose figure has its own module."""
 
 
 def figure(experiment: str, table: pd.DataFrame, scale: str, published: Published, title: str = "") -> Figure:
-    """The experiment's own figure, or an overview of its table, under its takeaway."""
-    said = tidy.plan_of(experiment)
+    """Draw the experiment's figure, or an overview of its table if none is designed, with ``title`` above it."""
+    plan = tidy.plan_of(experiment)
     if experiment in DESIGNED:
         drawn: Figure = importlib.import_module(f"draftlab.report.figures.{experiment}").draw(table, scale, published)
-    elif said is not None and said.figure is not None:
-        drawn = forms.draw(table, scale, published, said.figure, said.of_stage.measures)
+    elif plan is not None and plan.figure is not None:
+        drawn = forms.draw(table, scale, published, plan.figure, plan.of_stage.measures)
     else:
         drawn = forms.overview(experiment, table, scale)
     finish(drawn, title)

@@ -1,7 +1,6 @@
-"""Many tables -> figures and printed tables in a few processes: starting one for each costs more than drawing.
+"""Draws figures and printed tables for many experiments in a few processes, because starting one for each takes longer than drawing.
 
-What was drawn is remembered by a digest of the table and of the code behind its figure, so that an edit of one figure redraws
-one figure.
+A digest of the table and of the code behind its figure is kept for each figure, so that an edit of one figure redraws only that one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,10 @@ SUFFIXES = (".pdf", ".png", ".md", ".tex", ".csv")
 
 
 def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: bool = False) -> str:
-    """Draw one table's figure and format it, under its finding, which is returned; ``own_target``: of a run that names its target."""
+    """Draw one table's figure, write the table under its finding, and return the finding.
+
+    ``own_target`` says that the user of the run named its target.
+    """
     rows = tidy.read(table, experiment)
     try:
         finding = findings.sentences(experiment, rows, findings.findings_of(experiment))
@@ -41,7 +43,7 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: 
 
 
 def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> list[str]:
-    """Draw the tables of ``data`` whose digest is not the one in ``drawn``, or whose files are gone; return their names."""
+    """Draw the tables of ``data`` whose digest differs from that in ``drawn``, or whose files are missing; return their names."""
     before = read_json(drawn) if drawn.exists() else {}
     found = tables_in(data)
     digests = {name: _digest(name, path, scale) for name, path in found.items()}
@@ -49,8 +51,8 @@ def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> 
     stale = [
         name for name in found if before.get(name) != digests[name] or not all(file.exists() for file in files[name])
     ]
-    _published()  # read once, shared with the processes that fork from this one
-    # Short-lived processes need no search for garbage, a tenth of their time.
+    _published()  # read before forking, so that all processes share it
+    # Garbage collection would take a tenth of the time of these short-lived processes, so _begin turns it off.
     with ProcessPoolExecutor(
         processes, multiprocessing.get_context("fork"), initializer=_begin, initargs=(os.getpid(),)
     ) as pool:
@@ -58,7 +60,7 @@ def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> 
         for job in jobs:
             job.result()
     for file in (file for name in found.keys() - set(stale) for file in files[name]):
-        os.utime(file)  # looked at, and as new as its table
+        os.utime(file)  # up to date: give it a time after its table's, so that Snakemake sees it as new
     write_json(drawn, digests)
     return stale
 
@@ -69,16 +71,16 @@ def _begin(parent: int) -> None:
 
 
 def _digest(experiment: str, table: Path, scale: str) -> str:
-    """What a figure and its table depend on: the observations, the printed numbers, what its file says of them, and the code."""
+    """Digest of what a figure and its table depend on: the observations, the printed numbers, the experiment's file, and the code."""
     code = plan.code_digest(
         f"draftlab.report.figures.{experiment}", "draftlab.report.figures.forms", "draftlab.report.findings"
     )
-    said = tidy.plan_of(experiment)
+    experiment_plan = tidy.plan_of(experiment)
     printed = sorted(published.FOLDER.glob("*.csv"))
     texts = [
         table_bytes(table),
         *(path.read_bytes() for path in printed),
-        f"{code} {scale} {said and (said.finding, said.layout, said.figure)}".encode(),
+        f"{code} {scale} {experiment_plan and (experiment_plan.finding, experiment_plan.layout, experiment_plan.figure)}".encode(),
     ]
     return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
 
@@ -96,7 +98,7 @@ def draw_one(
 
 
 def draw_changed(*, data: Path, scale: plan.Scale, out: Path, drawn: Path, processes: int = 1) -> None:
-    """Draw and format every table of a folder that changed, or whose figure's code did, since DRAWN was written."""
+    """Draw and format every table of a folder that changed, or whose figure's code changed, since DRAWN was written."""
     if processes < 1:
         raise UserError(f"processes is {processes}", remedy="give 1 or more")
     for name in draw_all(data, out, scale, drawn, processes):

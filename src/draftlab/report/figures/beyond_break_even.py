@@ -1,4 +1,4 @@
-"""Is it worth the effort: what a draft costs that learns online over one that does not, by update interval and load."""
+"""Is it worth the effort: the cost of a static draft relative to one that learns online, by update interval and load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ UNITS = {"seconds": "seconds", "gb": "bytes"}
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """Cost of the static draft over cost, with the training counted (a busy server) and without (it fills idle time); above 1 it pays."""
+    """Plot the static draft's cost divided by each contender's; above 1 the contender pays.
+
+    A busy server counts the cost of training, an idle server does not, because training fills its idle time.
+    """
     figure, axes = panels(1, 2, height=2.0, sharey=True)
     table = table.assign(_unit=tidy.clusters(table))
     for ax, (unit, words) in zip(axes[0], UNITS.items(), strict=True):

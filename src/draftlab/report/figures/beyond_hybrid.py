@@ -1,4 +1,4 @@
-"""The better of K-SEQ and importance sampling, chosen at each position from the two distributions before any draft is seen."""
+"""The better of K-SEQ and importance sampling, chosen at each position from the two distributions before any token is drafted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftlab.report.published import Published
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """A column per K and kind of pair (recorded from models, synthetic distributions): the acceptance, and the shortfall to the optimum."""
+    """Plot acceptance and the shortfall from the optimum, with a column per K and kind of pair (recorded or synthetic)."""
     kinds = table["dataset"].eq("synthetic").map({True: "synthetic", False: "models"})
     panel = [f"{kind}, K = {drafts}" for kind, drafts in zip(kinds, table["num_drafts"], strict=True)]
     table = table.assign(panel=panel, _unit=tidy.clusters(table))

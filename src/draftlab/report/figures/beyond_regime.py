@@ -1,4 +1,4 @@
-"""Where importance sampling wins and where it loses: its acceptance less another scheme's, over temperatures and the target's entropy."""
+"""Where importance sampling wins and loses: its acceptance minus another scheme's, by temperature and by the target's entropy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ RIVALS = {"single": "one draft", "k_seq": "K-SEQ (SpecTr)", "optimal": "the opti
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """A column per rival; above by the target's temperature, below by its entropy. No bracket: the interval leaves out 0."""
+    """Draw maps of the difference, a column per rival, by the target's temperature above and by its entropy below.
+
+    Differences whose interval includes 0 are in brackets.
+    """
     figure, axes = panels(2, len(RIVALS), height=1.7, sharex=True, sharey="row")
     table = table.assign(_unit=tidy.clusters(table))
     for column, (rival, label) in enumerate(RIVALS.items()):
@@ -39,6 +42,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
 
 
 def _panel(ax: Axes, table: pd.DataFrame, rival: str, key: str) -> None:
+    """Draw one map: draft temperature across, the values of column ``key`` upward."""
     drafts, levels = (sorted(table[name].unique()) for name in ("draft_temperature", key))
     shown = np.full((len(levels), len(drafts)), np.nan)
     for (level, draft), rows in table.groupby([key, "draft_temperature"]):

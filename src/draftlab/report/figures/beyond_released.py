@@ -26,7 +26,7 @@ from draftlab.report.published import Published
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """One row per dataset, one mark per contender; the grey band is plain decoding against itself, a hollow diamond a prediction."""
+    """Plot one row per dataset and one mark per contender; the grey band is plain decoding against itself, diamonds are predictions."""
     drafts = table[~table["contender"].isin([PLAIN, AGAIN])]
     keys = ["dataset", "contender"]
     tokens = ratio_table(drafts, "tokens", "blocks", keys)

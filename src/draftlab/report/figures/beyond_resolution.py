@@ -1,4 +1,4 @@
-"""The same form as for MDSS App. G."""
+"""The exact optimum beside Global Resolution: drawn as the figure of MDSS App. G."""
 
 from draftlab.report.figures.mdss_cost import draw
 

@@ -1,4 +1,4 @@
-"""Entropic transport instead of the linear program: the shortfall to the optimum against what it costs."""
+"""Entropic transport instead of the linear program: the shortfall from the optimum against the cost of a decision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from draftlab.report.published import Published
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """A panel per K, a line per sharpness of the kernel, its marks by number of iterations; what reaches the optimum is a vertical line."""
+    """Draw a panel per K and a line per sharpness of the kernel, with a mark per number of iterations.
+
+    Schemes that reach the optimum are vertical lines.
+    """
     is_sinkhorn = table["scheme"] == "sinkhorn"
     named = table["scheme"].where(~is_sinkhorn, "Sinkhorn, sharpness " + table["sharpness"].map("{:g}".format))
     table = table.assign(contender=named, _unit=tidy.clusters(table))

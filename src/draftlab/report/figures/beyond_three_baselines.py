@@ -1,4 +1,4 @@
-"""No speculation, an off-the-shelf draft and a distilled draft on the same requests and one engine (asked by reviewer fopk)."""
+"""No speculation, an off-the-shelf draft and a distilled draft on the same requests and one engine (a question of reviewer fopk)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forms that figures share, drawn as the ``figure:`` of an experiment's file says (``draftlab.plan.figure``)."""
+"""The forms of figure that experiments share; an experiment chooses one in the ``figure:`` block of its file (``draftlab.plan.figure``)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Extra = Callable[[Axes, Any], None]
 def draw(
     table: pd.DataFrame, scale: str, published: Published, block: plan.Figure, measures: Mapping[str, Measure]
 ) -> Figure:
-    """The figure of an experiment's ``figure:`` block; ``measures`` are those of its stage."""
+    """Draw the form that an experiment's ``figure:`` block chooses; ``measures`` are those of its stage."""
     if block.live:
         return live_figure(table, scale, published, block.live)
     if block.stream:
@@ -76,10 +76,10 @@ def curve_figure(
     facts: Sequence[str] = (),
     stage_measures: Mapping[str, Measure] | None = None,
 ) -> Figure:
-    """Estimates with intervals against ``x``: a line per value of ``series``, a panel per value of ``panel``.
+    """Plot estimates with intervals against ``x``: a line per value of ``series``, a panel per value of ``panel``.
 
-    ``extra(ax, panel value)`` adds something to the first row, ``foot(ax, rows)`` draws a last row with an axis of its own; lines stand
-    ``apart`` along ``x``, so that intervals do not hide each other.
+    ``extra(ax, panel value)`` adds something to the first row, ``foot(ax, rows)`` draws an extra last row with its own axes. Lines are
+    shifted by ``apart`` along ``x``, so that intervals do not hide each other.
     """
     panel, series, x = form.panel, form.series, form.x
     keys = [key for key in (panel, series, x) if key is not None]
@@ -120,7 +120,7 @@ def curve_figure(
         for ax, value in zip(axes[-1], shown, strict=True):
             foot(ax, table if panel is None else table[table[panel] == value])
     labels = {label for ax in axes.flat for label in ax.get_legend_handles_labels()[1]}
-    # A series without another beside it is named in the footer, and needs no legend.
+    # A single series is named in the footer and needs no legend.
     alone = [name(order[0])] if series and len(order) == len(labels) == 1 else []
     if labels and not alone and (series or form.printed or extra):
         legend(figure, list(axes.flat))
@@ -132,13 +132,13 @@ def curve_figure(
         else "exact: no n, no interval"
     )
     first = tidy.records(table.iloc[[0]])[0]
-    said = [*alone, *held(table, form.held), *(fact.format(**first) for fact in form.facts)]
-    footer(figure, scale, interval, seeds(table), *said, *facts)
+    own_facts = [*alone, *held(table, form.held), *(fact.format(**first) for fact in form.facts)]
+    footer(figure, scale, interval, seeds(table), *own_facts, *facts)
     return figure
 
 
 def _labelled(table: pd.DataFrame, keys: Iterable[str | None]) -> pd.DataFrame:
-    """The table with a column for each key that is a text with columns in braces."""
+    """Add a column for each key that is a template with column names in braces, and sort by its numeric columns."""
     for key in keys:
         fields = [field for _, field, _, _ in Formatter().parse(key or "") if field]
         if key and fields:
@@ -151,7 +151,7 @@ def _labelled(table: pd.DataFrame, keys: Iterable[str | None]) -> pd.DataFrame:
 
 
 def _x_axis(ax: Axes, found: pd.DataFrame, keys: Sequence[str], log: bool, step: int) -> None:
-    """Ticks at every ``step``-th of the values themselves where they are few: those that some line has beside another."""
+    """Put ticks at every ``step``-th value of ``x`` if there are few; lines with a single value, drawn as levels, do not count."""
     x = keys[-1]
     lines = (
         found.groupby(list(keys[:-1]))[x].transform("nunique") > 1 if len(keys) > 1 else pd.Series(True, found.index)
@@ -170,8 +170,11 @@ def _x_axis(ax: Axes, found: pd.DataFrame, keys: Sequence[str], log: bool, step:
 def curves(
     ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequence[str] = (), apart: float = 0.0
 ) -> None:
-    """One line per value of ``series``, looks by name where the name is known, else by place in ``order``; a value with a single
-    ``x`` is a level. Lines stand ``apart``, so that no interval hides another."""
+    """Draw one line per value of ``series``; a series with a single ``x`` becomes a horizontal level.
+
+    A known series has its own look, others get one by their place in ``order``. Lines are shifted by ``apart`` along ``x``, so that no
+    interval hides another.
+    """
     values = in_order(rows[series].tolist(), order) if series else [None]
     several = rows[x].nunique() > 1
     for place, value in enumerate(values):
@@ -195,7 +198,7 @@ PARTS = {
 
 
 def live_figure(table: pd.DataFrame, scale: str, published: Published, form: Live) -> Figure:
-    """Tokens per target call, pooled over the datasets; of live decoding also tokens per second, and where the time of a token goes."""
+    """Plot tokens per target call over all datasets; for live decoding also tokens per second and the time of a token by part."""
     timed = "seconds" in table
     curve = Curves(
         **form.model_dump(),
@@ -212,8 +215,10 @@ def live_figure(table: pd.DataFrame, scale: str, published: Published, form: Liv
 
 
 def _time_split(series: str, ax: Axes, rows: pd.DataFrame) -> None:
-    """Microseconds per emitted token of each series, by part of the loop, over all its points."""
-    parts = {part: shown for part, shown in PARTS.items() if part in rows}  # older tables count them to selection
+    """Draw stacked bars of the microseconds per emitted token of each series, by part of the decoding loop."""
+    parts = {
+        part: shown for part, shown in PARTS.items() if part in rows
+    }  # in older tables selection includes the target's distributions
     sums = rows.groupby(series, sort=False)[[*parts, "emitted"]].sum()
     sums = sums.loc[in_order(sums.index.tolist(), list(LOOKS))]
     left = np.zeros(len(sums))
@@ -229,10 +234,10 @@ def _time_split(series: str, ax: Axes, rows: pd.DataFrame) -> None:
 def stream_figure(
     table: pd.DataFrame, scale: str, published: Published, form: Stream, *, extra: Extra | None = None
 ) -> Figure:
-    """Alpha along a stream as a moving average that never looks ahead, one line per value of ``series``.
+    """Plot alpha along a stream as a moving average of past requests, one line per value of ``series``.
 
-    What is printed goes into a second row, as does what ``extra(ax, panel value)`` draws. ``offline`` rows are held-out requests and
-    become a level. The last fifth of each stream stands at the right with its interval.
+    Printed numbers and whatever ``extra(ax, panel value)`` draws go into a second row. ``offline`` rows are held-out requests and
+    become a level. A mark at the right shows the last fifth of each stream with its interval.
     """
     panel = form.panel
     if form.by_class:
@@ -263,7 +268,7 @@ def stream_figure(
     legend(figure, list(axes.flat))
     served = _served(table)
     length = int(served["stream_index"].max()) + _step(served)
-    if form.curves and form.curves.records:  # the shifts of both streams one above the other
+    if form.curves and form.curves.records:  # align the shifts of both streams
         axes[1, 0].set_xlim(0, axes[0, 0].get_xlim()[1] * form.curves.records / length)
     ticks = MaxNLocator(2 if len(shown) > 4 else 4).tick_values(0, length)
     axes[0, 0].set_xticks([tick for tick in ticks if tick <= length])
@@ -279,7 +284,7 @@ def stream_figure(
 
 
 def of_class(table: pd.DataFrame) -> pd.DataFrame:
-    """The same stream with the requests of each class counted on their own, in steps of what a row may sum."""
+    """Renumber a stream so that the requests of each class are counted separately, in steps of the largest bin."""
     summed = table["requests"] if "requests" in table else pd.Series(1, table.index)
     in_turn = summed.loc[table.sort_values("stream_index", kind="stable").index]
     served = in_turn.groupby([table[key] for key in ("group", "method", "seed")]).cumsum() - in_turn
@@ -287,7 +292,7 @@ def of_class(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _served(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a stream: those of an offline draft are held-out requests."""
+    """The rows of the stream itself, without held-out requests."""
     return rows[rows["split"] == "train"] if "split" in rows else rows
 
 
@@ -298,7 +303,7 @@ def _step(served: pd.DataFrame) -> int:
 
 
 def moving(ax: Axes, rows: pd.DataFrame, series: str, window: int, panel: str | None = None) -> int:
-    """Draw the moving averages of one panel; return the window in records, shortened for a short stream."""
+    """Draw the moving averages of one panel; return the window in requests, which is shortened for a short stream."""
     served = _served(rows)
     step = _step(served)
     length = int(served["stream_index"].max()) + step
@@ -323,13 +328,14 @@ def moving(ax: Axes, rows: pd.DataFrame, series: str, window: int, panel: str | 
 
 
 def _end(ax: Axes, last: pd.DataFrame, x: float, style: Look) -> None:
+    """Draw the alpha of the last part of a stream at ``x``, with its interval."""
     end = stats.ratio(last["overlap"], last["visited"])
     error = [[end.estimate - end.low], [end.high - end.estimate]]
     ax.errorbar(x, end.estimate, yerr=error, fmt=style.marker, color=style.colour, markersize=3, capsize=1.5)
 
 
 def _boundaries(ax: Axes, served: pd.DataFrame) -> None:
-    """A line where a stream of segments changes from one to the next, named by its group."""
+    """Draw a vertical line where one segment of a stream ends and the next begins, labelled with the group of the next."""
     if "segment" not in served or served["segment"].nunique() < 2 or served["segment"].nunique() > 12:
         return
     for _, rows in served.groupby("segment", sort=True):
@@ -341,17 +347,18 @@ def _boundaries(ax: Axes, served: pd.DataFrame) -> None:
     if "group" not in served:
         return
     last = rows.loc[rows["stream_index"] >= rows["stream_index"].median(), "group"].mode()[0]
-    if last != rows["group"].iloc[0]:  # a drift ends with another class than its last part begins with
+    if last != rows["group"].iloc[0]:  # a drifting segment may end with another class than it begins with
         _say_above(ax, name(last), rows["stream_index"].max(), "right")
 
 
 def _say_above(ax: Axes, words: str, x: float, side: str) -> None:
+    """Write ``words`` at the top of a panel, beside ``x``."""
     place: dict[str, Any] = {"xytext": (2, 0), "textcoords": "offset points", "va": "top", "ha": side}
     ax.annotate(words, (x, 0.98), xycoords=("data", "axes fraction"), fontsize=6, color=GREY, **place)
 
 
 def printed_curves(ax: Axes, published: Published, form: PrintedCurves, panel: str) -> None:
-    """The digitised curves of one published figure in the looks of ours."""
+    """Draw the digitised curves of one published figure with the looks of our series."""
     printed = form.panels.get(panel, panel)
     for place, (series, value) in enumerate(form.series.items()):
         curve = published.curve(form.figure.format(panel=printed), series.format(panel=printed))
@@ -364,13 +371,13 @@ def printed_curves(ax: Axes, published: Published, form: PrintedCurves, panel: s
 
 
 def in_thousands(ax: Axes) -> None:
-    """Ticks of a printed stream, which is long."""
+    """Label the ticks of ``x`` in thousands: printed streams are long."""
     ax.locator_params(axis="x", nbins=4)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
 
 
 def draw_printed(ax: Axes, published: Published, form: Printed, rows: pd.DataFrame, order: Sequence[str] = ()) -> None:
-    """Printed numbers beside our ``rows`` of one panel, whose series stand in this ``order``."""
+    """Draw printed numbers beside our ``rows`` of one panel; ``order`` lists its series."""
     settings = {setting: rows[column].iloc[0] for setting, column in form.match.items()}
     found = published.of(form.claim, **form.where | settings)
     style = look(form.like, order.index(form.like) if form.like in order else 0)
@@ -390,14 +397,14 @@ def draw_printed(ax: Axes, published: Published, form: Printed, rows: pd.DataFra
 
 
 def printed_points(ax: Axes, rows: pd.DataFrame, x: str, series: str) -> None:
-    """Printed numbers as hollow marks in the looks of their series."""
+    """Draw printed numbers as hollow marks with the looks of their series."""
     for settings, value in zip(rows["settings"], rows["value"], strict=True):
         style = look(settings[series], 0)
         ax.plot(float(settings[x]), value, style.marker, mfc="none", mec=style.colour, ms=4)
 
 
 def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
-    """The cells of an experiment's printed table as marks with intervals: what is drawn where no figure has been designed."""
+    """Plot the cells of an experiment's printed table as marks with intervals, for experiments without a designed figure."""
     layout = tables.layout_of(experiment, table)
     measure = tables.measure_of(experiment)
     cells = tables.summary(table, layout, measure)
@@ -425,7 +432,7 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
 
 
 def gap_figure(table: pd.DataFrame, scale: str, published: Published, form: Gaps) -> Figure:
-    """A map per value of ``panel``: how much more one method accepts than another (``pairs``), over ``x``."""
+    """Draw a map per value of ``panel``: how much more one method accepts than another (``pairs``), by value of ``x``."""
     alpha, rows = Measure("overlap", "visited"), Tables({"": table})
     found: dict[tuple[str, str, str], Interval] = {}
     for words, (left, right) in form.pairs.items():
@@ -455,7 +462,7 @@ def gap_figure(table: pd.DataFrame, scale: str, published: Published, form: Gaps
 
 
 def draw_map(ax: Axes, gaps: Mapping[tuple[str, str], Interval], form: Gaps) -> None:
-    """Differences by value of ``x`` and pair as a map; in brackets where the interval holds 0."""
+    """Draw differences by value of ``x`` and pair as a map; those whose interval includes 0 are in brackets."""
     across, down = in_order([x for x, _ in gaps], NAMES), in_order([words for _, words in gaps], form.pairs)
     shown = np.full((len(down), len(across)), np.nan)
     for x, pair in itertools.product(dict.fromkeys(x for x, _ in gaps), down):

@@ -16,7 +16,7 @@ SYNTHETIC = "synthetic"
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """Above the shortfall to the optimum, below the acceptance; ours by draft temperature, then the printed datasets."""
+    """Plot the shortfall from the optimum above and acceptance below; first ours by draft temperature, then the printed datasets."""
     table = table[(table["dataset"] != SYNTHETIC) & ~table["scheme"].isin(PATHS)]
     table = table.assign(unit=table["dataset"].astype(str) + "/" + table["request_id"].astype(str))
     keys = ["draft_temperature", "num_drafts", "scheme"]
@@ -62,7 +62,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
 
 
 def _lines(ax: Axes, rows: pd.DataFrame) -> None:
-    """One line per scheme, side by side so that intervals do not hide each other."""
+    """Draw one line per scheme, slightly shifted so that intervals do not hide each other."""
     for place, scheme in enumerate(in_order(rows["scheme"].tolist(), SCHEMES)):
         line = rows[rows["scheme"] == scheme].sort_values("num_drafts")
         points(ax, line["num_drafts"] * 1.04 ** (place - 2), line, look(scheme, place), markersize=3)

@@ -1,4 +1,4 @@
-"""MDSS App. D: the facets of the cone of feasible targets, against those that Theorem 2 names."""
+"""MDSS App. D: the facets found of the cone of feasible targets, beside those of Theorem 2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from draftlab.report.published import Published
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """Facets q(H) >= m found for each number of tokens, on the curve of all proper subsets; the footer counts any others."""
+    """Plot how many facets q(H) >= m were found for each number of tokens, and the number of all proper subsets H as a curve.
+
+    The footer says how many other facets were found.
+    """
     figure, axes = panels(1, 1, width=COLUMN + 0.2, height=1.9)
     ax = axes[0, 0]
     expected = table.drop_duplicates("num_tokens").sort_values("num_tokens")

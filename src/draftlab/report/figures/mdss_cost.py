@@ -1,4 +1,4 @@
-"""MDSS App. G: what one decision of each scheme costs, by filter, vocabulary and number of drafts."""
+"""MDSS App. G: the cost of one decision with each scheme, by filter, vocabulary and number of drafts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = {
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """A panel per filter, a row per scheme; a mark is the median of one thread's time, or of a GPU's, its bar ends at the 90th percentile."""
+    """Plot a panel per filter and a row per scheme; marks are median times of one thread or a GPU, bars end at the 90th percentile."""
     table = table[table["batch"] == table["batch"].min()]
     filters, schemes = list(dict.fromkeys(table["filter"])), list(dict.fromkeys(table["scheme"]))
     figure, axes = panels(1, len(filters), height=0.5 + 0.2 * len(schemes), sharey=True, sharex=True)

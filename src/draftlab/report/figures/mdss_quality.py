@@ -22,7 +22,7 @@ PRINTED = {
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """Rows: ROUGE-L and BLEU; columns: drafts of one temperature and of two; hollow marks: the printed scores."""
+    """Plot ROUGE-L and BLEU in rows, drafts of one temperature and of two in columns; hollow marks are the printed scores."""
     figure, axes = panels(2, 2, height=1.6, sharex="col", sharey="row")
     n = pd.Series(dtype=int)
     for (row, metric), (column, identical) in itertools.product(enumerate(METRICS), enumerate((True, False))):

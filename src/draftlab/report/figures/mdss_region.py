@@ -15,7 +15,7 @@ SCHEMES = ("optimal", "k_seq", "specinfer", "single")
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """A column per family of targets, a row per K; the full linear program coincides with the optimum, so it is left out."""
+    """Plot a column per family of targets and a row per K; the full linear program equals the optimum and is left out."""
     counts = sorted(table["num_drafts"].unique())
     families = in_order(table["panel"].tolist(), FAMILIES)
     figure, axes = panels(len(counts), len(families), height=1.7, sharey=True, sharex="col")

@@ -13,7 +13,7 @@ PRINTED = {"language": "F2.language_share", "topic": "F2.topic_share"}
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """One panel per way to class requests: a stacked bar per slice, then all slices together, then the printed shares."""
+    """Draw a panel per way to classify requests: a stacked bar per slice of time, one for all slices, and one of the printed shares."""
     shown = list(dict.fromkeys(table["group_by"]))
     figure, axes = panels(1, len(shown), height=2.2, sharey=True)
     for ax, label in zip(axes[0], shown, strict=True):

@@ -21,11 +21,11 @@ PRINTED: Printed = (
     ("R.big_draft_vanilla", {"llama-160m+osd": 1}, DISTILLED),
     ("R.big_draft_vanilla", {"tinyllama-1.1b/vanilla": 2}, AS_IT_WAS),
 )
-"""Claim, printed variant -> place of its size among ours, look."""
+"""For each claim and printed variant: the rank of its size among our drafts, and its look."""
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published, marked: Printed = PRINTED) -> Figure:
-    """A panel per dataset over the parameters of the draft; hollow: printed values, sizes set in their order."""
+    """Plot alpha against the draft's parameters, a panel per dataset; printed values are hollow and placed by the rank of their size."""
     unit, words = (1e3, "thousands") if table["parameters"].max() < 1e6 else (1e6, "millions")
     table = table.assign(size=(table["parameters"] / unit).round().astype(int))
     sizes = sorted(table["size"].unique())

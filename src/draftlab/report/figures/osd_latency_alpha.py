@@ -22,7 +22,7 @@ ALPHAS = np.linspace(0.5, 0.9, 41)
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """One panel per draft length of ours, one per printed pair: measurement, Eq. 1, and Eq. 1 with the real cost of a block."""
+    """Plot a panel per draft length and one per printed pair: measured, Eq. 1, and Eq. 1 with the measured cost of a block."""
     lengths = sorted(table["draft_len"].unique())
     figure, axes = panels(1, len(lengths) + len(PAIRS), height=2.0, sharey=True)
     found = ratio_table(table, "plain", "speculative", ["draft_len", "alpha"], request="block")

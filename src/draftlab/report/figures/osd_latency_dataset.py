@@ -29,12 +29,12 @@ PLAIN, AGAIN = "none", "none_again"
 
 
 def noise(ax: Axes, place: float, low: float, high: float) -> None:
-    """The grey band of a row: plain decoding against itself, the noise of the machine."""
+    """Draw the grey band of a row: the noise of the machine, measured by plain decoding against itself."""
     ax.fill_betweenx([place - 0.4, place + 0.4], low, high, color=GREY, alpha=0.35, label=name(AGAIN))
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """One row per dataset, one mark per contender; the grey band is plain decoding against itself, the noise of the machine."""
+    """Plot one row per dataset and one mark per contender; the grey band is plain decoding against itself, the machine's noise."""
     table = table.assign(dataset=table.get("dataset", "requests"))
     found = ratio_table(table[table["contender"] != PLAIN], "plain_seconds", "seconds", ["dataset", "contender"])
     datasets = in_order(found["dataset"].tolist(), NAMES)

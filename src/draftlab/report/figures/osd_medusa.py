@@ -1,4 +1,4 @@
-"""OSD Table 4: heads on the target and a draft, each undistilled and after it learnt online."""
+"""OSD Table 4: heads on the target and a draft, each before and after online distillation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ MEASURES = {
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """One row per dataset and way to decode; open marks are other ways to verify the tree at temperature 1, diamonds the printed speed-ups."""
+    """Plot one row per dataset and way to decode.
+
+    Open marks are other ways to verify the tree at temperature 1, diamonds the printed speed-ups.
+    """
     table = table.assign(dataset=table.get("dataset", "requests"))
     table = table[table["contender"] != "plain"]
     table = table.assign(

@@ -1,4 +1,4 @@
-"""OSD Table 5: bytes moved for a request, by the printed formula and with the terms that it leaves out; where updates save none."""
+"""OSD Table 5: bytes moved for a request, by the printed formula and with the terms that it leaves out, and when updates save bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SYSTEMS = {system: setting("system", system) for system in ("original", "vsd", "
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """Left: shares of each term at batch 1 and one update per 8 requests; right: the block length from which updates pay."""
+    """Plot the share of each term at batch 1 with an update per 8 requests (left), and the block length from which updates pay (right)."""
     interval = 8 if (table["update_interval"] == 8).any() else table["update_interval"].min()
     one = table[(table["batch"] == 1) & (table["update_interval"] == interval)]
     figure, axes = panels(1, 2, height=2.9)
@@ -76,7 +76,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
 
 
 def _legend(ax: Axes, columns: int) -> None:
-    """A legend above one panel, each label once."""
+    """Draw a legend above one panel, with each label once."""
     found = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1.0), "columnspacing": 1.0, "fontsize": 6.5}
     ax.legend(list(found.values()), list(found), ncols=columns, **place)

@@ -40,7 +40,7 @@ def draw(
     pair: str = PAIR,
     printed_name: str = "Vicuna-7B / LLaMA-160M",
 ) -> Figure:
-    """One panel per dataset, one row per variant: ours with its interval, the printed value of ``pair`` as a diamond."""
+    """Plot a panel per dataset and a row per variant: ours with its interval, and the printed value of ``pair`` as a diamond."""
     table = table.fillna({"sample_source": "none", "loss": "none"})
     found = ratio_table(table, "overlap", "visited", ["dataset", "sample_source", "loss"])
     datasets = in_order(found["dataset"].tolist(), NAMES)

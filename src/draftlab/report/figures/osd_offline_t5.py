@@ -1,4 +1,4 @@
-"""OSD Table 1, its T5 half: alpha before and after offline distillation of an encoder-decoder."""
+"""OSD Table 1, the T5 half: alpha before and after offline distillation of an encoder-decoder."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ PAIR = "flan-t5-xl/t5-small"
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """The figure of Table 1 with the values printed for T5."""
+    """Draw the figure of ``osd_offline`` with the values printed for T5."""
     return draw_table_1(table, scale, published, PAIR, "Flan-T5-XL / T5-small")

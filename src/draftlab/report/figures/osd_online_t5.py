@@ -1,4 +1,4 @@
-"""OSD Fig. 3, its T5 half: alpha along the stream of an encoder-decoder draft that learns, and of static ones."""
+"""OSD Fig. 3, the T5 half: alpha along the stream of an encoder-decoder draft that learns online, and of static ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from draftlab.report.published import Published
 
 LATE = {"osd": "online", "static_10pct": "static_10"}
 LENGTHS = {"spider": 7000, "gsm8k": 7470, "code_search_net": 10000, "finance_alpaca": 9800}
-"""Requests of each printed stream."""
+"""The number of requests of each printed stream."""
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """Above ours, below what can be read off the printed raster: each curve late in the stream, and the offline line."""
+    """Plot ours above, and below what can be read from the printed bitmap: each curve late in the stream, and the offline line."""
 
     def printed(ax: Axes, dataset: str) -> None:
         records = LENGTHS.get(dataset, 10000)

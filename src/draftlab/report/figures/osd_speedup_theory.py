@@ -10,7 +10,7 @@ from draftlab.report.published import Published
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """Left the draft lengths at one cost ratio, right the cost ratios at one draft length; circles: the printed curves."""
+    """Plot several draft lengths at one cost ratio (left) and several cost ratios at one draft length (right); circles are printed."""
     figure, axes = panels(1, 2, height=2.1, sharey=True)
     common = {key: table[key].mode()[0] for key in ("draft_len", "cost_ratio")}
     for ax, varied, fixed, sign, curve in (

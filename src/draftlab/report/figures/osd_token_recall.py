@@ -1,4 +1,4 @@
-"""OSD Fig. 7 and Table 6: precision and recall of the draft on the commonest tokens, before and after distillation."""
+"""OSD Fig. 7 and Table 6: precision and recall of the draft on the most common tokens, before and after distillation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from draftlab.report.figures.style import NAMES, PALE, in_order, look
 from draftlab.report.published import Published
 
 SHOWN = 15
-"""Tokens of each dataset, as in Table 6."""
+"""How many tokens are shown for each dataset, as in Table 6."""
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """A panel per dataset over the rank of the token, ten ranks to a point; below, the tokens that gain most in recall."""
+    """Plot a panel per dataset against the rank of the token, ten ranks per point, with the tokens that gain most recall below."""
     common = table[table["common"] & (table["statistic"] == "recall")].assign(
         tens=lambda rows: (rows["rank"] - 1) // 10 * 10 + 5
     )
@@ -46,14 +46,14 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
 
 
 def gains(common: pd.DataFrame) -> pd.Series:
-    """The gain in recall of each token, the largest first (OSD, Table 6)."""
+    """Compute the gain in recall of each token, largest first (OSD, Table 6)."""
     sums = common.groupby(["text", "method"])[["accepted", "generated"]].sum()
     recall = (sums["accepted"] / sums["generated"].where(sums["generated"] > 0)).unstack("method")
     return (recall["distilled"] - recall["original"].fillna(0)).dropna().sort_values(ascending=False, kind="stable")
 
 
 def _tokens(ax: Axes, common: pd.DataFrame) -> None:
-    """A bar for each of the tokens that gain most, with its text."""
+    """Draw a bar for each of the tokens that gain most, with its text."""
     largest = gains(common)[:SHOWN]
     ax.barh(range(len(largest)), largest, color=PALE)
     for place, text in enumerate(largest.index):

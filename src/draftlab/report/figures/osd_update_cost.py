@@ -18,7 +18,10 @@ PAIRS = {
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """One row per draft and per printed pair, seconds on a log axis; the number between the two marks is how many times the update fits."""
+    """Plot one row per draft and per printed pair, in seconds on a log axis.
+
+    The number between the two marks is how many updates take as long as the target's inference between two updates.
+    """
     drafts = list(dict.fromkeys(table["draft"]))
     figure, axes = panels(1, 1, width=COLUMN + 0.6, height=0.9 + 0.2 * len(drafts))
     ax = axes[0, 0]
@@ -54,7 +57,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
 
 
 def _times(ax: Axes, short: float, long: float, place: int) -> None:
-    """How many times the update fits, on the line between the two marks."""
+    """Write the ratio of both times on a line between the two marks."""
     ax.plot([short, long], [place, place], color=GREY, linewidth=0.6, zorder=0)
     white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
     ax.text((short * long) ** 0.5, place, f"{long / short:.0f}x", ha="center", va="center", bbox=white)

@@ -15,7 +15,10 @@ SYSTEMS = {
 
 
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
-    """Left: share of the hardware against the load, the trace itself at the first point; right: the ratios, the printed one as a diamond."""
+    """Plot the share of the hardware against load, with the trace as the first point (left), and target over draft FLOPs (right).
+
+    Diamonds are printed values.
+    """
     figure, axes = panels(1, 2, height=1.9)
     left, right = axes[0]
     load, ratios = table[table["part"] == "load"], table[table["part"] == "ratio"]

@@ -1,6 +1,7 @@
-"""The one look of every figure: sizes, colours, names, and the line that says scale, n and interval.
+"""The look that all figures share: sizes, colours, names, and the footer with scale, n and interval.
 
-Colours are Okabe and Ito's, apart for the colour-blind; line styles and markers tell the series apart in grey. They stand in style.yaml.
+Colours are Okabe and Ito's, which colour-blind readers can distinguish; line styles and markers distinguish series in grey. They are
+defined in style.yaml.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ mpl.rcParams.update(mpl.rc_params_from_file(Path(__file__).with_suffix(".mplstyl
 
 @dataclass(frozen=True)
 class Look:
-    """How one series is drawn in every figure where it stands."""
+    """How one series is drawn, the same in every figure."""
 
     label: str
     colour: str
@@ -46,7 +47,7 @@ class Look:
     marker: str = "o"
 
     def options(self, **more: Any) -> dict[str, Any]:
-        """Keyword arguments of ``Axes.plot``."""
+        """Keyword arguments for ``Axes.plot``."""
         return {"color": self.colour, "linestyle": self.line, "marker": self.marker, "label": self.label} | more
 
 
@@ -65,9 +66,9 @@ NAMES: dict[str, str] = SAID["names"]
 
 
 def setting(key: str, value: object) -> str:
-    """A setting as a reader writes it: a number needs its name, a word does not."""
-    if said := meaning(key, value):
-        return said
+    """A setting as text for readers: a number comes with the name of its setting, a word stands alone."""
+    if words := meaning(key, value):
+        return words
     if isinstance(value, bool) or not isinstance(value, int | float):
         return name(value)
     text = str(SAID["settings"].get(key, f"{key_name(key)} {{:g}}")).format(value)
@@ -75,37 +76,37 @@ def setting(key: str, value: object) -> str:
 
 
 def meaning(key: str, value: object) -> str:
-    """What a value of this column means, where it has words of its own; else nothing."""
+    """The text that style.yaml gives for this value of a column; empty if there is none."""
     return str(SAID["meanings"].get(key, {}).get(str(value), ""))
 
 
 def key_name(key: str) -> str:
-    """What a reader calls a column of a table."""
+    """The name of a table's column for readers."""
     return str(SAID["keys"].get(key, key.replace("_", " ")))
 
 
 def name(value: object) -> str:
-    """What a reader calls a value of a table."""
+    """The name of a table's value for readers."""
     text = str(value)
     return NAMES.get(text, LOOKS[text].label if text in LOOKS else text.replace("_", " "))
 
 
 def look(value: object, index: int) -> Look:
-    """The look of a known series, else the ``index``-th of the general sequence."""
+    """The look of a known series, otherwise the ``index``-th look of the general sequence."""
     found = LOOKS.get(str(value))
     general = SEQUENCE[index % len(SEQUENCE)]
     return found or Look(name(value), general.colour, general.line, general.marker)
 
 
 def panels(rows: int, columns: int, *, width: float = WIDE, height: float = 1.7, **options: Any) -> tuple[Figure, Any]:
-    """A figure of ``rows`` x ``columns`` axes, ``height`` inches a row; ``axes[row, column]``."""
+    """Create a figure with ``rows`` x ``columns`` axes, each row ``height`` inches high; return it with ``axes[row, column]``."""
     figure = Figure(figsize=(width, rows * height + 0.55), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, axes
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend above all panels, each label once, in as many columns as fit."""
+    """Draw one legend above all panels, with each label once, in as many columns as fit."""
     found: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -117,31 +118,31 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
 
 
 def _width(labels: Sequence[str], rows: int) -> int:
-    """Letters that a legend of so many rows is wide."""
+    """The width of a legend with this many rows, in letters."""
     columns = [labels[start : start + rows] for start in range(0, len(labels), rows)]
     return sum(7 + max(map(len, column)) for column in columns)
 
 
 def footer(figure: Figure, scale: str, *facts: str) -> None:
-    """The lines under the figure: scale, n, interval and whatever else a reader must know; a line ends between two of them."""
+    """Write the scale and the ``facts`` (n, interval, ...) under the figure; lines break only between facts."""
     width = int(23 * figure.get_figwidth())
-    said = [f"scale: {scale}", *filter(None, facts)]
-    text = f"{HELD}· ".join(fact.replace(" ", HELD) if len(fact) < width else fact for fact in said)
+    parts = [f"scale: {scale}", *filter(None, facts)]
+    text = f"{HELD}· ".join(fact.replace(" ", HELD) if len(fact) < width else fact for fact in parts)
     lines = wrap(text, width).replace(HELD, " ").split("\n")
     figure.supxlabel("\n".join(line.removesuffix(" ·") for line in lines), fontsize=6, color=GREY)
 
 
 def finish(figure: Figure, title: str) -> None:
-    """The title above all; labels of axes on one line, and no longer than their row of panels."""
+    """Add the title, align the labels of axes, and wrap labels that are longer than their row of panels."""
     for ax in figure.axes:
         height = figure.get_figheight() / ax.get_gridspec().nrows  # type: ignore[union-attr]
         ax.set_ylabel(wrap(ax.get_ylabel(), max(int(10 * height), 12)))
     figure.align_xlabels()
-    figure.align_ylabels([ax for ax in figure.axes if ax.get_ylabel()])  # others have names of rows, which are wide
+    figure.align_ylabels([ax for ax in figure.axes if ax.get_ylabel()])  # axes without a label show wide names of rows
     if title:
         text = wrap(title, int(15 * figure.get_figwidth()))
         figure.set_figheight(figure.get_figheight() + 0.16 * (1 + text.count("\n")))
-        if figure.legends:  # which stands at the very top
+        if figure.legends:  # a legend is at the very top, so the title goes into it
             figure.legends[0].set_title(text, prop=TITLE)  # type: ignore[arg-type]
             figure.legends[0].get_title().set_multialignment("center")
         else:
@@ -149,7 +150,7 @@ def finish(figure: Figure, title: str) -> None:
 
 
 def wrap(text: str, width: int) -> str:
-    """As few lines as fit, of nearly the same length, ``width`` at most."""
+    """Wrap ``text`` into as few lines as possible, of similar length, at most ``width`` letters wide."""
     if len(text) <= width:
         return text
     split = partial(textwrap.wrap, text, break_long_words=False, break_on_hyphens=False)
@@ -159,7 +160,7 @@ def wrap(text: str, width: int) -> str:
 
 
 def points(ax: Axes, x: ArrayLike, rows: pd.DataFrame, style: Look, **options: Any) -> None:
-    """Estimates with their intervals (columns ``estimate, ci_low, ci_high``)."""
+    """Draw estimates with their intervals (columns ``estimate, ci_low, ci_high``) at the values ``x``."""
     y = rows["estimate"].to_numpy(float)
     low, high = rows["ci_low"].to_numpy(float), rows["ci_high"].to_numpy(float)
     errors = np.nan_to_num(np.clip(np.stack([y - low, high - y]), 0, None))
@@ -168,7 +169,7 @@ def points(ax: Axes, x: ArrayLike, rows: pd.DataFrame, style: Look, **options: A
 
 
 def marks(ax: Axes, rows: pd.DataFrame, y: ArrayLike, style: Look, **options: Any) -> None:
-    """Estimates with their intervals, as marks at the heights ``y``."""
+    """Draw estimates with their intervals along the horizontal axis, as marks at the heights ``y``."""
     estimate = rows["estimate"].to_numpy(float)
     error = np.clip(np.stack([estimate - rows["ci_low"], rows["ci_high"] - estimate]), 0, None)
     drawn: dict[str, Any] = {
@@ -182,31 +183,31 @@ def marks(ax: Axes, rows: pd.DataFrame, y: ArrayLike, style: Look, **options: An
 
 
 def diamonds(ax: Axes, x: ArrayLike, y: ArrayLike, label: str | None = "printed", **options: Any) -> None:
-    """Printed numbers as hollow diamonds."""
+    """Draw printed numbers as hollow diamonds."""
     drawn: dict[str, Any] = {"mfc": "none", "mec": BLACK, "ms": 4.5, "label": label} | options
     ax.plot(x, y, "D", **drawn)
 
 
 def counted(values: pd.Series) -> str:
-    """``n`` of several groups in words: one number, or its range."""
+    """The ``n`` of several groups as text: one number, or a range."""
     low, high = int(values.min()), int(values.max())
     return f"n = {low}" if low == high else f"n = {low}–{high}"
 
 
 def seeds(table: pd.DataFrame) -> str:
-    """Which seeds a table holds, in words."""
-    found = sorted(table["seed"].unique()) if "seed" in table else []
-    return f"seeds {', '.join(map(str, found))}" if len(found) > 1 else f"seed {found[0]}" if found else ""
+    """The seeds of a table as text; empty if it has none."""
+    values = sorted(table["seed"].unique()) if "seed" in table else []
+    return f"seeds {', '.join(map(str, values))}" if len(values) > 1 else f"seed {values[0]}" if values else ""
 
 
 def held(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """The settings that are the same in every row, in words."""
+    """Describe those settings among ``keys`` that are the same in every row."""
     one = [key for key in keys if key in table and table[key].nunique() == 1]
     return [setting(key, value) for key in one for value in table[key].head(1).tolist()]
 
 
 def in_order(values: Sequence[Any], order: Mapping[str, Any] | Sequence[str]) -> list[Any]:
-    """The values present, those of ``order`` first and in its order."""
+    """The distinct ``values``: first those in ``order``, in its order, then the others as they come."""
     known = list(order)
     present = list(dict.fromkeys(values))
     return sorted(
@@ -224,7 +225,9 @@ def save(figure: Figure, prefix: Path) -> None:
     canvas.draw()  # type: ignore[no-untyped-call]
     pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")  # type: ignore[no-untyped-call]
     with atomic_path(prefix.with_name(prefix.name + ".png")) as temporary:
-        few = pixels.quantize(COLOURS, method=Image.Quantize.FASTOCTREE)  # a quarter of the bytes, to the eye the same
+        few = pixels.quantize(
+            COLOURS, method=Image.Quantize.FASTOCTREE
+        )  # a quarter of the bytes, with no visible difference
         few.save(temporary, "PNG", optimize=True, dpi=(DPI, DPI))
     figure.set_layout_engine("none")
     with atomic_path(prefix.with_name(prefix.name + ".pdf")) as temporary:
