@@ -278,6 +278,10 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
     text = page(found, verdict.Asked(traffic=Path("log.jsonl"), target="T", draft=("D",)), tmp_path)
     assert "--confidence 0.45" in text
     assert "at most, confidence 0.45" in text
+    two = pd.concat([rows, table(0.5, option="distilled_confident", threshold=0.3)])
+    best = decide(two, from_probes(probes(), 100)).options[1]
+    assert (best.threshold, best.requests) == (0.45, 60), "the requests of one threshold alone"
+    assert best.speedup.estimate == found.options[1].speedup.estimate
 
 
 def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):

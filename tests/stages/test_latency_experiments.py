@@ -319,6 +319,25 @@ def test_lookup_is_always_sure_and_the_draft_after_it_is_not(models: dict[str, P
     assert rows["same_text"].all()
 
 
+def test_a_speedup_is_over_plain_decoding_with_the_same_weights() -> None:
+    rows = pd.DataFrame(
+        [
+            {
+                "request_id": 0,
+                "dataset": "toy",
+                "draft_len": 3,
+                "weights": weights,
+                "contender": name,
+                "seconds": seconds,
+            }
+            for weights, plain, own in (("f16", 10.0, 5.0), ("q4_0", 4.0, 8.0))
+            for name, seconds in (("none", plain), ("distilled", own))
+        ]
+    )
+    served = latency_requests.derive(rows).query("contender == 'distilled'").set_index("weights")
+    assert (served["plain_seconds"] / served["seconds"]).to_dict() == {"f16": 2.0, "q4_0": 0.5}
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path], tmp_path: Path, temperature: float) -> None:
     write_jsonl(tmp_path / "answers.jsonl", [Answer(str(i), [1, 5, 9 + i], [0] * 24, False) for i in range(3)])
