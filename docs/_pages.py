@@ -77,6 +77,10 @@ def _commands() -> str:
     return "".join(parts)
 
 
+SCALES = ("laptop", "smollm2", "qwen2.5-coder", "shapes", "shapes_cpu")
+"""The folders of paper_figures that experiments' pages show, in this order."""
+
+
 def _papers() -> dict[str, str]:
     """A page for each experiment: question, answer, figure, table, what was printed beside ours, and its file."""
     claims = read_table(ROOT / "paper_figures/laptop/data/claims.csv", dtype=str, keep_default_na=False)
@@ -94,7 +98,7 @@ def _papers() -> dict[str, str]:
             f"`{name}` · {it.artefact} · stage [`{it.stage}`](../tables.md#{it.stage})",
             f"**{it.question}**",
         ]
-        for scale in ("laptop", "shapes_cpu"):
+        for scale in SCALES:
             table = ROOT / f"paper_figures/{scale}/{name}.md"
             if table.exists():
                 figure = f"![{it.title}](../paper_figures/{scale}/{name}.png)"
