@@ -315,7 +315,8 @@ def under_load(
         others = [
             t.loc[(t["rate"] == at) & (t["draft_len"] == length), "speedup"].iloc[0] if length else 1.0 for t in again
         ]
-        own_range = _range(np.array([float(gains[at].loc[length]), *(others or [1.0])]))
+        draws = [float(gains[at].loc[length]), *others]
+        own_range = _range(np.array([np.mean(draws), *draws]))
         found.append(
             AtLoad(
                 rate=at,

@@ -86,9 +86,9 @@ def key_name(key: str) -> str:
 
 
 def name(value: object) -> str:
-    """The name of a table's value for readers."""
+    """The name of a table's value for readers; one of several words is a name already."""
     text = str(value)
-    return NAMES.get(text, LOOKS[text].label if text in LOOKS else text.replace("_", " "))
+    return NAMES.get(text, LOOKS[text].label if text in LOOKS else text if " " in text else text.replace("_", " "))
 
 
 def look(value: object, index: int) -> Look:
