@@ -176,6 +176,18 @@ def test_lookup_that_finds_nothing_costs_a_plain_step_under_load_too():
     assert seldom[0].by_length[1] > always[0].by_length[1] + 0.1
 
 
+def test_a_lookup_costs_one_request_at_a_time_what_the_verdict_says():
+    """Where two tokens cost 2.4 steps and something is found for 37 % of the calls, no call is free."""
+    rows = table(0.2, option="lookup").assign(steps=0.0, empty=lambda t: 0.63 * t["blocks"])
+    rows["drafted"] = 0.37 * rows["draft_len"] * rows["blocks"]
+    costs = from_probes(probes(more=1.4), 100)
+    found = verdict.judge("lookup", rows, costs)
+    assert found.draft_len == 1
+    assert found.speedup.estimate < 0.85
+    alone = verdict.under_load(rows, found, costs, 0.001, None)
+    assert alone[0].by_length[1] == pytest.approx(found.speedup.estimate, abs=0.06)
+
+
 def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
     probes(step=0.1, more=0.05).to_csv(tmp_path / "traffic_cost.csv", index=False)
     names = {"as_it_comes": "before", "distilled": "distilled", "lookup": "lookup", "lookup_first": "lookup_first"}

@@ -148,8 +148,15 @@ def serve(
         pairs = float((chunks * (before + chunks / 2)).sum())
         ends = ~decoding & (running[CTX] + new >= running[GOAL])
         asked = int(ends.sum())
-        tokens = int(new.sum()) - round(batch * drafted * (1 - share))
-        cost = profile.overhead + target.step(tokens, batch * (1 + drafted) + asked, batch, cached, chunk, pairs)
+        tokens = int(new.sum())
+        # A whole number of requests has nothing drafted: the one below or the one above the mean, each as often as the mean demands.
+        idle, often = divmod(batch * (1 - share), 1) if drafted else (0.0, 0.0)
+        cost = profile.overhead
+        for nothing, weight in ((int(idle), 1 - often), (int(idle) + 1, often)):
+            if weight:
+                less = nothing * drafted
+                read, logits = tokens - less, batch * (1 + drafted) + asked - less
+                cost += weight * target.step(read, logits, batch, cached, chunk, pairs)
         if drafted and drafter is not None:
             cost += drafter.step(tokens, batch, batch, cached, chunk, pairs)
             cost += (drafted - 1) * drafter.step(batch, batch, batch, cached)
