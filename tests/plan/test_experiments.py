@@ -326,6 +326,8 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"raw": "/nonexistent"}, "raw: no such file or folder: /nonexistent"),
         ({"dataset": "nonexistent.jsonl"}, "dataset: no such file or folder"),
         ({"target": "/nonexistent"}, r"target: no such .*\(check the path; a hub id is"),
+        ({"target": "package:nosuch"}, "target: no such"),
+        ({"raw": "package:smollm2-135m-instruct"}, "raw: no such"),
         ({"draft": "./owner/name"}, "draft: no such"),
         ({"draft": "~/model"}, "draft: no such"),
         ({"target": "a/b/c"}, "target: no such"),
@@ -567,6 +569,14 @@ def test_one_model_of_one_pair_can_be_named(tmp_path):
         plan.load_run({"scale": "smoke", "models": {"main.drat": str(tmp_path)}}, WORKFLOW)
     with pytest.raises(UserError, match="no such file or folder"):
         plan.load_run({"scale": "smoke", "models": {"target": "nosuch.gguf"}}, WORKFLOW)
+
+
+def test_a_package_is_a_target_with_a_template_of_its_own(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "how much is 1 + 1?"}\n')
+    given = {"scale": "traffic", "target": "package:smollm2-135m-instruct", "dataset": str(tmp_path / "prompts.jsonl")}
+    main = plan.load_run(given | {"experiments": "traffic_verdict"}, WORKFLOW).settings.pairs["main"]
+    assert main.target.model == given["target"]
+    assert main.answers.template == "own"
 
 
 def test_models_of_the_papers_are_pinned_and_targets_in_half_precision():

@@ -14,7 +14,7 @@ from draftlab.core.settings import Dataset, Settings, Template
 from draftlab.data import registry, sources
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
-from draftlab.files.packages import PACKAGES
+from draftlab.files.packages import PACKAGES, package_of
 from draftlab.files.seals import content_digest
 from draftlab.files.weights import is_gguf
 from draftlab.files.yaml_files import Place, read_yaml
@@ -111,6 +111,8 @@ def _check_places(run: RunConfig, by_architecture: bool) -> None:
             raise UserError(
                 f"{key}: no such folder: {value}, though {value.split('/')[0]}/ exists", file="--config", remedy=remedy
             )
+        if is_model and package_of(value) in PACKAGES:
+            continue
         if value and not (os.path.exists(value) or (is_model and HUB_ID.fullmatch(value))):
             what = f"{key}: no such file or folder: {value}"
             remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION" if is_model else "check the path"
@@ -318,9 +320,9 @@ def _adapted(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
 
 
 def _has_template(target: str | None) -> bool:
-    """Whether a target is a GGUF file with a chat template, which is then applied to its prompts."""
+    """Whether a target is a package, or a GGUF file with a chat template, which is then applied to its prompts."""
     if not target or not is_gguf(target):
-        return False
+        return package_of(target) is not None
     from draftlab.files.gguf_header import read_header
 
     return "tokenizer.chat_template" in read_header(target).metadata
