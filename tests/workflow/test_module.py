@@ -29,7 +29,7 @@ rule best:
         "best.csv",
     default_target: True
     shell:
-        "sort -t, -k2 -r {{input.table:q}} | head -3 > {{output:q}}"
+        "sort -t, -k2 -r {{input.table:q}} | sed -n 1,3p > {{output:q}}"
 """
 
 
