@@ -79,6 +79,8 @@ class Run:
                 words = child.cmdline()
             except psutil.Error:
                 continue
+            if "draftlab.forks" in words:  # what it works on is found by the process that waits for it
+                continue
             place = next((i for i, word in enumerate(words[:4]) if Path(word).name == "draftlab"), None)
             if place is not None:
                 if words[1] == "-IS":  # it waits for a fork

@@ -96,7 +96,6 @@ def confident(option: str, draft: LanguageModel, recorded: TargetPass, settings:
             "accepted": blocks.accepted,
             "visited": blocks.judged,
             "overlap": blocks.accepted,
-            "overlap_repo": blocks.accepted,
             "blocks": blocks.blocks,
             "emitted": blocks.emitted,
             "drafted": blocks.drafted,
@@ -108,7 +107,7 @@ def confident(option: str, draft: LanguageModel, recorded: TargetPass, settings:
     prompts = [len(answer.prompt_ids) for answer in recorded.answers]
     every = pd.concat(frames, ignore_index=True).assign(option=option, proposal="greedy")
     every["prompt_tokens"] = every["request_id"].map(prompts.__getitem__)
-    return every.assign(optimum_2=math.nan, optimum_4=math.nan)
+    return every.assign(overlap_repo=math.nan, optimum_2=math.nan, optimum_4=math.nan)
 
 
 def proposals_of(recorded: TargetPass) -> dict[str, Sampling]:
