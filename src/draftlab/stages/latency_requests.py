@@ -15,7 +15,7 @@ from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.stages._places import Places
-from draftlab.stages._stage import Bench, Facts, Files, NoInputs, column, stage_of, timing
+from draftlab.stages._stage import Bench, Facts, Files, NoInputs, column, columns_of, stage_of, timing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -276,10 +276,11 @@ def read_costs(table: Path, context: int) -> dict[str, CostModel]:
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Beside the seconds of each contender those of plain decoding of the same request."""
+    """Add the time of plain decoding of the same request, in the same cell: columns that no ``Row`` declares are axes of an experiment."""
     import pandas as pd
 
-    keys = [key for key in ("dataset", "draft_len", "temperature", "weights", "request_id") if key in rows]
+    measured = {*columns_of(Row)} - {"request_id", "dataset", "draft_len", "temperature"}
+    keys = [key for key in rows if key not in measured]
     plain = rows[rows["contender"] == PLAIN].set_index(keys)["seconds"]
     plain_seconds = plain.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy()
     return rows.assign(plain_seconds=plain_seconds, milliseconds=1e3 * rows["seconds"])
