@@ -294,6 +294,8 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
     two = pd.concat([rows, table(0.5, option="distilled_confident", threshold=0.3)])
     best = decide(two, from_probes(probes(), 100)).options[1]
     assert (best.threshold, best.requests) == (0.45, 60), "the requests of one threshold alone"
+    assert best.tips_at is None
+    assert found.options[0].tips_at is not None
     assert best.speedup.estimate == found.options[1].speedup.estimate
 
 

@@ -157,7 +157,7 @@ def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
     requests, found = len(own), best.speedup
     verdict = answer(found, requests)
     free = costs if own["steps"].any() else _without_steps(costs)
-    most, tips = ceiling(_at(held_out, best, longest=True), free), tips_at(free)
+    most, tips = ceiling(_at(held_out, best, longest=True), free), None if best.threshold else tips_at(free)
     alpha = _ratio(own, "accepted", "visited")
     return Option(
         name=name,

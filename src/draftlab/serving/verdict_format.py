@@ -71,7 +71,8 @@ class Forecast(_Part):
 
 
 class Option(_Part):
-    """The verdict on one option, at its best length; ``tips_at``: the acceptance from which some length pays off, empty if none does."""
+    """The verdict on one option, at its best length; ``tips_at``: the acceptance from which some length pays off; empty if none
+    does, and for blocks that end early, whose acceptance says nothing about how many they are."""
 
     name: str
     verdict: Answer
