@@ -12,6 +12,7 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import t
 
 from draftlab.core import theory
 from draftlab.engine.answers import Answer
@@ -62,6 +63,9 @@ class Clockwork:
         self.hands[0] += self.step + self.token * (len(tokens) - 1) + self.depth * len(self.tokens)
         self.tokens.extend(tokens)
         return (np.array(tokens) + self.stride) % self.vocab_size
+
+    def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
+        return int(self.greedy(tokens)[-1])
 
     def extend(self, tokens: Sequence[int]) -> np.ndarray:
         raise NotImplementedError
@@ -448,6 +452,29 @@ def test_null_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
         latency_null.Settings(repeats=3, pairs=4, steps=2), Target(target=models["target"]), BENCH
     )
     assert rows.groupby("repeat").size().to_dict() == {0: 4, 1: 4, 2: 4}
+
+
+def test_more_pairs_reveal_a_smaller_difference_of_equals() -> None:
+    rng = np.random.default_rng(0)
+    noisy = rng.lognormal(sigma=0.05, size=(400, 2))
+    rows = pd.DataFrame(
+        {"repeat": np.repeat(np.arange(100), 4), "pair": np.tile(np.arange(4), 100)}
+        | {"a_seconds": noisy[:, 0], "b_seconds": noisy[:, 1]}
+    )
+    found = latency_null.derive(rows.sample(frac=1, random_state=0))
+    of_size = found.groupby("compared")
+    assert of_size["block"].nunique().to_dict() == {3: 133, 5: 80, 10: 40, 20: 20, 40: 10}
+    assert (of_size.size() == [399, 400, 400, 400, 400]).all(), "each pair once, left-over pairs not at all"
+    visible = of_size["visible"].mean()
+    assert visible.is_monotonic_decreasing
+    assert visible[40] == pytest.approx(100 * t.ppf(0.995, 39) * 0.05 * 2**0.5 / 40**0.5, rel=0.1)
+    assert of_size["winner"].mean()[3] < 0.04, "99 % intervals of equals seldom leave out 1"
+
+
+@pytest.mark.parametrize(("pairs", "compared"), [(4, 4), (6, 3)])
+def test_few_pairs_are_compared_all_at_once_or_in_two_comparisons(pairs: int, compared: int) -> None:
+    rows = pd.DataFrame({"repeat": 0, "pair": range(pairs), "a_seconds": [1.0, 1.1] * (pairs // 2), "b_seconds": 1.0})
+    assert latency_null.derive(rows)["compared"].tolist() == [compared] * pairs
 
 
 # --- interference ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A contender compared with itself, many times: how often the comparison names a winner although there is none."""
+"""A contender compared with itself, many times: the smallest difference that a comparison reveals, and how often it names a winner although there is none."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from draftlab.models.backend import LatencyBackend
 
 PROMPT = 64
+COMPARED = (3, 5, 10, 20, 40)
 
 
 class Settings(Engine):
@@ -35,17 +36,19 @@ class Row:
 
 
 class Derived:
-    """What a comparison says of a repeat."""
+    """What comparisons of so many pairs say. Each pair takes part in one comparison of each size."""
 
+    compared: int = column("pairs in a comparison")
     block: int = column("the comparison")
+    visible: float = column("the smallest difference that the comparison reveals", "%", timed=True)
     winner: float = column(
         "whether the comparison of its pairs names a winner, though the two are the same", timed=True
     )
-    measured: str = column("what was measured, in words")
 
 
 MEASURES = {
     "noise": Measure("a_seconds", "b_seconds", "seconds of the first of two equal contenders over those of the second"),
+    "visible": Measure("visible", None, "smallest difference that a comparison reveals", "%"),
     "winner": Measure("winner", None, "share of comparisons that name a winner"),
 }
 
@@ -76,12 +79,25 @@ def measure(target: LatencyBackend, settings: Settings) -> pd.DataFrame:
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """A repeat is a block of pairs; ``winner`` says whether they, compared, name one of the two."""
+    """The pairs in the order of their measurement, once for each number of pairs that a comparison takes (``COMPARED``).
+
+    A comparison reveals a difference if 1 is outside the interval of its ratio. The smallest such difference is half the interval's width.
+    Pairs that are left over take no part. A size has two comparisons or more.
+    """
+    import pandas as pd
+
     from draftlab.latency.comparison import compare
 
-    named = {repeat: compare(own["a_seconds"], own["b_seconds"]).differs for repeat, own in rows.groupby("repeat")}
-    winner = rows["repeat"].map(named).astype(float)
-    return rows.assign(block=rows["repeat"], winner=winner, measured="the same plain steps, twice")
+    rows = rows.sort_values(["repeat", "pair"], ignore_index=True)
+    sizes = [size for size in COMPARED if 2 * size <= len(rows)] or [len(rows)]
+    parts = []
+    for size in sizes:
+        for block in range(len(rows) // size):
+            pairs = rows.iloc[block * size : (block + 1) * size]
+            found = compare(pairs["a_seconds"], pairs["b_seconds"])
+            visible = 100 * ((found.high / found.low) ** 0.5 - 1)
+            parts.append(pairs.assign(compared=size, block=block, visible=visible, winner=float(found.differs)))
+    return pd.concat(parts, ignore_index=True)
 
 
 STAGE = stage_of(__name__, inputs=Target, exclusive=True, needs_gpu_build=True)
