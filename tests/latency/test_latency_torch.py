@@ -35,6 +35,8 @@ def test_torch_and_llama_cpp_agree(tmp_path: Path) -> None:
         reference.trim(2)
         np.testing.assert_allclose(model.extend([7, 7]), reference.extend([7, 7]), atol=1e-4)
         np.testing.assert_array_equal(model.greedy([3]), reference.greedy([3]))
+        assert model.guess([2, 8], 1e-6) == reference.guess([2, 8], 1e-6) is not None
+        assert model.guess([2], 1.0) is reference.guess([2], 1.0) is None
         assert decode(model, [1, 5], 40).tokens == decode(reference, [1, 5], 40).tokens
     with pytest.raises(UserError, match="do not fit the context of 128"):
         model.extend([1] * 200)

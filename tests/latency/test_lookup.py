@@ -73,3 +73,21 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path]) -> None
         sampled = speculate(alone, draft, [5, 9, 11], 40, fixed(4), temperature=1.0, rng=rng, least=0.1)
         assert len(sampled.tokens) == 40
         assert 0 < sum(block.drafted for block in sampled.blocks) < 4 * len(sampled.blocks)
+
+
+def test_a_guess_is_looked_up_before_the_model_is_asked(models: dict[str, Path]) -> None:
+    """Only the token after the last one counts: the model reads what it has missed when nothing is found there."""
+    with (
+        LlamaCpp(models["draft"].with_suffix(".gguf")) as draft,
+        LlamaCpp(models["draft"].with_suffix(".gguf")) as same,
+    ):
+        joined, alone = Lookup(draft, joined=True), Lookup(draft)
+        for own in (joined, alone):
+            assert own.guess([5, 9, 7, 5, 9]) == 7
+        assert (joined.steps, draft.tokens) == (0, [])
+        assert alone.guess([7, 6], SURE) is None
+        assert alone.guess([6]) == 0, "it has to say something"
+        assert joined.guess([7, 6]) == same.guess([5, 9, 7, 5, 9, 7, 6])
+        assert (joined.steps, draft.tokens) == (1, [5, 9, 7, 5, 9, 7, 6])
+        assert joined.guess([8], 1.1) is None
+        assert joined.steps == 2, "a token that was not sure enough was computed all the same"

@@ -54,6 +54,14 @@ def test_llama_cpp_computes_the_logits_of_a_trimmed_head(models: dict[str, Path]
         assert (found[:, OTHERS] == -np.inf).all()
         draft.trim(0)
         assert draft.greedy(TOKENS).tolist() == expected.argmax(-1).tolist()
+        for read in (1, len(TOKENS)):
+            draft.trim(0)
+            highest = expected[read - 1].argmax()
+            sure = np.exp(expected[read - 1, highest]) / np.exp(expected[read - 1, KEPT]).sum()
+            assert draft.guess(TOKENS[:read], 0.99 * sure) == highest
+            draft.trim(0)
+            assert draft.guess(TOKENS[:read], 1.01 * sure) is None
+            assert draft.tokens == TOKENS[:read], "it has read them either way"
 
 
 def test_it_accepts_what_replay_counts(models: dict[str, Path]) -> None:

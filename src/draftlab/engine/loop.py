@@ -10,15 +10,13 @@ one request on an engine. The loop yields a ``Step`` for each block; traces, obs
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 Proposal = TypeVar("Proposal")
 Reading = TypeVar("Reading")
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """By request: the ``drafted`` tokens of the sequence ``path`` that was accepted furthest, how many were accepted, the ``token`` that follows,
     and the terms of alpha at each drafted position of that sequence, where the pair measures them."""
 
@@ -26,8 +24,8 @@ class Verdict:
     path: list[int]
     stands: list[int]
     token: list[int]
-    overlap: list[list[float]] = field(default_factory=list)
-    repo: list[list[float]] = field(default_factory=list)
+    overlap: Sequence[list[float]] = ()
+    repo: Sequence[list[float]] = ()
 
 
 class Pair(Protocol[Proposal, Reading]):
@@ -50,8 +48,7 @@ class Pair(Protocol[Proposal, Reading]):
         ...
 
 
-@dataclass(frozen=True)
-class Step(Generic[Reading]):
+class Step(NamedTuple, Generic[Reading]):
     """One block: the requests it served, how many tokens each may still get, the tokens ``emitted``, and the decisions behind them."""
 
     rows: list[int]
@@ -81,18 +78,25 @@ def steps(
 
 def _cut(tokens: list[int], eos_ids: Collection[int]) -> list[int]:
     """``tokens`` up to the first end-of-text token."""
-    end = next((place for place, token in enumerate(tokens, 1) if token in eos_ids), len(tokens))
-    return tokens[:end]
+    for place, token in enumerate(tokens, 1):
+        if token in eos_ids:
+            return tokens[:place]
+    return tokens
 
 
 def agreed(own: Iterable[int], others: Sequence[int]) -> int:
     """How many of the ``others`` equal ``own``, up to the first difference."""
-    return next((place for place, (a, b) in enumerate(zip(own, others, strict=False)) if a != b), len(others))
+    for place, (a, b) in enumerate(zip(own, others, strict=False)):
+        if a != b:
+            return place
+    return len(others)
 
 
 def close_gaps(keep: Sequence[bool]) -> list[int]:
     """The places to keep, in an order that moves as few as possible: those at the end fill the gaps."""
     count = sum(keep)
+    if count == len(keep):
+        return list(range(count))
     movers = (place for place in range(count, len(keep)) if keep[place])
     return [place if keep[place] else next(movers) for place in range(count)]
 

@@ -111,7 +111,7 @@ class Scheduled:
             proposal[self.kept] = (proposal[self.kept] + 1) % self.target.vocab_size
         pending = self.text[len(self.draft.tokens) : self.position]
         for token in proposal:
-            self.draft.greedy(pending)
+            self.draft.guess(pending)
             pending = [token]
         return proposal
 

@@ -61,6 +61,15 @@ class Lookup:
         pairs = zip(guesses, logits, strict=True)
         return np.array([row.argmax() if guess is None else guess for guess, row in pairs])
 
+    def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
+        guesses = [self.text.append(token) for token in tokens]
+        if guesses[-1] is not None:
+            return guesses[-1]
+        if self.inner is None:
+            return None if least else 0
+        self.steps += 1
+        return self.inner.guess(self.tokens[len(self.inner.tokens) :], least)
+
     def _read(self, tokens: Sequence[int]) -> tuple[list[int | None], Logits | None]:
         """The tokens found by lookup after each token; if some are missing, the logits of the model, if there is one."""
         guesses = [self.text.append(token) for token in tokens]

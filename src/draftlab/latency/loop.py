@@ -141,16 +141,15 @@ class Alone:
         tokens, probs = list[int](), list[Probs]()
         pending = self.text[len(self.draft.tokens) :]
         for _ in range(min(self.draft_len(), self.context - len(self.text))):
-            if self.temperature == 0 == self.least:
-                tokens.append(int(self.draft.greedy(pending)[-1]))
+            if self.temperature == 0:
+                token = self.draft.guess(pending, self.least)
             else:
-                logits = self.draft.extend(pending)[-1]
-                if self.temperature:
-                    probs.append(to_probs(logits, self.temperature))
-                if self.least and confidence(logits, self.temperature or 1.0) < self.least:
-                    break
-                tokens.append(draw(probs[-1], self.rng) if self.temperature else int(logits.argmax()))
-            pending = tokens[-1:]
+                probs.append(to_probs(self.draft.extend(pending)[-1], self.temperature))
+                token = draw(probs[-1], self.rng) if probs[-1].max() >= self.least else None
+            if token is None:
+                break
+            tokens.append(token)
+            pending = [token]
         return tokens, probs
 
     def read(self, proposal: tuple[list[int], list[Probs]]) -> Logits | Int[np.ndarray, " tokens"]:
@@ -191,11 +190,6 @@ def to_probs(logits: Float32[np.ndarray, "*batch vocab"], temperature: float) ->
     scaled = np.asarray(logits, dtype=np.float64) / temperature
     weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
-
-
-def confidence(logits: Float32[np.ndarray, " vocab"], temperature: float) -> float:
-    """The probability of the most probable token."""
-    return 1.0 / float(np.exp((logits - logits.max()) / temperature).sum())
 
 
 def draw(weights: Probs, rng: np.random.Generator) -> int:

@@ -15,7 +15,7 @@ from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import random_model
 from draftlab.models import Cache, LanguageModel, load_model, load_tokenizer
-from draftlab.models.backend import SOURCE, Logits, Settings
+from draftlab.models.backend import SOURCE, Logits, Settings, surest
 
 DTYPES = {"own": torch.float32, "f32": torch.float32, "f16": torch.float16}
 
@@ -61,6 +61,9 @@ class TorchBackend:
 
     def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
         return np.asarray(self._append(tokens).argmax(-1).cpu().numpy())  # waits for the GPU
+
+    def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
+        return surest(self.prefill(tokens), least)
 
     def trim(self, length: int) -> None:
         if not 0 <= length <= len(self.tokens):

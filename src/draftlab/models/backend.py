@@ -71,6 +71,10 @@ class LatencyBackend(Protocol):
         """Append ``tokens`` to the cache; the most likely next token after each."""
         ...
 
+    def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
+        """Append ``tokens`` to the cache; the most likely token after the last of them, or None if its probability is below ``least``."""
+        ...
+
     def trim(self, length: int) -> None:
         """Forget all but the first ``length`` tokens."""
         ...
@@ -92,6 +96,12 @@ class LatencyBackend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def surest(logits: Float32[np.ndarray, " vocab"], least: float) -> int | None:
+    """The place of the largest logit, or None if its probability is below ``least``."""
+    best = int(logits.argmax())
+    return None if least and least * float(np.exp(logits - logits[best]).sum()) > 1 else best
 
 
 def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
-from draftlab.models.backend import SOURCE, Logits, Settings
+from draftlab.models.backend import SOURCE, Logits, Settings, surest
 from draftlab.models.gguf import INFLATED_KEY, VOCABULARY_KEY
 from draftlab.models.trimmed import KEPT, read_head
 
@@ -121,6 +121,13 @@ class LlamaCpp:
         chosen = self._decode(tokens, range(len(self.tokens), len(self.tokens) + len(tokens))).argmax(axis=-1)
         self.tokens.extend(tokens)
         return np.asarray(chosen if self.head is None else self.head.kept[chosen])
+
+    def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
+        wanted = None if len(tokens) == 1 else [False] * (len(tokens) - 1) + [True]
+        logits = self._decode(tokens, range(len(self.tokens), len(self.tokens) + len(tokens)), wanted=wanted)
+        self.tokens.extend(tokens)
+        best = surest(logits[0], least)
+        return best if best is None or self.head is None else int(self.head.kept[best])
 
     def trim(self, length: int) -> None:
         if not 0 <= length <= len(self.tokens):
