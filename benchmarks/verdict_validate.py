@@ -17,8 +17,17 @@ from draftlab.serving import verdict
 from draftlab.serving.costs import from_probes
 from draftlab.serving.verdict_format import NAMES
 
-OPTIONS = {"before": "as_it_comes", "distilled": "distilled", "lookup": "lookup", "lookup_first": "lookup_first"}
+OPTIONS = {
+    "before": "as_it_comes",
+    "distilled": "distilled",
+    "distilled_confident": "distilled_confident",
+    "lookup": "lookup",
+    "lookup_first": "lookup_first",
+    "lookup_first_confident": "lookup_first_confident",
+}
 """The option of ``replay_log`` for each contender of ``latency_requests``."""
+CONFIDENCE = 0.45
+"""Below which the blocks of ``_confident`` contenders end, in ``workflow/scales/calibration.yaml``."""
 WITHIN = 0.05
 
 
@@ -37,7 +46,10 @@ def table(run: Path) -> pd.DataFrame:
         others = replayed[(replayed["dataset"] == dataset) & (replayed["draft_len"] == length)]
         others = others[~others["request_id"].isin(seconds.index)]
         for contender, option in OPTIONS.items():
-            known = others[others["option"] == option]
+            if contender not in seconds:
+                continue
+            least = CONFIDENCE if option.endswith("_confident") else 0
+            known = others[(others["option"] == option) & (others["threshold"] == least)]
             if len(known) < ENOUGH:
                 raise UserError(f"{len(known)} requests of {dataset} were not served", remedy=f"hold out {ENOUGH} more")
             context = float((known["prompt_tokens"] + known["emitted"] / 2).mean())

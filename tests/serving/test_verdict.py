@@ -24,8 +24,16 @@ from tests.pair import make_results, run_cell
 LENGTHS = [1, 3, 8]
 
 
-def probes(step: float = 0.1, more: float = 0.05, blocks: int = 8, noise: float = 0.0) -> pd.DataFrame:
-    """A plain step takes 10 ms, a draft step ``step`` of it, each further token verified ``more`` of it."""
+def probes(
+    step: float = 0.1,
+    more: float = 0.05,
+    blocks: int = 8,
+    noise: float = 0.0,
+    catch_up: float = 0.0,
+    change: float = 0.0,
+) -> pd.DataFrame:
+    """A plain step takes 10 ms, a draft step ``step`` of it, each further token verified ``more`` of it, to catch up ``catch_up`` of it a block,
+    and a call of another size ``change`` of it more."""
     rng = np.random.default_rng(0)
     rows = [
         {"context": 128, "batch": batch, "block": block, "verified": n, "plain_before_seconds": 0.01,
@@ -33,7 +41,11 @@ def probes(step: float = 0.1, more: float = 0.05, blocks: int = 8, noise: float 
          "draft_seconds": 0.01 * step}
         for batch in (1, 4) for block in range(blocks) for n in range(2, 10)
     ]  # fmt: skip
-    return pd.DataFrame(rows)
+    found = pd.DataFrame(rows)
+    caught_up = found["draft_seconds"] + 0.01 * catch_up / (found["verified"] - 1)
+    turns = 0.01 + found["verify_seconds"] + 2 * 0.01 * change
+    alone = found["batch"] == 1
+    return found.assign(caught_up_seconds=caught_up.where(alone), turns_seconds=turns.where(alone))
 
 
 def table(
@@ -49,7 +61,7 @@ def table(
                 {"request_id": number, "split": "eval", "option": option, "proposal": "greedy", "draft_len": k, "emitted": 90.0,
                  "blocks": blocks, "accepted": 90 - blocks, "visited": (90 - blocks) / max(own, 1e-9), "empty": 0.0,
                  "drafted": k * blocks, "steps": k * blocks, "prompt_tokens": 20, "optimum_2": 90 * own, "optimum_4": np.nan,
-                 "threshold": threshold}
+                 "threshold": threshold, "whole": 0.0, "changes": 0.0}
             )  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -80,6 +92,24 @@ def test_where_nothing_is_drafted_a_call_is_a_plain_step():
     found = verdict.speedup(rows[rows["draft_len"] == 4], from_probes(probes(), 100))
     blocks = 90 / expected_block_length(0.5, 4)
     assert found.estimate == pytest.approx(90 / (blocks / 2 * 1 + blocks / 2 * 1.2))
+
+
+def test_a_draft_that_catches_up_and_calls_of_changing_size_cost_more():
+    rows = table(0.5).assign(whole=lambda t: t["blocks"] / 4, changes=lambda t: t["blocks"] / 2)
+    own = rows[rows["draft_len"] == 4]
+    blocks = 90 / expected_block_length(0.5, 4)
+    free, costly = (from_probes(probes(catch_up=c, change=c / 2), 100) for c in (0.0, 0.2))
+    assert verdict.speedup(own, free).estimate == pytest.approx(90 / (blocks * 1.6))
+    assert verdict.speedup(own, costly).estimate == pytest.approx(90 / (blocks * (1.6 + 0.2 / 4 + 0.1 / 2)))
+
+
+def test_costs_that_drift_between_moments_widen_the_interval():
+    own = table(0.8)[lambda t: t["draft_len"] == 4]
+    at_once = pd.concat([probes(more=0.05 * n).assign(block=lambda t, n=n: t["block"] + 8 * n) for n in range(5)])
+    drifted = at_once.assign(moment=at_once["block"] // 8)
+    once, twice = (verdict.speedup(own, from_probes(rows, 100)) for rows in (at_once, drifted))
+    assert once.estimate == twice.estimate
+    assert twice.high - twice.low > 1.5 * (once.high - once.low)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ class Clockwork:
         self.tokens: list[int] = []
         self.eos: int | None = None
         self.filled = (0, 0)
+        self.change, self.size = 0.0, 0  # what a probe costs more whose number of tokens differs from the one before
 
     def greedy(self, tokens: Sequence[int]) -> np.ndarray:
         self.hands[0] += self.step + self.token * (len(tokens) - 1) + self.depth * len(self.tokens)
@@ -83,6 +84,8 @@ class Clockwork:
     def probe(self, tokens: int) -> None:
         sequences, context = self.filled
         self.hands[0] += self.step + self.token * (sequences * tokens - 1) + self.depth * sequences * context
+        self.hands[0] += self.change * (tokens != self.size)
+        self.size = tokens
 
     def clock(self) -> Callable[[], float]:
         return lambda: self.hands[0]
@@ -127,11 +130,30 @@ def test_calibration_recovers_known_costs() -> None:
         assert model.verify_ratios == pytest.approx({n: 1 + 0.001 * batch * (n - 1) / plain for n in (2, 6)})
 
 
+def test_calibration_measures_what_another_size_costs() -> None:
+    hands = [0.0]
+    target, draft = Clockwork(hands, 0.010, token=0.001), Clockwork(hands, 0.001, token=0.0005)
+    target.change, draft.change = 0.002, 0.0004
+    rows = calibrate(target, draft, [100], [1], [2, 6], blocks=3)
+    plain, verified = 0.010, 0.010 + 0.001 * (rows["verified"] - 1)
+    np.testing.assert_allclose(rows["plain_before_seconds"], plain)
+    np.testing.assert_allclose(rows["verify_seconds"], verified)
+    np.testing.assert_allclose(rows["turns_seconds"], plain + verified + 2 * 0.002)
+    # A block of one token: the draft reads two tokens each time. Of five: it reads two, then one, four times.
+    np.testing.assert_allclose(rows["draft_seconds"], 0.001)
+    of_five = (0.0015 + 0.001 * 4 + 2 * 0.0004) / 5
+    np.testing.assert_allclose(rows["caught_up_seconds"], rows["verified"].map({2: 0.0015, 6: of_five}))
+
+
 def test_cost_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
     settings = latency_cost.Settings(context=[8, 24], batch=[1, 3], verified=[2, 5], blocks=2)
     rows, run = latency_cost.run(settings, TargetAndDraft(**models), BENCH)
     assert len(rows) == 16
-    assert (rows.filter(like="seconds") > 0).all(axis=None)
+    times = rows.filter(like="seconds")
+    assert (times[rows["batch"] == 1] > 0).all(axis=None)
+    only_alone = ["caught_up_seconds", "turns_seconds"]
+    assert (times[rows["batch"] == 3].drop(columns=only_alone) > 0).all(axis=None)
+    assert times[rows["batch"] == 3][only_alone].isna().all(axis=None)
     assert run["target"]["sequences"] == 3
 
 

@@ -53,13 +53,16 @@ class Drafted:
 @dataclass(frozen=True)
 class Blocks:
     """The blocks that a rule gives for some answers, by request: target calls by the number of tokens drafted for them (0, 1, ...), tokens
-    accepted and judged, steps of the draft's model, tokens emitted."""
+    accepted and judged, steps of the draft's model, tokens emitted, blocks of full length whose tokens are all accepted, and calls for which
+    another number of tokens was drafted than for the call before."""
 
     calls: Int64[np.ndarray, "requests lengths"]
     accepted: Int64[np.ndarray, " requests"]
     judged: Int64[np.ndarray, " requests"]
     steps: Int64[np.ndarray, " requests"]
     emitted: Int64[np.ndarray, " requests"]
+    whole: Int64[np.ndarray, " requests"]
+    changes: Int64[np.ndarray, " requests"]
 
     @property
     def blocks(self) -> Int64[np.ndarray, " requests"]:
@@ -109,10 +112,10 @@ def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool =
     steps = (drafted.confidence < 1).cumsum(1)
     requests = len(drafted.lengths)
     calls = np.zeros((requests, drafted.depth + 1), dtype=np.int64)
-    kept, judged, asked = np.zeros((3, requests), dtype=np.int64)
+    kept, judged, asked, whole, changes = np.zeros((5, requests), dtype=np.int64)
     begin = 0
     for request, length in enumerate(drafted.lengths):
-        place = 0
+        place, before = 0, None
         while place < length:
             at = begin + place
             wanted = int(lengths[at])
@@ -122,6 +125,9 @@ def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool =
             kept[request] += accepted
             judged[request] += min(accepted + 1, wanted)
             asked[request] += steps[at, looked - 1] if looked else 0
+            whole[request] += accepted == drafted.depth
+            changes[request] += before not in (None, wanted)
+            before = wanted
             place += accepted + 1
         begin += length
-    return Blocks(calls, kept, judged, asked, np.array(drafted.lengths, dtype=np.int64))
+    return Blocks(calls, kept, judged, asked, np.array(drafted.lengths, dtype=np.int64), whole, changes)

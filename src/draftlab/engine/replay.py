@@ -118,8 +118,8 @@ class Walk:
     """The blocks of every request, as expected counts given its text; whole numbers at temperature 0.
 
     ``alpha`` = overlap / visited, ``alpha_accepted`` = accepted / visited, ``alpha_repo`` = repo / visited,
-    ``block_efficiency`` = emitted / blocks; divide sums over requests. ``reached`` and ``starts`` are the probabilities that a position is
-    visited, and that a block starts there.
+    ``block_efficiency`` = emitted / blocks; divide sums over requests. Of ``whole`` blocks every drafted token is accepted. ``reached`` and
+    ``starts`` are the probabilities that a position is visited, and that a block starts there.
     """
 
     accepted: Float64[np.ndarray, " requests"]
@@ -127,6 +127,7 @@ class Walk:
     overlap: Float64[np.ndarray, " requests"]
     repo: Float64[np.ndarray, " requests"]
     blocks: Float64[np.ndarray, " requests"]
+    whole: Float64[np.ndarray, " requests"]
     emitted: Int64[np.ndarray, " requests"]
     reached: Float64[np.ndarray, " positions"]
     starts: Float64[np.ndarray, " positions"]
@@ -179,6 +180,7 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
         overlap=per_request(overlap),
         repo=per_request(repo),
         blocks=per_request(starts),
+        whole=per_request(weighted[:, draft_len]),
         emitted=lengths,
         reached=reached,
         starts=starts,

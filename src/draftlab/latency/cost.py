@@ -52,7 +52,9 @@ def calibrate(
     """One row per (context, batch, block, verified): seconds of verifying, of a draft step, and of a plain step before and after them, taken
     within the same moment and as a server takes them: plain steps in a row, and blocks of draft steps and a verification in a row.
 
-    The order of the probes is shuffled in every block.
+    At batch 1 two more: a draft step of a block whose first call reads two tokens, as after a block that was accepted whole
+    (``caught_up_seconds``), and a plain step and a verification in turns, where every call has another shape than the one before
+    (``turns_seconds``). The order of the probes is shuffled in every block.
     """
     rng = np.random.default_rng(seed)
     rows = []
@@ -64,6 +66,11 @@ def calibrate(
                 for verify in rng.permutation(verified).tolist():
                     before = _in_a_row((target, 1, 1))
                     drafts, verifies = _in_a_row((draft, 1, verify - 1), (target, verify, 1))
+                    caught_up = turns = np.nan
+                    if batch == 1:
+                        first, others, _ = _in_a_row((draft, 2, 1), (draft, 1, verify - 2), (target, verify, 1))
+                        caught_up = (first + (verify - 2) * others) / (verify - 1)
+                        turns = sum(_in_a_row((target, 1, 1), (target, verify, 1)))
                     row = {
                         "context": context,
                         "batch": batch,
@@ -72,6 +79,8 @@ def calibrate(
                         "plain_before_seconds": before[0],
                         "verify_seconds": verifies,
                         "draft_seconds": drafts,
+                        "caught_up_seconds": caught_up,
+                        "turns_seconds": turns,
                         "plain_after_seconds": _in_a_row((target, 1, 1))[0],
                     }
                     if block >= 0:  # the first pass warms up
@@ -102,4 +111,4 @@ def _timed(backend: LatencyBackend, tokens: int, steps: int) -> float:
     started = clock()
     for _ in range(steps):
         backend.probe(tokens)
-    return (clock() - started) / steps
+    return (clock() - started) / max(steps, 1)

@@ -87,7 +87,7 @@ def judge(
         weights = facts["parameters"]
         costs = block_costs.from_profile(asked.hardware, context, weights["draft"] / weights["target"])
     else:
-        costs = block_costs.from_probes(read_table(run / "cells/traffic_cost/all/rows.csv"), context)
+        costs = block_costs.from_probes(read_table(run / "traffic_cost.csv"), context)
     return verdict.decide(
         rows,
         costs,
@@ -210,7 +210,7 @@ def _workflow(asked: Asked, draft: str, name: str, folder: Path) -> Path:
     given |= {"experiments": "traffic_verdict,traffic_cost"} | ({"draft": _absolute(draft)} if draft else {})
     given |= {"template": asked.template} if asked.template else {}
     wanted = [run / "cells/traffic_verdict" / f"prompts.{asked.temperature}" / "rows.csv"]
-    wanted += [] if asked.hardware else [run / "cells/traffic_cost/all/rows.csv"]
+    wanted += [] if asked.hardware else [run / "traffic_cost.csv"]
     command: list[Any] = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile"]
     command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default", "--cores", asked.cores or "all"]
     command += ["--config", *(f"{key}={value}" for key, value in given.items()), "--", *wanted]

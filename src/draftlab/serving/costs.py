@@ -25,10 +25,16 @@ LONGEST = 8
 @dataclass(frozen=True)
 class BlockCosts:
     """Draws of a draft step in blocks of 1, 2, ... drafted tokens, and of reading 1, 2, ... tokens in one call, over a step of plain
-    decoding; the first draw is the estimate. The first step of a block finds the processor's caches full of the target: short blocks pay more."""
+    decoding; the first draw is the estimate. The first step of a block finds the processor's caches full of the target: short blocks pay more.
+
+    ``catch_up`` is what a block of that many tokens costs more after one that was accepted whole, whose last token the draft has yet to read;
+    ``change`` is what a call costs more that reads another number of tokens than the one before, as the engine builds its graph anew.
+    """
 
     step: Float64[np.ndarray, "draws lengths"]
     verify: Float64[np.ndarray, "draws tokens"]
+    catch_up: Float64[np.ndarray, "draws lengths"]
+    change: Float64[np.ndarray, "draws lengths"]
     source: str
     seconds: float | None
     profile: Profile
@@ -39,18 +45,35 @@ class BlockCosts:
 
 
 def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts:
-    """BlockCosts at batch 1 and the context that is nearest, from probes of ``latency.cost.calibrate``: medians over blocks drawn again."""
+    """BlockCosts at batch 1 and the context that is nearest, from probes of ``latency.cost.calibrate``: medians over blocks drawn again.
+
+    Costs drift within minutes. Where they were probed at several moments, moments are drawn again, and blocks within each.
+    """
     near = min(rows["context"].unique(), key=lambda c: abs(float(c) - context))
     own = rows[(rows["context"] == near) & (rows["batch"] == 1)]
     plain = (own["plain_before_seconds"] + own["plain_after_seconds"]) / 2
-    own = own.assign(v=own["verify_seconds"] / plain, c=own["draft_seconds"] / plain)
-    v, c = (own.pivot_table(index="block", columns="verified", values=name) for name in ("v", "c"))
-    if not np.isfinite([own["v"], own["c"]]).all() or len(v) < 2:
+    moment = own.get("moment", 0)
+    own = own.assign(
+        moment=moment,
+        v=own["verify_seconds"] / plain,
+        c=own["draft_seconds"] / plain,
+        caught_up=(own["verified"] - 1) * (own["caught_up_seconds"] - own["draft_seconds"]) / plain,
+        turned=(own["turns_seconds"] - own["verify_seconds"] - plain) / 2 / plain,
+    )
+    kinds = ["v", "c", "caught_up", "turned"]
+    v, c, caught_up, turned = (
+        own.pivot_table(index=["moment", "block"], columns="verified", values=name) for name in kinds
+    )
+    if not np.isfinite(own[kinds]).all(axis=None) or len(v) < 2:
         raise UserError(
             "the probes of costs hold NaN, or one block alone", remedy="measure them again, or give --hardware"
         )
     rng = np.random.default_rng(seed)
-    drawn = np.vstack([np.arange(len(v)), rng.integers(0, len(v), (DRAWS, len(v)))])
+    moments = own["moment"].nunique()
+    blocks = len(v) // moments
+    begins = rng.integers(0, moments, (DRAWS, moments, 1)) * blocks
+    again = (begins + rng.integers(0, blocks, (DRAWS, moments, blocks))).reshape(DRAWS, -1)
+    drawn = np.vstack([np.arange(moments * blocks), again])
     read = np.array(v.columns, dtype=float)
 
     def medians(values: pd.DataFrame, tokens: Float64[np.ndarray, " tokens"]) -> Float64[np.ndarray, "draws tokens"]:
@@ -60,8 +83,15 @@ def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts
     lengths = np.arange(1.0, LONGEST + 1)
     step, verify = medians(c, lengths + 1), np.pad(medians(v, lengths + 1), ((0, 0), (1, 0)), constant_values=1.0)
     seconds = float(plain.median())
+    catch_up, change = (medians(values, lengths + 1).clip(0) for values in (caught_up, turned))
     return BlockCosts(
-        step, verify, f"measured in llama.cpp on this machine at a context of {near}", seconds, _profile(rows)
+        step,
+        verify,
+        catch_up,
+        change,
+        f"measured in llama.cpp on this machine at a context of {near}",
+        seconds,
+        _profile(rows),
     )
 
 
@@ -95,6 +125,5 @@ def from_profile(name: str, context: float, ratio: float) -> BlockCosts:
     verify = [(profile.overhead + profile.target.step(n, n, 1, context)) / plain for n in range(1, LONGEST + 2)]
     step = profile.draft.step(1, 1, 1, context) / plain
     source = f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {step:.3f} of its step"
-    return BlockCosts(
-        np.full((DRAWS + 1, LONGEST), step), np.tile(verify, (DRAWS + 1, 1)), source, plain / 1e3, profile
-    )
+    steps, free = np.full((DRAWS + 1, LONGEST), step), np.zeros((DRAWS + 1, LONGEST))
+    return BlockCosts(steps, np.tile(verify, (DRAWS + 1, 1)), free, free, source, plain / 1e3, profile)

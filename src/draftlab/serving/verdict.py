@@ -1,6 +1,7 @@
 """Whether a draft speeds up the requests of a log: replayed blocks at measured costs, with an interval, a reason and an upper bound.
 
-``speed-up = sum of tokens / (sum over calls of v(tokens read) + steps of the draft c)``, both sums over requests, in steps of plain decoding.
+``speed-up = sum of tokens / (sum over calls of v(tokens read) + steps of the draft c + what a draft that catches up and calls of changing
+size cost more)``, all sums over requests, in steps of plain decoding.
 The interval is for an equal number of future requests: it resamples the requests of the log, draws future requests from those, and at the same
 time resamples the moments at which costs were probed.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,18 +99,20 @@ def _range(draws: Float64[np.ndarray, " draws"]) -> Range:
 
 def speedup(rows: pd.DataFrame, costs: BlockCosts, to_come: int = 0) -> Range:
     """The speed-up on ``to_come`` future requests (0: as many as ``rows``) like those of ``rows``, which are all of one option, proposal and length."""
-    step = costs.step[:, int(rows["draft_len"].iloc[0]) - 1]
+    place = int(rows["draft_len"].iloc[0]) - 1
     full = (rows["blocks"] - rows["empty"]).to_numpy()
     mean = np.divide(rows["drafted"].to_numpy(), full, out=np.zeros(len(rows)), where=full > 1e-9)
     below = np.floor(mean).astype(int).clip(0, LONGEST)
     share = mean - below
     calls = np.zeros((len(rows), LONGEST + 2))  # by tokens read, less one
-    place = np.arange(len(rows))
-    calls[place, 0] += rows["empty"]
-    calls[place, below] += full * (1 - share)
-    calls[place, below + 1] += full * share
+    request = np.arange(len(rows))
+    calls[request, 0] += rows["empty"]
+    calls[request, below] += full * (1 - share)
+    calls[request, below + 1] += full * share
     weights = _weights(len(rows), to_come or len(rows))
-    seconds = (weights @ calls[:, :-1] * costs.verify).sum(axis=1) + weights @ rows["steps"].to_numpy() * step
+    seconds = (weights @ calls[:, :-1] * costs.verify).sum(axis=1)
+    for name, each in (("steps", costs.step), ("whole", costs.catch_up), ("changes", costs.change)):
+        seconds = seconds + weights @ rows[name].to_numpy() * each[:, place]
     return _range(weights @ rows["emitted"].to_numpy() / seconds)
 
 
@@ -188,7 +191,7 @@ def _at(rows: pd.DataFrame, best: At, longest: bool = False) -> pd.DataFrame:
 
 
 def _without_steps(costs: BlockCosts) -> BlockCosts:
-    return BlockCosts(np.zeros_like(costs.step), costs.verify, costs.source, costs.seconds, costs.profile)
+    return replace(costs, step=np.zeros_like(costs.step))
 
 
 def _reason(verdict: Answer, requests: int, found: Range, most: Ceiling, tips: float | None, alpha: Range) -> str:

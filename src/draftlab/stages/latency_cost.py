@@ -24,6 +24,7 @@ class Settings(Engine):
     batch: list[Count] = Field(min_length=1)
     verified: list[Count] = Field(min_length=1)
     blocks: int = Field(gt=0)
+    moment: int = Field(0, description="number of the repetition: costs drift within minutes")
 
 
 class Row:
@@ -36,6 +37,14 @@ class Row:
     plain_before_seconds: float = timing("a plain step of the target before the probe")
     verify_seconds: float = timing("one call of the target that verifies")
     draft_seconds: float = timing("a draft step")
+    caught_up_seconds: float = timing(
+        "a draft step of a block whose first call reads two tokens, as after a block that was accepted whole; at batch 1",
+        optional=True,
+    )
+    turns_seconds: float = timing(
+        "a plain step and the verification in turns, each of another shape than the call before; at batch 1",
+        optional=True,
+    )
     plain_after_seconds: float = timing("a plain step of the target after the probe")
 
 

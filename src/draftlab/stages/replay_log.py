@@ -34,6 +34,10 @@ class Row(UnroundedCounts):
     drafted: float = column("tokens that were drafted", "tokens")
     empty: float = column("calls of the target for which nothing was drafted", "calls")
     steps: float = column("steps of the draft model", "steps")
+    whole: float = column(
+        "blocks of full length whose tokens were all accepted: the draft model has to catch up", "blocks"
+    )
+    changes: float = column("calls of the target that read another number of tokens than the call before", "calls")
     prompt_tokens: int = column("tokens of the prompt", "tokens")
     optimum_2: float = column(
         "most that any verifier accepts of two drafts at each position, summed over all positions", "tokens"

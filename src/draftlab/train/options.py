@@ -53,7 +53,8 @@ def lookup(recorded: TargetPass, settings: Options) -> pd.DataFrame:
     frames = []
     for draft_len in settings.draft_lens:
         walked = walk(agree, draft_len)
-        frames.append(_rows(walked, recorded, draft_len, found.clip(max=draft_len), np.zeros(len(found))))
+        rows = _rows(walked, recorded, draft_len, found.clip(max=draft_len), np.zeros(len(found)))
+        frames.append(rows.assign(whole=0.0))  # no model has to catch up
     proposals = ["greedy", "probabilistic"] if recorded.sampling.temperature else ["greedy"]
     return pd.concat([frame.assign(option="lookup", proposal=p) for frame in frames for p in proposals])
 
@@ -101,6 +102,8 @@ def confident(option: str, draft: LanguageModel, recorded: TargetPass, settings:
             "drafted": blocks.drafted,
             "empty": blocks.calls[:, 0],
             "steps": blocks.steps,
+            "whole": blocks.whole,
+            "changes": blocks.changes,
         }
         rows = pd.DataFrame({name: values.astype(float) for name, values in counts.items()})
         frames.append(rows.assign(request_id=range(len(rows)), draft_len=draft_len, threshold=threshold))
@@ -136,8 +139,13 @@ def _rows(
     drafted: Int64[np.ndarray, " positions"],
     steps: Float64[np.ndarray, " positions"],
 ) -> pd.DataFrame:
-    """One row per request, given ``drafted`` and ``steps`` of the block that would start at each position."""
+    """One row per request, given ``drafted`` and ``steps`` of the block that would start at each position.
+
+    Where blocks differ in length, it is known where they start.
+    """
     request = np.repeat(np.arange(len(recorded.lengths)), recorded.lengths)
+    known = np.flatnonzero(walked.starts > 0.5)
+    changed = (np.diff(drafted[known]) != 0) & (np.diff(request[known]) == 0)
 
     def summed(values: Float64[np.ndarray, " positions"]) -> Float64[np.ndarray, " requests"]:
         return np.bincount(request, walked.starts * values, minlength=len(recorded.lengths))
@@ -156,6 +164,8 @@ def _rows(
             "drafted": summed(drafted.astype(float)),
             "empty": summed((drafted == 0).astype(float)),
             "steps": summed(steps),
+            "whole": walked.whole,
+            "changes": np.bincount(request[known[1:]], changed.astype(float), minlength=len(recorded.lengths)),
             "prompt_tokens": [len(answer.prompt_ids) for answer in recorded.answers],
             "optimum_2": math.nan,
             "optimum_4": math.nan,
