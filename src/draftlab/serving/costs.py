@@ -47,7 +47,7 @@ class BlockCosts:
 def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts:
     """BlockCosts at batch 1 and the context that is nearest, from probes of ``latency.cost.calibrate``: medians over blocks drawn again.
 
-    Costs drift within minutes. Where they were probed at several moments, moments are drawn again, and blocks within each.
+    Costs drift within minutes. Where they were probed at several moments, each draw takes place at one of them, as future requests will.
     """
     near = min(rows["context"].unique(), key=lambda c: abs(float(c) - context))
     own = rows[(rows["context"] == near) & (rows["batch"] == 1)]
@@ -71,8 +71,8 @@ def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts
     rng = np.random.default_rng(seed)
     moments = own["moment"].nunique()
     blocks = len(v) // moments
-    begins = rng.integers(0, moments, (DRAWS, moments, 1)) * blocks
-    again = (begins + rng.integers(0, blocks, (DRAWS, moments, blocks))).reshape(DRAWS, -1)
+    begins = rng.integers(0, moments, (DRAWS, 1)) * blocks
+    again = begins + rng.integers(0, blocks, (DRAWS, moments * blocks))
     drawn = np.vstack([np.arange(moments * blocks), again])
     read = np.array(v.columns, dtype=float)
 
