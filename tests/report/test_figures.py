@@ -200,6 +200,10 @@ def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_pat
     assert batch.draw_all(data, out, "laptop", drawn, 1) == ["osd_speedup_theory"]
     assert (out / "mdss_cone.tex").read_bytes() == before["mdss_cone.tex"]
     assert (out / "osd_speedup_theory.pdf").read_bytes() != before["osd_speedup_theory.pdf"]
+    digest_of = plan.code_digest
+    edited = "draftlab.stages.cone"
+    monkeypatch.setattr(plan, "code_digest", lambda *names: digest_of(*names) + "edited" * (edited in names))
+    assert batch.draw_all(data, out, "laptop", drawn, 1) == ["mdss_cone"], "its stage computes columns of the table"
     given = tidy.plan_of("mdss_cone")
     wider = given.model_copy(update={"layout": given.layout.model_copy(update={"digits": 1})})
     known = tidy.plan_of

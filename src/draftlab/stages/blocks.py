@@ -97,6 +97,7 @@ class Derived:
     quantity: str = column("what ``above`` over ``below`` is", optional=True)
     above: float = column("numerator of the quantity", optional=True)
     below: float = column("denominator of the quantity", optional=True)
+    select_ms: float = column("time of verification", "ms", timed=True, optional=True)
 
 
 MEASURES = {
@@ -260,10 +261,11 @@ def quantities(rows: pd.DataFrame) -> pd.DataFrame:
     """Acceptance, block efficiency and the cost of selection of each row, each as a row of its own."""
     import pandas as pd
 
+    rows = rows.assign(select_ms=1000 * rows["select_seconds"])
     parts = {
         "acceptance": (rows["accepted"], rows["judged"]),
         "tokens per call": (rows["emitted"], rows["blocks"]),
-        "selection, ms": (1000 * rows["select_seconds"], rows["timed_blocks"]),
+        "selection, ms": (rows["select_ms"], rows["timed_blocks"]),
     }
     every = [rows.assign(quantity=name, above=above, below=below) for name, (above, below) in parts.items()]
     return pd.concat(every, ignore_index=True).query("below > 0")

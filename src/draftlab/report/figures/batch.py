@@ -72,10 +72,11 @@ def _begin(parent: int) -> None:
 
 def _digest(experiment: str, table: Path, scale: str) -> str:
     """Digest of what a figure and its table depend on: the observations, the printed numbers, the experiment's file, and the code."""
-    code = plan.code_digest(
-        f"draftlab.report.figures.{experiment}", "draftlab.report.figures.forms", "draftlab.report.findings"
-    )
     experiment_plan = tidy.plan_of(experiment)
+    stage = [f"draftlab.stages.{experiment_plan.stage}"] if experiment_plan else []
+    code = plan.code_digest(
+        f"draftlab.report.figures.{experiment}", "draftlab.report.figures.forms", "draftlab.report.findings", *stage
+    )
     printed = sorted(published.FOLDER.glob("*.csv"))
     texts = [
         table_bytes(table),
