@@ -1,5 +1,7 @@
 """Rules for the length of a block: the counts of replay and of decoding, and what the oracle reaches."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -36,10 +38,13 @@ def test_a_fixed_length_gives_the_blocks_of_replay(pair, kind):
     models = {"itself": target, "draft": draft, "lookup": Lookup(draft), "lookup first": Lookup(draft, joined=True)}
     drafted = draft_everywhere(models[kind], recorded, 4)
     for length in (1, 3, 4):
-        walked, blocks = replay(models[kind], recorded, length), cut(drafted, drafted.fixed(length))
+        walked, blocks = replay(models[kind], recorded, length), cut(drafted.upto(length), drafted.fixed(length))
         assert blocks.blocks.tolist() == walked.blocks.tolist()
         assert blocks.accepted.tolist() == walked.accepted.tolist()
         assert blocks.emitted.tolist() == walked.emitted.tolist()
+        assert blocks.whole.tolist() == walked.whole.tolist()
+        assert not blocks.changes.any()
+    assert kind != "itself" or blocks.whole.sum() > 0
     assert kind != "lookup" or 0 < (drafted.confidence == 1).mean() < 1, "sure of what it finds alone"
     assert kind not in ("itself", "draft") or drafted.confidence.max() < 1
 
@@ -60,6 +65,9 @@ def test_a_length_that_follows_the_confidence_is_that_of_the_engine(pair, tmp_pa
             assert blocks.blocks.tolist() == [len(own) for own in found]
             assert blocks.drafted.tolist() == [sum(block.drafted for block in own) for own in found]
             assert 0 < blocks.drafted.sum() < 4 * blocks.blocks.sum()
+            sizes = [[block.drafted for block in own] for own in found]
+            assert blocks.changes.tolist() == [sum(a != b for a, b in pairwise(own)) for own in sizes]
+            assert blocks.changes.sum() > 0
 
 
 def test_the_oracle_drafts_what_stands_and_asks_cost_a_step():
@@ -69,6 +77,9 @@ def test_the_oracle_drafts_what_stands_and_asks_cost_a_step():
     assert oracle.blocks.tolist() == [2, 2]
     assert oracle.drafted.tolist() == oracle.accepted.tolist() == [3, 0]
     assert oracle.emitted.tolist() == [5, 2]
+    assert oracle.changes.tolist() == [1, 0]
+    assert oracle.whole.tolist() == [0, 0]
+    assert cut(drafted.upto(3), drafted.upto(3).oracle()).whole.tolist() == [1, 0]
     rule = drafted.confident(0.5)
     assert rule.tolist() == [2] * 7
     asked = cut(drafted, rule, asks=True)

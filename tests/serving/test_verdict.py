@@ -9,10 +9,12 @@ import pytest
 
 from benchmarks import verdict_validate as calibration
 from draftlab.core.theory import expected_block_length
+from draftlab.engine.lengths import cut, draft_everywhere
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
 from draftlab.errors import UserError
 from draftlab.models import load_model
+from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams
 from draftlab.report.verdict import lines, page, run
 from draftlab.serving import verdict
@@ -274,6 +276,8 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
             own = own[own["draft_len"] == draft_len]
             np.testing.assert_allclose(own["blocks"], walked.blocks)
             np.testing.assert_allclose(own["accepted"], walked.accepted, atol=1e-9)
+            np.testing.assert_allclose(own["whole"], walked.whole, atol=1e-9)
+            assert (own["changes"] == 0).all()
     once = rows[(rows["split"] == "eval") & (rows["draft_len"] == 1)].set_index(["option", "proposal"])
     assert (once["optimum_4"].dropna() >= once["optimum_2"].dropna() - 1e-9).all()
     mine = once.loc[("distilled", proposal)]
@@ -287,6 +291,14 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
         "request_id"
     )
     assert (first["empty"].to_numpy() >= np.array(found)).all()
+    if not temperature:
+        asked = draft_everywhere(Lookup(load_model(tmp_path / "models" / "draft")), recorded, 3)
+        blocks = cut(asked, asked.confident(1.0))
+        own = rows[(rows["option"] == "lookup") & (rows["split"] == "eval") & (rows["draft_len"] == 3)]
+        assert own["blocks"].tolist() == blocks.blocks.tolist()
+        assert own["drafted"].tolist() == blocks.drafted.tolist()
+        assert own["changes"].tolist() == blocks.changes.tolist()
+        assert blocks.changes.sum() > 0
 
 
 def test_blocks_that_end_where_the_draft_is_unsure(tmp_path: Path):
@@ -298,7 +310,7 @@ def test_blocks_that_end_where_the_draft_is_unsure(tmp_path: Path):
     own = rows[(rows["split"] == "eval") & (rows["draft_len"] == 3)].set_index(["option", "threshold"])
     never, always = own.loc[("distilled_confident", 1e-6)], own.loc[("distilled_confident", 0.999)]
     fixed = own.loc[("distilled", 0.0)]
-    for count in ("blocks", "accepted", "visited", "drafted", "steps"):
+    for count in ("blocks", "accepted", "visited", "drafted", "steps", "whole", "changes"):
         np.testing.assert_allclose(never[count], fixed[count])
     assert (always["drafted"] == 0).all()
     assert (always["empty"] == always["blocks"]).all()
