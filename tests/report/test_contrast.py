@@ -10,6 +10,7 @@ import pytest
 from draftlab.core import stats
 from draftlab.core.measure import Measure
 from draftlab.errors import UserError
+from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Rows, Tables, compute, compute_each, decide, show
 
 RATE = Measure("hits", "tries")
@@ -164,3 +165,10 @@ def test_it_is_shown_with_its_interval():
     assert show(gap, 2) == "0.12 [-0.10, 0.30]"
     assert show(gap, 2, sign="+") == "+0.12 [-0.10, +0.30]"
     assert show(gap, 1, alone=True) == show(stats.Interval(0.123, math.nan, math.nan, 9), 1) == "0.1"
+
+
+@pytest.mark.parametrize("apart", ["dataset", "split", "moment"])
+def test_the_same_number_elsewhere_is_another_unit(apart):
+    rows = pd.DataFrame({"block": [0, 1, 0, 1], "seconds": 1.0})
+    assert tidy.clusters(rows).nunique() == 2
+    assert tidy.clusters(rows.assign(**{apart: [0, 0, 1, 1]})).nunique() == 4

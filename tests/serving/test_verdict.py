@@ -105,6 +105,13 @@ def test_a_draft_that_catches_up_and_calls_of_changing_size_cost_more():
     assert verdict.speedup(own, costly).estimate == pytest.approx(90 / (blocks * (1.6 + 0.2 / 4 + 0.1 / 2)))
 
 
+def test_a_perfect_draft_catches_up_before_every_block_and_lookup_never():
+    costs = from_probes(probes(catch_up=0.2), 100)
+    rows = table(0.8)
+    assert verdict.judge("distilled", rows, costs).ceiling.perfect == pytest.approx(9 / (1.4 + 0.8 + 0.2))
+    assert verdict.judge("lookup", rows.assign(steps=0.0), costs).ceiling.perfect == pytest.approx(9 / 1.4)
+
+
 def test_costs_that_drift_between_moments_widen_the_interval():
     own = table(0.8)[lambda t: t["draft_len"] == 4]
     at_once = pd.concat([probes(more=0.05 * n).assign(block=lambda t, n=n: t["block"] + 8 * n) for n in range(5)])

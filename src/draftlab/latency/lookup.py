@@ -46,8 +46,11 @@ class Lookup:
         return np.zeros(self.vocab_size, dtype=np.float32)
 
     def extend(self, tokens: Sequence[int]) -> Logits:
-        guesses, logits = self._read(tokens)
-        rows = np.zeros((len(tokens), self.vocab_size), dtype=np.float32) if logits is None else logits.copy()
+        guesses = [self.text.append(token) for token in tokens]
+        rows = np.zeros((len(tokens), self.vocab_size), dtype=np.float32)
+        if self.inner and None in guesses:
+            self.steps += 1
+            rows[:] = self.inner.extend(self.tokens[len(self.inner.tokens) :])[-len(tokens) :]
         for row, guess in zip(rows, guesses, strict=True):
             if guess is not None:
                 row[:] = -np.inf
@@ -55,11 +58,7 @@ class Lookup:
         return rows
 
     def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
-        guesses, logits = self._read(tokens)
-        if logits is None:
-            return np.array([guess or 0 for guess in guesses])
-        pairs = zip(guesses, logits, strict=True)
-        return np.array([row.argmax() if guess is None else guess for guess, row in pairs])
+        return np.array([self.guess([token]) for token in tokens])
 
     def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
         guesses = [self.text.append(token) for token in tokens]
@@ -69,14 +68,6 @@ class Lookup:
             return None if least else 0
         self.steps += 1
         return self.inner.guess(self.tokens[len(self.inner.tokens) :], least)
-
-    def _read(self, tokens: Sequence[int]) -> tuple[list[int | None], Logits | None]:
-        """The tokens found by lookup after each token; if some are missing, the logits of the model, if there is one."""
-        guesses = [self.text.append(token) for token in tokens]
-        if self.inner is None or None not in guesses:
-            return guesses, None
-        self.steps += 1
-        return guesses, self.inner.extend(self.tokens[len(self.inner.tokens) :])[-len(tokens) :]
 
     def trim(self, length: int) -> None:
         self.text.trim(length)

@@ -57,12 +57,12 @@ def units(rows: pd.DataFrame) -> str | None:
 
 
 def clusters(rows: pd.DataFrame) -> pd.Series:
-    """A unique name for the bootstrap unit of each row: the same number in two datasets or splits means two requests."""
+    """A unique name for the bootstrap unit of each row: the same number in two datasets, splits or moments means two units."""
     column = unit(rows)
     if column is None:
         raise UserError("an exact table has no requests to draw", remedy="leave the interval out")
     names = rows[column].astype(str)
-    for key in ("split", "dataset"):
+    for key in ("split", "dataset", "moment"):
         names = rows[key].astype(str) + "/" + names if key in rows else names
     return names
 

@@ -28,7 +28,7 @@ class BlockCosts:
     decoding; the first draw is the estimate. The first step of a block finds the processor's caches full of the target: short blocks pay more.
 
     ``catch_up`` is what a block of that many tokens costs more after one that was accepted whole, whose last token the draft has yet to read;
-    ``change`` is what a call costs more that reads another number of tokens than the one before, as the engine builds its graph anew.
+    ``change`` is what a call costs more that reads another number of tokens than the one before, as the engine builds its graph again.
     """
 
     step: Float64[np.ndarray, "draws lengths"]
@@ -39,9 +39,10 @@ class BlockCosts:
     seconds: float | None
     profile: Profile
 
-    def block(self, draft_len: int) -> float:
-        """Of a block of ``draft_len`` drafted tokens, in steps."""
-        return float(draft_len * self.step[0, draft_len - 1] + self.verify[0, draft_len])
+    def block(self, draft_len: int, whole: float = 0.0) -> float:
+        """Of a block of ``draft_len`` drafted tokens, in steps; ``whole``: the share of blocks that are accepted whole."""
+        place = draft_len - 1
+        return float(draft_len * self.step[0, place] + self.verify[0, draft_len] + whole * self.catch_up[0, place])
 
 
 def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts:

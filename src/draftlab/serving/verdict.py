@@ -3,7 +3,7 @@
 ``speed-up = sum of tokens / (sum over calls of v(tokens read) + steps of the draft c + what a draft that catches up and calls of changing
 size cost more)``, all sums over requests, in steps of plain decoding.
 The interval is for an equal number of future requests: it resamples the requests of the log, draws future requests from those, and at the same
-time resamples the moments at which costs were probed.
+time draws the costs from one of the moments at which they were probed.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def ceiling(rows: pd.DataFrame, costs: BlockCosts) -> Ceiling:
         known = rows[rows[f"optimum_{drafts}"].notna()]
         if len(known):
             alphas[drafts] = min(float(known[f"optimum_{drafts}"].sum() / known["emitted"].sum()), 1.0)
-    at_most = {k: max(expected_block_length(a, n) / costs.block(n) for n in lengths) for k, a in alphas.items()}
-    return Ceiling(perfect=max((n + 1) / costs.block(n) for n in lengths), optimum_alpha=alphas, optimum=at_most)
+    at_most = {k: max(expected_block_length(a, n) / costs.block(n, a**n) for n in lengths) for k, a in alphas.items()}
+    return Ceiling(perfect=max((n + 1) / costs.block(n, 1.0) for n in lengths), optimum_alpha=alphas, optimum=at_most)
 
 
 def tips_at(costs: BlockCosts) -> float | None:
@@ -191,7 +191,7 @@ def _at(rows: pd.DataFrame, best: At, longest: bool = False) -> pd.DataFrame:
 
 
 def _without_steps(costs: BlockCosts) -> BlockCosts:
-    return replace(costs, step=np.zeros_like(costs.step))
+    return replace(costs, step=np.zeros_like(costs.step), catch_up=np.zeros_like(costs.catch_up))
 
 
 def _reason(verdict: Answer, requests: int, found: Range, most: Ceiling, tips: float | None, alpha: Range) -> str:

@@ -285,11 +285,10 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
 
     measured = {*columns_of(Row)} - {"request_id", "dataset", "draft_len", "temperature"}
     keys = [key for key in rows if key not in measured]
-    own = pd.MultiIndex.from_frame(rows[keys])
+    own, is_plain = pd.MultiIndex.from_frame(rows[keys]), rows["contender"].isin([PLAIN, AGAIN])
     first = rows[rows["contender"] == PLAIN].set_index(keys)["seconds"].reindex(own).to_numpy()
-    plain = rows[rows["contender"].isin([PLAIN, AGAIN])]
-    both = plain.groupby(keys, observed=True, dropna=False)["seconds"].mean().reindex(own).to_numpy()
-    plain_seconds = np.where(rows["contender"].isin([PLAIN, AGAIN]), first, both)
+    both = rows[is_plain].groupby(keys, observed=True, dropna=False)["seconds"].mean().reindex(own).to_numpy()
+    plain_seconds = np.where(is_plain, first, both)
     return rows.assign(plain_seconds=plain_seconds, milliseconds=1e3 * rows["seconds"])
 
 
