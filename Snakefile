@@ -5,6 +5,7 @@ What a run is made of stands in workflow/scales/*.yaml and workflow/experiments/
 
 import json
 import os
+import random
 import re
 import sys
 from pathlib import Path

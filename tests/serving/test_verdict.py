@@ -33,9 +33,10 @@ def probes(
     noise: float = 0.0,
     catch_up: float = 0.0,
     change: float = 0.0,
+    around: tuple[float, float] = (0.0, 0.0),
 ) -> pd.DataFrame:
     """A plain step takes 10 ms, a draft step ``step`` of it, each further token verified ``more`` of it, to catch up ``catch_up`` of it a block,
-    and a call of another size ``change`` of it more."""
+    a call of another size ``change`` of it more, and the loop and the lookup ``around`` of it a block."""
     rng = np.random.default_rng(0)
     rows = [
         {"context": 128, "batch": batch, "block": block, "verified": n, "plain_before_seconds": 0.01,
@@ -47,6 +48,7 @@ def probes(
     caught_up = found["draft_seconds"] + 0.01 * catch_up / (found["verified"] - 1)
     turns = 0.01 + found["verify_seconds"] + 2 * 0.01 * change
     alone = found["batch"] == 1
+    found = found.assign(loop_seconds=0.01 * around[0], lookup_seconds=0.01 * around[1])
     return found.assign(caught_up_seconds=caught_up.where(alone), turns_seconds=turns.where(alone))
 
 
@@ -103,6 +105,15 @@ def test_a_draft_that_catches_up_and_calls_of_changing_size_cost_more():
     free, costly = (from_probes(probes(catch_up=c, change=c / 2), 100) for c in (0.0, 0.2))
     assert verdict.speedup(own, free).estimate == pytest.approx(90 / (blocks * 1.6))
     assert verdict.speedup(own, costly).estimate == pytest.approx(90 / (blocks * (1.6 + 0.2 / 4 + 0.1 / 2)))
+
+
+def test_a_block_costs_the_loop_and_where_lookup_drafts_the_lookup():
+    costs, blocks = from_probes(probes(around=(0.1, 0.3)), 100), 90 / expected_block_length(0.5, 4)
+    for option, around in (("distilled", 0.1), ("lookup", 0.4), ("lookup_first_confident", 0.4)):
+        own = table(0.5, option=option)
+        found = verdict.speedup(own[own["draft_len"] == 4], costs)
+        assert found.estimate == pytest.approx(90 / (blocks * (1.6 + around)))
+    assert costs.block(4) == pytest.approx(1.6 + 0.1)
 
 
 def test_a_perfect_draft_catches_up_before_every_block_and_lookup_never():

@@ -19,7 +19,9 @@ from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.latency.comparison import compare
-from draftlab.latency.cost import calibrate, cost_model
+from draftlab.latency.cost import around_calls, calibrate, cost_model
+from draftlab.latency.lookup import Lookup
+from draftlab.latency.loop import Alone
 from draftlab.latency.pair import open_pair
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.settings import Engine
@@ -143,6 +145,23 @@ def test_calibration_measures_what_another_size_costs() -> None:
     np.testing.assert_allclose(rows["draft_seconds"], 0.001)
     of_five = (0.0015 + 0.001 * 4 + 2 * 0.0004) / 5
     np.testing.assert_allclose(rows["caught_up_seconds"], rows["verified"].map({2: 0.0015, 6: of_five}))
+
+
+def test_the_time_around_calls_is_the_loop_and_the_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    hands, settle, guess = [0.0], Alone.settle, Lookup.guess
+
+    def slow_settle(*args: Any) -> None:
+        hands[0] += 0.003
+        settle(*args)
+
+    def slow_guess(*args: Any) -> int | None:
+        hands[0] += 0.002
+        return guess(*args)
+
+    monkeypatch.setattr(Alone, "settle", slow_settle)
+    monkeypatch.setattr(Lookup, "guess", slow_guess)
+    found = around_calls(Cycle(hands, 0.010, token=0.001), 32)
+    assert found == pytest.approx({"loop_seconds": 0.003, "lookup_seconds": 0.002})
 
 
 def test_cost_experiment_in_llama_cpp(models: dict[str, Path]) -> None:

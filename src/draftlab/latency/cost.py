@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from draftlab.engine.loop import Timed, steps
+from draftlab.latency.lookup import SURE, Lookup
+from draftlab.latency.loop import Alone
 from draftlab.models.backend import LatencyBackend
 
 REPEATS = 3
@@ -62,7 +65,9 @@ def calibrate(
         for batch in batches:
             target.fill(batch, context)
             draft.fill(batch, context)
-            for block in range(-1, blocks):
+            for size in verified:  # the engine makes room for a call's size when it sees it for the first time
+                target.probe(size)
+            for block in range(blocks):
                 for verify in rng.permutation(verified).tolist():
                     before = _in_a_row((target, 1, 1))
                     drafts, verifies = _in_a_row((draft, 1, verify - 1), (target, verify, 1))
@@ -83,9 +88,25 @@ def calibrate(
                         "turns_seconds": turns,
                         "plain_after_seconds": _in_a_row((target, 1, 1))[0],
                     }
-                    if block >= 0:  # the first pass warms up
-                        rows.append(row)
+                    rows.append(row)
     return pd.DataFrame(rows)
+
+
+def around_calls(target: LatencyBackend, context: int, seed: int = 0) -> dict[str, float]:
+    """Seconds of a block in which no model runs: ``loop_seconds`` of the loop, ``lookup_seconds`` of finding tokens in the text so far.
+
+    From a few blocks with prompt lookup on random tokens, which the target answers; they need room for ``2 * context`` tokens.
+    """
+    prompt = np.random.default_rng(seed).integers(0, target.vocab_size, context).tolist()
+    clock = target.clock()
+    for _ in range(2):  # the first time warms up
+        pair = Alone(target, Lookup(target), prompt, context, lambda: 1, temperature=0, rng=None, least=SURE)
+        timed, started = Timed(pair, clock), clock()
+        blocks = sum(1 for _ in steps(timed, 1, context, ()))
+        seconds = clock() - started
+    finding = sum(drafted - begun for begun, drafted, *_ in timed.laps)
+    reading = sum(read - drafted for _, drafted, read, *_ in timed.laps)
+    return {"loop_seconds": (seconds - finding - reading) / blocks, "lookup_seconds": finding / blocks}
 
 
 def cost_model(rows: pd.DataFrame) -> CostModel:

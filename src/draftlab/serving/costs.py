@@ -29,12 +29,15 @@ class BlockCosts:
 
     ``catch_up`` is what a block of that many tokens costs more after one that was accepted whole, whose last token the draft has yet to read;
     ``change`` is what a call costs more that reads another number of tokens than the one before, as the engine builds its graph again.
+    ``loop`` is the time of a block in which no model runs, and ``lookup`` that of finding tokens in the text so far.
     """
 
     step: Float64[np.ndarray, "draws lengths"]
     verify: Float64[np.ndarray, "draws tokens"]
     catch_up: Float64[np.ndarray, "draws lengths"]
     change: Float64[np.ndarray, "draws lengths"]
+    loop: Float64[np.ndarray, " draws"]
+    lookup: Float64[np.ndarray, " draws"]
     source: str
     seconds: float | None
     profile: Profile
@@ -42,7 +45,8 @@ class BlockCosts:
     def block(self, draft_len: int, whole: float = 0.0) -> float:
         """Of a block of ``draft_len`` drafted tokens, in steps; ``whole``: the share of blocks that are accepted whole."""
         place = draft_len - 1
-        return float(draft_len * self.step[0, place] + self.verify[0, draft_len] + whole * self.catch_up[0, place])
+        models = draft_len * self.step[0, place] + self.verify[0, draft_len] + whole * self.catch_up[0, place]
+        return float(models + self.loop[0])
 
 
 def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts:
@@ -60,9 +64,11 @@ def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts
         c=own["draft_seconds"] / plain,
         caught_up=(own["verified"] - 1) * (own["caught_up_seconds"] - own["draft_seconds"]) / plain,
         turned=(own["turns_seconds"] - own["verify_seconds"] - plain) / 2 / plain,
+        loop=own["loop_seconds"] / plain,
+        lookup=own["lookup_seconds"] / plain,
     )
-    kinds = ["v", "c", "caught_up", "turned"]
-    v, c, caught_up, turned = (
+    kinds = ["v", "c", "caught_up", "turned", "loop", "lookup"]
+    v, c, caught_up, turned, loop, lookup = (
         own.pivot_table(index=["moment", "block"], columns="verified", values=name) for name in kinds
     )
     if not np.isfinite(own[kinds]).all(axis=None) or len(v) < 2:
@@ -90,6 +96,8 @@ def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts
         verify,
         catch_up,
         change,
+        medians(loop, lengths[:1] + 1)[:, 0],
+        medians(lookup, lengths[:1] + 1)[:, 0],
         f"measured in llama.cpp on this machine at a context of {near}",
         seconds,
         _profile(rows),
@@ -127,4 +135,5 @@ def from_profile(name: str, context: float, ratio: float) -> BlockCosts:
     step = profile.draft.step(1, 1, 1, context) / plain
     source = f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {step:.3f} of its step"
     steps, free = np.full((DRAWS + 1, LONGEST), step), np.zeros((DRAWS + 1, LONGEST))
-    return BlockCosts(steps, np.tile(verify, (DRAWS + 1, 1)), free, free, source, plain / 1e3, profile)
+    none = free[:, 0]
+    return BlockCosts(steps, np.tile(verify, (DRAWS + 1, 1)), free, free, none, none, source, plain / 1e3, profile)

@@ -1,7 +1,7 @@
 """Whether a draft speeds up the requests of a log: replayed blocks at measured costs, with an interval, a reason and an upper bound.
 
 ``speed-up = sum of tokens / (sum over calls of v(tokens read) + steps of the draft c + what a draft that catches up and calls of changing
-size cost more)``, all sums over requests, in steps of plain decoding.
+size cost more + time between the models' calls)``, all sums over requests, in steps of plain decoding.
 The interval is for an equal number of future requests: it resamples the requests of the log, draws future requests from those, and at the same
 time draws the costs from one of the moments at which they were probed.
 """
@@ -113,6 +113,8 @@ def speedup(rows: pd.DataFrame, costs: BlockCosts, to_come: int = 0) -> Range:
     seconds = (weights @ calls[:, :-1] * costs.verify).sum(axis=1)
     for name, each in (("steps", costs.step), ("whole", costs.catch_up), ("changes", costs.change)):
         seconds = seconds + weights @ rows[name].to_numpy() * each[:, place]
+    around = costs.loop + costs.lookup if str(rows["option"].iloc[0]).startswith("lookup") else costs.loop
+    seconds = seconds + weights @ rows["blocks"].to_numpy() * around
     return _range(weights @ rows["emitted"].to_numpy() / seconds)
 
 

@@ -17,6 +17,9 @@ from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 if TYPE_CHECKING:
     import pandas as pd
 
+FILLER = 32
+"""The most tokens of prompt and answer for which the time around the models' calls is measured."""
+
 
 class Settings(Engine):
     role: str = Field("draft", description="which draft of the pair")
@@ -46,6 +49,8 @@ class Row:
         optional=True,
     )
     plain_after_seconds: float = timing("a plain step of the target after the probe")
+    loop_seconds: float = timing("a block's time in which no model runs: the loop itself", optional=True)
+    lookup_seconds: float = timing("finding a block's tokens in the text so far, as prompt lookup does", optional=True)
 
 
 class Derived:
@@ -70,14 +75,16 @@ class Inputs(TargetAndDraft):
 
 def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Calibrate the pair over the grid on the engine that is asked for."""
-    from draftlab.latency.cost import calibrate
+    from draftlab.latency.cost import around_calls, calibrate
     from draftlab.latency.pair import describe, open_pair
 
     grid = settings.context, settings.batch, settings.verified
     context, sequences = max(settings.context) + max(settings.verified), max(settings.batch)
     pair = open_pair(inputs.target, inputs.draft, settings=settings, context_length=context, sequences=sequences)
     with pair as (target, draft):
-        return calibrate(target, draft, *grid, settings.blocks, settings.seed), describe(target, draft)
+        around = around_calls(target, min(max(settings.context) // 2, FILLER), settings.seed)
+        rows = calibrate(target, draft, *grid, settings.blocks, settings.seed)
+        return rows.assign(**around), describe(target, draft)
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from draftlab.engine.recording import TargetPass
-from draftlab.engine.replay import agree_along, at_its_depth, walk
+from draftlab.engine.replay import Agreement, agree_along, at_its_depth, walk
 from draftlab.errors import UserError
 from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
@@ -69,6 +69,13 @@ def replay_server(
 ) -> tuple[pd.DataFrame, list[Lesson]]:
     """Serve by replay: one forward of the draft, none of the target."""
     agree = agree_along(draft, traffic.answers, requests, batch_size=len(requests))
+    return served_by(agree, traffic, requests, settings, rng)
+
+
+def served_by(
+    agree: Agreement, traffic: Traffic, requests: Sequence[int], settings: Serving, rng: Generator
+) -> tuple[pd.DataFrame, list[Lesson]]:
+    """What a draft that agrees so well with the target on ``requests`` counts, and what it learns from each."""
     walked = walk(agree, settings.draft_len)
     rows = counts(walked)
     if traffic.answers.sampling.temperature:  # at temperature 0 the flags are 0 or 1 already

@@ -23,7 +23,7 @@ from draftlab.models import LanguageModel
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams, guesses_along
 from draftlab.train.learning import Effort, train
-from draftlab.train.online import Lesson, check_interval, replay_server
+from draftlab.train.online import Lesson, check_interval, served_by
 from draftlab.train.online import serve as serve_stream
 from draftlab.train.settings import Options, Serving
 from draftlab.train.sources import Scene
@@ -219,11 +219,14 @@ def serve(draft: LanguageModel, recorded: TargetPass, settings: Options) -> tupl
         begun = time.monotonic()
         own = traffic.take(list(requests)).answers
         nothing = np.zeros(sum(own.lengths), dtype=bool)
-        for proposal, sampling in proposals_of(own).items():
-            agree = agree_along(draft, own, draft_sampling=sampling, batch_size=BATCH)
+        agrees = {
+            proposal: agree_along(draft, own, draft_sampling=sampling, batch_size=BATCH)
+            for proposal, sampling in proposals_of(own).items()
+        }
+        for proposal, agree in agrees.items():
             rows = lengths(agree, own, settings, nothing).assign(option="kept_learning", proposal=proposal)
             seen.append(rows.assign(request_id=rows["request_id"] + requests[0]))
-        found = replay_server(draft, traffic, requests, settings_, rng)
+        found = served_by(next(iter(agrees.values())), traffic, requests, settings_, rng)
         replayed += time.monotonic() - begun
         return found
 
