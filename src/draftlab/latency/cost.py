@@ -18,7 +18,9 @@ from draftlab.latency.loop import Alone
 from draftlab.models.backend import LatencyBackend
 
 REPEATS = 3
-"""Plain steps in a row, and blocks in a row, whose first is left out: there the engine changes the shape of its calls."""
+"""Blocks in a row, whose first is left out: there the engine changes the shape of its calls."""
+PLAIN, SETTLED = 12, 4
+"""Plain steps in a row, and how many of them are left out: the caches fill with the target's weights again over the first few."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def calibrate(
     seed: int = 0,
 ) -> pd.DataFrame:
     """One row per (context, batch, block, verified): seconds of verifying, of a draft step, and of a plain step before and after them, taken
-    within the same moment and as a server takes them: plain steps in a row, and blocks of draft steps and a verification in a row.
+    within the same moment and as a server takes them: plain steps in a row, and blocks of draft steps and a verification in a row. The plain
+    steps after one probe are those before the next.
 
     At batch 1 two more: a draft step of a block whose first call reads two tokens, as after a block that was accepted whole
     (``caught_up_seconds``), and a plain step and a verification in turns, where every call has another shape than the one before
@@ -67,26 +70,28 @@ def calibrate(
             draft.fill(batch, context)
             for size in verified:  # the engine makes room for a call's size when it sees it for the first time
                 target.probe(size)
+            after = _plain_step(target)
             for block in range(blocks):
                 for verify in rng.permutation(verified).tolist():
-                    before = _in_a_row((target, 1, 1))
+                    before = after
                     drafts, verifies = _in_a_row((draft, 1, verify - 1), (target, verify, 1))
                     caught_up = turns = np.nan
                     if batch == 1:
                         first, others, _ = _in_a_row((draft, 2, 1), (draft, 1, verify - 2), (target, verify, 1))
                         caught_up = (first + (verify - 2) * others) / (verify - 1)
                         turns = sum(_in_a_row((target, 1, 1), (target, verify, 1)))
+                    after = _plain_step(target)
                     row = {
                         "context": context,
                         "batch": batch,
                         "block": block,
                         "verified": verify,
-                        "plain_before_seconds": before[0],
+                        "plain_before_seconds": before,
                         "verify_seconds": verifies,
                         "draft_seconds": drafts,
                         "caught_up_seconds": caught_up,
                         "turns_seconds": turns,
-                        "plain_after_seconds": _in_a_row((target, 1, 1))[0],
+                        "plain_after_seconds": after,
                     }
                     rows.append(row)
     return pd.DataFrame(rows)
@@ -118,6 +123,12 @@ def cost_model(rows: pd.DataFrame) -> CostModel:
         cost_ratio=float((rows["draft_seconds"] / plain).median()),
         verify_ratios={int(str(n)): float(ratio) for n, ratio in ratios.items()},
     )
+
+
+def _plain_step(target: LatencyBackend) -> float:
+    """The mean seconds of a step of plain decoding, once it has settled."""
+    _timed(target, 1, SETTLED)
+    return _timed(target, 1, PLAIN - SETTLED)
 
 
 def _in_a_row(*calls: tuple[LatencyBackend, int, int]) -> list[float]:

@@ -51,9 +51,16 @@ class Curve:
 
 
 def fit(
-    accepted: Float64[np.ndarray, " rows"], visited: Float64[np.ndarray, " rows"], requests_of_row: int = 1
+    accepted: Float64[np.ndarray, " rows"],
+    visited: Float64[np.ndarray, " rows"],
+    requests_of_row: int = 1,
+    slope: float = SLOPE,
+    spread: float = SPREAD,
 ) -> Curve | str:
-    """The curve of a stream's requests in their order (or of sums of neighbouring ones), or the reason why there is none."""
+    """The curve of a stream's requests in their order (or of sums of neighbouring ones), or the reason why there is none.
+
+    ``b`` is expected to be ``slope``, give or take ``spread``; an infinite spread expects nothing.
+    """
     seen = len(visited) * requests_of_row
     if seen < LEAST or not visited.sum() > 0:
         return f"{seen} requests are too few for a curve; {LEAST} are needed"
@@ -67,9 +74,9 @@ def fit(
     x, y, error = np.array(places), np.array(alphas), np.maximum(errors, 0.005)
 
     def residuals(line: Float64[np.ndarray, 2]) -> Float64[np.ndarray, " bins"]:
-        return np.append((1 / (1 + np.exp(-(line[0] + line[1] * x))) - y) / error, (line[1] - SLOPE) / SPREAD)
+        return np.append((1 / (1 + np.exp(-(line[0] + line[1] * x))) - y) / error, (line[1] - slope) / spread)
 
-    found = least_squares(residuals, [0.0, SLOPE])
+    found = least_squares(residuals, [0.0, slope])
     if 2 * found.cost / len(x) > MISFIT:
         return "acceptance does not grow here the way it did on recorded streams"
     slopes = np.asarray(found.jac)

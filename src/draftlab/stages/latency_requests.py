@@ -48,6 +48,7 @@ class Settings(Engine):
     dataset: Dataset
     draft_len: int = Field(gt=0)
     requests: int = Field(gt=0)
+    first: int = Field(0, ge=0, description="number of the first of these requests among the recorded ones")
     max_new_tokens: int = Field(gt=0)
     adaptive: bool = Field(False, description="also decode with a draft length that follows the acceptance")
     confidence: Under1 = Field(
@@ -139,7 +140,7 @@ class Inputs(NoInputs):
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Decode the first recorded requests with every contender on the engine that is asked for."""
+    """Decode some recorded requests with every contender on the engine that is asked for."""
     from draftlab.engine.answers import Answer
     from draftlab.files.json_files import read_jsonl
     from draftlab.latency.lookup import SURE, Lookup
@@ -150,9 +151,10 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     taken = {PLAIN, AGAIN, LOOKUP, FIRST, *(name + kind for name in inputs.drafts for kind in kinds)}
     if clash := sorted(taken & set(inputs.drafts)):
         raise UserError(f"a draft is named {clash[0]!r}, like another contender", remedy="give it another name")
-    requests = list(itertools.islice(read_jsonl(inputs.answers, Answer), settings.requests))
+    first = settings.first
+    requests = list(itertools.islice(read_jsonl(inputs.answers, Answer), first, first + settings.requests))
     if not requests:
-        raise UserError("no requests", file=inputs.answers, remedy="record answers first")
+        raise UserError(f"no requests from number {first} on", file=inputs.answers, remedy="record more answers")
     longest = max(len(request.prompt_ids) for request in requests) + settings.max_new_tokens
     context = max(longest, CALIBRATION_CONTEXT) + LONGEST
     opened = open_pair(inputs.target, *inputs.drafts.values(), settings=settings, context_length=context)
@@ -212,7 +214,7 @@ def measure(
 
     def answer(name: str, number: int, prompt: list[int], length: int) -> tuple[Generation, int]:
         """The answer, and how many steps the draft's model took."""
-        rng = np.random.default_rng([settings.seed, number])
+        rng = np.random.default_rng([settings.seed, settings.first + number])
         if name in (PLAIN, AGAIN):
             return decode(target, prompt, length, temperature=settings.temperature, rng=rng), 0
         draft, draft_len, least = contenders[name]
@@ -233,7 +235,7 @@ def measure(
         answers = {name: answer(name, number, request.prompt_ids, length) for name in names[:: 1 if number % 2 else -1]}
         for name, (written, steps) in answers.items():
             row = {
-                "request_id": number - 1,
+                "request_id": settings.first + number - 1,
                 "contender": name,
                 "tokens": len(written.tokens),
                 "seconds": written.seconds,
