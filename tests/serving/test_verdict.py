@@ -13,6 +13,7 @@ from draftlab.engine.lengths import cut, draft_everywhere
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
 from draftlab.errors import UserError
+from draftlab.files.json_files import write_json
 from draftlab.models import load_model
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams
@@ -252,13 +253,23 @@ def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
     for contender in ("none", "none_again"):
         served.append(pd.DataFrame({"request_id": range(40), "contender": contender, "seconds": 0.9}))
     pd.concat(served).assign(dataset="toy", draft_len=3).to_csv(tmp_path / "traffic_requests.csv", index=False)
+    cell = tmp_path / "cells/traffic_requests/toy.3.0"
+    slower = probes(step=0.1, more=0.15).query("batch == 1")
+    facts = {"dataset": "toy", "draft_len": 3, "first": 0, "probes": slower.to_dict("records")}
+    write_json(cell / "run.json", {"runs": [facts]})
     found = calibration.table(tmp_path)
     assert len(found) == 4
     assert found["inside"].all()
     assert (found["error"].abs() < 0.05).all()
+    models = found[found["option"].isin(["as_it_comes", "distilled"])]
+    np.testing.assert_allclose((1 + models["error_beside"]) / (1 + models["error"]), 1.45 / 1.75)
     assert calibration.sentence(found).startswith(
         "4 of 4 predictions are within 5% of the measured speed-up, and 4 intervals"
     )
+    assert "0 are within 5%, the mean error is -1" in calibration.sentence(found)
+    write_json(cell / "run.json", {"runs": [{"dataset": "toy", "draft_len": 3, "first": 0}]})
+    with pytest.raises(UserError, match="no costs were probed between requests"):
+        calibration.table(tmp_path)
 
 
 def test_payback_counts_requests_until_the_updates_are_won_back():

@@ -19,7 +19,7 @@ from draftlab.engine.answers import Answer
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.latency.comparison import compare
-from draftlab.latency.cost import around_calls, calibrate, cost_model
+from draftlab.latency.cost import SETTLED, around_calls, calibrate, cost_model
 from draftlab.latency.lookup import Lookup
 from draftlab.latency.loop import Alone
 from draftlab.latency.pair import open_pair
@@ -145,6 +145,25 @@ def test_calibration_measures_what_another_size_costs() -> None:
     np.testing.assert_allclose(rows["draft_seconds"], 0.001)
     of_five = (0.0015 + 0.001 * 4 + 2 * 0.0004) / 5
     np.testing.assert_allclose(rows["caught_up_seconds"], rows["verified"].map({2: 0.0015, 6: of_five}))
+
+
+class Warming(Clockwork):
+    """After a call of another size, a few probes of one token take twice as long: the caches hold something else."""
+
+    cold = 0
+
+    def probe(self, tokens: int) -> None:
+        self.cold = SETTLED if tokens > 1 else max(self.cold - 1, 0)
+        self.hands[0] += self.step * (self.cold > 0)
+        super().probe(tokens)
+
+
+def test_plain_steps_are_timed_when_they_have_settled() -> None:
+    hands = [0.0]
+    rows = calibrate(Warming(hands, 0.010), Clockwork(hands, 0.001), [100], [1, 4], [2, 6], blocks=2)
+    np.testing.assert_allclose(rows["plain_before_seconds"], 0.010)
+    np.testing.assert_allclose(rows["plain_after_seconds"], 0.010)
+    assert rows["plain_after_seconds"].iloc[0] == rows["plain_before_seconds"].iloc[1], "the same steps"
 
 
 def test_the_time_around_calls_is_the_loop_and_the_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +365,26 @@ def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path
     write_jsonl(tmp_path / "none.jsonl", [])
     with pytest.raises(UserError, match="no requests"):
         latency_requests.run(settings, inputs.model_copy(update={"answers": tmp_path / "none.jsonl"}), BENCH)
+
+
+def test_a_cell_serves_requests_from_any_number_on(models: dict[str, Path], tmp_path: Path) -> None:
+    lengths = [12, 9, 7, 5]
+    answers = [Answer(str(i), [1, 5, 9 + i], [0] * n, False) for i, n in enumerate(lengths)]
+    write_jsonl(tmp_path / "answers.jsonl", answers)
+    inputs = latency_requests.Inputs(
+        target=models["target"], drafts={"draft": models["draft"]}, answers=tmp_path / "answers.jsonl"
+    )
+    settings = latency_requests.Settings(dataset="toy", draft_len=2, requests=2, first=1, max_new_tokens=12)
+    rows, _ = latency_requests.run(settings, inputs, BENCH)
+    assert rows.groupby("request_id")["tokens"].unique().map(list).to_dict() == {1: [9], 2: [7]}
+    settings = settings.model_copy(update={"requests": 3, "probe_every": 2})
+    again, run = latency_requests.run(settings, inputs, BENCH)
+    assert again["same_text"].all()
+    probes = pd.DataFrame(run["probes"])
+    assert set(zip(probes["block"], probes["verified"], strict=True)) == {(b, n) for b in (1, 3) for n in (2, 3)}
+    assert (probes.filter(like="seconds") > 0).all(axis=None)
+    with pytest.raises(UserError, match="no requests from number 4 on"):
+        latency_requests.run(settings.model_copy(update={"first": 4}), inputs, BENCH)
 
 
 def test_lookup_is_always_sure_and_the_draft_after_it_is_not(models: dict[str, Path], tmp_path: Path) -> None:

@@ -65,6 +65,11 @@ class Settings(Engine):
         min_length=1,
         description="the drafts: before (the pair's undistilled draft), distilled, or the name of another draft of the pair, used unchanged",
     )
+    probe_every: int = Field(
+        0,
+        ge=0,
+        description="probe the costs of the last draft before every so many requests, into the facts of the cell; 0: never",
+    )
     priced_by: str = Field("", description="an experiment of stage latency_cost whose probes predict the times")
 
 
@@ -179,9 +184,30 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
                             settings.confidence,
                         )
         costs = read_costs(inputs.costs, longest) if inputs.costs else {}
-        rows = measure(target, contenders, requests, settings, costs)
+        probes = Probes(target, drafts[-1], settings) if settings.probe_every else None
+        rows = measure(target, contenders, requests, settings, costs, probes)
         same = settings.model_dump(include={"dataset", "draft_len", "temperature"})
-        return rows.assign(**same), describe(target, *drafts)
+        facts = describe(target, *drafts) | ({"probes": probes.found} if probes else {})
+        return rows.assign(**same), facts
+
+
+class Probes:
+    """Costs of a pair as ``latency_cost`` measures them, taken between the requests that are served."""
+
+    def __init__(self, target: LatencyBackend, draft: LatencyBackend, settings: Settings) -> None:
+        from draftlab.latency.cost import around_calls
+
+        self.target, self.draft, self.settings = target, draft, settings
+        self.around = around_calls(target, CALIBRATION_CONTEXT // 2, settings.seed)
+        self.found: list[dict[str, Any]] = []
+
+    def take(self, block: int) -> None:
+        """Probe every number of tokens that a block of these requests can verify."""
+        from draftlab.latency.cost import calibrate
+
+        sizes = range(2, self.settings.draft_len + 2)
+        rows = calibrate(self.target, self.draft, [CALIBRATION_CONTEXT], [1], sizes, 1, self.settings.seed + block)
+        self.found += rows.assign(block=block, **self.around).to_dict("records")
 
 
 def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLength:
@@ -199,6 +225,7 @@ def measure(
     requests: Sequence[Answer],
     settings: Settings,
     costs: Mapping[str, CostModel] | None = None,
+    probes: Probes | None = None,
 ) -> pd.DataFrame:
     """One row per request and contender; a prompt is computed once, outside the measured time.
 
@@ -231,6 +258,8 @@ def measure(
     names = [PLAIN, *contenders, AGAIN]
     rows = []
     for number, request in enumerate([requests[0], *requests]):  # the first request once more, as warm-up
+        if probes and number % settings.probe_every == 1 % settings.probe_every:
+            probes.take(number)
         length = min(len(request.answer_ids), settings.max_new_tokens)
         answers = {name: answer(name, number, request.prompt_ids, length) for name in names[:: 1 if number % 2 else -1]}
         for name, (written, steps) in answers.items():
