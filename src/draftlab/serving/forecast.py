@@ -2,8 +2,8 @@
 
 ``logit alpha(n) = a + b log(1 + n / SCALE)``: with each doubling of the requests learnt from, the odds of acceptance grow by about the same
 factor. ``a`` and ``b`` are fitted to one stream, ``b`` near that of recorded streams; the interval holds the fit's error and, growing with the
-distance, how far recorded streams left their own line. The constants were chosen while looking at the streams of `benchmarks.forecasts`, so their
-table shows a fit, not a forecast out of sample.
+distance, how far recorded streams left their own line. The constants were chosen while looking at the streams of scale
+laptop; `benchmarks.forecasts` checks them with slopes from other datasets, and on SmolLM2.
 """
 
 from __future__ import annotations
