@@ -11,7 +11,7 @@ import pandas as pd
 
 import benchmarks
 from draftlab.files.tables import read_table
-from draftlab.serving.forecast import fit
+from draftlab.serving.forecast import SLOPE, fit
 
 SHARE = 0.2
 LEARNING = ("online", "online_warm", "online_all", "all", "block_end")
@@ -66,7 +66,7 @@ def table(folders: Sequence[Path]) -> pd.DataFrame:
         ]
         accepted, visited, of_row = own["accepted"], own["visited"], own["of_row"]
         first, last = int(SHARE * len(visited)), int(0.9 * len(visited))
-        curve = fit(accepted[:first], visited[:first], of_row, slope=float(np.mean(others)))
+        curve = fit(accepted[:first], visited[:first], of_row, slope=float(np.mean(others or [SLOPE])))
         row = {"table": own["table"], "stream": own["stream"], "requests": len(visited) * of_row}
         row["measured"] = accepted[last:].sum() / visited[last:].sum()
         if isinstance(curve, str):

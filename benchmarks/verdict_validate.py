@@ -28,8 +28,6 @@ OPTIONS = {
     "lookup_first_confident": "lookup_first_confident",
 }
 """The option of ``replay_log`` for each contender of ``latency_requests``."""
-CONFIDENCE = 0.45
-"""Below which the blocks of ``_confident`` contenders end, in ``workflow/scales/calibration.yaml``."""
 WITHIN = 0.05
 
 
@@ -52,7 +50,7 @@ def table(run: Path) -> pd.DataFrame:
         for contender, option in OPTIONS.items():
             if contender not in seconds:
                 continue
-            least = CONFIDENCE if option.endswith("_confident") else 0
+            least = beside["confidence"].iloc[0] if option.endswith("_confident") else 0
             known = others[(others["option"] == option) & (others["threshold"] == least)]
             if len(known) < ENOUGH:
                 raise UserError(f"{len(known)} requests of {dataset} were not served", remedy=f"hold out {ENOUGH} more")
@@ -77,14 +75,18 @@ def table(run: Path) -> pd.DataFrame:
 
 
 def probed_while_serving(run: Path) -> pd.DataFrame:
-    """The costs that each cell of ``traffic_requests`` probed between its requests; every part of a dataset is a moment of its own."""
+    """The costs that each cell of ``traffic_requests`` probed between its requests, and the confidence below which its blocks ended.
+
+    Every part of a dataset is a moment of its own.
+    """
     frames = []
     for file in sorted((run / "cells/traffic_requests").glob("*/run.json")):
-        cell = read_object(file)["runs"][0]
+        record = read_object(file)
+        cell = record["runs"][0]
         if "probes" not in cell:
             raise UserError("no costs were probed between requests", file=file, remedy="set probe_every, and run again")
         place = {"dataset": cell["dataset"], "draft_len": cell["draft_len"], "moment": cell["first"]}
-        frames.append(pd.DataFrame(cell["probes"]).assign(**place))
+        frames.append(pd.DataFrame(cell["probes"]).assign(**place, confidence=record["settings"]["confidence"]))
     return pd.concat(frames, ignore_index=True)
 
 

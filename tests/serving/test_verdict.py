@@ -256,7 +256,7 @@ def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
     cell = tmp_path / "cells/traffic_requests/toy.3.0"
     slower = probes(step=0.1, more=0.15).query("batch == 1")
     facts = {"dataset": "toy", "draft_len": 3, "first": 0, "probes": slower.to_dict("records")}
-    write_json(cell / "run.json", {"runs": [facts]})
+    write_json(cell / "run.json", {"settings": {"confidence": 0.45}, "runs": [facts]})
     found = calibration.table(tmp_path)
     assert len(found) == 4
     assert found["inside"].all()

@@ -82,7 +82,7 @@ def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.Da
     context, sequences = max(settings.context) + max(settings.verified), max(settings.batch)
     pair = open_pair(inputs.target, inputs.draft, settings=settings, context_length=context, sequences=sequences)
     with pair as (target, draft):
-        around = around_calls(target, min(max(settings.context) // 2, FILLER), settings.seed)
+        around = around_calls(target, min(max(max(settings.context) // 2, 1), FILLER), settings.seed)
         rows = calibrate(target, draft, *grid, settings.blocks, settings.seed)
         return rows.assign(**around), describe(target, draft)
 
