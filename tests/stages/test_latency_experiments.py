@@ -163,7 +163,22 @@ def test_plain_steps_are_timed_when_they_have_settled() -> None:
     rows = calibrate(Warming(hands, 0.010), Clockwork(hands, 0.001), [100], [1, 4], [2, 6], blocks=2)
     np.testing.assert_allclose(rows["plain_before_seconds"], 0.010)
     np.testing.assert_allclose(rows["plain_after_seconds"], 0.010)
-    assert rows["plain_after_seconds"].iloc[0] == rows["plain_before_seconds"].iloc[1], "the same steps"
+
+
+class Slowing(Clockwork):
+    """Every probe takes longer than the one before."""
+
+    def probe(self, tokens: int) -> None:
+        self.step += 1e-5
+        super().probe(tokens)
+
+
+def test_plain_steps_after_a_probe_are_those_before_the_next() -> None:
+    hands = [0.0]
+    rows = calibrate(Slowing(hands, 0.010), Clockwork(hands, 0.001), [100], [1], [2, 6], blocks=3)
+    before, after = rows["plain_before_seconds"].to_numpy(), rows["plain_after_seconds"].to_numpy()
+    np.testing.assert_array_equal(after[:-1], before[1:])
+    assert (after > before).all()
 
 
 def test_the_time_around_calls_is_the_loop_and_the_lookup(monkeypatch: pytest.MonkeyPatch) -> None:

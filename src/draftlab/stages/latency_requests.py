@@ -207,7 +207,8 @@ class Probes:
 
         sizes = range(2, self.settings.draft_len + 2)
         rows = calibrate(self.target, self.draft, [CALIBRATION_CONTEXT], [1], sizes, 1, self.settings.seed + block)
-        self.found += rows.assign(block=block, **self.around).to_dict("records")
+        found = rows.assign(block=block, **self.around).to_dict("records")
+        self.found += [{str(name): value for name, value in row.items()} for row in found]
 
 
 def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLength:
