@@ -13,6 +13,7 @@ import pytest
 from draftlab.errors import UserError
 from draftlab.report import figures, ledger, published, tables, tidy
 from draftlab.report import page as report_page
+from tests.chromium import complaints, contrast, opened, requested
 from tests.synthetic import TABLES
 
 HOSTILE = [
@@ -155,28 +156,8 @@ def test_what_is_missing_or_broken_is_named(page, tmp_path):
 
 @pytest.fixture(scope="module")
 def browser(page):
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install selenium)")
-    binary, driver = (
-        next(filter(None, map(shutil.which, names)), None)
-        for names in (("chromium", "google-chrome", "chromium-browser"), ("chromedriver",))
-    )
-    if binary is None or driver is None:
-        pytest.skip("no Chromium with chromedriver on this machine (apt-get install chromium chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1280,1000",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    chrome.get(page.as_uri())
-    yield chrome
-    chrome.quit()
+    with opened(page) as chrome:
+        yield chrome
 
 
 def _visible(browser, column=0):
@@ -201,9 +182,8 @@ def _press(browser, selector):
 
 
 def test_no_error_no_request_and_a_fast_first_paint(browser, page):
-    assert [entry for entry in browser.get_log("browser") if entry["level"] in {"SEVERE", "WARNING"}] == []
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert complaints(browser) == []
+    sent = requested(browser)
     assert page.as_uri() in sent
     assert [url for url in sent if not url.startswith(("file:", "data:"))] == []
     paints = browser.execute_script("return performance.getEntriesByType('paint').map(entry => entry.startTime)")
@@ -260,15 +240,8 @@ def test_keyboard_reaches_the_content_and_sorts(browser):
 
 
 def test_light_and_dark_both_have_contrast(browser):
-    def contrast():
-        return browser.execute_script("""
-            const lum = (c) => { const [r, g, b] = c.match(/[0-9.]+/g).map(Number).map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); return .2126 * r + .7152 * g + .0722 * b };
-            const pairs = [[document.body, document.body], ...[...document.querySelectorAll('.verdict')].slice(0, 40).map(e => [e, e]), [document.querySelector('.source'), document.body]];
-            return Math.min(...pairs.map(([a, b]) => { const x = lum(getComputedStyle(a).color), y = lum(getComputedStyle(b).backgroundColor); return (Math.max(x, y) + .05) / (Math.min(x, y) + .05) }));
-        """)
-
     before = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-    assert contrast() >= 4.5
+    assert contrast(browser) >= 4.5
     browser.find_element("id", "theme").click()
     assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") != before
-    assert contrast() >= 4.5
+    assert contrast(browser) >= 4.5
