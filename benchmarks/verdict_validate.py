@@ -65,11 +65,12 @@ def table(run: Path) -> pd.DataFrame:
                 "replayed": len(known),
                 "served": len(seconds),
             }
-            noise = float(seconds["none"].sum() / seconds["none_again"].sum())
+            steps = own[own["contender"].isin(["none", "none_again"])].groupby("first")[["seconds", "tokens"]].sum()
+            plain_ms = 1e3 * steps["seconds"] / steps["tokens"]
             rows.append(
                 {**cell, "measured": measured, "predicted": found.estimate, "low": found.low, "high": found.high,
                  "error": found.estimate / measured - 1, "inside": found.low <= measured <= found.high,
-                 "beside": same.estimate, "error_beside": same.estimate / measured - 1, "noise": noise - 1}
+                 "beside": same.estimate, "error_beside": same.estimate / measured - 1, "plain_ms_from": plain_ms.min(), "plain_ms_to": plain_ms.max()}
             )  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -97,7 +98,8 @@ def sentence(found: pd.DataFrame) -> str:
     return (
         f"{near} of {len(found)} predictions are within {WITHIN:.0%} of the measured speed-up, and {found['inside'].sum()} intervals contain it; the mean "
         f"error is {errors.mean():+.1%}, the median absolute error {errors.abs().median():.1%}. With costs that were probed between the served requests, "
-        f"{close} are within {WITHIN:.0%}, the mean error is {beside.mean():+.1%} and the median absolute error {beside.abs().median():.1%}"
+        f"{close} are within {WITHIN:.0%}, the mean error is {beside.mean():+.1%} and the median absolute error {beside.abs().median():.1%}. A plain "
+        f"step took {found['plain_ms_from'].min():.1f} to {found['plain_ms_to'].max():.1f} ms from one process to the next"
     )
 
 

@@ -252,7 +252,10 @@ def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
         served.append(pd.DataFrame({"request_id": own["request_id"], "contender": contender, "seconds": seconds}))
     for contender in ("none", "none_again"):
         served.append(pd.DataFrame({"request_id": range(40), "contender": contender, "seconds": 0.9}))
-    pd.concat(served).assign(dataset="toy", draft_len=3).to_csv(tmp_path / "traffic_requests.csv", index=False)
+    parts = pd.concat(served).assign(dataset="toy", draft_len=3, first=lambda t: t["request_id"] // 20 * 20)
+    parts.assign(tokens=lambda t: t["first"].map({0: 90, 20: 100})).to_csv(
+        tmp_path / "traffic_requests.csv", index=False
+    )
     cell = tmp_path / "cells/traffic_requests/toy.3.0"
     slower = probes(step=0.1, more=0.15).query("batch == 1")
     facts = {"dataset": "toy", "draft_len": 3, "first": 0, "probes": slower.to_dict("records")}
@@ -267,6 +270,7 @@ def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
         "4 of 4 predictions are within 5% of the measured speed-up, and 4 intervals"
     )
     assert "0 are within 5%, the mean error is -1" in calibration.sentence(found)
+    assert calibration.sentence(found).endswith("A plain step took 9.0 to 10.0 ms from one process to the next")
     write_json(cell / "run.json", {"runs": [{"dataset": "toy", "draft_len": 3, "first": 0}]})
     with pytest.raises(UserError, match="no costs were probed between requests"):
         calibration.table(tmp_path)

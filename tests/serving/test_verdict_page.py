@@ -57,7 +57,7 @@ def test_nothing_is_cut_off_at_the_width_of_a_phone_and_of_a_screen(browser: Any
 def test_the_keyboard_reaches_the_content_the_tables_and_the_theme(browser: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    reached, seen = browser.switch_to.active_element, []
+    seen = []
     browser.find_element("tag name", "body").send_keys(Keys.TAB)
     for _ in range(20):
         reached = browser.switch_to.active_element

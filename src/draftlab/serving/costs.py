@@ -36,8 +36,8 @@ class BlockCosts:
     verify: Float64[np.ndarray, "draws tokens"]
     catch_up: Float64[np.ndarray, "draws lengths"]
     change: Float64[np.ndarray, "draws lengths"]
-    loop: Float64[np.ndarray, " draws"]
-    lookup: Float64[np.ndarray, " draws"]
+    loop: Float64[np.ndarray, "draws lengths"]
+    lookup: Float64[np.ndarray, "draws lengths"]
     source: str
     seconds: float | None
     profile: Profile
@@ -46,7 +46,7 @@ class BlockCosts:
         """Of a block of ``draft_len`` drafted tokens, in steps; ``whole``: the share of blocks that are accepted whole."""
         place = draft_len - 1
         models = draft_len * self.step[0, place] + self.verify[0, draft_len] + whole * self.catch_up[0, place]
-        return float(models + self.loop[0])
+        return float(models + self.loop[0, place])
 
 
 def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts:
@@ -96,8 +96,8 @@ def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts
         verify,
         catch_up,
         change,
-        medians(loop, lengths[:1] + 1)[:, 0],
-        medians(lookup, lengths[:1] + 1)[:, 0],
+        medians(loop, lengths + 1),
+        medians(lookup, lengths + 1),
         f"measured in llama.cpp on this machine at a context of {near}",
         seconds,
         _profile(rows),
@@ -135,5 +135,4 @@ def from_profile(name: str, context: float, ratio: float) -> BlockCosts:
     step = profile.draft.step(1, 1, 1, context) / plain
     source = f"profile {profile.name}: {profile.model} on {profile.hardware}, a draft at {step:.3f} of its step"
     steps, free = np.full((DRAWS + 1, LONGEST), step), np.zeros((DRAWS + 1, LONGEST))
-    none = free[:, 0]
-    return BlockCosts(steps, np.tile(verify, (DRAWS + 1, 1)), free, free, none, none, source, plain / 1e3, profile)
+    return BlockCosts(steps, np.tile(verify, (DRAWS + 1, 1)), free, free, free, free, source, plain / 1e3, profile)

@@ -111,10 +111,11 @@ def speedup(rows: pd.DataFrame, costs: BlockCosts, to_come: int = 0) -> Range:
     calls[request, below + 1] += full * share
     weights = _weights(len(rows), to_come or len(rows))
     seconds = (weights @ calls[:, :-1] * costs.verify).sum(axis=1)
-    for name, each in (("steps", costs.step), ("whole", costs.catch_up), ("changes", costs.change)):
+    counted = [("steps", costs.step), ("whole", costs.catch_up), ("changes", costs.change), ("blocks", costs.loop)]
+    if str(rows["option"].iloc[0]).startswith("lookup"):
+        counted.append(("blocks", costs.lookup))
+    for name, each in counted:
         seconds = seconds + weights @ rows[name].to_numpy() * each[:, place]
-    around = costs.loop + costs.lookup if str(rows["option"].iloc[0]).startswith("lookup") else costs.loop
-    seconds = seconds + weights @ rows["blocks"].to_numpy() * around
     return _range(weights @ rows["emitted"].to_numpy() / seconds)
 
 

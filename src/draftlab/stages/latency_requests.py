@@ -259,7 +259,7 @@ def measure(
     names = [PLAIN, *contenders, AGAIN]
     rows = []
     for number, request in enumerate([requests[0], *requests]):  # the first request once more, as warm-up
-        if probes and number % settings.probe_every == 1 % settings.probe_every:
+        if probes and number and (number - 1) % settings.probe_every == 0:
             probes.take(number)
         length = min(len(request.answer_ids), settings.max_new_tokens)
         answers = {name: answer(name, number, request.prompt_ids, length) for name in names[:: 1 if number % 2 else -1]}
