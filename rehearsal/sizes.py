@@ -10,12 +10,12 @@ FACTOR = 0.005
 """Requests of a rehearsal for each of the paper's."""
 AMOUNTS = {
     "train": 8,
-    "eval": 20,
+    "eval": 60,
     "pairs": 40,
     "raw_rows": 8,
     "requests": 8,
-    "per_group": 8,
-    "aside": 8,
+    "per_group": 20,
+    "aside": 20,
     "warm_requests": 8,
     "live_requests": 4,
 }

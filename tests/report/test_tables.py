@@ -51,6 +51,19 @@ def test_bold_only_where_the_interval_carries_it(gap, bold):
     assert cells.loc[cells["best"], "method"].tolist() == bold
 
 
+def test_a_stream_too_short_for_the_window_gives_an_empty_table(tmp_path):
+    """A stream of one bin has nothing between 50 and 60 % of its length."""
+    rows = TABLES["osd_shift_smooth"]()
+    first = rows[rows["stream_index"] == rows["stream_index"].min()]
+    tables.write("osd_shift_smooth", first, "paper", tmp_path / "t")
+    text = (tmp_path / "t.md").read_text()
+    assert "no rows of that part of the stream" in text
+    layout = tables.layout_of("osd_shift_smooth", first)
+    page = tables.arrange(tables.read_cells(tmp_path / "t.csv"), layout, tables.measure_of("osd_shift_smooth"))
+    assert page.empty
+    assert text.splitlines()[0] == "| " + " | ".join(tables.header(page, layout)) + " |"
+
+
 def test_smallest_can_be_best():
     layout = Layout(rows=["dataset"], columns=["method"], best="smallest")
     cells = tables.summary(_rows(0.3), layout, HITS)

@@ -35,13 +35,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @functools.cache
 def osd_memory_traffic() -> pd.DataFrame:
-    """Of a small pair, whose online draft emits 3 tokens a call and whose static one 1.8."""
+    """Of a small pair, whose online draft emits 3 tokens a call at the end of its stream and whose static one 1.8; another stream is longer."""
+    rows = ["dataset,method,stream_index,emitted,blocks", "gsm8k,online,49,50,10"]
+    rows += ["spider,online,0,10,10", "spider,online,9,30,10", "spider,static,9,18,10"]
     [cell] = plan.load_experiment(FOLDER / "osd_memory_traffic.yaml").cells("laptop").values()
     with tempfile.TemporaryDirectory() as folder:
         target, draft, online = (Path(folder) / name for name in ("target", "draft", "osd_online.csv"))
         for path, width in ((target, 192), (draft, 64)):
             Llama(LlamaConfig(1024, width, 2 * width, 2, 2, 2, 64)).save(path)
-        online.write_text("dataset,method,stream_index,emitted,blocks\nspider,online,9,30,10\nspider,static,9,18,10\n")
+        online.write_text("\n".join(rows) + "\n")
         inputs = memory_traffic.Inputs(target=target, draft=draft, online=online)
         return memory_traffic.run(cell[0].settings, inputs, Bench(Path(folder)))[0]
 
@@ -57,6 +59,12 @@ def test_table_5_as_printed_and_unrounded():
     one = {"terms": "printed", "batch": 1, "update_interval": 8}
     assert totals(inputs="printed", **one) == pytest.approx({"original": 1792, "vsd": 1320.96, "osd": 573.14}, abs=0.01)
     assert totals(inputs="unrounded", **one) == pytest.approx({"original": 1792, "vsd": 1331.8, "osd": 578.8}, abs=0.05)
+
+
+def test_block_lengths_are_those_at_the_end_of_the_dataset_s_own_stream():
+    rows = osd_memory_traffic()
+    rows = rows[rows["inputs"] == "ours"]
+    assert dict(zip(rows["system"], rows["block_length"], strict=True)) == {"original": 1.0, "vsd": 1.8, "osd": 3.0}
 
 
 def test_a_draft_is_read_once_per_drafted_token_and_caches_grow_with_the_context():

@@ -33,6 +33,8 @@ ALL = "all together"
 """The label of the row that pools all rows."""
 EMULATING = ("smoke", "laptop")
 """The scales whose small targets are padded to cost as much as a large model."""
+ESTIMATE = ("estimate", "ci_low", "ci_high", "n")
+"""The columns of a cell's number."""
 PLACES = ("stream_index", "segment")
 """Columns for the place in a stream; the same bin of requests may occur at several places."""
 
@@ -103,7 +105,8 @@ def summary(table: pd.DataFrame, layout: Layout, measure: Measure, *, together: 
     where = dict(layout.where) | ({"window": layout.window} if layout.window else {})
     source, keys = Tables({"": table}), [*layout.rows, *layout.columns]
     contrast = Contrast(Rows("", measure, where), each=keys)
-    cells = pd.DataFrame([_cell(own) for own in compute_each(contrast, source)]).assign(best=False)
+    cells = pd.DataFrame([_cell(own) for own in compute_each(contrast, source)], columns=[*keys, *ESTIMATE])
+    cells["best"] = False
     if layout.best is not None and layout.columns and tidy.unit(table) is not None:
         cells["best"] = _stands_out(cells, contrast, layout, source)
     if together:
@@ -123,13 +126,17 @@ def _stands_out(cells: pd.DataFrame, contrast: Contrast, layout: Layout, source:
 
 def _cell(result: Result) -> dict[str, Any]:
     value = result.value
-    return {**result.group, "estimate": value.estimate, "ci_low": value.low, "ci_high": value.high, "n": value.n}
+    numbers = (value.estimate, value.low, value.high, value.n)
+    return {**result.group, **dict(zip(ESTIMATE, numbers, strict=True))}
 
 
 def caption(
     experiment: str, cells: pd.DataFrame, layout: Layout, measure: Measure, units: str | None, scale: str
 ) -> str:
     """The caption of a table in one line: the measure, n, the settings, the kind of interval, and notes."""
+    if cells.empty:
+        place = " of that part of the stream" if layout.window else ""
+        return f"{experiment}, scale {scale}: the table has no rows{place}."
     together = (cells[layout.rows[0]] == ALL).any()
     cells = cells[cells[layout.rows[0]] != ALL]
     one_run = bool((cells["ci_low"] == cells["ci_high"]).all())
