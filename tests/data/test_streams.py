@@ -124,8 +124,18 @@ def test_rows_skipped_are_those_before_what_is_kept() -> None:
     rest = arrange(requests(a=5, b=5), Stream(kind="shuffled", skip=2, per_group=3))
     assert len(first) + len(rest) == 10
     assert not {p.id for p in first} & {p.id for p in rest}
-    with pytest.raises(UserError, match=r"no request of b \(5\) left after skipping 5"):
+    with pytest.raises(UserError, match=r"needs 1 requests of each dataset after 5 that are skipped, but b has 5 \("):
         arrange(requests(a=9, b=5), Stream(kind="shuffled", skip=5))
+
+
+def test_a_group_with_fewer_requests_than_the_stream_needs_stops_it_unless_told_to_go_on() -> None:
+    few, stream = requests(a=9, b=5), Stream(kind="concatenated", per_group=6)
+    with pytest.raises(UserError, match=r"needs 6 requests of each dataset, but b has 5 \(.*fewer: true"):
+        arrange(few, stream)
+    found = arrange(few, stream.model_copy(update={"fewer": True}))
+    assert [prompt.dataset for prompt in found] == ["a"] * 6 + ["b"] * 5
+    with pytest.raises(UserError, match="but b has 5"):
+        arrange(few, stream.model_copy(update={"fewer": True, "skip": 5}))
 
 
 def test_rows_without_a_label_stay_out() -> None:

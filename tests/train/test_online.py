@@ -440,7 +440,7 @@ def test_a_class_that_sets_nothing_aside_is_refused(results, tmp_path, streams, 
     short = streams["requests"][1]
     short.write_text("".join(short.read_text().splitlines(keepends=True)[:16]))
     assert set(mixed(results, tmp_path, streams, drafts="by_group")[0]["group"]) == {"toy", "other"}
-    with pytest.raises(UserError, match=r"no request of other \(16\) left after skipping 16"):
+    with pytest.raises(UserError, match=r"requests of each dataset after 16 that are skipped, but other has 16"):
         mixed(results, tmp_path, streams, drafts="by_group", warm_on="aside", learns=False)
     assert stream.first(0.25, "toy") == stream.first(0.25) == list(range(12))
     with pytest.raises(UserError, match="no request of class 'other' was kept aside"):

@@ -35,8 +35,8 @@ class Stream(Settings):
     ``period`` rows in turn. ``iid``: each row from a group drawn with ``weights``. ``by_time``: as the requests arrived.
 
     ``group_by`` ``length`` makes eighths of the requests from the shortest text to the longest: drift inside one task.
-    ``groups`` picks and orders the groups (none: all, in order of appearance); ``per_group`` bounds the rows of each, after
-    ``skip`` rows that are left out.
+    ``groups`` picks and orders the groups (none: all, in order of appearance); ``per_group`` (0: all) is the number of rows of each,
+    after ``skip`` rows that are left out. A group with fewer rows stops the run, unless ``fewer`` allows it.
     ``knots`` and ``weights`` are shares in the order of the groups, the knots one after the other; no knots: each group
     alone in turn, of three or more the first and the last for half a turn at the ends, so that every group lasts as long;
     no weights: the groups' sizes. ``gates`` are (rows so far, group): up to there only this group updates.
@@ -46,6 +46,7 @@ class Stream(Settings):
     group_by: GroupBy = "dataset"
     groups: tuple[str, ...] = ()
     per_group: int = 0
+    fewer: bool = False
     skip: int = 0
     period: int = 100
     knots: tuple[float, ...] = ()
@@ -111,9 +112,12 @@ def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt
         )
     names = stream.groups or tuple(found)
     chosen = {name: found[name][stream.skip :][: stream.per_group or None] for name in names}
-    if short := [f"{name} ({len(found[name])})" for name in names if not chosen[name]]:
+    least = 1 if stream.fewer else max(1, stream.per_group)
+    if short := [f"{name} has {len(found[name])}" for name in names if len(chosen[name]) < least]:
+        after = f" after {stream.skip} that are skipped" if stream.skip else ""
         raise UserError(
-            f"no request of {', '.join(short)} left after skipping {stream.skip}", remedy="lower skip, or add requests"
+            f"the stream needs {least} requests of each {stream.group_by}{after}, but {', '.join(short)}",
+            remedy="fetch more rows (raw_rows of the scale), lower per_group, or go on with fewer (stream: {fewer: true})",
         )
     return chosen
 
