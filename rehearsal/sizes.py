@@ -9,13 +9,13 @@ from draftlab.plan.run import Run
 FACTOR = 0.005
 """Requests of a rehearsal for each of the paper's."""
 AMOUNTS = {
-    "train": 8,
+    "train": 100,
     "eval": 60,
     "pairs": 40,
-    "raw_rows": 8,
+    "raw_rows": 100,
     "requests": 8,
-    "per_group": 20,
-    "aside": 20,
+    "per_group": 16,
+    "aside": 16,
     "warm_requests": 8,
     "live_requests": 4,
 }
