@@ -163,7 +163,7 @@ def test_prefetch_gets_data_and_models_and_runs_none(tmp_path):
     planned = jobs(snakemake(ROOT, "-n", "prefetch", "--config", "scale=paper"))
     datasets = run.settings.every_dataset
     assert planned.pop("clean") <= len(datasets)  # what small models would learn from is an input of named ones too
-    assert planned == {"fetch": 2 * len(datasets), "prefetch": 1, "tokenizer": 4, "target": 4, "draft": 8}
+    assert planned == {"fetch": 2 * len(datasets), "prefetch": 1, "tokenizer": 4, "target": 4, "draft": 13}
     folder = copy_checkout(tmp_path / "checkout")
     snakemake(folder, "prefetch", "--config", "scale=smoke")
     made = {path.name for path in (folder / "results/smoke").iterdir()}
