@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -19,7 +20,7 @@ from draftlab.core.sampling import Sampling
 from draftlab.core.verify import PATH_VERIFIERS
 from draftlab.engine.answers import Answer, loops
 from draftlab.engine.generate import generate
-from draftlab.engine.recording import TargetPass, _batches, compact_distribution, load_pass, record
+from draftlab.engine.recording import TargetPass, _batches, compact_distribution, join, load_pass, record
 from draftlab.engine.replay import Agreement, agree_along, agreement, replay, walk
 from draftlab.errors import UserError
 from draftlab.files.seals import RECORD
@@ -248,6 +249,24 @@ def test_a_saved_pass_is_the_same_pass(saved: tuple[TargetPass, Path]) -> None:
     again = load_pass(folder)
     assert (again.answers, again.sampling, again.forwards) == (got.answers, got.sampling, got.forwards)
     assert torch.equal(again.log_probs, got.log_probs)
+
+
+def test_passes_in_other_orders_share_their_distributions(saved: tuple[TargetPass, Path]) -> None:
+    """Each request keeps its own distributions, and no order of a stream, of which a run has one per seed, copies them."""
+    got, folder = saved
+    other = dataclasses.replace(got, log_probs=got.log_probs.flip(-1))
+    both = join([got.take([3, 0]), other.take([5, 2, 1])])
+    expected = [(got, 3), (got, 0), (other, 5), (other, 2), (other, 1)]
+    some = both.take([4, 0, 2])
+    assert some.log_probs is both.log_probs
+    for own, known in ((both, expected), (some, [(other, 1), (got, 3), (other, 5)])):
+        assert [answer.id for answer in own.answers] == [found.answers[request].id for found, request in known]
+        distributions = torch.cat([found.target_logits([request]) for found, request in known])
+        assert torch.equal(own.target_logits(range(len(known))), distributions)
+        with pytest.raises(ValueError, match="another order"):
+            own.save(folder / "again")
+    with pytest.raises(UserError, match="different targets"):
+        join([got, dataclasses.replace(got, vocab_size=got.vocab_size + 1)])
 
 
 def test_a_pass_of_other_answers_is_refused(saved: tuple[TargetPass, Path]) -> None:

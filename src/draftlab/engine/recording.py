@@ -49,7 +49,8 @@ class TargetPass:
     ``log_probs`` are those of softmax(logits) at temperature 1, before top-k and top-p, however the answers were sampled; the losses learn from
     them. They are float16: a probability is off by at most p |log p| / 2048, and a sum of minima by at most 1/4096 of the entropy.
     ``ids`` is None if the whole vocabulary is recorded. Otherwise it holds the kept tokens, always including the emitted one, and the last
-    column of ``log_probs`` is the mass of all others. ``engine`` names the engine that answered.
+    column of ``log_probs`` is the mass of all others. ``engine`` names the engine that answered. ``begins`` is the first position of each
+    request, so that other orders of the requests share the tensors; without it they lie one after the other.
     """
 
     answers: list[Answer]
@@ -59,6 +60,7 @@ class TargetPass:
     ids: Int32[Tensor, "positions kept"] | None
     forwards: int
     engine: dict[str, Any] = dataclasses.field(default_factory=dict)
+    begins: Int64[np.ndarray, " requests"] | None = None
 
     @functools.cached_property
     def lengths(self) -> list[int]:
@@ -66,21 +68,29 @@ class TargetPass:
         return [len(answer.answer_ids) for answer in self.answers]
 
     @functools.cached_property
-    def ends(self) -> Int64[np.ndarray, " requests"]:
-        """Position after the last one of each request."""
-        return np.cumsum(self.lengths)
+    def first_positions(self) -> Int64[np.ndarray, " requests"]:
+        """First position of each request."""
+        return np.cumsum([0, *self.lengths])[:-1] if self.begins is None else self.begins
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The recorded distribution, by the names that it has on disk."""
         return {"log_probs": self.log_probs} | ({} if self.ids is None else {"ids": self.ids})
 
+    def take(self, requests: Iterable[int]) -> TargetPass:
+        """These requests in this order. Nothing is copied: both passes share their tensors."""
+        chosen = list(requests)
+        return dataclasses.replace(
+            self, answers=[self.answers[request] for request in chosen], begins=self.first_positions[chosen]
+        )
+
     def target_logits(
         self, requests: Sequence[int], device: torch.device | str = "cpu"
     ) -> Float[Tensor, "positions vocab"]:
         """Log-probabilities at temperature 1 at the answer positions of ``requests``, one after the other. Tokens that were not kept share the
         remaining mass evenly (sums of minima are then off by at most that mass). They are spread over the vocabulary on ``device``."""
-        rows = torch.cat([torch.arange(self.ends[r] - self.lengths[r], self.ends[r]) for r in requests])
+        begins = self.first_positions
+        rows = torch.cat([torch.arange(begins[r], begins[r] + self.lengths[r]) for r in requests])
         kept = self.log_probs[rows].to(device).float()
         if self.ids is None:
             return kept
@@ -90,12 +100,35 @@ class TargetPass:
 
     def save(self, folder: Path | str) -> None:
         """Write answers.jsonl, distributions.safetensors and pass.json, whole or not at all."""
+        if self.begins is not None:
+            raise ValueError("a pass in another order shares its tensors: save the one that was recorded")
         with atomic_dir(folder, sum(tensor.nbytes for tensor in self.tensors.values())) as temporary:
             write_jsonl(temporary / "answers.jsonl", self.answers)
             save_file(self.tensors, temporary / "distributions.safetensors")
             settings = {"sampling": dataclasses.asdict(self.sampling), "vocab_size": self.vocab_size}
             write_json(temporary / "pass.json", settings | {"forwards": self.forwards, "engine": self.engine})
             seal(temporary)
+
+
+def join(passes: Sequence[TargetPass]) -> TargetPass:
+    """One pass of the requests of all, one after the other.
+
+    ``UserError`` when the passes were recorded with different sampling or vocabularies.
+    """
+    first, *others = passes
+    if not others:
+        return first
+    if len({(found.sampling, found.vocab_size, found.log_probs.shape[1]) for found in passes}) > 1:
+        raise UserError("passes from different targets or temperatures", remedy="record them again with one target")
+    starts = np.cumsum([0, *(len(found.log_probs) for found in passes)])
+    return dataclasses.replace(
+        first,
+        answers=[answer for found in passes for answer in found.answers],
+        log_probs=torch.cat([found.log_probs for found in passes]),
+        ids=None if first.ids is None else torch.cat([found.ids for found in passes if found.ids is not None]),
+        forwards=sum(found.forwards for found in passes),
+        begins=np.concatenate([found.first_positions + start for found, start in zip(passes, starts, strict=False)]),
+    )
 
 
 def load_pass(folder: Path | str) -> TargetPass:

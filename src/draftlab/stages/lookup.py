@@ -102,8 +102,6 @@ class Inputs(NoInputs):
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Draft from every position, tune each rule on the stream, and count the blocks of the held-out requests."""
-    import dataclasses
-
     import numpy as np
     import pandas as pd
 
@@ -114,10 +112,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     from draftlab.models.lookup import Lookup
 
     learnt, held_out = load_pass(inputs.train), load_pass(inputs.held_out)
-    few = learnt.answers[: settings.tuning]
-    learnt = dataclasses.replace(
-        learnt, answers=few, log_probs=learnt.log_probs[: sum(len(own.answer_ids) for own in few)]
-    )
+    learnt = learnt.take(range(min(settings.tuning, len(learnt.answers))))
     models = {name: load_model(path) for name, path in inputs.drafts.items()}
     last = list(models.values())[-1]
     contenders = {

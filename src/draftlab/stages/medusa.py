@@ -130,14 +130,16 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
 
 def _warm(heads: LanguageModel, folders: Folders, settings: Settings, max_new_tokens: int) -> Effort:
     """Make heads as they would be released: one epoch on the target's answers to other datasets."""
+    from draftlab.engine.recording import join
     from draftlab.train.learning import train
     from draftlab.train.sources import Scene
-    from draftlab.train.traffic import join
 
     passes = [folders.recorded(dataset, "train") for dataset in settings.warm]
-    places = [(n, p) for n, found in enumerate(passes) for p in range(min(settings.warm_requests, len(found.answers)))]
-    scene = Scene(heads, None, join(passes, places), max_new_tokens, ())
-    return train(scene, range(len(places)), math.ceil(len(places) / settings.batch), settings)
+    learnt = join([found.take(range(min(settings.warm_requests, len(found.answers)))) for found in passes])
+    count = len(learnt.answers)
+    return train(
+        Scene(heads, None, learnt, max_new_tokens, ()), range(count), math.ceil(count / settings.batch), settings
+    )
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:

@@ -216,19 +216,19 @@ def _arrive(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> Tra
     split, seed = ("eval", 0) if part == "held_out" else ("train", settings.seed)
     is_routed = settings.drafts == "by_route" and part == "stream"
 
-    def arrange() -> Traffic:
-        passes = [folders.recorded(dataset, split, settings.temperature) for dataset in settings.datasets]
+    def arrived() -> Traffic:
+        answers = folders.joined(settings.datasets, split, settings.temperature)
         if settings.stream is None:
-            traffic = whole(passes[0], settings.dataset)
+            traffic = whole(answers, settings.dataset)
         else:
             order = _route if is_routed else _order
             key = (part, is_routed, settings.stream, settings.aside)
-            traffic = along(bench.once(key, lambda: order(settings, inputs, bench, part)), passes)
-        in_time = settings.stream is not None and settings.stream.kind == "by_time"
-        return traffic.in_bins(settings.bin).reordered(seed, settings.bin, in_time)
+            traffic = along(bench.once(key, lambda: order(settings, inputs, bench, part)), answers)
+        return traffic.in_bins(settings.bin)
 
-    key = (part, is_routed, settings.stream, settings.aside, settings.dataset, settings.temperature, seed, settings.bin)
-    return bench.once(key, arrange)
+    key = (part, is_routed, settings.stream, settings.aside, settings.dataset, settings.temperature, settings.bin)
+    in_time = settings.stream is not None and settings.stream.kind == "by_time"
+    return bench.once(key, arrived).reordered(seed, settings.bin, in_time)
 
 
 def _order(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> list[Prompt]:

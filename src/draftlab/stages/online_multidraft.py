@@ -139,13 +139,14 @@ def _mixture(passes: Sequence[TargetPass], settings: Settings, seed: int) -> Tra
     """Mix the first ``stream`` requests of each topic in random order."""
     import numpy as np
 
-    from draftlab.train.traffic import Traffic, join
+    from draftlab.engine.recording import join
+    from draftlab.train.traffic import Traffic
 
-    places = [(number, place) for number in range(len(passes)) for place in range(settings.stream)]
-    drawn = np.random.default_rng(seed).permutation(len(places))
-    order = [places[i] for i in drawn]
-    groups, count = [settings.topics[number] for number, _ in order], len(order)
-    return Traffic(join(passes, order), groups, groups, np.zeros(count, int), np.ones(count, bool), drawn)
+    mixed = join([found.take(range(settings.stream)) for found in passes])
+    count = len(mixed.answers)
+    drawn = np.random.default_rng(seed).permutation(count)
+    groups = [settings.topics[number // settings.stream] for number in drawn]
+    return Traffic(mixed.take(drawn), groups, groups, np.zeros(count, int), np.ones(count, bool), drawn)
 
 
 def _learning(settings: Settings, seed: int) -> Serving:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from draftlab.engine.answers import recorded_name
-from draftlab.engine.recording import TargetPass, load_pass
+from draftlab.engine.recording import TargetPass, join, load_pass
 from draftlab.files.seals import seal
 from draftlab.files.weights import check_sizes, parameter_count
 from draftlab.models import Dtype, LanguageModel, Tokenizer, load_model, load_tokenizer
@@ -39,6 +39,11 @@ class Folders:
         name = recorded_name(dataset, split, temperature)
         return self.once(name, lambda: load_pass(self.answers / name))
 
+    def joined(self, datasets: Sequence[str], split: str, temperature: float = 0.0) -> TargetPass:
+        """The same of several datasets, one after the other."""
+        key = ("joined", *datasets, split, temperature)
+        return self.once(key, lambda: join([self.recorded(name, split, temperature) for name in datasets]))
+
     def target(self, device: str, dtype: Dtype = "float32") -> LanguageModel:
         """The target itself, for what no record can answer."""
         return self.once(("target", device), lambda: load_model(self.models / "target", dtype, device))
@@ -61,7 +66,7 @@ class Folders:
 
     def facts(self, effort: Effort, begin: float) -> dict[str, Any]:
         """The facts for ``run.json`` of a run that began at ``begin`` CPU seconds; the recorded tokens serve all its variants."""
-        passes = [kept for kept in self.kept.values() if isinstance(kept, TargetPass)]
+        passes = [kept for name, kept in self.kept.items() if isinstance(kept, TargetPass) and isinstance(name, str)]
         tokens = sum(sum(kept.lengths) for kept in passes)
         seconds = round(time.process_time() - begin, 3)
         counts = {name: count for name, count in dataclasses.asdict(effort).items() if name != "milliseconds"}

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Bool, Int
 
 from draftlab.data.prompts import Prompt
@@ -41,7 +40,7 @@ class Traffic:
         """The requests at ``places``, in this order."""
         groups, routes = ([names[place] for place in places] for names in (self.group, self.route))
         rest = (values[list(places)] for values in (self.segment, self.trains, self.request))
-        return Traffic(join([self.answers], [(0, p) for p in places]), groups, routes, *rest)
+        return Traffic(self.answers.take(places), groups, routes, *rest)
 
     def numbered(self, rows: pd.DataFrame, places: Sequence[int]) -> pd.DataFrame:
         """The counts of the requests at ``places`` with ``stream_index``, the place, and ``request_id``: seeds move the one, not the other.
@@ -100,21 +99,15 @@ def whole(answers: TargetPass, group: str) -> Traffic:
     return Traffic(answers, [group] * count, [group] * count, np.zeros(count, int), ones, np.arange(count))
 
 
-def along(prompts: Sequence[Prompt], passes: Sequence[TargetPass]) -> Traffic:
-    """The requests of a stream (``data.streams``) with their answers out of ``passes``, which number them one after the other."""
-    known = {
-        answer.id: (number, place)
-        for number, recorded in enumerate(passes)
-        for place, answer in enumerate(recorded.answers)
-    }
+def along(prompts: Sequence[Prompt], answers: TargetPass) -> Traffic:
+    """The requests of a stream (``data.streams``) with their recorded answers, which number them."""
+    known = {answer.id: number for number, answer in enumerate(answers.answers)}
     groups = [str(prompt.meta["group"]) for prompt in prompts]
     routes = [str(prompt.meta.get("route", group)) for prompt, group in zip(prompts, groups, strict=True)]
     segments = np.array([int(prompt.meta["segment"]) for prompt in prompts])
     trains = np.array([bool(prompt.meta["update"]) for prompt in prompts])
-    places = [known[prompt.id] for prompt in prompts]
-    begins = [0, *itertools.accumulate(len(recorded.answers) for recorded in passes)]
-    numbers = np.array([begins[number] + place for number, place in places], dtype=int)
-    return Traffic(join(passes, places), groups, routes, segments, trains, numbers)
+    numbers = np.array([known[prompt.id] for prompt in prompts], dtype=int)
+    return Traffic(answers.take(numbers), groups, routes, segments, trains, numbers)
 
 
 def binned(rows: pd.DataFrame, size: int) -> pd.DataFrame:
@@ -125,28 +118,3 @@ def binned(rows: pd.DataFrame, size: int) -> pd.DataFrame:
     keys = [key for key in ("split", "after", "group", "segment") if key in rows]
     rows = rows.assign(stream_index=rows["stream_index"] // size * size, requests=1)
     return rows.groupby([*keys, "stream_index", "request_id"], sort=False).sum().reset_index()
-
-
-def join(passes: Sequence[TargetPass], places: Sequence[tuple[int, int]]) -> TargetPass:
-    """One pass out of several: the requests at ``places`` (number of the pass, number of the request in it), in this order.
-
-    ``UserError`` when the passes were recorded with different sampling or vocabularies.
-    """
-    first = passes[0]
-    if len({(found.sampling, found.vocab_size, found.log_probs.shape[1]) for found in passes}) > 1:
-        raise UserError("passes from different targets or temperatures", remedy="record them again with one target")
-    begins = [[0, *itertools.accumulate(found.lengths)] for found in passes]
-    rows = [slice(begins[number][place], begins[number][place + 1]) for number, place in places]
-
-    def gathered(name: str) -> torch.Tensor:
-        tensors = [getattr(found, name) for found in passes]
-        parts = [tensors[number][cut] for (number, _), cut in zip(places, rows, strict=True)]
-        return torch.cat(parts) if parts else tensors[0][:0]
-
-    return dataclasses.replace(
-        first,
-        answers=[passes[number].answers[place] for number, place in places],
-        log_probs=gathered("log_probs"),
-        ids=None if first.ids is None else gathered("ids"),
-        forwards=sum(found.forwards for found in passes),
-    )
