@@ -12,7 +12,7 @@ IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_work
 
 WHEEL := dist/.wheel
 
-.PHONY: wheel reproduce reproduce-all reproduce-llm smoke rehearse test test-slow test-faults test-fuzz test-slurm test-server test-gpu figures publish check types lint docs format clean
+.PHONY: wheel reproduce reproduce-all reproduce-llm smoke rehearse test test-slow test-faults test-fuzz test-slurm test-server test-gpu test-vulkan figures publish check types lint docs format clean
 
 reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
 	set -f; snakemake --cores all $(if $(CONFIG),--config $$CONFIG)
@@ -54,6 +54,10 @@ test-server: .venv/ready  ## compile llama.cpp's own server once, record answers
 
 test-gpu: .venv/ready  ## on a machine with CUDA and a llama.cpp built for it (docs/shapes.md): compare GPU results with the CPU's
 	pytest -s -m gpu tests/gpu
+
+test-vulkan: .venv/ready  ## the same for llama.cpp on any machine, on a software device: compiles llama.cpp for Vulkan once (VULKAN_INSTALL=1: apt installs what it needs)
+	folder=$$(tests/gpu/build_vulkan.sh $(if $(VULKAN_INSTALL),--install) .venv/bin/python) && \
+	  PYTHONPATH=$$folder GGML_VK_VISIBLE_DEVICES=0 GGML_VK_DISABLE_F16=1 pytest -s -m gpu tests/gpu/test_llama_cpp.py
 
 figures: .venv/ready  ## redraw the published figures and tables from the committed data; trains nothing
 	for folder in paper_figures/*/data; do \
