@@ -18,7 +18,7 @@ from draftlab import forks, plan
 from draftlab.data import dropped
 from draftlab.errors import UserError
 from draftlab.files import seals
-from draftlab.plan import times
+from draftlab.plan import needs, times
 from draftlab.stages import STAGES
 
 min_version("9.0")

@@ -111,7 +111,7 @@ def bench_verify(settings: Flat[VerifierCost], *, out: Path | None = None) -> No
 
 
 VERBS: dict[str, str | Callable[..., None]] = {
-    "plan": "plan.needs:show",
+    "plan": "plan.outlook:show",
     **{name.replace("_", "-"): _verb_of(stage) for name, stage in STAGES.items()},
     "readme": "report.readme:update",
     "verify-lossless": "conformance.command:verify_lossless",

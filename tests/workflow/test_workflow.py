@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from benchmarks import requests
 from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.plan import times
@@ -29,6 +30,14 @@ def test_jobs_ran_in_forks_of_one_process_and_their_times_are_kept(finished):
     assert len(started) > 100
     assert all(len(line.split("\t")) == 4 for line in started)
     assert {"figure/osd_online", "main/target", "osd_online/spider", "all"} <= set(took)
+
+
+def test_no_job_took_more_memory_than_it_requests(finished):
+    run = plan.load_run({"scale": "smoke"}, finished / "workflow")
+    found = list(requests.jobs(run, finished / "results/smoke/logs/starts.tsv"))
+    assert len(found) > 50
+    assert {rule for rule, *_ in found} >= {"target", "draft", "answer", "pairs", "offline", "online", "blocks"}
+    assert [(name, taken, asked) for _, name, taken, asked in found if taken > asked] == []
 
 
 def test_every_table_figure_claim_and_the_report_exist(finished):

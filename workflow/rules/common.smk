@@ -7,7 +7,7 @@ from draftlab.files.packages import package_of
 from draftlab.stages._stage import NoInputs
 
 
-def resources_of(rule, pair=None):
+def resources_of(rule):
     """Keywords of ``resources``; a second attempt asks for twice the memory and time, whose lack may have ended the first."""
 
     def asked(wildcards):
@@ -17,10 +17,13 @@ def resources_of(rule, pair=None):
             if is_cell
             else getattr(wildcards, "pair", "main")
         )
-        return RUN.settings.asked(rule, pair or own)
+        return RUN.settings.asked(rule, own)
 
     return {
-        "mem_mb": lambda wildcards, attempt: asked(wildcards).mem_mb * attempt,
+        "mem_mb": lambda wildcards, attempt: needs.requested_mb(
+            RUN, rule, dict(wildcards.items())
+        )
+        * attempt,
         "runtime": lambda wildcards, attempt: asked(wildcards).runtime * attempt,
         "gpu": lambda wildcards: asked(wildcards).gpu,
     }

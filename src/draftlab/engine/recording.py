@@ -24,7 +24,7 @@ from draftlab.data.prompts import Prompt, Rejection
 from draftlab.engine.answers import Answer
 from draftlab.engine.generate import GREEDY, generate
 from draftlab.engine.server import Server
-from draftlab.engine.settings import Answers
+from draftlab.engine.settings import WHOLE_VOCAB, Answers
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir, atomic_path
 from draftlab.files.digests import code_digest, sha256
@@ -33,10 +33,6 @@ from draftlab.files.parts import open_parts
 from draftlab.files.seals import seal, verify
 from draftlab.files.weights import is_gguf, weights_digest
 from draftlab.models import Decodable, Tokenizer, load_model, load_tokenizer
-
-WHOLE_VOCAB = 4096
-"""Vocabularies up to this size are recorded whole."""
-
 
 Part = dict[str, Tensor]
 """A finished batch: the ``lengths`` of its answers, their ``tokens`` and distributions (``log_probs``, ``ids``), one after the other."""

@@ -47,6 +47,9 @@ class Recipe(Settings):
         return self
 
 
+WHOLE_VOCAB = 4096
+"""Vocabularies up to this size are recorded whole."""
+
 API_KEY = "DRAFTLAB_API_KEY"
 """The environment variable with the key of a server."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import functools
+from pathlib import Path
 
 from draftlab.core.settings import Settings
 from draftlab.files.checkout import WORKFLOW
@@ -72,6 +73,30 @@ class Model(Settings):
     name: str = ""
     architecture: str = ""
     stored: int = 0
+
+
+def read_model(path: Path) -> Model | None:
+    """The sizes of a model that lies in a folder or a GGUF file; None for one that is no Llama and does not name them as a Llama does."""
+    from draftlab.models.config import read_sizes
+
+    found = read_sizes(path)
+    try:
+        heads = found["num_attention_heads"]
+        sizes = Sizes(
+            kind="llama",
+            hidden=found["hidden_size"],
+            ffn=found["intermediate_size"],
+            layers=found["num_hidden_layers"],
+            heads=heads,
+            kv_heads=found.get("num_key_value_heads") or heads,
+            head_dim=found.get("head_dim") or 0,
+            vocab=found["vocab_size"],
+            context=found["max_position_embeddings"],
+            tied=bool(found.get("tie_word_embeddings")),
+        )
+    except KeyError:
+        return None
+    return Model(sizes=sizes, stored=4)
 
 
 @functools.cache

@@ -1,74 +1,168 @@
-"""What a run will need before anything runs: jobs by rule, memory, disk, downloads, and repositories that ask for access."""
+"""The jobs of a run that take a model, and their memory: on their device, on the machine, on the disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from draftlab.data import registry
-from draftlab.files.checkout import WORKFLOW
+from draftlab.engine.settings import WHOLE_VOCAB, Recipe
+from draftlab.files.packages import PREFIX
 from draftlab.latency.settings import Engine
-from draftlab.latency.sizes import BYTES, Model, Sizes, known_models
-from draftlab.plan.memory import beside, decoding, recorded, training
-from draftlab.plan.run import Run, load_run
-from draftlab.plan.scale import Gpu, Pair
+from draftlab.latency.sizes import BYTES, Model, Sizes, known_models, read_model
+from draftlab.plan.memory import beside, decoding, host, recorded, training
+from draftlab.plan.run import Run
+from draftlab.plan.scale import MAIN, Pair
+from draftlab.stages import STAGES
 from draftlab.train.settings import Offline, Serving, Training
 
-GPUS: dict[Gpu, int] = {"rtx4090": 24, "a100-40": 40, "a100-80": 80, "h100": 80, "h200": 141}
-"""Gigabytes (2^30 bytes) of memory."""
 RECORDED = ("teacher", "none")
 """Sources of samples for which the target does not run again."""
+OTHERWISE = 2000
+"""Megabytes that a job requests at least, and where nothing is known of its models."""
+SHARD = 10**10
+"""Bytes of the largest file in which the hub has a model: one is read at a time."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job: its rule, what it makes, the most memory that it takes on its device (None: not modelled), and bytes on the disk."""
+    """One job: its rule, what it makes, and bytes: the most that it takes on its device (None: not modelled), what it requests of the machine's
+    own memory, and what it leaves on the disk."""
 
     rule: str
     pair: str
     name: str
     peak: int | None = None
+    host: int | None = None
     disk: int = 0
 
 
 def model_of(pair: Pair, role: str) -> Model | None:
-    """A model of a pair: of the table, or as its recipe makes it; None for another that exists already."""
+    """A model of a pair: one that lies here, one of the table, or as its recipe makes it; None for another."""
     recipe = pair.models[role]
     if recipe.model:
-        return known_models().get(recipe.model.partition("@")[0])
-    kind, heads = recipe.family, recipe.heads
-    fields = recipe.model_dump(include={"hidden", "ffn", "layers", "context"})
-    return Model(sizes=Sizes(kind=kind, heads=heads, kv_heads=heads, vocab=recipe.vocabulary, tied=True, **fields))
+        path = Path(recipe.model)
+        return read_model(path) if path.exists() else known_models().get(recipe.model.partition("@")[0])
+    if recipe.design == "scratch":
+        return Model(sizes=_made(recipe, recipe.vocabulary))
+    target = model_of(pair, "target")
+    if target is None:
+        return None
+    pruned = target.sizes.model_copy(update={"layers": recipe.layers})
+    return Model(sizes=pruned if recipe.design == "pruned" else _made(recipe, target.sizes.vocab))
+
+
+def _made(recipe: Recipe, vocab: int) -> Sizes:
+    fields = recipe.model_dump(include={"hidden", "ffn", "layers", "context", "heads"})
+    return Sizes(kind=recipe.family, kv_heads=recipe.heads, vocab=vocab, tied=True, **fields)
 
 
 def jobs(run: Run) -> Iterator[Job]:
     """Every job that takes a model, and every cell."""
     made: set[str] = set()
-    for name, experiment in run.experiments.items():
+    for name in run.experiments:
         for cell in run.cells(name):
-            yield _cell(run, name, cell, experiment.stage)
+            yield _cell(run, name, cell)
             made |= set(run.reads(name, cell))
     for path in sorted(made):
         pair, kind, *rest = (*Path(path).relative_to(run.folder).parts, "")
         if kind == "models":
-            model = model_of(run.settings.pairs[pair], rest[0])
-            disk = model.sizes.parameters * (model.stored or 4) if model else 0
-            yield Job("target" if rest[0] == "target" else "draft", pair, rest[0], disk=disk)
+            yield _model(run, pair, rest[0])
         elif kind == "answers":
             yield _answer(run, pair, rest[0])
         elif kind == "pairs":
-            yield Job("pairs", pair, rest[0], _decoding(run.settings.pairs[pair], ["target", "draft"]))
+            yield _pairs(run, pair, rest[0])
+
+
+def requested_mb(run: Run, rule: str, wildcards: Mapping[str, str]) -> int:
+    """The memory that a job requests of a scheduler: the scale's number where it gives one, else what the job should take, with some to spare.
+
+    ``wildcards``: those of its rule in the workflow.
+    """
+    is_cell = rule in STAGES
+    pair = run.pair_of(wildcards["experiment"], wildcards["cell"]) if is_cell else wildcards.get("pair", MAIN)
+    if (named := run.settings.asked(rule, pair).mem_mb) is not None:
+        return named
+    if is_cell:
+        job = _cell(run, wildcards["experiment"], wildcards["cell"])
+    elif rule in ("target", "draft"):
+        job = _model(run, pair, wildcards.get("draft", "target"))
+    elif rule == "answer":
+        job = _answer(run, pair, "{dataset}.{split}{temperature}".format(**wildcards))
+    elif rule == "pairs":
+        job = _pairs(run, pair, wildcards["dataset"])
+    else:
+        return OTHERWISE
+    return megabytes(job)
+
+
+def megabytes(job: Job) -> int:
+    """A round number."""
+    return max(OTHERWISE, math.ceil((job.host or 0) / 5e8) * 500)
+
+
+def has_gpu(run: Run, rule: str) -> bool:
+    return run.settings.asked(rule).gpu > 0
+
+
+def _model(run: Run, pair: str, role: str) -> Job:
+    """A model is read from the hub, made of one that exists, or trained with texts as long as its context."""
+    rule, settings = "target" if role == "target" else "draft", run.settings.pairs[pair]
+    recipe, model = settings.models[role], model_of(settings, role)
+    if model is None:
+        return Job(rule, pair, role)
+    sizes, disk = model.sizes, model.sizes.parameters * (model.stored or 4)
+    if recipe.model:
+        here = disk if Path(recipe.model).exists() or recipe.model.startswith(PREFIX) else min(disk, SHARD)
+        return Job(rule, pair, role, host=host(here, 0, 0, 0), disk=disk)
+    longest = recipe.context
+    work = training(sizes, recipe.batch, longest, longest, 0, head=recipe.head)
+    whole = model_of(settings, "target") if recipe.design != "scratch" else None
+    return Job(rule, pair, role, host=host(whole.sizes.parameters * 4 if whole else 0, 0, 0, work), disk=disk)
+
+
+def rows_of(pair: Pair, context: int) -> int:
+    """Requests that are answered together."""
+    return max(1, min(pair.answers.batch, pair.answers.batch_tokens // context))
 
 
 def _answer(run: Run, pair: str, name: str) -> Job:
-    how, (dataset, split) = run.settings.pairs[pair].answers, name.split(".")[:2]
-    count = run.settings.data.eval if split == "eval" else run.settings.data.train_requests(dataset)
-    disk = recorded(count, how.max_new_tokens, how.keep)
-    return Job("answer", pair, name, _decoding(run.settings.pairs[pair], ["target"]), disk)
+    settings = run.settings.pairs[pair]
+    disk, peak = _pass(run, pair, name), _decoding(settings, ["target"])
+    work = 0 if has_gpu(run, "answer") else peak or 0
+    taken = None if peak is None else host(_weights(settings, "target"), disk, 0, work)
+    return Job("answer", pair, name, peak, taken, disk)
+
+
+def _pairs(run: Run, pair: str, name: str) -> Job:
+    settings = run.settings.pairs[pair]
+    peak, disk = _decoding(settings, ["target", "draft"]), _logits(run, pair)
+    work = 0 if has_gpu(run, "pairs") else peak or 0
+    weights = _weights(settings, "target") + _weights(settings, "draft")
+    return Job("pairs", pair, name, peak, None if peak is None else host(weights, 0, disk, work), disk)
+
+
+def _weights(pair: Pair, role: str) -> int:
+    """Bytes of a model's weights as it is opened."""
+    model = model_of(pair, role)
+    wide = role != "target" or pair.answers.device == "cpu"
+    return model.sizes.parameters * (4 if wide else BYTES[pair.answers.dtype]) if model else 0
+
+
+def _pass(run: Run, pair: str, name: str) -> int:
+    """Bytes of the target's recorded answers to one split of a dataset, if every answer is as long as it may be."""
+    settings, (dataset, split) = run.settings, name.split(".")[:2]
+    target, how = model_of(settings.pairs[pair], "target"), settings.pairs[pair].answers
+    count = settings.data.eval if split == "eval" else settings.data.train_requests(dataset)
+    return recorded(count, how.max_new_tokens, target.sizes.vocab if target else WHOLE_VOCAB + 1, how.keep)
+
+
+def _logits(run: Run, pair: str) -> int:
+    """Bytes of recorded logits of target and draft, in float32."""
+    target = model_of(run.settings.pairs[pair], "target")
+    return run.settings.data.pairs * target.sizes.vocab * 8 if target else 0
 
 
 def _context(pair: Pair, own: Sizes) -> int:
@@ -83,19 +177,34 @@ def _decoding(pair: Pair, roles: list[str]) -> int | None:
     if first is None or None in models:
         return None
     context = _context(pair, first.sizes)
-    rows = max(1, min(how.batch, how.batch_tokens // context))
     others = sum(other.sizes.parameters * BYTES[how.dtype] for other in models[1:] if other)
+    rows = rows_of(pair, context)
     return others + decoding(first.sizes, how.dtype, rows, context - how.max_new_tokens, how.max_new_tokens)
 
 
-def _cell(run: Run, name: str, cell: str, stage: str) -> Job:
+def _cell(run: Run, name: str, cell: str) -> Job:
     """The memory of a cell, that of its largest variant; every prompt is assumed to fill the draft's context."""
     every = [own.settings for own in run.cells(name)[cell]]
     own = max(every, key=lambda one: _peak(run, one) or 0)
-    pair = run.pair_of(name, cell)
+    pair, stage = run.pair_of(name, cell), run.known[name].stage
     draft = model_of(run.settings.pairs[pair], own.draft) if isinstance(own, Training) else None
     disk = draft.sizes.parameters * (16 if isinstance(own, Offline | Serving) else 0) if draft else 0
-    return Job(stage, pair, f"{name}/{cell}", _peak(run, own), disk)
+    peak = _peak(run, own)
+    return Job(stage, pair, f"{name}/{cell}", peak, _held(run, name, cell, stage, peak or 0), disk)
+
+
+def _held(run: Run, name: str, cell: str, stage: str, peak: int) -> int:
+    """What a cell requests of the machine's own memory, by the files that it reads."""
+    weights = passes = logits = 0
+    parts = {Path(path).relative_to(run.folder).parts[:3] for path in run.reads(name, cell)}
+    for pair, kind, file in (own for own in parts if len(own) == 3 and own[0] in run.settings.pairs):
+        if kind == "models" and file in run.settings.pairs[pair].models:
+            weights += _weights(run.settings.pairs[pair], file)
+        elif kind == "answers":
+            passes += _pass(run, pair, file)
+        elif kind == "pairs" and file.endswith(".safetensors"):
+            logits += _logits(run, pair)
+    return host(weights, passes, logits, 0 if has_gpu(run, stage) else peak)
 
 
 def _peak(run: Run, own: Any) -> int | None:
@@ -132,43 +241,3 @@ def _engine(run: Run, own: Engine) -> int | None:
         return None
     size = 4 if own.weights == "f32" else 2
     return sum(m.sizes.parameters * size + m.sizes.context * m.sizes.entry * 2 for m in models if m)
-
-
-def lines(run: Run, gpu: Gpu) -> Iterator[str]:
-    """The table by rule, the jobs that do not fit a ``gpu``, downloads, and repositories that ask for access."""
-    every, room = list(jobs(run)), GPUS[gpu] * 2**30
-    yield f"{'rule':<22}{'jobs':>6}{'GPU, GB':>10}{'host, GB':>10}{'disk, GB':>10}"
-    for rule in dict.fromkeys(job.rule for job in every):
-        own = [job for job in every if job.rule == rule]
-        peaks = [job.peak for job in own if job.peak]
-        asked = max(run.settings.asked(rule, job.pair).mem_mb for job in own)
-        shown = f"{max(peaks) / 1e9:,.1f}" if peaks and run.settings.asked(rule).gpu else "-"
-        yield f"{rule:<22}{len(own):>6}{shown:>10}{asked / 1e3:>10,.0f}{sum(job.disk for job in own) / 1e9:>10,.1f}"
-    yield f"{'in all':<22}{len(every):>6}{'':>20}{sum(job.disk for job in every) / 1e9:>10,.1f}"
-    yield "GPU: the most that any job takes, with every prompt as long as the context allows; host: what the scale requests"
-    yield "Hours are left out: docs/paper.md says how fast one H100 answers and trains"
-    names = {
-        recipe.model.partition("@")[0]
-        for pair in run.settings.pairs.values()
-        for recipe in pair.models.values()
-        if recipe.model
-    }
-    known = known_models()
-    stored = {name: known[name].sizes.parameters * known[name].stored for name in sorted(names & set(known))}
-    for name, size in stored.items():
-        yield f"download {size / 1e9:>8,.1f} GB  {name}"
-    yield f"download {sum(stored.values()) / 1e9:>8,.1f} GB  in all, without the datasets, whose sizes are not known in advance"
-    fetched = run.settings.every_dataset if run.settings.data.source == "hub" else []
-    gated = [found.hub_id for name in fetched if (found := registry.find(name)).gated == "yes"]
-    yield from (f"requires access: https://huggingface.co/datasets/{name}" for name in gated)
-    large = [job for job in every if job.peak and job.peak > room and run.settings.asked(job.rule).gpu]
-    for job in large:
-        yield f"does not fit {gpu} ({GPUS[gpu]} GB): {job.rule} {job.pair} {job.name}, {(job.peak or 0) / 2**30:,.1f} GB"
-    if not large:
-        yield f"every job that is modelled fits {gpu} ({GPUS[gpu]} GB)"
-
-
-def show(*, config: tuple[str, ...] = (), gpu: Gpu = "a100-80") -> None:
-    """Print what a run will need, without running it: jobs, memory, disk, downloads, and what does not fit --gpu; --config is as for snakemake."""
-    given = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in config)}
-    print(*lines(load_run(given, WORKFLOW), gpu), sep="\n")

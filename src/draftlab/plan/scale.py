@@ -99,10 +99,10 @@ class Compute(Settings):
 
 
 class Needs(Settings):
-    """What a job requests from a scheduler: ``mem_mb``, ``runtime`` in minutes, ``gpu`` devices."""
+    """What a job requests from a scheduler: ``mem_mb`` (none: what ``plan.needs`` computes), ``runtime`` in minutes, ``gpu`` devices."""
 
     threads: int = Field(gt=0, default=1)
-    mem_mb: int = Field(gt=0, default=2000)
+    mem_mb: int | None = Field(gt=0, default=None)
     runtime: int = Field(gt=0, default=30)
     gpu: int = Field(ge=0, default=0)
 

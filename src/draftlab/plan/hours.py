@@ -1,0 +1,151 @@
+"""How long a job takes on a GPU: launching kernels, reading memory, and arithmetic. In seconds, for a decoder-only model.
+
+A step of decoding waits for the slower of two: the CPU, which launches the kernels of each layer, and the memory, which holds weights and cache.
+Reading prompts and learning wait for the arithmetic. Three shares of a card's printed speed were chosen once, on one H100, and docs/paper.md shows
+what they give beside what was measured. `python -m benchmarks.memory --device cuda` measures the same on another card.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from draftlab.core.settings import Settings
+from draftlab.latency.sizes import BYTES, Sizes
+from draftlab.plan.needs import RECORDED, Job, has_gpu, model_of, rows_of
+from draftlab.plan.run import Run
+from draftlab.plan.scale import Gpu
+from draftlab.stages import STAGES
+from draftlab.stages.online import Settings as Online
+from draftlab.train.settings import Offline
+
+STREAMED = 0.75
+"""The share of the memory's bandwidth that a step of decoding reaches."""
+READING = 0.40
+"""The share of the arithmetic that reading prompts reaches."""
+LEARNING = 0.30
+"""The share that an update with autocast reaches."""
+
+AT_ONCE = 16
+"""Held-out requests that a replay reads at once."""
+
+
+class Card(Settings):
+    """A GPU: ``memory`` in GiB, ``bandwidth`` in GB/s, ``teraflops`` of 16-bit matrix products, and the milliseconds in which the CPU beside it
+    launches the kernels of one layer."""
+
+    memory: float = Field(gt=0)
+    bandwidth: float = Field(gt=0)
+    teraflops: float = Field(gt=0)
+    launch: float = Field(default=0.37, gt=0)
+
+
+GPUS: dict[Gpu, Card] = {
+    "rtx4090": Card(memory=24, bandwidth=1008, teraflops=165),
+    "a100-40": Card(memory=40, bandwidth=1555, teraflops=312),
+    "a100-80": Card(memory=80, bandwidth=2039, teraflops=312),
+    "h100": Card(memory=80, bandwidth=3350, teraflops=989),
+    "h200": Card(memory=141, bandwidth=4800, teraflops=989),
+}
+"""As their makers print them, without sparsity."""
+
+
+def flops(model: Sizes, rows: int, length: int) -> float:
+    """Arithmetic of one forward of ``rows`` texts of ``length`` tokens: two operations a weight and token, and attention to what came before."""
+    embedding = 0 if model.tied else model.vocab * model.hidden
+    attention = 2 * model.layers * model.width * length
+    return rows * length * (2.0 * (model.parameters - embedding) + attention)
+
+
+def reading(card: Card, model: Sizes, rows: int, length: int) -> float:
+    """Seconds of one forward over ``rows`` texts."""
+    return max(model.layers * card.launch / 1e3, flops(model, rows, length) / (card.teraflops * 1e12 * READING))
+
+
+def step(card: Card, model: Sizes, dtype: str, rows: int, context: float) -> float:
+    """Seconds in which each of ``rows`` requests gets one more token."""
+    held = (model.parameters + rows * context * model.entry) * BYTES[dtype]
+    return max(model.layers * card.launch / 1e3, held / (card.bandwidth * 1e9 * STREAMED))
+
+
+def answering(card: Card, model: Sizes, dtype: str, requests: int, rows: int, prompt: int, new: int) -> float:
+    """Seconds in which ``requests`` are answered with ``new`` tokens each, ``rows`` at a time."""
+    batches = math.ceil(requests / rows)
+    whole = min(rows, requests)
+    return batches * (reading(card, model, whole, prompt) + new * step(card, model, dtype, whole, prompt + new / 2))
+
+
+def updating(card: Card, model: Sizes, rows: int, length: int, forwards: int = 1) -> float:
+    """Seconds of an update: ``forwards`` passes over ``rows`` texts each, forward and backward, and the optimizer's step."""
+    launched = 3 * model.layers * card.launch / 1e3
+    work = 3 * flops(model, rows, length) / (card.teraflops * 1e12 * LEARNING)
+    return forwards * (launched + work)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What hours depend on besides the run: the card, and the length of a usual prompt."""
+
+    card: Card
+    prompt: int
+
+
+def seconds(run: Run, job: Job, clock: Clock) -> float | None:
+    """How long a job takes on the card of ``clock``, with answers as long as they may be; None where that is not modelled."""
+    if not has_gpu(run, job.rule):
+        return None
+    settings = run.settings.pairs[job.pair]
+    target, how = model_of(settings, "target"), settings.answers
+    if job.rule in STAGES:
+        name, _, cell = job.name.partition("/")
+        each = [_learning(run, own.settings, clock) for own in run.cells(name)[cell]]
+        return None if None in each else sum(own for own in each if own is not None)
+    if target is None or job.rule not in ("answer", "pairs"):
+        return None
+    dataset, split = f"{job.name}.eval".split(".")[:2]
+    data = run.settings.data
+    count = data.eval if split == "eval" else data.train_requests(dataset)
+    if job.rule == "pairs":
+        count = math.ceil(data.pairs / how.max_new_tokens)
+    rows = rows_of(settings, clock.prompt + how.max_new_tokens)
+    return answering(clock.card, target.sizes, how.dtype, count, rows, clock.prompt, how.max_new_tokens)
+
+
+def _learning(run: Run, own: Any, clock: Clock) -> float | None:
+    """Seconds of one variant: what it learns from is written, learnt and replayed."""
+    if not isinstance(own, Offline | Online):
+        return None
+    pair, data, card = run.settings.pairs[own.pair], run.settings.data, clock.card
+    draft, target, new = model_of(pair, own.draft), model_of(pair, "target"), pair.answers.max_new_tokens
+    if draft is None or target is None:
+        return None
+    text = clock.prompt + new
+    replay = math.ceil(data.eval / AT_ONCE) * reading(card, draft.sizes, AT_ONCE, text)
+    if isinstance(own, Online):
+        groups = len(own.stream.groups) if own.stream else 0
+        count = own.stream.per_group * groups if own.stream else 0
+        count = count or sum(data.train_requests(name) for name in own.datasets)
+        steps = math.ceil(count / own.update_interval)
+        served = steps * reading(card, draft.sizes, own.update_interval, text)
+        learnt = steps * updating(card, draft.sizes, own.update_interval + own.replay, text) if own.learns else 0.0
+        warm = 0.0
+        if own.warm_on != "nothing":
+            first = own.warm_share * (count if own.warm_on == "stream" else own.aside * max(groups, 1))
+            epochs = math.ceil(first / own.batch) * own.warm_epochs
+            warm = updating(card, draft.sizes, own.batch, text, steps if own.warm_fair else epochs)
+        return served + learnt + warm + own.probes * replay
+    count = own.epochs * (own.requests or data.train_requests(own.dataset)) if own.loss != "none" else 0
+    rows = own.micro_batch or own.batch
+    taken = updating(card, draft.sizes, rows, text, math.ceil(count / rows)) + (1 + own.probes * own.epochs) * replay
+    if count and own.sample_source not in RECORDED:
+        at_once, dtype = min(own.sample_batch, own.batch), pair.answers.dtype
+        taken += answering(card, draft.sizes, "float32", count, at_once, clock.prompt, new)
+        taken += math.ceil(count / at_once) * reading(card, target.sizes, at_once, text)
+        if own.sample_source != "student":  # of a mixture the target writes a part
+            taken += answering(card, target.sizes, dtype, count, at_once, clock.prompt, new)
+    if own.live:
+        taken += answering(card, target.sizes, pair.answers.dtype, data.eval, AT_ONCE, clock.prompt, new)
+    return taken
