@@ -1,4 +1,4 @@
-"""Tokens per second that a server answers with, by how many requests are under way at a time, and llama.cpp in process beside it.
+"""Tokens per second of the three engines that record answers, by how many requests are under way at a time.
 
     llama-server -m MODEL.gguf -c 16384 -np 32 -t 1 -tb 1 --port 8000 &
     python -m benchmarks.server --target MODEL.gguf --prompts prompts.jsonl --url http://127.0.0.1:8000/v1 --process $!
@@ -8,6 +8,7 @@ With ``--process``, of a server on this machine, also per second of its CPU time
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
@@ -16,23 +17,43 @@ import tyro
 
 from draftlab.engine import recording
 from draftlab.engine.settings import Answers
+from draftlab.errors import UserError
+from draftlab.files.scratch import scratch
 
 
 def main(
     target: Path, prompts: Path, url: str, process: int | None = None, requests: int = 32, max_new_tokens: int = 16
 ) -> None:
-    """Print a line for each number of requests at a time."""
-    server = psutil.Process(process or None)
-    print("| engine | at a time | tokens | seconds | tokens/s | tokens per CPU second |\n|---|---|---|---|---|---|")
-    for engine, together in (("openai", 1), ("openai", 8), ("openai", 32), ("llama_cpp", 1), ("llama_cpp", 32)):
+    """Print a line for each engine and number of requests at a time; each gets prompts of its own, as a server remembers those it has read."""
+    server, written = psutil.Process(process or None), prompts.read_text(encoding="utf-8").splitlines(keepends=True)
+    ways = list(itertools.product(("openai", "llama_cpp", "transformers"), (1, 8, 32)))
+    if len(written) < requests * len(ways):
+        raise UserError(
+            f"only {len(written)} prompts", file=prompts, remedy=f"give {requests * len(ways)}, or lower --requests"
+        )
+    print(
+        "| engine | at a time | tokens read | tokens written | seconds | written/s | written per CPU second |\n|---|---|---|---|---|---|---|"
+    )
+    for number, (engine, together) in enumerate(ways):
         asked = {"engine": engine, "url": url if engine == "openai" else "", "batch": together, "template": "own"}
-        settings = Answers.model_validate(asked | {"max_new_tokens": max_new_tokens, "keep": 64})
+        settings = Answers.model_validate(asked | {"max_new_tokens": max_new_tokens, "keep": 64, "dtype": "fast"})
         who = server if engine == "openai" else psutil.Process()
-        wall, cpu = time.perf_counter(), sum(who.cpu_times()[:2])
-        found, _ = recording.answer(target, prompts, requests, settings)
-        wall, cpu = time.perf_counter() - wall, sum(who.cpu_times()[:2]) - cpu
-        tokens = sum(found.lengths)
-        cells = [engine, together, tokens, f"{wall:.1f}", f"{tokens / wall:.1f}", f"{tokens / cpu:.1f}" if cpu else "-"]
+        with scratch() as folder:
+            own = folder / "prompts.jsonl"
+            own.write_text("".join(written[number :: len(ways)][:requests]), encoding="utf-8")
+            wall, cpu = time.perf_counter(), sum(who.cpu_times()[:2])
+            found, _ = recording.answer(target, own, requests, settings)
+            wall, cpu = time.perf_counter() - wall, sum(who.cpu_times()[:2]) - cpu
+        read, tokens = sum(len(answer.prompt_ids) for answer in found.answers), sum(found.lengths)
+        cells = [
+            engine,
+            together,
+            read,
+            tokens,
+            f"{wall:.1f}",
+            f"{tokens / wall:.1f}",
+            f"{tokens / cpu:.1f}" if cpu else "-",
+        ]
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
