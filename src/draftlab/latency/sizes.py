@@ -75,6 +75,7 @@ class Model(Settings):
     stored: int = 0
 
 
+@functools.cache
 def read_model(path: Path) -> Model | None:
     """The sizes of a model that lies in a folder or a GGUF file; None for one that is no Llama and does not name them as a Llama does."""
     from draftlab.models.config import read_sizes

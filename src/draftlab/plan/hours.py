@@ -115,37 +115,55 @@ def seconds(run: Run, job: Job, clock: Clock) -> float | None:
 
 
 def _learning(run: Run, own: Any, clock: Clock) -> float | None:
-    """Seconds of one variant: what it learns from is written, learnt and replayed."""
+    """Seconds of one variant; None for a stage that is not modelled."""
     if not isinstance(own, Offline | Online):
         return None
-    pair, data, card = run.settings.pairs[own.pair], run.settings.data, clock.card
-    draft, target, new = model_of(pair, own.draft), model_of(pair, "target"), pair.answers.max_new_tokens
-    if draft is None or target is None:
+    pair = run.settings.pairs[own.pair]
+    target, draft = model_of(pair, "target"), model_of(pair, own.draft)
+    if target is None or draft is None:
         return None
-    text = clock.prompt + new
-    replay = math.ceil(data.eval / AT_ONCE) * reading(card, draft.sizes, AT_ONCE, text)
     if isinstance(own, Online):
-        groups = len(own.stream.groups) if own.stream else 0
-        count = own.stream.per_group * groups if own.stream else 0
-        count = count or sum(data.train_requests(name) for name in own.datasets)
-        steps = math.ceil(count / own.update_interval)
-        served = steps * reading(card, draft.sizes, own.update_interval, text)
-        learnt = steps * updating(card, draft.sizes, own.update_interval + own.replay, text) if own.learns else 0.0
-        warm = 0.0
-        if own.warm_on != "nothing":
-            first = own.warm_share * (count if own.warm_on == "stream" else own.aside * max(groups, 1))
-            epochs = math.ceil(first / own.batch) * own.warm_epochs
-            warm = updating(card, draft.sizes, own.batch, text, steps if own.warm_fair else epochs)
-        return served + learnt + warm + own.probes * replay
-    count = own.epochs * (own.requests or data.train_requests(own.dataset)) if own.loss != "none" else 0
+        return _online(run, own, clock, draft.sizes)
+    return _offline(run, own, clock, target.sizes, draft.sizes)
+
+
+def _replayed(run: Run, clock: Clock, draft: Sizes, text: int) -> float:
+    """Seconds in which a draft reads the held-out requests."""
+    return math.ceil(run.settings.data.eval / AT_ONCE) * reading(clock.card, draft, AT_ONCE, text)
+
+
+def _online(run: Run, own: Online, clock: Clock, draft: Sizes) -> float:
+    """Seconds in which a draft reads a stream and learns from it, perhaps after a start."""
+    data, card = run.settings.data, clock.card
+    text = clock.prompt + run.settings.pairs[own.pair].answers.max_new_tokens
+    groups = len(own.stream.groups) if own.stream else 0
+    count = own.stream.per_group * groups if own.stream else 0
+    count = count or sum(data.train_requests(name) for name in own.datasets)
+    steps = math.ceil(count / own.update_interval)
+    taken = steps * reading(card, draft, own.update_interval, text) + own.probes * _replayed(run, clock, draft, text)
+    if own.learns:
+        taken += updating(card, draft, own.update_interval + own.replay, text, steps)
+    if own.warm_on != "nothing":
+        first = own.warm_share * (count if own.warm_on == "stream" else own.aside * max(groups, 1))
+        epochs = math.ceil(first / own.batch) * own.warm_epochs
+        taken += updating(card, draft, own.batch, text, steps if own.warm_fair else epochs)
+    return taken
+
+
+def _offline(run: Run, own: Offline, clock: Clock, target: Sizes, draft: Sizes) -> float:
+    """Seconds in which answers are written and scored where they are not recorded, learnt, and replayed."""
+    how, data, card = run.settings.pairs[own.pair].answers, run.settings.data, clock.card
+    new, text = how.max_new_tokens, clock.prompt + how.max_new_tokens
     rows = own.micro_batch or own.batch
-    taken = updating(card, draft.sizes, rows, text, math.ceil(count / rows)) + (1 + own.probes * own.epochs) * replay
+    count = own.epochs * (own.requests or data.train_requests(own.dataset)) if own.loss != "none" else 0
+    taken = updating(card, draft, rows, text, math.ceil(count / rows))
+    taken += (1 + own.probes * own.epochs) * _replayed(run, clock, draft, text)
     if count and own.sample_source not in RECORDED:
-        at_once, dtype = min(own.sample_batch, own.batch), pair.answers.dtype
-        taken += answering(card, draft.sizes, "float32", count, at_once, clock.prompt, new)
-        taken += math.ceil(count / at_once) * reading(card, target.sizes, at_once, text)
+        at_once = min(own.sample_batch, own.batch)
+        taken += answering(card, draft, "float32", count, at_once, clock.prompt, new)
+        taken += math.ceil(count / at_once) * reading(card, target, at_once, text)
         if own.sample_source != "student":  # of a mixture the target writes a part
-            taken += answering(card, target.sizes, dtype, count, at_once, clock.prompt, new)
+            taken += answering(card, target, how.dtype, count, at_once, clock.prompt, new)
     if own.live:
-        taken += answering(card, target.sizes, pair.answers.dtype, data.eval, AT_ONCE, clock.prompt, new)
+        taken += answering(card, target, how.dtype, data.eval, AT_ONCE, clock.prompt, new)
     return taken

@@ -99,11 +99,12 @@ def requested_mb(run: Run, rule: str, wildcards: Mapping[str, str]) -> int:
 
 
 def megabytes(job: Job) -> int:
-    """A round number."""
+    """What a job requests, in multiples of 500 MB."""
     return max(OTHERWISE, math.ceil((job.host or 0) / 5e8) * 500)
 
 
 def has_gpu(run: Run, rule: str) -> bool:
+    """Whether the jobs of a rule run on a GPU."""
     return run.settings.asked(rule).gpu > 0
 
 
