@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.errors import UserError
 from tests.verify_cases import random_distribution, random_pairs
 
+TOURNAMENT = sys.modules["draftlab.core.verify.optimal"]
+"""The module, whose name in its package is that of the verifier."""
 TOKEN_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier)}
 VARIANTS = TOKEN_VERIFIERS | {
     "importance, iid": full("iid"),
@@ -91,6 +94,43 @@ def test_optimal_swaps_stay_symmetric_under_rounding() -> None:
     )
     emitted, _ = expected_distribution(TOKEN_VERIFIERS["optimal"], target, draft.expand(4, -1))
     torch.testing.assert_close(emitted, target, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3, 5])
+def test_a_tournament_of_the_keys_that_move_is_exact(drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large tables are cut to these keys; here small ones are, which can be enumerated."""
+    monkeypatch.setattr(TOURNAMENT, "LARGE", 0)
+    cut = 0
+    for target, draft in random_pairs(60, seed=7, largest=6):
+        emitted, _ = expected_distribution(TOKEN_VERIFIERS["optimal"], target, draft.expand(drafts, -1))
+        torch.testing.assert_close(emitted, target, rtol=0, atol=1e-12)
+        joint = joint_distribution(draft.expand(drafts, -1), "iid")
+        given = target.expand(len(joint.probs), -1), draft.expand(len(joint.probs), -1)
+        chosen, selected = TOURNAMENT.select_by_key(*given, joint.tokens)
+        of_winner = torch.zeros_like(selected).scatter_add_(-1, joint.tokens, chosen)
+        torch.testing.assert_close(joint.probs @ of_winner, selected[0], rtol=0, atol=1e-12)
+        cut += not bool(torch.isclose(target, draft).all())
+    assert cut > 50
+
+
+@pytest.mark.parametrize("drafts", [2, 4, 8])
+def test_a_large_table_is_cut_to_few_keys(drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(drafts)
+    logits = torch.randn(2, 8, 2000, dtype=torch.float64, generator=generator) - 1.6 * torch.arange(1, 2001).log()
+    target, draft = logits[0].softmax(-1), (logits[0] / 1.2 + logits[1] / 2).softmax(-1)
+    target[:, ::7], draft[:, ::11] = 0, 0
+    target, draft = (values / values.sum(-1, keepdim=True) for values in (target, draft))
+    tokens = draft_tokens(draft[:, None].expand(-1, drafts, -1), "iid", generator)
+    widths = []
+    win = TOURNAMENT._win
+    monkeypatch.setattr(TOURNAMENT, "_win", lambda *tables: widths.append(tables[0].shape[1]) or win(*tables))
+    found = TOURNAMENT.select_by_key(target, draft, tokens)
+    monkeypatch.setattr(TOURNAMENT, "LARGE", 10**6)
+    expected = TOURNAMENT.select_by_key(target, draft, tokens)
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-9)
+    assert widths[0] < 700
+    assert widths[1] == 2000
 
 
 @pytest.mark.parametrize("drafts", [2, 3, 5])

@@ -138,6 +138,19 @@ def test_a_group_with_fewer_requests_than_the_stream_needs_stops_it_unless_told_
         arrange(few, stream.model_copy(update={"fewer": True, "skip": 5}))
 
 
+def test_a_group_without_a_request_is_left_out_where_fewer_are_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rare topic may have none among the held-out requests: that must not end a run after days."""
+    some = requests(a=6, b=5)
+    stream = Stream(kind="concatenated", groups=("c", "b", "a"), per_group=6)
+    with pytest.raises(UserError, match="no request has dataset c"):
+        arrange(some, stream)
+    found = arrange(some, stream.model_copy(update={"fewer": True}))
+    assert Counter(prompt.meta["group"] for prompt in found) == {"b": 5, "a": 6}
+    assert "no request has dataset c: left out" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no request has dataset c, d"):
+        arrange(some, stream.model_copy(update={"fewer": True, "groups": ("c", "d")}))
+
+
 def test_rows_without_a_label_stay_out() -> None:
     found = arrange([*labelled(4), *requests(gsm8k=3)], Stream(kind="shuffled", group_by="language"))
     assert len(found) == 4

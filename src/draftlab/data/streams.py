@@ -36,7 +36,7 @@ class Stream(Settings):
 
     ``group_by`` ``length`` makes eighths of the requests from the shortest text to the longest: drift inside one task.
     ``groups`` picks and orders the groups (none: all, in order of appearance); ``per_group`` (0: all) is the number of rows of each,
-    after ``skip`` rows that are left out. A group with fewer rows stops the run, unless ``fewer`` allows it.
+    after ``skip`` rows that are left out. A group with fewer rows stops the run, unless ``fewer`` allows it; one without any is then left out.
     ``knots`` and ``weights`` are shares in the order of the groups, the knots one after the other; no knots: each group
     alone in turn, of three or more the first and the last for half a turn at the ends, so that every group lasts as long;
     no weights: the groups' sizes. ``gates`` are (rows so far, group): up to there only this group updates.
@@ -105,12 +105,15 @@ def arrange(prompts: Iterable[Prompt], stream: Stream) -> list[Prompt]:
 def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt]]:
     found = _by_length(list(prompts)) if stream.group_by == "length" else _by_class(prompts, stream.group_by)
     missing = [name for name in stream.groups if name not in found]
-    if missing or not found:
+    may_lack = stream.fewer and len(missing) < len(stream.groups)
+    if not found or (missing and not may_lack):
         raise UserError(
             f"no request has {stream.group_by} {', '.join(missing) or 'at all'}",
             remedy=f"use one of {', '.join(found)}" if found else "classify the requests first: draftlab data classify",
         )
-    names = stream.groups or tuple(found)
+    if missing:
+        print(f"no request has {stream.group_by} {', '.join(missing)}: left out", flush=True)
+    names = [name for name in stream.groups if name in found] or tuple(found)
     chosen = {name: found[name][stream.skip :][: stream.per_group or None] for name in names}
     least = 1 if stream.fewer else max(1, stream.per_group)
     if short := [f"{name} has {len(found[name])}" for name in names if len(chosen[name]) < least]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -16,24 +19,34 @@ from draftlab.core.verify.single import SMALLEST, accept_probs
 from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.token import Acceptance, Decision, Rows, TokenVerifier
 
+LARGE = 1 << 13
+"""Tables of more entries are cut to the few dozen tokens of a row whose keys move (``_moved``); for smaller ones that takes longer than it saves."""
+
+
+@dataclass(frozen=True)
+class _Tournament:
+    """Who wins, and what the winner's token is distributed as, in ratio order."""
+
+    order: Int64[Tensor, "batch vocab"]
+    target: Float64[Tensor, "batch vocab"]
+    selected: Float64[Tensor, "batch vocab"]
+    rank: Int64[Tensor, "batch drafts"]
+    chosen: Float64[Tensor, "batch drafts"]
+
 
 def _decide(
     target_probs: Float64[Tensor, "batch vocab"],
     draft_probs: Float64[Tensor, "batch drafts vocab"],
     tokens: Int64[Tensor, "batch drafts"],
 ) -> Decision:
-    order = ratio_order(target_probs, draft_probs[:, 0])
-    target, draft = target_probs.gather(-1, order), draft_probs[:, 0].gather(-1, order)
-    selected, win = _selected(target, draft, tokens.shape[1])
-    rank = ranks(order).gather(-1, tokens)
-    chosen = _largest_key(_key_distribution(draft, win, selected.addcmul(draft, win, value=-1), rank))
-    chance = accept_probs(target.gather(-1, rank), selected.gather(-1, rank))
+    won = _tournament(target_probs, draft_probs[:, 0], tokens)
+    chance = accept_probs(won.target.gather(-1, won.rank), won.selected.gather(-1, won.rank))
 
     def residual(rows: Rows) -> Float64[Tensor, "rows vocab"]:
-        left = (target[rows] - selected[rows]).clamp_min(0)
-        return torch.empty_like(left).scatter_(-1, order[rows], left)
+        left = (won.target[rows] - won.selected[rows]).clamp_min_(0)
+        return torch.empty_like(left).scatter_(-1, won.order[rows], left)
 
-    return Decision(chosen * chance, residual)
+    return Decision(won.chosen * chance, residual)
 
 
 def select_by_key(
@@ -42,12 +55,61 @@ def select_by_key(
     tokens: Int64[Tensor, "batch drafts"],
 ) -> tuple[Float64[Tensor, "batch drafts"], Float64[Tensor, "batch vocab"]]:
     """The probability that each draft wins the tournament, and the distribution of the winner's token."""
+    won = _tournament(target_probs, draft_probs, tokens)
+    return won.chosen, torch.empty_like(won.selected).scatter_(-1, won.order, won.selected)
+
+
+def _tournament(
+    target_probs: Float64[Tensor, "batch vocab"],
+    draft_probs: Float64[Tensor, "batch vocab"],
+    tokens: Int64[Tensor, "batch drafts"],
+) -> _Tournament:
+    num_drafts = tokens.shape[1]
     order = ratio_order(target_probs, draft_probs)
     target, draft = target_probs.gather(-1, order), draft_probs.gather(-1, order)
-    selected, win = _selected(target, draft, tokens.shape[1])
-    rank = ranks(order).gather(-1, tokens)
-    chosen = _largest_key(_key_distribution(draft, win, selected.addcmul(draft, win, value=-1), rank))
-    return chosen, torch.empty_like(selected).scatter_(-1, order, selected)
+    mass = draft.cumsum(-1)
+    excess = math.prod([mass] * num_drafts) - target.cumsum(-1)
+    peak = _peak(excess)
+    selected, rank = _selected_from(target, peak), ranks(order).gather(-1, tokens)
+    place, own, upper, wanted = rank, draft, mass, selected
+    if draft.numel() > LARGE:
+        columns, place, is_there = _moved(excess, peak, rank)
+        own, upper, wanted = (table.gather(-1, columns) * is_there for table in (draft, mass, selected))
+    win = _win(upper, upper - own, num_drafts)
+    gain = wanted.addcmul(own, win, value=-1)
+    return _Tournament(order, target, selected, rank, _largest_key(_key_distribution(own, win, gain, place)))
+
+
+def _moved(
+    excess: Float64[Tensor, "batch vocab"], peak: Float64[Tensor, "batch vocab"], rank: Int64[Tensor, "batch drafts"]
+) -> tuple[Int64[Tensor, "batch columns"], Int64[Tensor, "batch drafts"], Bool[Tensor, "batch columns"]]:
+    """The places of the tokens with a key that moves and of the drafted ones, where among them the drafted ones stand, and which are no padding.
+
+    Where the running maximum is the excess itself, before a token and after it, ``r_l = P_l^K - P_{l-1}^K = p_l phi_l``: the token wants just
+    what a key in its own interval gives. This holds for nearly all of a large vocabulary.
+    """
+    leaves = peak != excess
+    mask = leaves.clone()
+    mask[:, 1:].logical_or_(leaves[:, :-1])
+    mask.scatter_(-1, rank, True)
+    count = mask.cumsum(-1)
+    number = torch.arange(1, int(count[:, -1].max()) + 1, device=rank.device).expand(len(count), -1).contiguous()
+    columns = torch.searchsorted(count, number).clamp_max_(count.shape[1] - 1)
+    return columns, count.gather(-1, rank) - 1, number <= count[:, -1:]
+
+
+def _peak(excess: Float64[Tensor, "batch vocab"]) -> Float64[Tensor, "batch vocab"]:
+    """Running maximum from the left (from 0) up to the overall maximum, from the right after it: the smaller of the two."""
+    return excess.cummax(-1).values.clamp_min_(0).minimum(excess.flip(-1).cummax(-1).values.flip(-1))
+
+
+def _selected_from(
+    target: Float64[Tensor, "batch vocab"], peak: Float64[Tensor, "batch vocab"]
+) -> Float64[Tensor, "batch vocab"]:
+    """The distribution of the selected token, ``r_l = q_l + M_l - M_{l-1}``."""
+    selected = target + peak
+    selected[:, 1:].sub_(peak[:, :-1])
+    return selected.clamp_min_(0)
 
 
 def _selected(
@@ -55,12 +117,8 @@ def _selected(
 ) -> tuple[Float64[Tensor, "batch vocab"], Float64[Tensor, "batch vocab"]]:
     """The distribution of the selected token, in ratio order, and how often a key in each token's own interval wins."""
     mass = draft.cumsum(-1)
-    excess = mass**num_drafts - target.cumsum(-1)
-    # Running maximum from the left (from 0) up to the overall maximum, from the right after it: the smaller of the two.
-    peak = excess.cummax(-1).values.clamp_min_(0).minimum(excess.flip(-1).cummax(-1).values.flip(-1))
-    selected = target + peak
-    selected[:, 1:].sub_(peak[:, :-1])
-    return selected.clamp_min_(0), _win(mass, mass - draft, num_drafts)
+    selected = _selected_from(target, _peak(mass**num_drafts - target.cumsum(-1)))
+    return selected, _win(mass, mass - draft, num_drafts)
 
 
 def _win(
@@ -112,11 +170,19 @@ def _largest_key(key_distribution: Float64[Tensor, "batch drafts vocab"]) -> Flo
     below = key_distribution.cumsum(-1) - key_distribution
     chosen = key_distribution.new_zeros(len(key_distribution), num_drafts - 1)
     for node, weight in _gauss_legendre((num_drafts + 1) // 2):
-        smaller = torch.add(below, key_distribution, alpha=node).unbind(1)
+        others = _without_each(torch.add(below, key_distribution, alpha=node).unbind(1))
         for k in range(num_drafts - 1):
-            won = math.prod((*smaller[:k], *smaller[k + 1 :]), start=key_distribution[:, k])
-            chosen[:, k].add_(won.sum(-1), alpha=weight)
+            chosen[:, k].add_((key_distribution[:, k] * others[k]).sum(-1), alpha=weight)
     return torch.cat([chosen, (1 - chosen.sum(-1, keepdim=True)).clamp_min(0)], -1)
+
+
+def _without_each(factors: Sequence[Tensor]) -> list[Tensor]:
+    """For each factor the product of all others, without a division; nothing for one alone."""
+    if len(factors) < 2:
+        return []
+    before, after = (list(itertools.accumulate(some, torch.mul)) for some in (factors[:-1], factors[:0:-1]))
+    inner = [left * right for left, right in zip(before[:-1], after[-2::-1], strict=True)]
+    return [after[-1], *inner, before[-1]]
 
 
 @cache
