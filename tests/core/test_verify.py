@@ -96,12 +96,16 @@ def test_optimal_swaps_stay_symmetric_under_rounding() -> None:
     torch.testing.assert_close(emitted, target, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("drafts", [1, 2, 3, 5])
+@pytest.mark.parametrize("drafts", [1, 2, 3, 4])
 def test_a_tournament_of_the_keys_that_move_is_exact(drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large tables are cut to these keys; here small ones are, which can be enumerated."""
+    """Large tables are cut to these keys. Here small ones are, which can be enumerated: they stand among tokens that nobody emits."""
     monkeypatch.setattr(TOURNAMENT, "LARGE", 0)
-    cut = 0
-    for target, draft in random_pairs(60, seed=7, largest=6):
+    cuts = []
+    moved = TOURNAMENT._moved
+    monkeypatch.setattr(TOURNAMENT, "_moved", lambda *tables: cuts.append(found := moved(*tables)) or found)
+    for target, draft in (
+        torch.nn.functional.pad(torch.stack(pair), (6, 8)) for pair in random_pairs(60, seed=7, largest=5)
+    ):
         emitted, _ = expected_distribution(TOKEN_VERIFIERS["optimal"], target, draft.expand(drafts, -1))
         torch.testing.assert_close(emitted, target, rtol=0, atol=1e-12)
         joint = joint_distribution(draft.expand(drafts, -1), "iid")
@@ -109,8 +113,8 @@ def test_a_tournament_of_the_keys_that_move_is_exact(drafts: int, monkeypatch: p
         chosen, selected = TOURNAMENT.select_by_key(*given, joint.tokens)
         of_winner = torch.zeros_like(selected).scatter_add_(-1, joint.tokens, chosen)
         torch.testing.assert_close(joint.probs @ of_winner, selected[0], rtol=0, atol=1e-12)
-        cut += not bool(torch.isclose(target, draft).all())
-    assert cut > 50
+    assert len(cuts) >= 120
+    assert None not in cuts
 
 
 @pytest.mark.parametrize("drafts", [2, 4, 8])
@@ -118,8 +122,8 @@ def test_a_large_table_is_cut_to_few_keys(drafts: int, monkeypatch: pytest.Monke
     generator = torch.Generator().manual_seed(drafts)
     logits = torch.randn(2, 8, 2000, dtype=torch.float64, generator=generator) - 1.6 * torch.arange(1, 2001).log()
     target, draft = logits[0].softmax(-1), (logits[0] / 1.2 + logits[1] / 2).softmax(-1)
-    target[:, ::7], draft[:, ::11] = 0, 0
-    target, draft = (values / values.sum(-1, keepdim=True) for values in (target, draft))
+    target[:, ::7] = 0
+    target /= target.sum(-1, keepdim=True)
     tokens = draft_tokens(draft[:, None].expand(-1, drafts, -1), "iid", generator)
     widths = []
     win = TOURNAMENT._win

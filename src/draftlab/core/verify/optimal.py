@@ -72,8 +72,8 @@ def _tournament(
     peak = _peak(excess)
     selected, rank = _selected_from(target, peak), ranks(order).gather(-1, tokens)
     place, own, upper, wanted = rank, draft, mass, selected
-    if draft.numel() > LARGE:
-        columns, place, is_there = _moved(excess, peak, rank)
+    if draft.numel() > LARGE and (moved := _moved(excess, peak, rank)) is not None:
+        columns, place, is_there = moved
         own, upper, wanted = (table.gather(-1, columns) * is_there for table in (draft, mass, selected))
     win = _win(upper, upper - own, num_drafts)
     gain = wanted.addcmul(own, win, value=-1)
@@ -82,18 +82,22 @@ def _tournament(
 
 def _moved(
     excess: Float64[Tensor, "batch vocab"], peak: Float64[Tensor, "batch vocab"], rank: Int64[Tensor, "batch drafts"]
-) -> tuple[Int64[Tensor, "batch columns"], Int64[Tensor, "batch drafts"], Bool[Tensor, "batch columns"]]:
-    """The places of the tokens with a key that moves and of the drafted ones, where among them the drafted ones stand, and which are no padding.
+) -> tuple[Int64[Tensor, "batch columns"], Int64[Tensor, "batch drafts"], Bool[Tensor, "batch columns"]] | None:
+    """The places of the tokens with a key that moves and of the drafted ones, where among them the drafted ones stand, and which are no padding;
+    None if they are most tokens.
 
     Where the running maximum is the excess itself, before a token and after it, ``r_l = P_l^K - P_{l-1}^K = p_l phi_l``: the token wants just
-    what a key in its own interval gives. This holds for nearly all of a large vocabulary.
+    what a key in its own interval gives. After top-p or top-k this holds for nearly all of a large vocabulary.
     """
     leaves = peak != excess
     mask = leaves.clone()
     mask[:, 1:].logical_or_(leaves[:, :-1])
     mask.scatter_(-1, rank, True)
     count = mask.cumsum(-1)
-    number = torch.arange(1, int(count[:, -1].max()) + 1, device=rank.device).expand(len(count), -1).contiguous()
+    width = int(count[:, -1].max())
+    if 2 * width > count.shape[1]:
+        return None
+    number = torch.arange(1, width + 1, device=rank.device).expand(len(count), -1).contiguous()
     columns = torch.searchsorted(count, number).clamp_max_(count.shape[1] - 1)
     return columns, count.gather(-1, rank) - 1, number <= count[:, -1:]
 
