@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tyro
-import yaml
 
-from draftlab.files.checkout import WORKFLOW
 from draftlab.plan.needs import requested_mb
-from draftlab.plan.run import Run, load_run
+from draftlab.plan.run import Run, run_of
 
 CELL = re.compile(r"run results/[^/]+/cells/(?P<experiment>[^/]+)/(?P<cell>[^/]+)/cell\.json$")
 MADE = re.compile(r"(?P<verb>answer|record-pairs|pretrain target|pretrain draft) .*--out results/[^/]+/(?P<path>\S+)$")
@@ -43,8 +41,7 @@ def jobs(run: Run, log: Path) -> Iterator[tuple[str, str, float, int]]:
 
 def main(config: tuple[str, ...] = ()) -> None:
     """Print a row for each rule: its jobs, the most that one took, what that one requests, and how many took more than they request."""
-    given = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in config)}
-    run = load_run(given, WORKFLOW)
+    run = run_of(config)
     found = list(jobs(run, run.folder / "logs/starts.tsv"))
     print(
         "| rule | jobs | most taken, MB | that job requests, MB | jobs that took more than they request |\n|---|---|---|---|---|"

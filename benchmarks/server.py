@@ -9,6 +9,7 @@ With ``--process``, of a server on this machine, also per second of its CPU time
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from pathlib import Path
 
@@ -17,7 +18,6 @@ import tyro
 
 from draftlab.engine import recording
 from draftlab.engine.settings import Answers
-from draftlab.errors import UserError
 from draftlab.files.scratch import scratch
 
 
@@ -28,9 +28,7 @@ def main(
     server, written = psutil.Process(process or None), prompts.read_text(encoding="utf-8").splitlines(keepends=True)
     ways = list(itertools.product(("openai", "llama_cpp", "transformers"), (1, 8, 32)))
     if len(written) < requests * len(ways):
-        raise UserError(
-            f"only {len(written)} prompts", file=prompts, remedy=f"give {requests * len(ways)}, or lower --requests"
-        )
+        sys.exit(f"{prompts} has {len(written)} prompts: give {requests * len(ways)}, or lower --requests")
     print(
         "| engine | at a time | tokens read | tokens written | seconds | written/s | written per CPU second |\n|---|---|---|---|---|---|---|"
     )

@@ -117,6 +117,20 @@ def test_a_tournament_of_the_keys_that_move_is_exact(drafts: int, monkeypatch: p
     assert None not in cuts
 
 
+def test_copies_of_the_last_token_that_fill_a_row_match_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of the first row's last token moves, and the second row has more such tokens."""
+    target, draft = torch.zeros(2, 2, 60, dtype=torch.float64)
+    for row, last in enumerate((5, 20)):
+        draft[row, :-last], draft[row, -last:] = 0.3 / (60 - last), 0.7 / last
+        target[row, -last:] = 1 / last
+    tokens = torch.tensor([[56, 58], [45, 59]])
+    found = []
+    for large in (0, 10**6):
+        monkeypatch.setattr(TOURNAMENT, "LARGE", large)
+        found.append(torch.cat(TOURNAMENT.select_by_key(target, draft, tokens), -1))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("drafts", [2, 4, 8])
 def test_a_large_table_is_cut_to_few_keys(drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(drafts)

@@ -1,8 +1,8 @@
 """How long a job takes on a GPU: launching kernels, reading memory, and arithmetic. In seconds, for a decoder-only model.
 
 A step of decoding waits for the slower of two: the CPU, which launches the kernels of each layer, and the memory, which holds weights and cache.
-Reading prompts and learning wait for the arithmetic. Three shares of a card's printed speed were chosen once, on one H100, and docs/paper.md shows
-what they give beside what was measured. `python -m benchmarks.memory --device cuda` measures the same on another card.
+Reading prompts and learning wait for the arithmetic. Three shares of a card's printed speed, and the time to launch a layer, were chosen once on one
+H100; docs/paper.md has what was measured there. `python -m benchmarks.memory --device cuda` measures the same on another card.
 """
 
 from __future__ import annotations

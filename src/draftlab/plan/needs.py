@@ -77,15 +77,9 @@ def jobs(run: Run) -> Iterator[Job]:
 
 
 def requested_mb(run: Run, rule: str, wildcards: Mapping[str, str]) -> int:
-    """The memory that a job requests of a scheduler: the scale's number where it gives one, else what the job should take, with some to spare.
-
-    ``wildcards``: those of its rule in the workflow.
-    """
-    is_cell = rule in STAGES
-    pair = run.pair_of(wildcards["experiment"], wildcards["cell"]) if is_cell else wildcards.get("pair", MAIN)
-    if (named := run.settings.asked(rule, pair).mem_mb) is not None:
-        return named
-    if is_cell:
+    """The megabytes that a job requests of a scheduler: ``memory_mb`` of the job of a ``rule`` with these ``wildcards``."""
+    pair = wildcards.get("pair", MAIN)
+    if rule in STAGES:
         job = _cell(run, wildcards["experiment"], wildcards["cell"])
     elif rule in ("target", "draft"):
         job = _model(run, pair, wildcards.get("draft", "target"))
@@ -94,13 +88,14 @@ def requested_mb(run: Run, rule: str, wildcards: Mapping[str, str]) -> int:
     elif rule == "pairs":
         job = _pairs(run, pair, wildcards["dataset"])
     else:
-        return OTHERWISE
-    return megabytes(job)
+        job = Job(rule, pair, "")
+    return memory_mb(run, job)
 
 
-def megabytes(job: Job) -> int:
-    """What a job requests, in multiples of 500 MB."""
-    return max(OTHERWISE, math.ceil((job.host or 0) / 5e8) * 500)
+def memory_mb(run: Run, job: Job) -> int:
+    """What a job requests: the scale's number where it gives one, else what the job should take with some to spare, in multiples of 500 MB."""
+    named = run.settings.asked(job.rule, job.pair).mem_mb
+    return max(OTHERWISE, math.ceil((job.host or 0) / 5e8) * 500) if named is None else named
 
 
 def has_gpu(run: Run, rule: str) -> bool:

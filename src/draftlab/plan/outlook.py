@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
 from draftlab.data import registry
-from draftlab.files.checkout import WORKFLOW
 from draftlab.files.packages import PREFIX
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.latency.sizes import known_models
 from draftlab.plan.grids import validated
 from draftlab.plan.hours import GPUS, Card, Clock, seconds
-from draftlab.plan.needs import has_gpu, jobs, megabytes
-from draftlab.plan.run import Run, load_run
+from draftlab.plan.needs import has_gpu, jobs, memory_mb
+from draftlab.plan.run import Run, run_of
 from draftlab.plan.scale import Gpu
 from draftlab.stages import STAGES
 
@@ -28,7 +25,7 @@ def lines(run: Run, gpu: str, card: Card, *, prompt: int = 256, gpus: int = 1) -
     for rule in dict.fromkeys(job.rule for job in every):
         own = [job for job in every if job.rule == rule]
         peaks = [job.peak for job in own if job.peak]
-        asked = max(run.settings.asked(rule, job.pair).mem_mb or megabytes(job) for job in own)
+        asked = max(memory_mb(run, job) for job in own)
         shown = f"{max(peaks) / 1e9:,.1f}" if peaks and has_gpu(run, rule) else "-"
         took = f"{sum(hours[job] for job in own):,.1f}" if all(job in hours for job in own) else "-"
         disk = sum(job.disk for job in own) / 1e9
@@ -81,7 +78,6 @@ def show(
     --config is as for snakemake. CARD is a YAML file with numbers of your own in place of --gpu's: memory (GiB), bandwidth (GB/s), teraflops, and
     launch (milliseconds in which the CPU launches the kernels of one layer). PROMPT is the length of a usual prompt in tokens; GPUS run side by side.
     """
-    given = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in config)}
     chosen = GPUS[gpu] if card is None else validated(Card, read_yaml(card), Place(card))
     name = gpu if card is None else card.stem
-    print(*lines(load_run(given, WORKFLOW), name, chosen, prompt=prompt, gpus=gpus), sep="\n")
+    print(*lines(run_of(config), name, chosen, prompt=prompt, gpus=gpus), sep="\n")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from pydantic import Field, PrivateAttr, field_validator
 
 from draftlab.core.settings import Dataset, Settings, Template
 from draftlab.data import registry, sources
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
+from draftlab.files.checkout import WORKFLOW
 from draftlab.files.packages import PACKAGES, package_of
 from draftlab.files.seals import content_digest
 from draftlab.files.weights import is_gguf
@@ -265,6 +267,12 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
         experiments={name: every[name] for name in wanted if run.scale in every[name].scales},
         known={name: experiment for name, experiment in every.items() if run.scale in experiment.scales},
     )
+
+
+def run_of(words: Iterable[str]) -> Run:
+    """The run of ``KEY=VALUE`` words, as for ``snakemake --config``."""
+    given = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
+    return load_run(given, WORKFLOW)
 
 
 def _with_base(path: Path) -> Any:

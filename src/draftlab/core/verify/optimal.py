@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -73,8 +73,8 @@ def _tournament(
     selected, rank = _selected_from(target, peak), ranks(order).gather(-1, tokens)
     place, own, upper, wanted = rank, draft, mass, selected
     if draft.numel() > LARGE and (moved := _moved(excess, peak, rank)) is not None:
-        columns, place, is_there = moved
-        own, upper, wanted = (table.gather(-1, columns) * is_there for table in (draft, mass, selected))
+        columns, place = moved
+        own, upper, wanted = (table.gather(-1, columns) for table in (draft, mass, selected))
     win = _win(upper, upper - own, num_drafts)
     gain = wanted.addcmul(own, win, value=-1)
     return _Tournament(order, target, selected, rank, _largest_key(_key_distribution(own, win, gain, place)))
@@ -82,9 +82,9 @@ def _tournament(
 
 def _moved(
     excess: Float64[Tensor, "batch vocab"], peak: Float64[Tensor, "batch vocab"], rank: Int64[Tensor, "batch drafts"]
-) -> tuple[Int64[Tensor, "batch columns"], Int64[Tensor, "batch drafts"], Bool[Tensor, "batch columns"]] | None:
-    """The places of the tokens with a key that moves and of the drafted ones, where among them the drafted ones stand, and which are no padding;
-    None if they are most tokens.
+) -> tuple[Int64[Tensor, "batch columns"], Int64[Tensor, "batch drafts"]] | None:
+    """The places of the tokens with a key that moves and of the drafted ones, and where among them the drafted ones stand; None if they are most
+    tokens. A row with fewer ends with copies of its last token: what they want or have comes after everything that is matched.
 
     Where the running maximum is the excess itself, before a token and after it, ``r_l = P_l^K - P_{l-1}^K = p_l phi_l``: the token wants just
     what a key in its own interval gives. After top-p or top-k this holds for nearly all of a large vocabulary.
@@ -99,7 +99,7 @@ def _moved(
         return None
     number = torch.arange(1, width + 1, device=rank.device).expand(len(count), -1).contiguous()
     columns = torch.searchsorted(count, number).clamp_max_(count.shape[1] - 1)
-    return columns, count.gather(-1, rank) - 1, number <= count[:, -1:]
+    return columns, count.gather(-1, rank) - 1
 
 
 def _peak(excess: Float64[Tensor, "batch vocab"]) -> Float64[Tensor, "batch vocab"]:
