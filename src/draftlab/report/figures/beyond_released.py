@@ -34,7 +34,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     predicted = drafts.groupby(keys)[["tokens", "predicted_steps"]].sum() if "predicted_steps" in drafts else None
     datasets = in_order(table["dataset"].tolist(), NAMES)
     contenders = in_order(drafts["contender"].tolist(), LOOKS)
-    figure, axes = panels(1, 2, height=0.7 + 0.6 * len(datasets), sharey=True)
+    figure, axes = panels(1, 2, height=0.7 + 0.11 * len(contenders) * len(datasets), sharey=True)
     for place, dataset in enumerate(datasets):
         own = speed[speed["dataset"] == dataset].set_index("contender")
         for ends in own.loc[own.index == AGAIN, ["ci_low", "ci_high"]].to_numpy():
