@@ -33,6 +33,7 @@ from draftlab.files.parts import open_parts
 from draftlab.files.seals import seal, verify
 from draftlab.files.weights import is_gguf, weights_digest
 from draftlab.models import Decodable, Tokenizer, load_model, load_tokenizer
+from draftlab.progress import progress
 
 Part = dict[str, Tensor]
 """A finished batch: the ``lengths`` of its answers, their ``tokens`` and distributions (``log_probs``, ``ids``), one after the other."""
@@ -230,7 +231,8 @@ def collect(
 
     found: dict[int, tuple[list[int], Tensor, Tensor]] = {}
     forwards = 0
-    for batch, part in zip(batches, each(finished, range(len(batches))), strict=True):
+    done = zip(batches, each(finished, range(len(batches))), strict=True)
+    for batch, part in progress(done, "batches answered", total=len(batches)):
         lengths = part["lengths"].tolist()
         forwards += max(lengths)
         columns = (torch.split(part[name], lengths) for name in ("tokens", "log_probs", "ids"))

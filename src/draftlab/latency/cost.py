@@ -16,6 +16,7 @@ from draftlab.engine.loop import Timed, steps
 from draftlab.latency.lookup import SURE, Lookup
 from draftlab.latency.loop import Alone
 from draftlab.models.backend import LatencyBackend
+from draftlab.progress import progress
 
 REPEATS = 3
 """Blocks in a row, whose first is left out: there the engine changes the shape of its calls."""
@@ -71,7 +72,7 @@ def calibrate(
             for size in verified:  # the engine makes room for a call's size when it sees it for the first time
                 target.probe(size)
             after = _plain_step(target)
-            for block in range(blocks):
+            for block in progress(range(blocks), f"blocks, context {context}, batch {batch}"):
                 for verify in rng.permutation(verified).tolist():
                     before = after
                     drafts, verifies = _in_a_row((draft, 1, verify - 1), (target, verify, 1))

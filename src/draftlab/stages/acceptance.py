@@ -10,6 +10,7 @@ from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NotNegative
+from draftlab.progress import progress
 from draftlab.stages._inputs import OnPairs, RecordedPairs
 from draftlab.stages._schemes import Scheme
 from draftlab.stages._stage import Bench, Facts, column, stage_of
@@ -78,7 +79,8 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
     sampling = partial(Sampling, top_k=settings.top_k or None, top_p=settings.top_p)
     pairs = load_all(inputs.pairs, settings.datasets, settings.positions, settings.synthetic_seed)
     frames = []
-    for (dataset, own), temperature in itertools.product(pairs.items(), settings.draft_temperature):
+    kinds = list(itertools.product(pairs.items(), settings.draft_temperature))
+    for (dataset, own), temperature in progress(kinds, "datasets and temperatures"):
         samplings = sampling(settings.target_temperature), sampling(temperature)
         target, draft = own.distributions(*samplings)
         for name in settings.schemes:

@@ -114,7 +114,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     import torch
 
     from draftlab.models import load_pair
-    from draftlab.train.training import progress
+    from draftlab.progress import progress
 
     answers = inputs.answers
     target, draft, tokenizer = load_pair(inputs.target, inputs.draft, answers.dtype, answers.device)
@@ -135,7 +135,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         decoded = decode(own, prompts, settings, target, draft, eos_ids, live)
         return pd.DataFrame(rows_of(decoded, batch, None))
 
-    for number in progress(range(len(work)), "blocks", total=len(work)):
+    for number in progress(range(len(work)), "blocks"):
         dataset, batch = work[number]
         for same in _grouped(every, lambda own: (own.target_temperature, own.top_k)):
             sampling = _sampling(settings, same[0].target_temperature, same[0].top_k)

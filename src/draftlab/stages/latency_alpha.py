@@ -11,6 +11,7 @@ from draftlab.core import theory
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Under1
 from draftlab.latency.settings import Engine
+from draftlab.progress import progress
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
@@ -129,7 +130,7 @@ def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -
     measured: dict[tuple[float, int], pd.DataFrame] = {}
     for attempt in range(ATTEMPTS):
         blocks = []
-        for block in range(settings.blocks):
+        for block in progress(range(settings.blocks), f"blocks, attempt {attempt + 1}"):
             for index in rng.permutation(len(cells)):
                 (alpha, draft_len), plan = cells[index], plans[cells[index]][block].tolist()
                 cell = {"alpha": alpha, "draft_len": draft_len, "block": block}

@@ -11,6 +11,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Count
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
+from draftlab.progress import progress
 from draftlab.stages._inputs import Target
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
@@ -72,7 +73,7 @@ def measure(target: LlamaCpp, settings: Settings) -> pd.DataFrame:
     target.trim(0)
     target.prefill(rng.integers(0, target.vocab_size, settings.context).tolist())
     rows = []
-    for block in range(-1, settings.blocks):
+    for block in progress(range(-1, settings.blocks), "blocks"):
         for drafts in rng.permutation(settings.num_drafts).tolist():
             branches = rng.integers(0, target.vocab_size, (drafts, settings.draft_len)).tolist()
             times = [clock()]

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.errors import UserError
+from draftlab.progress import progress
 from draftlab.stages import latency_alpha
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
@@ -78,7 +79,7 @@ def measure(target: LatencyBackend, draft: LatencyBackend, trainer: Trainer, set
     rng = np.random.default_rng(settings.seed)
     text, plans = latency_alpha.prepare(target, draft, settings, 2 * settings.blocks, rng)
     rows: list[dict[str, Any]] = []
-    for block in range(settings.blocks):
+    for block in progress(range(settings.blocks), "blocks"):
         trainer.run(True)
         idle = trainer.steps_during(lambda: time.sleep(IDLE_SECONDS))
         for half, phase in enumerate(("alone", "training", "training", "alone")):

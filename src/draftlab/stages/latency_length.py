@@ -12,6 +12,7 @@ from draftlab.core.settings import Count, Under1
 from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
+from draftlab.progress import progress
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.stages.latency_alpha import expected_tokens
@@ -96,7 +97,7 @@ def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -
         middle = settings.prefix + (begin + end) // 2
         total = (settings.blocks + 1) * settings.rounds
         plans = {a: schedule(a, settings.draft_len, total, rng).reshape(-1, settings.rounds) for a in settings.alpha}
-        for block in range(-1, settings.blocks):
+        for block in progress(range(-1, settings.blocks), f"blocks around token {middle}"):
             for alpha in rng.permutation(settings.alpha).tolist():
                 # What is decoded lies around the middle, as long as it is: a long run would measure a longer context.
                 advance = settings.rounds * expected_block_length(alpha, settings.draft_len)

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.latency.settings import Engine
+from draftlab.progress import progress
 from draftlab.stages._inputs import Target
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
@@ -71,7 +72,7 @@ def measure(target: LatencyBackend, settings: Settings) -> pd.DataFrame:
     text = np.random.default_rng(settings.seed).integers(0, target.vocab_size, PROMPT + settings.steps).tolist()
     plain_steps(target, text, PROMPT, settings.steps)
     rows = []
-    for repeat in range(settings.repeats):
+    for repeat in progress(range(settings.repeats), "repeats"):
         for pair in range(settings.pairs):
             a, b, b_again, a_again = (plain_steps(target, text, PROMPT, settings.steps) for _ in range(4))
             rows.append({"repeat": repeat, "pair": pair, "a_seconds": a + a_again, "b_seconds": b + b_again})

@@ -14,6 +14,7 @@ from draftlab.core.settings import Dataset, Under1
 from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
+from draftlab.progress import progress
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Files, NoInputs, column, columns_of, stage_of, timing
 
@@ -258,7 +259,8 @@ def measure(
 
     names = [PLAIN, *contenders, AGAIN]
     rows = []
-    for number, request in enumerate([requests[0], *requests]):  # the first request once more, as warm-up
+    with_warm_up = [requests[0], *requests]  # the first request twice
+    for number, request in enumerate(progress(with_warm_up, f"{settings.dataset} requests")):
         if probes and number and (number - 1) % settings.probe_every == 0:
             probes.take(number)
         length = min(len(request.answer_ids), settings.max_new_tokens)

@@ -10,6 +10,7 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
+from draftlab.progress import progress
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
@@ -97,7 +98,7 @@ def measure(target: TorchBackend, draft: TorchBackend, settings: Settings) -> pd
         weight.data = weight.data.float()
     optimizer = torch.optim.AdamW(draft.model.parameters(), lr=1e-5)
     clock, rows = draft.clock(), []
-    for block in range(-1, settings.blocks):
+    for block in progress(range(-1, settings.blocks), "updates"):
         shape = (settings.update_interval, settings.prompt + settings.generated)
         texts = rng.integers(0, target.vocab_size, shape).tolist()
         target.trim(0)

@@ -230,7 +230,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     import torch
 
     from draftlab.models import load_pair
-    from draftlab.train.training import progress
+    from draftlab.progress import progress
 
     answers = inputs.answers
     target, draft, tokenizer = load_pair(inputs.target, inputs.draft, answers.dtype, answers.device)
@@ -249,7 +249,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
     frames = []
     answer(every[0], work[0][1][:2])  # warm-up
-    for number in progress(range(len(work)), "live", total=len(work)):
+    for number in progress(range(len(work)), "live"):
         dataset, batch = work[number]
         shift = number % len(every)
         for contender in every[shift:] + every[:shift]:

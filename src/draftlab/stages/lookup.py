@@ -12,6 +12,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
+from draftlab.progress import progress
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Files, NoInputs, column, stage_of
 
@@ -121,7 +122,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         "lookup_first": Lookup(last, joined=True, ngram=settings.ngram),
     }
     parts, facts = [], Facts()
-    for name, draft in contenders.items():
+    for name, draft in progress(contenders.items(), "contenders"):
         tuning, found = (draft_everywhere(draft, own, settings.depth) for own in (learnt, held_out))
         lengths, alone = range(1, settings.depth + 1), name == "lookup"
 

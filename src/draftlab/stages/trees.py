@@ -82,7 +82,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
     from draftlab.core.sampling import Sampling
     from draftlab.models import load_pair
-    from draftlab.train.training import progress
+    from draftlab.progress import progress
 
     answers = inputs.answers
     target, draft, tokenizer = load_pair(inputs.target, inputs.draft, answers.dtype, answers.device)
@@ -98,7 +98,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     ]
     generator = torch.Generator(target.device).manual_seed(settings.seed)
     frames, eos_ids = [], [] if settings.past_end else tokenizer.eos_ids
-    for number in progress(range(len(work)), "trees", total=len(work)):
+    for number in progress(range(len(work)), "trees"):
         dataset, batch = work[number]
         texts = write(target, draft, batch, of_target, settings.max_new_tokens, eos_ids, generator)
         prompts = [request.prompt_ids for request in batch]

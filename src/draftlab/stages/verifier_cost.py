@@ -14,6 +14,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Device, Whole
 from draftlab.core.settings import Settings as Base
 from draftlab.errors import UserError
+from draftlab.progress import progress
 from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ def _interleaved(
 
     names = list(every)
     spent: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds + 2):
+    for number in progress(range(rounds + 2), "rounds"):
         for place in rng.permutation(len(names)):
             name = names[place]
             turn = [every[name]() for _ in range(TURN)]

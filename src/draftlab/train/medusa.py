@@ -24,6 +24,7 @@ from draftlab.engine.generate import GREEDY, generate
 from draftlab.engine.speculate import BlockTrace, speculate
 from draftlab.models import LanguageModel
 from draftlab.models.medusa import Medusa
+from draftlab.progress import progress
 from draftlab.train import training
 from draftlab.train.offline import trace_counts
 from draftlab.train.online import clock_of, learn, whole_answers
@@ -92,7 +93,7 @@ def decode_in_turns(
 ) -> Iterator[pd.DataFrame]:
     """Decode each of ``blocks`` of prompts by all contenders in a shuffled order; a row of counts and seconds for each."""
     rng = np.random.default_rng(seed)
-    for block, prompts in enumerate(blocks):
+    for block, prompts in enumerate(progress(blocks, "groups of requests")):
         found = {}
         for number in rng.permutation(len(every)).tolist():
             begin = clock()

@@ -27,6 +27,7 @@ from draftlab.engine.replay import Agreement, agree_along, at_its_depth, walk
 from draftlab.errors import UserError
 from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
+from draftlab.progress import progress
 from draftlab.train import training
 from draftlab.train.heads import answer_logits, kept_by
 from draftlab.train.learning import Effort, losses_at
@@ -140,7 +141,7 @@ def serve(
             lessons.extend(Lesson(traffic.answers, request, np.array(where, dtype=int)) for request, where in kept)
     saved = time.monotonic()
     label = f"{settings.dataset or 'stream'} online"
-    for number in training.progress(range(first, len(plan)), label, total=len(plan), initial=first):
+    for number in progress(range(first, len(plan)), label, total=len(plan), initial=first):
         stretch = plan[number]
         requests = range(stretch.start, stretch.end)
         rows, served = server(draft, traffic, requests, settings, rng)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from tqdm import tqdm
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
+from draftlab.progress import progress
 
 CHECKPOINT_SECONDS = 30.0
 QUICK_SAVE = 1.5  # seconds; what takes longer to save is saved as much more rarely
@@ -141,19 +140,6 @@ def fit(
     if checkpoint:
         checkpoint.unlink(missing_ok=True)
     return history
-
-
-def progress(items: Iterable[int], label: str, *, total: int, initial: int = 0) -> Iterator[int]:
-    """A bar at a terminal, a plain line every ten seconds or so in a log."""
-    if sys.stderr.isatty():
-        yield from tqdm(items, desc=label, total=total, initial=initial)
-        return
-    start = printed = time.monotonic()
-    for done, item in enumerate(items, initial + 1):
-        yield item
-        if time.monotonic() - printed > 10 or done == total:
-            printed = time.monotonic()
-            print(f"{label}: {done} of {total}, {printed - start:.0f} s", file=sys.stderr, flush=True)
 
 
 def save_checkpoint(
