@@ -111,6 +111,13 @@ def test_greedy_target_with_sampled_drafts_says_the_same(expected: list[list[int
     assert sum(sum(trace.accepted) for trace in decoded.traces) > len(PROMPTS)
 
 
+def test_recording_says_how_many_batches_are_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    requests = [(str(number), prompt) for number, prompt in enumerate(PROMPTS)]
+    record(TARGET, requests, max_new_tokens=4, eos_ids=[EOS], batch_size=4)
+    batches = -(-len(PROMPTS) // 4)
+    assert f"batches answered: {batches} of {batches}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("draft_len", [1, 3, 5, 16])
 def test_replay_equals_live_decoding_block_by_block(expected: list[list[int]], draft_len: int) -> None:
     requests = [(str(number), prompt) for number, prompt in enumerate(PROMPTS)]

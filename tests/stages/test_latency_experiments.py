@@ -277,7 +277,7 @@ def test_length_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
 # --- requests ----------------------------------------------------------------------------------------------------
 
 
-def test_requests_of_known_cost() -> None:
+def test_requests_of_known_cost(capsys: pytest.CaptureFixture[str]) -> None:
     from draftlab.latency.loop import fixed
 
     hands = [0.0]
@@ -300,6 +300,7 @@ def test_requests_of_known_cost() -> None:
     assert seconds["none"] / seconds["bad"] == pytest.approx(1 / 1.4)
     assert seconds["none"] == pytest.approx(55 * 0.010)
     assert seconds["none_again"] == pytest.approx(seconds["none"])
+    assert "toy requests: 5 of 5" in capsys.readouterr().err, "and one that warms up"
 
 
 def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> None:
