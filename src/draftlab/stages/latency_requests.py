@@ -259,7 +259,7 @@ def measure(
 
     names = [PLAIN, *contenders, AGAIN]
     rows = []
-    with_warm_up = [requests[0], *requests]  # the first request twice
+    with_warm_up = [requests[0], *requests]  # the first request once more
     for number, request in enumerate(progress(with_warm_up, f"{settings.dataset} requests")):
         if probes and number and (number - 1) % settings.probe_every == 0:
             probes.take(number)
