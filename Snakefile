@@ -1,6 +1,6 @@
 """Both papers as one workflow: `snakemake --cores all [--config scale=smoke|laptop|shapes|paper]`.
 
-What a run is made of stands in workflow/scales/*.yaml and workflow/experiments/*.yaml; the rules are the same at every scale.
+workflow/scales/*.yaml defines the sizes of a run, workflow/experiments/*.yaml its experiments. The rules are the same at every scale.
 """
 
 import json
@@ -27,8 +27,8 @@ min_version("9.0")
 report: "workflow/report/workflow.rst"
 
 
-# Used with `--sdm apptainer` alone: apptainer build envs/draftlab.sif envs/apptainer.def
-# As seen from here, because Snakemake refuses white space, and a checkout may lie below some.
+# Only for `--sdm apptainer`; make it with: apptainer build envs/draftlab.sif envs/apptainer.def
+# The path is relative because Snakemake refuses white space, which the path of a checkout may contain.
 container: os.path.relpath(plan.WORKFLOW.parent / "envs" / "draftlab.sif")
 
 
@@ -63,7 +63,8 @@ include: "workflow/figures.smk"
 
 
 onstart:
-    # With a limit of jobs a second, each job so far wakes the scheduler every second until the end (Snakemake 9.27). A cluster needs the limit.
+    # With a limit of jobs per second, every job so far wakes the scheduler each second until the run ends
+    # (Snakemake 9.27). Only clusters need the limit.
     if workflow.local_exec:
         workflow.scheduler.job_rate_limiter = None
         jobs = {job.jobid: timed_job(job) for job in workflow.dag.needrun_jobs()}
@@ -71,11 +72,11 @@ onstart:
         logger.addHandler(
             times.TimeLeft(jobs, workflow.cores, LOGS / times.FILE, TIMES)
         )
-        own = (
+        isolated = (
             workflow.deployment_settings.deployment_method
             or RUN.settings.compute.device != "cpu"
         )
-        if sys.platform == "linux" and len(jobs) >= forks.WORTH and not own:
+        if sys.platform == "linux" and len(jobs) >= forks.WORTH and not isolated:
             shell.prefix(
                 "set -euo pipefail; "
                 + forks.begin(LOGS / "starts.tsv")

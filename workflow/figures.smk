@@ -1,6 +1,9 @@
-"""Figures and printed tables: of a run's own tables one by one as they come, of the published ones together.
+"""Figures and printed tables: one job for each table of a run, one job for all published tables.
 
-Published tables lie in paper_figures/{run}/data/, where no rule writes: `snakemake paper_figures` can never train.
+Required: results/{run}/{experiment}.csv, or the published tables in paper_figures/{run}/data/
+Outputs: results/{run}/figures/{experiment}.{pdf,png,md,tex,csv}, or paper_figures/{run}/{experiment}.{pdf,png,md,tex,csv}
+
+No rule writes into paper_figures/{run}/data/, so `snakemake paper_figures` never trains.
 """
 
 from hashlib import sha256
@@ -34,7 +37,7 @@ rule figure:
     params:
         scale=RUN.scale,
         own=["--own-target"] if RUN.config.target else [],
-        said=lambda wildcards: printed_parts(wildcards.experiment),
+        experiment_file=lambda wildcards: printed_parts(wildcards.experiment),
         code=lambda wildcards: code(
             f"report.figures.{wildcards.experiment}",
             "report.figures.forms",
@@ -59,7 +62,7 @@ PUBLISHED = sorted(
 
 
 rule paper_figures:
-    """Draw every published figure and table from the committed data alone; unchanged ones are left alone."""
+    """Draw the published figures and tables from the committed data; unchanged ones are not drawn again."""
     input:
         tables=[f"paper_figures/{RUN.name}/data/{name}.csv.gz" for name in PUBLISHED],
     output:
@@ -78,8 +81,8 @@ rule paper_figures:
     params:
         folder=lambda wildcards: f"paper_figures/{RUN.name}",
         scale=RUN.scale,
-        # Digests: Snakemake notes the parameters once for each of the hundreds of files.
-        said=lambda wildcards: sha256(
+        # A digest, because Snakemake stores the parameters once for each of hundreds of files.
+        experiment_files=lambda wildcards: sha256(
             repr(
                 [printed_parts(name) for name in PUBLISHED if name in RUN.known]
             ).encode()
@@ -89,7 +92,7 @@ rule paper_figures:
         ),
     shell:
         r"""
-        # Snakemake hands every process {threads} threads of BLAS; together they would wait for each other.
+        # Without this, each of the {threads} processes would start {threads} BLAS threads.
         OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 draftlab figures \
             --data {params.folder:q}/data \
             --scale {params.scale:q} \

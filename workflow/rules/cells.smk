@@ -1,12 +1,12 @@
-"""Cells: one job for each choice of an experiment's axes, by one rule for each stage.
+"""Cells: one rule for each stage, one job for each combination of an experiment's axes.
 
-Required: what the stage reads (`reads` of src/draftlab/stages/<stage>.py): models, recorded answers, requests, another experiment's table.
-Steps: the cell - token_view.
-Outputs: results/{run}/cells/{experiment}/{cell}/{cell.json,rows.csv,run.json}; offline and online
-also draft/, the model that they keep; online routing.json where it routes requests; results/{run}/tokens.json,
-results/{run}/drafts/{experiment}.{cell}.gguf if asked for
+Required: what the stage reads (`reads` in src/draftlab/stages/<stage>.py): models, recorded answers, requests, another experiment's table
+Steps: cell - token_view
+Outputs: results/{run}/cells/{experiment}/{cell}/{cell.json,rows.csv,run.json}; from offline and online also draft/, the draft that
+the cell keeps, and routing.json if it routes requests; results/{run}/tokens.json;
+results/{run}/drafts/{experiment}.{cell}.gguf on request
 
-A cell travels as one file, cell.json: `draftlab run FILE` repeats it. Measurements of time must have the machine to themselves.
+`draftlab run cell.json` repeats a cell. Time measurements have the machine to themselves.
 """
 
 for STAGE in STAGES.values():
@@ -58,7 +58,7 @@ for STAGE in STAGES.values():
 
 
 rule token_view:
-    """Show one request's accepted and rejected tokens with the undistilled draft and with the one distilled offline."""
+    """Show the accepted and rejected tokens of one request, with the draft before and after distillation."""
     input:
         unpack(shown_drafts),
     output:
@@ -93,7 +93,7 @@ rule token_view:
 
 
 rule export_draft:
-    """Write the draft that a cell kept as one GGUF file for llama.cpp; its folder draft/ already has the Hugging Face layout."""
+    """Export the draft of a cell as a GGUF file for llama.cpp; the cell's folder draft/ has it in the Hugging Face layout."""
     input:
         rows="results/{run}/cells/{experiment}/{cell}/rows.csv",
     output:
@@ -117,7 +117,7 @@ rule export_draft:
 
 
 rule export_drafts:
-    """Export every draft that the run's experiments keep: `snakemake export_drafts`."""
+    """Export every draft that the run's experiments keep."""
     input:
         [
             f"results/{RUN.name}/drafts/{name}.{cell}.gguf"

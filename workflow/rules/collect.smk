@@ -1,12 +1,12 @@
-"""Cells -> one tidy table per experiment -> tables, claims, report.
+"""Cells -> one tidy table per experiment -> claims, report.
 
 Required: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}
-Outputs: results/{run}/{experiment}.csv, results/{run}/claims.csv, results/{run}/report.html; results/{run}/tensorboard if asked for
+Outputs: results/{run}/{experiment}.csv, results/{run}/claims.csv, results/{run}/report.html; results/{run}/tensorboard on request
 """
 
 
 rule collect:
-    """Concatenate the cells of one experiment."""
+    """Join the cells of one experiment into its table."""
     input:
         rows=lambda wildcards: [
             f"results/{wildcards.run}/cells/{wildcards.experiment}/{cell}/rows.csv"
@@ -67,7 +67,7 @@ rule claims:
 
 
 rule report:
-    """Write the one page that shows and explains everything."""
+    """Write the report page with every figure, table and verdict."""
     input:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
         figures=every(f"results/{RUN.name}/figures/{{experiment}}.png"),
@@ -105,7 +105,7 @@ rule report:
 
 
 rule tracker:
-    """With `--config tracker=tensorboard`: also write the curves along every stream as events."""
+    """Write the curves along every stream as TensorBoard events (`--config tracker=tensorboard`)."""
     input:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
     output:
@@ -128,7 +128,7 @@ rule tracker:
 
 
 rule publish:
-    """Copy a finished run's tables to the folder from which the committed figures are drawn."""
+    """Copy a finished run's tables to paper_figures/, from which the committed figures are drawn."""
     input:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
         claims=[f"results/{RUN.name}/claims{part}.csv" for part in ("", "_related")],

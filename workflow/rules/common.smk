@@ -1,6 +1,6 @@
-"""What several rules need: what a job asks for, and the digest of the code behind it.
+"""Functions that several rules share: resources, priorities, digests of code, and input functions. No rules.
 
-Required: RUN (plan.Run) and its PAIRS. No rules.
+Required: RUN (plan.Run) and its PAIRS.
 """
 
 from draftlab.files.packages import package_of
@@ -8,16 +8,16 @@ from draftlab.stages._stage import NoInputs
 
 
 def resources_of(rule):
-    """Keywords of ``resources``; a second attempt asks for twice the memory and time, whose lack may have ended the first."""
+    """The ``resources`` of a rule. A second attempt asks for twice the memory and time, because the first may have run out of them."""
 
     def asked(wildcards):
         is_cell = hasattr(wildcards, "cell") and hasattr(wildcards, "experiment")
-        own = (
+        pair = (
             RUN.pair_of(wildcards.experiment, wildcards.cell)
             if is_cell
             else getattr(wildcards, "pair", "main")
         )
-        return RUN.settings.asked(rule, own)
+        return RUN.settings.asked(rule, pair)
 
     return {
         "mem_mb": lambda wildcards, attempt: needs.requested_mb(
@@ -30,17 +30,17 @@ def resources_of(rule):
 
 
 def on_gpus(wildcards, resources):
-    """Words before a command: it runs on GPUs of its own, where the job asks for some and the machine has more."""
+    """Prefix of a command that gives the job its own GPUs, if it asks for any."""
     return f"python -m draftlab.files.gpus {resources.gpu}" if resources.gpu else ""
 
 
 def threads_of(rule):
-    """Threads that a job of a rule asks for."""
+    """Threads that the scale requests for a rule."""
     return RUN.settings.asked(rule).threads
 
 
 def all_cores():
-    """Every core of one's own machine, for a measurement; one where nobody counts them, as under a scheduler that profiles let decide."""
+    """All cores, so that a measurement runs alone; 1 under a cluster scheduler, which does not set a number of cores."""
     try:
         return workflow.cores
     except WorkflowError:
@@ -50,18 +50,18 @@ def all_cores():
 TIMES = times.read_times(
     [Path("paper_figures", RUN.name, "data", times.FILE), LOGS / times.FILE]
 )
-"""Seconds that jobs took, by the names of their logs: as published, then in this folder."""
+"""Wall seconds of earlier jobs, by the name of their log. Those of this folder override the published ones."""
 
 
 def timed_job(job):
-    """What is remembered of a job."""
-    does = job.rule.name
-    name = os.path.relpath(job.log[0], LOGS).removesuffix(".log") if job.log else does
-    return times.Job(name, does, does in STAGES and STAGES[does].exclusive)
+    """The job as the progress line knows it: the name of its log, its rule, and whether it runs alone."""
+    made_by = job.rule.name
+    name = os.path.relpath(job.log[0], LOGS).removesuffix(".log") if job.log else made_by
+    return times.Job(name, made_by, made_by in STAGES and STAGES[made_by].exclusive)
 
 
 def longest_first(pattern, base=0):
-    """A priority: of the jobs that wait the one that took longest begins; ``base`` is above or below that of all others, 0."""
+    """Priority ``base``, and among jobs of equal base the one that took longest before starts first. Other rules have base 0."""
 
     def priority(wildcards):
         return base + TIMES.get(pattern.format(wildcards=wildcards), 0) / 1e6
@@ -70,13 +70,13 @@ def longest_first(pattern, base=0):
 
 
 def shuffled(wildcards):
-    """A priority: measurements of time come last, in random order. So a drift of the machine falls on all experiments alike."""
+    """Priority of time measurements: last, in random order, so that a drift of the machine affects all experiments alike."""
     name = f"{wildcards.experiment}/{wildcards.cell}"
     return random.Random(name).random() - 3
 
 
 def urgency(stage):
-    """What needs no model comes first: its figure is there within a minute. Then what cells wait for, cells, and measurements, alone."""
+    """Priority of a stage's cells: those without a model first (a figure within a minute), then other cells, then time measurements."""
     if stage.exclusive:
         return shuffled
     if stage.inputs is NoInputs:
@@ -85,29 +85,29 @@ def urgency(stage):
 
 
 def code(*modules):
-    """Digest of these modules and all that they import: an edit of the code reruns what uses it, a comment nothing."""
+    """Digest of these modules and everything they import. An edit of code reruns the jobs that use it; an edit of a comment does not."""
     return plan.code_digest(*(f"draftlab.{module}" for module in modules))
 
 
 def split_prompts(wildcards):
-    """The prompts of one split."""
+    """Input function: the prompts of one split."""
     file = {"train": "prompts", "eval": "eval"}[wildcards.split]
     return f"results/{wildcards.run}/data/{wildcards.dataset}/{file}.jsonl"
 
 
 def every(pattern):
-    """One path for each experiment of this run."""
+    """The pattern filled in for each experiment of this run."""
     return [pattern.format(experiment=name) for name in RUN.experiments]
 
 
 def printed_parts(name):
-    """What an experiment's file says of its printed table and its figure: a change redraws them."""
-    said = RUN.known[name]
-    return str((said.finding, said.layout, said.figure))
+    """The parts of an experiment's YAML file that shape its table and figure; a change redraws them."""
+    experiment = RUN.known[name]
+    return str((experiment.finding, experiment.layout, experiment.figure))
 
 
 def named_models(wildcards):
-    """Input function: the models of this scale that exist already, on the hub or in a folder."""
+    """Input function: the models of this scale that are not trained here but come from the hub or a folder."""
     return [
         f"results/{RUN.name}/{name}/models/{role}/config.json"
         for name, pair in PAIRS.items()
@@ -117,7 +117,7 @@ def named_models(wildcards):
 
 
 def learnt_prompts(wildcards):
-    """Input function: the requests whose reference answers a small model learns."""
+    """Input function: the prompts with the reference answers that small models are trained on."""
     return [
         f"results/{wildcards.run}/data/{dataset}/prompts.jsonl"
         for dataset in RUN.settings.datasets_of(wildcards.pair)
@@ -125,7 +125,7 @@ def learnt_prompts(wildcards):
 
 
 def asked_prompts(wildcards):
-    """Input function: the requests that the target of a pair answers."""
+    """Input function: the prompts that the target of a pair answers."""
     return [
         f"results/{wildcards.run}/data/{dataset}/{file}.jsonl"
         for dataset in RUN.settings.datasets_of(wildcards.pair)
@@ -134,7 +134,7 @@ def asked_prompts(wildcards):
 
 
 def released(role):
-    """Input function: the package that holds a model of a pair, where one does."""
+    """Input function: the package that contains a model of a pair, if it comes from one."""
 
     def wanted(wildcards):
         made = PAIRS[wildcards.pair].models[getattr(wildcards, "draft", role)]
@@ -145,7 +145,7 @@ def released(role):
 
 
 def made_from(wildcards):
-    """Input function: what a draft is made from: requests to learn, the target that it takes parts of, answers that name the tokens of its head."""
+    """Input function: what a draft is made from: prompts to train on, the target if it reuses parts of it, answers that select the tokens of a trimmed head."""
     recipe, pair = (
         PAIRS[wildcards.pair].drafts[wildcards.draft],
         f"results/{wildcards.run}/{wildcards.pair}",
@@ -164,7 +164,7 @@ def made_from(wildcards):
 
 
 def recipe(role):
-    """Words of a command line: how a model of a pair is made."""
+    """Command-line flags of the recipe of a model."""
     return lambda wildcards: plan.flags(
         PAIRS[wildcards.pair].models[getattr(wildcards, "draft", role)],
         template=PAIRS[wildcards.pair].answers.template,
@@ -172,20 +172,20 @@ def recipe(role):
 
 
 def content(role, weights=True):
-    """Digest of the folder or file that a model of a pair is: other content makes the model anew."""
+    """Digest of the folder or file that a model comes from. If its content changes, the model is made again."""
     return lambda wildcards: plan.content_of_model(
         PAIRS[wildcards.pair].models[getattr(wildcards, "draft", role)].model, weights
     )
 
 
 def shown_cell():
-    """The cell of osd_offline whose distilled draft the token view shows, and its settings: the first."""
+    """The first cell of osd_offline, and its settings: the token view shows its distilled draft."""
     cell, variants = next(iter(RUN.cells("osd_offline").items()))
     return cell, variants[0].settings
 
 
 def shown_drafts(wildcards):
-    """Input function: that draft undistilled and distilled, and the recorded answers to the held-out requests."""
+    """Input function: the draft of ``shown_cell`` before and after distillation, and the answers to the held-out requests."""
     cell, settings = shown_cell()
     pair = f"results/{wildcards.run}/{settings.pair}"
     return {

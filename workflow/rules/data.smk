@@ -1,14 +1,15 @@
 """Raw rows -> prompts.
 
-Required: nothing (generator), a folder of raw files (--config raw=DIR), or a network (hub).
-Steps: fetch - clean - label. Besides fetch the rules that make named models ask the hub for them, and label and online for their
-classifier: `snakemake prefetch` does all of that beforehand, for jobs without a network.
+Required: nothing (generator), a folder of raw files (--config raw=DIR), or a network (hub)
+Steps: fetch - clean - label
 Outputs: results/{run}/data/{dataset}/{prompts,eval,rejected}.jsonl, summary.json
+
+For cluster nodes without a network, `snakemake prefetch` downloads rows, models and the topic classifier beforehand.
 """
 
 
 rule label:
-    """Find the language or topic of requests whose rows do not state it."""
+    """Classify requests by language or topic if their rows do not state it."""
     input:
         prompts="results/{run}/data/{dataset}/{split_file}.jsonl",
     output:
@@ -48,7 +49,7 @@ rule label:
 
 
 rule fetch:
-    """Write the raw rows of one split, and where they come from."""
+    """Fetch the raw rows of one split, and record where they come from."""
     output:
         rows="results/{run}/data/{dataset}/raw/{split}.jsonl",
         provenance="results/{run}/data/{dataset}/raw/{split}.provenance.json",
@@ -82,7 +83,7 @@ rule fetch:
 
 
 rule prefetch:
-    """Download everything that comes over a network: raw rows, models, and the topic classifier."""
+    """Download everything that needs a network: raw rows, models, and the topic classifier."""
     input:
         rows=lambda wildcards: [
             f"results/{RUN.name}/data/{dataset}/raw/{split}.jsonl"
@@ -108,7 +109,7 @@ rule prefetch:
 
 
 rule clean:
-    """Clean both splits into prompts; rejected rows are kept with their reasons."""
+    """Turn the rows of both splits into prompts. Rejected rows are kept with their reasons."""
     input:
         train="results/{run}/data/{dataset}/raw/train.jsonl",
         held_out="results/{run}/data/{dataset}/raw/eval.jsonl",

