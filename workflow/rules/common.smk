@@ -56,7 +56,9 @@ TIMES = times.read_times(
 def timed_job(job):
     """The job as the progress line knows it: the name of its log, its rule, and whether it runs alone."""
     made_by = job.rule.name
-    name = os.path.relpath(job.log[0], LOGS).removesuffix(".log") if job.log else made_by
+    name = (
+        os.path.relpath(job.log[0], LOGS).removesuffix(".log") if job.log else made_by
+    )
     return times.Job(name, made_by, made_by in STAGES and STAGES[made_by].exclusive)
 
 
