@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import shutil
@@ -153,6 +154,14 @@ def test_a_wide_model_in_a_large_batch_gives_the_same_logits(dtype: torch.dtype,
     whole = wide(tokens)
     expected = torch.stack([row[at : at + 4] for row, at in zip(whole, starts, strict=True)])
     torch.testing.assert_close(logits, expected, atol=rounding, rtol=rounding)
+
+
+@torch.inference_mode()
+def test_attention_on_a_cpu_is_in_float32_whatever_the_weights(model: Llama) -> None:
+    """Keys that were rotated in bfloat16 would be bfloat16 numbers."""
+    cache, _ = copy.deepcopy(model).bfloat16().prefill(PROMPTS, room=16)
+    assert cache.store.dtype == torch.float32
+    assert not torch.equal(cache.store, cache.store.bfloat16().float())
 
 
 @torch.inference_mode()

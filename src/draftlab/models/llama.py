@@ -262,6 +262,9 @@ class LlamaCache:
     Anything beyond a row's length is masked, and later overwritten. While all rows have the same length (always, for a batch of one), writes
     are slices and there is one mask; otherwise writes are scattered and each row has its own mask. At these sizes an operation costs more
     than its arithmetic, so ``read`` uses few operations, in place: it takes 0.7 of the time of the plain form.
+
+    On a CPU attention is in float32, whatever the weights: torch's kernel for one query in bfloat16 takes 4 times as long (64 rows of 120
+    tokens with 9 heads: 10.3 ms against 2.4 on a Zen 4 core), and scores rounded to bfloat16 are less exact.
     """
 
     def __init__(self, decoder: LlamaDecoder, batch: int, capacity: int) -> None:
@@ -269,7 +272,9 @@ class LlamaCache:
         self.decoder, self.lengths = decoder, [0] * batch
         kv = 2 * config.num_key_value_heads  # keys, then values
         shape = (config.num_hidden_layers, batch, capacity, kv, config.head_dim)
-        self.store = torch.zeros(shape, dtype=decoder.embed.dtype, device=decoder.embed.device)
+        weight = decoder.embed
+        dtype = torch.float32 if weight.device.type == "cpu" else weight.dtype
+        self.store = torch.zeros(shape, dtype=dtype, device=weight.device)
 
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
         return self.decoder.project(self.states(tokens)).view(*tokens.shape, -1)
@@ -308,7 +313,7 @@ class LlamaCache:
         layers = zip(self.decoder.layers, written, keys.unbind(), values.unbind(), strict=True)
         hidden = self.decoder.embed.index_select(0, tokens.reshape(-1))
         for (input_norm, qkv, output, mlp_norm, gate_up, down), place, key, value in layers:
-            mixed = qkv(norm(hidden, input_norm)).view(batch, new, -1, dim)
+            mixed = qkv(norm(hidden, input_norm)).to(self.store.dtype).view(batch, new, -1, dim)
             _rotate_in_place(mixed[:, :, : heads + kv], rotations)
             query, remembered = mixed.split_with_sizes((heads, 2 * kv), 2)
             if ragged:
@@ -317,7 +322,7 @@ class LlamaCache:
                 place.copy_(remembered)
             query = query.transpose(1, 2)
             seen = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, enable_gqa=kv != heads)
-            hidden = output.added_to(hidden, seen.transpose(1, 2).reshape(batch * new, -1))
+            hidden = output.added_to(hidden, seen.transpose(1, 2).reshape(batch * new, -1).to(hidden.dtype))
             gate, up = gate_up(norm(hidden, mlp_norm)).chunk(2, -1)
             hidden = down.added_to(hidden, F.silu(gate).mul_(up))
         self.lengths = [length + new for length in self.lengths]
