@@ -8,6 +8,11 @@ from hashlib import sha256
 DRAWN = ("pdf", "png", "md", "tex", "csv")
 
 
+def drawn_by(name):
+    """The module of draftlab.report.figures that draws an experiment, if it has one."""
+    return plan.module_of(name, RUN.known[name].figure if name in RUN.known else None)
+
+
 rule figure:
     """Draw one experiment's figure, format its table, and print its finding."""
     input:
@@ -36,7 +41,7 @@ rule figure:
         own=["--own-target"] if RUN.config.target else [],
         said=lambda wildcards: printed_parts(wildcards.experiment),
         code=lambda wildcards: code(
-            f"report.figures.{wildcards.experiment}",
+            f"report.figures.{drawn_by(wildcards.experiment)}",
             "report.figures.forms",
             "report.findings",
         ),
@@ -85,7 +90,7 @@ rule paper_figures:
             ).encode()
         ).hexdigest(),
         code=code(
-            *(f"report.figures.{name}" for name in PUBLISHED), "report.figures.batch"
+            *(f"report.figures.{drawn_by(name)}" for name in PUBLISHED), "report.figures.batch"
         ),
     shell:
         r"""

@@ -15,7 +15,7 @@ from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.plan.figure import Stream
 from draftlab.report import figures, findings, published, tables, tidy
-from draftlab.report.figures import batch, forms, style
+from draftlab.report.figures import batch, stream, style
 from tests.synthetic import TABLES
 
 FILES = {path.stem: tidy.plan_of(path.stem) for path in sorted((tables.WORKFLOW / "experiments").glob("*.yaml"))}
@@ -36,9 +36,12 @@ def _inside(page, box):
     return page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
 
 
-def test_a_figure_is_data_or_a_module_of_its_own():
+def test_a_figure_is_data_or_a_module():
     assert set(figures.DESIGNED) <= set(FILES)
     assert not [name for name in figures.DESIGNED if FILES[name].figure]
+    likes = [plan.figure.like.experiment for plan in FILES.values() if plan.figure and plan.figure.like]
+    assert set(likes) <= set(figures.DESIGNED)
+    assert likes
 
 
 def test_what_a_figure_says_is_printed_is_there(known):
@@ -103,9 +106,9 @@ def test_same_table_same_bytes(known, name, tmp_path):
 def test_a_class_is_counted_in_requests_and_its_figure_names_the_unit(known):
     rows = pd.DataFrame({"group": ["a", "b"] * 6, "stream_index": range(0, 120, 10), "requests": [2, 4] * 6, "seed": 0})
     rows = rows.assign(method="separate", overlap=1, visited=2)
-    assert forms.of_class(rows).loc[rows["group"] == "b", "stream_index"].tolist() == [0, 4, 8, 12, 16, 20]
-    assert forms.of_class(rows).loc[rows["group"] == "a", "stream_index"].tolist() == [0, 0, 4, 4, 8, 8]
-    said = " ".join(forms.stream_figure(rows, "laptop", known, Stream()).get_supxlabel().split())
+    assert stream.renumber_by_class(rows).loc[rows["group"] == "b", "stream_index"].tolist() == [0, 4, 8, 12, 16, 20]
+    assert stream.renumber_by_class(rows).loc[rows["group"] == "a", "stream_index"].tolist() == [0, 0, 4, 4, 8, 8]
+    said = " ".join(stream.stream_figure(rows, "laptop", known, Stream()).get_supxlabel().split())
     assert "95 % bootstrap over groups of up to 4 requests" in said
 
 
@@ -114,7 +117,7 @@ def test_panels_that_share_an_axis_share_its_ticks(known):
     rows = pd.DataFrame({"group": ["long"] * 1200, "stream_index": range(1200)})
     short = [pd.DataFrame({"group": [name] * 150, "stream_index": range(150)}) for name in "abcde"]
     table = pd.concat([rows, *short]).assign(method="separate", seed=0, overlap=1, visited=2)
-    figure = forms.stream_figure(table, "laptop", known, Stream(panel="group"))
+    figure = stream.stream_figure(table, "laptop", known, Stream(panel="group"))
     assert figure.axes[0].get_xticks().tolist() == figure.axes[-1].get_xticks().tolist() == [0, 600, 1200]
 
 
