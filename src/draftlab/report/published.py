@@ -187,9 +187,9 @@ class Published:
     checks: Mapping[str, Check]
 
     @functools.cached_property
-    def place(self) -> dict[str, int]:
+    def position(self) -> dict[str, int]:
         """The position of each printed number in the files, by claim id."""
-        return {name: place for place, name in enumerate(self.numbers["claim_id"])}
+        return {claim_id: position for position, claim_id in enumerate(self.numbers["claim_id"])}
 
     def of(self, claim: str, **settings: Wanted) -> pd.DataFrame:
         """The printed numbers of one claim with these settings."""

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from draftlab.errors import UserError
-from draftlab.files.tables import read_table
+from draftlab.files.tables import read_table, tables_in
 from draftlab.plan import WORKFLOW, Experiment, load_experiment
 
 
@@ -21,6 +21,13 @@ def read(path: Path, experiment: str | None = None) -> pd.DataFrame:
         return derive(experiment, rows)
     except KeyError as error:
         raise UserError(f"no column {error}", file=path, remedy="delete it and run the experiment again") from None
+
+
+def tables_of(results: Path) -> dict[str, Path]:
+    """The path of every experiment's table in a folder of results, by name; a folder without tables raises ``UserError``."""
+    if paths := tables_in(results):
+        return paths
+    raise UserError("no tables here", file=results, remedy="run the experiments first")
 
 
 def derive(experiment: str, rows: pd.DataFrame) -> pd.DataFrame:
