@@ -1,4 +1,4 @@
-"""Reads an experiment's table for figures, tables and claims: the observations, and the columns derived from them row by row."""
+"""An experiment's table as figures, tables and claims read it: the observations, and the columns derived from them row by row."""
 
 from __future__ import annotations
 
@@ -79,13 +79,10 @@ def in_window(rows: pd.DataFrame, start: float, end: float) -> pd.Series[bool]:
 
     All text columns together identify a stream, except ``group`` and ``text``, which vary among its requests.
     """
-    words = [key for key in rows if pd.api.types.is_string_dtype(rows[key]) and key not in ("group", "text")]
-    length = (
-        rows["stream_index"].groupby([rows[key] for key in words]).transform("max") + 1
-        if words
-        else rows["stream_index"].max() + 1
-    )
-    place = rows["stream_index"] / length
+    keys = [key for key in rows if pd.api.types.is_string_dtype(rows[key]) and key not in ("group", "text")]
+    streams = rows["stream_index"].groupby([rows[key] for key in keys]) if keys else rows["stream_index"]
+    last = streams.transform("max") if keys else streams.max()
+    place = rows["stream_index"] / (last + 1)
     inside = (place >= start) & (place < end)
     return inside | (rows["split"] == "eval") if "split" in rows else inside
 
