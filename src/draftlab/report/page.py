@@ -62,13 +62,12 @@ class TokenView(BaseModel):
 def write(results: Path, scale: Scale, out: Path, config: tuple[str, ...] = ()) -> None:
     """Write the report of a run as one page; --config repeats the KEY=VALUE settings that the run was given.
 
-    Experiments without a table are left out. If the run used the user's own prompts or models, the page begins with what it says
-    about those.
+    Experiments without a table are left out. If the run used the user's prompts or models, the page begins with the answer for them.
     """
     given = [text for text in config if text.partition("=")[0] in ("dataset", "target", "draft")]
     traffic = any(text.startswith("dataset=") for text in config)
     ledger = read_table(results / "claims.csv", dtype=str, keep_default_na=False)
-    ledger = ledger[:0] if traffic else ledger  # no paper printed numbers for the user's own prompts
+    ledger = ledger[:0] if traffic else ledger  # no paper printed numbers for the user's prompts
     by_table = _rows_by_table(ledger)
     settings = config or (f"scale={scale}",)
     paths = tidy.tables_of(results)
@@ -81,7 +80,7 @@ def write(results: Path, scale: Scale, out: Path, config: tuple[str, ...] = ()) 
         scale=scale,
         run=results.name,
         version=__version__,
-        own=given,
+        given=given,
         traffic=traffic,
         answers=list(summary.headlines(results)) if given else [],
         dropped=[line.partition("  ")[2] for line in dropped.lines(results)],

@@ -51,7 +51,7 @@ def lines(run: Path) -> Iterator[str]:
 
 
 def answers(run: Path) -> Iterator[str]:
-    """What a run says about the user's own prompts, in one sentence, and where its report is."""
+    """The headline about the user's prompts, in one sentence, and where the report is."""
     yield from (line for line in headlines(run) if line.startswith("Traffic"))
     yield f"Report   {run / 'report.html'}"
 
@@ -100,7 +100,7 @@ def _online(table: pd.DataFrame) -> Iterator[str]:
 
 
 def _traffic(table: pd.DataFrame) -> Iterator[str]:
-    """Whether the distilled draft pays off on each request's own text: as measured, and as predicted from the measured acceptance and costs."""
+    """Whether the distilled draft pays off on the user's prompts: as measured, and as predicted from the measured acceptance and costs."""
     step = _measure(table, Measure("seconds", "tokens"), contender=["none", "none_again"]).estimate
     speedups, texts = {}, {}
     for contender in ("before", "distilled"):

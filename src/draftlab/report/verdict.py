@@ -116,44 +116,44 @@ def _with_language(rows: pd.DataFrame, run: Path, answers: Sequence[Answer]) -> 
     return rows.assign(language=rows["request_id"].where(rows["split"] == "eval").map(dict(enumerate(names))))
 
 
-def page(found: Verdict, asked: Asked, folder: Path) -> str:
+def page(result: Verdict, asked: Asked, folder: Path) -> str:
     """Render the verdict as one self-contained HTML page."""
-    parts = [part for part in FIGURES if part != "load" or found.load]
+    parts = [part for part in FIGURES if part != "load" or result.load]
     prefix = "data:image/svg+xml;base64,"
     template = templates().get_template("verdict.html.j2")
     return template.render(
-        v=found,
+        v=result,
         names=NAMES,
         enough=ENOUGH,
-        figures=[(prefix + base64.b64encode(draw(found, part)).decode(), FIGURES[part]) for part in parts],
-        commands=commands(found, asked, folder),
+        figures=[(prefix + base64.b64encode(draw(result, part)).decode(), FIGURES[part]) for part in parts],
+        commands=commands(result, asked, folder),
         version=__version__,
     )
 
 
-def commands(found: Verdict, asked: Asked, folder: Path) -> list[str]:
+def commands(result: Verdict, asked: Asked, folder: Path) -> list[str]:
     """The commands to run next: write the engine's settings, then monitor whether production reaches the predicted speed-up."""
-    if found.monitor is None:
+    if result.monitor is None:
         return [shlex.join(["draftlab", "data", "check", str(asked.traffic)])]
     draft = asked.draft[0] if asked.draft else "DRAFT"
-    length, out = str(found.monitor.draft_len), str(folder / "engines")
+    length, out = str(result.monitor.draft_len), str(folder / "engines")
     emit = ["draftlab", "emit", "--draft-len", length, "--target", asked.target, "--draft", draft, "--out", out]
-    emit += ["--confidence", f"{found.monitor.threshold:g}"] if found.monitor.threshold else []
+    emit += ["--confidence", f"{result.monitor.threshold:g}"] if result.monitor.threshold else []
     monitor = ["draftlab", "monitor", "http://localhost:8000/metrics", "--verdict", str(folder / "verdict.json")]
-    if found.monitor.option == "lookup":  # lookup has no draft model: use vLLM's own, matching as many tokens as ours
-        ngram = {"method": "ngram", "num_speculative_tokens": found.monitor.draft_len}
+    if result.monitor.option == "lookup":  # lookup has no draft model: use vLLM's own, matching as many tokens as ours
+        ngram = {"method": "ngram", "num_speculative_tokens": result.monitor.draft_len}
         ngram |= {"prompt_lookup_max": NGRAM, "prompt_lookup_min": NGRAM}
         emit = ["vllm", "serve", asked.target, "--speculative-config", json.dumps(ngram)]
     return [shlex.join(emit), shlex.join(monitor)]
 
 
-def draw(found: Verdict, part: str) -> bytes:
+def draw(result: Verdict, part: str) -> bytes:
     """Draw one of ``FIGURES`` as SVG, narrow enough for a phone; bands are 95 % intervals."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.subplots()
-    for number, option in enumerate(found.options):
+    for number, option in enumerate(result.options):
         if part == "length":
             best = option.proposal, option.threshold
             same = (at for at in option.by_length if (at.proposal, at.threshold) == best)
@@ -164,7 +164,7 @@ def draw(found: Verdict, part: str) -> bytes:
             points = [((i + 0.5) / len(option.over_time), at) for i, at in enumerate(option.over_time)]
             axes.set(xlabel="share of the log", ylabel="acceptance")
         else:
-            points = [(at.rate, at.speedup) for at in found.load.get(option.name, [])]
+            points = [(at.rate, at.speedup) for at in result.load.get(option.name, [])]
             axes.set(xlabel="requests a second", ylabel="speed-up of a request")
         if points:
             x = [place for place, _ in points]
@@ -180,10 +180,10 @@ def draw(found: Verdict, part: str) -> bytes:
     return out.getvalue()
 
 
-def lines(found: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
+def lines(result: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
     """Three lines of text for each draft, the last with the path of its page."""
     texts = []
-    for folder, judged in found:
+    for folder, judged in result:
         if judged is None:
             texts.append(f"Not yet known: too few requests ({HALF} are needed, half of which are held out)")
         else:
