@@ -8,11 +8,6 @@ from hashlib import sha256
 DRAWN = ("pdf", "png", "md", "tex", "csv")
 
 
-def drawn_by(name):
-    """The module of draftlab.report.figures that draws an experiment, if it has one."""
-    return plan.module_of(name, RUN.known[name].figure if name in RUN.known else None)
-
-
 rule figure:
     """Draw one experiment's figure, format its table, and print its finding."""
     input:

@@ -106,6 +106,11 @@ def printed_parts(name):
     return str((said.finding, said.layout, said.figure))
 
 
+def drawn_by(name):
+    """The module of draftlab.report.figures that draws an experiment, if it has one."""
+    return plan.module_of(name, RUN.known[name].figure if name in RUN.known else None)
+
+
 def named_models(wildcards):
     """Input function: the models of this scale that exist already, on the hub or in a folder."""
     return [

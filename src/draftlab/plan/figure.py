@@ -93,7 +93,7 @@ class Curves(Settings):
     held: list[str] = []
     facts: list[str] = []
 
-    def read_off(self, measures: Mapping[str, Measure]) -> list[tuple[str, str, str | None]]:
+    def quantities(self, measures: Mapping[str, Measure]) -> list[tuple[str, str, str | None]]:
         """Label, numerator and denominator of each row of panels; an unknown measure is a ``KeyError``."""
 
         def read(shown: Shown) -> tuple[str, str, str | None]:

@@ -186,7 +186,8 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
         other = contrast.right if isinstance(contrast.right, Rows) else contrast.left
         sides = _estimate(contrast.left, one, tables).estimate, _estimate(other, two, tables).estimate
         return Interval(100 * sides[0] / sides[1] + less if percent else sides[0] - sides[1], np.nan, np.nan, len(one))
-    one, two = tidy.paired(one, two)
+    units = one.index.union(two.index, sort=False)
+    one, two = one.reindex(units, fill_value=0.0), two.reindex(units, fill_value=0.0)
     left, right = (one["above"], one["below"]), (two["above"], two["below"])
     return shift(stats.percent_of(left, right), less) if percent else stats.ratio_difference(*left, *right)
 
@@ -245,7 +246,7 @@ def correct(interval: Interval, comparisons: int) -> Interval:
     return Interval(middle, *ends, interval.n)
 
 
-def smallest_seen(interval: Interval, comparisons: int, power: float) -> float:
+def smallest_detectable(interval: Interval, comparisons: int, power: float) -> float:
     """The smallest difference that would be detected with probability ``power``, from the interval's width; NaN without an interval."""
     error = (interval.high - interval.low) / (2 * _quantile(1))
     return (_quantile(comparisons) + NormalDist().inv_cdf(power)) * error

@@ -21,7 +21,16 @@ from draftlab.errors import UserError
 from draftlab.plan import Scale
 from draftlab.report import tidy
 from draftlab.report.consistency import Recomputed, run_checks
-from draftlab.report.contrast import Contrast, Tables, bounds, compute, compute_each, correct, shift, smallest_seen
+from draftlab.report.contrast import (
+    Contrast,
+    Tables,
+    bounds,
+    compute,
+    compute_each,
+    correct,
+    shift,
+    smallest_detectable,
+)
 from draftlab.report.published import Comparison, Published, Rule, Statement, same
 from draftlab.report.tidy import records
 
@@ -41,23 +50,6 @@ ROUNDING = 1e-12
 NOTHING = 1e-6
 """Differences up to this size come from the way in which a number was computed."""
 POWER = 0.8
-COLUMNS = (
-    "claim_id",
-    "paper",
-    "location",
-    "quantity",
-    "setting",
-    "published",
-    "ours",
-    "ci_low",
-    "ci_high",
-    "n",
-    "unit",
-    "detectable",
-    "verdict",
-    "experiment",
-    "note",
-)
 RELATED = "related"
 """The ``paper`` of numbers from other papers; they go to a separate ledger."""
 
@@ -89,7 +81,7 @@ def judge_claims(published: Published, frames: Mapping[str, pd.DataFrame], scale
     tables, checked = Tables(frames), run_checks(published)
     rows = [_number_row(row, published, tables, scale, checked) for row in records(published.numbers)]
     rows += [_statement_row(name, claim, tables, scale, checked) for name, claim in published.statements.items()]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return pd.DataFrame(rows)
 
 
 def _row(claim: Mapping[str, str], judgement: Judgement, experiments: Sequence[str], tables: Tables) -> dict[str, Any]:
@@ -142,9 +134,12 @@ def _number_row(
         judgement = Judgement(Interval(derived[0].recomputed, np.nan, np.nan, 0), "reproduced", note)
     if row["caveat"]:
         judgement = replace(judgement, note=_join(judgement.note, f"source says: {row['caveat']}"))
-    facts = {key: row[key] for key in ("claim_id", "paper", "setting")} | {
+    facts = {
+        "claim_id": row["claim_id"],
+        "paper": row["paper"],
         "location": claim.location,
         "quantity": claim.quantity if claim.unit in claim.quantity else f"{claim.quantity} [{claim.unit}]",
+        "setting": row["setting"],
         "published": row["printed"],
     }
     return _row(facts, judgement, [] if rule is None else [rule.table_of(row["settings"])], tables)
@@ -186,8 +181,8 @@ def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tabl
 
 def _detectable(gaps: Sequence[Interval]) -> float:
     """The smallest difference that the least sensitive comparison would have detected; NaN if none has an interval."""
-    detected = [smallest_seen(gap, len(gaps), POWER) for gap in gaps]
-    return max((value for value in detected if not math.isnan(value)), default=math.nan)
+    sizes = [smallest_detectable(gap, len(gaps), POWER) for gap in gaps]
+    return max((size for size in sizes if not math.isnan(size)), default=math.nan)
 
 
 def _judge_gap(gap: Interval, printed: float, rule: Rule, comparisons: int) -> tuple[Verdict, str]:

@@ -87,12 +87,6 @@ def in_window(rows: pd.DataFrame, start: float, end: float) -> pd.Series[bool]:
     return inside | (rows["split"] == "eval") if "split" in rows else inside
 
 
-def paired(one: pd.DataFrame, two: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Both frames over the union of their units, with 0 for absent ones, so that shared units are resampled together."""
-    units = one.index.union(two.index, sort=False)
-    return one.reindex(units, fill_value=0.0), two.reindex(units, fill_value=0.0)
-
-
 def records(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Convert a table to one dict per row."""
     return [{str(key): value for key, value in row.items()} for row in rows.to_dict("records")]

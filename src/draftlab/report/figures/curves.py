@@ -67,7 +67,7 @@ def curve_figure(
     table = table.assign(_one=1.0, _unit=tidy.clusters(table) if resampled else "")
     shown = in_order(table[panel].tolist(), [] if panel == "group" else list(NAMES)) if panel else [None]
     rows_of = {value: table if panel is None else table[table[panel] == value] for value in shown}
-    measures = form.read_off(stage_measures)
+    measures = form.quantities(stage_measures)
     order = in_order(table[series].tolist(), form.order or LOOKS) if series else []
     height, width = (1.6 if form.also else 2.0), (7.0 if len(shown) > 1 else 4.6)
     figure, axes = panels(len(measures) + (foot is not None), len(shown), height=height, width=width, sharey="row")

@@ -161,25 +161,22 @@ def wrap(text: str, width: int) -> str:
 
 def points(ax: Axes, x: ArrayLike, rows: pd.DataFrame, style: Look, **options: Any) -> None:
     """Draw estimates with their intervals (columns ``estimate, ci_low, ci_high``) at the values ``x``."""
-    y = rows["estimate"].to_numpy(float)
-    low, high = rows["ci_low"].to_numpy(float), rows["ci_high"].to_numpy(float)
-    errors = np.nan_to_num(np.clip(np.stack([y - low, high - y]), 0, None))
+    estimate, errors = _errors(rows)
     drawn = style.options(capsize=1.5, elinewidth=0.8, **options)
-    ax.errorbar(np.asarray(x, float), y, yerr=errors, **drawn)
+    ax.errorbar(np.asarray(x, float), estimate, yerr=errors, **drawn)
 
 
 def marks(ax: Axes, rows: pd.DataFrame, y: ArrayLike, style: Look, **options: Any) -> None:
     """Draw estimates with their intervals along the horizontal axis, as marks at the heights ``y``."""
-    estimate = rows["estimate"].to_numpy(float)
-    error = np.clip(np.stack([estimate - rows["ci_low"], rows["ci_high"] - estimate]), 0, None)
-    drawn: dict[str, Any] = {
-        "fmt": style.marker,
-        "color": style.colour,
-        "ms": 3.5,
-        "capsize": 1.5,
-        "label": style.label,
-    } | options
-    ax.errorbar(estimate, np.broadcast_to(y, estimate.shape), xerr=np.nan_to_num(error), **drawn)
+    estimate, errors = _errors(rows)
+    drawn: dict[str, Any] = {"color": style.colour, "ms": 3.5, "capsize": 1.5, "label": style.label} | options
+    ax.errorbar(estimate, np.broadcast_to(y, estimate.shape), xerr=errors, fmt=style.marker, **drawn)
+
+
+def _errors(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """The estimates, and how far their intervals extend below and above them; 0 without an interval."""
+    estimate, low, high = (rows[column].to_numpy(float) for column in ("estimate", "ci_low", "ci_high"))
+    return estimate, np.nan_to_num(np.clip(np.stack([estimate - low, high - estimate]), 0, None))
 
 
 def diamonds(ax: Axes, x: ArrayLike, y: ArrayLike, label: str | None = "printed", **options: Any) -> None:
