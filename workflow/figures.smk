@@ -85,7 +85,8 @@ rule paper_figures:
             ).encode()
         ).hexdigest(),
         code=code(
-            *(f"report.figures.{drawn_by(name)}" for name in PUBLISHED), "report.figures.batch"
+            *(f"report.figures.{drawn_by(name)}" for name in PUBLISHED),
+            "report.figures.batch",
         ),
     shell:
         r"""
