@@ -163,6 +163,13 @@ def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path, monkey
     ]
 
 
+def test_a_figure_like_one_that_no_module_draws_is_refused(known, monkeypatch):
+    block = plan.Figure(like={"experiment": "osd_online"})
+    monkeypatch.setattr(tidy, "plan_of", lambda name: FILES[name].model_copy(update={"figure": block}))
+    with pytest.raises(UserError, match="osd_epochs: no module draws 'osd_online'"):
+        figures.figure("osd_epochs", _table("osd_online"), "laptop", known)
+
+
 def test_a_table_without_an_experiment_is_refused(known, tmp_path):
     with pytest.raises(UserError, match="no layout for 'osd_nothing'"):
         figures.draw("osd_nothing", pd.DataFrame({"a": [1, 2]}), "laptop", known, tmp_path / "x")

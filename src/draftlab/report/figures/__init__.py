@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from draftlab import plan
+from draftlab.errors import UserError
 from draftlab.report import tidy
 from draftlab.report.figures import forms
 from draftlab.report.figures.style import finish, save
@@ -29,6 +30,9 @@ def figure(experiment: str, table: pd.DataFrame, scale: str, published: Publishe
         options = block.like.options if block and block.like else {}
         draw_module = importlib.import_module(f"draftlab.report.figures.{module}").draw
         drawn: Figure = draw_module(table, scale, published, **options)
+    elif block and block.like:
+        remedy = f"`like` may name {', '.join(DESIGNED)}"
+        raise UserError(f"{experiment}: no module draws {module!r}", remedy=remedy)
     elif experiment_plan is not None and block is not None:
         drawn = forms.draw(table, scale, published, block, experiment_plan.of_stage.measures)
     else:
