@@ -208,7 +208,8 @@ def header(page: pd.DataFrame, layout: Layout) -> list[str]:
 
 def arrange(cells: pd.DataFrame, layout: Layout, measure: Measure, bold: Callable[[str], str] = str) -> pd.DataFrame:
     """Arrange the cells as text in the layout's rows and columns; ``bold`` is applied to the best."""
-    intervals = [Interval(*numbers, 0) for numbers in cells[["estimate", "ci_low", "ci_high"]].to_numpy(float).tolist()]
+    numbers = cells[["estimate", "ci_low", "ci_high"]].to_numpy(float).tolist()
+    intervals = [Interval(estimate, low, high, 0) for estimate, low, high in numbers]
     digits = digits_of(intervals, layout.digits)
     texts = [_text(value, digits, bold if best else str) for value, best in zip(intervals, cells["best"], strict=True)]
     names = [str(measure)] * len(cells)

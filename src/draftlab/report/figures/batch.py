@@ -72,7 +72,7 @@ def _begin(parent: int) -> None:
 def _digest(experiment: str, table: Path, scale: str) -> str:
     """Digest of what a figure and its table depend on: the observations, the printed numbers, the experiment's file, and the code."""
     known = tidy.plan_of(experiment)
-    modules = [f"report.figures.{plan.module_of(experiment, known and known.figure)}", "report.figures.forms"]
+    modules = [f"report.figures.{plan.module_of(experiment, known.figure if known else None)}", "report.figures.forms"]
     modules += ["report.findings", *([f"stages.{known.stage}"] if known else [])]
     code = plan.code_digest(*(f"draftlab.{module}" for module in modules))
     printed = [path.read_bytes() for path in sorted(published.FOLDER.glob("*.csv"))]

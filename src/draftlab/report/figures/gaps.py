@@ -34,10 +34,10 @@ def gap_figure(table: pd.DataFrame, scale: str, published: Published, form: Gaps
         ax.set(title=name(value), xlabel=form.xlabel)
     facts = []
     if printed := form.printed:
-        left, right = (
+        ours, other = (
             published.of(printed.claim, **side)["value"].to_numpy() for side in (printed.left, printed.right)
         )
-        points = 100 * (left - right)
+        points = 100 * (ours - other)
         facts.append(printed.text.format(low=points.min(), high=points.max()))
     footer(
         figure,
