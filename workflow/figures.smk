@@ -39,7 +39,7 @@ rule figure:
         own=["--own-target"] if RUN.config.target else [],
         experiment_file=lambda wildcards: printed_parts(wildcards.experiment),
         code=lambda wildcards: code(
-            f"report.figures.{wildcards.experiment}",
+            f"report.figures.{drawn_by(wildcards.experiment)}",
             "report.figures.forms",
             "report.findings",
         ),
@@ -88,7 +88,8 @@ rule paper_figures:
             ).encode()
         ).hexdigest(),
         code=code(
-            *(f"report.figures.{name}" for name in PUBLISHED), "report.figures.batch"
+            *(f"report.figures.{drawn_by(name)}" for name in PUBLISHED),
+            "report.figures.batch",
         ),
     shell:
         r"""

@@ -168,7 +168,7 @@ NO_AXIS = "an axis is a list of values or a mapping from names to settings, with
         ({"scales": {"smoke": {"axes": {"dataset": "spider"}}}}, NO_AXIS),
         ({"scales": {"smoke": {"axes": {"dataset": 5}}}}, NO_AXIS),
         ({"color": "red"}, "unknown key 'color'"),
-        ({"figure": {"streams": {}}}, r"unknown key 'figure.streams' \(allowed: curves, gaps, live, stream\)"),
+        ({"figure": {"streams": {}}}, r"unknown key 'figure.streams' \(allowed: curves, gaps, like, live, stream\)"),
         ({"figure": {"stream": {"windw": 5}}}, r"unknown key 'figure.stream.windw' \(allowed: .*window\)"),
         ({"figure": {"stream": {"printed": [{"clam": "T1"}]}}}, r"unknown key .*clam' \(allowed: claim, "),
         ({"figure": {"live": {"x": "num_drafts"}}}, "figure.live.xlabel is missing"),

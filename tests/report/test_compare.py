@@ -40,7 +40,7 @@ def test_tables_of_other_shape_differ(tmp_path):
     assert found == ["t: 2 rows against 1", "t: other columns (more)", "t: columns in another order"]
 
 
-def test_what_the_ledger_says_of_times_may_differ(tmp_path):
+def test_verdicts_on_times_may_differ(tmp_path):
     known = published.load()
     claims = {
         table: known.numbers["claim_id"][
@@ -60,14 +60,14 @@ def test_what_the_ledger_says_of_times_may_differ(tmp_path):
     assert (found.table, found.column, found.rows) == ("claims", "ours", 1)
 
 
-def test_every_stage_says_which_of_its_columns_are_times():
-    columns = [(stage, name, own) for stage in STAGES for name, own in STAGES[stage].all_columns.items()]
-    times = [(stage, name, own.timed) for stage, name, own in columns if name.split("_")[-1] in ("seconds", "ms")]
+def test_every_stage_declares_which_columns_are_times():
+    columns = [(stage, name, column) for stage in STAGES for name, column in STAGES[stage].all_columns.items()]
+    times = [(stage, name, column.timed) for stage, name, column in columns if name.split("_")[-1] in ("seconds", "ms")]
     assert len(times) > 30
-    assert [own for own in times if own[2] is not True] == []
+    assert [column for column in times if column[2] is not True] == []
 
 
-def test_what_follows_from_times_is_measured_where_it_does():
+def test_a_column_that_follows_from_times_is_measured():
     counts = [compare.is_measured("beyond_interference", name) for name in ("training_steps", "tokens")]
     assert counts == [True, False]
     tables = {"beyond_three_baselines": True, "osd_latency_dataset": False}  # a draft length set by measured costs

@@ -1,4 +1,4 @@
-"""The one question to a table: which rows it takes, what it computes of them, which group comes first, who stands out."""
+"""Contrasts: which rows count, what is computed from them, the order of groups, and which option stands out."""
 
 import dataclasses
 import math
@@ -69,29 +69,28 @@ def test_a_percentage_is_of_the_right_side(rows, relation, expected, exact):
 
 def test_each_group_is_compared_with_its_own_rows(rows):
     found = compute_each(Contrast(B, A, each=["dataset"]), Tables({"t": rows}))
-    assert [own.group for own in found] == [{"dataset": "x"}, {"dataset": "y"}]
-    assert [own.value.estimate for own in found] == pytest.approx([0.1, 0.1])
+    assert [result.group for result in found] == [{"dataset": "x"}, {"dataset": "y"}]
+    assert [result.value.estimate for result in found] == pytest.approx([0.1, 0.1])
     some = rows[(rows["dataset"] == "x") | (rows["method"] == "b")]
-    assert [own.group["dataset"] for own in compute_each(Contrast(B, A, each=["dataset"]), Tables({"t": some}))] == [
-        "x"
-    ]
+    (alone,) = compute_each(Contrast(B, A, each=["dataset"]), Tables({"t": some}))
+    assert alone.group == {"dataset": "x"}
 
 
-def test_the_group_replaces_what_the_right_side_says_of_its_column(rows):
+def test_the_group_replaces_a_filter_of_the_right_side(rows):
     right = dataclasses.replace(A, where={"method": "a", "dataset": "x"})
     found = compute_each(Contrast(B, right, each=["dataset"]), Tables({"t": rows}))
-    assert [own.right.estimate for own in found] == pytest.approx([0.5, 0.3])
+    assert [result.right.estimate for result in found] == pytest.approx([0.5, 0.3])
 
 
 def test_numbers_rise_and_words_stay_as_they_came(rows):
     table = pd.concat([rows.assign(k=k, dataset=name) for name, k in (("b", 10.0), ("a", 2.0), ("b", 0.5))])
     found = compute_each(Contrast(A, each=["dataset", "k"]), Tables({"t": table}))
-    assert [tuple(own.group.values()) for own in found] == [("b", 0.5), ("b", 10.0), ("a", 2.0)]
+    assert [tuple(result.group.values()) for result in found] == [("b", 0.5), ("b", 10.0), ("a", 2.0)]
 
 
 @pytest.mark.parametrize(("sign", "best"), [(1, ["b", "a", "c"]), (-1, ["c", "a", "b"])])
 def test_the_best_is_ranked_by_its_end(rows, sign, best):
-    worst = rows[rows["method"] == "a"].assign(method="c", hits=lambda own: own["hits"] - 1)
+    worst = rows[rows["method"] == "a"].assign(method="c", hits=lambda rows: rows["hits"] - 1)
     tables = Tables({"t": pd.concat([rows, worst])})
     found = compute(Contrast(Rows("t", RATE), best=["method"], sign=sign), tables)
     assert [option["method"] for option in found.options] == best
@@ -120,8 +119,8 @@ def test_an_exact_table_has_no_interval(rows):
 
 def test_an_empty_axis_is_a_group_of_its_own_but_in_an_exact_table(rows):
     table = rows.assign(k=np.where(rows["dataset"] == "x", 1.0, np.nan))
-    for own, groups in ((table, 2), (table.drop(columns="request_id"), 1)):
-        assert len(compute_each(Contrast(A, each=["k"]), Tables({"t": own}))) == groups
+    for frame, groups in ((table, 2), (table.drop(columns="request_id"), 1)):
+        assert len(compute_each(Contrast(A, each=["k"]), Tables({"t": frame}))) == groups
 
 
 def test_without_a_denominator_it_is_the_mean(rows):
@@ -136,7 +135,7 @@ def test_a_column_that_is_not_there_is_refused(rows):
         compute(Contrast(A), Tables({"t": rows.drop(columns="tries")}))
 
 
-def test_absent_tables_and_absent_rows_say_nothing(rows):
+def test_absent_tables_and_absent_rows_have_no_result(rows):
     assert compute(Contrast(A), Tables({})) is None
     assert compute(Contrast(Rows("t", RATE, {"method": "c"})), Tables({"t": rows})) is None
     assert compute(Contrast(A, Rows("t", RATE, {"method": "c"})), Tables({"t": rows})) is None

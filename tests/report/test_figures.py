@@ -15,12 +15,12 @@ from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.plan.figure import Stream
 from draftlab.report import figures, findings, published, tables, tidy
-from draftlab.report.figures import batch, forms, style
+from draftlab.report.figures import batch, stream, style
 from tests.synthetic import TABLES
 
 FILES = {path.stem: tidy.plan_of(path.stem) for path in sorted((tables.WORKFLOW / "experiments").glob("*.yaml"))}
-OWN = [name for name, said in FILES.items() if said.figure or name in figures.DESIGNED]
-"""The experiments whose figure is no overview."""
+WITH_FIGURE = [name for name, experiment in FILES.items() if experiment.figure or name in figures.DESIGNED]
+"""The experiments with a designed figure, not an overview."""
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +36,17 @@ def _inside(page, box):
     return page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
 
 
-def test_a_figure_is_data_or_a_module_of_its_own():
+def test_a_figure_is_data_or_a_module():
     assert set(figures.DESIGNED) <= set(FILES)
     assert not [name for name in figures.DESIGNED if FILES[name].figure]
+    likes = [plan.figure.like.experiment for plan in FILES.values() if plan.figure and plan.figure.like]
+    assert set(likes) <= set(figures.DESIGNED)
+    assert likes
 
 
-def test_what_a_figure_says_is_printed_is_there(known):
-    """A claim that nobody prints would be drawn as nothing."""
-    forms_of = [form for said in FILES.values() if said.figure for _, form in said.figure if form]
+def test_printed_numbers_of_a_figure_exist(known):
+    """A claim without printed numbers would be drawn as nothing."""
+    forms_of = [form for experiment in FILES.values() if experiment.figure for _, form in experiment.figure if form]
     for form in forms_of:
         printed = getattr(form, "printed", None) or []
         for one in printed if isinstance(printed, list) else [printed]:
@@ -54,7 +57,7 @@ def test_what_a_figure_says_is_printed_is_there(known):
             assert all(len(known.curve(*pair)) for pair in pairs)
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", WITH_FIGURE)
 def test_draws_with_scale_and_without_overlap(known, name):
     table = _table(name)
     title = findings.takeaway(findings.sentences(name, table, findings.findings_of(name)))
@@ -71,11 +74,11 @@ def test_draws_with_scale_and_without_overlap(known, name):
     canvas.draw()
     renderer = canvas.get_renderer()
     page = figure.bbox.padded(1)
-    words = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
-    words += [legend.get_title() for legend in figure.legends]
-    words += [text for ax in figure.axes for text in (ax.title, ax.xaxis.label, ax.yaxis.label)]
+    texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+    texts += [legend.get_title() for legend in figure.legends]
+    texts += [text for ax in figure.axes for text in (ax.title, ax.xaxis.label, ax.yaxis.label)]
     outside = [
-        text.get_text() for text in words if text.get_text() and not _inside(page, text.get_window_extent(renderer))
+        text.get_text() for text in texts if text.get_text() and not _inside(page, text.get_window_extent(renderer))
     ]
     assert not outside, f"text runs out of {name}"
     for ax in figure.axes:
@@ -103,10 +106,10 @@ def test_same_table_same_bytes(known, name, tmp_path):
 def test_a_class_is_counted_in_requests_and_its_figure_names_the_unit(known):
     rows = pd.DataFrame({"group": ["a", "b"] * 6, "stream_index": range(0, 120, 10), "requests": [2, 4] * 6, "seed": 0})
     rows = rows.assign(method="separate", overlap=1, visited=2)
-    assert forms.of_class(rows).loc[rows["group"] == "b", "stream_index"].tolist() == [0, 4, 8, 12, 16, 20]
-    assert forms.of_class(rows).loc[rows["group"] == "a", "stream_index"].tolist() == [0, 0, 4, 4, 8, 8]
-    said = " ".join(forms.stream_figure(rows, "laptop", known, Stream()).get_supxlabel().split())
-    assert "95 % bootstrap over groups of up to 4 requests" in said
+    assert stream.renumber_by_class(rows).loc[rows["group"] == "b", "stream_index"].tolist() == [0, 4, 8, 12, 16, 20]
+    assert stream.renumber_by_class(rows).loc[rows["group"] == "a", "stream_index"].tolist() == [0, 0, 4, 4, 8, 8]
+    footer = " ".join(stream.stream_figure(rows, "laptop", known, Stream()).get_supxlabel().split())
+    assert "95 % bootstrap over groups of up to 4 requests" in footer
 
 
 def test_panels_that_share_an_axis_share_its_ticks(known):
@@ -114,7 +117,7 @@ def test_panels_that_share_an_axis_share_its_ticks(known):
     rows = pd.DataFrame({"group": ["long"] * 1200, "stream_index": range(1200)})
     short = [pd.DataFrame({"group": [name] * 150, "stream_index": range(150)}) for name in "abcde"]
     table = pd.concat([rows, *short]).assign(method="separate", seed=0, overlap=1, visited=2)
-    figure = forms.stream_figure(table, "laptop", known, Stream(panel="group"))
+    figure = stream.stream_figure(table, "laptop", known, Stream(panel="group"))
     assert figure.axes[0].get_xticks().tolist() == figure.axes[-1].get_xticks().tolist() == [0, 600, 1200]
 
 
@@ -143,33 +146,36 @@ def test_an_experiment_without_a_figure_gets_an_overview(known, tmp_path, monkey
     path.write_text(with_figure.replace(block, ""))
     figure = figures.figure("osd_something_new", table, "smoke", known)
     (ax,) = figure.axes
-    assert [label.get_text() for label in ax.get_yticklabels()] == [
-        "Spider",
-        "GSM8K",
-        "CodeSearchNet",
-        "Finance-Alpaca",
-    ]
+    datasets = ["Spider", "GSM8K", "CodeSearchNet", "Finance-Alpaca"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == datasets
     assert ax.get_xlabel() == "alpha"
     assert [len(marks.lines[0].get_xdata()) for marks in ax.containers] == [4] * table["method"].nunique()
     figures.draw("osd_something_new", table, "smoke", known, tmp_path / "x")
     assert (tmp_path / "x.pdf").stat().st_size > 5000
     path.rename(path.with_name("osd_something_else.yaml")).write_text(with_figure)
-    own = figures.figure("osd_something_else", table, "smoke", known)
-    assert [ax.get_title() for ax in own.axes[:4]] == ["Spider", "GSM8K", "CodeSearchNet", "Finance-Alpaca"]
-    assert own.axes[4].get_ylabel() == "alpha, printed"
-    assert [line.get_label() for line in own.axes[4].lines] == [
+    designed = figures.figure("osd_something_else", table, "smoke", known)
+    assert [ax.get_title() for ax in designed.axes[:4]] == datasets
+    assert designed.axes[4].get_ylabel() == "alpha, printed"
+    assert [line.get_label() for line in designed.axes[4].lines] == [
         "online",
         "static, first 10 %",
         "offline, all data",
     ]
 
 
-def test_a_table_that_says_nothing_is_refused(known, tmp_path):
+def test_a_figure_like_one_that_no_module_draws_is_refused(known, monkeypatch):
+    block = plan.Figure(like={"experiment": "osd_online"})
+    monkeypatch.setattr(tidy, "plan_of", lambda name: FILES[name].model_copy(update={"figure": block}))
+    with pytest.raises(UserError, match="osd_epochs: no module draws 'osd_online'"):
+        figures.figure("osd_epochs", _table("osd_online"), "laptop", known)
+
+
+def test_a_table_without_an_experiment_is_refused(known, tmp_path):
     with pytest.raises(UserError, match="no layout for 'osd_nothing'"):
         figures.draw("osd_nothing", pd.DataFrame({"a": [1, 2]}), "laptop", known, tmp_path / "x")
 
 
-def test_drawing_never_waits_for_torch_nor_a_verb_for_what_it_does_not_use():
+def test_drawing_imports_no_torch_and_the_command_line_no_heavy_library():
     code = (
         "import sys, draftlab.cli; print({'torch', 'pandas', 'matplotlib', 'scipy', 'transformers'} & set(sys.modules))"
     )
@@ -234,7 +240,7 @@ def test_a_footer_ends_its_lines_between_two_facts():
     assert " · ".join(lines) == " · ".join(["scale: laptop", *facts])
 
 
-def test_a_setting_is_singular_for_one_and_may_have_words_of_its_own():
+def test_settings_as_text():
     assert style.setting("num_drafts", 1) == "1 draft"
     assert style.setting("num_drafts", 2) == "2 drafts"
     assert style.setting("draft_len", 0) == "plain decoding"

@@ -1,4 +1,4 @@
-"""The sentence that answers an experiment's question: it follows its table, and says so with the interval."""
+"""The sentence that answers an experiment's question follows its table, with its interval."""
 
 import dataclasses
 import re
@@ -12,7 +12,7 @@ from draftlab.report import findings, ledger, published, tidy
 from tests.synthetic import TABLES
 
 SMALLER = {"beyond_compute_matched"}
-"""Their sentences speak of sizes that the smoke scale does not run."""
+"""Their sentences need sizes that the smoke scale does not run."""
 
 ONLINE = {"method": {"online": 0.25}}
 
@@ -26,11 +26,11 @@ def _sentence(name: str, table: pd.DataFrame | None = None) -> str:
 def test_every_experiment_answers_its_question(name):
     assert findings.findings_of(name), "add `finding` to the experiment's YAML file"
     if name not in SMALLER:
-        said = _sentence(name)
-        assert said.endswith(".")
-        assert "{" not in said
-        exact = tidy.unit(TABLES[name]()) is None or "(one run each)" in said
-        assert exact or re.search(r"\[[+-]?[0-9.]+, [+-]?[0-9.]+\]", said), "no interval"
+        sentence = _sentence(name)
+        assert sentence.endswith(".")
+        assert "{" not in sentence
+        exact = tidy.unit(TABLES[name]()) is None or "(one run each)" in sentence
+        assert exact or re.search(r"\[[+-]?[0-9.]+, [+-]?[0-9.]+\]", sentence), "no interval"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (WORKFLOW / "experiments").glob("*.yaml")))
@@ -43,7 +43,7 @@ def test_a_title_is_a_short_statement(name):
         assert not re.search(r"[{\[]|^(Yes|It)\b", title.replace("{best}", "that one"))
 
 
-def test_it_falls_whichever_way_the_table_does():
+def test_it_follows_the_table_in_all_directions():
     table = tidy.derive("osd_online", TABLES["osd_online"](ONLINE))
     assert _sentence("osd_online", table).startswith(
         "The online draft overtakes one distilled once: over the last fifth of the stream alpha is 0.7"
@@ -56,21 +56,21 @@ def test_it_falls_whichever_way_the_table_does():
     assert _sentence("osd_online", same).startswith("The online draft is level with one distilled once: ")
 
 
-def test_each_dataset_is_told_apart():
+def test_each_dataset_has_a_value():
     table = tidy.derive("osd_online", TABLES["osd_online"](ONLINE))
     swap = table["dataset"] == "gsm8k"
     names = {"online": "static_10", "static_10": "online"}
     table.loc[swap, "method"] = table.loc[swap, "method"].replace(names)
-    said = _sentence("osd_online", table)
-    assert re.search(r"\(Spider: \+0\.\d+ .*; GSM8K: -0\.\d+ ", said)
+    sentence = _sentence("osd_online", table)
+    assert re.search(r"\(Spider: \+0\.\d+ .*; GSM8K: -0\.\d+ ", sentence)
 
 
 def test_the_best_setting_needs_an_interval_to_win():
     rows = pd.DataFrame({"request_id": [*range(40)] * 2, "loss": ["a"] * 40 + ["b"] * 40, "visited": 10.0})
     rows["overlap"] = [5 + i % 3 for i in range(40)] + [6 + i % 3 for i in range(40)]
     finding = Finding(best=["loss"], measure="alpha", more="{best} by {gap}", level="tie of {best}, {second}")
-    told = findings.sentence("beyond_divergences", rows.assign(source="x"), finding)
-    assert told == "b by +0.100 [+0.100, +0.100]."
+    sentence = findings.sentence("beyond_divergences", rows.assign(source="x"), finding)
+    assert sentence == "b by +0.100 [+0.100, +0.100]."
     rows["overlap"] = [5 + i % 3 for i in range(40)] + [5 + (i + 1) % 3 for i in range(40)]
     assert findings.sentence("beyond_divergences", rows.assign(source="x"), finding) == "tie of b, a."
 
@@ -86,12 +86,12 @@ def test_groups_named_in_the_text_are_not_pooled():
         more="M {each}, {values}",
         level="L {each}",
     )
-    for two, said in (
+    for two, start in (
         (0.9, "L 2 drafts: -0.10 [-0.10, -0.10]; 8 drafts: +2.00 [+2.00, +2.00]."),
         (1.5, "M 2 drafts: +0.50 [+0.50, +0.50]; 8 drafts: +2.00 [+2.00, +2.00], 2 drafts: 1.50 "),
     ):
         seconds = [two] * 20 + [3.0] * 20
-        assert findings.sentence("beyond_branches", rows.assign(branches_seconds=seconds), finding).startswith(said)
+        assert findings.sentence("beyond_branches", rows.assign(branches_seconds=seconds), finding).startswith(start)
 
 
 def test_a_part_of_the_values_that_it_selects_is_refused():
@@ -106,9 +106,9 @@ def test_a_part_of_the_values_that_it_selects_is_refused():
 def test_each_estimator_is_beside_live_decoding():
     table = tidy.derive("beyond_temperature", TABLES["beyond_temperature"]())
     off = table["estimator"] == "OSD's repository"
-    said = _sentence("beyond_temperature", table.assign(counted=table["counted"].where(~off, 0)))
-    assert said.count("draft: ") == 6
-    assert "is too low at temperature 1: it gives 0.0" in said
+    sentence = _sentence("beyond_temperature", table.assign(counted=table["counted"].where(~off, 0)))
+    assert sentence.count("draft: ") == 6
+    assert "is too low at temperature 1: it gives 0.0" in sentence
 
 
 def test_an_additional_request_costs_what_the_shorter_stream_lacks():
@@ -126,9 +126,11 @@ def test_an_additional_request_costs_what_the_shorter_stream_lacks():
 
 def test_the_share_of_eq_1_is_measured_over_promised():
     table = tidy.derive("osd_latency_alpha", TABLES["osd_latency_alpha"]())
-    own = table[table["alpha"] == 0.8]
-    said = re.search(r"promises (?:less|more|as much): (?:a share of )?([0-9.]+) of it", _sentence("osd_latency_alpha"))
-    assert float(said[1]) == pytest.approx(own["speedup"].sum() / own["eq1"].sum(), abs=0.006)
+    rows = table[table["alpha"] == 0.8]
+    share = re.search(
+        r"promises (?:less|more|as much): (?:a share of )?([0-9.]+) of it", _sentence("osd_latency_alpha")
+    )
+    assert float(share[1]) == pytest.approx(rows["speedup"].sum() / rows["eq1"].sum(), abs=0.006)
 
 
 def test_without_the_rows_it_is_silent():
@@ -152,8 +154,8 @@ def _settled(left, right):
 
 PAIRS = [
     pytest.param(name, comparison, finding, sign, id=f"{name}-{comparison.table}")
-    for name, said in published.load().statements.items()
-    for comparison in said.holds
+    for name, statement in published.load().statements.items()
+    for comparison in statement.holds
     for finding in findings.findings_of(comparison.table)
     if isinstance(comparison.right, dict)
     and isinstance(finding.right, dict)
@@ -187,8 +189,8 @@ def test_no_sentence_contradicts_the_verdict_of_its_statement(data, name, compar
     if not path.exists():
         pytest.skip("not published at this scale")
     known, tables = published.load(), {comparison.table: tidy.read(path)}
-    said = known.statements[name].model_copy(update={"holds": [comparison]})
-    alone = dataclasses.replace(known, numbers=known.numbers.iloc[:0], statements={name: said}, checks={})
+    statement = known.statements[name].model_copy(update={"holds": [comparison]})
+    alone = dataclasses.replace(known, numbers=known.numbers.iloc[:0], statements={name: statement}, checks={})
     verdict = ledger.judge_claims(alone, tables, data.parent.name).iloc[0]
     side = _side(comparison.table, tables[comparison.table], finding)
     side = side if sign > 0 else OTHER[side]

@@ -1,4 +1,4 @@
-"""From a figure down to the raw data, for a run's own figures and for published ones."""
+"""From a figure down to the raw data, of a run and of published figures."""
 
 import hashlib
 import json
@@ -62,7 +62,7 @@ def run(tmp_path):
 
 def test_the_chain_reaches_the_raw_data_of_its_own_datasets(run):
     text = "\n".join(provenance.trace(run / "figures" / "osd_offline.pdf"))
-    for words in (
+    for part in (
         "osd_offline.csv",
         "2 rows",
         "settings.epochs = 2",
@@ -73,7 +73,7 @@ def test_the_chain_reaches_the_raw_data_of_its_own_datasets(run):
         "forwards = 901",
         "raw data spider  source = generator  sha256 = ffffffffffffffff",
     ):
-        assert words in text
+        assert part in text
     assert "xsum" not in text
     assert (
         text.index("table ")
@@ -99,7 +99,7 @@ def test_recorded_pairs_lead_to_their_own_models_and_data(run):
     assert provenance.describe(run, "osd_offline")["models"] == {"models/target": "a" * 64}
 
 
-def test_a_cell_says_what_it_was_made_of(tmp_path):
+def test_a_cell_names_its_models(tmp_path):
     cell, model = tmp_path / "run" / "cells" / "osd_online" / "all", tmp_path / "run" / "models" / "target"
     for part, text in (("1", "one"), ("2", "two")):
         _write(model / f"{part}.safetensors", text)
@@ -129,7 +129,7 @@ def test_what_is_missing_is_named(run, name, message):
         list(provenance.trace(run / "figures" / name))
 
 
-def test_common_settings_are_said_once():
+def test_settings_that_all_runs_share_are_listed_once():
     common, varied = provenance.split_common([{"cell": "a", "x": 1, "y": 2}, {"cell": "b", "x": 1, "y": 3}])
     assert common == {"x": 1}
     assert varied == [{"cell": "a", "y": 2}, {"cell": "b", "y": 3}]

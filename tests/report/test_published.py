@@ -29,12 +29,12 @@ def test_every_number_of_the_reference_is_there(known, shared):
 def test_settings_say_what_the_reference_says(known, shared):
     reference = yaml.safe_load((shared / "reference" / "osd_published.yaml").read_text())["published"]
     for settings, row in zip(known.numbers["settings"].head(len(reference)), reference, strict=True):
-        words = "/".join([row["dataset"], row["variant"]]).replace(
+        printed = "/".join([row["dataset"], row["variant"]]).replace(
             "tinyllama-1.1b/vicuna-33b", "vicuna-33b/tinyllama-1.1b"
         )
-        words = words.replace("llama-160m/vicuna-7b", "vicuna-7b/llama-160m")
+        printed = printed.replace("llama-160m/vicuna-7b", "vicuna-7b/llama-160m")
         for key, value in settings.items():
-            assert value in words or key == "pair", (settings, row)
+            assert value in printed or key == "pair", (settings, row)
 
 
 def _leaves(value):

@@ -1,4 +1,4 @@
-"""README states no number by hand: its parts follow the committed tables and the experiments' files."""
+"""The generated parts of the README follow the committed tables and the experiments' files."""
 
 import dataclasses
 import re
@@ -41,7 +41,7 @@ def test_it_names_every_statement_that_did_not_hold_and_counts_each_verdict(copy
     wrong = rows[(rows["published"] == "in words") & (rows["verdict"] == "contradicts")]
     text = (copy / "README.md").read_text()
     assert len(wrong)
-    assert [said for said in wrong["quantity"] if f"| {said} |" not in text] == []
+    assert [claim for claim in wrong["quantity"] if f"| {claim} |" not in text] == []
     assert f" {len(wrong)} do not:" in text
     score = text.split("<!-- begin:score -->")[1].split("<!-- end:score -->")[0]
     names, _, counts = ([cell.strip() for cell in line.split("|")[1:-1]] for line in score.strip().splitlines())
@@ -54,9 +54,11 @@ def test_the_real_model_s_lines_are_the_first_sentences_of_each_finding(name, co
     text = (ROOT / "README.md").read_text().split("<!-- begin:real -->\n")[1].split("<!-- end:real -->")[0]
     line = text.splitlines()[list(readme.REAL_ANSWERS).index(name)]
     table = tidy.read(ROOT / readme.REAL / f"data/{name}.csv.gz", name)
-    said = [own for finding in findings.findings_of(name) if (own := findings.sentence(name, table, finding))]
-    assert len(said) >= count
-    assert line == "* " + " ".join(readme.GROUPS.sub("", own) for own in said[:count])
+    sentences = [
+        sentence for finding in findings.findings_of(name) if (sentence := findings.sentence(name, table, finding))
+    ]
+    assert len(sentences) >= count
+    assert line == "* " + " ".join(readme.GROUPS.sub("", sentence) for sentence in sentences[:count])
 
 
 def test_it_is_read_in_a_minute():
@@ -102,7 +104,7 @@ def test_a_stage_that_changed_makes_the_page_of_tables_stale(copy, monkeypatch):
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_every_column_says_what_it_means(name):
+def test_every_column_has_a_meaning(name):
     columns = STAGES[name].all_columns
     assert columns
-    assert not [key for key, own in columns.items() if not own.meaning]
+    assert not [key for key, column in columns.items() if not column.meaning]

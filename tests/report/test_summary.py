@@ -24,27 +24,27 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("factor", "words"), [(1.0, "pays off"), (2.0, "does not pay off"), (1.5, "is not shown to pay off")]
+    ("factor", "verdict"), [(1.0, "pays off"), (2.0, "does not pay off"), (1.5, "is not shown to pay off")]
 )
-def test_whether_a_draft_pays_follows_the_interval(factor, words, run):
+def test_whether_a_draft_pays_follows_the_interval(factor, verdict, run):
     table = TABLES["osd_latency_dataset"](PAYS)
     table.loc[table["contender"] == "distilled", "seconds"] *= factor
     table.to_csv(run / "osd_latency_dataset.csv", index=False)
-    assert f"an adapted draft {words}: compared with no draft" in next(summary.headlines(run))
+    assert f"an adapted draft {verdict}: compared with no draft" in next(summary.headlines(run))
 
 
 def test_theory_has_the_measured_acceptance_and_costs(run):
     rows = TABLES["osd_latency_dataset"](PAYS)
-    plain, own = (
+    plain, distilled = (
         rows[rows["contender"].isin(["none", "none_again"])],
         rows[rows["contender"] == "distilled"].sum(numeric_only=True),
     )
     step = plain["seconds"].sum() / plain["tokens"].sum()
-    alpha, cost = own["accepted"] / own["visited"], own["draft_seconds"] / own["drafted"] / step
-    said = next(summary.headlines(run))
-    assert f"(alpha {alpha:.2f}; Eq. 1 predicts {theory.speedup(alpha, 5, cost):.2f}, " in said
-    verified = theory.speedup(alpha, 5, cost, own["verify_seconds"] / own["blocks"] / step)
-    assert f"with the measured cost of verification {verified:.2f})" in said
+    alpha, cost = distilled["accepted"] / distilled["visited"], distilled["draft_seconds"] / distilled["drafted"] / step
+    line = next(summary.headlines(run))
+    assert f"(alpha {alpha:.2f}; Eq. 1 predicts {theory.speedup(alpha, 5, cost):.2f}, " in line
+    verified = theory.speedup(alpha, 5, cost, distilled["verify_seconds"] / distilled["blocks"] / step)
+    assert f"with the measured cost of verification {verified:.2f})" in line
 
 
 def test_an_experiment_that_did_not_run_has_no_line(run):
@@ -53,14 +53,14 @@ def test_an_experiment_that_did_not_run_has_no_line(run):
     assert [line.split()[0] for line in summary.lines(run)] == ["Offline", "Online", "Report", "Tables", "Figures"]
 
 
-def test_no_scheme_is_said_to_accept_more_than_the_optimum_of_its_kind(run):
+def test_no_scheme_accepts_more_than_its_optimum(run):
     """RRS draws without replacement, paths count something else, and the synthetic distributions are no text."""
     table = TABLES["mdss_acceptance"]({"scheme": {"optimal": 0.1}})
     table.loc[(table["scheme"] == "rrs") | (table["dataset"] == "synthetic"), "acceptance_sum"] *= 1.2
     table.to_csv(run / "mdss_acceptance.csv", index=False)
-    said = next(line for line in summary.headlines(run) if line.startswith("Drafts"))
-    assert said.startswith("Drafts   accepted with 2 drafts at temperature 1.2: optimal ")
-    found = {name: float(value) for name, value in re.findall(r"(\w+) ([\d.]+) \[", said)}
+    line = next(line for line in summary.headlines(run) if line.startswith("Drafts"))
+    assert line.startswith("Drafts   accepted with 2 drafts at temperature 1.2: optimal ")
+    found = {name: float(value) for name, value in re.findall(r"(\w+) ([\d.]+) \[", line)}
     assert list(found) == ["optimal", "importance_truncated", "k_seq", "specinfer", "single"]
     assert max(found.values()) == found["optimal"]
     texts = table[(table["dataset"] != "synthetic") & (table["draft_temperature"] == 1.2) & (table["num_drafts"] == 2)]
@@ -94,11 +94,11 @@ def test_few_requests_are_not_an_answer_and_prompts_without_room_are_counted(run
         folder = run / "main" / "answers" / f"prompts.{split}"
         folder.mkdir(parents=True)
         write_jsonl(folder / "rejected.jsonl", [Rejection("prompts.jsonl", 1, "600 tokens", row) for row in rows])
-    said = next(iter(summary.answers(run)))
-    assert "not yet known whether an adapted draft pays" in said
-    assert "on 1 request;" in said
-    assert "nan" not in said
-    assert "3 prompts too long for the target's context" in said
+    line = next(iter(summary.answers(run)))
+    assert "not yet known whether an adapted draft pays" in line
+    assert "on 1 request;" in line
+    assert "nan" not in line
+    assert "3 prompts too long for the target's context" in line
 
 
 def test_answers_that_repeat_themselves_are_counted_and_left_out(run):
@@ -108,8 +108,8 @@ def test_answers_that_repeat_themselves_are_counted_and_left_out(run):
     table["looping"] = (table["dataset"] == first) & (table["request_id"] % 2 == 0)
     table.loc[table["looping"], "overlap"] = table["visited"]
     table.to_csv(run / "osd_offline.csv", index=False)
-    said = next(line for line in summary.headlines(run) if line.startswith("Loops"))
-    own = table[(table["dataset"] == first) & ~table["looping"] & (table["sample_source"] == "none")]
+    line = next(line for line in summary.headlines(run) if line.startswith("Loops"))
+    rest = table[(table["dataset"] == first) & ~table["looping"] & (table["sample_source"] == "none")]
     count = table[table["dataset"] == first].drop_duplicates("request_id")["looping"].agg(["sum", "size"])
-    assert f"{first} {count['sum']} of {count['size']}" in said
-    assert f"without them alpha {own['overlap'].sum() / own['visited'].sum():.2f}" in said
+    assert f"{first} {count['sum']} of {count['size']}" in line
+    assert f"without them alpha {rest['overlap'].sum() / rest['visited'].sum():.2f}" in line

@@ -132,11 +132,11 @@ def test_no_draft_is_draft_length_0_of_each_kind_of_weights():
 
 
 @pytest.mark.parametrize(("column", "sizes"), [("stream_index", (10, 4)), ("request_id", (10, 4))])
-def test_a_binned_stream_says_what_is_drawn(column, sizes):
+def test_the_caption_of_a_binned_stream_names_its_unit(column, sizes):
     binned = _rows(0.3).rename(columns={"request_id": column}).assign(requests=lambda rows: [*sizes] * (len(rows) // 2))
     binned["stream_index"] = binned[column]
-    said = tables.caption("x", tables.summary(binned, LAYOUT, HITS), LAYOUT, HITS, tidy.units(binned), "smoke")
-    assert "n = 40 groups of up to 10 requests per cell, 95 % bootstrap interval over groups of up to 10" in said
+    caption = tables.caption("x", tables.summary(binned, LAYOUT, HITS), LAYOUT, HITS, tidy.units(binned), "smoke")
+    assert "n = 40 groups of up to 10 requests per cell, 95 % bootstrap interval over groups of up to 10" in caption
     assert tidy.units(_rows(0.3)) == "requests"
     assert tidy.units(_rows(0.3).assign(requests=600)) == "requests", "requests that a draft learnt from"
     assert tidy.units(pd.DataFrame({"x": [1]})) is None
@@ -160,7 +160,7 @@ def test_every_layout_fits_its_table(name, tmp_path):
 
 @pytest.fixture
 def unknown(monkeypatch):
-    """As if no experiment had a layout of its own."""
+    """As if no experiment had a layout."""
     monkeypatch.setattr(tidy, "plan_of", lambda name: PLANS[name].model_copy(update={"layout": None}))
 
 
@@ -210,7 +210,7 @@ HOSTILE = [
 
 
 def test_labels_of_a_dataset_are_text_in_every_format(tmp_path):
-    """What a dataset calls its classes is no command of LaTeX, no cell or tag of Markdown, no formula of a spreadsheet."""
+    """The name of a class is no command of LaTeX, no cell or tag of Markdown, no formula of a spreadsheet."""
     assert [tables._escape(label) for label in (HOSTILE[0], HOSTILE[4])] == [
         r"\textbackslash{}input\{/etc/passwd\}",
         r"50\% \& more\_\$x\$ \#1 \textasciitilde{}\textasciicircum{}\{\}",

@@ -14,10 +14,10 @@ def test_curves_are_moving_averages_of_the_stream(tmp_path):
     rows = TABLES["osd_online"]()
     rows.to_csv(tmp_path / "osd_online.csv", index=False)
     points = list(tensorboard.curves(tmp_path / "osd_online.csv"))
-    own = [(record, value) for tag, record, value in points if tag == "osd_online/spider/online/0"]
+    curve = [(record, value) for tag, record, value in points if tag == "osd_online/spider/online/0"]
     table = rows[(rows["dataset"] == "spider") & (rows["method"] == "online") & (rows["seed"] == 0)]
     expected = stats.moving_ratio(table["overlap"], table["visited"], tensorboard.WINDOW)
-    assert own == list(zip(range(60), expected.tolist(), strict=True))
+    assert curve == list(zip(range(60), expected.tolist(), strict=True))
     assert not any("offline" in tag for tag, _, _ in points)
 
 

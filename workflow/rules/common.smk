@@ -108,6 +108,11 @@ def printed_parts(name):
     return str((experiment.finding, experiment.layout, experiment.figure))
 
 
+def drawn_by(name):
+    """The module of draftlab.report.figures that draws an experiment, if it has one."""
+    return plan.module_of(name, RUN.known[name].figure if name in RUN.known else None)
+
+
 def named_models(wildcards):
     """Input function: the models of this scale that are not trained here but come from the hub or a folder."""
     return [

@@ -2,7 +2,7 @@
 
 from draftlab.files.checkout import WORKFLOW
 from draftlab.files.digests import code_digest
-from draftlab.plan.figure import Figure
+from draftlab.plan.figure import Figure, module_of
 from draftlab.plan.grids import refused
 from draftlab.plan.plan import Experiment, Finding, Layout, load_experiment
 from draftlab.plan.run import Run, RunConfig, content_of_model, context_of_drafts, load_run
@@ -25,5 +25,6 @@ __all__ = [
     "flags",
     "load_experiment",
     "load_run",
+    "module_of",
     "refused",
 ]

@@ -1,6 +1,6 @@
-"""What ``figure:`` in an experiment's file may contain: one of four forms with its options. ``draftlab.report.figures`` draws them.
+"""What ``figure:`` in an experiment's file may contain: one form with its options. ``draftlab.report.figures`` draws it.
 
-Where a column is expected, you can give a text with columns in braces, such as ``batch of {batch}``; each row fills in its own values.
+Where a column is expected, you can give a text with columns in braces, such as ``batch of {batch}``; each row fills in its values.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from draftlab.core.settings import Settings
 class Printed(Settings):
     """Numbers that a paper prints: those of ``claim`` with the settings ``where``, and with settings that ``match`` our column in a panel.
 
-    They are drawn as hollow marks over the setting ``x``, named ``label``; without ``x``, each is a horizontal line. They look like our series
-    that the setting ``series`` names, or like the series ``like`` (or like the first series, if there is none of this name).
+    They are drawn as hollow marks over the setting ``x``, named ``label``; without ``x``, each is a horizontal line, and with ``late`` a line
+    over the last fifth of the printed stream. They look like our series that the setting ``series`` names, or like the series ``like`` (or like
+    the first series, if there is none of this name). ``ranks`` places printed variants that have no ``x`` of ours: it maps each variant to a
+    place among our values of the column ``x``, smallest first, and ``marker`` is their mark.
     """
 
     claim: str
@@ -28,6 +30,9 @@ class Printed(Settings):
     x: str | None = None
     series: str | None = None
     like: str | None = None
+    late: bool = False
+    ranks: dict[str, int] = {}
+    marker: str = "D"
     label: str = "printed, Vicuna-7B / LLaMA-160M"
 
 
@@ -66,7 +71,7 @@ class Curves(Settings):
 
     There is a line per value of ``series``, with known values or those of ``order`` first, and a panel per value of ``panel``. ``where`` selects
     rows as in a finding. ``level`` draws a horizontal line, which is dashed if it has a name. The footer names the ``held`` settings if they are
-    the same in every row, and ``facts``, which may have columns in braces.
+    the same in every row, and ``facts``, which may have columns in braces. With ``rounded``, ``x`` is in whole thousands or millions.
     """
 
     x: str
@@ -81,27 +86,23 @@ class Curves(Settings):
     order: list[str] = []
     where: dict[str, Any] = {}
     log_x: bool = False
+    rounded: bool = False
     level: float | None = None
     level_name: str = ""
     printed: list[Printed] = []
     held: list[str] = []
     facts: list[str] = []
 
-    def read_off(self, measures: Mapping[str, Measure]) -> list[tuple[str, str, str | None]]:
+    def quantities(self, measures: Mapping[str, Measure]) -> list[tuple[str, str, str | None]]:
         """Label, numerator and denominator of each row of panels; an unknown measure is a ``KeyError``."""
-        first = (
-            Shown(measure=self.measure, ylabel=self.ylabel) if self.measure else (self.ylabel, self.above, self.below)
-        )
-        return [
-            (
-                own.ylabel or str(measures[own.measure]),
-                measures[own.measure].numerator,
-                measures[own.measure].denominator,
-            )
-            if isinstance(own, Shown)
-            else own
-            for own in (first, *self.also)
-        ]
+
+        def read(shown: Shown) -> tuple[str, str, str | None]:
+            measure = measures[shown.measure]
+            return shown.ylabel or str(measure), measure.numerator, measure.denominator
+
+        given = (self.ylabel, self.above, self.below)
+        first = Shown(measure=self.measure, ylabel=self.ylabel) if self.measure else given
+        return [read(shown) if isinstance(shown, Shown) else shown for shown in (first, *self.also)]
 
     @model_validator(mode="after")
     def _has_one_measure(self) -> Curves:
@@ -124,7 +125,8 @@ class Live(Settings):
 class Stream(Settings):
     """Alpha along a stream as a moving average over ``window`` records: a line per value of ``series``, a panel per value of ``panel``.
 
-    ``by_class`` averages the requests of each class separately. Printed curves go into a second row; ``note`` is written after the window.
+    ``by_class`` averages the requests of each class separately. Printed curves go into a second row; ``lengths`` gives the number of requests
+    of each panel's printed stream. ``note`` is written after the window.
     """
 
     series: str = "method"
@@ -133,6 +135,7 @@ class Stream(Settings):
     by_class: bool = False
     curves: PrintedCurves | None = None
     printed: list[Printed] = []
+    lengths: dict[str, int] = {}
     note: str = ""
 
 
@@ -151,6 +154,13 @@ class Gaps(Settings):
     facts: list[str] = []
 
 
+class Like(Settings):
+    """The figure of another ``experiment``, whose module gets these ``options``."""
+
+    experiment: str
+    options: dict[str, Any] = {}
+
+
 class Figure(Settings):
     """A form of figure, by name."""
 
@@ -158,20 +168,24 @@ class Figure(Settings):
     live: Live | None = None
     stream: Stream | None = None
     gaps: Gaps | None = None
+    like: Like | None = None
 
     @property
     def columns(self) -> list[str]:
         """The columns that it names to tell rows apart."""
         [form] = (form for _, form in self if form is not None)
-        named = [getattr(form, key, None) or "" for key in ("x", "series", "panel")]
-        texts = [[field for _, field, _, _ in Formatter().parse(own) if field] or [own] for own in named if own]
-        return [
-            *(name for own in texts for name in own),
-            *(key for key in getattr(form, "where", {}) if key != "window"),
-        ]
+        keys = [key for name in ("x", "series", "panel") if (key := getattr(form, name, None))]
+        columns = [[field for _, field, _, _ in Formatter().parse(key) if field] or [key] for key in keys]
+        filters = [key for key in getattr(form, "where", {}) if key != "window"]
+        return [*(name for names in columns for name in names), *filters]
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Figure:
         if sum(form is not None for _, form in self) != 1:
             raise ValueError(f"one form of {', '.join(type(self).model_fields)}")
         return self
+
+
+def module_of(experiment: str, figure: Figure | None) -> str:
+    """The name of the module in ``draftlab.report.figures`` that draws an experiment, if there is such a module."""
+    return figure.like.experiment if figure and figure.like else experiment

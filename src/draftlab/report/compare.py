@@ -47,11 +47,11 @@ def is_measured(table: str, column: str) -> bool:
 def differences(one: Path, two: Path) -> list[Difference]:
     """List what differs between the tables of two results folders, apart from measured columns and the claims judged by them."""
     tables, others = _tables(one), _tables(two)
-    found = [Difference(name, "in one run only", 0) for name in sorted(tables.keys() ^ others.keys())]
+    listed = [Difference(name, "in one run only", 0) for name in sorted(tables.keys() ^ others.keys())]
     timed = _timed_claims(tables)
     for name in sorted(tables.keys() & others.keys()):
-        found += _between(name, tables[name], others[name], timed)
-    return found
+        listed += _differing_columns(name, tables[name], others[name], timed)
+    return listed
 
 
 def _tables(folder: Path) -> dict[str, pd.DataFrame]:
@@ -62,8 +62,8 @@ def _tables(folder: Path) -> dict[str, pd.DataFrame]:
     return {name: read_table(path, dtype=str, keep_default_na=False) for name, path in paths.items()}
 
 
-def _between(name: str, one: pd.DataFrame, two: pd.DataFrame, timed: frozenset[str]) -> Iterator[Difference]:
-    """The differences between two versions of one table; ``timed`` are the claims whose judgement depends on measured times."""
+def _differing_columns(name: str, one: pd.DataFrame, two: pd.DataFrame, timed: frozenset[str]) -> Iterator[Difference]:
+    """The columns in which two versions of one table differ; ``timed`` are the claims whose judgement depends on measured times."""
     if list(one.columns) != list(two.columns):
         lone = sorted(set(one.columns) ^ set(two.columns))
         yield Difference(name, f"other columns ({', '.join(lone)})" if lone else "columns in another order", 0)
@@ -72,9 +72,9 @@ def _between(name: str, one: pd.DataFrame, two: pd.DataFrame, timed: frozenset[s
         yield Difference(name, f"{len(one)} rows against {len(two)}", 0)
         return
     judged = one["claim_id"].isin(timed) if name == "claims" else pd.Series(False, index=one.index)
-    for column in one.columns.drop([column for column in one if is_measured(name, str(column))]):
+    for column in one.columns:
         differs = (one[column] != two[column]) & ~(judged & (column in JUDGED))
-        if differs.any():
+        if differs.any() and not is_measured(name, column):
             yield Difference(name, column, int(differs.sum()), _relative(one[column][differs], two[column][differs]))
 
 
@@ -101,6 +101,6 @@ def _timed_claims(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
 
 def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) -> None:
     """Compare the tables of two runs, apart from measured times; list the columns that differ, and by how much."""
-    if found := differences(one, two):
-        sys.exit("\n".join(map(str, found)))
+    if differing := differences(one, two):
+        sys.exit("\n".join(map(str, differing)))
     print("the tables are the same apart from measured times")

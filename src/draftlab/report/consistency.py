@@ -7,7 +7,7 @@ range. The printed value must lie in this range to one unit of its own last digi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -36,28 +36,23 @@ class Recomputed:
 
 def optimal_acceptance(num_drafts: str, target: str, draft: str) -> float:
     """Compute ``min over H of 1 + target(H) - draft(H)^K`` by enumeration in fractions (MDSS, Theorem 3 and Remark 2)."""
-    distribution, proposal = _fractions(target), _fractions(draft)
-    subsets = itertools.product([False, True], repeat=len(distribution))
-    return float(
-        min(
-            1
-            + sum(itertools.compress(distribution, chosen))
-            - sum(itertools.compress(proposal, chosen)) ** int(num_drafts)
-            for chosen in subsets
-        )
-    )
+    pairs = list(zip(_fractions(target), _fractions(draft), strict=True))
+    subsets = (itertools.compress(pairs, chosen) for chosen in itertools.product([False, True], repeat=len(pairs)))
+    sums = (map(sum, zip((0, 0), *subset, strict=True)) for subset in subsets)
+    return float(min(1 + target_sum - draft_sum ** int(num_drafts) for target_sum, draft_sum in sums))
 
 
 def specinfer_acceptance(num_drafts: str, target: str, draft: str) -> float:
     """Compute ``1 - prod_k (1 - sum_x min(q_k, p))`` in fractions, where ``q_{k+1}`` is the normalised ``(q_k - p)+`` (SpecInfer)."""
-    distribution, proposal = _fractions(target), _fractions(draft)
-    missed = Fraction(1)
+    target_probs, draft_probs = _fractions(target), _fractions(draft)
+    all_rejected = Fraction(1)
     for _ in range(int(num_drafts)):
-        rejected = 1 - sum(map(min, distribution, proposal))
-        missed *= rejected
+        rejected = 1 - sum(map(min, target_probs, draft_probs))
+        all_rejected *= rejected
         if rejected:
-            distribution = [max(q - p, Fraction(0)) / rejected for q, p in zip(distribution, proposal, strict=True)]
-    return float(1 - missed)
+            residual = (max(q - p, Fraction(0)) for q, p in zip(target_probs, draft_probs, strict=True))
+            target_probs = [mass / rejected for mass in residual]
+    return float(1 - all_rejected)
 
 
 def _fractions(text: str) -> list[Fraction]:
@@ -75,14 +70,15 @@ def _memory(
     interval: float = 1,
 ) -> float:
     length = theory.expected_block_length(alpha, int(draft_len))
-    target, draft = theory.Moved(target_gb, 0.0), theory.Moved(draft_gb, 0.0)
-    lengths = {"block_length": length, "online_block_length": length}
-    found = theory.memory_traffic(target, draft, tokens=int(tokens), update_interval=int(interval), **lengths)
-    return sum(found[system].values())
-
-
-def _quotients(above: Value, below: Value) -> Any:
-    return np.divide(above, below)
+    traffic = theory.memory_traffic(
+        theory.Moved(target_gb, 0.0),
+        theory.Moved(draft_gb, 0.0),
+        tokens=int(tokens),
+        update_interval=int(interval),
+        block_length=length,
+        online_block_length=length,
+    )
+    return sum(traffic[system].values())
 
 
 FORMULAS: dict[str, Callable[..., float]] = {
@@ -92,8 +88,8 @@ FORMULAS: dict[str, Callable[..., float]] = {
     "product": lambda left, right: left * right,
     "smallest": lambda values: np.min(values),
     "largest": lambda values: np.max(values),
-    "smallest_quotient": lambda above, below: np.min(_quotients(above, below)),
-    "largest_quotient": lambda above, below: np.max(_quotients(above, below)),
+    "smallest_quotient": lambda above, below: np.min(np.divide(above, below)),
+    "largest_quotient": lambda above, below: np.max(np.divide(above, below)),
     "smallest_difference": lambda left, right: np.min(np.subtract(left, right)),
     "largest_difference": lambda left, right: np.max(np.subtract(left, right)),
     "speedup": lambda alpha, draft_len, cost_ratio: theory.speedup(alpha, int(draft_len), cost_ratio),
@@ -118,11 +114,11 @@ FORMULAS: dict[str, Callable[..., float]] = {
 
 def run_checks(published: Published) -> dict[str, list[Recomputed]]:
     """Run all checks and return the results by claim id; a printed number without a check is absent."""
-    found: dict[str, list[Recomputed]] = {}
+    results: dict[str, list[Recomputed]] = {}
     for name, check in published.checks.items():
         for claim_id, result in _run(name, check, published):
-            found.setdefault(claim_id, []).append(result)
-    return found
+            results.setdefault(claim_id, []).append(result)
+    return results
 
 
 def _run(name: str, check: Check, published: Published) -> list[tuple[str, Recomputed]]:
@@ -137,39 +133,33 @@ def _run(name: str, check: Check, published: Published) -> list[tuple[str, Recom
         for (recomputed, ok), row in zip(fits, records(members), strict=True):
             holds = ok if check.series is None else all(good for _, good in fits)
             verb = "gives" if holds else "would give"
-            note = f"{check.says} {verb} {_short(recomputed)}{alternative}"
+            note = f"{check.says} {verb} {recomputed:.4g}{alternative}"
             results.append((row["claim_id"], Recomputed(name, recomputed, holds, note, check.derives)))
     return results
 
 
-def _short(value: float) -> str:
-    return f"{value:.4g}"
-
-
 def _search(check: Check, rows: pd.DataFrame, published: Published) -> str:
-    """Say which input values would make every row of a failed series agree; empty if none of those listed do."""
-    names = list(check.search)
+    """Name the input values of ``check.search`` that make every row of a failed series agree; empty if there are none."""
     for choice in itertools.product(*check.search.values()):
-        values = dict(zip(names, choice, strict=True))
+        values = dict(zip(check.search, choice, strict=True))
         if values and all(_fits(check, row, published, values)[1] for row in records(rows)):
-            return "; all values of this row of the table agree with " + ", ".join(
-                f"{key} = {value:g}" for key, value in values.items()
-            )
+            text = ", ".join(f"{key} = {value:g}" for key, value in values.items())
+            return f"; all values of this row of the table agree with {text}"
     return ""
 
 
 def _fits(check: Check, row: Mapping[str, Any], published: Published, exact: Mapping[str, float]) -> tuple[float, bool]:
     """The recomputed value, and whether the printed value lies in the range that the rounding of the inputs allows."""
-    formula = FORMULAS[check.formula]
     bounds = {
-        name: (exact[name], exact[name], exact[name]) if name in exact else _bounds(source, row, published)
+        name: (exact[name],) * 3 if name in exact else _bounds(source, row, published)
         for name, source in check.inputs.items()
     }
-    recomputed = float(formula(**{name: middle for name, (_, middle, _) in bounds.items()}))
-    corners = [
-        float(formula(**dict(zip(bounds, corner, strict=True))))
-        for corner in itertools.product(*({low, high} for low, _, high in bounds.values()))
-    ]
+
+    def compute(inputs: Iterable[Value]) -> float:
+        return float(FORMULAS[check.formula](**dict(zip(bounds, inputs, strict=True))))
+
+    recomputed = compute(middle for _, middle, _ in bounds.values())
+    corners = list(map(compute, itertools.product(*({low, high} for low, _, high in bounds.values()))))
     allowed = check.tolerance if check.tolerance is not None else published.claims[check.claim].digit
     allowed += 1e-9 * abs(row["value"])
     return recomputed, min(corners) - allowed <= row["value"] <= max(corners) + allowed
@@ -182,17 +172,13 @@ def _bounds(source: Source, row: Mapping[str, Any], published: Published) -> tup
     settings: Mapping[str, str] = row["settings"]
     if source.setting is not None:
         text = settings[source.setting]
-        value: Value = text if "/" in text or "," in text or not _is_decimal(text) else float(text)
+        value: Value = float(text) if text.replace(".", "", 1).isdigit() else text
         return value, value, value
     wanted = {key: settings[key] for key in source.same} | source.where
     assert source.claim is not None, "a source names a value, a setting or a claim"
-    found = published.of(source.claim, **wanted)["value"].to_numpy()
-    if not len(found):
+    printed = published.of(source.claim, **wanted)["value"].to_numpy()
+    if not len(printed):
         raise UserError(f"no printed number of {source.claim} with {wanted}", remedy="repair consistency.yaml")
     half = published.claims[source.claim].digit / 2
-    low, middle, high = (tuple(float(v) for v in found + shift) for shift in (-half, 0.0, half))
-    return (low[0], middle[0], high[0]) if len(found) == 1 else (low, middle, high)
-
-
-def _is_decimal(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
+    low, middle, high = (tuple(map(float, printed + shift)) for shift in (-half, 0.0, half))
+    return (low[0], middle[0], high[0]) if len(printed) == 1 else (low, middle, high)

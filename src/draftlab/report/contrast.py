@@ -75,16 +75,16 @@ class Tables:
     """The tables of a run by name, with a cache of sums, because many contrasts read the same rows."""
 
     frames: Mapping[str, pd.DataFrame]
-    read: dict[str, dict[Key, pd.DataFrame]] = field(default_factory=dict)
+    cache: dict[str, dict[Key, pd.DataFrame]] = field(default_factory=dict)
 
     def sums(self, rows: Rows, by: Sequence[str] = ()) -> dict[Key, pd.DataFrame]:
         """For each value of ``by``, a frame with numerator ``above`` and denominator ``below`` of each unit; empty if no rows match."""
-        name = repr((rows.table, rows.measure, sorted(rows.where.items(), key=str), list(by)))
-        if name not in self.read:
-            self.read[name] = self._sums(rows, by) if rows.table in self.frames else {}
-        return self.read[name]
+        key = repr((rows.table, rows.measure, sorted(rows.where.items(), key=str), list(by)))
+        if key not in self.cache:
+            self.cache[key] = self._compute_sums(rows, by) if rows.table in self.frames else {}
+        return self.cache[key]
 
-    def _sums(self, rows: Rows, by: Sequence[str]) -> dict[Key, pd.DataFrame]:
+    def _compute_sums(self, rows: Rows, by: Sequence[str]) -> dict[Key, pd.DataFrame]:
         """Compute ``sums``: a unit is a request of a dataset, summed over seeds; an exact table has no units and keeps its rows."""
         measure, table = rows.measure, self.frames[rows.table]
         chosen = choose(table, rows.where, rows.table)
@@ -94,8 +94,8 @@ class Tables:
         exact = tidy.unit(table) is None
         pair = pair if exact else pair.assign(unit=tidy.clusters(chosen))
 
-        def sum_units(own: pd.DataFrame) -> pd.DataFrame:
-            return own if exact else own.groupby("unit", sort=False)[["above", "below"]].sum()
+        def sum_units(group: pd.DataFrame) -> pd.DataFrame:
+            return group if exact else group.groupby("unit", sort=False)[["above", "below"]].sum()
 
         if not by or chosen.empty:
             return {(): sum_units(pair)} if len(pair) else {}
@@ -128,11 +128,11 @@ def compute_each(contrast: Contrast, tables: Tables) -> list[Result]:
     results = []
     for key in dict.fromkeys(key[: len(each)] for key in lefts):
         group = dict(zip(each, key, strict=True))
-        own = {options[len(each) :]: sums for options, sums in lefts.items() if options[: len(each)] == key}
         if contrast.best:
-            result = _rank(contrast, group, own, tables)
+            options = {full[len(each) :]: sums for full, sums in lefts.items() if full[: len(each)] == key}
+            result = _rank(contrast, group, options, tables)
         else:
-            result = _compare(contrast, group, own[()], others.get(key), tables)
+            result = _compare(contrast, group, lefts[key], others.get(key), tables)
         if result is not None:
             results.append(result)
     return results
@@ -156,8 +156,8 @@ def _rank(
     contrast: Contrast, group: Mapping[str, Any], options: Mapping[Key, pd.DataFrame], tables: Tables
 ) -> Result | None:
     """The best option minus the next; None if there are fewer than two."""
-    found = {key: _estimate(contrast.left, sums, tables) for key, sums in options.items()}
-    ranked = sorted(options, key=lambda key: -contrast.sign * np.nan_to_num(found[key].estimate, nan=-np.inf))
+    estimates = {key: _estimate(contrast.left, sums, tables) for key, sums in options.items()}
+    ranked = sorted(options, key=lambda key: -contrast.sign * np.nan_to_num(estimates[key].estimate, nan=-np.inf))
     if len(ranked) < 2:
         return None
     first, second = ranked[:2]
@@ -167,7 +167,7 @@ def _rank(
     by_name = {key: options[key].sort_index() for key in ranked}  # so that no draw depends on the order of the file
     gaps = (_relate(contrast, by_name[first], by_name[other], tables) for other in ranked[1:])
     stands_out = all(decide(gap) != "level" for gap in gaps)
-    return Result(group, value, found[first], found[second], settings, stands_out)
+    return Result(group, value, estimates[first], estimates[second], settings, stands_out)
 
 
 def _estimate(rows: Rows, sums: pd.DataFrame, tables: Tables) -> Interval:
@@ -186,7 +186,8 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
         other = contrast.right if isinstance(contrast.right, Rows) else contrast.left
         sides = _estimate(contrast.left, one, tables).estimate, _estimate(other, two, tables).estimate
         return Interval(100 * sides[0] / sides[1] + less if percent else sides[0] - sides[1], np.nan, np.nan, len(one))
-    one, two = tidy.paired(one, two)
+    units = one.index.union(two.index, sort=False)
+    one, two = one.reindex(units, fill_value=0.0), two.reindex(units, fill_value=0.0)
     left, right = (one["above"], one["below"]), (two["above"], two["below"])
     return shift(stats.percent_of(left, right), less) if percent else stats.ratio_difference(*left, *right)
 
@@ -245,7 +246,7 @@ def correct(interval: Interval, comparisons: int) -> Interval:
     return Interval(middle, *ends, interval.n)
 
 
-def smallest_seen(interval: Interval, comparisons: int, power: float) -> float:
+def smallest_detectable(interval: Interval, comparisons: int, power: float) -> float:
     """The smallest difference that would be detected with probability ``power``, from the interval's width; NaN without an interval."""
     error = (interval.high - interval.low) / (2 * _quantile(1))
     return (_quantile(comparisons) + NormalDist().inv_cdf(power)) * error
@@ -270,15 +271,13 @@ def decide(interval: Interval, level: float = 0.0) -> Side:
 
 def digits_of(intervals: Sequence[Interval], otherwise: int) -> int:
     """How many decimals to show: the last one is at most a third of the median interval width; ``otherwise`` without intervals."""
-    widths = [own.high - own.low for own in intervals if own.high - own.low > 1e-9]
+    widths = [width for interval in intervals if (width := interval.high - interval.low) > 1e-9]
     return min(max(1 - math.floor(math.log10(3 * float(np.median(widths)))), 0), 6) if widths else otherwise
 
 
 def show(interval: Interval, digits: int, *, alone: bool = False, sign: str = "") -> str:
     """An estimate as text, followed by its interval if it has one and ``alone`` is false; ``sign`` "+" marks a difference."""
-    ends = (
-        ""
-        if alone or not np.isfinite(interval.low)
-        else f" [{interval.low:{sign}.{digits}f}, {interval.high:{sign}.{digits}f}]"
-    )
-    return f"{interval.estimate:{sign}.{digits}f}{ends}"
+    estimate = f"{interval.estimate:{sign}.{digits}f}"
+    if alone or not np.isfinite(interval.low):
+        return estimate
+    return f"{estimate} [{interval.low:{sign}.{digits}f}, {interval.high:{sign}.{digits}f}]"

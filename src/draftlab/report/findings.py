@@ -46,11 +46,9 @@ def takeaway(finding: str) -> str:
 def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
     """Write one finding as a sentence; empty if the table does not have the rows that it compares."""
     for filters in (finding.left, finding.right):
-        _check(experiment, table, filters if isinstance(filters, dict) else {})
+        _check_filters(experiment, table, filters if isinstance(filters, dict) else {})
     layout = tables.layout_of(experiment, table)
-    plan = tidy.plan_of(experiment)
-    measure = plan.measure(finding.measure) if plan else tables.measure_of(experiment)
-    left = Rows(experiment, measure, finding.left)
+    left = Rows(experiment, tables.measure_of(experiment, finding.measure), finding.left)
     right = replace(left, where=finding.right) if isinstance(finding.right, dict) else finding.right
     contrast, source = Contrast(left, right, finding.each, finding.best), Tables({experiment: table})
     pooled = compute(contrast, source)
@@ -59,8 +57,8 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
     digits = digits_of([pooled.value], layout.digits) if finding.digits is None else finding.digits
     groups = compute_each(contrast, source) if finding.each else []
     sign = "+" if finding.best or finding.right != 0 else ""  # an estimate that is compared with 0 is not a difference
-    parts = [f"{_describe(own.group)}: {_show_group(own, digits, sign)}" for own in groups]
-    sides = {decide(own.value) for own in groups} if finding.apart else {decide(pooled.value)}
+    parts = [f"{_describe(result.group)}: {_show_group(result, digits, sign)}" for result in groups]
+    sides = {decide(result.value) for result in groups} if finding.apart else {decide(pooled.value)}
     text: str = getattr(finding, sides.pop() if len(sides) == 1 else "level")
     sentence = text.format(
         left=show(pooled.left, digits, alone=True),
@@ -68,7 +66,7 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
         gap=show(pooled.value, digits, sign=sign),
         n=f"{pooled.value.n:,}",
         each="; ".join(parts),
-        values="; ".join(f"{_describe(own.group)}: {show(own.left, digits)}" for own in groups),
+        values="; ".join(f"{_describe(result.group)}: {show(result.left, digits)}" for result in groups),
         **{key: _describe(options) for key, options in zip(("best", "second"), pooled.options, strict=False)},
     )
     if len(parts) > 1 and not finding.apart:
@@ -76,7 +74,7 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
     return sentence + "."
 
 
-def _check(experiment: str, table: pd.DataFrame, filters: Mapping[str, Any]) -> None:
+def _check_filters(experiment: str, table: pd.DataFrame, filters: Mapping[str, Any]) -> None:
     """Refuse a filter if the table has only some of its listed values.
 
     If a scale runs none of them, the finding is left out; if it ran some, the sentence would silently speak of fewer rows.

@@ -6,6 +6,7 @@ table of this run covers gets the verdict ``not run at this scale``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +18,19 @@ import pandas as pd
 
 from draftlab.core.stats import Interval
 from draftlab.errors import UserError
-from draftlab.files.tables import tables_in
 from draftlab.plan import Scale
 from draftlab.report import tidy
 from draftlab.report.consistency import Recomputed, run_checks
-from draftlab.report.contrast import Contrast, Tables, bounds, compute, compute_each, correct, shift, smallest_seen
+from draftlab.report.contrast import (
+    Contrast,
+    Tables,
+    bounds,
+    compute,
+    compute_each,
+    correct,
+    shift,
+    smallest_detectable,
+)
 from draftlab.report.published import Comparison, Published, Rule, Statement, same
 from draftlab.report.tidy import records
 
@@ -41,23 +50,6 @@ ROUNDING = 1e-12
 NOTHING = 1e-6
 """Differences up to this size come from the way in which a number was computed."""
 POWER = 0.8
-COLUMNS = (
-    "claim_id",
-    "paper",
-    "location",
-    "quantity",
-    "setting",
-    "published",
-    "ours",
-    "ci_low",
-    "ci_high",
-    "n",
-    "unit",
-    "detectable",
-    "verdict",
-    "experiment",
-    "note",
-)
 RELATED = "related"
 """The ``paper`` of numbers from other papers; they go to a separate ledger."""
 
@@ -81,44 +73,24 @@ NO_RULE = "no experiment measures this"
 
 def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
     """Read the table of every experiment in a folder of results, and add the derived columns."""
-    paths = tables_in(folder)
-    if not paths:
-        raise UserError("no tables here", file=folder, remedy="run the experiments first")
-    return {name: tidy.read(path) for name, path in paths.items()}
+    return {name: tidy.read(path) for name, path in tidy.tables_of(folder).items()}
 
 
 def judge_claims(published: Published, frames: Mapping[str, pd.DataFrame], scale: Scale) -> pd.DataFrame:
     """Return a row with the columns of ``claims.csv`` for each printed number and each statement; ``frames`` maps names to tables."""
-    tables = Tables(frames)
-    checked = run_checks(published)
+    tables, checked = Tables(frames), run_checks(published)
     rows = [_number_row(row, published, tables, scale, checked) for row in records(published.numbers)]
-    rows += [
-        _statement_row(name, statement, tables, scale, checked) for name, statement in published.statements.items()
-    ]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    rows += [_statement_row(name, claim, tables, scale, checked) for name, claim in published.statements.items()]
+    return pd.DataFrame(rows)
 
 
-def _row(
-    claim_id: str,
-    paper: str,
-    location: str,
-    quantity: str,
-    setting: str,
-    printed: str,
-    judgement: Judgement,
-    experiments: Sequence[str],
-    tables: Tables,
-) -> dict[str, Any]:
+def _row(claim: Mapping[str, str], judgement: Judgement, experiments: Sequence[str], tables: Tables) -> dict[str, Any]:
+    """A row of the ledger: the facts of the ``claim``, our value, and the verdict."""
     ours = judgement.ours or Interval(np.nan, np.nan, np.nan, 0)
     answered = [name for name in dict.fromkeys(experiments) if name in tables.frames and judgement.ours is not None]
     units = {tidy.units(tables.frames[name]) or "rows" for name in answered}
     return {
-        "claim_id": claim_id,
-        "paper": paper,
-        "location": location,
-        "quantity": quantity,
-        "setting": setting,
-        "published": printed,
+        **claim,
         "ours": float(f"{ours.estimate:.6g}"),
         "ci_low": float(f"{ours.low:.6g}"),
         "ci_high": float(f"{ours.high:.6g}"),
@@ -129,6 +101,10 @@ def _row(
         "experiment": ", ".join(answered),
         "note": judgement.note,
     }
+
+
+def _join(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 # --- printed numbers ---------------------------------------------------------------------------------------------
@@ -148,22 +124,25 @@ def _number_row(
     else:
         judgement = _judge_number(row, rule, published, tables, scale)
     results = checked.get(row["claim_id"], ())
-    failed = [result for result in results if not result.holds]
+    failed = [result.note for result in results if not result.holds]
     derived = [result for result in results if result.derives]
     if failed:
-        notes = [result.note for result in failed] + [judgement.note if judgement.ours else ""]
-        judgement = replace(judgement, verdict="inconsistent in print", note="; ".join(filter(None, notes)))
+        note = _join(*failed, judgement.note if judgement.ours else "")
+        judgement = replace(judgement, verdict="inconsistent in print", note=note)
     elif judgement.ours is None and derived:
-        ours = Interval(derived[0].recomputed, np.nan, np.nan, 0)
-        judgement = Judgement(
-            ours, "reproduced", f"recomputed from other printed numbers, not measured: {derived[0].note}"
-        )
+        note = f"recomputed from other printed numbers, not measured: {derived[0].note}"
+        judgement = Judgement(Interval(derived[0].recomputed, np.nan, np.nan, 0), "reproduced", note)
     if row["caveat"]:
-        judgement = replace(judgement, note="; ".join(filter(None, [judgement.note, f"source says: {row['caveat']}"])))
-    quantity = claim.quantity if claim.unit in claim.quantity else f"{claim.quantity} [{claim.unit}]"
-    experiments = [] if rule is None else [rule.table_of(row["settings"])]
-    printed = (row["claim_id"], row["paper"], claim.location, quantity, row["setting"], row["printed"])
-    return _row(*printed, judgement, experiments, tables)
+        judgement = replace(judgement, note=_join(judgement.note, f"source says: {row['caveat']}"))
+    facts = {
+        "claim_id": row["claim_id"],
+        "paper": row["paper"],
+        "location": claim.location,
+        "quantity": claim.quantity if claim.unit in claim.quantity else f"{claim.quantity} [{claim.unit}]",
+        "setting": row["setting"],
+        "published": row["printed"],
+    }
+    return _row(facts, judgement, [] if rule is None else [rule.table_of(row["settings"])], tables)
 
 
 def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tables: Tables, scale: Scale) -> Judgement:
@@ -175,24 +154,21 @@ def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tabl
     filters = _filters(rule, row["settings"])
     if filters is None:
         return replace(NOT_RUN, note="no experiment of ours runs this setting")
-    found = compute(rule.measured(filters), tables)
-    if found is None:
+    result = compute(rule.measured(filters), tables)
+    if result is None:
         return replace(NOT_RUN, note=f"{filters.get('table', rule.table)} does not run this at this scale")
-    ours = found.value
+    ours = result.value
     if scale in rule.same_setting and abs(ours.estimate - row["value"]) <= rule.tolerance:
         return Judgement(ours, "reproduced", f"within {rule.tolerance:g} of the printed value")
     gaps, shared = _gaps(row, rule, filters, ours, published, tables)
     if not gaps and scale in rule.same_setting:
         return Judgement(ours, "contradicts", f"not within {rule.tolerance:g} of the printed value")
     if not gaps and shared:
-        return Judgement(
-            ours, "compared in other rows", f"each difference is judged once, in the row of: {', '.join(shared)}"
-        )
+        note = f"each difference is judged once, in the row of: {', '.join(shared)}"
+        return Judgement(ours, "compared in other rows", note)
     if not gaps:
-        return Judgement(
-            ours,
-            "not run at this scale",
-            "measured in another setting, with no other printed number to compare it with",
+        return replace(
+            NOT_RUN, ours=ours, note="measured in another setting, with no other printed number to compare it with"
         )
     judged = [(*_judge_gap(gap, printed, rule, len(gaps)), gap, printed, what) for gap, printed, what in gaps]
     judged.sort(key=lambda each: -VERDICTS.index(each[0]))
@@ -200,13 +176,13 @@ def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tabl
     verdict = judged[0][0]
     if verdict == "contradicts":
         notes.append(rule.explanation)
-    return Judgement(ours, verdict, "; ".join(filter(None, notes)), _detectable([gap for gap, _, _ in gaps]))
+    return Judgement(ours, verdict, _join(*notes), _detectable([gap for gap, _, _ in gaps]))
 
 
 def _detectable(gaps: Sequence[Interval]) -> float:
     """The smallest difference that the least sensitive comparison would have detected; NaN if none has an interval."""
-    seen = [smallest_seen(gap, len(gaps), POWER) for gap in gaps]
-    return max((value for value in seen if not math.isnan(value)), default=math.nan)
+    sizes = [smallest_detectable(gap, len(gaps), POWER) for gap in gaps]
+    return max((size for size in sizes if not math.isnan(size)), default=math.nan)
 
 
 def _judge_gap(gap: Interval, printed: float, rule: Rule, comparisons: int) -> tuple[Verdict, str]:
@@ -242,7 +218,7 @@ def _gaps(
     """
     gaps = [] if rule.level is None else [(shift(ours, -rule.level), row["value"] - rule.level, f"{rule.level:g}")]
     shared = []
-    place = published.place
+    position = published.position
     for settings in rule.against:
         for other in _neighbours(row, settings, published):
             other_rule = published.claims[other["claim"]].rule
@@ -251,19 +227,19 @@ def _gaps(
                 continue
             against = _filters(other_rule, other["settings"])
             if against is not None and against.get("measure") == filters.get("measure"):
-                found = compute(Contrast(rule.rows(filters), other_rule.rows(against)), tables)
-                later = place[other["claim_id"]] > place[row["claim_id"]]
-                if found is not None and later and _compares(other, other_rule, row, published):
+                result = compute(Contrast(rule.rows(filters), other_rule.rows(against)), tables)
+                later = position[other["claim_id"]] > position[row["claim_id"]]
+                if result is not None and later and _compares(other, other_rule, row, published):
                     shared.append(_name(row, other))
-                elif found is not None:
-                    gaps.append((found.value, printed, _name(row, other)))
+                elif result is not None:
+                    gaps.append((result.value, printed, _name(row, other)))
     return gaps, shared
 
 
 def _compares(row: Mapping[str, Any], rule: Rule, other: Mapping[str, Any], published: Published) -> bool:
     """Whether ``rule``, the rule of ``row``, compares it with ``other``."""
-    neighbours = (own["claim_id"] for settings in rule.against for own in _neighbours(row, settings, published))
-    return other["claim_id"] in neighbours
+    neighbours = itertools.chain.from_iterable(_neighbours(row, settings, published) for settings in rule.against)
+    return any(neighbour["claim_id"] == other["claim_id"] for neighbour in neighbours)
 
 
 def _filters(rule: Rule, settings: Mapping[str, str]) -> dict[str, Any] | None:
@@ -299,10 +275,8 @@ def _neighbours(row: Mapping[str, Any], change: Mapping[str, Any], published: Pu
 
 def _name(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """A short name for ``other``: the settings in which it differs from ``row``."""
-    own, its = row["settings"], other["settings"]
-    parts = [
-        value if not value[0].isdigit() else f"{key} {value}" for key, value in its.items() if own.get(key) != value
-    ]
+    differing = {key: value for key, value in other["settings"].items() if row["settings"].get(key) != value}
+    parts = [f"{key} {value}" if value[0].isdigit() else value for key, value in differing.items()]
     return ", ".join(parts) or str(other["claim"])
 
 
@@ -319,18 +293,22 @@ def _signed(gap: Interval) -> str:
 def _statement_row(
     name: str, statement: Statement, tables: Tables, scale: Scale, checked: Mapping[str, Sequence[Recomputed]]
 ) -> dict[str, Any]:
-    every = (result for results in checked.values() for result in results)
-    failed = [result for result in every if result.check == statement.check and not result.holds]
+    results = itertools.chain.from_iterable(checked.values())
+    failed = [result.note for result in results if result.check == statement.check and not result.holds]
     judgement = _judge_statement(statement, tables, scale)
     if failed:
-        judgement = replace(
-            judgement, verdict="inconsistent in print", note="; ".join(result.note for result in failed)
-        )
+        judgement = replace(judgement, verdict="inconsistent in print", note=_join(*failed))
     elif judgement.ours is None and statement.check is not None:
         judgement = Judgement(None, "reproduced", f"recomputed from the printed numbers: check {statement.check}")
-    experiments = [comparison.table for comparison in statement.holds]
-    facts = (statement.paper, statement.location, statement.says)
-    return _row(name, *facts, "", "in words", judgement, experiments, tables)
+    facts = {
+        "claim_id": name,
+        "paper": statement.paper,
+        "location": statement.location,
+        "quantity": statement.says,
+        "setting": "",
+        "published": "in words",
+    }
+    return _row(facts, judgement, [comparison.table for comparison in statement.holds], tables)
 
 
 def _judge_statement(statement: Statement, tables: Tables, scale: Scale) -> Judgement:
@@ -338,31 +316,31 @@ def _judge_statement(statement: Statement, tables: Tables, scale: Scale) -> Judg
 
     ``ours`` is the difference in the least favourable comparison.
     """
-    seen = [
+    compared = [
         (comparison, ", ".join(f"{key} {value}" for key, value in result.group.items()), result.value)
         for comparison in statement.holds
         for result in compute_each(comparison.contrast, tables)
     ]
-    if not seen:
+    if not compared:
         missing = list(dict.fromkeys(comparison.table for comparison in statement.holds))
         verb = "do" if len(missing) > 1 else "does"
         return replace(NOT_RUN, note=f"{', '.join(missing)} {verb} not run this at this scale" if missing else "")
-    clear = [_clearance(comparison, correct(gap, len(seen))) for comparison, _, gap in seen]
-    held, failed = sum(surely >= 0 for surely, _ in clear), sum(at_best < 0 for _, at_best in clear)
-    least = min(range(len(seen)), key=lambda place: (clear[place][1] >= 0, clear[place][0]))
-    _, group, gap = seen[least]
+    clear = [_clearance(comparison, correct(gap, len(compared))) for comparison, _, gap in compared]
+    held, failed = sum(worst >= 0 for worst, _ in clear), sum(best < 0 for _, best in clear)
+    undecided = len(compared) - held - failed
+    least = min(range(len(compared)), key=lambda place: (clear[place][1] >= 0, clear[place][0]))
+    _, group, gap = compared[least]
     margins = sorted({comparison.margin for comparison in statement.holds if comparison.margin})
     allowed = f" within {' or '.join(f'{margin:g}' for margin in margins)}" if margins else ""
-    open_ones = len(seen) - held - failed
-    count = f"{held} of {len(seen)} comparisons hold{allowed}"
-    count += (f", {failed} fail" if failed else "") + (f", {open_ones} undecided" if open_ones else "")
+    count = f"{held} of {len(compared)} comparisons hold{allowed}"
+    count += (f", {failed} fail" if failed else "") + (f", {undecided} undecided" if undecided else "")
     note = f"{count}; least favourable{f' ({group})' if group else ''}: {_signed(gap)}"
-    verdict: Verdict = "contradicts" if failed else "undecided" if open_ones else "same direction"
-    if verdict == "contradicts" and statement.explanation:
-        note += f"; {statement.explanation}"
+    verdict: Verdict = "contradicts" if failed else "undecided" if undecided else "same direction"
+    if verdict == "contradicts":
+        note = _join(note, statement.explanation)
     if verdict == "same direction" and scale in statement.same_setting:
         verdict = "reproduced"
-    return Judgement(gap, verdict, note, _detectable([gap for _, _, gap in seen]))
+    return Judgement(gap, verdict, note, _detectable([gap for _, _, gap in compared]))
 
 
 def _clearance(comparison: Comparison, gap: Interval) -> tuple[float, float]:

@@ -34,14 +34,14 @@ def trace(figure: Path) -> Iterator[str]:
         known = read_json(folder / "data" / RECORD)
         if experiment not in known:
             raise UserError(f"no record of {experiment}", file=folder / "data" / RECORD, remedy="publish it again")
-        table, found = folder / "data" / f"{experiment}.csv.gz", known[experiment]
-        if found["table"]["sha256"] != hashlib.sha256(table_bytes(table)).hexdigest():
+        table, record = folder / "data" / f"{experiment}.csv.gz", known[experiment]
+        if record["table"]["sha256"] != hashlib.sha256(table_bytes(table)).hexdigest():
             raise UserError("the table is not the one that was published", file=table, remedy="publish it again")
     else:
         table = folder.parent / f"{experiment}.csv"
-        found = describe(folder.parent, experiment)
+        record = describe(folder.parent, experiment)
     yield f"figure   {figure}  sha256 {sha256(figure)[:16]}"
-    yield from lines(found, table)
+    yield from _lines(record, table)
 
 
 def describe(run: Path, experiment: str) -> dict[str, Any]:
@@ -51,13 +51,14 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
         raise UserError("no such table", file=table, remedy="run the experiment first")
     cells = {path.parent.name: read_json(path) for path in sorted((run / "cells" / experiment).glob("*/run.json"))}
     inputs: dict[str, dict[str, str | None]] = {kind: {} for kind in ("models", "tables", "pairs", "answers", "data")}
-    for record in cells.values():
-        _merge(inputs, record.pop("inputs", {}))
-    for name in list(inputs["pairs"]):
-        _merge(inputs, read_json((run / name).with_suffix(".json")))
+    read = [cell.pop("inputs", {}) for cell in cells.values()]
+    pairs = {name: None for files in read for name in files.get("pairs", {})}
+    for files in [*read, *(read_json((run / name).with_suffix(".json")) for name in pairs)]:
+        for kind, digests in files.items():
+            inputs[kind].update(digests)
     answered = [Path(name).parent for name in sorted(inputs["answers"])]
     datasets = {folder.name.split(".")[0] for folder in answered} | {Path(name).parts[1] for name in inputs["data"]}
-    common, varied = split_common([{"cell": cell} | flatten(record) for cell, record in cells.items()])
+    common, varied = split_common([{"cell": cell} | flatten(facts) for cell, facts in cells.items()])
     return {
         "table": {"sha256": sha256(table), "rows": sum(1 for _ in table.open(encoding="utf-8")) - 1},
         "common": common,
@@ -73,46 +74,42 @@ def publish(results: Path, tables: tuple[str, ...], out: Path) -> None:
     for name in tables:
         publish_table(results / f"{name}.csv", out)
     known = read_json(out / RECORD) if (out / RECORD).exists() else {}
-    kept = {name: found for name, found in known.items() if name in tables_in(out)}
+    kept = {name: known[name] for name in known.keys() & tables_in(out).keys()}
     write_json(out / RECORD, dict(sorted((kept | {name: describe(results, name) for name in tables}).items())))
     if took := times.read_times([out / times.FILE, results / "logs" / times.FILE]):
         write_text(out / times.FILE, "".join(f"{name}\t{took[name]:.2f}\n" for name in sorted(took)))
 
 
-def lines(found: Mapping[str, Any], table: Path) -> Iterator[str]:
-    """Write the provenance of one table as lines of text, from the table down to the raw data."""
-    yield f"table    {table}  sha256 {found['table']['sha256'][:16]}, {found['table']['rows']} rows"
-    for key, value in found["common"].items():
-        yield f"         {key} = {_describe(value)}"
-    for cell in found["cells"]:
-        own = "  ".join(f"{key} = {_describe(value)}" for key, value in cell.items() if key != "cell")
-        yield f"run      {cell['cell']}  {own}".rstrip()
+def _lines(record: Mapping[str, Any], table: Path) -> Iterator[str]:
+    """The provenance of one table as lines of text, from the table down to the raw data."""
+    yield f"table    {table}  sha256 {record['table']['sha256'][:16]}, {record['table']['rows']} rows"
+    for key, value in record["common"].items():
+        yield f"         {_facts({key: value})}"
+    for cell in record["cells"]:
+        yield f"run      {cell['cell']}  {_facts(cell, 'cell')}".rstrip()
     for kind in DIGESTED:
-        for name, digest in found.get(kind, {}).items():
+        for name, digest in record.get(kind, {}).items():
             yield f"{kind.removesuffix('s'):8} {name}  " + (f"sha256 {digest[:16]}" if digest else "random weights")
-    for name, answers in found["answers"].items():
-        yield f"answers  {name}  " + "  ".join(f"{key} = {_describe(value)}" for key, value in flatten(answers).items())
-    for dataset, splits in found["data"].items():
+    for name, answers in record["answers"].items():
+        yield f"answers  {name}  {_facts(flatten(answers))}"
+    for dataset, splits in record["data"].items():
         for raw in splits.values():
-            yield f"raw data {dataset}  " + "  ".join(
-                f"{key} = {_describe(value)}" for key, value in raw.items() if key != "dataset"
-            )
+            yield f"raw data {dataset}  {_facts(raw, 'dataset')}"
+
+
+def _facts(values: Mapping[str, Any], without: str = "") -> str:
+    """``key = value`` for every key but one."""
+    return "  ".join(f"{key} = {_describe(value)}" for key, value in values.items() if key != without)
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings into one, with keys joined by dots; a list that holds a single mapping counts as that mapping."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, list) and len(item) == 1 and isinstance(item[0], Mapping):
             item = item[0]
-        found |= flatten(item, f"{prefix}{key}.") if isinstance(item, Mapping) else {f"{prefix}{key}": item}
-    return found
-
-
-def _merge(inputs: Mapping[str, dict[str, str | None]], others: Mapping[str, Mapping[str, str | None]]) -> None:
-    """Add the files of ``others`` to ``inputs``, kind by kind."""
-    for kind, files in others.items():
-        inputs[kind].update(files)
+        flat |= flatten(item, f"{prefix}{key}.") if isinstance(item, Mapping) else {f"{prefix}{key}": item}
+    return flat
 
 
 def _describe(value: Any) -> str:

@@ -1,7 +1,7 @@
 """What the papers print: every number with its location and caveat, the claims in words, and the digitised curves.
 
-The files in ``workflow/published`` are data. ``<paper>.csv`` holds numbers, ``<paper>.yaml`` says what each claim measures and which
-of our tables answers it, ``statements.yaml`` holds the claims in words, ``consistency.yaml`` how numbers follow from other numbers.
+The files in ``workflow/published`` are data. ``<paper>.csv`` holds numbers. ``<paper>.yaml`` defines what each claim measures and which
+of our tables answers it, ``statements.yaml`` the claims in words, ``consistency.yaml`` how numbers follow from other numbers.
 """
 
 from __future__ import annotations
@@ -94,10 +94,9 @@ class Rule(Selection):
 
     def table_of(self, settings: Mapping[str, str]) -> str:
         """The table that answers a printed number with these settings."""
-        filters = (
-            known[settings[key]] for key, known in self.where.items() if known != "same" and settings.get(key) in known
-        )
-        return next((str(own["table"]) for own in filters if "table" in own), self.table)
+        known = ((key, values) for key, values in self.where.items() if values != "same")
+        filters = (values[settings[key]] for key, values in known if settings.get(key) in values)
+        return next((str(chosen["table"]) for chosen in filters if "table" in chosen), self.table)
 
 
 class Claim(Entry):
@@ -187,14 +186,14 @@ class Published:
     checks: Mapping[str, Check]
 
     @functools.cached_property
-    def place(self) -> dict[str, int]:
+    def position(self) -> dict[str, int]:
         """The position of each printed number in the files, by claim id."""
-        return {name: place for place, name in enumerate(self.numbers["claim_id"])}
+        return {claim_id: position for position, claim_id in enumerate(self.numbers["claim_id"])}
 
     def of(self, claim: str, **settings: Wanted) -> pd.DataFrame:
         """The printed numbers of one claim with these settings."""
-        found = self.numbers[self.numbers["claim"] == claim]
-        return found[np.array([agrees(row, settings) for row in found["settings"]], dtype=bool)]
+        numbers = self.numbers[self.numbers["claim"] == claim]
+        return numbers[np.array([_agrees(printed, settings) for printed in numbers["settings"]], dtype=bool)]
 
     def curve(self, figure: str, series: str) -> pd.DataFrame:
         """The digitised points of one curve, in the order of ``x``."""
@@ -202,7 +201,7 @@ class Published:
         return curves[(curves["figure_pdf"] == figure) & (curves["series"] == series)].sort_values("x", kind="stable")
 
 
-def agrees(settings: Mapping[str, str], wanted: Mapping[str, Wanted]) -> bool:
+def _agrees(settings: Mapping[str, str], wanted: Mapping[str, Wanted]) -> bool:
     """Whether printed settings have the wanted values (or one of several); numbers are compared as numbers."""
     return all(
         key in settings
@@ -221,7 +220,7 @@ def same(left: Scalar, right: Scalar) -> bool:
 
 def load(folder: Path | None = None) -> Published:
     """Read and check the folder; a broken file is a ``UserError`` that names it."""
-    folder = FOLDER if folder is None else folder
+    folder = folder or FOLDER
     claims: dict[str, Claim] = {}
     numbers = []
     for stem, paper in PAPERS.items():
@@ -246,20 +245,20 @@ def _numbers(path: Path) -> pd.DataFrame:
     settings = [parse_setting(text) for text in frame["setting"]]
     frame = frame.assign(
         settings=pd.Series(settings, dtype=object),
-        claim_id=[_identity(claim, own) for claim, own in zip(frame["claim"], settings, strict=True)],
+        claim_id=list(map(_claim_id, frame["claim"], settings)),
         printed=frame["value"],
-        value=[_number(text) for text in frame["value"]],
-        error=[_number(text) for text in frame["error"]],
+        value=frame["value"].map(_number),
+        error=frame["error"].map(_number),
     )
     if twice := frame["claim_id"][frame["claim_id"].duplicated()].tolist():
         raise UserError(f"{twice[0]} is listed twice", file=path, remedy="give the two rows different settings")
     return frame
 
 
-def _identity(claim: str, settings: Mapping[str, str]) -> str:
+def _claim_id(claim: str, settings: Mapping[str, str]) -> str:
     """The claim id, ``claim/value/key=number/...``: numbers come with their key, because alone they would not be understood."""
-    words = (f"{key}={value}" if np.isfinite(_number(value)) else value for key, value in settings.items())
-    return "/".join([claim, *words])
+    parts = (f"{key}={value}" if np.isfinite(_number(value)) else value for key, value in settings.items())
+    return "/".join([claim, *parts])
 
 
 def parse_setting(text: str) -> dict[str, str]:

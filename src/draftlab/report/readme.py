@@ -42,9 +42,8 @@ def render(text: str, root: Path) -> str:
     for name, part in PARTS.items():
         begin, end = f"<!-- begin:{name} -->\n", f"<!-- end:{name} -->"
         if text.count(begin) != 1 or text.count(end) != 1:
-            raise UserError(
-                f"no part {name!r}", file="README.md", remedy=f"restore the lines {begin.strip()} and {end}"
-            )
+            remedy = f"restore the lines {begin.strip()} and {end}"
+            raise UserError(f"no part {name!r}", file="README.md", remedy=remedy)
         before, rest = text.split(begin)
         text = before + begin + part(root).strip("\n") + "\n" + end + rest.split(end)[1]
     return text
@@ -82,9 +81,12 @@ def _finding(folder: Path, table: str) -> str:
 
 
 def _real(root: Path) -> str:
-    """What the main experiments say about a real language model, all datasets pooled."""
-    found = {table: GROUPS.sub("", _finding(root / REAL, table)).split(". ") for table in REAL_ANSWERS}
-    return "\n".join(f"* {'. '.join(found[table][:count]).rstrip('.')}." for table, count in REAL_ANSWERS.items())
+    """The findings of the main experiments on a real language model, all datasets pooled."""
+    lines = []
+    for table, count in REAL_ANSWERS.items():
+        sentences = GROUPS.sub("", _finding(root / REAL, table)).split(". ")
+        lines.append(f"* {'. '.join(sentences[:count]).rstrip('.')}.")
+    return "\n".join(lines)
 
 
 def _results(root: Path) -> str:
@@ -98,7 +100,7 @@ def _results(root: Path) -> str:
 
 
 def _row(claims: dict[str, dict[str, str]], what: str, claim: str) -> str:
-    """One line of the table of results: what it is, the printed number, ours, and our interval."""
+    """One line of the table of results: the quantity, the printed number, ours, and our interval."""
     if claim not in claims:
         raise UserError(f"no claim {claim}", file=CLAIMS, remedy="run `make publish`")
     row = claims[claim]
@@ -112,10 +114,8 @@ def _contradicted(root: Path) -> str:
     """Every claim in words, from either paper, that our runs contradict, with its least favourable comparison."""
     claims = _claims(root)
     statements = claims[claims["published"] == "in words"]
-    held, wrong = (
-        statements[statements["verdict"].isin(verdicts)]
-        for verdicts in (("reproduced", "same direction"), ("contradicts",))
-    )
+    held = statements[statements["verdict"].isin(["reproduced", "same direction"])]
+    wrong = statements[statements["verdict"] == "contradicts"]
     lines = [
         f"Of the papers' {len(statements)} claims in words, {len(held)} hold in our runs and {len(wrong)} do not:",
         "",

@@ -18,37 +18,34 @@ PAGE = Path("docs/tables.md")
 HEAD = """\
 # Tables
 
-What each stage is asked for and what it writes, made from the code (`draftlab readme`).
+The settings of each stage, the columns of its tables and its measures, generated from the code by `draftlab readme`.
 A table has the columns of its stage, and one for each axis of its experiment. Two runs differ in the columns marked *timed*.
 """
 
 
 def render(root: Path) -> str:
     """Render the page for the experiments below ``root``."""
-    every = {path.stem: load_experiment(path) for path in sorted((root / "workflow/experiments").glob("*.yaml"))}
-    users = {stage: [name for name, own in every.items() if own.stage == stage] for stage in STAGES}
+    stage_of = {
+        path.stem: load_experiment(path).stage for path in sorted((root / "workflow/experiments").glob("*.yaml"))
+    }
+    users = {stage: [name for name in stage_of if stage_of[name] == stage] for stage in STAGES}
     return HEAD + "".join(_section(stage, users[name]) for name, stage in STAGES.items())
 
 
 def _section(stage: Stage, experiments: Iterable[str]) -> str:
     """The section of one stage, with the names of the experiments that use it."""
     parts = [f"\n## {stage.name}\n\n{stage.does}.\n\nUsed by {', '.join(f'`{name}`' for name in experiments)}.\n"]
-    parts += [f"\n{text}\n" for text in _explained(stage.settings)]
+    parts += [f"\n{text}\n" for text in _docstrings(stage.settings)]
     settings = [
-        [f"`{name}`", _default(own), (own.description or "").replace("``", "`")]
-        for name, own in stage.settings.model_fields.items()
+        [f"`{name}`", _default(field), (field.description or "").replace("``", "`")]
+        for name, field in stage.settings.model_fields.items()
     ]
     parts.append(_table(("setting", "default", "meaning"), settings))
     parts.append(_table(("column", "kind", "unit", "meaning"), _columns(stage.columns)))
     parts.append(_table(("derived column", "kind", "unit", "meaning"), _columns(columns_of(stage.derived))))
     measures = [
-        [
-            f"`{name}`",
-            f"`{own.numerator}`" + (f" / `{own.denominator}`" if own.denominator else ""),
-            own.unit,
-            own.label,
-        ]
-        for name, own in stage.measures.items()
+        [f"`{name}`", " / ".join(f"`{column}`" for column in measure.columns), measure.unit, measure.label]
+        for name, measure in stage.measures.items()
     ]
     parts.append(_table(("measure", "of the rows", "unit", "meaning"), measures))
     views = [[f"`{name}`", " ".join((view.__doc__ or "").split())] for name, view in stage.views.items()]
@@ -56,20 +53,20 @@ def _section(stage: Stage, experiments: Iterable[str]) -> str:
     return "".join(parts)
 
 
-def _explained(settings: type[Settings]) -> list[str]:
+def _docstrings(settings: type[Settings]) -> list[str]:
     """The docstrings of a settings class and of the settings classes that it extends, base classes first."""
     kinds = [kind for kind in reversed(settings.mro()) if issubclass(kind, Settings) and kind is not Settings]
     return [inspect.cleandoc(kind.__doc__).replace("``", "`") for kind in kinds if kind.__doc__]
 
 
 def _columns(columns: Mapping[str, Column]) -> list[list[str]]:
-    return [[f"`{name}`", own.kind.__name__, own.unit, _meaning(own)] for name, own in columns.items()]
+    return [[f"`{name}`", column.kind.__name__, column.unit, _meaning(column)] for name, column in columns.items()]
 
 
 def _meaning(column: Column) -> str:
     marks = ["*timed*" if column.timed is True else f"*timed where `{column.timed}`*"] if column.timed else []
-    words = f"one of {', '.join(f'`{value}`' for value in column.values)}" if column.values else ""
-    return "; ".join(filter(None, [column.meaning, words, *marks, "*in some tables*" if column.optional else ""]))
+    values = f"one of {', '.join(f'`{value}`' for value in column.values)}" if column.values else ""
+    return "; ".join(filter(None, [column.meaning, values, *marks, "*in some tables*" if column.optional else ""]))
 
 
 def _default(field: FieldInfo) -> str:

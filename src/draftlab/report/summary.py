@@ -51,24 +51,28 @@ def lines(run: Path) -> Iterator[str]:
 
 
 def answers(run: Path) -> Iterator[str]:
-    """What a run says about the user's own prompts, in one sentence, and where its report is."""
+    """The headline about the user's prompts, in one sentence, and where the report is."""
     yield from (line for line in headlines(run) if line.startswith("Traffic"))
     yield f"Report   {run / 'report.html'}"
 
 
 ALPHA = Measure("overlap", "visited")
-ACCEPTANCE = Measure("acceptance_sum", "positions")
+UNDISTILLED, DISTILLED = {"sample_source": "none"}, {"sample_source": "teacher", "loss": "forward_kl"}
 
 
 def _measure(table: pd.DataFrame, measure: Measure, **where: Any) -> Interval:
     """Estimate a measure over the rows that ``where`` selects; NaN if there are none."""
-    found = compute(Contrast(Rows("", measure, where)), Tables({"": table}))
-    return Interval(math.nan, math.nan, math.nan, 0) if found is None else found.value
+    result = compute(Contrast(Rows("", measure, where)), Tables({"": table}))
+    return Interval(math.nan, math.nan, math.nan, 0) if result is None else result.value
+
+
+def _alphas(table: pd.DataFrame, *wheres: dict[str, Any]) -> list[str]:
+    """Alpha over the rows that each filter selects, as text."""
+    return [show(_measure(table, ALPHA, **where), 2) for where in wheres]
 
 
 def _offline(table: pd.DataFrame) -> Iterator[str]:
-    before = show(_measure(table, ALPHA, sample_source="none"), 2)
-    after = show(_measure(table, ALPHA, sample_source="teacher", loss="forward_kl"), 2)
+    before, after = _alphas(table, UNDISTILLED, DISTILLED)
     n = table.loc[table["sample_source"] == "none", "dataset"].nunique()
     yield f"Offline  alpha {before} before, {after} after distillation, {n} dataset{'s' * (n > 1)}, held-out requests"
     if loops := looping(table):
@@ -76,33 +80,27 @@ def _offline(table: pd.DataFrame) -> Iterator[str]:
 
 
 def looping(table: pd.DataFrame) -> str:
-    """How many of the target's answers repeat themselves, and alpha before and after distillation without those; empty if none does."""
+    """How many of the target's answers repeat themselves, and alpha before and after distillation without them; empty if none does."""
     if "looping" not in table or not table["looping"].any():
         return ""
     requests = table.drop_duplicates(["dataset", "request_id"])
     parts = []
-    for dataset, own in requests.groupby("dataset"):
+    for dataset, answers in requests.groupby("dataset"):
+        parts.append(f"{dataset} {answers['looping'].sum()} of {len(answers)}")
         rest = table[(table["dataset"] == dataset) & ~table["looping"].astype(bool)]
-        alphas = [
-            show(_measure(rest, ALPHA, **where), 2)
-            for where in ({"sample_source": "none"}, {"sample_source": "teacher", "loss": "forward_kl"})
-        ]
-        without = (
-            f", without them alpha {alphas[0]} before, {alphas[1]} after" if len(rest) and own["looping"].any() else ""
-        )
-        parts.append(f"{dataset} {own['looping'].sum()} of {len(own)}{without}")
+        if len(rest) and answers["looping"].any():
+            before, after = _alphas(rest, UNDISTILLED, DISTILLED)
+            parts[-1] += f", without them alpha {before} before, {after} after"
     return f"answers that repeat some six tokens in a row at least three times: {'; '.join(parts)}"
 
 
 def _online(table: pd.DataFrame) -> Iterator[str]:
-    online, static = (
-        show(_measure(table, ALPHA, method=method, window=[0.9, 1.0]), 2) for method in ("online", "static_10")
-    )
+    online, static = _alphas(table, *({"method": method, "window": [0.9, 1.0]} for method in ("online", "static_10")))
     yield f"Online   alpha {online} on the last tenth of the stream; static draft {static}"
 
 
 def _traffic(table: pd.DataFrame) -> Iterator[str]:
-    """Whether the distilled draft pays off on each request's own text: as measured, and as predicted from the measured acceptance and costs."""
+    """Whether the distilled draft pays off on the user's prompts: as measured, and as predicted from the measured acceptance and costs."""
     step = _measure(table, Measure("seconds", "tokens"), contender=["none", "none_again"]).estimate
     speedups, texts = {}, {}
     for contender in ("before", "distilled"):
@@ -111,14 +109,14 @@ def _traffic(table: pd.DataFrame) -> Iterator[str]:
             "draft": ("draft_seconds", "drafted"),
             "verify": ("verify_seconds", "blocks"),
         }
-        own = {name: _measure(table, Measure(*pair), contender=contender).estimate for name, pair in pairs.items()}
+        measured = {name: _measure(table, Measure(*pair), contender=contender).estimate for name, pair in pairs.items()}
         draft_len = int(table.loc[table["contender"] == contender, "draft_len"].iloc[0])
-        costs = own["draft"] / step, own["verify"] / step
-        found = speedups[contender] = _measure(table, Measure("plain_seconds", "seconds"), contender=contender)
+        alpha, costs = measured["alpha"], (measured["draft"] / step, measured["verify"] / step)
+        speedups[contender] = _measure(table, Measure("plain_seconds", "seconds"), contender=contender)
         texts[contender] = (
-            f"{show(found, 2)} times as fast (alpha {own['alpha']:.2f}; Eq. 1 predicts "
-            f"{theory.speedup(own['alpha'], draft_len, costs[0]):.2f}, "
-            f"with the measured cost of verification {theory.speedup(own['alpha'], draft_len, *costs):.2f})"
+            f"{show(speedups[contender], 2)} times as fast (alpha {alpha:.2f}; "
+            f"Eq. 1 predicts {theory.speedup(alpha, draft_len, costs[0]):.2f}, "
+            f"with the measured cost of verification {theory.speedup(alpha, draft_len, *costs):.2f})"
         )
     after = speedups["distilled"]
     helps = {"more": "pays off", "less": "does not pay off", "level": "is not shown to pay off"}[decide(after, 1.0)]
@@ -149,9 +147,9 @@ def _acceptance(table: pd.DataFrame) -> Iterator[str]:
     """
     rows = table[(table["dataset"] != "synthetic") & table["scheme"].isin(SCHEMES)]
     drafts, temperature = rows["num_drafts"].min(), min(rows["draft_temperature"], key=lambda value: abs(value - 1.2))
-    chosen = Rows("", ACCEPTANCE, {"num_drafts": drafts, "draft_temperature": temperature})
+    chosen = Rows("", Measure("acceptance_sum", "positions"), {"num_drafts": drafts, "draft_temperature": temperature})
     schemes = compute_each(Contrast(chosen, each=["scheme"]), Tables({"": rows}))
-    texts = (f"{own.group['scheme']} {show(own.value, 3)}" for own in schemes)
+    texts = (f"{result.group['scheme']} {show(result.value, 3)}" for result in schemes)
     yield f"Drafts   accepted with {drafts} drafts at temperature {temperature:g}: {', '.join(texts)}"
 
 

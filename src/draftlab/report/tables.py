@@ -6,13 +6,13 @@ an interval without 0, so a number is never bold by chance alone.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 
 from draftlab.core.measure import Measure
@@ -52,20 +52,17 @@ def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
         raise UserError(f"no layout for {experiment!r}", remedy=remedy)
     keys = [key for key in dict.fromkeys([*axes, "dataset", "seed", tidy.unit(table) or "", *PLACES]) if key in table]
     if table.duplicated(keys).any():
-        raise UserError(
-            f"{experiment}: several rows agree in {', '.join(keys)}",
-            file=WORKFLOW / "experiments" / f"{experiment}.yaml",
-            remedy=remedy,
-        )
+        file = WORKFLOW / "experiments" / f"{experiment}.yaml"
+        raise UserError(f"{experiment}: several rows agree in {', '.join(keys)}", file=file, remedy=remedy)
     return Layout(rows=axes[:-1] or axes, columns=axes[1:][-1:])
 
 
-def measure_of(experiment: str) -> Measure:
-    """The measure in the cells of the experiment's printed table."""
+def measure_of(experiment: str, name: str = "") -> Measure:
+    """The measure ``name`` of the experiment's stage, by default the one in the cells of its printed table."""
     plan = tidy.plan_of(experiment)
     if plan is None:
         raise UserError(f"no experiment named {experiment!r}", remedy="add its file to workflow/experiments")
-    return plan.measure()
+    return plan.measure(name)
 
 
 def write(
@@ -73,20 +70,21 @@ def write(
 ) -> None:
     """Write ``prefix.md`` (the ``finding`` first), ``prefix.csv`` (one row per cell) and ``prefix.tex``.
 
-    ``own_target`` says that the user named the target, which is then not padded.
+    With ``own_target`` the user named the target, which is then not padded.
     """
     layout = layout_of(experiment, table)
     layout = layout.model_copy(update={"emulated": layout.emulated and scale in EMULATING and not own_target})
     measure = measure_of(experiment)
     cells = summary(table, layout, measure, together=_is_pooled(experiment, table, layout))
     facts = caption(experiment, cells, layout, measure, tidy.units(table), scale)
-    write_text(
-        prefix.with_name(prefix.name + ".csv"),
-        cells.map(_inert).to_csv(index=False, lineterminator="\n", float_format="%.6g"),
-    )
     parts = filter(None, (finding, markdown(cells, layout, measure), facts))
-    write_text(prefix.with_name(prefix.name + ".md"), "\n\n".join(parts) + "\n")
-    write_text(prefix.with_name(prefix.name + ".tex"), f"% {facts}\n" + latex(cells, layout, measure))
+    texts = {
+        "csv": cells.map(_inert).to_csv(index=False, lineterminator="\n", float_format="%.6g"),
+        "md": "\n\n".join(parts) + "\n",
+        "tex": f"% {facts}\n" + latex(cells, layout, measure),
+    }
+    for suffix, text in texts.items():
+        write_text(prefix.with_name(f"{prefix.name}.{suffix}"), text)
 
 
 def _is_pooled(experiment: str, table: pd.DataFrame, layout: Layout) -> bool:
@@ -94,7 +92,7 @@ def _is_pooled(experiment: str, table: pd.DataFrame, layout: Layout) -> bool:
     plan = tidy.plan_of(experiment)
     several = tidy.unit(table) is not None and len(table[list(layout.rows)].drop_duplicates()) > 1
     findings = plan.finding if plan and several else []
-    return any(not own.apart and not {*own.left, *own.best} & {*layout.rows} for own in findings)
+    return any(not finding.apart and not {*finding.left, *finding.best} & {*layout.rows} for finding in findings)
 
 
 def summary(table: pd.DataFrame, layout: Layout, measure: Measure, *, together: bool = False) -> pd.DataFrame:
@@ -105,13 +103,13 @@ def summary(table: pd.DataFrame, layout: Layout, measure: Measure, *, together: 
     where = dict(layout.where) | ({"window": layout.window} if layout.window else {})
     source, keys = Tables({"": table}), [*layout.rows, *layout.columns]
     contrast = Contrast(Rows("", measure, where), each=keys)
-    cells = pd.DataFrame([_cell(own) for own in compute_each(contrast, source)], columns=[*keys, *ESTIMATE])
+    cells = pd.DataFrame(map(_cell, compute_each(contrast, source)), columns=[*keys, *ESTIMATE])
     cells["best"] = False
     if layout.best is not None and layout.columns and tidy.unit(table) is not None:
         cells["best"] = _stands_out(cells, contrast, layout, source)
     if together:
-        pooled = [_cell(own) for own in compute_each(replace(contrast, each=layout.columns), source)]
-        cells = pd.concat([cells, pd.DataFrame(pooled).assign(best=False, **dict.fromkeys(layout.rows, ALL))])
+        pooled = pd.DataFrame(map(_cell, compute_each(replace(contrast, each=layout.columns), source)))
+        cells = pd.concat([cells, pooled.assign(best=False, **dict.fromkeys(layout.rows, ALL))])
     return cells
 
 
@@ -120,14 +118,13 @@ def _stands_out(cells: pd.DataFrame, contrast: Contrast, layout: Layout, source:
     keys = [*layout.rows, *layout.columns]
     sign: Literal[1, -1] = 1 if layout.best == "largest" else -1
     ranked = compute_each(replace(contrast, each=layout.rows, best=layout.columns, sign=sign), source)
-    bold = [{**own.group, **own.options[0]} for own in ranked if own.stands_out]
+    bold = [{**result.group, **result.options[0]} for result in ranked if result.stands_out]
     return [{key: cell[key] for key in keys} in bold for cell in tidy.records(cells)]
 
 
 def _cell(result: Result) -> dict[str, Any]:
     value = result.value
-    numbers = (value.estimate, value.low, value.high, value.n)
-    return {**result.group, **dict(zip(ESTIMATE, numbers, strict=True))}
+    return {**result.group, **dict(zip(ESTIMATE, (value.estimate, value.low, value.high, value.n), strict=True))}
 
 
 def caption(
@@ -140,7 +137,7 @@ def caption(
     together = (cells[layout.rows[0]] == ALL).any()
     cells = cells[cells[layout.rows[0]] != ALL]
     one_run = bool((cells["ci_low"] == cells["ci_high"]).all())
-    n = f"{cells['n'].min()}" if cells["n"].nunique() == 1 else f"{cells['n'].min()} to {cells['n'].max()}"
+    n = " to ".join(map(str, sorted({cells["n"].min(), cells["n"].max()})))
     parts = [f"{experiment}, scale {scale}: {measure}", *([f"n = {n} {units} per cell"] if units else [])]
     if layout.window:
         parts.append("from {:g} % to {:g} % of the stream".format(*(100 * end for end in layout.window)))
@@ -149,8 +146,8 @@ def caption(
         for column, value in layout.where.items()
         if isinstance(value, str)
     ]
-    sure = layout.exact if units is None else "one run each, so no interval" if one_run else ""
-    parts.append(sure or f"95 % bootstrap interval over {units}")
+    no_interval = layout.exact if units is None else "one run each, so no interval" if one_run else ""
+    parts.append(no_interval or f"95 % bootstrap interval over {units}")
     parts += [text for text in (layout.note, EMULATED if layout.emulated else "") if text]
     if cells["best"].any():
         parts.append("bold: best of its row, by differences whose intervals leave out 0")
@@ -162,12 +159,10 @@ def caption(
 def markdown(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
     """The cells as a Markdown table."""
     page = arrange(cells, layout, measure, lambda text: f"**{text}**")
-    lines = [header(page, layout), ["---"] * len(page.columns), *page.to_numpy().tolist()]
-    rows = len(layout.rows)
-    lines = [
-        [cell.translate(MARKDOWN) if at < rows or line is lines[0] else cell for at, cell in enumerate(line)]
-        for line in lines
-    ]
+    labels = len(layout.rows)
+    lines = [[cell.translate(MARKDOWN) for cell in header(page, layout)], ["---"] * len(page.columns)]
+    for row in page.to_numpy().tolist():
+        lines.append([cell.translate(MARKDOWN) for cell in row[:labels]] + row[labels:])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -175,11 +170,10 @@ def latex(cells: pd.DataFrame, layout: Layout, measure: Measure) -> str:
     """The cells as a LaTeX table in the style of booktabs."""
     page = arrange(cells, layout, measure, lambda text: rf"\textbf{{{text}}}")
     page.columns = [_escape(column) for column in header(page, layout)]
-    for key in page.columns[: len(layout.rows)]:
+    labels = len(layout.rows)
+    for key in page.columns[:labels]:
         page[key] = page[key].map(_escape)
-    return page.to_latex(
-        index=False, escape=False, column_format="l" * len(layout.rows) + "r" * (len(page.columns) - len(layout.rows))
-    )
+    return page.to_latex(index=False, escape=False, column_format="l" * labels + "r" * (len(page.columns) - labels))
 
 
 TEX = str.maketrans(
@@ -215,19 +209,15 @@ def header(page: pd.DataFrame, layout: Layout) -> list[str]:
 def arrange(cells: pd.DataFrame, layout: Layout, measure: Measure, bold: Callable[[str], str] = str) -> pd.DataFrame:
     """Arrange the cells as text in the layout's rows and columns; ``bold`` is applied to the best."""
     numbers = cells[["estimate", "ci_low", "ci_high"]].to_numpy(float).tolist()
-    digits = digits_of([Interval(estimate, low, high, 0) for estimate, low, high in numbers], layout.digits)
-    texts = [
-        _text(estimate, low, high, digits, bold if best else str)
-        for (estimate, low, high), best in zip(numbers, cells["best"], strict=True)
-    ]
-    names = [
-        ", ".join(dict.fromkeys(setting(key, cell[key]) for key in layout.columns)) for cell in tidy.records(cells)
-    ]
-    if not layout.columns:
-        names = [str(measure)] * len(cells)
-    flat = pd.DataFrame({key: [_head(key, value) for value in cells[key].tolist()] for key in layout.rows}).assign(
-        _name=names, _text=texts
-    )
+    intervals = [Interval(estimate, low, high, 0) for estimate, low, high in numbers]
+    digits = digits_of(intervals, layout.digits)
+    texts = [_text(value, digits, bold if best else str) for value, best in zip(intervals, cells["best"], strict=True)]
+    names = [str(measure)] * len(cells)
+    if layout.columns:
+        settings = tidy.records(cells[list(layout.columns)])
+        names = [", ".join(dict.fromkeys(itertools.starmap(setting, cell.items()))) for cell in settings]
+    labels = {key: [_row_label(key, value) for value in cells[key].tolist()] for key in layout.rows}
+    flat = pd.DataFrame(labels).assign(_name=names, _text=texts)
     page = flat.pivot(index=list(layout.rows), columns="_name", values="_text")
     order = flat[list(layout.rows)].drop_duplicates()
     page = page.reindex(index=pd.MultiIndex.from_frame(order) if len(layout.rows) > 1 else order.iloc[:, 0].tolist())
@@ -237,12 +227,13 @@ def arrange(cells: pd.DataFrame, layout: Layout, measure: Measure, bold: Callabl
     return page.reset_index()
 
 
-def _text(estimate: float, low: float, high: float, digits: int, bold: Callable[[str], str]) -> str:
-    number = bold(f"{estimate:.{digits}f}")
-    return number if np.isnan(low) or low == high else f"{number} [{low:.{digits}f}, {high:.{digits}f}]"
+def _text(value: Interval, digits: int, bold: Callable[[str], str]) -> str:
+    """An estimate with its interval, if it has one that is not a point."""
+    number = bold(f"{value.estimate:.{digits}f}")
+    return number if not value.low < value.high else f"{number} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
 
 
-def _head(key: str, value: object) -> str:
+def _row_label(key: str, value: object) -> str:
     """The label of a row as text for readers; a number stands alone, because the head of its column names it."""
     if isinstance(value, int | float) and not meaning(key, value):
         return f"{value:.4g}" if isinstance(value, float) else str(value)

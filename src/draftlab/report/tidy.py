@@ -1,4 +1,4 @@
-"""Reads an experiment's table for figures, tables and claims: the observations, and the columns derived from them row by row."""
+"""An experiment's table as figures, tables and claims read it: the observations, and the columns derived from them row by row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from draftlab.errors import UserError
-from draftlab.files.tables import read_table
+from draftlab.files.tables import read_table, tables_in
 from draftlab.plan import WORKFLOW, Experiment, load_experiment
 
 
@@ -21,6 +21,13 @@ def read(path: Path, experiment: str | None = None) -> pd.DataFrame:
         return derive(experiment, rows)
     except KeyError as error:
         raise UserError(f"no column {error}", file=path, remedy="delete it and run the experiment again") from None
+
+
+def tables_of(results: Path) -> dict[str, Path]:
+    """The path of every experiment's table in a folder of results, by name; a folder without tables raises ``UserError``."""
+    if paths := tables_in(results):
+        return paths
+    raise UserError("no tables here", file=results, remedy="run the experiments first")
 
 
 def derive(experiment: str, rows: pd.DataFrame) -> pd.DataFrame:
@@ -72,21 +79,12 @@ def in_window(rows: pd.DataFrame, start: float, end: float) -> pd.Series[bool]:
 
     All text columns together identify a stream, except ``group`` and ``text``, which vary among its requests.
     """
-    words = [key for key in rows if pd.api.types.is_string_dtype(rows[key]) and key not in ("group", "text")]
-    length = (
-        rows["stream_index"].groupby([rows[key] for key in words]).transform("max") + 1
-        if words
-        else rows["stream_index"].max() + 1
-    )
-    place = rows["stream_index"] / length
+    keys = [key for key in rows if pd.api.types.is_string_dtype(rows[key]) and key not in ("group", "text")]
+    streams = rows["stream_index"].groupby([rows[key] for key in keys]) if keys else rows["stream_index"]
+    last = streams.transform("max") if keys else streams.max()
+    place = rows["stream_index"] / (last + 1)
     inside = (place >= start) & (place < end)
     return inside | (rows["split"] == "eval") if "split" in rows else inside
-
-
-def paired(one: pd.DataFrame, two: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Both frames over the union of their units, with 0 for absent ones, so that shared units are resampled together."""
-    units = one.index.union(two.index, sort=False)
-    return one.reindex(units, fill_value=0.0), two.reindex(units, fill_value=0.0)
 
 
 def records(rows: pd.DataFrame) -> list[dict[str, Any]]:

@@ -58,19 +58,19 @@ def run(asked: Asked, out: Path | None) -> list[tuple[Path, Verdict | None]]:
         raise UserError(f"no usable request: {reasons}", file=asked.traffic, remedy="see draftlab data check FILE")
     distinct = counted.kept - counted.duplicates
     left_out = dict(counted.rejected) | ({"duplicates": counted.duplicates} if counted.duplicates else {})
-    found: list[tuple[Path, Verdict | None]] = []
+    judged: list[tuple[Path, Verdict | None]] = []
     for draft in asked.draft or ("",):
         name = _name(asked, draft)
         folder = (out or Path("results") / name) / (_short(draft) if len(asked.draft) > 1 else "")
         if distinct < HALF:
             print(f"{distinct} usable requests, but {HALF} are needed: half of them are held out", file=sys.stderr)
-            found.append((folder, None))
+            judged.append((folder, None))
             continue
-        judged = judge(_workflow(asked, draft, name, out or Path()), asked, draft, left_out, rate, trace)
-        write_text(folder / "verdict.json", judged.model_dump_json(indent=1) + "\n")
-        write_text(folder / "verdict.html", page(judged, asked, folder))
-        found.append((folder, judged))
-    return found
+        result = judge(_run_workflow(asked, draft, name, out or Path()), asked, draft, left_out, rate, trace)
+        write_text(folder / "verdict.json", result.model_dump_json(indent=1) + "\n")
+        write_text(folder / "verdict.html", page(result, asked, folder))
+        judged.append((folder, result))
+    return judged
 
 
 def judge(
@@ -116,116 +116,103 @@ def _with_language(rows: pd.DataFrame, run: Path, answers: Sequence[Answer]) -> 
     return rows.assign(language=rows["request_id"].where(rows["split"] == "eval").map(dict(enumerate(names))))
 
 
-def page(found: Verdict, asked: Asked, folder: Path) -> str:
+def page(result: Verdict, asked: Asked, folder: Path) -> str:
     """Render the verdict as one self-contained HTML page."""
-    figures = [(draw(found, part), caption) for part, caption in FIGURES.items() if part != "load" or found.load]
-    return (
-        templates()
-        .get_template("verdict.html.j2")
-        .render(
-            v=found,
-            names=NAMES,
-            enough=ENOUGH,
-            figures=[
-                ("data:image/svg+xml;base64," + base64.b64encode(svg).decode(), caption) for svg, caption in figures
-            ],
-            commands=commands(found, asked, folder),
-            version=__version__,
-        )
+    parts = [part for part in FIGURES if part != "load" or result.load]
+    prefix = "data:image/svg+xml;base64,"
+    template = templates().get_template("verdict.html.j2")
+    return template.render(
+        v=result,
+        names=NAMES,
+        enough=ENOUGH,
+        figures=[(prefix + base64.b64encode(draw(result, part)).decode(), FIGURES[part]) for part in parts],
+        commands=commands(result, asked, folder),
+        version=__version__,
     )
 
 
-def commands(found: Verdict, asked: Asked, folder: Path) -> list[str]:
+def commands(result: Verdict, asked: Asked, folder: Path) -> list[str]:
     """The commands to run next: write the engine's settings, then monitor whether production reaches the predicted speed-up."""
-    if found.monitor is None:
+    if result.monitor is None:
         return [shlex.join(["draftlab", "data", "check", str(asked.traffic)])]
     draft = asked.draft[0] if asked.draft else "DRAFT"
-    length, out = str(found.monitor.draft_len), str(folder / "engines")
+    length, out = str(result.monitor.draft_len), str(folder / "engines")
     emit = ["draftlab", "emit", "--draft-len", length, "--target", asked.target, "--draft", draft, "--out", out]
-    emit += ["--confidence", f"{found.monitor.threshold:g}"] if found.monitor.threshold else []
+    emit += ["--confidence", f"{result.monitor.threshold:g}"] if result.monitor.threshold else []
     monitor = ["draftlab", "monitor", "http://localhost:8000/metrics", "--verdict", str(folder / "verdict.json")]
-    if found.monitor.option == "lookup":  # lookup has no draft model: use vLLM's own, matching as many tokens as ours
-        ngram = {
-            "method": "ngram",
-            "num_speculative_tokens": found.monitor.draft_len,
-            "prompt_lookup_max": NGRAM,
-            "prompt_lookup_min": NGRAM,
-        }
+    if result.monitor.option == "lookup":  # lookup has no draft model: use vLLM's own, matching as many tokens as ours
+        ngram = {"method": "ngram", "num_speculative_tokens": result.monitor.draft_len}
+        ngram |= {"prompt_lookup_max": NGRAM, "prompt_lookup_min": NGRAM}
         emit = ["vllm", "serve", asked.target, "--speculative-config", json.dumps(ngram)]
     return [shlex.join(emit), shlex.join(monitor)]
 
 
-def draw(found: Verdict, part: str) -> bytes:
+def draw(result: Verdict, part: str) -> bytes:
     """Draw one of ``FIGURES`` as SVG, narrow enough for a phone; bands are 95 % intervals."""
     from matplotlib.figure import Figure
 
-    drawn = Figure(figsize=(6, 3.6), layout="constrained")
-    axes = drawn.subplots()
-    for number, own in enumerate(found.options):
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for number, option in enumerate(result.options):
         if part == "length":
-            same = (at for at in own.by_length if (at.proposal, at.threshold) == (own.proposal, own.threshold))
+            best = option.proposal, option.threshold
+            same = (at for at in option.by_length if (at.proposal, at.threshold) == best)
             each = sorted(same, key=lambda at: at.draft_len)
             points = [(0.0, NO_DRAFT), *((float(at.draft_len), at.speedup) for at in each)]
             axes.set(xlabel="tokens drafted at once", ylabel="speed-up over no draft")
         elif part == "time":
-            points = [((i + 0.5) / len(own.over_time), at) for i, at in enumerate(own.over_time)]
+            points = [((i + 0.5) / len(option.over_time), at) for i, at in enumerate(option.over_time)]
             axes.set(xlabel="share of the log", ylabel="acceptance")
         else:
-            points = [(at.rate, at.speedup) for at in found.load.get(own.name, [])]
+            points = [(at.rate, at.speedup) for at in result.load.get(option.name, [])]
             axes.set(xlabel="requests a second", ylabel="speed-up of a request")
         if points:
             x = [place for place, _ in points]
-            axes.plot(x, [at.estimate for _, at in points], f"C{number}o-", ms=3, label=NAMES[own.name])
+            axes.plot(x, [at.estimate for _, at in points], f"C{number}o-", ms=3, label=NAMES[option.name])
             band = [at.low for _, at in points], [at.high for _, at in points]
             axes.fill_between(x, *band, color=f"C{number}", alpha=0.18, lw=0)
     axes.set_ylim(bottom=0)
     if part != "time":
         axes.axhline(1, color="0.4", lw=0.8)
-    drawn.legend(loc="outside lower center", ncols=2, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     out = io.BytesIO()
-    drawn.savefig(out, format="svg", metadata={"Date": None})
+    figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
 
 
-def lines(found: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
+def lines(result: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
     """Three lines of text for each draft, the last with the path of its page."""
     texts = []
-    for folder, own in found:
-        if own is None:
+    for folder, judged in result:
+        if judged is None:
             texts.append(f"Not yet known: too few requests ({HALF} are needed, half of which are held out)")
         else:
-            texts += [*verdict.lines(own)[:2], f"{verdict.lines(own)[2]}; {folder / 'verdict.html'}"]
+            *first, last = verdict.lines(judged)
+            texts += [*first, f"{last}; {folder / 'verdict.html'}"]
     return texts
 
 
-def _workflow(asked: Asked, draft: str, name: str, folder: Path) -> Path:
+def _run_workflow(asked: Asked, draft: str, name: str, folder: Path) -> Path:
     """Run the workflow below ``folder`` up to the tables; a later call with the same files continues where this one stopped."""
     run = Path("results") / name
-    given = {
-        "scale": asked.scale,
-        "dataset": os.path.abspath(asked.traffic),
-        "target": _absolute(asked.target),
-        "name": name,
-    }
-    given |= {"experiments": "traffic_verdict,traffic_cost"} | ({"draft": _absolute(draft)} if draft else {})
-    given |= {"template": asked.template} if asked.template else {}
+    config = {"scale": asked.scale, "dataset": os.path.abspath(asked.traffic), "target": _absolute(asked.target)}
+    config |= {"name": name, "experiments": "traffic_verdict,traffic_cost"}
+    config |= ({"draft": _absolute(draft)} if draft else {}) | ({"template": asked.template} if asked.template else {})
     wanted = [run / "cells/traffic_verdict" / f"prompts.{asked.temperature}" / "rows.csv"]
     wanted += [] if asked.hardware else [run / "traffic_cost.csv"]
     command: list[Any] = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile"]
     command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default", "--cores", asked.cores or "all"]
-    command += ["--config", *(f"{key}={value}" for key, value in given.items()), "--", *wanted]
+    command += ["--config", *(f"{key}={value}" for key, value in config.items()), "--", *wanted]
     folder.mkdir(parents=True, exist_ok=True)
     path = (
         f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # the workflow's rules call draftlab
     )
-    environment = os.environ | {"PATH": path}
-    done = subprocess.run(
-        [str(part) for part in command], stdout=sys.stderr, stderr=sys.stderr, check=False, env=environment
+    finished = subprocess.run(
+        list(map(str, command)), stdout=sys.stderr, stderr=sys.stderr, check=False, env=os.environ | {"PATH": path}
     )
-    if done.returncode:
-        raise UserError(
-            "the workflow stopped", file=folder / run / "logs", remedy="see the message above; the same command resumes"
-        )
+    if finished.returncode:
+        remedy = "see the message above; the same command resumes"
+        raise UserError("the workflow stopped", file=folder / run / "logs", remedy=remedy)
     return folder / run
 
 

@@ -1,6 +1,6 @@
 """Draws tidy tables: by a module with the experiment's name, by the form that its YAML file asks for, or as an overview.
 
-A module's ``draw`` takes (table, scale, published) and returns a matplotlib ``Figure``; it reads nothing else.
+A module's ``draw`` takes (table, scale, published, **options) and returns a matplotlib ``Figure``; it reads nothing else.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from draftlab import plan
+from draftlab.errors import UserError
 from draftlab.report import tidy
 from draftlab.report.figures import forms
 from draftlab.report.figures.style import finish, save
@@ -22,11 +24,17 @@ DESIGNED = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*_*.py"
 
 def figure(experiment: str, table: pd.DataFrame, scale: str, published: Published, title: str = "") -> Figure:
     """Draw the experiment's figure, or an overview of its table if none is designed, with ``title`` above it."""
-    plan = tidy.plan_of(experiment)
-    if experiment in DESIGNED:
-        drawn: Figure = importlib.import_module(f"draftlab.report.figures.{experiment}").draw(table, scale, published)
-    elif plan is not None and plan.figure is not None:
-        drawn = forms.draw(table, scale, published, plan.figure, plan.of_stage.measures)
+    experiment_plan = tidy.plan_of(experiment)
+    block = experiment_plan.figure if experiment_plan else None
+    if (module := plan.module_of(experiment, block)) in DESIGNED:
+        options = block.like.options if block and block.like else {}
+        draw_module = importlib.import_module(f"draftlab.report.figures.{module}").draw
+        drawn: Figure = draw_module(table, scale, published, **options)
+    elif block and block.like:
+        remedy = f"`like` may name {', '.join(DESIGNED)}"
+        raise UserError(f"{experiment}: no module draws {module!r}", remedy=remedy)
+    elif experiment_plan is not None and block is not None:
+        drawn = forms.draw(table, scale, published, block, experiment_plan.of_stage.measures)
     else:
         drawn = forms.overview(experiment, table, scale)
     finish(drawn, title)

@@ -45,22 +45,21 @@ def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: 
 def draw_all(data: Path, out: Path, scale: str, drawn: Path, processes: int) -> list[str]:
     """Draw the tables of ``data`` whose digest differs from that in ``drawn``, or whose files are missing; return their names."""
     before = read_json(drawn) if drawn.exists() else {}
-    found = tables_in(data)
-    digests = {name: _digest(name, path, scale) for name, path in found.items()}
-    files = {name: [out / f"{name}{suffix}" for suffix in SUFFIXES] for name in found}
-    stale = [
-        name for name in found if before.get(name) != digests[name] or not all(file.exists() for file in files[name])
-    ]
+    paths = tables_in(data)
+    digests = {name: _digest(name, path, scale) for name, path in paths.items()}
+    files = {name: [out / f"{name}{suffix}" for suffix in SUFFIXES] for name in paths}
+    stale = [name for name in paths if before.get(name) != digests[name] or not all(map(Path.exists, files[name]))]
     _published()  # read before forking, so that all processes share it
     # Garbage collection would take a tenth of the time of these short-lived processes, so _begin turns it off.
     with ProcessPoolExecutor(
         processes, multiprocessing.get_context("fork"), initializer=_begin, initargs=(os.getpid(),)
     ) as pool:
-        jobs = [pool.submit(draw, name, found[name], scale, out / name) for name in stale]
+        jobs = [pool.submit(draw, name, paths[name], scale, out / name) for name in stale]
         for job in jobs:
             job.result()
-    for file in (file for name in found.keys() - set(stale) for file in files[name]):
-        os.utime(file)  # up to date: give it a time after its table's, so that Snakemake sees it as new
+    for name in paths.keys() - set(stale):
+        for file in files[name]:
+            os.utime(file)  # up to date: give it a time after its table's, so that Snakemake sees it as new
     write_json(drawn, digests)
     return stale
 
@@ -72,18 +71,13 @@ def _begin(parent: int) -> None:
 
 def _digest(experiment: str, table: Path, scale: str) -> str:
     """Digest of what a figure and its table depend on: the observations, the printed numbers, the experiment's file, and the code."""
-    experiment_plan = tidy.plan_of(experiment)
-    stage = [f"draftlab.stages.{experiment_plan.stage}"] if experiment_plan else []
-    code = plan.code_digest(
-        f"draftlab.report.figures.{experiment}", "draftlab.report.figures.forms", "draftlab.report.findings", *stage
-    )
-    printed = sorted(published.FOLDER.glob("*.csv"))
-    texts = [
-        table_bytes(table),
-        *(path.read_bytes() for path in printed),
-        f"{code} {scale} {experiment_plan and (experiment_plan.finding, experiment_plan.layout, experiment_plan.figure)}".encode(),
-    ]
-    return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
+    known = tidy.plan_of(experiment)
+    modules = [f"report.figures.{plan.module_of(experiment, known.figure if known else None)}", "report.figures.forms"]
+    modules += ["report.findings", *([f"stages.{known.stage}"] if known else [])]
+    code = plan.code_digest(*(f"draftlab.{module}" for module in modules))
+    printed = [path.read_bytes() for path in sorted(published.FOLDER.glob("*.csv"))]
+    shown = known and (known.finding, known.layout, known.figure)
+    return hashlib.sha256(b"".join([table_bytes(table), *printed, f"{code} {scale} {shown}".encode()])).hexdigest()[:16]
 
 
 @functools.cache

@@ -20,27 +20,27 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """
     figure, axes = panels(1, 2, height=2.0, sharey=True)
     table = table.assign(_unit=tidy.clusters(table))
-    for ax, (unit, words) in zip(axes[0], UNITS.items(), strict=True):
+    for ax, (unit, title) in zip(axes[0], UNITS.items(), strict=True):
         busy = table.assign(cost=table[f"serve_{unit}"] + table[f"update_{unit}"])
         idle = table.assign(cost=table[f"serve_{unit}"])
         for number, (load, rows) in enumerate({"busy server": busy, "idle server": idle}.items()):
-            found = ratio_table(rows, f"static_{unit}", "cost", ["contender", "update_interval"], request="_unit")
-            online = found[found["contender"] == "online"].sort_values("update_interval")
+            ratios = ratio_table(rows, f"static_{unit}", "cost", ["contender", "update_interval"], request="_unit")
+            online = ratios[ratios["contender"] == "online"].sort_values("update_interval")
             style = look("online", 0)
-            own = Look(f"online, {load}", style.colour, ("-", ":")[number], ("o", "s")[number])
-            points(ax, online["update_interval"], online, own)
-            (larger,) = found[found["contender"] == "larger"].to_dict("records")
+            online_look = Look(f"online, {load}", style.colour, ("-", ":")[number], ("o", "s")[number])
+            points(ax, online["update_interval"], online, online_look)
+            (larger,) = ratios[ratios["contender"] == "larger"].to_dict("records")
             level = look("static_10", 0)
             ax.axhline(
                 larger["estimate"],
                 color=level.colour,
-                linestyle=own.line,
+                linestyle=online_look.line,
                 linewidth=1,
                 label=f"larger static draft, {load}",
             )
             ax.axhspan(larger["ci_low"], larger["ci_high"], color=level.colour, alpha=0.12, linewidth=0)
         ax.axhline(1, color=GREY, linewidth=0.6)
-        ax.set(xscale="log", xlabel="requests per update", title=words)
+        ax.set(xscale="log", xlabel="requests per update", title=title)
         ax.set_xticks(online["update_interval"], online["update_interval"].astype(str), minor=False)
         ax.set_xticks([], minor=True)
     axes[0, 0].set_ylabel("cost of the static draft over own cost")
@@ -48,7 +48,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     footer(
         figure,
         scale,
-        f"n = {found['n'].min()} requests per point",
+        f"n = {ratios['n'].min()} requests per point",
         seeds(table),
         "bars and bands: 95 % bootstrap over requests",
         "busy server: training counts",

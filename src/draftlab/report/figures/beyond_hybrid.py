@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from draftlab.core import stats
 from draftlab.report import tidy
-from draftlab.report.figures.forms import curves
+from draftlab.report.figures.curves import curves
 from draftlab.report.figures.style import LOOKS, counted, footer, legend, panels
 from draftlab.report.published import Published
 
@@ -20,10 +20,14 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     shown = list(dict.fromkeys(panel))
     figure, axes = panels(2, len(shown), height=1.6, sharex=True, sharey="row")
     for row, above in enumerate(("acceptance_sum", "shortfall_sum")):
-        found = stats.ratio_table(table, above, "positions", ["panel", "scheme", "draft_temperature"], request="_unit")
-        found = found[found["estimate"] > 1e-6]  # the optimum has no shortfall, and 0 has no place on a log axis
+        estimates = stats.ratio_table(
+            table, above, "positions", ["panel", "scheme", "draft_temperature"], request="_unit"
+        )
+        estimates = estimates[
+            estimates["estimate"] > 1e-6
+        ]  # the optimum has no shortfall, and 0 has no place on a log axis
         for ax, value in zip(axes[row], shown, strict=True):
-            curves(ax, found[found["panel"] == value], "draft_temperature", "scheme", list(LOOKS), 0.02)
+            curves(ax, estimates[estimates["panel"] == value], "draft_temperature", "scheme", list(LOOKS), 0.02)
     for upper, lower, value in zip(*axes, shown, strict=True):
         upper.set_title(value)
         lower.set(xlabel="draft temperature", yscale="log")

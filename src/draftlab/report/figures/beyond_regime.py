@@ -26,7 +26,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     for column, (rival, label) in enumerate(RIVALS.items()):
         axes[0, column].set_title(f"against {label}", fontsize=7)
         for ax, key in zip(axes[:, column], ("target_temperature", "entropy_class"), strict=True):
-            _panel(ax, table, rival, key)
+            _draw_map(ax, table, rival, key)
         axes[1, column].set_xlabel("draft temperature")
     classes = sorted(table["entropy_class"].unique())
     axes[1, 0].set_yticks(range(len(classes)), [ENTROPIES[place] for place in classes])
@@ -41,7 +41,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     return figure
 
 
-def _panel(ax: Axes, table: pd.DataFrame, rival: str, key: str) -> None:
+def _draw_map(ax: Axes, table: pd.DataFrame, rival: str, key: str) -> None:
     """Draw one map: draft temperature across, the values of column ``key`` upward."""
     drafts, levels = (sorted(table[name].unique()) for name in ("draft_temperature", key))
     shown = np.full((len(levels), len(drafts)), np.nan)
@@ -50,8 +50,8 @@ def _panel(ax: Axes, table: pd.DataFrame, rival: str, key: str) -> None:
         gap = stats.ratio(sums["importance_truncated"] - sums[rival], sums["positions"])
         row, column = levels.index(level), drafts.index(draft)
         shown[row, column] = gap.estimate
-        words = f"{100 * gap.estimate:+.1f}"
-        ax.text(column, row, f"({words})" if gap.low <= 0 <= gap.high else words, ha="center", va="center", fontsize=6)
+        text = f"{100 * gap.estimate:+.1f}"
+        ax.text(column, row, f"({text})" if gap.low <= 0 <= gap.high else text, ha="center", va="center", fontsize=6)
     largest = np.nanmax(np.abs(shown))
     ax.imshow(shown, cmap="PuOr", vmin=-largest, vmax=largest, origin="lower", aspect="auto", alpha=0.5)
     ax.set_xticks(range(len(drafts)), [f"{value:g}" for value in drafts])

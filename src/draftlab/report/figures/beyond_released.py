@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from draftlab.core.stats import ratio_table
-from draftlab.report.figures.osd_latency_dataset import AGAIN, PLAIN, noise
+from draftlab.report.figures.osd_latency_dataset import AGAIN, PLAIN, draw_noise
 from draftlab.report.figures.style import (
     GREY,
     LOOKS,
@@ -36,14 +36,14 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     contenders = in_order(drafts["contender"].tolist(), LOOKS)
     figure, axes = panels(1, 2, height=0.7 + 0.11 * len(contenders) * len(datasets), sharey=True)
     for place, dataset in enumerate(datasets):
-        own = speed[speed["dataset"] == dataset].set_index("contender")
-        for ends in own.loc[own.index == AGAIN, ["ci_low", "ci_high"]].to_numpy():
-            noise(axes[0, 1], place, *ends)
+        rows = speed[speed["dataset"] == dataset].set_index("contender")
+        for ends in rows.loc[rows.index == AGAIN, ["ci_low", "ci_high"]].to_numpy():
+            draw_noise(axes[0, 1], place, *ends)
         for number, contender in enumerate(contenders):
             y = place + 0.7 * ((number + 0.5) / len(contenders) - 0.5)
             style = look(contender, number)
             marks(axes[0, 0], tokens[(tokens["dataset"] == dataset) & (tokens["contender"] == contender)], y, style)
-            marks(axes[0, 1], own.loc[own.index == contender], y, style)
+            marks(axes[0, 1], rows.loc[rows.index == contender], y, style)
             if predicted is not None:
                 steps = predicted.loc[(dataset, contender)]
                 diamonds(axes[0, 1], [steps["tokens"] / steps["predicted_steps"]], [y], "predicted from costs")

@@ -20,13 +20,15 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     named = table["scheme"].where(~is_sinkhorn, "Sinkhorn, sharpness " + table["sharpness"].map("{:g}".format))
     table = table.assign(contender=named, _unit=tidy.clusters(table))
     keys = ["num_drafts", "contender", "iterations"]
-    found = stats.ratio_table(table, "shortfall_sum", "positions", keys, request="_unit")
+    shortfalls = stats.ratio_table(table, "shortfall_sum", "positions", keys, request="_unit")
     sums = table.groupby(keys)[["seconds", "positions"]].sum()
-    found["us"] = 1e6 * (sums["seconds"] / sums["positions"]).reindex(pd.MultiIndex.from_frame(found[keys])).to_numpy()
-    shown = sorted(found["num_drafts"].unique())
+    shortfalls["us"] = (
+        1e6 * (sums["seconds"] / sums["positions"]).reindex(pd.MultiIndex.from_frame(shortfalls[keys])).to_numpy()
+    )
+    shown = sorted(shortfalls["num_drafts"].unique())
     figure, axes = panels(1, len(shown), height=2.2, sharey=True)
     for ax, drafts in zip(axes[0], shown, strict=True):
-        rows = found[found["num_drafts"] == drafts]
+        rows = shortfalls[shortfalls["num_drafts"] == drafts]
         for place, contender in enumerate(in_order(rows["contender"].tolist(), list(LOOKS))):
             line, style = rows[rows["contender"] == contender].sort_values("iterations"), look(contender, place)
             if line["estimate"].max() < 1e-6:
@@ -44,7 +46,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     footer(
         figure,
         scale,
-        f"{counted(found['n'])} requests per point, bars: 95 % bootstrap",
+        f"{counted(shortfalls['n'])} requests per point, bars: 95 % bootstrap",
         "numbers: fewest and most iterations",
         "vertical line: no shortfall",
     )

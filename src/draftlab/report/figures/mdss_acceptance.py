@@ -32,14 +32,14 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     figure, axes = panels(2, len(temperatures) + len(datasets), height=1.5, sharex=True, sharey="row")
     for column, temperature in enumerate(temperatures):
         axes[0, column].set_title(f"ours, draft T = {temperature:g}", fontsize=7)
-        for row, found in enumerate((short, accepted)):
-            _lines(axes[row, column], found[found["draft_temperature"] == temperature])
+        for row, estimates in enumerate((short, accepted)):
+            _draw_lines(axes[row, column], estimates[estimates["draft_temperature"] == temperature])
     for column, dataset in enumerate(datasets, start=len(temperatures)):
         axes[0, column].set_title(f"printed, {name(dataset)}", fontsize=7)
         rows = printed[printed["dataset"] == dataset]
         best = rows[rows["scheme"] == "optimal"].set_index("num_drafts")["estimate"]
-        _lines(axes[0, column], rows.assign(estimate=rows["num_drafts"].map(best) - rows["estimate"]))
-        _lines(axes[1, column], rows)
+        _draw_lines(axes[0, column], rows.assign(estimate=rows["num_drafts"].map(best) - rows["estimate"]))
+        _draw_lines(axes[1, column], rows)
     for ax in axes[1]:
         ax.set(xlabel="drafts K", xscale="log")
         ax.set_xticks([2, 4, 8], ["2", "4", "8"], minor=False)
@@ -61,7 +61,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     return figure
 
 
-def _lines(ax: Axes, rows: pd.DataFrame) -> None:
+def _draw_lines(ax: Axes, rows: pd.DataFrame) -> None:
     """Draw one line per scheme, slightly shifted so that intervals do not hide each other."""
     for place, scheme in enumerate(in_order(rows["scheme"].tolist(), SCHEMES)):
         line = rows[rows["scheme"] == scheme].sort_values("num_drafts")

@@ -26,10 +26,10 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         x = rows["num_tokens"] + 0.06 * (drafts - counts[len(counts) // 2])
         ax.plot(x, rows["subsets"], style.marker, color=style.colour, label=f"found, K = {drafts}")
     ax.set(xlabel="tokens n", ylabel="facets q(H) ≥ m", yscale="log", xticks=sorted(table["num_tokens"].unique()))
-    counted = sorted(table["expected_subsets"].unique())
-    ax.set_yticks(counted, [str(count) for count in counted])
+    expected_counts = sorted(table["expected_subsets"].unique())
+    ax.set_yticks(expected_counts, list(map(str, expected_counts)))
     ax.minorticks_off()
     legend(figure, [ax])
-    apart = f"formula and linear program differ by at most {table['largest_difference'].max():.1e}"
-    footer(figure, scale, "exact: no interval", f"{int(table['other'].sum())} other facets", apart)
+    difference = f"formula and linear program differ by at most {table['largest_difference'].max():.1e}"
+    footer(figure, scale, "exact: no interval", f"{int(table['other'].sum())} other facets", difference)
     return figure

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from draftlab.report.figures.style import SEQUENCE, footer, legend, name, panels
 from draftlab.report.published import Published
 
-WORDS = {
+SHORT_NAMES = {
     "importance_truncated s=5, first": "… without a full sort",
     "importance_truncated s=5, highs": "… its program by HiGHS",
 }
@@ -32,7 +32,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
                 rows["ms"], y, xerr=error, fmt=style.marker, color=style.colour, ms=3, elinewidth=0.8, label=label
             )
         ax.set(title=kept, xlabel="ms per decision", xscale="log", ylim=(len(schemes) - 0.5, -0.5))
-        ax.set_yticks(range(len(schemes)), [WORDS.get(scheme, name(scheme)) for scheme in schemes])
+        ax.set_yticks(range(len(schemes)), [SHORT_NAMES.get(scheme, name(scheme)) for scheme in schemes])
     legend(figure, list(axes[0]))
     where = "one thread" if scale in ("smoke", "laptop") else "a GPU"
     footer(figure, scale, f"{where}, batch of 1, contenders interleaved", "mark: median, bar: to the 90th percentile")

@@ -8,7 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from draftlab.core.stats import ratio_table
-from draftlab.report.figures.forms import curves, printed_points
+from draftlab.report.figures.curves import curves
+from draftlab.report.figures.printed import printed_points
 from draftlab.report.figures.style import LOOKS, counted, footer, in_order, legend, panels, seeds
 from draftlab.report.published import Published
 
@@ -29,17 +30,17 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         dataset, label = METRICS[metric]
         ax = axes[row, column]
         rows = table[(table["dataset"] == dataset) & (table["identical"] == identical)].dropna(subset=[metric])
-        found = ratio_table(rows.assign(_one=1.0), metric, "_one", ["scheme", "draft_temperature"])
-        n = found["n"]
+        estimates = ratio_table(rows.assign(_one=1.0), metric, "_one", ["scheme", "draft_temperature"])
+        n = estimates["n"]
         claim, x = PRINTED[metric, identical]
-        rated = found[found["scheme"] != "plain"]
+        rated = estimates[estimates["scheme"] != "plain"]
         schemes = in_order(rated["scheme"].tolist(), LOOKS)
         apart = 0.03 * (rated["scheme"].map(schemes.index) - (len(schemes) - 1) / 2)
         shifted = rated.assign(
             draft_temperature=rated["draft_temperature"] + apart
         )  # so that no interval hides another
         curves(ax, shifted, "draft_temperature", "scheme", list(LOOKS))
-        for plain in found.loc[found["scheme"] == "plain", "estimate"]:
+        for plain in estimates.loc[estimates["scheme"] == "plain", "estimate"]:
             ax.axhline(plain, **LOOKS["plain"].options(marker=""))
         printed = published.of(claim)
         has_x = [x in settings for settings in printed["settings"]]

@@ -22,19 +22,23 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         shares = counts.div(counts.sum(axis=1), axis=0)
         order = counts.sum().sort_values(ascending=False).index.tolist()
         claimed = published.of(PRINTED.get(label, ""))
-        printed = {own["variant"]: value for own, value in zip(claimed["settings"], claimed["value"], strict=True)}
+        printed = {
+            settings["variant"]: value for settings, value in zip(claimed["settings"], claimed["value"], strict=True)
+        }
         together = counts.sum() / counts.to_numpy().sum()
         places = [*range(len(shares)), len(shares) + 1, len(shares) + 2.5]
         base = np.zeros(len(places))
         for place, group in enumerate(order):
-            claim = next((value for own, value in printed.items() if group.lower().startswith(own)), 0.0)
-            heights = np.array([*shares[group], together[group], claim])
+            printed_share = next(
+                (share for variant, share in printed.items() if group.lower().startswith(variant)), 0.0
+            )
+            heights = np.array([*shares[group], together[group], printed_share])
             look = {"facecolor": SEQUENCE[place % len(SEQUENCE)].colour, "edgecolor": "white", "linewidth": 0.5}
             ax.bar(places, heights, bottom=base, width=0.9, label=name(group), **look)
             base += heights
         ax.set(title=label, xlabel="slice of time", ylim=(0, 1))
-        words = ["first", "last", "all", "printed"]
-        ax.set_xticks([0, places[-3], *places[-2:]], words, rotation=40, ha="right", rotation_mode="anchor")
+        ticks = {0: "first", places[-3]: "last", places[-2]: "all", places[-1]: "printed"}
+        ax.set_xticks(list(ticks), list(ticks.values()), rotation=40, ha="right", rotation_mode="anchor")
         ax.grid(axis="x", visible=False)
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
     axes[0, 0].set_ylabel("share of requests")

@@ -25,9 +25,9 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """Plot a panel per draft length and one per printed pair: measured, Eq. 1, and Eq. 1 with the measured cost of a block."""
     lengths = sorted(table["draft_len"].unique())
     figure, axes = panels(1, len(lengths) + len(PAIRS), height=2.0, sharey=True)
-    found = ratio_table(table, "plain", "speculative", ["draft_len", "alpha"], request="block")
+    speedups = ratio_table(table, "plain", "speculative", ["draft_len", "alpha"], request="block")
     for ax, length in zip(axes[0], lengths, strict=False):
-        rows = found[found["draft_len"] == length].sort_values("alpha")
+        rows = speedups[speedups["draft_len"] == length].sort_values("alpha")
         points(ax, rows["alpha"], rows, MEASURED)
         costs = table[table["draft_len"] == length][["cost_ratio", "verify_ratio"]].median()
         c, v = float(costs["cost_ratio"]), float(costs["verify_ratio"])
@@ -44,7 +44,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     footer(
         figure,
         scale,
-        f"n = {int(found['n'].min())} interleaved blocks per point",
+        f"n = {int(speedups['n'].min())} interleaved blocks per point",
         seeds(table),
         "bars: 95 % bootstrap over blocks",
     )

@@ -28,7 +28,7 @@ from draftlab.report.published import Published
 PLAIN, AGAIN = "none", "none_again"
 
 
-def noise(ax: Axes, place: float, low: float, high: float) -> None:
+def draw_noise(ax: Axes, place: float, low: float, high: float) -> None:
     """Draw the grey band of a row: the noise of the machine, measured by plain decoding against itself."""
     ax.fill_betweenx([place - 0.4, place + 0.4], low, high, color=GREY, alpha=0.35, label=name(AGAIN))
 
@@ -36,16 +36,15 @@ def noise(ax: Axes, place: float, low: float, high: float) -> None:
 def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """Plot one row per dataset and one mark per contender; the grey band is plain decoding against itself, the machine's noise."""
     table = table.assign(dataset=table.get("dataset", "requests"))
-    found = ratio_table(table[table["contender"] != PLAIN], "plain_seconds", "seconds", ["dataset", "contender"])
-    datasets = in_order(found["dataset"].tolist(), NAMES)
-    contenders = [value for value in dict.fromkeys(found["contender"]) if value != AGAIN]
+    speedups = ratio_table(table[table["contender"] != PLAIN], "plain_seconds", "seconds", ["dataset", "contender"])
+    datasets = in_order(speedups["dataset"].tolist(), NAMES)
+    contenders = [value for value in dict.fromkeys(speedups["contender"]) if value != AGAIN]
     figure, axes = panels(1, 1, width=COLUMN + 1.2, height=0.7 + 0.4 * len(datasets))
     ax = axes[0, 0]
     for place, dataset in enumerate(datasets):
-        rows = found[found["dataset"] == dataset].set_index("contender")
+        rows = speedups[speedups["dataset"] == dataset].set_index("contender")
         if AGAIN in rows.index:
-            band = rows.loc[AGAIN, ["ci_low", "ci_high"]]
-            noise(ax, place, *band)
+            draw_noise(ax, place, *rows.loc[AGAIN, ["ci_low", "ci_high"]])
         for number, contender in enumerate(contenders):
             y = place + 0.5 * ((number + 0.5) / len(contenders) - 0.5)
             marks(ax, rows.loc[[contender]], y, look(contender, number))
@@ -58,7 +57,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     footer(
         figure,
         scale,
-        f"{counted(found['n'])} requests per point",
+        f"{counted(speedups['n'])} requests per point",
         seeds(table),
         *held(table, ["draft_len"]),
         "bars: 95 % bootstrap over requests",

@@ -55,8 +55,8 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     datasets = in_order(table["dataset"].tolist(), list(DATASETS))
     figure, axes = panels(1, 2, height=0.5 + 0.16 * len(ways) * len(datasets), sharey=True)
     for ax, ((above, below), label) in zip(axes[0], MEASURES.items(), strict=True):
-        found = ratio_table(table, above, below, keys, request="block")
-        for row in tidy.records(found):
+        estimates = ratio_table(table, above, below, keys, request="block")
+        for row in tidy.records(estimates):
             dataset, contender, way, temperature = (row[key] for key in keys)
             y = datasets.index(dataset) * (len(ways) + 1) + ways.index(way)
             style = CONTENDERS[contender]
@@ -70,7 +70,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         ax.set(xlabel=label)
     places = [place * (len(ways) + 1) + number for place in range(len(datasets)) for number in range(len(ways))]
     labels = [
-        f"{name(dataset)}: {_describe(way)}" if number == 0 else _describe(way)
+        ("" if number else f"{name(dataset)}: ") + _describe(way)
         for dataset in datasets
         for number, way in enumerate(ways)
     ]
@@ -78,7 +78,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     axes[0, 0].set_ylim(places[-1] + 0.7, -0.7)
     legend(figure, list(axes[0]))
     per_block = int(table["requests"].max())
-    facts = f"{counted(found['n'])} blocks of {per_block} requests, open marks: temperature 1"
+    facts = f"{counted(estimates['n'])} blocks of {per_block} requests, open marks: temperature 1"
     footer(figure, scale, facts, seeds(table), "bars: 95 % bootstrap over blocks", "typical acceptance is not lossless")
     return figure
 

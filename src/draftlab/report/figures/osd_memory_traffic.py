@@ -34,36 +34,36 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     figure, axes = panels(1, 2, height=2.9)
     left, right = axes[0]
     ticks = []
-    for place, ((inputs, terms), words) in enumerate(GROUPS.items()):
+    for place, ((inputs, terms), label) in enumerate(GROUPS.items()):
         rows = one[(one["inputs"] == inputs) & (one["terms"] == terms)]
         cells: dict[str, Any] = {row["system"]: row for row in records(rows)}
         for number, system in enumerate(SYSTEMS):
             y, start = place * 4 + number, 0.0
-            ticks.append((y, f"{words}: {SYSTEMS[system]}" if number == 0 else SYSTEMS[system]))
-            for term, (colour, label) in TERMS.items():
+            ticks.append((y, f"{label}: {SYSTEMS[system]}" if number == 0 else SYSTEMS[system]))
+            for term, (colour, term_name) in TERMS.items():
                 width = cells[system][term] / cells[system]["original_gb"]
-                left.barh(y, width, left=start, color=colour, label=label, height=0.8)
+                left.barh(y, width, left=start, color=colour, label=term_name, height=0.8)
                 start += width
             printed = published.of("T5.memory_loading", variant=system)["value"]
             if (inputs, terms) == ("printed", "printed") and len(printed):
                 diamonds(left, printed / cells[system]["original_gb"], [y], ms=4)
     left.axvline(1, color=GREY, linewidth=0.6)
-    left.set_yticks([y for y, _ in ticks], [label for _, label in ticks])
+    left.set_yticks([y for y, _ in ticks], [text for _, text in ticks])
     left.set(
         xlabel="bytes over those of plain decoding",
         xlim=(0, 1.05 * left.get_xlim()[1]),
         ylim=(ticks[-1][0] + 0.7, -0.7),
     )
-    every = table[(table["terms"] == "all") & (table["system"] == "osd") & (table["inputs"] != "printed")]
-    every = every[every["update_interval"] <= interval]
-    for number, ((whose, each), rows) in enumerate(every.groupby(["inputs", "update_interval"], sort=False)):
-        style, inputs = SEQUENCE[number % len(SEQUENCE)], str(whose)
-        needed = rows["break_even"] / _before(table, inputs)
-        right.plot(rows["batch"], needed, **style.options(label=f"{_who(inputs)}, update per {each}"))
-    for inputs in dict.fromkeys(every["inputs"]):
-        reached = every[every["inputs"] == inputs]["block_length"].iloc[0] / _before(table, inputs)
+    updated = table[(table["terms"] == "all") & (table["system"] == "osd") & (table["inputs"] != "printed")]
+    updated = updated[updated["update_interval"] <= interval]
+    for number, ((pair, each), rows) in enumerate(updated.groupby(["inputs", "update_interval"], sort=False)):
+        style, inputs = SEQUENCE[number % len(SEQUENCE)], str(pair)
+        needed = rows["break_even"] / _static_block_length(table, inputs)
+        right.plot(rows["batch"], needed, **style.options(label=f"{_pair_name(inputs)}, update per {each}"))
+    for inputs in dict.fromkeys(updated["inputs"]):
+        reached = updated[updated["inputs"] == inputs]["block_length"].iloc[0] / _static_block_length(table, inputs)
         line = "--" if inputs == "ours" else ":"
-        right.axhline(reached, color=GREY, linestyle=line, linewidth=0.9, label=f"{_who(inputs)}, distilled")
+        right.axhline(reached, color=GREY, linestyle=line, linewidth=0.9, label=f"{_pair_name(inputs)}, distilled")
     right.set(
         xscale="log",
         xlabel="requests that share a load of weights",
@@ -77,14 +77,14 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
 
 def _legend(ax: Axes, columns: int) -> None:
     """Draw a legend above one panel, with each label once."""
-    found = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    handles = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1.0), "columnspacing": 1.0, "fontsize": 6.5}
-    ax.legend(list(found.values()), list(found), ncols=columns, **place)
+    ax.legend(list(handles.values()), list(handles), ncols=columns, **place)
 
 
-def _before(table: pd.DataFrame, inputs: str) -> float:
+def _static_block_length(table: pd.DataFrame, inputs: str) -> float:
     return float(table[(table["inputs"] == inputs) & (table["system"] == "vsd")]["block_length"].iloc[0])
 
 
-def _who(inputs: str) -> str:
+def _pair_name(inputs: str) -> str:
     return {"unrounded": "7B pair", "ours": "this run's pair"}.get(inputs, inputs)

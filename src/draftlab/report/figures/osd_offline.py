@@ -22,7 +22,6 @@ from draftlab.report.figures.style import (
 )
 from draftlab.report.published import Published
 
-PAIR = "vicuna-7b/llama-160m"
 OURS = Look("ours", BLUE)
 PRINTED = {  # sample source, loss -> the variant of the printed table
     ("none", "none"): "original",
@@ -37,17 +36,17 @@ def draw(
     table: pd.DataFrame,
     scale: str,
     published: Published,
-    pair: str = PAIR,
+    pair: str = "vicuna-7b/llama-160m",
     printed_name: str = "Vicuna-7B / LLaMA-160M",
 ) -> Figure:
     """Plot a panel per dataset and a row per variant: ours with its interval, and the printed value of ``pair`` as a diamond."""
     table = table.fillna({"sample_source": "none", "loss": "none"})
-    found = ratio_table(table, "overlap", "visited", ["dataset", "sample_source", "loss"])
-    datasets = in_order(found["dataset"].tolist(), NAMES)
-    variants = in_order(list(zip(found["sample_source"], found["loss"], strict=True)), list(PRINTED))  # type: ignore[arg-type]
+    alphas = ratio_table(table, "overlap", "visited", ["dataset", "sample_source", "loss"])
+    datasets = in_order(alphas["dataset"].tolist(), NAMES)
+    variants = in_order(list(zip(alphas["sample_source"], alphas["loss"], strict=True)), list(PRINTED))  # type: ignore[arg-type]
     figure, axes = panels(1, len(datasets), height=0.5 + 0.2 * len(variants), sharey=True, sharex=True)
     for ax, dataset in zip(axes[0], datasets, strict=True):
-        rows = found[found["dataset"] == dataset].set_index(["sample_source", "loss"])
+        rows = alphas[alphas["dataset"] == dataset].set_index(["sample_source", "loss"])
         for place, variant in enumerate(variants):
             printed = published.of("T1.alpha_offline", pair=pair, dataset=dataset, variant=PRINTED.get(variant, ""))
             diamonds(ax, printed["value"], [place] * len(printed), f"printed, {printed_name}", mew=0.9, ms=5)
@@ -60,7 +59,7 @@ def draw(
     footer(
         figure,
         scale,
-        f"{counted(found['n'])} held-out requests per point",
+        f"{counted(alphas['n'])} held-out requests per point",
         seeds(table),
         "bars: 95 % bootstrap over requests",
     )

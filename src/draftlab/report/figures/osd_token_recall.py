@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftlab.plan.figure import Curves
-from draftlab.report.figures.forms import curve_figure
+from draftlab.report.figures.curves import curve_figure
 from draftlab.report.figures.style import NAMES, PALE, in_order, look
 from draftlab.report.published import Published
 
@@ -31,7 +31,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         panel="dataset",
         facts=["at the right: the authors' means over 100 tokens"],
     )
-    figure = curve_figure(common, scale, published, form, foot=_tokens)
+    figure = curve_figure(common, scale, published, form, {}, foot=_draw_tokens)
     datasets = in_order(common["dataset"].tolist(), NAMES)
     for row, statistic in enumerate(("precision", "recall")):
         for ax, dataset in zip(figure.axes[row * len(datasets) :], datasets, strict=False):
@@ -45,16 +45,16 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     return figure
 
 
-def gains(common: pd.DataFrame) -> pd.Series:
+def _gains_in_recall(common: pd.DataFrame) -> pd.Series:
     """Compute the gain in recall of each token, largest first (OSD, Table 6)."""
     sums = common.groupby(["text", "method"])[["accepted", "generated"]].sum()
     recall = (sums["accepted"] / sums["generated"].where(sums["generated"] > 0)).unstack("method")
     return (recall["distilled"] - recall["original"].fillna(0)).dropna().sort_values(ascending=False, kind="stable")
 
 
-def _tokens(ax: Axes, common: pd.DataFrame) -> None:
+def _draw_tokens(ax: Axes, common: pd.DataFrame) -> None:
     """Draw a bar for each of the tokens that gain most, with its text."""
-    largest = gains(common)[:SHOWN]
+    largest = _gains_in_recall(common)[:SHOWN]
     ax.barh(range(len(largest)), largest, color=PALE)
     for place, text in enumerate(largest.index):
         ax.text(0.02, place, repr(text), fontsize=5.5, va="center", parse_math=False)

@@ -29,22 +29,21 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         rows = table[table["draft"] == draft]
         one = pd.Series(1.0, index=rows.index)
         update, served = ratio(rows["update_seconds"], one), ratio(rows["interval_seconds"], one)
-        for found, style in ((update, UPDATE), (served, SERVED)):
-            error = [[found.estimate - found.low], [found.high - found.estimate]]
-            ax.errorbar(found.estimate, place, xerr=error, **style.options(linestyle="", capsize=2))
-        _times(ax, update.estimate, served.estimate, place)
+        for seconds, style in ((update, UPDATE), (served, SERVED)):
+            error = [[seconds.estimate - seconds.low], [seconds.high - seconds.estimate]]
+            ax.errorbar(seconds.estimate, place, xerr=error, **style.options(linestyle="", capsize=2))
+        _write_ratio(ax, update.estimate, served.estimate, place)
     for place, pair in enumerate(PAIRS, start=len(drafts)):
         short, long = (
             float(published.of(claim, pair=pair)["value"].iloc[0])
             for claim in ("T9.draft_update_time", "T9.target_time_8req")
         )
-        for seconds, style in ((short, UPDATE), (long, SERVED)):
-            ax.plot(seconds, place, style.marker, mfc="none", mec=style.colour)
-        _times(ax, short, long, place)
+        for printed, style in ((short, UPDATE), (long, SERVED)):
+            ax.plot(printed, place, style.marker, mfc="none", mec=style.colour)
+        _write_ratio(ax, short, long, place)
     ax.set(xscale="log", xlabel="seconds", ylim=(len(PAIRS) + len(drafts) - 0.5, -0.6))
-    ax.set_yticks(
-        range(len(PAIRS) + len(drafts)), [*(f"ours, {name(draft)} draft" for draft in drafts), *PAIRS.values()]
-    )
+    labels = [*(f"ours, {name(draft)} draft" for draft in drafts), *PAIRS.values()]
+    ax.set_yticks(range(len(labels)), labels)
     legend(figure, [ax])
     footer(
         figure,
@@ -56,7 +55,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     return figure
 
 
-def _times(ax: Axes, short: float, long: float, place: int) -> None:
+def _write_ratio(ax: Axes, short: float, long: float, place: int) -> None:
     """Write the ratio of both times on a line between the two marks."""
     ax.plot([short, long], [place, place], color=GREY, linewidth=0.6, zorder=0)
     white = {"facecolor": "white", "edgecolor": "none", "pad": 1}

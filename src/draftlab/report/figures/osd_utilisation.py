@@ -34,8 +34,8 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     left.set(xscale="log", yscale="log", xlabel="requests per second", ylabel="share of the hardware")
     pairs = list(dict.fromkeys(ratios["pair"]))
     for place, pair in enumerate(pairs):
-        own = ratios[(ratios["pair"] == pair) & (ratios["source"] == "recomputed")]
-        right.plot(own["ratio"], [place], "o", color=BLACK, ms=4)
+        rows = ratios[(ratios["pair"] == pair) & (ratios["source"] == "recomputed")]
+        right.plot(rows["ratio"], [place], "o", color=BLACK, ms=4)
         value = published.of("A4.flops_ratio", pair=pair)["value"]
         diamonds(right, value, [place] * len(value), None)
     right.set(xlabel="target over draft FLOPs", ylim=(len(pairs) - 0.5, -0.5))

@@ -1,15 +1,14 @@
 """The look that all figures share: sizes, colours, names, and the footer with scale, n and interval.
 
-Colours are Okabe and Ito's, which colour-blind readers can distinguish; line styles and markers distinguish series in grey. They are
-defined in style.yaml.
+style.yaml defines them. Colours are Okabe and Ito's, which colour-blind readers can distinguish; line styles and markers distinguish series
+in grey.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,51 +50,49 @@ class Look:
         return {"color": self.colour, "linestyle": self.line, "marker": self.marker, "label": self.label} | more
 
 
-SAID = read_beside(__file__)
-BLACK, BLUE, RED, GREEN, ORANGE, SKY, PINK, GREY, INK = SAID["colours"].values()
+STYLE = read_beside(__file__)
+BLACK, BLUE, RED, GREEN, ORANGE, SKY, PINK, GREY, INK = STYLE["colours"].values()
 PALE = "#d9d9d9"
 
 
 def _look(label: str, colour: str, line: Any, marker: str) -> Look:
-    return Look(label, SAID["colours"][colour], line if isinstance(line, str) else (line[0], tuple(line[1])), marker)
+    return Look(label, STYLE["colours"][colour], line if isinstance(line, str) else (line[0], tuple(line[1])), marker)
 
 
-LOOKS: dict[str, Look] = {name: _look(*parts) for name, parts in SAID["looks"].items()}
-SEQUENCE = tuple(_look(*parts) for parts in SAID["sequence"])
-NAMES: dict[str, str] = SAID["names"]
+LOOKS: dict[str, Look] = {name: _look(*parts) for name, parts in STYLE["looks"].items()}
+SEQUENCE = tuple(_look(*parts) for parts in STYLE["sequence"])
+NAMES: dict[str, str] = STYLE["names"]
 
 
 def setting(key: str, value: object) -> str:
     """A setting as text for readers: a number comes with the name of its setting, a word stands alone."""
-    if words := meaning(key, value):
-        return words
+    if text := meaning(key, value):
+        return text
     if isinstance(value, bool) or not isinstance(value, int | float):
         return name(value)
-    text = str(SAID["settings"].get(key, f"{key_name(key)} {{:g}}")).format(value)
+    text = str(STYLE["settings"].get(key, f"{key_name(key)} {{:g}}")).format(value)
     return text.removesuffix("s") if value == 1 else text  # 1 draft, 2 drafts
 
 
 def meaning(key: str, value: object) -> str:
     """The text that style.yaml gives for this value of a column; empty if there is none."""
-    return str(SAID["meanings"].get(key, {}).get(str(value), ""))
+    return str(STYLE["meanings"].get(key, {}).get(str(value), ""))
 
 
 def key_name(key: str) -> str:
     """The name of a table's column for readers."""
-    return str(SAID["keys"].get(key, key.replace("_", " ")))
+    return str(STYLE["keys"].get(key, key.replace("_", " ")))
 
 
 def name(value: object) -> str:
-    """The name of a table's value for readers; one of several words is a name already."""
+    """The name of a table's value for readers; a text with spaces is a name already."""
     text = str(value)
     return NAMES.get(text, LOOKS[text].label if text in LOOKS else text if " " in text else text.replace("_", " "))
 
 
 def look(value: object, index: int) -> Look:
     """The look of a known series, otherwise the ``index``-th look of the general sequence."""
-    found = LOOKS.get(str(value))
-    general = SEQUENCE[index % len(SEQUENCE)]
-    return found or Look(name(value), general.colour, general.line, general.marker)
+    return LOOKS.get(str(value)) or replace(SEQUENCE[index % len(SEQUENCE)], label=name(value))
 
 
 def panels(rows: int, columns: int, *, width: float = WIDE, height: float = 1.7, **options: Any) -> tuple[Figure, Any]:
@@ -107,14 +104,14 @@ def panels(rows: int, columns: int, *, width: float = WIDE, height: float = 1.7,
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     """Draw one legend above all panels, with each label once, in as many columns as fit."""
-    found: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle[0] if isinstance(handle, ErrorbarContainer) else handle)
-    labels, room = list(found), 19 * figure.get_figwidth()
+            handles.setdefault(label, handle[0] if isinstance(handle, ErrorbarContainer) else handle)
+    labels, room = list(handles), 19 * figure.get_figwidth()
     rows = next(rows for rows in range(1, len(labels) + 1) if _width(labels, rows) <= room or rows == len(labels))
     columns = -(-len(labels) // rows)
-    figure.legend(list(found.values()), labels, loc="outside upper center", ncols=columns, columnspacing=1.4)
+    figure.legend(list(handles.values()), labels, loc="outside upper center", ncols=columns, columnspacing=1.4)
 
 
 def _width(labels: Sequence[str], rows: int) -> int:
@@ -153,33 +150,33 @@ def wrap(text: str, width: int) -> str:
     """Wrap ``text`` into as few lines as possible, of similar length, at most ``width`` letters wide."""
     if len(text) <= width:
         return text
-    split = partial(textwrap.wrap, text, break_long_words=False, break_on_hyphens=False)
+
+    def split(width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
     fewest = split(width)
-    found = (split(narrow) for narrow in range(len(text) // len(fewest), width))
-    return "\n".join(next((lines for lines in found if len(lines) == len(fewest)), fewest))
+    narrower = map(split, range(len(text) // len(fewest), width))
+    return "\n".join(next((lines for lines in narrower if len(lines) == len(fewest)), fewest))
 
 
 def points(ax: Axes, x: ArrayLike, rows: pd.DataFrame, style: Look, **options: Any) -> None:
     """Draw estimates with their intervals (columns ``estimate, ci_low, ci_high``) at the values ``x``."""
-    y = rows["estimate"].to_numpy(float)
-    low, high = rows["ci_low"].to_numpy(float), rows["ci_high"].to_numpy(float)
-    errors = np.nan_to_num(np.clip(np.stack([y - low, high - y]), 0, None))
+    estimate, errors = _errors(rows)
     drawn = style.options(capsize=1.5, elinewidth=0.8, **options)
-    ax.errorbar(np.asarray(x, float), y, yerr=errors, **drawn)
+    ax.errorbar(np.asarray(x, float), estimate, yerr=errors, **drawn)
 
 
 def marks(ax: Axes, rows: pd.DataFrame, y: ArrayLike, style: Look, **options: Any) -> None:
     """Draw estimates with their intervals along the horizontal axis, as marks at the heights ``y``."""
-    estimate = rows["estimate"].to_numpy(float)
-    error = np.clip(np.stack([estimate - rows["ci_low"], rows["ci_high"] - estimate]), 0, None)
-    drawn: dict[str, Any] = {
-        "fmt": style.marker,
-        "color": style.colour,
-        "ms": 3.5,
-        "capsize": 1.5,
-        "label": style.label,
-    } | options
-    ax.errorbar(estimate, np.broadcast_to(y, estimate.shape), xerr=np.nan_to_num(error), **drawn)
+    estimate, errors = _errors(rows)
+    drawn: dict[str, Any] = {"color": style.colour, "ms": 3.5, "capsize": 1.5, "label": style.label} | options
+    ax.errorbar(estimate, np.broadcast_to(y, estimate.shape), xerr=errors, fmt=style.marker, **drawn)
+
+
+def _errors(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """The estimates, and how far their intervals extend below and above them; 0 without an interval."""
+    estimate, low, high = (rows[column].to_numpy(float) for column in ("estimate", "ci_low", "ci_high"))
+    return estimate, np.nan_to_num(np.clip(np.stack([estimate - low, high - estimate]), 0, None))
 
 
 def diamonds(ax: Axes, x: ArrayLike, y: ArrayLike, label: str | None = "printed", **options: Any) -> None:
@@ -201,18 +198,15 @@ def seeds(table: pd.DataFrame) -> str:
 
 
 def held(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """Describe those settings among ``keys`` that are the same in every row."""
-    one = [key for key in keys if key in table and table[key].nunique() == 1]
-    return [setting(key, value) for key in one for value in table[key].head(1).tolist()]
+    """Describe the settings among ``keys`` that are the same in every row."""
+    constant = [key for key in keys if key in table and table[key].nunique() == 1]
+    return [setting(key, table[key].head(1).tolist()[0]) for key in constant]
 
 
 def in_order(values: Sequence[Any], order: Mapping[str, Any] | Sequence[str]) -> list[Any]:
     """The distinct ``values``: first those in ``order``, in its order, then the others as they come."""
-    known = list(order)
-    present = list(dict.fromkeys(values))
-    return sorted(
-        present, key=lambda value: (known.index(value) if value in known else len(known), present.index(value))
-    )
+    known, distinct = list(order), list(dict.fromkeys(values))
+    return sorted(distinct, key=lambda value: known.index(value) if value in known else len(known))
 
 
 def save(figure: Figure, prefix: Path) -> None:
@@ -225,9 +219,8 @@ def save(figure: Figure, prefix: Path) -> None:
     canvas.draw()  # type: ignore[no-untyped-call]
     pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")  # type: ignore[no-untyped-call]
     with atomic_path(prefix.with_name(prefix.name + ".png")) as temporary:
-        few = pixels.quantize(
-            COLOURS, method=Image.Quantize.FASTOCTREE
-        )  # a quarter of the bytes, with no visible difference
+        # A quarter of the bytes, with no visible difference.
+        few = pixels.quantize(COLOURS, method=Image.Quantize.FASTOCTREE)
         few.save(temporary, "PNG", optimize=True, dpi=(DPI, DPI))
     figure.set_layout_engine("none")
     with atomic_path(prefix.with_name(prefix.name + ".pdf")) as temporary:

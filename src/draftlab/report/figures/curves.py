@@ -1,0 +1,203 @@
+"""Figures of curves: estimates with intervals against a setting, a line per series and a panel per group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from string import Formatter
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+from pandas.api.types import is_integer_dtype, is_string_dtype
+
+from draftlab.core import stats
+from draftlab.core.measure import Measure
+from draftlab.plan.figure import Curves, Live
+from draftlab.report import tidy
+from draftlab.report.contrast import choose
+from draftlab.report.figures.printed import draw_printed
+from draftlab.report.figures.style import (
+    GREY,
+    INK,
+    LOOKS,
+    NAMES,
+    PALE,
+    SKY,
+    counted,
+    footer,
+    held,
+    in_order,
+    legend,
+    look,
+    name,
+    panels,
+    points,
+    seeds,
+)
+from draftlab.report.published import Published
+
+
+def curve_figure(
+    table: pd.DataFrame,
+    scale: str,
+    published: Published,
+    form: Curves,
+    stage_measures: Mapping[str, Measure],
+    *,
+    foot: Callable[[Axes, pd.DataFrame], None] | None = None,
+    apart: float = 0.0,
+) -> Figure:
+    """Plot estimates with intervals against ``x``: a line per value of ``series``, a panel per value of ``panel``.
+
+    ``foot(ax, rows)`` draws an extra last row with its own axes. Lines are shifted by ``apart`` along ``x``, so that intervals do not
+    hide each other.
+    """
+    panel, series, x, xlabel = form.panel, form.series, form.x, form.xlabel
+    keys = [key for key in (panel, series, x) if key is not None]
+    table = choose(table, form.where, "of the figure")
+    if form.rounded:
+        unit, unit_name = (1e3, "thousands") if table[x].max() < 1e6 else (1e6, "millions")
+        table = table.assign(**{x: (table[x] / unit).round().astype(int)})
+        xlabel = f"{xlabel}, {unit_name}"
+    table = labelled(table, keys)
+    resampled = tidy.unit(table)
+    table = table.assign(_one=1.0, _unit=tidy.clusters(table) if resampled else "")
+    shown = in_order(table[panel].tolist(), [] if panel == "group" else list(NAMES)) if panel else [None]
+    rows_of = {value: table if panel is None else table[table[panel] == value] for value in shown}
+    measures = form.quantities(stage_measures)
+    order = in_order(table[series].tolist(), form.order or LOOKS) if series else []
+    height, width = (1.6 if form.also else 2.0), (7.0 if len(shown) > 1 else 4.6)
+    figure, axes = panels(len(measures) + (foot is not None), len(shown), height=height, width=width, sharey="row")
+    for upper in axes[: len(measures) - 1]:
+        for ax, lowest in zip(upper, axes[len(measures) - 1], strict=True):
+            ax.sharex(lowest)
+            ax.tick_params(labelbottom=False)
+    n = pd.Series(dtype=int)
+    for row, (ylabel, numerator, denominator) in enumerate(measures):
+        estimates = stats.ratio_table(table, numerator, denominator or "_one", keys, request="_unit")
+        n = estimates["n"]
+        for ax, value in zip(axes[row], shown, strict=True):
+            panel_estimates = estimates if panel is None else estimates[estimates[panel] == value]
+            curves(ax, panel_estimates, x, series, order, apart)
+            _set_x_ticks(ax, panel_estimates, x, series, form.log_x, 2 if len(shown) > 4 else 1)
+            if row == 0:
+                ax.set_title("" if value is None else name(value))
+                for printed in form.printed:
+                    draw_printed(ax, published, printed, rows_of[value], order)
+            if row == len(measures) - 1:
+                ax.set_xlabel(xlabel)
+            if form.level is not None:
+                named = {"linestyle": "--", "linewidth": 1, "label": form.level_name} if form.level_name else {}
+                ax.axhline(form.level, **{"color": GREY, "linewidth": 0.6} | named)
+        axes[row, 0].set_ylabel(ylabel)
+    if foot is not None:
+        for ax, value in zip(axes[-1], shown, strict=True):
+            foot(ax, rows_of[value])
+    labels = {label for ax in axes.flat for label in ax.get_legend_handles_labels()[1]}
+    # A single series is named in the footer and needs no legend.
+    alone = [name(order[0])] if series and len(order) == len(labels) == 1 else []
+    if labels and not alone and (series or form.printed):
+        legend(figure, list(axes.flat))
+    several = "dataset" in table and "dataset" not in keys and table["dataset"].nunique() > 1
+    datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
+    interval = f"{counted(n)} {tidy.units(table)}{datasets} per point, bars: 95 % bootstrap"
+    first = tidy.records(table.iloc[[0]])[0]
+    facts = [*alone, *held(table, form.held), *(fact.format(**first) for fact in form.facts)]
+    footer(figure, scale, interval if resampled else "exact: no n, no interval", seeds(table), *facts)
+    return figure
+
+
+def labelled(table: pd.DataFrame, keys: Iterable[str | None]) -> pd.DataFrame:
+    """Add a column for each key that is a template with column names in braces, and sort by its numeric columns."""
+    for key in filter(None, keys):
+        fields = [field for _, field, _, _ in Formatter().parse(key) if field]
+        if fields:
+            columns = [table[field].map(name) if is_string_dtype(table[field]) else table[field] for field in fields]
+            rows = zip(*columns, strict=True)
+            table = table.assign(**{key: [key.format(**dict(zip(fields, row, strict=True))) for row in rows]})
+            numbers = [field for field in fields if not is_string_dtype(table[field])]
+            table = table.sort_values(numbers, kind="stable") if numbers else table
+    return table
+
+
+def _set_x_ticks(ax: Axes, estimates: pd.DataFrame, x: str, series: str | None, log: bool, step: int) -> None:
+    """Put ticks at every ``step``-th value of ``x`` if there are few; a series with a single value is a level and does not count."""
+    if series and (curved := estimates.groupby(series)[x].transform("nunique") > 1).any():
+        estimates = estimates[curved]
+    values = sorted(estimates[x].unique())
+    if log:
+        ax.set_xscale("log")
+        ax.xaxis.set_minor_formatter(NullFormatter())
+    labels = [f"{value:g}" for value in values]
+    few = len(values) <= 3 or (len(values) <= 8 and (log or is_integer_dtype(estimates[x])))
+    if few and max(map(len, labels)) <= 5:
+        ax.set_xticks(values[::step], labels[::step])
+        ax.minorticks_off()
+
+
+def curves(
+    ax: Axes, rows: pd.DataFrame, x: str, series: str | None, order: Sequence[str] = (), apart: float = 0.0
+) -> None:
+    """Draw one line per value of ``series``; a series with a single ``x`` becomes a horizontal level.
+
+    A known series has its own look, others get one by their place in ``order``. Lines are shifted by ``apart`` along ``x``, so that no
+    interval hides another.
+    """
+    values = in_order(rows[series].tolist(), order) if series else [None]
+    several = rows[x].nunique() > 1
+    for place, value in enumerate(values):
+        line = (rows if value is None else rows[rows[series] == value]).sort_values(x)
+        style = look("ours" if value is None else value, order.index(value) if value in order else place)
+        if several and len(line) == 1:
+            level = line.iloc[0]
+            ax.axhline(level["estimate"], **style.options(marker=""))
+            if np.isfinite(level["ci_low"]):
+                ax.axhspan(level["ci_low"], level["ci_high"], color=style.colour, alpha=0.15, linewidth=0)
+        else:
+            points(ax, line[x] + apart * (place - (len(values) - 1) / 2), line, style)
+
+
+# --- live decoding -----------------------------------------------------------------------------------------------
+
+PARTS = {
+    "draft_seconds": ("drafting", PALE),
+    "target_seconds": ("target", GREY),
+    "transform_seconds": ("target's distributions", SKY),
+    "select_seconds": ("selection", INK),
+}
+"""The parts of the time of a token, with label and colour."""
+
+
+def live_figure(table: pd.DataFrame, scale: str, published: Published, form: Live) -> Figure:
+    """Plot tokens per target call over all datasets; for live decoding also tokens per second and the time of a token by part."""
+    timed = "seconds" in table
+    curve = Curves(
+        **form.model_dump(),
+        above="emitted",
+        below="blocks",
+        ylabel="tokens per target call",
+        also=[("tokens per second", "emitted", "seconds")] if timed else [],
+        held=["dataset", "draft_temperature", "target_temperature", "draft_len"],
+    )
+    apart = 0.006 * (table[form.x].max() - table[form.x].min())
+    foot = partial(_draw_time_split, form.series) if timed else None
+    return curve_figure(table, scale, published, curve, {}, foot=foot, apart=apart)
+
+
+def _draw_time_split(series: str, ax: Axes, rows: pd.DataFrame) -> None:
+    """Draw stacked bars of the microseconds per emitted token of each series, by part of the decoding loop."""
+    parts = [part for part in PARTS if part in rows]  # in older tables selection includes the target's distributions
+    sums = rows.groupby(series, sort=False)[[*parts, "emitted"]].sum()
+    sums = sums.loc[in_order(sums.index.tolist(), list(LOOKS))]
+    left = np.zeros(len(sums))
+    for part in parts:
+        label, colour = PARTS[part]
+        width = 1e6 * (sums[part] / sums["emitted"]).to_numpy()
+        ax.barh(range(len(sums)), width, left=left, color=colour, height=0.7, label=label)
+        left += width
+    ax.set_yticks(range(len(sums)), [name(value) for value in sums.index])
+    ax.set(xlabel="µs per token", ylim=(len(sums) - 0.5, -0.5))
+    ax.grid(visible=False, axis="y")
