@@ -19,7 +19,7 @@ from draftlab.files.json_files import read_object
 from draftlab.serving import load, profiles, traces
 from draftlab.serving.acceptance import alpha_of_length
 from draftlab.serving.profiles import Attention, Costs, Profile
-from draftlab.serving.simulate import fixed, serve
+from draftlab.serving.simulate import serve
 
 QUEUES = {"rtx4090-llama-3.1-8b": "RTX4090", "rtxpro6000x2-qwen3-32b": "RTXPRO6000_Qwen3-32B"}
 """For each profile, the folder with the requests that a real server answered on that machine."""
@@ -28,7 +28,7 @@ QUEUES = {"rtx4090-llama-3.1-8b": "RTX4090", "rtxpro6000x2-qwen3-32b": "RTXPRO60
 def queueing(profile: str, file: Path) -> list[dict[str, Any]]:
     """Compare the mean times of requests to a real vLLM server (LLMServingSim's ``requests.jsonl``) with simulated ones."""
     arrivals = traces.read_trace(file)
-    served = serve(arrivals, profiles.load(profile), fixed(0), None, np.random.default_rng(0))
+    served = serve(arrivals, profiles.load(profile), 0, None, np.random.default_rng(0))
     rows = [row for _, row in traces.rows(file) if row is not None]
     if len(rows) != len(served.last):
         raise UserError("requests were left out", file=file, remedy="fetch the file again")

@@ -18,7 +18,7 @@ from draftlab.files.json_files import write_json
 from draftlab.serving import profiles, records, traces
 from draftlab.serving.acceptance import LONGEST, Acceptance, from_alpha
 from draftlab.serving.profiles import Profile
-from draftlab.serving.simulate import Served, fixed, serve
+from draftlab.serving.simulate import Served, serve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +84,7 @@ def sweep(
         for draft_len in sorted({0, *draft_lens}):
             rng = np.random.default_rng(seed)
             drafts = acceptance if draft_len else None
-            served = serve(moved, profile, fixed(draft_len), drafts, rng, share)
+            served = serve(moved, profile, draft_len, drafts, rng, share)
             row = {"rate": rate, "draft_len": draft_len, **measures(served, goal)}
             plain = row["whole_mean"] if not draft_len else plain
             rows.append({**row, "speedup": plain / row["whole_mean"]})
@@ -320,7 +320,7 @@ def _arrivals(settings: Load) -> traces.Arrivals:
 def rates_for(arrivals: traces.Arrivals, profile: Profile) -> list[float]:
     """Rates from a twentieth of to just beyond what the machine serves without drafts when all requests wait at its door."""
     together = traces.Arrivals(np.zeros(len(arrivals.prompt)), arrivals.prompt, arrivals.output, {})
-    served = serve(together, profile, fixed(0), None, np.random.default_rng(0))
+    served = serve(together, profile, 0, None, np.random.default_rng(0))
     if not len(served.output):
         raise UserError("no request fits the cache", remedy=f"the profile holds {profile.kv_tokens} tokens")
     most = len(served.output) / served.seconds
