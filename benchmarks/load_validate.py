@@ -16,7 +16,7 @@ import pandas as pd
 import benchmarks
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
-from draftlab.serving import load, profiles, traces
+from draftlab.serving import profiles, traces
 from draftlab.serving.acceptance import alpha_of_length
 from draftlab.serving.profiles import Attention, Costs, Profile
 from draftlab.serving.simulate import serve
@@ -140,8 +140,8 @@ class Crossing:
     context: int = 500
 
     def _cost(self, batch: int) -> float:
-        plain = load.block_ms(self.profile, batch, self.context, 0)
-        drafted = load.block_ms(self.profile, batch, self.context, self.draft_len)
+        plain = self.profile.block_ms(batch, self.context, 0)
+        drafted = self.profile.block_ms(batch, self.context, self.draft_len)
         if self.reads:
             read = batch * (self.draft_len + 1)
             drafted -= self.profile.target.step(read, read, batch, 0.0)
@@ -199,7 +199,7 @@ def _crossing_rows() -> list[dict[str, Any]]:
         rows.append({**row, "within": "yes" if (found > 1) == case.pays else "no"})
     h100 = profiles.load("h100x4-llama-2-70b")
     small = h100.model_copy(update={"draft": h100.target.scaled(0.2)})
-    length = load.block_ms(small, 32, 500, 5) / load.block_ms(small, 32, 500, 0)
+    length = small.block_ms(32, 500, 5) / small.block_ms(32, 500, 0)
     tips = alpha_of_length(length, 5)
     setting = "vLLM #17984, 70B, 1B draft: slower at batch 32"
     rows.append(

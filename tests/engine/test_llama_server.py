@@ -156,7 +156,9 @@ def test_the_server_accepts_what_replay_predicts(tmp_path: Path) -> None:
     blocks = walk(agree_along(load_model(tmp_path / "draft"), rest), DRAFT_LEN)
     predicted = ratio(blocks.accepted, DRAFT_LEN * blocks.blocks)
     assert 0.2 < predicted.estimate < 0.8
-    deployment = Deployment(target=str(tmp_path / "target.gguf"), draft=str(tmp_path / "draft.gguf"), draft_len=DRAFT_LEN)
+    deployment = Deployment(
+        target=str(tmp_path / "target.gguf"), draft=str(tmp_path / "draft.gguf"), draft_len=DRAFT_LEN
+    )
     command = emit_llama_cpp(deployment).text.removeprefix("llama-server ")
     port, drafted = free_port(), np.zeros((len(longer), 2))
     with serving(f"{command} -c 2048 -np 1 {EXACT} -ctkd f32 -ctvd f32", port, tmp_path / "log"):

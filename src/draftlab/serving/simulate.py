@@ -16,6 +16,7 @@ from draftlab.serving.acceptance import Acceptance
 from draftlab.serving.profiles import Profile
 from draftlab.serving.traces import Arrivals
 
+
 @dataclass(frozen=True)
 class Served:
     """The times of each request, in seconds, and what the server did.
@@ -78,6 +79,8 @@ def serve(
     if not count:
         raise UserError("no requests", remedy="give a trace with at least one request")
     fits = -(-(prompts + outputs) // block) <= room
+    if not fits.any():
+        raise UserError("no request fits the cache", remedy=f"the profile holds {profile.kv_tokens} tokens")
     classes = acceptance.classes(count, rng) if acceptance else np.zeros(count, dtype=np.int64)
     first, last = np.full(count, np.nan), np.full(count, np.nan)
     emitted_so_far = np.zeros(count, dtype=np.int64)
