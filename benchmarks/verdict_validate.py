@@ -15,8 +15,8 @@ from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
 from draftlab.files.tables import read_table
-from draftlab.serving import verdict
 from draftlab.serving.costs import from_probes
+from draftlab.serving.speedup import speedup
 from draftlab.serving.verdict_format import NAMES
 
 OPTIONS = {
@@ -55,8 +55,8 @@ def table(run: Path) -> pd.DataFrame:
             if len(known) < ENOUGH:
                 raise UserError(f"{len(known)} requests of {dataset} were not served", remedy=f"hold out {ENOUGH} more")
             context = float((known["prompt_tokens"] + known["emitted"] / 2).mean())
-            found = verdict.speedup(known, from_probes(costs, context), len(seconds))
-            same = verdict.speedup(known, from_probes(beside, context), len(seconds))
+            found = speedup(known, from_probes(costs, context), len(seconds))
+            same = speedup(known, from_probes(beside, context), len(seconds))
             measured = float(plain.sum() / seconds[contender].sum())
             cell = {
                 "dataset": dataset,

@@ -37,7 +37,7 @@ class BlockCosts:
     loop: Float64[np.ndarray, "draws lengths"]
     lookup: Float64[np.ndarray, "draws lengths"]
     source: str
-    seconds: float | None
+    seconds: float
     profile: Profile
 
     def block(self, draft_len: int, whole: float = 0.0) -> float:
