@@ -62,25 +62,17 @@ def table(run: Path) -> pd.DataFrame:
             predicted = speedup(known, from_probes(costs, context), len(seconds))
             same_minutes = speedup(known, from_probes(beside, context), len(seconds)).estimate
             measured = float(plain.sum() / seconds[contender].sum())
-            rows.append(
-                {
-                    "dataset": dataset,
-                    "option": option,
-                    "draft_len": length,
-                    "replayed": len(known),
-                    "served": len(seconds),
-                    "measured": measured,
-                    "predicted": predicted.estimate,
-                    "low": predicted.low,
-                    "high": predicted.high,
-                    "error": predicted.estimate / measured - 1,
-                    "inside": predicted.low <= measured <= predicted.high,
-                    "beside": same_minutes,
-                    "error_beside": same_minutes / measured - 1,
-                    "plain_ms_from": plain_ms.min(),
-                    "plain_ms_to": plain_ms.max(),
-                }
-            )
+            row = {
+                "dataset": dataset,
+                "option": option,
+                "draft_len": length,
+                "replayed": len(known),
+                "served": len(seconds),
+            }
+            row |= {"measured": measured, "predicted": predicted.estimate, "low": predicted.low, "high": predicted.high}
+            row |= {"error": predicted.estimate / measured - 1, "inside": predicted.low <= measured <= predicted.high}
+            row |= {"beside": same_minutes, "error_beside": same_minutes / measured - 1}
+            rows.append(row | {"plain_ms_from": plain_ms.min(), "plain_ms_to": plain_ms.max()})
     return pd.DataFrame(rows)
 
 

@@ -44,7 +44,8 @@ class Conformance:
 
     @property
     def lossless(self) -> bool:
-        return all(result.lossless for result in (*self.exact.values(), *self.sampled.values()))
+        exact = all(result.lossless for result in self.exact.values())
+        return exact and all(result.lossless for result in self.sampled.values())
 
 
 def check_verifier(

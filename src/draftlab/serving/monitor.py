@@ -188,8 +188,14 @@ def difference(before: Counts, after: Counts, source: str) -> Counts:
     histogram = None
     if before.histogram is not None and after.histogram is not None and len(before.histogram) == len(after.histogram):
         histogram = tuple(b - a for a, b in zip(before.histogram, after.histogram, strict=True))
-    names = ("drafts", "drafted", "accepted", "requests")
-    return Counts(after.engine, *(getattr(after, name) - getattr(before, name) for name in names), histogram)
+    return Counts(
+        after.engine,
+        after.drafts - before.drafts,
+        after.drafted - before.drafted,
+        after.accepted - before.accepted,
+        after.requests - before.requests,
+        histogram,
+    )
 
 
 def _fetch(url: str) -> str:

@@ -121,7 +121,7 @@ def _stream(rows: pd.DataFrame) -> pd.DataFrame:
 def _over_time(rows: pd.DataFrame) -> list[Range]:
     """Acceptance in consecutive equal parts of the stream."""
     parts = min(PARTS, len(rows) // 4)
-    cuts = np.linspace(0, len(rows), parts + 1).astype(int) if parts > 1 else []
+    cuts = np.linspace(0, len(rows), parts + 1).astype(int) if parts > 1 else np.zeros(0, int)
     return [ratio(rows.iloc[start:end], "accepted", "visited") for start, end in itertools.pairwise(cuts)]
 
 
@@ -211,15 +211,15 @@ def under_load(
 
     # With more requests in a step longer drafts only pay less than at one request.
     gains = simulate(range(option.draft_len + 1), 0)
-    best = gains.idxmax()
-    repeats = [simulate(sorted({*best}), seed) for seed in range(1, LOADS) if best.any()]
+    best = {float(str(at)): int(str(gains[at].idxmax())) for at in gains}
+    repeats = [simulate(sorted({*best.values()}), seed) for seed in range(1, LOADS) if any(best.values())]
     loads = []
     for at, length in best.items():
-        draws = [float(table.loc[length, at]) for table in (gains, *repeats)]
+        draws = [float(table[at].loc[length]) for table in (gains, *repeats)]
         loads.append(
             AtLoad(
-                rate=float(str(at)),
-                draft_len=int(length),
+                rate=at,
+                draft_len=length,
                 speedup=range_of(np.array([np.mean(draws), *draws])),
                 by_length={int(str(k)): float(gain) for k, gain in gains[at].items()},
             )
