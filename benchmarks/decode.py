@@ -76,7 +76,7 @@ def bench(
     Columns: ``contender, tokens, cpu_seconds`` (median), ``tokens_per_cpu_second, same_text`` (of ``requests``: the plain greedy text), and
     ``speedup, low, high``: CPU seconds of assisted generation in transformers over the contender's, paired by turn, with the 99 %
     interval. ``loop, again`` is ``loop`` once more; its ratio to ``loop`` is the noise (``noise, noise_low, noise_high``).
-    Replay gives the acceptance that the loop measures, from the recorded pass; its tokens are those it accounts for.
+    Replay gives the acceptance that the loop measures, from the recorded pass; its tokens are the ones in the recorded answers.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:

@@ -41,7 +41,7 @@ class Stream:
 
 def streams(data: Path) -> list[Stream]:
     """The recorded streams in a scale's published tables."""
-    found = []
+    recorded = []
     for table, (key, dataset) in STREAMS.items():
         if not (file := data / f"{table}.csv.gz").exists():
             continue
@@ -50,7 +50,7 @@ def streams(data: Path) -> list[Stream]:
         rows = rows[rows[way].isin(LEARNING)] if way else rows
         for labels, stream in rows.groupby([key, *([way] if way else []), "seed"]):
             stream = stream.sort_values("stream_index")
-            found.append(
+            recorded.append(
                 Stream(
                     table=f"{data.parent.name}: {table}",
                     name=" ".join(map(str, labels)),
@@ -60,7 +60,7 @@ def streams(data: Path) -> list[Stream]:
                     visited=stream["visited"].to_numpy(float),
                 )
             )
-    return found
+    return recorded
 
 
 def table(folders: Sequence[Path]) -> pd.DataFrame:

@@ -59,8 +59,8 @@ def specbundle_cells(file: Path) -> pd.DataFrame:
     """One row per measured cell of SpecBundle's ``data.json``: plain and speculative throughput, and acceptance length."""
     cells = []
     for target, benchmarks_of_target in read_object(file).items():
-        for benchmark, found in benchmarks_of_target.items():
-            for result in found["results"]:
+        for benchmark, measured in benchmarks_of_target.items():
+            for result in measured["results"]:
                 shape = {name: result[name] for name in ("batch_size", "steps", "topk", "num_draft_tokens")}
                 plain = next(m for m in result["metrics"] if m["accept_length"] == 1.0)["output_throughput"]
                 for metric in result["metrics"]:
@@ -107,8 +107,8 @@ def _specbundle_rows(file: Path) -> list[dict[str, Any]]:
         ("SpecBundle, cost from other benchmarks", False),
         ("SpecBundle, cost from other benchmarks and lengths", True),
     ):
-        found = specbundle(cells, other_lengths=other)
-        for setting, group in [*found.groupby("target"), ("all", found)]:
+        predicted = specbundle(cells, other_lengths=other)
+        for setting, group in [*predicted.groupby("target"), ("all", predicted)]:
             median = float(group["error"].abs().median())
             name = f"{setting} ({len(group)} cells, {(group['error'].abs() > 0.1).sum()} beyond 10 %)"
             rows.append({**_row(part, name, "median error of throughput", 1.0, 1.0 + median, 0.1)})

@@ -143,8 +143,8 @@ MACHINES = {
     "a100-llama-3-8b": Machine("data/profiling/compute/a100/meta-llama/Meta-Llama-3-8B/mlp.csv", "NVIDIA A100",
                                "meta-llama/Meta-Llama-3-8B", 32, kv_tokens=400_000, kv_bytes=131_072, memory_gbps=1600),
 }  # fmt: skip
-"""What the shipped profiles are made of. The link of the two Blackwells is the one in the source's own ``config.json``; that of the H100s
-and the share of the memory's bandwidth (80 %) are assumed."""
+"""The sources of the shipped profiles. The link of the two Blackwells is from the source's ``config.json``; the link of the H100s and the
+share of the memory's bandwidth (80 %) are assumed."""
 
 
 def derive(name: str, data: Path) -> Profile:

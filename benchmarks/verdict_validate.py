@@ -79,7 +79,7 @@ def table(run: Path) -> pd.DataFrame:
 def probed_while_serving(run: Path) -> pd.DataFrame:
     """The costs that each cell of ``traffic_requests`` probed between its requests, and the confidence below which its blocks ended.
 
-    Every part of a dataset is a moment of its own.
+    Every part of a dataset counts as another moment.
     """
     frames = []
     for file in sorted((run / "cells/traffic_requests").glob("*/run.json")):

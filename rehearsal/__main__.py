@@ -79,8 +79,10 @@ def _repository(key: str, files: dict[str, bytes], revision: str, fault: str = "
 
 
 def rehearse(cores: int = 2, config: tuple[str, ...] = (), keep: bool = False) -> None:
-    """Run ``scale=paper`` with the sizes of a rehearsal. ``config``: further words of ``--config``, as experiments=osd_offline;
-    ``keep``: go on with what an earlier rehearsal has made."""
+    """Run ``scale=paper`` with the sizes of a rehearsal.
+
+    ``config``: further values of ``--config``, such as experiments=osd_offline. ``keep``: continue from the files of an earlier rehearsal.
+    """
     began, folder = time.monotonic(), Path("results") / NAME
     whole = plan.load_run({"scale": "paper"}, plan.WORKFLOW)
     if not keep:

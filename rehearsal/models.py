@@ -219,7 +219,7 @@ def _llama_tokenizer(corpus: list[str]) -> dict[str, bytes]:
     config = {
         "add_bos_token": True,
         "add_eos_token": False,
-        **{name: {"__type": "AddedToken"} | special for name, special in specials.items()},
+        **{name: {"__type": "AddedToken", **special} for name, special in specials.items()},
         "clean_up_tokenization_spaces": False,
         "model_max_length": 2048,
         "pad_token": None,

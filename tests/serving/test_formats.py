@@ -96,8 +96,7 @@ def test_sglang_verifies_one_token_more_than_it_drafts() -> None:
 
 def test_only_engines_that_can_end_a_block_are_written_a_confidence(tmp_path: Path) -> None:
     pair = dataclasses.replace(WANTED, confidence=0.45)
-    words = shlex.split(emit.llama_cpp(pair).command)
-    assert words[words.index("--spec-draft-p-min") + 1] == "0.45"
+    assert words_after(emit.llama_cpp(pair).command, "--spec-draft-p-min") == "0.45"
     assert json.loads(emit.transformers(pair).text)["assistant_confidence_threshold"] == 0.45
     assert {own.file for own in emit.write(pair, (), tmp_path / "all")} == {
         "llama_server.sh",
@@ -345,7 +344,7 @@ def test_a_verdict_without_a_promise_is_refused(text: str, tmp_path: Path) -> No
         monitor.read_promise(tmp_path / "v.json")
 
 
-def test_a_verdict_that_recommends_no_draft_promises_nothing(tmp_path: Path) -> None:
+def test_a_verdict_without_a_recommended_draft_promises_nothing(tmp_path: Path) -> None:
     (tmp_path / "v.json").write_text('{"verdict": "no", "monitor": null}')
     with pytest.raises(UserError, match="promises nothing"):
         monitor.read_promise(tmp_path / "v.json")

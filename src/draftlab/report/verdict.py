@@ -143,20 +143,20 @@ def _languages(rows: pd.DataFrame, results: Path, answers: Sequence[Answer]) -> 
     return rows["request_id"].where(rows["split"] == "eval").map(dict(enumerate(names)))
 
 
-def page(found: Verdict, settings: VerdictSettings, folder: Path) -> str:
+def page(judged: Verdict, settings: VerdictSettings, folder: Path) -> str:
     """Render the verdict as one self-contained HTML page."""
-    figures = [(draw(found, part), caption) for part, caption in FIGURES.items() if part != "load" or found.load]
+    figures = [(draw(judged, part), caption) for part, caption in FIGURES.items() if part != "load" or judged.load]
     data = [("data:image/svg+xml;base64," + base64.b64encode(svg).decode(), caption) for svg, caption in figures]
     template = templates().get_template("verdict.html.j2")
-    next_commands = commands(found, settings, folder)
+    next_commands = commands(judged, settings, folder)
     return template.render(
-        v=found, names=NAMES, enough=ENOUGH, figures=data, commands=next_commands, version=__version__
+        v=judged, names=NAMES, enough=ENOUGH, figures=data, commands=next_commands, version=__version__
     )
 
 
-def commands(found: Verdict, settings: VerdictSettings, folder: Path) -> list[str]:
+def commands(judged: Verdict, settings: VerdictSettings, folder: Path) -> list[str]:
     """The commands to run next: write the engine's settings, then monitor whether production reaches the predicted speed-up."""
-    promise = found.monitor
+    promise = judged.monitor
     if promise is None:
         return [shlex.join(["draftlab", "data", "check", str(settings.traffic)])]
     if promise.option == "lookup":  # lookup has no draft model: use vLLM's own, matching as many tokens as ours
@@ -172,13 +172,13 @@ def commands(found: Verdict, settings: VerdictSettings, folder: Path) -> list[st
     return [shlex.join(emit), shlex.join(monitor)]
 
 
-def draw(found: Verdict, part: str) -> bytes:
+def draw(judged: Verdict, part: str) -> bytes:
     """Draw one of ``FIGURES`` as SVG, narrow enough for a phone; bands are 95 % intervals."""
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(6, 3.6), layout="constrained")
     axes = drawn.subplots()
-    for number, option in enumerate(found.options):
+    for number, option in enumerate(judged.options):
         if part == "length":
             best = (option.proposal, option.threshold)
             lengths = {at.draft_len: at.speedup for at in option.by_length if (at.proposal, at.threshold) == best}
@@ -188,7 +188,7 @@ def draw(found: Verdict, part: str) -> bytes:
             points = [((i + 0.5) / len(option.over_time), at) for i, at in enumerate(option.over_time)]
             axes.set(xlabel="share of the log", ylabel="acceptance")
         else:
-            points = [(at.rate, at.speedup) for at in found.load.get(option.name, [])]
+            points = [(at.rate, at.speedup) for at in judged.load.get(option.name, [])]
             axes.set(xlabel="requests a second", ylabel="speed-up of a request")
         if points:
             x = [value for value, _ in points]
@@ -207,11 +207,11 @@ def draw(found: Verdict, part: str) -> bytes:
 def lines(verdicts: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
     """Three lines of text for each draft, the last with the path of its page."""
     texts = []
-    for folder, found in verdicts:
-        if found is None:
+    for folder, judged in verdicts:
+        if judged is None:
             texts.append(f"Not yet known: too few requests ({LEAST} are needed, half of which are held out)")
         else:
-            *first, last = verdict.lines(found)
+            *first, last = verdict.lines(judged)
             texts += [*first, f"{last}; {folder / 'verdict.html'}"]
     return texts
 

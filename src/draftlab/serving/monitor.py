@@ -33,7 +33,7 @@ Length = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
 class Promise(BaseModel):
-    """The acceptance length (tokens per step of the target, its own included) that a verdict promises at a draft length."""
+    """The acceptance length (tokens per step of the target, the target's token included) that a verdict promises at a draft length."""
 
     model_config = ConfigDict(frozen=True)
     draft_len: Annotated[int, Field(ge=1)]

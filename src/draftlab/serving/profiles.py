@@ -140,7 +140,7 @@ def shipped() -> list[str]:
 
 
 def load(name: str | Path) -> Profile:
-    """A shipped profile by its name, or the user's own by its path; a wrong value is an error that gives its line."""
+    """A shipped profile by its name, or a user's by its path; a wrong value is an error that gives its line."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = SHIPPED / f"{name}.yaml"

@@ -38,7 +38,7 @@ def range_of(draws: Float64[np.ndarray, " draws"]) -> Range:
 
 
 def speedup(rows: pd.DataFrame, costs: BlockCosts, future: int = 0) -> Range:
-    """The speed-up on ``future`` requests (0: as many as ``rows``) like those of ``rows``, which are all of one option, proposal and length."""
+    """The speed-up on ``future`` requests (0: as many as ``rows``) like the ones in ``rows``, all of one option, proposal and draft length."""
     column = int(rows["draft_len"].iloc[0]) - 1
     # How many calls read 1, 2, ... tokens: a mean between two whole numbers is a mixture of both.
     drafting = (rows["blocks"] - rows["empty"]).to_numpy()

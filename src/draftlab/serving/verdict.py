@@ -58,32 +58,32 @@ def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
         for (proposal, length, threshold), same in held_out.groupby(["proposal", "draft_len", "threshold"])
     ]
     best = max(by_length, key=lambda at: at.speedup.estimate)
-    own, stream = _at(held_out, best), _at(_stream(rows), best)
-    has_draft = bool(own["steps"].any())
-    verdict = outcome(best.speedup, len(own))
+    replayed, stream = _at(held_out, best), _at(_stream(rows), best)
+    has_draft = bool(replayed["steps"].any())
+    verdict = outcome(best.speedup, len(replayed))
     model_costs = costs if has_draft else _without_steps(costs)
     longest = best.model_copy(update={"draft_len": held_out["draft_len"].max()})
     most = ceiling(_at(held_out, longest), model_costs)
     tips = None if best.threshold else break_even(model_costs)
-    alpha = ratio(own, "accepted", "visited")
+    alpha = ratio(replayed, "accepted", "visited")
     return Option(
         name=name,
         verdict=verdict,
-        reason=_reason(verdict, len(own), best.speedup, most, tips, alpha),
-        requests=len(own),
+        reason=_reason(verdict, len(replayed), best.speedup, most, tips, alpha),
+        requests=len(replayed),
         draft_len=best.draft_len,
         proposal=best.proposal,
         speedup=best.speedup,
         alpha=alpha,
-        acceptance_length=ratio(own, "emitted", "blocks"),
+        acceptance_length=ratio(replayed, "emitted", "blocks"),
         tips_at=tips,
         ceiling=most,
         by_length=by_length,
         over_time=_over_time(stream),
         thirds=_thirds(stream, costs),
-        categories=_categories(own, costs),
+        categories=_categories(replayed, costs),
         forecast=_forecast(stream) if name == "kept_learning" else None,
-        by_batch=_by_batch(own, costs) if has_draft and not best.threshold else {},
+        by_batch=_by_batch(replayed, costs) if has_draft and not best.threshold else {},
         threshold=best.threshold,
     )
 
@@ -192,13 +192,13 @@ def under_load(
     rows: pd.DataFrame, option: Option, costs: BlockCosts, rate: float | None, trace: traces.Arrivals | None
 ) -> list[AtLoad]:
     """The simulated server at and around the given load; each request has the acceptance that it had in replay."""
-    own = _at(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option)
-    block_lengths = (own["emitted"] / own["blocks"]).clip(1, option.draft_len + 1)
+    replayed = _at(rows[(rows["split"] == "eval") & (rows["option"] == option.name)], option)
+    block_lengths = (replayed["emitted"] / replayed["blocks"]).clip(1, option.draft_len + 1)
     alphas = np.array([alpha_of_length(length, option.draft_len) for length in block_lengths])
-    share = 1 - float(own["empty"].sum() / own["blocks"].sum())
-    profile = costs.profile if own["steps"].any() else costs.profile.model_copy(update={"draft": None})
-    prompts, outputs = own["prompt_tokens"].to_numpy(int), own["emitted"].to_numpy().astype(int)
-    requests = traces.Arrivals(np.zeros(len(own)), prompts, outputs, {})
+    share = 1 - float(replayed["empty"].sum() / replayed["blocks"].sum())
+    profile = costs.profile if replayed["steps"].any() else costs.profile.model_copy(update={"draft": None})
+    prompts, outputs = replayed["prompt_tokens"].to_numpy(int), replayed["emitted"].to_numpy().astype(int)
+    requests = traces.Arrivals(np.zeros(len(replayed)), prompts, outputs, {})
     rates = [(rate or (trace.rate if trace else 1.0)) * times for times in SHARES]
 
     def simulate(draft_lens: Sequence[int], seed: int) -> pd.DataFrame:
