@@ -1,12 +1,14 @@
-"""The project beside others and beside itself: speed with contenders in turns, predictions with what was measured. No part of the package.
+"""Comparisons of speed with other software, and of predictions with measurements. No part of the package.
 
 python -m benchmarks.decode --help        # run from the repository root; each file of this folder is a benchmark
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 import tyro
@@ -16,11 +18,26 @@ from draftlab.cli import exit_on_error
 from draftlab.core.settings import Settings
 from draftlab.files.atomic import write_text
 
+T = TypeVar("T")
+
 
 class Turns(Settings):
     """How often every contender runs, after a turn that warms up: an interval needs two or more."""
 
     repeats: int = Field(default=4, ge=2)
+
+
+def take_turns(contenders: Mapping[str, Callable[[], T]], repeats: int) -> tuple[dict[str, list[float]], dict[str, T]]:
+    """Run the contenders one after the other, again and again; returns the CPU seconds of each turn, and each contender's last result."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    results: dict[str, T] = {}
+    for turn in range(repeats + 1):
+        for name, contender in contenders.items():
+            begun = time.process_time()
+            results[name] = contender()
+            if turn:  # the first turn warms up
+                seconds[name].append(time.process_time() - begun)
+    return seconds, results
 
 
 def run(main: Callable[..., None]) -> None:
@@ -35,6 +52,12 @@ def show(frame: pd.DataFrame, text: str, out: Path | None) -> None:
         write_text(out, frame.to_csv(index=False, lineterminator="\n"))
 
 
-def write(frame: pd.DataFrame, as_markdown: Callable[[pd.DataFrame], str], out: Path) -> None:
-    """Write a table as its page where OUT ends in .md, else as CSV."""
-    write_text(out, as_markdown(frame) if out.suffix == ".md" else frame.to_csv(index=False, lineterminator="\n"))
+def write(frame: pd.DataFrame, page: str, out: Path) -> None:
+    """Write ``page`` where OUT ends in .md, else ``frame`` as CSV."""
+    write_text(out, page if out.suffix == ".md" else frame.to_csv(index=False, lineterminator="\n"))
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    first, *others = (f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows))
+    return "\n".join([first, "|" + "---|" * len(head), *others]) + "\n"

@@ -5,16 +5,14 @@ seconds.
     python -m benchmarks.decode --target MODEL_FOLDER --template plain      # draft: all its layers but the last
     python -m benchmarks.decode --target MODEL_FOLDER --dtype bfloat16 --batch 8 32
 
-Every contender decodes the same prompts greedily to the same limits, with the same fixed draft length, and its text is compared with the
-plain greedy text. In bfloat16 texts may part where two tokens are nearly as probable. Tokens are counted the same way for all. ``repository`` is OSD's loop, written anew on ``transformers``: it samples at
-temperature 0.01.
+Every contender decodes the same prompts greedily to the same limits with the same fixed draft length, and its text is compared with the plain
+greedy text. In bfloat16 texts may differ from where two tokens are nearly as probable. Tokens are counted the same way for all. ``repository``
+is OSD's loop, rewritten on ``transformers``: it samples at temperature 0.01.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any, Literal
 import pandas as pd
 import torch
 
-from benchmarks import Turns, run, show
+from benchmarks import Turns, run, show, take_turns
 from benchmarks.online import decode_as_the_repository
 from draftlab.core.settings import Count, Dtype, Flat, Template
 from draftlab.data.prompts import Prompt
@@ -36,6 +34,7 @@ from draftlab.files.json_files import read_jsonl
 from draftlab.latency.comparison import compare
 from draftlab.models import check_same_tokenizer, hf, load_model, load_tokenizer
 from draftlab.models.llama import Llama
+from draftlab.train.designs import prune
 
 TEXTS = (
     "Once upon a time, there was a little girl",
@@ -77,7 +76,7 @@ def bench(
     Columns: ``contender, tokens, cpu_seconds`` (median), ``tokens_per_cpu_second, same_text`` (of ``requests``: the plain greedy text), and
     ``speedup, low, high``: CPU seconds of assisted generation in transformers over the contender's, paired by turn, with the 99 %
     interval. ``loop, again`` is ``loop`` once more; its ratio to ``loop`` is the noise (``noise, noise_low, noise_high``).
-    Replay gives the acceptance that the loop measures, from the recorded pass; its tokens are those it accounts for.
+    Replay gives the acceptance that the loop measures, from the recorded pass; its tokens are the ones in the recorded answers.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
@@ -88,17 +87,21 @@ def bench(
         texts = [prompt.text for prompt in read_jsonl(prompts, Prompt)] if prompts else list(TEXTS)
         inputs = [tokenizer.encode_prompt(text, settings.template) for text in texts[: settings.requests]]
         contenders = _contenders(folders, inputs, tokenizer.eos_ids, settings)
-        expected = contenders["plain"]()
-        seconds: dict[str, list[float]] = {name: [] for name in contenders}
-        same: dict[str, int] = {}
-        for turn in range(settings.repeats + 1):
-            for name, contender in contenders.items():
-                begun = time.process_time()
-                answers = contender()
-                if turn:  # the first turn warms up
-                    seconds[name].append(time.process_time() - begun)
-                same[name] = sum(a == b for a, b in zip(answers, expected, strict=True))
-    return _rows(seconds, same, expected)
+        seconds, answers = take_turns(contenders, settings.repeats)
+    expected = answers["plain"]
+    rows, tokens = [], sum(map(len, expected))
+    for name, times in seconds.items():
+        median = float(pd.Series(times).median())
+        against = compare(seconds["transformers assisted"], times)
+        same = sum(a == b for a, b in zip(answers[name], expected, strict=True))
+        row: dict[str, Any] = {"contender": name, "tokens": tokens, "cpu_seconds": median}
+        row |= {"tokens_per_cpu_second": tokens / median, "same_text": same, "requests": len(expected)}
+        row |= {"speedup": against.ratio, "low": against.low, "high": against.high}
+        if name == "loop, again":
+            noise = compare(seconds["loop"], times)
+            row |= {"noise": noise.ratio, "noise_low": noise.low, "noise_high": noise.high}
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def table(frame: pd.DataFrame) -> str:
@@ -112,21 +115,6 @@ def table(frame: pd.DataFrame) -> str:
         if row["contender"] == "loop, again":
             lines[-1] += f"   (noise: {row['noise']:.3f} of loop, {row['noise_low']:.3f} to {row['noise_high']:.3f})"
     return "\n".join(lines)
-
-
-def _rows(seconds: dict[str, list[float]], same: dict[str, int], expected: list[list[int]]) -> pd.DataFrame:
-    rows, tokens = [], sum(map(len, expected))
-    for name, times in seconds.items():
-        median = float(pd.Series(times).median())
-        against = compare(seconds["transformers assisted"], times)
-        row: dict[str, Any] = {"contender": name, "tokens": tokens, "cpu_seconds": median}
-        row |= {"tokens_per_cpu_second": tokens / median, "same_text": same[name], "requests": len(expected)}
-        row |= {"speedup": against.ratio, "low": against.low, "high": against.high}
-        if name == "loop, again":
-            noise = compare(seconds["loop"], times)
-            row |= {"noise": noise.ratio, "noise_low": noise.low, "noise_high": noise.high}
-        rows.append(row)
-    return pd.DataFrame(rows)
 
 
 def _contenders(
@@ -169,7 +157,7 @@ def _contenders(
     generation = hub_draft.generation_config
     generation.num_assistant_tokens, generation.num_assistant_tokens_schedule = draft_len, "constant"
     generation.assistant_confidence_threshold = 0.0
-    found: dict[str, Contender] = {
+    contenders: dict[str, Contender] = {
         "transformers": lambda: transformers(None),
         "transformers assisted": lambda: transformers(hub_draft),
         "repository": repository,
@@ -178,8 +166,8 @@ def _contenders(
         "loop, again": lambda: loop(1),
     }
     for batch in settings.batch:
-        found |= {f"plain, batch {batch}": partial(plain, batch), f"loop, batch {batch}": partial(loop, batch)}
-    return found | {"replay": replayed}
+        contenders |= {f"plain, batch {batch}": partial(plain, batch), f"loop, batch {batch}": partial(loop, batch)}
+    return contenders | {"replay": replayed}
 
 
 def _cut(tokens: list[int], eos_ids: Sequence[int], most: int) -> list[int]:
@@ -193,30 +181,20 @@ def _hub_answer(
 ) -> list[int]:
     """One greedy answer by ``transformers`` itself; it takes one request at a time when it is assisted."""
     ids = torch.tensor([prompt])
-    found = network.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        assistant_model=assistant,
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        eos_token_id=list(eos_ids),
-        pad_token_id=0,
-    )
-    answer: list[int] = found[0, len(prompt) :].tolist()
+    options = {"do_sample": False, "eos_token_id": list(eos_ids), "pad_token_id": 0, "max_new_tokens": max_new_tokens}
+    text = network.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=assistant, **options)
+    answer: list[int] = text[0, len(prompt) :].tolist()
     return answer
 
 
 def _all_but_the_last_layer(target: Path, scratch: Path) -> Path:
-    """A draft made of the target's own first layers; its folder."""
+    """A draft made of the target's first layers; its folder."""
     model = load_model(target)
-    if not isinstance(model, Llama) or model.config.num_hidden_layers < 2:
+    if not isinstance(model, Llama) or len(model.layers) < 2:
         raise UserError(
             "not a Llama of two layers or more: no first layers to draft with", file=target, remedy="give --draft"
         )
-    layers = model.config.num_hidden_layers - 1
-    shorter = Llama(dataclasses.replace(model.config, num_hidden_layers=layers))
-    shorter.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith(f"layers.{layers}.")})
-    shorter.save(scratch / "draft")
+    prune(model, len(model.layers) - 1).save(scratch / "draft")
     return scratch / "draft"
 
 

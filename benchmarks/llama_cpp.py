@@ -4,8 +4,8 @@
 
 ``llama-speculative-simple`` and ``llama-speculative`` (the tree tool, with one branch) are built from llama.cpp's source with the flags of
 the installed binding; without ``--tools`` they are left out. All decode the same prompts greedily to the end of text, the tools and the loop
-from the same two GGUF files, with the same draft lengths; a prompt's own computation is not counted. Beside a tool the loop cuts the text
-into the blocks that the tool does (``Tool``), so that accepted tokens can be compared one by one.
+from the same two GGUF files, with the same draft lengths; reading the prompt is not counted. Beside a tool the loop cuts the text into the same
+blocks as the tool (``Tool``), so that accepted tokens can be compared one by one.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ from draftlab.models.llama_cpp import LlamaCpp
 
 @dataclass(frozen=True)
 class Tool:
-    """A C++ tool's flags, and the blocks that it cuts a text into; either goes on until it has a token more than was asked for.
+    """A C++ tool's flags, and the blocks that it cuts a text into. Every tool goes on until it has a token more than the limit.
 
-    ``shortens``: it drafts no further than to the end of what was asked for. ``whole``: it counts its last block whole, past an end of
-    text. ``given``: its first token comes from the prompt's own computation, before anything is drafted; the tool counts it, the table
-    does not.
+    ``shortens``: it drafts no further than to the limit. ``whole``: it counts its last block whole, past an end of text. ``given``: its first
+    token comes from reading the prompt, before anything is drafted; the tool counts it, the table does not.
     """
 
     flags: tuple[str, ...]
@@ -60,16 +59,16 @@ class Tool:
             if self.given and not blocks:
                 return 0
             left = tokens - sum(block.accepted + 1 for block in blocks) - 1
-            return min(draft_len, left) if self.shortens and left > 0 else draft_len  # to this tool 0 is no limit
+            return min(draft_len, left) if self.shortens and left > 0 else draft_len  # 0 means no limit to this tool
 
         return choose
 
-    def counts(self, found: Generation, eos: Collection[int]) -> tuple[int, int]:
-        """Accepted and decoded tokens of ``found`` as this tool counts them, but for the given one."""
-        accepted = sum(block.accepted for block in found.blocks)
-        decoded = accepted + len(found.blocks)
-        ended = found.tokens[-1] in eos and not self.whole
-        beyond = decoded - len(found.tokens) if ended else 0
+    def counts(self, generation: Generation, eos: Collection[int]) -> tuple[int, int]:
+        """Accepted and decoded tokens of ``generation`` as this tool counts them, without the given one."""
+        accepted = sum(block.accepted for block in generation.blocks)
+        decoded = accepted + len(generation.blocks)
+        ended = generation.tokens[-1] in eos and not self.whole
+        beyond = decoded - len(generation.tokens) if ended else 0
         return accepted - beyond, decoded - beyond - int(self.given)
 
 
@@ -81,7 +80,7 @@ ASSISTED = "transformers assisted"
 
 
 class Run(NamedTuple):
-    """What one run of a contender says: ``speed`` in tokens per second, ``accepted`` and decoded ``tokens``."""
+    """The result of one run of a contender: ``speed`` in tokens per second, ``accepted`` and decoded ``tokens``."""
 
     speed: float
     accepted: int | None
@@ -89,7 +88,7 @@ class Run(NamedTuple):
 
 
 CONTEXT = 512
-ATTEMPTS = 20  # the tools' log is written by a thread of its own, and its end is lost now and then
+ATTEMPTS = 20  # another thread writes the tools' log, and now and then its end is lost
 TEXTS = (
     "Tom has 5 apples and buys 7 more. How many apples does he have?",
     "List the names of all singers who are older than 20.",
@@ -123,19 +122,16 @@ def bench(
     """
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(target)
-    asked = [prompt.text for prompt in read_jsonl(prompts, Prompt)] if prompts else list(TEXTS)
-    # What a tool reads, and its tokens: it adds the start token itself.
-    turns = [
-        "".join(part.text for part in render(settings.template, [Turn("user", text)]))
-        for text in asked[: settings.requests]
-    ]
-    texts = {turn: tokenizer.encode_prompt(turn, "plain") for turn in turns}
+    requests = [prompt.text for prompt in read_jsonl(prompts, Prompt)] if prompts else list(TEXTS)
+    # A tool reads the rendered text and adds the start token itself.
+    rendered = [render(settings.template, [Turn("user", text)]) for text in requests[: settings.requests]]
+    texts = ["".join(part.text for part in parts) for parts in rendered]
+    ids_of = {text: tokenizer.encode_prompt(text, "plain") for text in texts}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="draftlab-") as name:
         scratch = Path(name)
-        expensive = inflated(
-            target, scratch / "target", settings.inflated_layers, settings.inflated_ffn, settings.inflated_widths
-        )
+        sizes = (settings.inflated_layers, settings.inflated_ffn, settings.inflated_widths)
+        expensive = inflated(target, scratch / "target", *sizes)
         files = {"-m": scratch / "target.gguf", "-md": scratch / "draft.gguf"}
         for folder, file in zip((expensive, draft), files.values(), strict=True):
             export(folder, file)
@@ -151,40 +147,35 @@ def bench(
                     model.trim(0)
                     begin(model, ids)
                 begun = time.perf_counter()
-                found = speculate(big, small, ids, tokens, draft_lens, eos=tokenizer.eos_ids)
+                generation = speculate(big, small, ids, tokens, draft_lens, eos=tokenizer.eos_ids)
                 seconds = time.perf_counter() - begun
                 if tool is None:
-                    return Run(len(found.tokens) / seconds, None, len(found.tokens))
-                seconds -= sum(block.draft_seconds + block.verify_seconds for block in found.blocks[: int(tool.given)])
-                accepted, count = tool.counts(found, tokenizer.eos_ids)
+                    return Run(len(generation.tokens) / seconds, None, len(generation.tokens))
+                given = generation.blocks[: int(tool.given)]
+                seconds -= sum(block.draft_seconds + block.verify_seconds for block in given)
+                accepted, count = tool.counts(generation, tokenizer.eos_ids)
                 return Run(count / seconds, accepted, count)
 
             def in_turn(contender: str, text: str, length: int) -> tuple[Run, Run]:
                 """A run of the contender and, right after it, of the loop."""
+                ids, limit = ids_of[text], settings.max_new_tokens
                 if contender == ASSISTED:
-                    run = assisted(texts[text], length, settings.max_new_tokens)
-                    return run, loop(texts[text], fixed(length), run.tokens)
+                    run = assisted(ids, length, limit)
+                    return run, loop(ids, fixed(length), run.tokens)
                 tool = TOOLS[contender]
-                run = _tool(
-                    [str(Path(tools or "") / contender), *models, *tool.flags],
-                    settings.max_new_tokens,
-                    tool.given,
-                    text,
-                    length,
-                )
-                return run, loop(
-                    texts[text], tool.draft_lens(length, settings.max_new_tokens), settings.max_new_tokens + 1, tool
-                )
+                models = [str(word) for flag in files.items() for word in flag]
+                command = [str(Path(tools or "") / contender), *models, *tool.flags]
+                run = _run_tool(command, limit, tool.given, text, length)
+                return run, loop(ids, tool.draft_lens(length, limit), limit + 1, tool)
 
-            models = [str(word) for pair in files.items() for word in pair]
             for turn in range(settings.repeats + 1):
                 for length in settings.draft_len:
                     for number, text in enumerate(texts):
                         for contender in (ASSISTED, *(TOOLS if tools else ())):
-                            run, own = in_turn(contender, text, length)
+                            run, ours = in_turn(contender, text, length)
                             row = {"draft_len": length, "contender": contender, "prompt": number, "turn": turn}
-                            same = contender == ASSISTED or (run.accepted, run.tokens) == (own.accepted, own.tokens)
-                            rows.append(row | {"loop": own.speed, "speed": run.speed, "same": same})
+                            same = contender == ASSISTED or (run.accepted, run.tokens) == (ours.accepted, ours.tokens)
+                            rows.append(row | {"loop": ours.speed, "speed": run.speed, "same": same})
     return _summary(pd.DataFrame(rows).query("turn > 0"))  # the first turn warms up
 
 
@@ -202,43 +193,43 @@ def table(frame: pd.DataFrame) -> str:
 
 
 def _summary(rows: pd.DataFrame) -> pd.DataFrame:
-    found = []
+    summary = []
     for (length, contender), group in rows.groupby(["draft_len", "contender"], sort=False):
         against = compare(group["loop"], group["speed"])
         row = {"draft_len": length, "contender": contender, "tokens_per_second": group["speed"].median()}
         row |= {"loop_tokens_per_second": group["loop"].median(), "ratio": against.ratio, "low": against.low}
         same = group.groupby("prompt")["same"].all()
-        found.append(row | {"high": against.high, "same_accepted": int(same.sum()), "prompts": len(same)})
-    return pd.DataFrame(found)
+        summary.append(row | {"high": against.high, "same_accepted": int(same.sum()), "prompts": len(same)})
+    return pd.DataFrame(summary)
 
 
-def _tool(command: list[str], tokens: int, given: bool, text: str, draft_len: int) -> Run:
+def _run_tool(command: list[str], tokens: int, given: bool, text: str, draft_len: int) -> Run:
     """One run of a C++ tool, without the token that it was ``given``."""
     threads = [word for flag in ("-t", "-tb", "-td", "-tbd") for word in (flag, "1")]
     cache = [word for flag in ("-ctk", "-ctv", "-ctkd", "-ctvd") for word in (flag, "f32")]
     limits = ["-n", tokens, "-c", CONTEXT, "--spec-draft-n-max", draft_len, "--spec-draft-p-min", 0, "--temp", 0]
-    words = [*command, *threads, *cache, *map(str, limits), "-fa", "off", "-ngl", "0", "-p", text]
+    arguments = [*command, *threads, *cache, *map(str, limits), "-fa", "off", "-ngl", "0", "-p", text]
     for _ in range(ATTEMPTS):
         try:
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            done = subprocess.run(arguments, capture_output=True, text=True, check=False)
         except OSError as error:
             remedy = "build llama.cpp's tools, and name their folder"
             raise UserError(f"{error.strerror}", file=command[0], remedy=remedy) from None
-        said = done.stdout + done.stderr
-        decoded = re.search(r"decoded\s+(\d+) tokens in\s+[\d.]+ seconds, speed:\s+([\d.]+)", said)
-        accepted = re.search(r"n_accept\s*=\s*(\d+)", said)
+        log = done.stdout + done.stderr
+        decoded = re.search(r"decoded\s+(\d+) tokens in\s+[\d.]+ seconds, speed:\s+([\d.]+)", log)
+        accepted = re.search(r"n_accept\s*=\s*(\d+)", log)
         if decoded is not None and accepted is not None:
             count = int(decoded[1]) - given
             return Run(float(decoded[2]) * count / (count + given), int(accepted[1]), count)
         if done.returncode:
             break
-    last = (said.strip().splitlines() or ["no output"])[-1]
+    last = (log.strip().splitlines() or ["no output"])[-1]
     remedy = "build it from the binding's source"
     raise UserError(f"exit code {done.returncode}: {last}", file=command[0], remedy=remedy)
 
 
 def _assisted(target: Path, draft: Path, eos_ids: Collection[int]) -> Callable[[list[int], int, int], Run]:
-    """Assisted generation in transformers, which does not say how many tokens it accepted."""
+    """Assisted generation in transformers, which does not report how many tokens it accepted."""
     network, assistant = (hf.load(folder).network for folder in (target, draft))
     settings = assistant.generation_config
     settings.num_assistant_tokens_schedule, settings.assistant_confidence_threshold = "constant", 0.0
@@ -249,8 +240,7 @@ def _assisted(target: Path, draft: Path, eos_ids: Collection[int]) -> Callable[[
         options = {"attention_mask": torch.ones_like(batch), "do_sample": False, "pad_token_id": 0}
         options |= {"max_new_tokens": most, "eos_token_id": list(eos_ids)}
         begun = time.perf_counter()
-        found = network.generate(batch, assistant_model=assistant, **options)
-        tokens = found.shape[1] - len(ids)
+        tokens = network.generate(batch, assistant_model=assistant, **options).shape[1] - len(ids)
         return Run(tokens / (time.perf_counter() - begun), None, tokens)
 
     return run

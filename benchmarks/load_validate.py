@@ -5,7 +5,6 @@ No prediction is fitted to the number that it predicts. The folder holds `llmser
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ import pandas as pd
 import benchmarks
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
-from draftlab.serving import load, profiles, traces
+from draftlab.serving import profiles, traces
 from draftlab.serving.acceptance import alpha_of_length
 from draftlab.serving.profiles import Attention, Costs, Profile
-from draftlab.serving.simulate import fixed, serve
+from draftlab.serving.simulate import serve
 
 QUEUES = {"rtx4090-llama-3.1-8b": "RTX4090", "rtxpro6000x2-qwen3-32b": "RTXPRO6000_Qwen3-32B"}
 """For each profile, the folder with the requests that a real server answered on that machine."""
@@ -28,7 +27,7 @@ QUEUES = {"rtx4090-llama-3.1-8b": "RTX4090", "rtxpro6000x2-qwen3-32b": "RTXPRO60
 def queueing(profile: str, file: Path) -> list[dict[str, Any]]:
     """Compare the mean times of requests to a real vLLM server (LLMServingSim's ``requests.jsonl``) with simulated ones."""
     arrivals = traces.read_trace(file)
-    served = serve(arrivals, profiles.load(profile), fixed(0), None, np.random.default_rng(0))
+    served = serve(arrivals, profiles.load(profile), 0, None, np.random.default_rng(0))
     rows = [row for _, row in traces.rows(file) if row is not None]
     if len(rows) != len(served.last):
         raise UserError("requests were left out", file=file, remedy="fetch the file again")
@@ -57,25 +56,24 @@ def _row(part: str, setting: str, quantity: str, measured: float, predicted: flo
 
 
 def specbundle_cells(file: Path) -> pd.DataFrame:
-    """Return one row per measured cell of SpecBundle's ``data.json``: plain and speculative throughput, and acceptance length."""
+    """One row per measured cell of SpecBundle's ``data.json``: plain and speculative throughput, and acceptance length."""
     cells = []
-    for target, named in read_object(file).items():
-        for benchmark, found in named.items():
-            for result in found["results"]:
+    for target, benchmarks_of_target in read_object(file).items():
+        for benchmark, measured in benchmarks_of_target.items():
+            for result in measured["results"]:
+                shape = {name: result[name] for name in ("batch_size", "steps", "topk", "num_draft_tokens")}
                 plain = next(m for m in result["metrics"] if m["accept_length"] == 1.0)["output_throughput"]
                 for metric in result["metrics"]:
                     if metric["accept_length"] != 1.0:
-                        cells.append(
-                            {
-                                "target": target,
-                                "benchmark": benchmark,
-                                "draft": metric["Name"],
-                                **{name: result[name] for name in ("batch_size", "steps", "topk", "num_draft_tokens")},
-                                "plain": plain,
-                                "measured": metric["output_throughput"],
-                                "length": metric["accept_length"],
-                            }
-                        )
+                        cell = {
+                            "target": target,
+                            "benchmark": benchmark,
+                            "draft": metric["Name"],
+                            **shape,
+                            "plain": plain,
+                        }
+                        speed, length = metric["output_throughput"], metric["accept_length"]
+                        cells.append({**cell, "measured": speed, "length": length})
     return pd.DataFrame(cells)
 
 
@@ -109,8 +107,8 @@ def _specbundle_rows(file: Path) -> list[dict[str, Any]]:
         ("SpecBundle, cost from other benchmarks", False),
         ("SpecBundle, cost from other benchmarks and lengths", True),
     ):
-        found = specbundle(cells, other_lengths=other)
-        for setting, group in [*found.groupby("target"), ("all", found)]:
+        predicted = specbundle(cells, other_lengths=other)
+        for setting, group in [*predicted.groupby("target"), ("all", predicted)]:
             median = float(group["error"].abs().median())
             name = f"{setting} ({len(group)} cells, {(group['error'].abs() > 0.1).sum()} beyond 10 %)"
             rows.append({**_row(part, name, "median error of throughput", 1.0, 1.0 + median, 0.1)})
@@ -124,9 +122,9 @@ def _specbundle_rows(file: Path) -> list[dict[str, Any]]:
 class Crossing:
     """Two published speed-ups of one setting, at one request and at ``batch`` requests.
 
-    The acceptance length follows from ``low``, the speed-up at one request; whether the speed-up at ``batch`` is above 1 is predicted.
-    ``high`` is the published value there (NaN if only ``pays``, its side of 1, is known). ``reads`` is how many tokens the target reads
-    for each request (0: ``draft_len`` + 1, a chain), ``context`` how many tokens precede them.
+    The acceptance length follows from ``low``, the speed-up at one request; the prediction is whether the speed-up at ``batch`` is above 1.
+    ``high`` is the published value there (NaN if only ``pays``, its side of 1, is known). The target reads ``reads`` tokens for each request
+    (0: ``draft_len`` + 1, a chain) after a ``context`` of so many tokens.
     """
 
     setting: str
@@ -140,8 +138,8 @@ class Crossing:
     context: int = 500
 
     def _cost(self, batch: int) -> float:
-        plain = load.block_ms(self.profile, batch, self.context, 0)
-        drafted = load.block_ms(self.profile, batch, self.context, self.draft_len)
+        plain = self.profile.block_ms(batch, self.context, 0)
+        drafted = self.profile.block_ms(batch, self.context, self.draft_len)
         if self.reads:
             read = batch * (self.draft_len + 1)
             drafted -= self.profile.target.step(read, read, batch, 0.0)
@@ -194,50 +192,40 @@ def _specdecode_bench() -> Profile:
 def _crossing_rows() -> list[dict[str, Any]]:
     rows = []
     for case in _crossings():
-        found = case.predict()
-        row = _row("published crossings: above or below 1", case.setting, "speed-up", case.high, found, 0.0)
-        rows.append({**row, "within": "yes" if (found > 1) == case.pays else "no"})
+        gain = case.predict()
+        row = _row("published crossings: above or below 1", case.setting, "speed-up", case.high, gain, 0.0)
+        rows.append({**row, "within": "yes" if (gain > 1) == case.pays else "no"})
     h100 = profiles.load("h100x4-llama-2-70b")
     small = h100.model_copy(update={"draft": h100.target.scaled(0.2)})
-    length = load.block_ms(small, 32, 500, 5) / load.block_ms(small, 32, 500, 0)
-    tips = alpha_of_length(length, 5)
+    alpha = alpha_of_length(small.block_ms(32, 500, 5) / small.block_ms(32, 500, 0), 5)
     setting = "vLLM #17984, 70B, 1B draft: slower at batch 32"
-    rows.append(
-        {
-            **_row("published crossings: above or below 1", setting, "alpha at break-even", np.nan, tips, 0.0),
-            "within": "unknown alpha",
-        }
-    )
-    return rows
+    row = _row("published crossings: above or below 1", setting, "alpha at break-even", np.nan, alpha, 0.0)
+    return [*rows, {**row, "within": "unknown alpha"}]
 
 
 def everything(data: Path) -> pd.DataFrame:
     """Return all comparisons as one table; ``data`` holds ``llmservingsim/`` and ``specbundle/``."""
-    rows = [
-        r for name, folder in QUEUES.items() for r in queueing(name, data / "llmservingsim" / folder / "requests.jsonl")
-    ]
-    return pd.DataFrame([*rows, *_specbundle_rows(data / "specbundle/data.json"), *_crossing_rows()])
+    files = {name: data / "llmservingsim" / folder / "requests.jsonl" for name, folder in QUEUES.items()}
+    queues = [row for name, file in files.items() for row in queueing(name, file)]
+    return pd.DataFrame([*queues, *_specbundle_rows(data / "specbundle/data.json"), *_crossing_rows()])
 
 
 def as_markdown(table: pd.DataFrame) -> str:
     """Write the page that compares predictions with measurements."""
     head = ["part", "setting", "quantity", "measured", "predicted", "error", "within its bound"]
-    lines: list[Sequence[str]] = [head, ["---"] * len(head)]
+    rows = []
     for row in table.to_dict("records"):
-        shown = "" if row["quantity"].startswith("median") else ".4g"
-        numbers = [format(row[n], shown) if shown and np.isfinite(row[n]) else "" for n in ("measured", "predicted")]
+        shown = not row["quantity"].startswith("median")
+        numbers = [f"{row[n]:.4g}" if shown and np.isfinite(row[n]) else "" for n in ("measured", "predicted")]
         error = f"{row['error']:+.1%}" if np.isfinite(row["error"]) else ""
-        lines.append([row["part"], row["setting"], row["quantity"], *numbers, error, row["within"]])
-    return (
-        "# The simulator compared with measurements\n\n"
-        + "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        + "\n"
-    )
+        rows.append([row["part"], row["setting"], row["quantity"], *numbers, error, row["within"]])
+    return "# The simulator compared with measurements\n\n" + benchmarks.markdown_table(head, rows)
 
 
 def main(*, data: Path, out: Path) -> None:
     """Compare the simulator's predictions with published measurements; DATA holds llmservingsim/ and specbundle/."""
-    benchmarks.write(everything(data), as_markdown, out)
+    table = everything(data)
+    benchmarks.write(table, as_markdown(table), out)
 
 
 if __name__ == "__main__":

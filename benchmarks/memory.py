@@ -1,8 +1,8 @@
 """The memory that `draftlab plan` predicts beside what the same code takes here: python -m benchmarks.memory [--device cuda]
 
-Each size runs in a process of its own, with random weights: small models in float32 on the CPU, the models of scale=paper on a GPU. On the CPU
-it is what a process holds at most, less what it held before; second copies of weights (`models.llama.PACKED`) are switched off there, as no GPU
-has them. On a GPU it is what torch's allocator holds for tensors at most; beside it what the allocator has taken from the card, and the speed.
+Each size runs in its own process, with random weights: small models in float32 on the CPU, the models of scale=paper on a GPU. On the CPU the
+measurement is the peak of the process less what it held before; second copies of weights (`models.llama.PACKED`) are switched off, as no GPU
+has them. On a GPU it is the peak of torch's allocator; the table also shows what the allocator has taken from the card, and the speed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from draftlab.models.llama import Llama
 
 EXACT = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""What is freed goes back at once, as in a GPU's own allocator."""
+"""Freed memory goes back at once, as in a GPU's allocator."""
 
 SIZES = ARCHITECTURES | {
     "tiny": Sizes(kind="llama", hidden=64, ffn=128, layers=1, heads=2, kv_heads=2, vocab=100, context=64),
@@ -33,23 +33,21 @@ SIZES = ARCHITECTURES | {
     "85M": Sizes(kind="llama", hidden=768, ffn=2048, layers=6, heads=12, kv_heads=12, vocab=28000, context=1024),
     "162M": Sizes(kind="llama", hidden=768, ffn=3072, layers=12, heads=12, kv_heads=12, vocab=32000, context=2048),
 }
-DECODING: dict[Device, list[tuple[str, tuple[int, int, int]]]] = {
-    "cpu": [("38M", (32, 256, 32)), ("85M", (24, 384, 32)), ("162M", (16, 512, 32))],
-    "cuda": [("vicuna-7b", (rows, prompt, 128)) for rows, prompt in ((1, 128), (32, 128), (32, 512), (32, 1920))],
+PAPER_UPDATES = ((8, 512, 128, 8), (8, 2048, 128, 8), (32, 512, 128, 128), (32, 2048, 128, 128))
+CASES: dict[str, dict[Device, list[tuple[str, tuple[int, ...]]]]] = {
+    "decoding": {
+        "cpu": [("38M", (32, 256, 32)), ("85M", (24, 384, 32)), ("162M", (16, 512, 32))],
+        "cuda": [("vicuna-7b", (rows, prompt, 128)) for rows, prompt in ((1, 128), (32, 128), (32, 512), (32, 1920))],
+    },
+    "training": {
+        "cpu": [("38M", (8, 192, 64, 8)), ("85M", (8, 256, 64, 16)), ("162M", (4, 256, 96, 8))],
+        "cuda": [("llama-160m", how) for how in PAPER_UPDATES],
+    },
+    "beside a target": {"cpu": [], "cuda": [("llama-160m", (32, 2048, 128, 128))]},
 }
-"""Requests, tokens of a prompt and of an answer."""
-TRAINING: dict[Device, list[tuple[str, tuple[int, int, int, int]]]] = {
-    "cpu": [("38M", (8, 192, 64, 8)), ("85M", (8, 256, 64, 16)), ("162M", (4, 256, 96, 8))],
-    "cuda": [
-        ("llama-160m", how) for how in ((8, 512, 128, 8), (8, 2048, 128, 8), (32, 512, 128, 128), (32, 2048, 128, 128))
-    ],
-}
-"""Requests in one forward, tokens of each, tokens of its answer, requests of the update."""
-BESIDE: dict[Device, list[tuple[str, tuple[int, int, int, int]]]] = {
-    "cpu": [],
-    "cuda": [("llama-160m", (32, 2048, 128, 128))],
-}
-"""The same, where the draft writes the answers and ``TARGET`` scores them, ``AT_ONCE`` requests at a time."""
+"""Models and sizes by job. Decoding: requests, tokens of a prompt and of an answer. Training: requests in one forward, tokens of each, tokens of
+its answer, requests of the update. Beside a target: the same, where the draft writes the answers and ``TARGET`` scores them, ``AT_ONCE``
+requests at a time."""
 TARGET = "vicuna-7b"
 AT_ONCE = 32
 UPDATES = 2  # the last one is timed
@@ -57,19 +55,15 @@ UPDATES = 2  # the last one is timed
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes at most, those that the allocator has taken from a card, and seconds of all answers or of an update."""
+    """The peak in bytes, the bytes that the allocator has taken from a card, and the seconds of all answers or of an update."""
 
     peak: int
     taken: int
     seconds: float
 
-    def show(self) -> None:
-        """Print it for the process that asked."""
-        print(json.dumps(asdict(self)))
-
 
 def measure(job: str, name: str, how: tuple[int, ...], device: Device) -> Measured:
-    """Run one job twice, first in small, so that what every process holds is there before."""
+    """Run one job twice, first in small, so that the memory that every process holds is not counted."""
     import torch
 
     from draftlab.files.machine import peak_mb
@@ -91,8 +85,13 @@ def measure(job: str, name: str, how: tuple[int, ...], device: Device) -> Measur
     return Measured(round((peak_mb() - held) * 2**20), 0, seconds)
 
 
+def print_measured(job: str, name: str, how: tuple[int, ...], device: Device) -> None:
+    """Measure, and print the result for the process that started this one."""
+    print(json.dumps(asdict(measure(job, name, how, device))))
+
+
 def _model(name: str, dtype: str, device: Device) -> Llama:
-    """Random weights: those of a GPU are made there."""
+    """A model with random weights, made on the device."""
     import torch
 
     from draftlab.latency.shapes import llama_config
@@ -146,20 +145,20 @@ def _run(job: str, name: str, how: tuple[int, ...], device: Device) -> float:
 
 
 def _dtype(device: Device) -> str:
-    """What a target runs in."""
+    """The type of a target's weights."""
     return "float16" if device == "cuda" else "float32"
 
 
 def predicted(job: str, name: str, how: tuple[int, ...], device: Device) -> int:
-    """Bytes that the plan takes the job for."""
-    own = SIZES[name]
+    """The bytes that the plan predicts for the job."""
+    sizes = SIZES[name]
     if job == "decoding":
-        return decoding(own, _dtype(device), *how)
+        return decoding(sizes, _dtype(device), *how)
     rows, length, answer, batch = how
-    learns = training(own, rows, length, answer, batch, device == "cuda")
+    update = training(sizes, rows, length, answer, batch, device == "cuda")
     if job == "training":
-        return learns
-    return beside(SIZES[TARGET], _dtype(device), own, learns, AT_ONCE, length - answer, answer)
+        return update
+    return beside(SIZES[TARGET], _dtype(device), sizes, update, AT_ONCE, length - answer, answer)
 
 
 def main(device: Device = "cpu", jobs: tuple[str, ...] = ("decoding", "training", "beside a target")) -> None:
@@ -167,24 +166,20 @@ def main(device: Device = "cpu", jobs: tuple[str, ...] = ("decoding", "training"
     gpu = device == "cuda"
     print("| job | model | predicted, MB | measured, MB | off by |" + (" taken, MB | speed |" if gpu else ""))
     print("|---" * (7 if gpu else 5) + "|")
-    every: list[tuple[str, str, tuple[int, ...]]] = [
-        *(("decoding", *one) for one in DECODING[device]),
-        *(("training", *one) for one in TRAINING[device]),
-        *(("beside a target", *one) for one in BESIDE[device]),
-    ]
-    for job, name, how in (own for own in every if own[0] in jobs):
-        code = f"from benchmarks.memory import measure; measure({job!r}, {name!r}, {how!r}, {device!r}).show()"
+    for job, name, how in [(kind, *case) for kind in CASES if kind in jobs for case in CASES[kind][device]]:
+        code = f"from benchmarks.memory import print_measured; print_measured({job!r}, {name!r}, {how!r}, {device!r})"
         done = subprocess.run([sys.executable, "-c", code], env=EXACT, capture_output=True, text=True)
         if done.returncode:
             print(f"{job} {name} {how} failed", done.stderr, sep="\n", file=sys.stderr)
             continue
-        found = Measured(**json.loads(done.stdout.splitlines()[-1]))
-        foreseen = predicted(job, name, how, device)
-        off = foreseen / found.peak - 1
-        row = f"| {job} | {name}, {how} | {foreseen / 1e6:,.0f} | {found.peak / 1e6:,.0f} | {off:+.0%} |"
+        measured = Measured(**json.loads(done.stdout.splitlines()[-1]))
+        plan = predicted(job, name, how, device)
+        off = plan / measured.peak - 1
+        row = f"| {job} | {name}, {how} | {plan / 1e6:,.0f} | {measured.peak / 1e6:,.0f} | {off:+.0%} |"
         if gpu:
-            tokens = how[0] * how[2] / found.seconds if job == "decoding" else 0
-            row += f" {found.taken / 1e6:,.0f} | {f'{tokens:,.0f} tokens/s' if tokens else f'{found.seconds:.2f} s'} |"
+            decoded = job == "decoding"
+            speed = f"{how[0] * how[2] / measured.seconds:,.0f} tokens/s" if decoded else f"{measured.seconds:.2f} s"
+            row += f" {measured.taken / 1e6:,.0f} | {speed} |"
         print(row, flush=True)
 
 

@@ -2,15 +2,14 @@
 
     python -m benchmarks.online --results results/laptop --dataset spider --draft draft_large
 
-``repository``: the loop of OSD's repository, written anew on ``transformers``: one request at a time at temperature 0.01, both caches
-cut after every block, and before each update a second forward of the target over all that was served. It is the other side of the
-comparison, so it shares nothing with the loop of ``draftlab.engine``. ``live`` decodes beside the target as ``draftlab online --live``
-does, ``replay`` reads recorded answers; the recording is not counted.
+``repository`` is the loop of OSD's repository, rewritten on ``transformers``: one request at a time at temperature 0.01, both caches cut after
+every block, and before each update a second forward of the target over all served texts. It shares nothing with the loop of
+``draftlab.engine``. ``live`` decodes beside the target as ``draftlab online --live`` does. ``replay`` reads recorded answers; the recording is
+not counted.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from benchmarks import Turns, run, show
+from benchmarks import Turns, run, show, take_turns
 from draftlab.core.losses import forward_kl
 from draftlab.core.settings import Count, Flat
 from draftlab.engine.answers import recorded_name
@@ -76,14 +75,7 @@ def bench(
         "live": lambda: ours(live_server(load_model(folders[0]), settings.max_new_tokens, eos_ids)),
         "replay": lambda: ours(online.replay_server),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    alphas: dict[str, float] = {}
-    for turn in range(settings.repeats + 1):
-        for name, contender in contenders.items():
-            begun = time.process_time()
-            alphas[name] = contender()
-            if turn:  # the first turn warms up
-                seconds[name].append(time.process_time() - begun)
+    seconds, alphas = take_turns(contenders, settings.repeats)
     rows = []
     for name, times in seconds.items():
         each = float(np.median(times)) / len(prompts)
@@ -137,7 +129,7 @@ def decode_as_the_repository(
     max_new_tokens: int,
     generator: torch.Generator,
 ) -> tuple[list[int], list[int], tuple[int, int]]:
-    """One answer: the text with its prompt, where the loss looks (before the last token of each block), accepted and visited."""
+    """One answer: the text with its prompt, the positions of the loss (before the last token of each block), accepted and visited."""
     from transformers import DynamicCache
 
     caches = [DynamicCache(), DynamicCache()]

@@ -13,6 +13,7 @@ import tyro
 import benchmarks
 from draftlab.errors import UserError
 from draftlab.files.tables import read_table
+from draftlab.serving.measure import fit_relative
 from draftlab.serving.profiles import Attention, Costs, Profile, save
 
 PER_STEP = ("embedding", "final_layernorm")
@@ -23,8 +24,8 @@ KEPT = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 32
 
 @dataclass(frozen=True)
 class Machine:
-    """Where operator times of one layer lie, and what they do not say: depth and width of the model, the server's limits, the link
-    between GPUs, and (where attention was not timed) what a GPU reads per cached token, and how fast."""
+    """The place of operator times of one layer, and what is not in them: depth and width of the model, the server's limits, the link between
+    GPUs, and (where attention was not timed) how many bytes a GPU reads per cached token, and how fast."""
 
     path: str
     hardware: str
@@ -50,27 +51,54 @@ def from_llmservingsim(name: str, folder: Path, machine: Machine) -> Profile:
     """A profile from operator times as LLMServingSim's profiler writes them (``dense.csv``, ``per_sequence.csv``, ``attention.csv``)."""
     dense = read_table(folder / "dense.csv").pivot(index="tokens", columns="layer", values="time_us") / 1e3
     often = [1 if c in PER_STEP else machine.layers * (2 if c in TWICE else 1) for c in dense.columns]
-    linear = {n: ms + machine.exchange(n) for n, ms in _kept(dense.mul(often, axis=1).sum(axis=1)).items()}
     head = read_table(folder / "per_sequence.csv").groupby("sequences")["time_us"].sum() / 1e3
     attention = read_table(folder / "attention.csv")
     decoding = attention[attention["prefill_chunk"] == 0]
+    target = Costs(
+        tokens=_with_exchange(dense.mul(often, axis=1).sum(axis=1), machine),
+        rows=_kept(head),
+        decode=_fit(decoding, machine.layers, ["fixed", "per_sequence", "per_cached"]),
+        mixed=_fit(attention.drop(decoding.index), machine.layers, list(Attention.model_fields)),
+    )
+    return _profile(name, machine, target, "casys-kaist/LLMServingSim", LLMSERVINGSIM, engine="vllm 0.19.0")
+
+
+def from_vidur(name: str, file: Path, machine: Machine) -> Profile:
+    """A profile from Vidur's ``mlp.csv``, which times all of a layer but attention.
+
+    Attention is then what reading ``kv_bytes`` a token and GPU from memory at ``memory_gbps`` takes.
+    """
+    table = read_table(file)
+    rows = table[table["num_tensor_parallel_workers"] == machine.gpus]
+    inside = [c for c in rows.columns if c.endswith(".median") and ".emb." not in c]
+    total = rows[inside].sum(axis=1) * machine.layers + rows["time_stats.emb.median"]
+    per_cached = machine.kv_bytes / machine.memory_gbps * 1e-6 if machine.memory_gbps else 0.0
+    linear = _with_exchange(total.groupby(rows["num_tokens"]).median(), machine)
+    target = Costs(tokens=linear, decode=Attention(per_cached=per_cached))
+    note = f"attention is not in the source: {machine.kv_bytes} bytes a token read at {machine.memory_gbps:g} GB/s; no head"
+    return _profile(name, machine, target, "microsoft/vidur", VIDUR, engine="as vllm 0.19.0", note=note)
+
+
+def _profile(
+    name: str, machine: Machine, target: Costs, repository: str, commit: str, *, engine: str, note: str = ""
+) -> Profile:
     return Profile(
         name=name,
         hardware=machine.hardware,
         model=machine.model,
-        engine="vllm 0.19.0",
-        source=f"casys-kaist/LLMServingSim, {machine.path} (operator times of one layer), summed over the layers",
-        commit=LLMSERVINGSIM,
+        engine=engine,
+        source=f"{repository}, {machine.path} (operator times of one layer), summed over the layers",
+        commit=commit,
         licence="MIT",
-        target=Costs(
-            tokens=linear,
-            rows=_kept(head),
-            decode=_fit(decoding, machine.layers, ["fixed", "per_sequence", "per_cached"]),
-            mixed=_fit(attention.drop(decoding.index), machine.layers, list(Attention.model_fields)),
-        ),
+        note=note,
+        target=target,
         kv_tokens=machine.kv_tokens,
         max_sequences=machine.max_sequences,
     )
+
+
+def _with_exchange(times: Any, machine: Machine) -> dict[int, float]:
+    return {n: ms + machine.exchange(n) for n, ms in _kept(times).items()}
 
 
 def _kept(times: Any) -> dict[int, float]:
@@ -79,8 +107,6 @@ def _kept(times: Any) -> dict[int, float]:
 
 def _fit(rows: Any, layers: int, terms: Sequence[str]) -> Attention:
     """Attention's times as a sum of ``terms``, none negative, by least squares of relative errors; caches up to 4,096 tokens."""
-    from scipy.optimize import nnls
-
     near = rows[(rows["kv_decode"] <= 4096) & (rows["kv_prefill"] <= 4096)]
     chunk, before, sequences, cached, time = (
         near[c].to_numpy(float) for c in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
@@ -94,33 +120,8 @@ def _fit(rows: Any, layers: int, terms: Sequence[str]) -> Attention:
         "per_mix": sequences * chunk,
     }
     design = np.stack([parts[term] for term in terms], axis=1)
-    found, _ = nnls(design / time[:, None], np.ones(len(time)))
-    return Attention(**{term: float(value) * layers / 1e3 for term, value in zip(terms, found, strict=True)})
-
-
-def from_vidur(name: str, file: Path, machine: Machine) -> Profile:
-    """A profile from Vidur's ``mlp.csv``, which times all of a layer but attention.
-
-    Attention is then what reading ``kv_bytes`` a token and GPU from memory at ``memory_gbps`` takes.
-    """
-    table = read_table(file)
-    rows = table[table["num_tensor_parallel_workers"] == machine.gpus]
-    inside = [c for c in rows.columns if c.endswith(".median") and ".emb." not in c]
-    total = rows[inside].sum(axis=1) * machine.layers + rows["time_stats.emb.median"]
-    linear = {n: ms + machine.exchange(n) for n, ms in _kept(total.groupby(rows["num_tokens"]).median()).items()}
-    per_cached = machine.kv_bytes / machine.memory_gbps * 1e-6 if machine.memory_gbps else 0.0
-    return Profile(
-        name=name,
-        hardware=machine.hardware,
-        model=machine.model,
-        engine="as vllm 0.19.0",
-        source=f"microsoft/vidur, {machine.path} (operator times of one layer), summed over the layers",
-        commit=VIDUR,
-        licence="MIT",
-        note=f"attention is not in the source: {machine.kv_bytes} bytes a token read at {machine.memory_gbps:g} GB/s; no head",
-        target=Costs(tokens=linear, decode=Attention(per_cached=per_cached)),
-        kv_tokens=machine.kv_tokens,
-        max_sequences=machine.max_sequences,
+    return Attention(
+        **{term: value * layers / 1e3 for term, value in zip(terms, fit_relative(design, time), strict=True)}
     )
 
 
@@ -142,8 +143,8 @@ MACHINES = {
     "a100-llama-3-8b": Machine("data/profiling/compute/a100/meta-llama/Meta-Llama-3-8B/mlp.csv", "NVIDIA A100",
                                "meta-llama/Meta-Llama-3-8B", 32, kv_tokens=400_000, kv_bytes=131_072, memory_gbps=1600),
 }  # fmt: skip
-"""What the shipped profiles are made of. The link of the two Blackwells is the one in the source's own ``config.json``; that of the H100s
-and the share of the memory's bandwidth (80 %) are assumed."""
+"""The sources of the shipped profiles. The link of the two Blackwells is from the source's ``config.json``; the link of the H100s and the
+share of the memory's bandwidth (80 %) are assumed."""
 
 
 def derive(name: str, data: Path) -> Profile:

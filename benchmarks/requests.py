@@ -1,4 +1,4 @@
-"""What the jobs of a finished run took of the machine's memory, beside what they request: python -m benchmarks.requests --config scale=laptop
+"""The memory that jobs of a finished run took, beside what they request: python -m benchmarks.requests --config scale=laptop
 
 It reads ``logs/starts.tsv`` of the run's folder, in which a run on one machine notes the memory of every job. Run it in the folder of that run.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tyro
 
+from benchmarks import markdown_table
 from draftlab.plan.needs import requested_mb
 from draftlab.plan.run import Run, run_of
 
@@ -20,10 +21,10 @@ MADE = re.compile(r"(?P<verb>answer|record-pairs|pretrain target|pretrain draft)
 
 
 def jobs(run: Run, log: Path) -> Iterator[tuple[str, str, float, int]]:
-    """The rule of each job that a plan knows, its name, and megabytes: what it took at most, and what it requests."""
+    """The rule and the name of each job that a plan knows, and the megabytes that it took at most and that it requests."""
     with log.open(encoding="utf-8") as file:
-        for _, _, taken, words in (row for row in csv.reader(file, delimiter="\t") if len(row) == 4):
-            line = words.strip("'\"")
+        for _, _, taken, command in (row for row in csv.reader(file, delimiter="\t") if len(row) == 4):
+            line = command.strip("'\"")
             if cell := CELL.match(line):
                 name, wildcards = "/".join(cell.groups()), cell.groupdict()
                 rule = run.known[wildcards["experiment"]].stage
@@ -42,17 +43,17 @@ def jobs(run: Run, log: Path) -> Iterator[tuple[str, str, float, int]]:
 def main(config: tuple[str, ...] = ()) -> None:
     """Print a row for each rule: its jobs, the most that one took, what that one requests, and how many took more than they request."""
     run = run_of(config)
-    found = list(jobs(run, run.folder / "logs/starts.tsv"))
-    print(
-        "| rule | jobs | most taken, MB | that job requests, MB | jobs that took more than they request |\n|---|---|---|---|---|"
-    )
-    for rule in dict.fromkeys(rule for rule, *_ in found):
-        own = [job for job in found if job[0] == rule]
-        _, _, taken, asked = max(own, key=lambda job: job[2])
-        print(f"| {rule} | {len(own)} | {taken:,.0f} | {asked:,} | {sum(job[2] > job[3] for job in own)} |")
-    for rule, name, taken, asked in found:
-        if taken > asked:
-            print(f"{rule} {name}: took {taken:,.0f} MB, requests {asked:,} MB")
+    every = list(jobs(run, run.folder / "logs/starts.tsv"))
+    rows = []
+    for rule in dict.fromkeys(rule for rule, *_ in every):
+        of_rule = [job for job in every if job[0] == rule]
+        _, _, taken, requested = max(of_rule, key=lambda job: job[2])
+        rows.append([rule, len(of_rule), f"{taken:,.0f}", f"{requested:,}", sum(job[2] > job[3] for job in of_rule)])
+    head = ["rule", "jobs", "most taken, MB", "that job requests, MB", "jobs that took more than they request"]
+    print(markdown_table(head, rows), end="")
+    for rule, name, taken, requested in every:
+        if taken > requested:
+            print(f"{rule} {name}: took {taken:,.0f} MB, requests {requested:,} MB")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Tokens per second of the three engines that record answers, by how many requests are under way at a time.
+"""Tokens per second of the three engines that record answers, by the number of requests at a time.
 
     llama-server -m MODEL.gguf -c 16384 -np 32 -t 1 -tb 1 --port 8000 &
     python -m benchmarks.server --target MODEL.gguf --prompts prompts.jsonl --url http://127.0.0.1:8000/v1 --process $!
 
-With ``--process``, of a server on this machine, also per second of its CPU time, which a busy machine changes less.
+With ``--process``, of a server on this machine, also per second of its CPU time, which varies less on a busy machine.
 """
 
 from __future__ import annotations
@@ -24,35 +24,27 @@ from draftlab.files.scratch import scratch
 def main(
     target: Path, prompts: Path, url: str, process: int | None = None, requests: int = 32, max_new_tokens: int = 16
 ) -> None:
-    """Print a line for each engine and number of requests at a time; each gets prompts of its own, as a server remembers those it has read."""
-    server, written = psutil.Process(process or None), prompts.read_text(encoding="utf-8").splitlines(keepends=True)
-    ways = list(itertools.product(("openai", "llama_cpp", "transformers"), (1, 8, 32)))
-    if len(written) < requests * len(ways):
-        sys.exit(f"{prompts} has {len(written)} prompts: give {requests * len(ways)}, or lower --requests")
+    """Print a line for each engine and number of requests at a time; each gets other prompts, because a server remembers prompts."""
+    server, lines = psutil.Process(process or None), prompts.read_text(encoding="utf-8").splitlines(keepends=True)
+    cases = list(itertools.product(("openai", "llama_cpp", "transformers"), (1, 8, 32)))
+    if len(lines) < requests * len(cases):
+        sys.exit(f"{prompts} has {len(lines)} prompts: give {requests * len(cases)}, or lower --requests")
     print(
         "| engine | at a time | tokens read | tokens written | seconds | written/s | written per CPU second |\n|---|---|---|---|---|---|---|"
     )
-    for number, (engine, together) in enumerate(ways):
-        asked = {"engine": engine, "url": url if engine == "openai" else "", "batch": together, "template": "own"}
-        settings = Answers.model_validate(asked | {"max_new_tokens": max_new_tokens, "keep": 64, "dtype": "fast"})
-        who = server if engine == "openai" else psutil.Process()
+    for number, (engine, at_once) in enumerate(cases):
+        values = {"engine": engine, "url": url if engine == "openai" else "", "batch": at_once, "template": "own"}
+        settings = Answers.model_validate(values | {"max_new_tokens": max_new_tokens, "keep": 64, "dtype": "fast"})
+        measured = server if engine == "openai" else psutil.Process()
         with scratch() as folder:
-            own = folder / "prompts.jsonl"
-            own.write_text("".join(written[number :: len(ways)][:requests]), encoding="utf-8")
-            wall, cpu = time.perf_counter(), sum(who.cpu_times()[:2])
-            found, _ = recording.answer(target, own, requests, settings)
-            wall, cpu = time.perf_counter() - wall, sum(who.cpu_times()[:2]) - cpu
-        read, tokens = sum(len(answer.prompt_ids) for answer in found.answers), sum(found.lengths)
-        cells = [
-            engine,
-            together,
-            read,
-            tokens,
-            f"{wall:.1f}",
-            f"{tokens / wall:.1f}",
-            f"{tokens / cpu:.1f}" if cpu else "-",
-        ]
-        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+            file = folder / "prompts.jsonl"
+            file.write_text("".join(lines[number :: len(cases)][:requests]), encoding="utf-8")
+            wall, cpu = time.perf_counter(), sum(measured.cpu_times()[:2])
+            recorded, _ = recording.answer(target, file, requests, settings)
+            wall, cpu = time.perf_counter() - wall, sum(measured.cpu_times()[:2]) - cpu
+        read, tokens = sum(len(answer.prompt_ids) for answer in recorded.answers), sum(recorded.lengths)
+        speeds = [f"{wall:.1f}", f"{tokens / wall:.1f}", f"{tokens / cpu:.1f}" if cpu else "-"]
+        print("| " + " | ".join(map(str, [engine, at_once, read, tokens, *speeds])) + " |", flush=True)
 
 
 if __name__ == "__main__":

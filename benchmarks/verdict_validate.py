@@ -1,7 +1,7 @@
 """Compares the verdict's speed-ups with served requests: python -m benchmarks.verdict_validate --run results/calibration --out FILE.md
 
-Costs, acceptance and the measured times come from different requests. Costs are probed twice: at other moments and in other processes, as a verdict
-probes them, and between the requests that are served, so that what the model gets wrong can be told from how much the machine drifts.
+Costs, acceptance and the measured times come from different requests. Costs are probed twice: at other moments and in other processes, as for a
+verdict, and between the served requests. The difference between the two separates errors of the model from drift of the machine.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from draftlab.core.stats import ENOUGH
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object
 from draftlab.files.tables import read_table
-from draftlab.serving import verdict
 from draftlab.serving.costs import from_probes
+from draftlab.serving.speedup import speedup
 from draftlab.serving.verdict_format import NAMES
 
 OPTIONS = {
@@ -32,7 +32,7 @@ WITHIN = 0.05
 
 
 def table(run: Path) -> pd.DataFrame:
-    """Return one row per dataset, draft and draft length of a run at scale=calibration, or of a verdict whose requests were also served.
+    """One row per dataset, draft and draft length of a run at scale=calibration, or of a verdict whose requests were also served.
 
     Costs are probed on filler tokens (``traffic_cost``), acceptance is replayed on the held-out requests that were not served
     (``traffic_verdict``), and ``measured`` is the speed-up of those that were (``traffic_requests``).
@@ -41,44 +41,45 @@ def table(run: Path) -> pd.DataFrame:
     probes = probed_while_serving(run)
     replayed = replayed[(replayed["split"] == "eval") & (replayed["proposal"] == "greedy")]
     rows = []
-    for (dataset, length), own in served.groupby(["dataset", "draft_len"]):
-        seconds = own.pivot_table(index="request_id", columns="contender", values="seconds")
+    for (dataset, length), requests in served.groupby(["dataset", "draft_len"]):
+        seconds = requests.pivot_table(index="request_id", columns="contender", values="seconds")
         plain = seconds[["none", "none_again"]].mean(axis=1)
+        steps = (
+            requests[requests["contender"].isin(["none", "none_again"])].groupby("first")[["seconds", "tokens"]].sum()
+        )
+        plain_ms = 1e3 * steps["seconds"] / steps["tokens"]
         others = replayed[(replayed["dataset"] == dataset) & (replayed["draft_len"] == length)]
         others = others[~others["request_id"].isin(seconds.index)]
         beside = probes[(probes["dataset"] == dataset) & (probes["draft_len"] == length)]
         for contender, option in OPTIONS.items():
             if contender not in seconds:
                 continue
-            least = beside["confidence"].iloc[0] if option.endswith("_confident") else 0
-            known = others[(others["option"] == option) & (others["threshold"] == least)]
+            threshold = beside["confidence"].iloc[0] if option.endswith("_confident") else 0
+            known = others[(others["option"] == option) & (others["threshold"] == threshold)]
             if len(known) < ENOUGH:
                 raise UserError(f"{len(known)} requests of {dataset} were not served", remedy=f"hold out {ENOUGH} more")
             context = float((known["prompt_tokens"] + known["emitted"] / 2).mean())
-            found = verdict.speedup(known, from_probes(costs, context), len(seconds))
-            same = verdict.speedup(known, from_probes(beside, context), len(seconds))
+            predicted = speedup(known, from_probes(costs, context), len(seconds))
+            same_minutes = speedup(known, from_probes(beside, context), len(seconds)).estimate
             measured = float(plain.sum() / seconds[contender].sum())
-            cell = {
+            row = {
                 "dataset": dataset,
                 "option": option,
                 "draft_len": length,
                 "replayed": len(known),
                 "served": len(seconds),
             }
-            steps = own[own["contender"].isin(["none", "none_again"])].groupby("first")[["seconds", "tokens"]].sum()
-            plain_ms = 1e3 * steps["seconds"] / steps["tokens"]
-            rows.append(
-                {**cell, "measured": measured, "predicted": found.estimate, "low": found.low, "high": found.high,
-                 "error": found.estimate / measured - 1, "inside": found.low <= measured <= found.high,
-                 "beside": same.estimate, "error_beside": same.estimate / measured - 1, "plain_ms_from": plain_ms.min(), "plain_ms_to": plain_ms.max()}
-            )  # fmt: skip
+            row |= {"measured": measured, "predicted": predicted.estimate, "low": predicted.low, "high": predicted.high}
+            row |= {"error": predicted.estimate / measured - 1, "inside": predicted.low <= measured <= predicted.high}
+            row |= {"beside": same_minutes, "error_beside": same_minutes / measured - 1}
+            rows.append(row | {"plain_ms_from": plain_ms.min(), "plain_ms_to": plain_ms.max()})
     return pd.DataFrame(rows)
 
 
 def probed_while_serving(run: Path) -> pd.DataFrame:
     """The costs that each cell of ``traffic_requests`` probed between its requests, and the confidence below which its blocks ended.
 
-    Every part of a dataset is a moment of its own.
+    Every part of a dataset counts as another moment.
     """
     frames = []
     for file in sorted((run / "cells/traffic_requests").glob("*/run.json")):
@@ -91,43 +92,54 @@ def probed_while_serving(run: Path) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def sentence(found: pd.DataFrame) -> str:
+def sentence(frame: pd.DataFrame) -> str:
     """Summarise in one sentence how well predictions agree with measurements."""
-    errors, beside = found["error"], found["error_beside"]
+    errors, beside = frame["error"], frame["error_beside"]
     near, close = ((values.abs() <= WITHIN).sum() for values in (errors, beside))
     return (
-        f"{near} of {len(found)} predictions are within {WITHIN:.0%} of the measured speed-up, and {found['inside'].sum()} intervals contain it; the mean "
+        f"{near} of {len(frame)} predictions are within {WITHIN:.0%} of the measured speed-up, and {frame['inside'].sum()} intervals contain it; the mean "
         f"error is {errors.mean():+.1%}, the median absolute error {errors.abs().median():.1%}. With costs that were probed between the served requests, "
         f"{close} are within {WITHIN:.0%}, the mean error is {beside.mean():+.1%} and the median absolute error {beside.abs().median():.1%}. A plain "
-        f"step took {found['plain_ms_from'].min():.1f} to {found['plain_ms_to'].max():.1f} ms from one process to the next"
+        f"step took {frame['plain_ms_from'].min():.1f} to {frame['plain_ms_to'].max():.1f} ms from one process to the next"
     )
 
 
-def as_markdown(found: pd.DataFrame) -> str:
+def as_markdown(frame: pd.DataFrame) -> str:
     """Write the page that compares predictions with measurements."""
-    lines = [
-        "| dataset | option | draft length | measured | predicted | 95 % interval | error (!: above 5%) | inside | error with costs of the same minutes |",
-        "|" + "---|" * 9,
+    head = [
+        "dataset",
+        "option",
+        "draft length",
+        "measured",
+        "predicted",
+        "95 % interval",
+        "error (!: above 5%)",
+        "inside",
     ]
-    for row in found.to_dict("records"):
-        missed = "" if abs(row["error"]) <= WITHIN else " !"
-        cells = [row["dataset"], NAMES[row["option"]], row["draft_len"]]
-        cells += [f"{row[name]:.2f}" for name in ("measured", "predicted")]
-        cells += [
-            f"{row['low']:.2f} to {row['high']:.2f}",
-            f"{row['error']:+.1%}{missed}",
-            "yes" if row["inside"] else "no",
-            f"{row['error_beside']:+.1%}" + ("" if abs(row["error_beside"]) <= WITHIN else " !"),
+
+    def error(value: float) -> str:
+        return f"{value:+.1%}" + ("" if abs(value) <= WITHIN else " !")
+
+    rows = []
+    for row in frame.to_dict("records"):
+        cells = [
+            row["dataset"],
+            NAMES[row["option"]],
+            row["draft_len"],
+            f"{row['measured']:.2f}",
+            f"{row['predicted']:.2f}",
         ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "# Verdicts compared with served requests\n\n" + sentence(found) + ".\n\n" + "\n".join(lines) + "\n"
+        cells += [f"{row['low']:.2f} to {row['high']:.2f}", error(row["error"]), "yes" if row["inside"] else "no"]
+        rows.append([*cells, error(row["error_beside"])])
+    table = benchmarks.markdown_table([*head, "error with costs of the same minutes"], rows)
+    return f"# Verdicts compared with served requests\n\n{sentence(frame)}.\n\n{table}"
 
 
 def main(*, run: Path, out: Path) -> None:
     """Compare the verdict's speed-ups with those of served requests; RUN: a run with traffic_cost, traffic_verdict and traffic_requests."""
-    found = table(run)
-    benchmarks.write(found, as_markdown, out)
-    print(sentence(found))
+    frame = table(run)
+    benchmarks.write(frame, as_markdown(frame), out)
+    print(sentence(frame))
 
 
 if __name__ == "__main__":

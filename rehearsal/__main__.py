@@ -1,4 +1,4 @@
-"""``python -m rehearsal``: write the hub's repositories, serve them, and run ``scale=paper`` from there on this machine's CPU."""
+"""``python -m rehearsal``: write the repositories of a hub, serve them, and run ``scale=paper`` from there on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from draftlab.errors import UserError
 from draftlab.latency.sizes import known_models
 from draftlab.plan.run import Run
 from rehearsal import datasets, models
-from rehearsal.hub import Hub, Repository, serve
+from rehearsal.hub import Repository, serve
 from rehearsal.sizes import FACTOR, sizes
 
 NAME = "rehearsal"
@@ -31,7 +31,7 @@ FAULTS = {
     "datasets/openai/gsm8k": "busy",
     "datasets/claudios/code_search_net": "cut",
 }
-"""What goes wrong once with every file of a repository."""
+"""The fault that each file of a repository has once."""
 ROWS = {
     "spider": (7000, 1034),
     "gsm8k": (7473, 1319),
@@ -55,20 +55,20 @@ NOT_SHOWN = (
 
 def repositories(run: Run) -> dict[str, Repository]:
     """Every repository that a run asks the hub for, at the commit that it asks for."""
-    known, words, found = known_models(), models.tokenizers(), {}
+    known, tokenizers, served = known_models(), models.tokenizers(), {}
     named = {recipe.model for pair in run.settings.pairs.values() for recipe in pair.models.values() if recipe.model}
     for model in sorted(named):
         name, _, commit = model.partition("@")
-        found[f"models/{name}"] = _repository(f"models/{name}", models.files_of(name, known[name], words), commit)
+        served[f"models/{name}"] = _repository(f"models/{name}", models.files_of(name, known[name], tokenizers), commit)
     name, _, commit = run.settings.data.classifier.partition("@")
-    found[f"models/{name}"] = _repository(f"models/{name}", models.classifier(), commit)
+    served[f"models/{name}"] = _repository(f"models/{name}", models.classifier(), commit)
     for dataset in map(registry.find, run.settings.every_dataset):
-        train, held_out = (max(20, round(min(count, 40_000) * FACTOR)) for count in ROWS[dataset.name])
+        train, held_out = (max(20, round(min(count, datasets.LARGEST) * FACTOR)) for count in ROWS[dataset.name])
         rows = {dataset.train: train} | ({dataset.eval: held_out} if dataset.eval else {})
         key = f"datasets/{dataset.hub_id}"
         gate = "asks" if dataset.gated == "yes" else ""
-        found[key] = _repository(key, datasets.files_of(dataset, rows), dataset.revision, gate)
-    return found
+        served[key] = _repository(key, datasets.files_of(dataset, rows), dataset.revision, gate)
+    return served
 
 
 def _repository(key: str, files: dict[str, bytes], revision: str, fault: str = "") -> Repository:
@@ -79,8 +79,10 @@ def _repository(key: str, files: dict[str, bytes], revision: str, fault: str = "
 
 
 def rehearse(cores: int = 2, config: tuple[str, ...] = (), keep: bool = False) -> None:
-    """Run ``scale=paper`` with the sizes of a rehearsal. ``config``: further words of ``--config``, as experiments=osd_offline;
-    ``keep``: go on with what an earlier rehearsal has made."""
+    """Run ``scale=paper`` with the sizes of a rehearsal.
+
+    ``config``: further values of ``--config``, such as experiments=osd_offline. ``keep``: continue from the files of an earlier rehearsal.
+    """
     began, folder = time.monotonic(), Path("results") / NAME
     whole = plan.load_run({"scale": "paper"}, plan.WORKFLOW)
     if not keep:
@@ -88,48 +90,38 @@ def rehearse(cores: int = 2, config: tuple[str, ...] = (), keep: bool = False) -
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "sizes.yaml"
     file.write_text(yaml.safe_dump(sizes(whole), sort_keys=False))
-    words = dict(word.partition("=")[::2] for word in config)
-    run = plan.load_run({**words, "scale": "paper", "name": NAME, "sizes": str(file)}, plan.WORKFLOW)
-    print(
-        f"rehearsal: {len(run.experiments)} of {len(whole.experiments)} experiments of scale=paper; writing the hub",
-        flush=True,
-    )
+    values = dict(word.partition("=")[::2] for word in config)
+    run = plan.load_run({**values, "scale": "paper", "name": NAME, "sizes": str(file)}, plan.WORKFLOW)
+    _log(f"{len(run.experiments)} of {len(whole.experiments)} experiments of scale=paper; writing the hub")
     with serve(repositories(run), TOKEN) as hub:
-        print(
-            f"rehearsal: the hub has {len(hub.repositories)} repositories ({time.monotonic() - began:.0f} s)",
-            flush=True,
-        )
-        environment = os.environ | {
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str((folder / "hub").resolve()),
-            "NO_PROXY": "127.0.0.1",
-        }
+        _log(f"the hub has {len(hub.repositories)} repositories ({time.monotonic() - began:.0f} s)")
+        environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str((folder / "hub").resolve())}
+        environment |= {"NO_PROXY": "127.0.0.1"}
         environment = {key: value for key, value in environment.items() if key not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
-        _refused(run, environment)
-        command = [
-            "snakemake",
-            "--cores",
-            str(cores),
-            "--keep-going",
-            "--config",
-            "scale=paper",
-            f"name={NAME}",
-            f"sizes={file}",
-            *config,
-        ]
+        _check_gates(run, environment)
+        command = ["snakemake", "--cores", str(cores), "--keep-going", "--config", "scale=paper"]
+        command += [f"name={NAME}", f"sizes={file}", *config]
         done = subprocess.run(command, env=environment | {"HF_TOKEN": TOKEN})
-        _tell(hub)
-    _end(run, whole, time.monotonic() - began)
+        counts = dict(sorted(Counter(request.status for request in hub.requests).items()))
+        _log(
+            f"the hub answered {len(hub.requests)} requests, by status {counts}; {hub.broken} answers broke in their middle"
+        )
+    _print_results(run, whole, time.monotonic() - began)
     if done.returncode:
         raise UserError(
             "the rehearsal failed: see the jobs above", remedy="repair what they name, and go on with --keep"
         )
 
 
-def _refused(run: Run, environment: dict[str, str]) -> None:
-    """Without a token a gated dataset is one line that says where to ask."""
-    gated = [name for name in run.settings.every_dataset if registry.find(name).gated == "yes"]
-    for name in gated:
+def _log(text: str) -> None:
+    print(f"rehearsal: {text}", flush=True)
+
+
+def _check_gates(run: Run, environment: dict[str, str]) -> None:
+    """Check that fetching a gated dataset without a token fails with one line that says where to ask for access."""
+    for name in run.settings.every_dataset:
+        if registry.find(name).gated != "yes":
+            continue
         out = run.folder / f"{name}.refused.jsonl"
         fetch = [
             "draftlab",
@@ -145,32 +137,24 @@ def _refused(run: Run, environment: dict[str, str]) -> None:
             str(out),
         ]
         done = subprocess.run(fetch, env=environment, capture_output=True, text=True)
-        said = done.stderr.strip().splitlines()
-        if done.returncode != 1 or "it is gated" not in said[-1] or out.exists():
-            raise UserError(f"{name} without a token: {' '.join(said[-3:])}", remedy="repair draftlab.files.hub")
-        print(f"rehearsal: without a token: {said[-1]}", flush=True)
+        lines = done.stderr.strip().splitlines()
+        if done.returncode != 1 or "it is gated" not in lines[-1] or out.exists():
+            raise UserError(f"{name} without a token: {' '.join(lines[-3:])}", remedy="repair draftlab.files.hub")
+        _log(f"without a token: {lines[-1]}")
 
 
-def _tell(hub: Hub) -> None:
-    counts = dict(sorted(Counter(request.status for request in hub.requests).items()))
-    print(
-        f"rehearsal: the hub answered {len(hub.requests)} requests, by status {counts}; {hub.broken} answers broke in their middle"
-    )
-
-
-def _end(run: Run, whole: Run, seconds: float) -> None:
+def _print_results(run: Run, whole: Run, seconds: float) -> None:
     tables = [name for name in run.experiments if (run.folder / f"{name}.csv").is_file()]
     figures = [name for name in run.experiments if (run.folder / "figures" / f"{name}.png").is_file()]
-    print(
-        f"rehearsal: {len(tables)} tables and {len(figures)} figures of {len(run.experiments)} experiments in {seconds / 60:.1f} min"
-    )
+    count, minutes = len(run.experiments), seconds / 60
+    _log(f"{len(tables)} tables and {len(figures)} figures of {count} experiments in {minutes:.1f} min")
     for what, missing in (
         ("not rehearsed", [name for name in whole.experiments if name not in run.experiments]),
         ("without a table", [name for name in run.experiments if name not in tables]),
         ("without a figure", [name for name in run.experiments if name not in figures]),
     ):
         if missing:
-            print(f"rehearsal: {what}: {', '.join(missing)}")
+            _log(f"{what}: {', '.join(missing)}")
     print("A rehearsal cannot show:", *(f"* {line}" for line in NOT_SHOWN), sep="\n")
 
 

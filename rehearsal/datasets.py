@@ -1,4 +1,4 @@
-"""The datasets' repositories as they lie on the hub, Parquet or JSON, with rows drawn by the project's generators."""
+"""The datasets' repositories in the hub's layout, Parquet or JSON, with rows drawn by the project's generators."""
 
 from __future__ import annotations
 
@@ -24,32 +24,27 @@ FILES = {
     "dolly": "databricks-dolly-15k.jsonl",
     "wmt16": "de-en/{split}-{part:05}-of-{parts:05}.parquet",
 }
-"""One file of a split; of several, each ``part``."""
+"""The file of a split, or each ``part`` of it."""
 LARGEST = 40_000
-"""Rows that a generated dataset stands for: the share of a large dataset that no experiment reads is left out."""
+"""The most rows that a generated dataset stands for: no experiment reads more of a large one."""
 
 
 def files_of(dataset: Dataset, rows: dict[str, int]) -> dict[str, bytes]:
-    """The files of a dataset's repository with so many rows of each of the hub's splits."""
+    """The files of a dataset's repository with the given number of ``rows`` in each of the hub's splits."""
     pattern, files = FILES[dataset.name], {}
     for split, count in rows.items():
         ours = "train" if split == dataset.train else "eval"
-        drawn = [
-            _as_on_hub(dataset, row) for row in itertools.islice(generators.rows(dataset.name, ours, seed=0), count)
-        ]
+        drawn = list(itertools.islice(generators.rows(dataset.name, ours, seed=0), count))
+        if dataset.name == "arena":  # only the generator knows topics
+            drawn = [{key: value for key, value in row.items() if key != "topic"} for row in drawn]
         parts = 2 if "{part" in pattern and ours == "train" else 1
         for part in range(parts):
             name = pattern.format(split=split, part=part, parts=parts)
-            files[name] = _written(name, drawn[part::parts])
+            files[name] = _encoded(name, drawn[part::parts])
     return files | ({} if dataset.revision.startswith("refs/") else {"README.md": _card(dataset, pattern, rows)})
 
 
-def _as_on_hub(dataset: Dataset, row: dict[str, Any]) -> dict[str, Any]:
-    """Without what the generator alone knows."""
-    return {key: value for key, value in row.items() if not (dataset.name == "arena" and key == "topic")}
-
-
-def _written(name: str, rows: list[dict[str, Any]]) -> bytes:
+def _encoded(name: str, rows: list[dict[str, Any]]) -> bytes:
     if name.endswith(".parquet"):
         pq.write_table(pa.Table.from_pylist(rows), out := io.BytesIO())
         return out.getvalue()
@@ -59,7 +54,7 @@ def _written(name: str, rows: list[dict[str, Any]]) -> bytes:
 
 
 def _card(dataset: Dataset, pattern: str, rows: dict[str, int]) -> bytes:
-    """README.md; Parquet files are told apart by configuration and split there."""
+    """README.md, which assigns Parquet files to configurations and splits."""
     lines = ["---", f"license: {dataset.licence.lower() if ' ' not in dataset.licence else 'other'}"]
     if pattern.endswith(".parquet"):
         folder = pattern.partition("/")[0]

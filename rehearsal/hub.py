@@ -1,4 +1,4 @@
-"""A hub on the loopback interface that speaks as much of the protocol as ``huggingface_hub`` and ``datasets`` ask for, and fails on request."""
+"""A hub on the loopback interface: the part of the protocol that ``huggingface_hub`` and ``datasets`` use, with faults on request."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FAULTS = {
     "moved": "the repository has another name now",
 }
 LARGE = 1000
-"""Bytes from which a file is in large file storage: its digest is SHA-256, and it lies elsewhere."""
+"""Files of so many bytes are in large file storage: their digest is SHA-256, and they have another address."""
 
 
 @dataclass(frozen=True)
 class Repository:
-    """The files of one ``commit``, which ``branches`` also name, and what goes wrong with them; ``moved`` to another name."""
+    """The files of one ``commit``, which ``branches`` also name, and their fault; ``moved`` is the repository's new name."""
 
     files: Mapping[str, bytes]
     commit: str = "0123456789abcdef0123456789abcdef01234567"
@@ -47,7 +47,7 @@ class Repository:
 
 @dataclass(frozen=True)
 class Request:
-    """What the client asked, and what it was told."""
+    """A request of the client, and the status of its answer."""
 
     method: str
     path: str
@@ -70,7 +70,7 @@ class Hub:
 
 @contextlib.contextmanager
 def serve(repositories: Mapping[str, Repository], token: str = "") -> Iterator[Hub]:
-    """Serve ``repositories`` until the block ends; those that ask for access give it to ``token``."""
+    """Serve ``repositories`` until the block ends; ``token`` gives access to gated ones."""
     hub = Hub(repositories, token)
 
     class Handler(_Handler):
@@ -112,11 +112,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.seen[self.command + self.path] += 1
             self.first = self.seen[self.command + self.path] == 1
         path = self.path.partition("?")[0]
-        found = re.fullmatch(r"(/api|/lfs)?/?(?:(models|datasets)/)?([\w.-]+/[\w.-]+)(?:/(.*))?", path)
-        key = f"{found[2] or 'models'}/{found[3]}" if found else ""
-        if found is None or key not in self.hub.repositories:
+        match = re.fullmatch(r"(/api|/lfs)?/?(?:(models|datasets)/)?([\w.-]+/[\w.-]+)(?:/(.*))?", path)
+        key = f"{match[2] or 'models'}/{match[3]}" if match else ""
+        if match is None or key not in self.hub.repositories:
             return self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
-        repository, rest = self.hub.repositories[key], found[4] or ""
+        repository, rest = self.hub.repositories[key], match[4] or ""
         fault = repository.fault
         if fault == "asks" and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
             return self._send(401, b"{}", {"X-Error-Code": "GatedRepo"})
@@ -124,19 +124,19 @@ class _Handler(BaseHTTPRequestHandler):
             code = {"gated": "GatedRepo", "private": "RepoNotFound"}[fault]
             return self._send(403 if fault == "gated" else 401, b"{}", {"X-Error-Code": code})
         if fault == "moved":
-            return self._send(307, b"", {"Location": self.path.replace(found[3], repository.moved)})
+            return self._send(307, b"", {"Location": self.path.replace(match[3], repository.moved)})
         if fault == "dead" or (fault == "down" and self.first):
             return self._send(500, b"{}")
         if fault == "busy" and self.first:
             return self._send(429, b"{}", {"Retry-After": "0"})
-        if found[1] == "/api":
-            return self._api(repository, found[3], *map(unquote, rest.split("/", 2)))
+        if match[1] == "/api":
+            return self._api(repository, match[3], *map(unquote, rest.split("/", 2)))
         _, revision, file = (*rest.split("/", 2), "", "")[:3]
-        if found[1] != "/lfs" and not self._is_here(repository, unquote(revision)):
+        is_stored = match[1] == "/lfs"
+        if not is_stored and not self._is_here(repository, unquote(revision)):
             return self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        return self._file(
-            repository, unquote(file), f"/lfs/{key}/resolve/{repository.commit}/{file}", found[1] == "/lfs"
-        )
+        stored = f"/lfs/{key}/resolve/{repository.commit}/{file}"
+        return self._file(repository, unquote(file), stored, is_stored)
 
     def _is_here(self, repository: Repository, revision: str) -> bool:
         return revision in (repository.commit, *repository.branches)
@@ -152,8 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
                 file[: at.start()] for file in names for at in re.finditer("/", file) if at.start() >= len(inside)
             }
             if "recursive=true" not in self.path.lower():
-                names = [own for own in names if "/" not in own.removeprefix(inside)]
-                folders = {own for own in folders if "/" not in own.removeprefix(inside)}
+                names = [name for name in names if "/" not in name.removeprefix(inside)]
+                folders = {name for name in folders if "/" not in name.removeprefix(inside)}
             if inside and not names and not folders:
                 return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
             return self._json([*map(_folder, sorted(folders)), *(_entry(file, files[file]) for file in names)])
@@ -163,19 +163,10 @@ class _Handler(BaseHTTPRequestHandler):
             )
             above = [path for path in asked if any(file.startswith(f"{path}/") for file in files)]
             return self._json([*map(_folder, above), *(_entry(path, files[path]) for path in asked if path in files)])
-        self._json(
-            {
-                "id": name,
-                "sha": repository.commit,
-                "private": False,
-                "gated": "manual" if repository.fault == "asks" else False,
-                "disabled": False,
-                "downloads": 0,
-                "likes": 0,
-                "tags": [],
-                "siblings": [{"rfilename": file} for file in files],
-            }
-        )
+        gated = "manual" if repository.fault == "asks" else False
+        facts = {"id": name, "sha": repository.commit, "private": False, "gated": gated, "disabled": False}
+        facts |= {"downloads": 0, "likes": 0, "tags": [], "siblings": [{"rfilename": file} for file in files]}
+        self._json(facts)
 
     def _file(self, repository: Repository, name: str, stored: str, is_stored: bool) -> None:
         data, fault = repository.files.get(name), repository.fault
@@ -219,9 +210,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _entry(name: str, data: bytes) -> dict[str, Any]:
-    sha1 = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
     lfs = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
-    entry = {"type": "file", "path": name, "size": len(data), "oid": sha1}
+    entry = {"type": "file", "path": name, "size": len(data), "oid": _git_digest(data)}
     return entry | ({"lfs": lfs} if len(data) >= LARGE else {})
 
 
@@ -230,6 +220,9 @@ def _folder(name: str) -> dict[str, Any]:
 
 
 def _digest(data: bytes) -> str:
-    """Of a small file git's, as the hub says."""
-    small = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-    return small if len(data) < LARGE else hashlib.sha256(data).hexdigest()
+    """The digest that the hub announces: of a small file git's."""
+    return _git_digest(data) if len(data) < LARGE else hashlib.sha256(data).hexdigest()
+
+
+def _git_digest(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()

@@ -1,6 +1,6 @@
-"""The papers' models with random weights: their architectures in every dimension but width, depth and vocabulary, in their repositories' own layouts.
+"""The papers' models with random weights, in the layouts of their repositories. Only width, depth and vocabulary are smaller.
 
-What each repository holds, by its name: pickles or safetensors, in how many files, SentencePiece or GPT-2's BPE, with a tokenizer.json or without.
+A layout is pickles or safetensors, in one file or several, with SentencePiece or GPT-2's BPE, and with a tokenizer.json or without.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from draftlab.data.generators import chat
 from draftlab.latency.sizes import Model, Sizes
 
 HEAD_DIM = 4
-"""Of every model: width alone is cut, heads are as many as in the paper's model."""
+"""Channels per head of every model, which has as many heads as the paper's."""
 LAYERS = 12
-"""One for so many of the paper's model."""
+"""One layer stands for so many of the paper's model."""
 VOCABULARY = 5000
-"""More than a recorded distribution keeps whole."""
+"""More tokens than a recorded distribution keeps."""
 TOPICS = (
     "Adult", "Business_Corporate", "Computers and Technology", "E-Commerce", "Education", "Food", "Forums", "Games", "Health and Fitness",
     "Law and Government", "News", "Photography", "Social Networking and Messaging", "Sports", "Streaming Services", "Travel",
@@ -48,14 +48,14 @@ class Layout:
 
 
 def _with_frequencies(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Checkpoints of early versions hold the frequencies of the rotary positions too."""
+    """Checkpoints of early versions also hold the frequencies of the rotary positions."""
     layers = {name.split("self_attn")[0] for name in weights if "self_attn" in name}
     return weights | {f"{layer}self_attn.rotary_emb.inv_freq": torch.ones(HEAD_DIM // 2) for layer in sorted(layers)}
 
 
 def _without_prefix(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """OPT-13B's names begin with ``decoder``, and its tied head is left out; those of OPT-125M do not, and it is not."""
-    return {name.removeprefix("model."): own for name, own in weights.items() if name != "lm_head.weight"}
+    """The names of OPT-13B begin with ``decoder``, and its tied head is left out, unlike in OPT-125M."""
+    return {name.removeprefix("model."): weight for name, weight in weights.items() if name != "lm_head.weight"}
 
 
 LAYOUTS = {
@@ -79,115 +79,96 @@ LAYOUTS = {
 
 
 def texts(count: int = 400) -> Iterator[str]:
-    """What the tokenizers learn: requests, answers, and words without a meaning, so that there are enough different ones."""
+    """The training texts of the tokenizers: requests, answers, and meaningless words, so that there are enough different ones."""
     for name in generators.GENERATORS:
         rows = generators.rows(name, "train", seed=0)
         for _ in range(count):
-            said = CLEANERS[name](next(rows))
-            yield said.text
-            yield said.reference or ""
+            cleaned = CLEANERS[name](next(rows))
+            yield cleaned.text
+            yield cleaned.reference or ""
     draw = Random(0)
     for _ in range(2 * count):
         yield " ".join("".join(draw.choices("aeiounrstlm", k=draw.randrange(4, 9))) for _ in range(8))
 
 
-def files_of(name: str, model: Model, words: dict[str, dict[str, bytes]]) -> dict[str, bytes]:
-    """The files of a model's repository; ``words``: those of the tokenizers, by family."""
+def files_of(name: str, model: Model, tokenizers: dict[str, dict[str, bytes]]) -> dict[str, bytes]:
+    """The files of a model's repository; ``tokenizers``: the files of each family's tokenizer."""
     layout, sizes, stored = LAYOUTS[name], model.sizes, {2: torch.float16, 4: torch.float32}[model.stored]
-    own = words[sizes.kind]
-    kept = {file: data for file, data in own.items() if file != "tokenizer.json" or layout.tokenizer_json}
+    tokenizer = tokenizers[sizes.kind]
+    kept = {file: data for file, data in tokenizer.items() if file != "tokenizer.json" or layout.tokenizer_json}
     torch.manual_seed(zlib.crc32(name.encode()))
-    config, network = _network(sizes, own)
+    config, network = _network(sizes, tokenizer)
     weights = {key: value.to(stored) for key, value in network.state_dict().items()}
-    stated = {
-        "torch_dtype": str(stored).removeprefix("torch."),
-        "transformers_version": "4.28.1",
-        "_name_or_path": name,
-    }
-    said = {key: value for key, value in config.to_dict().items() if key != "dtype"} | stated
-    files = {"config.json": _json(said | {"architectures": [type(network).__name__]}), "README.md": b"---\n---\n"}
+    values = {key: value for key, value in config.to_dict().items() if key != "dtype"}
+    values |= {"torch_dtype": str(stored).removeprefix("torch."), "transformers_version": "4.28.1"}
+    values |= {"_name_or_path": name, "architectures": [type(network).__name__]}
+    files = {"config.json": _json(values), "README.md": b"---\n---\n"}
     if sizes.kind != "opt":
-        ends = {key: said[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if said.get(key) is not None}
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        ends = {key: values[key] for key in names if values.get(key) is not None}
         files["generation_config.json"] = _json({"_from_model_config": True, **ends})
     return files | kept | _weights(layout, layout.renamed(weights))
 
 
-def _network(sizes: Sizes, words: dict[str, bytes]) -> tuple[Any, Any]:
+def _network(sizes: Sizes, tokenizer: dict[str, bytes]) -> tuple[Any, Any]:
+    """A model of a repository's family with random weights, and its configuration."""
     import transformers
 
     hidden = sizes.heads * HEAD_DIM
     layers, ffn = -(-sizes.layers // LAYERS), hidden * sizes.ffn // sizes.hidden
+    shape: dict[str, Any] = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": sizes.heads}
+    shape["max_position_embeddings"] = sizes.context
+    config: Any
+    network: Any
     if sizes.kind == "llama":
-        config: Any = transformers.LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=hidden,
-            intermediate_size=ffn,
-            num_hidden_layers=layers,
-            num_attention_heads=sizes.heads,
-            num_key_value_heads=sizes.kv_heads,
-            max_position_embeddings=sizes.context,
-            tie_word_embeddings=sizes.tied,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=0,
-        )
-        network: Any = transformers.LlamaForCausalLM(config)
+        ids: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+        shape |= {"intermediate_size": ffn, "num_key_value_heads": sizes.kv_heads, "tie_word_embeddings": sizes.tied}
+        config = transformers.LlamaConfig(vocab_size=VOCABULARY, **shape, **ids)
+        network = transformers.LlamaForCausalLM(config)
     elif sizes.kind == "opt":
+        ids = {"bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
+        shape |= {"ffn_dim": ffn, "word_embed_proj_dim": hidden}
         config = transformers.OPTConfig(
-            vocab_size=-(-len(json.loads(words["vocab.json"])) // 8) * 8,
-            hidden_size=hidden,
-            word_embed_proj_dim=hidden,
-            ffn_dim=ffn,
-            num_hidden_layers=layers,
-            num_attention_heads=sizes.heads,
-            max_position_embeddings=sizes.context,
-            bos_token_id=2,
-            eos_token_id=2,
-            pad_token_id=1,
+            vocab_size=_rounded_up(len(json.loads(tokenizer["vocab.json"])), 8), **shape, **ids
         )
         network = transformers.OPTForCausalLM(config)
     else:
-        kind: Any = transformers.T5Config
-        config = kind(
-            vocab_size=-(-(VOCABULARY + 100) // 128) * 128,
-            d_model=hidden,
-            d_kv=HEAD_DIM,
-            d_ff=ffn,
-            num_layers=layers,
-            num_heads=sizes.heads,
-            n_positions=sizes.context,
-            feed_forward_proj="relu" if sizes.tied else "gated-gelu",
-            tie_word_embeddings=sizes.tied,
-            decoder_start_token_id=0,
-            pad_token_id=0,
-            eos_token_id=1,
-        )
+        ids = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+        shape = {"d_model": hidden, "d_kv": HEAD_DIM, "d_ff": ffn, "num_layers": layers, "num_heads": sizes.heads}
+        shape |= {"n_positions": sizes.context, "tie_word_embeddings": sizes.tied}
+        shape["feed_forward_proj"] = "relu" if sizes.tied else "gated-gelu"
+        make_config: Any = transformers.T5Config
+        config = make_config(vocab_size=_rounded_up(VOCABULARY + 100, 128), **shape, **ids)
         network = transformers.T5ForConditionalGeneration(config)
     with torch.no_grad():
-        _lean(network)
+        _bias(network)
     return config, network
 
 
-def _lean(network: Any) -> None:
-    """Make every network prefer the same tokens a little, so that a draft of random weights is accepted now and then."""
+def _rounded_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _bias(network: Any) -> None:
+    """Make every network slightly prefer the same tokens, so that a draft of random weights is sometimes accepted."""
     inner, head = network.get_input_embeddings().weight, network.get_output_embeddings().weight
-    liked = torch.randn(len(head), generator=torch.Generator().manual_seed(1))
+    bias = torch.randn(len(head), generator=torch.Generator().manual_seed(1)) * 0.5
     if head.data_ptr() != inner.data_ptr():
         inner[:, 0] = inner.std() * 8
         head[:] = head / head.std() * 0.5
-        head[:, 0] = liked * 0.5
-    for name, own in network.named_parameters():  # of OPT, whose one table would have it repeat its last token
+        head[:, 0] = bias
+    for name, weight in network.named_parameters():  # OPT has one table for both, and would repeat its last token
         if name.endswith("embed_positions.weight"):
-            own.normal_(0, 0.6)
+            weight.normal_(0, 0.6)
             head[:] = head / head.std() * 0.15
-            head[:, 0] = liked * 0.5
+            head[:, 0] = bias
         elif name.endswith("decoder.final_layer_norm.bias"):
-            own[0] = 4.0
+            weight[0] = 4.0
 
 
 def _weights(layout: Layout, weights: dict[str, Tensor]) -> dict[str, bytes]:
-    if not layout.pickled:  # which refuses two names for one memory
-        first = {own.data_ptr(): name for name, own in reversed(weights.items())}
+    if not layout.pickled:  # safetensors refuses two names for one memory
+        first = {weight.data_ptr(): name for name, weight in reversed(weights.items())}
         weights = {name: weights[name].contiguous() for name in first.values()}
     stem, suffix = ("pytorch_model", "bin") if layout.pickled else ("model", "safetensors")
     names = sorted(weights)
@@ -196,15 +177,15 @@ def _weights(layout: Layout, weights: dict[str, Tensor]) -> dict[str, bytes]:
     index: dict[str, str] = {}
     for number, part in enumerate(parts, 1):
         file = f"{stem}.{suffix}" if layout.shards == 1 else f"{stem}-{number:05}-of-{layout.shards:05}.{suffix}"
-        own = {name: weights[name] for name in part}
+        shard = {name: weights[name] for name in part}
         index |= dict.fromkeys(part, file)
         if layout.pickled:
-            torch.save(own, out := io.BytesIO())
+            torch.save(shard, out := io.BytesIO())
             files[file] = out.getvalue()
         else:
-            files[file] = save(own, {"format": "pt"})
+            files[file] = save(shard, {"format": "pt"})
     if layout.shards > 1:
-        total = sum(own.nbytes for own in weights.values())
+        total = sum(weight.nbytes for weight in weights.values())
         files[f"{stem}.{suffix}.index.json"] = _json({"metadata": {"total_size": total}, "weight_map": index})
     return files
 
@@ -212,7 +193,7 @@ def _weights(layout: Layout, weights: dict[str, Tensor]) -> dict[str, bytes]:
 def tokenizers() -> dict[str, dict[str, bytes]]:
     """The files of the three tokenizers, by the family of models that has them."""
     corpus = [text.replace("\n", " ") for text in texts()]
-    return {"llama": _llama_words(corpus), "opt": _opt_words(corpus), "t5": _t5_words(corpus)}
+    return {"llama": _llama_tokenizer(corpus), "opt": _opt_tokenizer(corpus), "t5": _t5_tokenizer(corpus)}
 
 
 def _sentencepiece(corpus: list[str], **options: Any) -> bytes:
@@ -228,93 +209,61 @@ def _sentencepiece(corpus: list[str], **options: Any) -> bytes:
     return out.getvalue()
 
 
-def _llama_words(corpus: list[str]) -> dict[str, bytes]:
-    model = _sentencepiece(
-        corpus,
-        model_type="bpe",
-        byte_fallback=True,
-        split_digits=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        pad_id=-1,
-        unk_id=0,
-        bos_id=1,
-        eos_id=2,
-    )
-    token = {"__type": "AddedToken", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
-    named = {
-        f"{name}_token": token | {"content": own} for name, own in (("bos", "<s>"), ("eos", "</s>"), ("unk", "<unk>"))
-    }
+def _llama_tokenizer(corpus: list[str]) -> dict[str, bytes]:
+    options = {"model_type": "bpe", "byte_fallback": True, "split_digits": True, "remove_extra_whitespaces": False}
+    ids = {"pad_id": -1, "unk_id": 0, "bos_id": 1, "eos_id": 2}
+    model = _sentencepiece(corpus, normalization_rule_name="identity", **options, **ids)
+    token = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    specials = {name: token | {"content": content} for name, content in names.items()}
     config = {
         "add_bos_token": True,
         "add_eos_token": False,
-        **named,
+        **{name: {"__type": "AddedToken", **special} for name, special in specials.items()},
         "clean_up_tokenization_spaces": False,
         "model_max_length": 2048,
         "pad_token": None,
         "sp_model_kwargs": {},
         "tokenizer_class": "LlamaTokenizer",
     }
-    specials = {name: {key: value for key, value in own.items() if key != "__type"} for name, own in named.items()}
-    return _with_tokenizer_json(
-        {
-            "tokenizer.model": model,
-            "tokenizer_config.json": _json(config),
-            "special_tokens_map.json": _json(specials | {"pad_token": "<unk>"}),
-        }
-    )
+    special_tokens = _json(specials | {"pad_token": "<unk>"})
+    return _with_tokenizer_json("tokenizer.model", model, config, special_tokens)
 
 
-def _t5_words(corpus: list[str]) -> dict[str, bytes]:
+def _t5_tokenizer(corpus: list[str]) -> dict[str, bytes]:
     model = _sentencepiece(corpus, model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     extra = [f"<extra_id_{n}>" for n in range(100)]
-    named = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    config = {
-        **named,
-        "extra_ids": 100,
-        "additional_special_tokens": extra,
-        "sp_model_kwargs": {},
-        "tokenizer_class": "T5Tokenizer",
-    }
-    return _with_tokenizer_json(
-        {
-            "spiece.model": model,
-            "tokenizer_config.json": _json(config),
-            "special_tokens_map.json": _json({**named, "additional_special_tokens": extra}),
-        }
-    )
+    names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    config = {**names, "extra_ids": 100, "additional_special_tokens": extra, "sp_model_kwargs": {}}
+    special_tokens = _json({**names, "additional_special_tokens": extra})
+    return _with_tokenizer_json("spiece.model", model, config | {"tokenizer_class": "T5Tokenizer"}, special_tokens)
 
 
-def _opt_words(corpus: list[str]) -> dict[str, bytes]:
-    words = ByteLevelBPETokenizer()
-    words.train_from_iterator(corpus, VOCABULARY, special_tokens=["<s>", "<pad>", "</s>", "<unk>"], show_progress=False)
+def _opt_tokenizer(corpus: list[str]) -> dict[str, bytes]:
+    tokenizer = ByteLevelBPETokenizer()
+    specials = ["<s>", "<pad>", "</s>", "<unk>"]
+    tokenizer.train_from_iterator(corpus, VOCABULARY, special_tokens=specials, show_progress=False)
     with tempfile.TemporaryDirectory() as folder:
-        files = {Path(file).name: Path(file).read_bytes() for file in words.save_model(folder)}
-    named = {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "</s>"}
-    config = {
-        "errors": "replace",
-        **named,
-        "add_prefix_space": False,
-        "add_bos_token": True,
-        "tokenizer_class": "GPT2Tokenizer",
-    }
-    return files | {"tokenizer_config.json": _json(config), "special_tokens_map.json": _json(named)}
+        files = {Path(file).name: Path(file).read_bytes() for file in tokenizer.save_model(folder)}
+    names = {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "</s>"}
+    config = {"errors": "replace", **names, "add_prefix_space": False, "add_bos_token": True}
+    config["tokenizer_class"] = "GPT2Tokenizer"
+    return files | {"tokenizer_config.json": _json(config), "special_tokens_map.json": _json(names)}
 
 
-def _with_tokenizer_json(files: dict[str, bytes]) -> dict[str, bytes]:
-    """The same and the tokenizer.json that ``transformers`` makes of it, as newer repositories hold."""
+def _with_tokenizer_json(name: str, model: bytes, config: dict[str, Any], special_tokens: bytes) -> dict[str, bytes]:
+    """The files of a SentencePiece tokenizer, with the tokenizer.json of newer repositories, which ``transformers`` makes of them."""
     from transformers import AutoTokenizer
 
+    files = {name: model, "tokenizer_config.json": _json(config), "special_tokens_map.json": special_tokens}
     with tempfile.TemporaryDirectory() as folder:
-        for name, data in files.items():
-            Path(folder, name).write_bytes(data)
-        kind = json.loads(files["tokenizer_config.json"])["tokenizer_class"]
-        Path(folder, "config.json").write_text(
-            json.dumps({"model_type": "llama" if kind == "LlamaTokenizer" else "t5"})
-        )
-        made = Path(folder, "made")
-        AutoTokenizer.from_pretrained(folder, local_files_only=True).save_pretrained(made)
-        return files | {"tokenizer.json": (made / "tokenizer.json").read_bytes()}
+        for file, data in files.items():
+            Path(folder, file).write_bytes(data)
+        model_type = "llama" if config["tokenizer_class"] == "LlamaTokenizer" else "t5"
+        Path(folder, "config.json").write_text(json.dumps({"model_type": model_type}))
+        converted = Path(folder, "converted")
+        AutoTokenizer.from_pretrained(folder, local_files_only=True).save_pretrained(converted)
+        return files | {"tokenizer.json": (converted / "tokenizer.json").read_bytes()}
 
 
 def classifier(steps: int = 60) -> dict[str, bytes]:
@@ -322,41 +271,35 @@ def classifier(steps: int = 60) -> dict[str, bytes]:
     import transformers
 
     draw = Random(0)
-    rows = [
-        (own["conversation_a"][0]["content"], own.get("topic"))
-        for own in (chat.arena(draw, "service") for _ in range(2000))
-    ]
-    known = [(text, TOPICS.index(topic)) for text, topic in rows if topic]
-    words = BertWordPieceTokenizer(lowercase=True)
-    words.train_from_iterator([text for text, _ in rows], vocab_size=1500, show_progress=False)
-    words.enable_truncation(64)
-    words.enable_padding(length=64)
-    config = transformers.DistilBertConfig(
-        vocab_size=words.get_vocab_size(),
-        dim=48,
-        hidden_dim=96,
-        n_layers=1,
-        n_heads=4,
-        id2label=dict(enumerate(TOPICS)),
-        label2id={topic: number for number, topic in enumerate(TOPICS)},
-    )
+    rows = [chat.arena(draw, "service") for _ in range(2000)]
+    known = [(row["conversation_a"][0]["content"], TOPICS.index(row["topic"])) for row in rows if row.get("topic")]
+    tokenizer = BertWordPieceTokenizer(lowercase=True)
+    requests = [row["conversation_a"][0]["content"] for row in rows]
+    tokenizer.train_from_iterator(requests, vocab_size=1500, show_progress=False)
+    tokenizer.enable_truncation(64)
+    tokenizer.enable_padding(length=64)
+    topics = dict(enumerate(TOPICS))
+    labels = {"id2label": topics, "label2id": {topic: number for number, topic in topics.items()}}
+    shape = {"dim": 48, "hidden_dim": 96, "n_layers": 1, "n_heads": 4, "vocab_size": tokenizer.get_vocab_size()}
+    make_config: Any = transformers.DistilBertConfig
+    config = make_config(**shape, **labels)
     torch.manual_seed(0)
     network: Any = transformers.DistilBertForSequenceClassification(config)
     optimizer = torch.optim.AdamW(network.parameters(), lr=5e-3)
     for step in range(steps):
         batch = [known[(step * 64 + n) % len(known)] for n in range(64)]
-        read = words.encode_batch([text for text, _ in batch])
-        ids, mask = torch.tensor([own.ids for own in read]), torch.tensor([own.attention_mask for own in read])
+        encoded = tokenizer.encode_batch([text for text, _ in batch])
+        ids, mask = torch.tensor([e.ids for e in encoded]), torch.tensor([e.attention_mask for e in encoded])
         network(input_ids=ids, attention_mask=mask, labels=torch.tensor([label for _, label in batch])).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    words.no_padding()
-    words.no_truncation()
-    vocabulary = sorted(words.get_vocab().items(), key=lambda item: item[1])
-    stated = {"tokenizer_class": "DistilBertTokenizer", "do_lower_case": True, "model_max_length": 512}
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    settings = {"tokenizer_class": "DistilBertTokenizer", "do_lower_case": True, "model_max_length": 512}
     return {
         "config.json": _json(config.to_dict() | {"architectures": [type(network).__name__]}),
-        "tokenizer_config.json": _json(stated),
+        "tokenizer_config.json": _json(settings),
         "vocab.txt": "".join(f"{word}\n" for word, _ in vocabulary).encode(),
         **_weights(Layout(pickled=True), network.state_dict()),
     }

@@ -1,4 +1,4 @@
-"""What a rehearsal says over ``scale=paper``: smaller amounts, and the CPU. Models, pairs, experiments, their axes and rules stay."""
+"""The settings that a rehearsal changes in ``scale=paper``: smaller amounts, and the CPU. Models, pairs, experiments, axes and rules stay."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from draftlab.plan.run import Run
 
 FACTOR = 0.005
-"""Requests of a rehearsal for each of the paper's."""
+"""A rehearsal has so many requests for each of the paper's."""
 AMOUNTS = {
     "train": 100,
     "eval": 60,
@@ -19,7 +19,7 @@ AMOUNTS = {
     "warm_requests": 8,
     "live_requests": 4,
 }
-"""Amounts that are cut by the factor, and the least that is left."""
+"""Amounts that are multiplied by the factor, and their minimum."""
 CAPS = {
     "max_new_tokens": 12,
     "epochs": 1,
@@ -31,20 +31,19 @@ CAPS = {
     "positions": 200,
     "batch_tokens": 8192,
 }
-"""Amounts that are cut to these."""
+"""Maxima of other amounts."""
 DEVICE = {"device": "cpu", "gpu_layers": 0}
 
 
 def cut(key: str, value: Any) -> Any:
-    """A setting as it is rehearsed; 0, which stands for all, stays."""
+    """A setting in the rehearsal; 0 stands for all, and stays."""
     if isinstance(value, dict):
         of = key.removesuffix("_of") if key.endswith("_of") else ""
-        inside = {name: cut(of or name, own) for name, own in value.items()}
+        smaller = {name: cut(of or name, inner) for name, inner in value.items()}
         if "gates" in value:
-            inside["gates"] = [
-                [end * inside["per_group"] // value["per_group"], group] for end, group in value["gates"]
-            ]
-        return inside
+            before, after = value["per_group"], smaller["per_group"]
+            smaller["gates"] = [[end * after // before, group] for end, group in value["gates"]]
+        return smaller
     if key in DEVICE:
         return DEVICE[key]
     if isinstance(value, bool) or not isinstance(value, int) or not value:
@@ -59,21 +58,17 @@ def sizes(run: Run) -> dict[str, Any]:
     settings = run.settings
     experiments = {}
     for name, experiment in run.experiments.items():
-        own, fields = experiment.scales[run.scale], experiment.of_stage.settings.model_fields
-        fixed: dict[str, Any] = {
-            key: field.default
-            for key, field in fields.items()
-            if key in CAPS | AMOUNTS and isinstance(field.default, int)
-        }
-        fixed |= experiment.fixed | own.fixed
-        axes = {**experiment.axes, **own.axes}
+        scale, fields = experiment.scales[run.scale], experiment.of_stage.settings.model_fields
+        defaults = {key: fields[key].default for key in fields if key in CAPS | AMOUNTS}
+        fixed: dict[str, Any] = {key: value for key, value in defaults.items() if isinstance(value, int)}
+        fixed |= experiment.fixed | scale.fixed
+        axes = {**experiment.axes, **scale.axes}
         experiments[name] = {"fixed": cut("", fixed), "axes": cut("", axes)}
         if isinstance(seeds := fixed.get("inner", {}).get("seed"), list):
             experiments[name]["fixed"]["inner"]["seed"] = seeds[:1]
+    data = settings.data.model_dump(include={"train", "train_of", "eval", "pairs", "raw_rows", "raw_rows_of"})
     return {
-        "data": cut(
-            "", settings.data.model_dump(include={"train", "train_of", "eval", "pairs", "raw_rows", "raw_rows_of"})
-        ),
+        "data": cut("", data),
         "pairs": {
             name: {"answers": cut("", pair.answers.model_dump(include={"max_new_tokens", "device"}))}
             for name, pair in settings.pairs.items()

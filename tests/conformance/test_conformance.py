@@ -206,15 +206,17 @@ def test_mutants_of_the_random_numbers_are_caught(mutant: Callable[..., Tensor])
     assert not check_sampler(mutant, "iid", 1).lossless
 
 
+def by_text(distribution: Tensor, tokens: Tensor) -> dict[tuple[int, ...], float]:
+    """The probability of each emitted text: a prefix of the path and one more token."""
+    rows = enumerate(distribution.tolist())
+    return {(*tokens[0, :i].tolist(), y): chance for i, row in rows for y, chance in enumerate(row)}
+
+
 def bonus_from_the_draft(target: Tensor, draft: Tensor, tokens: Tensor) -> dict[tuple[int, ...], float]:
     """A path that stands to its end is followed by a token of the draft."""
     distribution = single_path.distribution(target[0], draft[0], tokens[0])
     distribution[-1] = distribution[-1].sum() * draft[0, -1]
-    return {
-        (*tokens[0, :i].tolist(), y): float(distribution[i, y])
-        for i in range(len(distribution))
-        for y in range(distribution.shape[1])
-    }
+    return by_text(distribution, tokens)
 
 
 def bonus_of_the_last_position(target: Tensor, draft: Tensor, tokens: Tensor) -> dict[tuple[int, ...], float]:
@@ -236,12 +238,7 @@ def block_without_its_residual(target: Tensor, draft: Tensor, tokens: Tensor) ->
     mixed = dataclasses.replace(
         block, decide=lambda *given: dataclasses.replace(block.decide(*given), weight=single_path.decide(*given).weight)
     )
-    distribution = mixed.distribution(target[0], draft[0], tokens[0])
-    return {
-        (*tokens[0, :i].tolist(), y): float(distribution[i, y])
-        for i in range(len(distribution))
-        for y in range(distribution.shape[1])
-    }
+    return by_text(mixed.distribution(target[0], draft[0], tokens[0]), tokens)
 
 
 def whole_path_by_its_own_ratio(target: Tensor, draft: Tensor, tokens: Tensor) -> dict[tuple[int, ...], float]:
@@ -253,12 +250,9 @@ def whole_path_by_its_own_ratio(target: Tensor, draft: Tensor, tokens: Tensor) -
     stands = ratio.prod().clamp_max(1)
     earlier = decision.stop[0, :-1] * (1 - stands) / (1 - decision.stop[0, -1]).clamp_min(1e-300)
     mutant = dataclasses.replace(decision, stop=torch.cat([earlier, stands[None]])[None])
-    distribution = dataclasses.replace(block, decide=lambda *_: mutant).distribution(target[0], draft[0], tokens[0])
-    return {
-        (*tokens[0, :i].tolist(), y): float(distribution[i, y])
-        for i in range(len(distribution))
-        for y in range(distribution.shape[1])
-    }
+    return by_text(
+        dataclasses.replace(block, decide=lambda *_: mutant).distribution(target[0], draft[0], tokens[0]), tokens
+    )
 
 
 @pytest.mark.parametrize(
@@ -308,7 +302,7 @@ def test_the_projects_verifiers_pass(name: str) -> None:
     assert all(found.samples >= 2000 for found in verdict.sampled.values())
 
 
-def test_a_verdict_keeps_to_the_rate_of_false_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tests_together_keep_to_the_rate_of_false_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = []
     for name in ("check_sampler", "check_sequence_sampler"):
         monkeypatch.setattr(conformance, name, lambda *given: rates.append(given[-1].false_alarm))
@@ -388,6 +382,13 @@ def text(tokens: int, bend: float, seed: int = 2) -> Iterator[tuple[Tensor, int]
     for _ in range(tokens):
         logits = torch.randn(50, dtype=torch.float64, generator=generator) * 2
         yield logits.softmax(-1), int(draw((logits * bend).softmax(-1), 1, generator))
+
+
+def sample_file(folder: Path, tokens: int) -> Path:
+    """A file of samples from a lossless stream."""
+    rows = [{"target_probs": probs.tolist(), "token": token} for probs, token in text(tokens, bend=1.0)]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "samples.jsonl"
 
 
 def test_a_stream_of_samples() -> None:
@@ -493,12 +494,7 @@ def test_a_verifier_is_tested_with_at_least_one_draft() -> None:
 
 
 def test_command_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "samples.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps({"target_probs": distribution.tolist(), "token": y}) + "\n" for distribution, y in text(500, 1.0)
-        )
-    )
+    path = sample_file(tmp_path, 500)
     command.run_on_file(path, Budget())
     assert "samples           sampled        500 tokens" in capsys.readouterr().out
     path.write_text('{"target_probs": [1.0], "token": 0}\n{"token": 0}\n')
@@ -522,18 +518,12 @@ def test_a_budget_that_makes_no_sense(settings: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("tokens", [0, 1, 40, 140])
 def test_too_few_samples_to_see_anything_pass_nothing(tokens: int, tmp_path: Path) -> None:
-    file = tmp_path / "samples.jsonl"
-    lines = [{"target_probs": probs.tolist(), "token": token} for probs, token in text(tokens, bend=1.0)]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(UserError, match=r"not enough samples: detecting a deviation of 0.25 needs 145"):
-        verify_lossless(samples=file)
+        verify_lossless(samples=sample_file(tmp_path, tokens))
 
 
 def test_enough_samples_pass_and_say_their_power(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "samples.jsonl"
-    lines = [{"target_probs": probs.tolist(), "token": token} for probs, token in text(400, bend=1.0)]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    verify_lossless(samples=file)
+    verify_lossless(samples=sample_file(tmp_path, 400))
     assert "detects deviations of 0.14 or more" in capsys.readouterr().out
 
 

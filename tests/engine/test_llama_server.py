@@ -33,7 +33,7 @@ from draftlab.files.json_files import write_jsonl
 from draftlab.models import load_model, load_tokenizer
 from draftlab.models.gguf import export
 from draftlab.models.tokenizer import train_tokenizer
-from draftlab.serving.emit import Wanted
+from draftlab.serving.emit import Deployment
 from draftlab.serving.emit import llama_cpp as emit_llama_cpp
 from tests.pair import VOCAB, small_llama
 
@@ -156,8 +156,10 @@ def test_the_server_accepts_what_replay_predicts(tmp_path: Path) -> None:
     blocks = walk(agree_along(load_model(tmp_path / "draft"), rest), DRAFT_LEN)
     predicted = ratio(blocks.accepted, DRAFT_LEN * blocks.blocks)
     assert 0.2 < predicted.estimate < 0.8
-    wanted = Wanted(target=str(tmp_path / "target.gguf"), draft=str(tmp_path / "draft.gguf"), draft_len=DRAFT_LEN)
-    command = emit_llama_cpp(wanted).text.removeprefix("llama-server ")
+    deployment = Deployment(
+        target=str(tmp_path / "target.gguf"), draft=str(tmp_path / "draft.gguf"), draft_len=DRAFT_LEN
+    )
+    command = emit_llama_cpp(deployment).text.removeprefix("llama-server ")
     port, drafted = free_port(), np.zeros((len(longer), 2))
     with serving(f"{command} -c 2048 -np 1 {EXACT} -ctkd f32 -ctvd f32", port, tmp_path / "log"):
         for row, n in enumerate(longer):

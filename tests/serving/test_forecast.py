@@ -60,7 +60,7 @@ def test_recorded_streams_end_where_their_first_fifth_says():
 
 def test_a_stream_expects_the_slope_of_other_datasets(monkeypatch: pytest.MonkeyPatch):
     own = [
-        {"table": "t", "stream": str(slope), "dataset": name, "of_row": 1, "accepted": accepted, "visited": visited}
+        forecasts.Stream("t", str(slope), name, 1, accepted, visited)
         for name, slope in (("a", 0.2), ("a", 0.2), ("b", 0.6))
         for accepted, visited in [stream(1000, -1.0, slope)]
     ]

@@ -18,12 +18,12 @@ from numpy.testing import assert_allclose
 from draftlab.errors import UserError
 from draftlab.serving import emit, monitor, records
 from draftlab.serving.acceptance import from_alpha, from_histograms
-from draftlab.serving.emit import Wanted
+from draftlab.serving.emit import Deployment
 from draftlab.serving.monitor import Promise
-from draftlab.serving.records import Seen
+from draftlab.serving.records import Counts
 
 RANGES = [(1, 4, 4), (5, 64, 3), (65, 128, 1), (129, 512, 0)]
-WANTED = Wanted("T.gguf", "D.gguf", 4, RANGES, acceptance=from_alpha(0.5), requests=40, traffic="chat")
+WANTED = Deployment("T.gguf", "D.gguf", 4, RANGES, acceptance=from_alpha(0.5), requests=40, traffic="chat")
 
 
 # --- emitters --------------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def test_vllm_drafts_from_the_distribution_unless_told_otherwise() -> None:
     assert found["method"] == "draft_model"
     assert found["draft_sample_method"] == "probabilistic"
     assert found["num_speculative_tokens_per_batch_size"] == [[1, 4, 4], [5, 64, 3], [65, 128, 1], [129, 512, 0]]
-    greedy = emit.vllm(Wanted("T", "D", 2, sampled=False))
+    greedy = emit.vllm(Deployment("T", "D", 2, sampled=False))
     assert json.loads(greedy.text) == {
         "method": "draft_model", "model": "D", "num_speculative_tokens": 2, "draft_sample_method": "greedy"
     }  # fmt: skip
@@ -43,7 +43,7 @@ def test_vllm_drafts_from_the_distribution_unless_told_otherwise() -> None:
 def test_a_name_with_quotes_stays_one_word_of_the_command() -> None:
     name = "a 'draft'; rm -rf $HOME"
     for emitter in (emit.vllm, emit.sglang):
-        words = shlex.split(emitter(Wanted("T", name, 2)).command)
+        words = shlex.split(emitter(Deployment("T", name, 2)).command)
         assert any(word == name or json.dumps(name) in word for word in words)
         assert "rm" not in words
 
@@ -95,16 +95,15 @@ def test_sglang_verifies_one_token_more_than_it_drafts() -> None:
 
 
 def test_only_engines_that_can_end_a_block_are_written_a_confidence(tmp_path: Path) -> None:
-    wanted = dataclasses.replace(WANTED, confidence=0.45)
-    words = shlex.split(emit.llama_cpp(wanted).command)
-    assert words[words.index("--spec-draft-p-min") + 1] == "0.45"
-    assert json.loads(emit.transformers(wanted).text)["assistant_confidence_threshold"] == 0.45
-    assert {own.file for own in emit.write(wanted, (), tmp_path / "all")} == {
+    pair = dataclasses.replace(WANTED, confidence=0.45)
+    assert words_after(emit.llama_cpp(pair).command, "--spec-draft-p-min") == "0.45"
+    assert json.loads(emit.transformers(pair).text)["assistant_confidence_threshold"] == 0.45
+    assert {own.file for own in emit.write(pair, (), tmp_path / "all")} == {
         "llama_server.sh",
         "generation_config.json",
     }
     with pytest.raises(UserError, match="blocks of vllm do not end early"):
-        emit.write(wanted, ("vllm",), tmp_path / "one")
+        emit.write(pair, ("vllm",), tmp_path / "one")
     assert not (tmp_path / "one").exists()
     with pytest.raises(UserError, match="a confidence of 1"):
         dataclasses.replace(WANTED, confidence=1.0)
@@ -113,9 +112,9 @@ def test_only_engines_that_can_end_a_block_are_written_a_confidence(tmp_path: Pa
 def test_llama_server_names_the_type_and_no_removed_flag() -> None:
     words = shlex.split(emit.llama_cpp(WANTED).command)
     assert words[words.index("--spec-type") + 1] == "draft-simple"
-    assert not emit.LLAMA_CPP_REMOVED & set(words)
+    assert not {"--draft", "--draft-max", "--draft-min", "--draft-n", "--draft-n-min"} & set(words)
     with pytest.raises(UserError, match="not a GGUF"):
-        emit.llama_cpp(Wanted("T", "D", 2))
+        emit.llama_cpp(Deployment("T", "D", 2))
     rates = words_after(emit.llama_cpp_synthetic(WANTED).command, "--spec-synth-rates")
     assert rates == "0.5,0.25,0.125,0.0625"
 
@@ -142,8 +141,8 @@ def test_transformers_takes_its_settings(tmp_path: Path) -> None:
 
 def test_nvidias_profile_is_that_of_its_own_test() -> None:
     """100 blocks: 40 emit 1 token, 30 emit 2, 30 emit 3, of 3 drafted."""
-    wanted = Wanted("T", "D", 3, acceptance=from_histograms([[40, 30, 30, 0]]), requests=40)
-    found = json.loads(emit.speculation_profile(wanted).text)
+    pair = Deployment("T", "D", 3, acceptance=from_histograms([[40, 30, 30, 0]]), requests=40)
+    found = json.loads(emit.speculation_profile(pair).text)
     assert_allclose(found["marginal_accept_rates"], [0.6, 0.3, 0.0])
     assert_allclose(found["conditional_accept_rates"], [0.6, 0.5, 0.0])
     assert_allclose(found["mean_accept_length"], 1.9)
@@ -157,13 +156,13 @@ def test_ranges_follow_the_simulated_batches() -> None:
 
 
 def test_emit_writes_what_fits_and_refuses_what_was_asked_and_does_not(tmp_path: Path) -> None:
-    found = emit.write(Wanted("T", "D", 4, RANGES), (), tmp_path / "out")
+    found = emit.write(Deployment("T", "D", 4, RANGES), (), tmp_path / "out")
     assert {e.file for e in found} >= {"vllm.json", "sglang.sh", "tensorrt_llm_upper.yaml", "generation_config.json"}
     assert "llama_server.sh" not in {e.file for e in found}
     schedule = yaml.safe_load((tmp_path / "out/tensorrt_llm_lower.yaml").read_text())["speculative_config"]
     assert schedule["draft_len_schedule"][1] == schedule["max_draft_len"] == 4
     with pytest.raises(UserError, match="not a GGUF"):
-        emit.write(Wanted("T", "D", 4), ["llama-cpp"], tmp_path / "other")
+        emit.write(Deployment("T", "D", 4), ["llama-cpp"], tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -271,15 +270,15 @@ def test_recorded_histograms_become_acceptance(tmp_path: Path) -> None:
 PROMISE = Promise(draft_len=4, low=2.8, high=3.2)
 
 
-def requests(count: int, alpha: float, seed: int = 0, spread: float = 0.05) -> list[Seen]:
+def requests(count: int, alpha: float, seed: int = 0, spread: float = 0.05) -> list[Counts]:
     """Requests of 20 blocks of four drafted tokens, each with an alpha of its own."""
     rng = np.random.default_rng(seed)
     alphas = np.clip(rng.normal(alpha, spread, count), 0, 1)
     blocks = [(rng.random((20, 4)) < a).cumprod(axis=1).sum() for a in alphas]
-    return [Seen("vllm", 20, 80, float(accepted)) for accepted in blocks]
+    return [Counts("vllm", 20, 80, float(accepted)) for accepted in blocks]
 
 
-def judge(rows: Sequence[Seen | None]) -> monitor.Report:
+def judge(rows: Sequence[Counts | None]) -> monitor.Report:
     return monitor.judge(iter(rows), PROMISE)
 
 
@@ -324,14 +323,14 @@ def test_too_little_says_not_yet_known() -> None:
     assert judge(requests(30, BAD)).state == "stale"
     assert judge([]).state == "not yet known"
     assert judge([None] * 50).text.endswith("50 rows without speculation left out")
-    assert judge([Seen("vllm", 999, 3996, 500, float("nan"))]).state == "not yet known"
-    assert judge([Seen("vllm", 5000, 20_000, 9950, float("nan"))]).state == "as promised"
-    assert judge([Seen("vllm", 5000, 20_000, 5000, float("nan"))]).state == "stale"
+    assert judge([Counts("vllm", 999, 3996, 500, float("nan"))]).state == "not yet known"
+    assert judge([Counts("vllm", 5000, 20_000, 9950, float("nan"))]).state == "as promised"
+    assert judge([Counts("vllm", 5000, 20_000, 5000, float("nan"))]).state == "stale"
 
 
 def test_another_draft_length_is_not_compared() -> None:
     with pytest.raises(UserError, match=r"drafts 2\.00 tokens"):
-        judge([Seen("vllm", 20, 40, 20)] * 50)
+        judge([Counts("vllm", 20, 40, 20)] * 50)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +344,7 @@ def test_a_verdict_without_a_promise_is_refused(text: str, tmp_path: Path) -> No
         monitor.read_promise(tmp_path / "v.json")
 
 
-def test_a_verdict_that_recommends_no_draft_promises_nothing(tmp_path: Path) -> None:
+def test_a_verdict_without_a_recommended_draft_promises_nothing(tmp_path: Path) -> None:
     (tmp_path / "v.json").write_text('{"verdict": "no", "monitor": null}')
     with pytest.raises(UserError, match="promises nothing"):
         monitor.read_promise(tmp_path / "v.json")
@@ -380,6 +379,6 @@ def test_a_server_is_asked_twice_and_the_difference_is_judged() -> None:
     assert seen is not None
     assert (seen.drafts, seen.drafted, seen.accepted) == (1000, 2000, 1800)
     with pytest.raises(UserError, match="restarted"):
-        monitor.difference(Seen("v", 9, 9, 9), Seen("v", 3, 3, 3), "m")
+        monitor.difference(Counts("v", 9, 9, 9), Counts("v", 3, 3, 3), "m")
     with pytest.raises(UserError, match="no answer"):
         next(monitor.watch("http://127.0.0.1:9/metrics", 0))

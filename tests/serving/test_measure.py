@@ -12,15 +12,15 @@ from draftlab.serving.acceptance import from_alpha
 
 def test_the_fit_finds_known_times_again() -> None:
     """``f(n) = 5 + n`` ms and 0.02 ms per cached token, with one wild time in each cell of five."""
-    cells = [(batch * n, batch, batch * context) for batch in (1, 4) for context in (64, 512) for n in (1, 2, 8)]
-    rows = [(n, b, c, (5 + n + 0.02 * c) * (9 if i == 2 else 1)) for n, b, c in cells for i in range(5)]
+    cells = [(batch * n, batch * context) for batch in (1, 4) for context in (64, 512) for n in (1, 2, 8)]
+    rows = [(n, c, (5 + n + 0.02 * c) * (9 if i == 2 else 1)) for n, c in cells for i in range(5)]
     found = measure.fit(rows)
     assert_allclose(list(found.tokens.values()), [5 + n for n in found.tokens], rtol=1e-6)
     assert_allclose(found.decode.per_cached, 0.02, rtol=1e-6)
 
 
 def test_a_pair_is_measured_and_simulated(tmp_path: Path) -> None:
-    found = measure.measure(measure.Asked(Path("tinyllama-1.1b/8"), Path("llama-160m/8"), blocks=1))
+    found = measure.measure(measure.ProfileSettings(Path("tinyllama-1.1b/8"), Path("llama-160m/8"), blocks=1))
     profiles.save(found, tmp_path / "here.yaml")
     again = profiles.load(tmp_path / "here.yaml")
     assert again.draft is not None

@@ -32,7 +32,7 @@ def together(requests: int, prompt: int, output: int) -> Arrivals:
 
 def serve(arrivals: Arrivals, profile: Profile, k: int = 0, alpha: float = 0.0, seed: int = 0) -> simulate.Served:
     drafts = from_alpha(alpha) if k else None
-    return simulate.serve(arrivals, profile, simulate.fixed(k), drafts, np.random.default_rng(seed))
+    return simulate.serve(arrivals, profile, k, drafts, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("load_", [0.3, 0.7])
@@ -74,7 +74,7 @@ def test_the_draft_takes_one_step_for_each_token() -> None:
 
 
 @pytest.mark.parametrize("k", [0, 3])
-def test_steps_reckoned_together_are_the_steps_one_by_one(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_computed_together_are_the_steps_one_by_one(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = machine(
         target={"tokens": {1: 5.0, 100: 9.0}, "decode": {"per_cached": 0.001}},
         draft={"tokens": {1: 0.5}},
@@ -82,7 +82,7 @@ def test_steps_reckoned_together_are_the_steps_one_by_one(k: int, monkeypatch: p
     )
     arrivals = traces.poisson(traces.constant(40, 60), 200, 8.0, np.random.default_rng(1), burst=4)
     fast = serve(arrivals, profile, k, alpha=1.0)
-    monkeypatch.setattr(simulate, "ALIKE", 1)
+    monkeypatch.setattr(simulate, "MOST_AT_ONCE", 1)
     slow = serve(arrivals, profile, k, alpha=1.0)
     assert fast.preempted == slow.preempted
     assert_allclose(fast.first, slow.first)

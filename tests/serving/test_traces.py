@@ -121,8 +121,8 @@ def test_every_shipped_profile_names_source_commit_and_licence() -> None:
         assert found.licence == "MIT"
 
 
-def settings(**changes: object) -> load.Load:
-    return load.Load(**{"profile": "h100-llama-2-7b", "requests": 60, "alpha": 0.7, "draft_ratio": 0.1,
+def settings(**changes: object) -> load.LoadSettings:
+    return load.LoadSettings(**{"profile": "h100-llama-2-7b", "requests": 60, "alpha": 0.7, "draft_ratio": 0.1,
                         "output": 20, "draft_lens": (2, 4), "rates": (1.0, 20.0), **changes})  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -156,14 +156,14 @@ def test_few_requests_say_not_yet_known(tmp_path: Path) -> None:
         ({"draft_ratio": float("nan")}, "draft ratio"),
         ({"requests": 0}, "no requests"),
         ({"prompt": 10**6}, "no request fits the cache"),
+        ({"prompt": 10**6, "rates": ()}, "no request fits the cache"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_anything_is_written(
     changes: dict[str, object], says: str, tmp_path: Path
 ) -> None:
-    more = {"rates": ()} if "prompt" in changes else {}
     with pytest.raises(UserError, match=says):
-        load.run(settings(**changes, **more), tmp_path / "out", lambda _: None)
+        load.run(settings(**changes), tmp_path / "out", lambda _: None)
     assert not list(tmp_path.iterdir())
 
 

@@ -17,10 +17,11 @@ from draftlab.files.json_files import write_json
 from draftlab.models import load_model
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams
-from draftlab.report.verdict import lines, page, run
+from draftlab.report.verdict import VerdictSettings, lines, page, run
 from draftlab.serving import verdict
 from draftlab.serving.costs import BlockCosts, from_probes
 from draftlab.serving.monitor import read_promise
+from draftlab.serving.speedup import break_even, speedup
 from draftlab.serving.verdict_format import NAMES, Verdict
 from tests.pair import make_results, run_cell
 
@@ -94,7 +95,7 @@ def test_the_speedup_is_tokens_over_the_costs_of_blocks():
 def test_where_nothing_is_drafted_a_call_is_a_plain_step():
     rows = table(0.5, option="lookup").assign(empty=lambda t: t["blocks"] / 2, steps=0.0)
     rows["drafted"] = rows["draft_len"] * rows["blocks"] / 2
-    found = verdict.speedup(rows[rows["draft_len"] == 4], from_probes(probes(), 100))
+    found = speedup(rows[rows["draft_len"] == 4], from_probes(probes(), 100))
     blocks = 90 / expected_block_length(0.5, 4)
     assert found.estimate == pytest.approx(90 / (blocks / 2 * 1 + blocks / 2 * 1.2))
 
@@ -104,15 +105,15 @@ def test_a_draft_that_catches_up_and_calls_of_changing_size_cost_more():
     own = rows[rows["draft_len"] == 4]
     blocks = 90 / expected_block_length(0.5, 4)
     free, costly = (from_probes(probes(catch_up=c, change=c / 2), 100) for c in (0.0, 0.2))
-    assert verdict.speedup(own, free).estimate == pytest.approx(90 / (blocks * 1.6))
-    assert verdict.speedup(own, costly).estimate == pytest.approx(90 / (blocks * (1.6 + 0.2 / 4 + 0.1 / 2)))
+    assert speedup(own, free).estimate == pytest.approx(90 / (blocks * 1.6))
+    assert speedup(own, costly).estimate == pytest.approx(90 / (blocks * (1.6 + 0.2 / 4 + 0.1 / 2)))
 
 
 def test_a_block_costs_the_loop_and_where_lookup_drafts_the_lookup():
     costs, blocks = from_probes(probes(around=(0.1, 0.3)), 100), 90 / expected_block_length(0.5, 4)
     for option, around in (("distilled", 0.1), ("lookup", 0.4), ("lookup_first_confident", 0.4)):
         own = table(0.5, option=option)
-        found = verdict.speedup(own[own["draft_len"] == 4], costs)
+        found = speedup(own[own["draft_len"] == 4], costs)
         assert found.estimate == pytest.approx(90 / (blocks * (1.6 + around)))
     assert costs.block(4) == pytest.approx(1.6 + 0.1)
 
@@ -128,7 +129,7 @@ def test_costs_that_drift_between_moments_widen_the_interval():
     own = table(0.8)[lambda t: t["draft_len"] == 4]
     at_once = pd.concat([probes(more=0.05 * n).assign(block=lambda t, n=n: t["block"] + 8 * n) for n in range(5)])
     drifted = at_once.assign(moment=at_once["block"] // 8)
-    once, twice = (verdict.speedup(own, from_probes(rows, 100)) for rows in (at_once, drifted))
+    once, twice = (speedup(own, from_probes(rows, 100)) for rows in (at_once, drifted))
     assert once.estimate == twice.estimate
     assert twice.high - twice.low > 1.5 * (once.high - once.low)
 
@@ -161,7 +162,7 @@ def test_no_number_of_drafts_helps_where_their_optimum_does_not():
 
 def test_an_interval_that_holds_one_says_nothing_and_noise_of_the_costs_is_in_it():
     costs = from_probes(probes(), 100)
-    tips = verdict.tips_at(costs)
+    tips = break_even(costs)
     assert tips is not None
     mixed = verdict.judge("distilled", table(tips + 0.01, spread=0.15), costs)
     assert mixed.verdict == "not yet known"
@@ -188,7 +189,7 @@ def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
 def test_the_interval_is_for_requests_to_come():
     costs = from_probes(probes(), 100)
     rows = table(0.6, spread=0.3).query("draft_len == 3")
-    many, few = (verdict.speedup(rows, costs, to_come) for to_come in (100_000, 10))
+    many, few = (speedup(rows, costs, to_come) for to_come in (100_000, 10))
     assert few.estimate == many.estimate
     assert few.high - few.low > 1.8 * (many.high - many.low)
 
@@ -363,7 +364,7 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
     assert set(found.load) == {"distilled"}, "the simulated server knows no block that ends early"
     assert found.monitor is not None
     assert found.monitor.threshold == found.options[1].threshold == 0.45
-    text = page(found, verdict.Asked(traffic=Path("log.jsonl"), target="T", draft=("D",)), tmp_path)
+    text = page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",)), tmp_path)
     assert "--confidence 0.45" in text
     assert "at most, confidence 0.45" in text
     two = pd.concat([rows, table(0.5, option="distilled_confident", threshold=0.3)])
@@ -377,7 +378,7 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
 def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
     rows = pd.concat([table(0.3, option="as_it_comes"), table(0.8, spread=0.1)])
     found = decide(rows, from_probes(probes(), 100), rate=2.0).model_copy(update={"log": "<b>log</b>.jsonl"})
-    asked = verdict.Asked(traffic=Path("log.jsonl"), target="my target", draft=("D",))
+    asked = VerdictSettings(traffic=Path("log.jsonl"), target="my target", draft=("D",))
     text = page(found, asked, tmp_path)
     assert found.sentence in text
     assert "<b>log" not in text
@@ -391,7 +392,7 @@ def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
 def test_a_lookup_that_pays_is_served_by_the_engine_itself(tmp_path: Path):
     found = decide(table(0.8, option="lookup", spread=0.1).assign(steps=0.0), from_probes(probes(), 100))
     assert found.best == "lookup"
-    text = page(found, verdict.Asked(traffic=Path("log.jsonl"), target="T"), tmp_path)
+    text = page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T"), tmp_path)
     assert "vllm serve T --speculative-config" in text
     assert "--draft DRAFT" not in text
 
@@ -406,7 +407,7 @@ def test_a_log_too_short_is_not_yet_known_before_any_work(tmp_path: Path, capsys
         "{broken",
         '{"prompt": "how much is 1 + 1?"}',
     ]
-    asked = verdict.Asked(traffic=answer_file(tmp_path, rows), target="no/such")
+    asked = VerdictSettings(traffic=answer_file(tmp_path, rows), target="no/such")
     found = run(asked, tmp_path / "out")
     assert [own for _, own in found] == [None]
     assert lines(found)[0].startswith("Not yet known")
@@ -424,6 +425,6 @@ def test_a_log_too_short_is_not_yet_known_before_any_work(tmp_path: Path, capsys
     ],
 )
 def test_bad_input_is_one_clear_error(tmp_path: Path, rows: list[str], more: dict[str, object], message: str):
-    asked = verdict.Asked(traffic=answer_file(tmp_path, rows), target="no/such", **more)  # type: ignore[arg-type]
+    asked = VerdictSettings(traffic=answer_file(tmp_path, rows), target="no/such", **more)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
         run(asked, tmp_path / "out")

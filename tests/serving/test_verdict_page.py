@@ -9,9 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from draftlab.report.verdict import page
+from draftlab.report.verdict import VerdictSettings, page
 from draftlab.serving.costs import from_probes
-from draftlab.serving.verdict import Asked
 from tests.chromium import complaints, contrast, opened, requested
 from tests.serving.test_verdict import decide, probes, table
 
@@ -23,7 +22,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     file = tmp_path_factory.mktemp("verdict") / "verdict.html"
     rows = pd.concat([table(0.3, option="as_it_comes"), table(0.8, spread=0.1), table(0.5, option="lookup_first")])
     found = decide(rows, from_probes(probes(), 100), rate=2.0)
-    file.write_text(page(found, Asked(traffic=Path("log.jsonl"), target="T", draft=("D",)), file.parent))
+    file.write_text(page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",)), file.parent))
     with opened(file) as chrome:
         yield chrome
 

@@ -1,6 +1,7 @@
 """Is a verifier lossless? Exact tests of its distribution, and a sequential test of the tokens that it emits.
 
-Bring a distribution (``check_distribution``), a batched sampler (``check_sampler``), any stream of (target distribution, token) (``check_samples``), or sequences.
+Test a distribution (``check_distribution``), a batched sampler (``check_sampler``), any stream of (target distribution, token)
+(``check_samples``), or drafted sequences (``check_sequence_distribution``, ``check_sequence_sampler``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Generator, Tensor
 from draftlab.conformance.exact import Exact, check_distribution
 from draftlab.conformance.sequences import Context, check_sequence_distribution, check_sequence_sampler
 from draftlab.conformance.sequential import BUDGET, Budget, Sampled, check_sampler, check_samples
+from draftlab.core.sampling import Drafting
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.sequence import Standing, sequences_distribution, verify_sequences
 from draftlab.core.verify.token import TokenVerifier
@@ -21,9 +23,9 @@ from draftlab.core.verify.tree import TreeVerifier
 
 __all__ = [
     "Budget",
+    "Conformance",
     "Exact",
     "Sampled",
-    "Verdict",
     "check_distribution",
     "check_sampler",
     "check_samples",
@@ -34,77 +36,60 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What each test found, by its name."""
+class Conformance:
+    """The result of each test, by its name."""
 
     exact: dict[str, Exact]
     sampled: dict[str, Sampled]
 
     @property
     def lossless(self) -> bool:
-        return all(found.lossless for found in self.exact.values()) and all(
-            found.lossless for found in self.sampled.values()
-        )
+        exact = all(result.lossless for result in self.exact.values())
+        return exact and all(result.lossless for result in self.sampled.values())
 
 
 def check_verifier(
     verifier: TokenVerifier | PathVerifier | TreeVerifier, num_drafts: int = 2, budget: Budget = BUDGET
-) -> Verdict:
+) -> Conformance:
     """Every test: distribution and sampler at one position (token verifiers), distribution and sampler of drafted sequences.
 
-    Tests of samples share the budget's rate of false alarms, so the verdict keeps to it.
+    Tests of samples share the budget's rate of false alarms, so that all of them together keep to it.
     """
     if isinstance(verifier, PathVerifier):
-        return Verdict(
-            {
-                "sequence distribution": check_sequence_distribution(
-                    partial(_path_distribution, verifier), "iid", 3, 3, 1, budget.seed
-                )
-            },
-            {"sequence sampler": check_sequence_sampler(partial(_path_sample, verifier), "iid", 3, 3, 1, budget)},
-        )
+        paths: tuple[Drafting, int, int, int] = ("iid", 3, 3, 1)
+        exact = check_sequence_distribution(partial(_path_distribution, verifier), *paths, budget.seed)
+        sampled = check_sequence_sampler(partial(_path_sample, verifier), *paths, budget)
+        return Conformance({"sequence distribution": exact}, {"sequence sampler": sampled})
+    drafting = verifier.drafting
     if isinstance(verifier, TreeVerifier):
-        vocab = 3 if num_drafts < 3 else 2
-        return Verdict(
-            {
-                "tree distribution": check_sequence_distribution(
-                    verifier.distribution, verifier.drafting, vocab, 2, num_drafts, budget.seed
-                )
-            },
-            {
-                "tree sampler": check_sequence_sampler(
-                    partial(_walk_sample, verifier.sample), verifier.drafting, vocab, 2, num_drafts, budget
-                )
-            },
-        )
-    drafting, half = verifier.drafting, replace(budget, false_alarm=budget.false_alarm / 2)
+        trees = (drafting, 3 if num_drafts < 3 else 2, 2, num_drafts)
+        exact = check_sequence_distribution(verifier.distribution, *trees, budget.seed)
+        sampled = check_sequence_sampler(partial(_walk_sample, verifier.sample), *trees, budget)
+        return Conformance({"tree distribution": exact}, {"tree sampler": sampled})
     # Distinct drafts need as many tokens; the sets of the others, vocab ** (2 * num_drafts), soon are too many.
     is_distinct = drafting in ("without_replacement", "greedy")
     vocab = max(3, num_drafts) if is_distinct or num_drafts < 4 else 2
-    return Verdict(
+    half = replace(budget, false_alarm=budget.false_alarm / 2)
+    sequences = (drafting, vocab, 2, num_drafts)
+    walk = partial(_walk_sample, partial(verify_sequences, verifier))
+    return Conformance(
         {
             "distribution": check_distribution(verifier.distribution, drafting, num_drafts),
             "sequence distribution": check_sequence_distribution(
-                partial(sequences_distribution, verifier), drafting, vocab, 2, num_drafts, budget.seed
+                partial(sequences_distribution, verifier), *sequences, budget.seed
             ),
         },
         {
             "sampler": check_sampler(lambda *given: verifier.sample(*given)[0], drafting, num_drafts, half),
-            "sequence sampler": check_sequence_sampler(
-                partial(_walk_sample, partial(verify_sequences, verifier)), drafting, vocab, 2, num_drafts, half
-            ),
+            "sequence sampler": check_sequence_sampler(walk, *sequences, half),
         },
     )
 
 
 def _path_distribution(verifier: PathVerifier, target: Tensor, draft: Tensor, tokens: Tensor) -> dict[Context, float]:
-    distribution = verifier.distribution(target[0], draft[0], tokens[0])
     path = tokens[0].tolist()
-    return {
-        (*path[:i], y): float(distribution[i, y])
-        for i in range(distribution.shape[0])
-        for y in range(distribution.shape[1])
-    }
+    rows = verifier.distribution(target[0], draft[0], tokens[0]).tolist()
+    return {(*path[:i], y): chance for i, row in enumerate(rows) for y, chance in enumerate(row)}
 
 
 def _path_sample(
@@ -121,6 +106,6 @@ def _walk_sample(
     tokens: Tensor,
     generator: Generator,
 ) -> list[Context]:
-    found = verify(target, draft, tokens, generator)
-    rows = zip(tokens.tolist(), found.path.tolist(), found.length.tolist(), found.token.tolist(), strict=True)
+    standing = verify(target, draft, tokens, generator)
+    rows = zip(tokens.tolist(), standing.path.tolist(), standing.length.tolist(), standing.token.tolist(), strict=True)
     return [(*paths[path][:length], token) for paths, path, length, token in rows]

@@ -1,4 +1,4 @@
-"""``draftlab verify-lossless``: find the verifier or the samples, run the tests, and print the result of each."""
+"""``draftlab verify-lossless``: load the verifier or the samples, run the tests, and print the result of each."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from draftlab.conformance import Budget, Verdict, check_distribution, check_sampler, check_samples, check_verifier
-from draftlab.conformance.sequential import Sampled, samples_needed
+from draftlab.conformance import Budget, Conformance, check_distribution, check_sampler, check_samples, check_verifier
+from draftlab.conformance.sequential import samples_needed
 from draftlab.core.sampling import Drafting
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.path import PathVerifier
@@ -29,36 +29,36 @@ SIGNATURES: dict[Form, tuple[str, ...]] = {
     "sampler": ("target_probs", "draft_probs", "tokens", "generator"),
     "samples": (),
 }
-"""What a function of each form is called with."""
+"""The arguments of a function of each form."""
 
 COARSEST = 0.25
-"""A test that misses deviations of this size tests nothing."""
+"""Of a deviation: a test that misses one of this size is refused."""
 
 
 def run(spec: str, form: Form, drafting: Drafting, num_drafts: int, budget: Budget) -> None:
     """Test a verifier by its name, or an object ``module:attribute``; a verifier that is not lossless is a ``UserError``."""
     if num_drafts < 1:
         raise UserError(f"num_drafts is {num_drafts}", remedy="draft at least 1 token")
-    found = _find(spec)
-    if isinstance(found, TokenVerifier | PathVerifier | TreeVerifier):
-        return _report(spec, check_verifier(found, num_drafts, budget))
-    _check_signature(found, spec, form)
+    tested = _load(spec)
+    if isinstance(tested, TokenVerifier | PathVerifier | TreeVerifier):
+        return _report(spec, check_verifier(tested, num_drafts, budget))
+    _check_signature(tested, spec, form)
     if form == "distribution":
-        verdict = Verdict({"distribution": check_distribution(found, drafting, num_drafts)}, {})
+        result = Conformance({form: check_distribution(tested, drafting, num_drafts)}, {})
     elif form == "sampler":
-        verdict = Verdict({}, {"sampler": check_sampler(found, drafting, num_drafts, budget)})
+        result = Conformance({}, {form: check_sampler(tested, drafting, num_drafts, budget)})
     else:
-        pairs = ((torch.as_tensor(distribution), int(token)) for distribution, token in found())
-        verdict = Verdict({}, {"samples": check_samples(pairs, budget)})
-    _report(spec, verdict)
+        pairs = ((torch.as_tensor(distribution), int(token)) for distribution, token in tested())
+        result = Conformance({}, {form: check_samples(pairs, budget)})
+    _report(spec, result)
 
 
 def run_on_file(samples: Path, budget: Budget) -> None:
     """Test recorded samples: one JSON object per line, ``{"target_probs": [...], "token": n}``."""
-    _report(str(samples), Verdict({}, {"samples": check_samples(_read(samples), budget)}))
+    _report(str(samples), Conformance({}, {"samples": check_samples(_read(samples), budget)}))
 
 
-def _find(spec: str) -> TokenVerifier | PathVerifier | TreeVerifier | Callable[..., Any]:
+def _load(spec: str) -> TokenVerifier | PathVerifier | TreeVerifier | Callable[..., Any]:
     if spec in VERIFIERS:
         return VERIFIERS[spec]
     module, _, attribute = spec.partition(":")
@@ -67,14 +67,14 @@ def _find(spec: str) -> TokenVerifier | PathVerifier | TreeVerifier | Callable[.
     if "" not in sys.path:
         sys.path.insert(0, "")  # a module in the working directory, as with python -m
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        loaded = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UserError(
             f"cannot load {spec!r}: {error}", remedy="give module:function that Python can import"
         ) from None
-    if not callable(found) and not isinstance(found, TokenVerifier | PathVerifier | TreeVerifier):
-        raise UserError(f"{spec} is a {type(found).__name__}", remedy="give a function or a verifier")
-    return found  # type: ignore[no-any-return]
+    if not callable(loaded) and not isinstance(loaded, TokenVerifier | PathVerifier | TreeVerifier):
+        raise UserError(f"{spec} is a {type(loaded).__name__}", remedy="give a function or a verifier")
+    return loaded  # type: ignore[no-any-return]
 
 
 def _check_signature(function: Callable[..., Any], spec: str, form: Form) -> None:
@@ -102,22 +102,22 @@ def _read(samples: Path) -> Iterator[tuple[Tensor, int]]:
                 ) from None
 
 
-def _report(name: str, verdict: Verdict) -> None:
-    for test, exact in verdict.exact.items():
+def _report(name: str, result: Conformance) -> None:
+    for test, exact in result.exact.items():
         print(f"{test:17} exact    {exact.cases:9,} drafts   largest error {exact.error:.1e} ({exact.case})")
-    for test, sampled in verdict.sampled.items():
-        rate = (
-            f"alarm at {1 / sampled.false_alarm:,.0f}: at most {sampled.false_alarm:.2%} of lossless verifiers reach it"
-        )
-        print(f"{test:17} sampled  {sampled.samples:9,} tokens   e-value {sampled.e_value:.3g} ({rate})")
-        print(f"{'':17} power    {_power(sampled)}")
-    failed = [test for test, found in (verdict.exact | verdict.sampled).items() if not found.lossless]
+    for test, sampled in result.sampled.items():
+        rate = f"at most {sampled.false_alarm:.2%} of lossless verifiers reach it"
+        alarm = f"alarm at {1 / sampled.false_alarm:,.0f}: {rate}"
+        print(f"{test:17} sampled  {sampled.samples:9,} tokens   e-value {sampled.e_value:.3g} ({alarm})")
+        power = f"detects deviations of {sampled.visible:.2g} or more (in one token's probability, at every position)"
+        print(f"{'':17} power    {'detects no deviation' if math.isinf(sampled.visible) else power}")
+    failed = [test for test, each in (result.exact | result.sampled).items() if not each.lossless]
     if failed:
         raise UserError(
             f"{name} is not lossless: {', '.join(failed)} failed",
             remedy="verify with the probabilities that the drafts were sampled from, and renormalise every residual",
         )
-    for test, sampled in verdict.sampled.items():
+    for test, sampled in result.sampled.items():
         if sampled.visible > COARSEST:
             needed = samples_needed(COARSEST, sampled.false_alarm)
             raise UserError(
@@ -128,18 +128,12 @@ def _report(name: str, verdict: Verdict) -> None:
     print(f"{name}: lossless")
 
 
-def _power(sampled: Sampled) -> str:
-    if math.isinf(sampled.visible):
-        return "detects no deviation"
-    return f"detects deviations of {sampled.visible:.2g} or more (in one token's probability, at every position)"
-
-
 def verify_lossless(
     *,
     verifier: str | None = None,
     samples: Path | None = None,
-    form: Literal["distribution", "sampler", "samples"] = "distribution",
-    drafting: Literal["iid", "independent", "without_replacement", "greedy"] = "iid",
+    form: Form = "distribution",
+    drafting: Drafting = "iid",
     num_drafts: int = 2,
     max_samples: int = 20_000,
     false_alarm: float = 1e-3,

@@ -27,7 +27,7 @@ LIMIT = 100_000
 
 @dataclass(frozen=True)
 class Exact:
-    """Largest difference between the emitted distribution and the target over the cases, and the case it was found at."""
+    """The largest difference between the emitted distribution and the target over all cases, and the case in which it occurred."""
 
     error: float
     case: str
@@ -41,31 +41,30 @@ class Exact:
 def check_distribution(
     distribution: Distribution, drafting: Drafting, num_drafts: int, cases: Iterable[Table] | None = None
 ) -> Exact:
-    """Average the emitted distribution over every drafted tuple and compare with the target: ``sum_x P(x) distribution(x) = q``, each distribution a distribution."""
-    worst = Exact(0.0, "", 0)
+    """Average the emitted distribution over every drafted tuple and compare with the target: ``sum_x P(x) distribution(x) = q``."""
     known = tables(drafting, num_drafts) if cases is None else list(cases)
     if (count := sum(len(table.target_probs) ** num_drafts for table in known)) > LIMIT:
         what = f"{num_drafts} drafts make {count} tuples in {len(known)} tables"
         raise UserError(what, remedy=f"at most {LIMIT} are enumerated: lower num_drafts")
+    errors: list[tuple[float, str]] = []
+    tuples = 0
     for table in known:
         joint = joint_distribution(table.draft_probs, drafting)
-        distributions = torch.stack(
+        emitted = torch.stack(
             [_as_distribution(distribution(table.target_probs, table.draft_probs, x), table.name) for x in joint.tokens]
         )
-        error = (joint.probs @ distributions - table.target_probs).abs().max()
-        # A distribution that is none, or NaN, is no rounding either.
-        improper = torch.maximum((distributions.sum(-1) - 1).abs().max(), -distributions.min())
-        found = float(torch.maximum(error, improper).nan_to_num(math.inf))
-        name = table.name if found >= worst.error or not worst.cases else worst.case
-        worst = Exact(max(found, worst.error), name, worst.cases + len(joint.probs))
-    return worst
+        difference = (joint.probs @ emitted - table.target_probs).abs().max()
+        # A row that is no distribution, or NaN, is an error even if the average is right.
+        improper = torch.maximum((emitted.sum(-1) - 1).abs().max(), -emitted.min())
+        errors.append((float(torch.maximum(difference, improper).nan_to_num(math.inf)), table.name))
+        tuples += len(joint.probs)
+    error, case = max(reversed(errors), key=lambda row: row[0], default=(0.0, ""))
+    return Exact(error, case, tuples)
 
 
 def _as_distribution(value: object, name: str) -> Float64[Tensor, " vocab"]:
     distribution = torch.as_tensor(value, dtype=torch.float64)
     if distribution.dim() != 1:
-        raise UserError(
-            f"the distribution has shape {tuple(distribution.shape)} on table '{name}'",
-            remedy="return one probability per token",
-        )
+        what = f"the distribution has shape {tuple(distribution.shape)} on table '{name}'"
+        raise UserError(what, remedy="return one probability per token")
     return distribution

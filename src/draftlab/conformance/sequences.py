@@ -33,12 +33,12 @@ def check_sequence_distribution(
     """Compare the exact distribution of the first ``draft_len + 1`` emitted tokens with the target's, over every drafted sequence.
 
     ``distribution(target_probs[drafts, positions, vocab], draft_probs[drafts, path, vocab], tokens[drafts, path])`` gives the probability of each
-    tuple of emitted tokens, which the target then continues. The models depend on the context.
+    tuple of emitted tokens, which the target then continues.
     """
     models = _models(drafting, vocab, draft_len, num_drafts, seed)
     emitted = torch.zeros((vocab,) * (draft_len + 1), dtype=torch.float64)
     count = 0
-    for drafted in _drafted(models, drafting, draft_len):
+    for drafted in _enumerate_drafts(models, drafting, draft_len):
         target, draft = models.along(drafted.tokens)
         for tokens, chance in distribution(target, draft, drafted.tokens).items():
             emitted[tokens] += drafted.chance * chance * models.continuation(tokens, draft_len + 1 - len(tokens))
@@ -94,7 +94,7 @@ class _Drafted:
     chance: float
 
 
-def _drafted(models: _Models, drafting: Drafting, draft_len: int) -> Iterator[_Drafted]:
+def _enumerate_drafts(models: _Models, drafting: Drafting, draft_len: int) -> Iterator[_Drafted]:
     """Enumerate all sets of drafted sequences: first tokens are drafted jointly, then each sequence continues on its own.
 
     **Raises:** ``UserError`` if there are too many.
@@ -119,10 +119,10 @@ def _drafted(models: _Models, drafting: Drafting, draft_len: int) -> Iterator[_D
 def check_sequence_sampler(
     sample: SequenceSampler, drafting: Drafting, vocab: int, draft_len: int, num_drafts: int, budget: Budget = BUDGET
 ) -> Sampled:
-    """Draft sequences, verify them, let the target continue to ``draft_len + 1`` tokens; each result is one outcome of their joint distribution."""
+    """Draft sequences, verify them, and let the target continue to ``draft_len + 1`` tokens: each result is one draw from their joint distribution."""
     models = _models(drafting, vocab, draft_len, num_drafts, budget.seed)
     generator = torch.Generator().manual_seed(budget.seed)
-    drafted = list(_drafted(models, drafting, draft_len))
+    drafted = list(_enumerate_drafts(models, drafting, draft_len))
     target, draft = (
         torch.stack(distributions)
         for distributions in zip(*[models.along(each.tokens) for each in drafted], strict=True)

@@ -19,7 +19,7 @@ Sampler = Callable[[Tensor, Tensor, Tensor, Generator], Tensor]
 """``(target_probs[batch, vocab], draft_probs[batch, drafts, vocab], tokens[batch, drafts], generator) -> tokens[batch]``"""
 
 PRIOR = 2.0
-"""Pseudo-observations behind each bet: how slowly the test believes that a token is too frequent or too rare."""
+"""Pseudo-observations behind each bet: more of them make the test slower to bet that a token is too frequent or too rare."""
 
 FIRST_BLOCK = 32
 
@@ -45,7 +45,7 @@ BUDGET = Budget()
 
 @dataclass(frozen=True)
 class Sampled:
-    """``e_value``: wealth of bets against "each token follows its target distribution", 1 on average when it does; an alarm stops the test."""
+    """``e_value``: wealth of bets against "each token follows its target distribution", which is 1 on average if all do; an alarm stops the test."""
 
     e_value: float
     samples: int
@@ -54,10 +54,10 @@ class Sampled:
 
     @property
     def visible(self) -> float:
-        """The smallest deviation that so many samples show in most tests, of one token's probability at every position; inf when none is.
+        """The smallest deviation, of one token's probability at every position, that most tests with so many samples detect; inf if none.
 
-        A gambler who knew it would earn the divergence from the target, at least 2 deviation**2 a sample (Pinsker), of which learning
-        costs about `LEARNING`; odds are fixed in the first block, which earns nothing.
+        A gambler who knew it would earn the divergence from the target, at least 2 deviation**2 a sample (Pinsker). Learning it costs about
+        `LEARNING`, and the first block earns nothing because its odds are fixed.
         """
         bets = self.samples // self.streams - FIRST_BLOCK
         return math.sqrt(_stake(self.false_alarm) / (2 * bets)) if bets > 0 else math.inf
@@ -69,7 +69,7 @@ class Sampled:
 
 
 LEARNING = 6.0
-"""Nats of wealth that learning a deviation costs; measured, and held by a test of the power that it implies."""
+"""Nats of wealth that learning a deviation costs: measured, and a test checks the power that follows from it."""
 
 
 def _stake(false_alarm: float) -> float:
@@ -77,7 +77,7 @@ def _stake(false_alarm: float) -> float:
 
 
 def samples_needed(deviation: float, false_alarm: float) -> int:
-    """How many samples of one stream show a ``deviation`` of one token's probability at every position in most tests: see ``Sampled.visible``.
+    """How many samples of one stream most tests need to detect a ``deviation`` of one token's probability: see ``Sampled.visible``.
 
     >>> samples_needed(0.25, false_alarm=1e-3)
     145
@@ -87,7 +87,7 @@ def samples_needed(deviation: float, false_alarm: float) -> int:
 
 @dataclass
 class Evidence:
-    """Wealth of one gambler per stream who bets, before each block, that outcomes come as often as they did so far.
+    """The wealth of one gambler per stream, who bets before each block that outcomes come as often as they did so far.
 
     Payoff of outcome y at distribution q: ``w(y) / sum_v q(v) w(v)`` with ``w = (observed + c) / (expected + c)``. Its mean under q is 1, so wealth
     is a martingale (an e-process) and ``P(wealth ever >= 1 / rate) <= rate``. An outcome of probability 0 pays infinitely.
@@ -183,7 +183,7 @@ def _as_tokens(value: object, targets: Float64[Tensor, "samples vocab"]) -> Int6
 
 
 def _block(done: int) -> int:
-    """The size of the next block, which grows with what has been seen: odds are fixed within a block, and fewer blocks are cheaper."""
+    """The size of the next block. It grows with the number of samples, because fewer blocks are cheaper; odds are fixed within a block."""
     return max(FIRST_BLOCK, done // 4)
 
 

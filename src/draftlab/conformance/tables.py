@@ -22,7 +22,7 @@ class Table:
 
 
 def tables(drafting: Drafting, num_drafts: int, seed: int = 0) -> list[Table]:
-    """Tables that broke verifiers before, and random ones: equal distributions, zeros, disjoint supports, ties, near-point masses."""
+    """Tables that once broke verifiers, and random tables: equal distributions, zeros, disjoint supports, ties, near-point masses."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*weights: float) -> Tensor:
@@ -46,14 +46,14 @@ def tables(drafting: Drafting, num_drafts: int, seed: int = 0) -> list[Table]:
         "near different points": (normal(1, 1e-13, 1e-13, 1e-14), normal(1e-13, 1, 2e-13, 1e-14)),
         "fourteen decades": (normal(1, 1e-14, 1e-5, 1e-9), normal(1e-10, 1, 1e-14, 1e-4)),
     } | {f"random {i}": (random(1 + i % 3), random(1 + i % 2)) for i in range(8)}
-    found = []
+    cases = []
     for name, (target, draft) in pairs.items():
         distributions = draft.expand(num_drafts, -1).clone()
         if drafting == "independent":  # later drafts follow other distributions: the same one, turned
             distributions = torch.stack([draft.roll(k) for k in range(num_drafts)])
         elif drafting != "iid" and int((draft > 0).sum()) < num_drafts:
             continue
-        found.append(Table(name, target, distributions))
-    if not found:
+        cases.append(Table(name, target, distributions))
+    if not cases:
         raise UserError(f"no table has {num_drafts} tokens to draft {drafting}", remedy="lower num_drafts to 4 or less")
-    return found
+    return cases

@@ -12,13 +12,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from draftlab import __version__
-from draftlab.core.settings import Flat
+from draftlab.core.settings import Flat, Template
 from draftlab.core.stats import ENOUGH
 from draftlab.data import check
 from draftlab.data.classify import languages
@@ -33,7 +33,6 @@ from draftlab.models.ngrams import NGRAM
 from draftlab.report.page import templates
 from draftlab.serving import costs as block_costs
 from draftlab.serving import traces, verdict
-from draftlab.serving.verdict import Asked
 from draftlab.serving.verdict_format import NAMES, Range, Verdict
 
 NO_DRAFT = Range(estimate=1, low=1, high=1)
@@ -42,189 +41,218 @@ FIGURES = {
     "load": "Speed-up of a whole request, including waiting, by load, at the best draft length for each; 1 if no length pays off.",
     "time": "Acceptance along the log; for a draft distilled on the log, along the held-out requests.",
 }
-HALF = 2 * ENOUGH
+LEAST = 2 * ENOUGH
 """The fewest requests that a log must have; at most half of them are held out."""
 
 
-def run(asked: Asked, out: Path | None) -> list[tuple[Path, Verdict | None]]:
+@dataclass(frozen=True)
+class VerdictSettings:
+    """What to judge."""
+
+    traffic: Path
+    """Prompts, with or without answers."""
+    target: str
+    """A model folder, a GGUF file or a hub id."""
+    draft: tuple[str, ...] = ()
+    """The same; several are judged one after the other. Without one, a draft is made from the target's first layers."""
+    hardware: str | None = None
+    """A profile (as for draftlab load) to use instead of measuring on this machine."""
+    load: str | None = None
+    """Requests per second, such as 4/s."""
+    trace: Path | None = None
+    """A file with the arrivals of requests."""
+    temperature: int = 0
+    """Of the answers: 0 or 1."""
+    template: Template | None = None
+    """The chat template for prompts to the target; by default its tokenizer's own."""
+    scale: str = "traffic"
+    """Sizes of the run: a file of workflow/scales."""
+    cores: int = 0
+    """Cores for the workflow; 0: all."""
+
+
+def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict | None]]:
     """Judge each draft; return the folder that each verdict is written to with the verdict, None if the log is too short."""
-    rate = _rate(asked.load)
-    trace = traces.read_trace(asked.trace) if asked.trace else None
-    if asked.temperature not in (0, 1):
-        raise UserError(f"temperature is {asked.temperature}", remedy="give 0 or 1")
-    counted = check.check(asked.traffic)
-    if not counted.usable:
-        reasons = ", ".join(f"{n} {why}" for why, n in counted.rejected.items()) or "it is empty"
-        raise UserError(f"no usable request: {reasons}", file=asked.traffic, remedy="see draftlab data check FILE")
-    distinct = counted.kept - counted.duplicates
-    left_out = dict(counted.rejected) | ({"duplicates": counted.duplicates} if counted.duplicates else {})
-    judged: list[tuple[Path, Verdict | None]] = []
-    for draft in asked.draft or ("",):
-        name = _name(asked, draft)
-        folder = (out or Path("results") / name) / (_short(draft) if len(asked.draft) > 1 else "")
-        if distinct < HALF:
-            print(f"{distinct} usable requests, but {HALF} are needed: half of them are held out", file=sys.stderr)
-            judged.append((folder, None))
+    rate = _rate(settings.load)
+    trace = traces.read_trace(settings.trace) if settings.trace else None
+    if settings.temperature not in (0, 1):
+        raise UserError(f"temperature is {settings.temperature}", remedy="give 0 or 1")
+    log = check.check(settings.traffic)
+    if not log.usable:
+        reasons = ", ".join(f"{n} {why}" for why, n in log.rejected.items()) or "it is empty"
+        raise UserError(f"no usable request: {reasons}", file=settings.traffic, remedy="see draftlab data check FILE")
+    distinct = log.kept - log.duplicates
+    left_out = dict(log.rejected) | ({"duplicates": log.duplicates} if log.duplicates else {})
+    verdicts: list[tuple[Path, Verdict | None]] = []
+    for draft in settings.draft or ("",):
+        name = _name(settings, draft)
+        folder = (out or Path("results") / name) / (_short(draft) if len(settings.draft) > 1 else "")
+        if distinct < LEAST:
+            print(f"{distinct} usable requests, but {LEAST} are needed: half of them are held out", file=sys.stderr)
+            verdicts.append((folder, None))
             continue
-        result = judge(_run_workflow(asked, draft, name, out or Path()), asked, draft, left_out, rate, trace)
-        write_text(folder / "verdict.json", result.model_dump_json(indent=1) + "\n")
-        write_text(folder / "verdict.html", page(result, asked, folder))
-        judged.append((folder, result))
-    return judged
+        results = _run_workflow(settings, draft, name, out or Path())
+        judged = judge(results, settings, draft, left_out, rate, trace)
+        write_text(folder / "verdict.json", judged.model_dump_json(indent=1) + "\n")
+        write_text(folder / "verdict.html", page(judged, settings, folder))
+        verdicts.append((folder, judged))
+    return verdicts
 
 
 def judge(
-    run: Path, asked: Asked, draft: str, left_out: dict[str, int], rate: float | None, trace: traces.Arrivals | None
+    results: Path,
+    settings: VerdictSettings,
+    draft: str,
+    left_out: dict[str, int],
+    rate: float | None,
+    trace: traces.Arrivals | None,
 ) -> Verdict:
     """Judge one draft from the tables of a finished run."""
-    cell = run / "cells/traffic_verdict" / f"prompts.{asked.temperature}"
+    temperature = settings.temperature
+    cell = results / "cells/traffic_verdict" / f"prompts.{temperature}"
     rows, facts = read_table(cell / "rows.csv"), read_object(cell / "run.json")["runs"][0]
-    answers = _answers(run, asked.temperature)
-    rows = _with_language(rows, run, answers)
+    answers = results / "main/answers" / recorded_name("prompts", "eval", temperature) / "answers.jsonl"
+    held_out_answers = list(read_jsonl(answers, Answer))
+    rows = rows.assign(language=_languages(rows, results, held_out_answers))
     held_out = rows[rows["split"] == "eval"]
     context = float((held_out["prompt_tokens"] + held_out["emitted"] / 2).mean())
-    if asked.hardware:
+    if settings.hardware:
         weights = facts["parameters"]
-        costs = block_costs.from_profile(asked.hardware, context, weights["draft"] / weights["target"])
+        costs = block_costs.from_profile(settings.hardware, context, weights["draft"] / weights["target"])
     else:
-        costs = block_costs.from_probes(read_table(run / "traffic_cost.csv"), context)
+        costs = block_costs.from_probes(read_table(results / "traffic_cost.csv"), context)
     return verdict.decide(
         rows,
         costs,
         facts,
-        log=asked.traffic.name,
-        target=Path(asked.target).name,
+        log=settings.traffic.name,
+        target=Path(settings.target).name,
         draft=Path(draft).name or "made of the target's first layers",
-        temperature=asked.temperature,
+        temperature=temperature,
         left_out=left_out,
-        cut=sum(not answer.finished for answer in answers),
+        cut=sum(not answer.finished for answer in held_out_answers),
         rate=rate,
         trace=trace,
     )
 
 
-def _answers(run: Path, temperature: int) -> list[Answer]:
-    """The target's answers to the held-out requests."""
-    folder = run / "main/answers" / recorded_name("prompts", "eval", temperature)
-    return list(read_jsonl(folder / "answers.jsonl", Answer))
-
-
-def _with_language(rows: pd.DataFrame, run: Path, answers: Sequence[Answer]) -> pd.DataFrame:
-    """Add a column with the language of each held-out request."""
-    texts = {prompt.id: prompt.text for prompt in read_jsonl(run / "data/prompts/eval.jsonl", Prompt)}
+def _languages(rows: pd.DataFrame, results: Path, answers: Sequence[Answer]) -> pd.Series:
+    """The language of each held-out request."""
+    texts = {prompt.id: prompt.text for prompt in read_jsonl(results / "data/prompts/eval.jsonl", Prompt)}
     names = languages([texts[answer.id] for answer in answers])
-    return rows.assign(language=rows["request_id"].where(rows["split"] == "eval").map(dict(enumerate(names))))
+    return rows["request_id"].where(rows["split"] == "eval").map(dict(enumerate(names)))
 
 
-def page(result: Verdict, asked: Asked, folder: Path) -> str:
+def page(judged: Verdict, settings: VerdictSettings, folder: Path) -> str:
     """Render the verdict as one self-contained HTML page."""
-    parts = [part for part in FIGURES if part != "load" or result.load]
-    prefix = "data:image/svg+xml;base64,"
+    figures = [(draw(judged, part), caption) for part, caption in FIGURES.items() if part != "load" or judged.load]
+    data = [("data:image/svg+xml;base64," + base64.b64encode(svg).decode(), caption) for svg, caption in figures]
     template = templates().get_template("verdict.html.j2")
+    next_commands = commands(judged, settings, folder)
     return template.render(
-        v=result,
-        names=NAMES,
-        enough=ENOUGH,
-        figures=[(prefix + base64.b64encode(draw(result, part)).decode(), FIGURES[part]) for part in parts],
-        commands=commands(result, asked, folder),
-        version=__version__,
+        v=judged, names=NAMES, enough=ENOUGH, figures=data, commands=next_commands, version=__version__
     )
 
 
-def commands(result: Verdict, asked: Asked, folder: Path) -> list[str]:
+def commands(judged: Verdict, settings: VerdictSettings, folder: Path) -> list[str]:
     """The commands to run next: write the engine's settings, then monitor whether production reaches the predicted speed-up."""
-    if result.monitor is None:
-        return [shlex.join(["draftlab", "data", "check", str(asked.traffic)])]
-    draft = asked.draft[0] if asked.draft else "DRAFT"
-    length, out = str(result.monitor.draft_len), str(folder / "engines")
-    emit = ["draftlab", "emit", "--draft-len", length, "--target", asked.target, "--draft", draft, "--out", out]
-    emit += ["--confidence", f"{result.monitor.threshold:g}"] if result.monitor.threshold else []
-    monitor = ["draftlab", "monitor", "http://localhost:8000/metrics", "--verdict", str(folder / "verdict.json")]
-    if result.monitor.option == "lookup":  # lookup has no draft model: use vLLM's own, matching as many tokens as ours
-        ngram = {"method": "ngram", "num_speculative_tokens": result.monitor.draft_len}
+    promise = judged.monitor
+    if promise is None:
+        return [shlex.join(["draftlab", "data", "check", str(settings.traffic)])]
+    if promise.option == "lookup":  # lookup has no draft model: use vLLM's own, matching as many tokens as ours
+        ngram = {"method": "ngram", "num_speculative_tokens": promise.draft_len}
         ngram |= {"prompt_lookup_max": NGRAM, "prompt_lookup_min": NGRAM}
-        emit = ["vllm", "serve", asked.target, "--speculative-config", json.dumps(ngram)]
+        emit = ["vllm", "serve", settings.target, "--speculative-config", json.dumps(ngram)]
+    else:
+        draft = settings.draft[0] if settings.draft else "DRAFT"
+        emit = ["draftlab", "emit", "--draft-len", str(promise.draft_len), "--target", settings.target]
+        emit += ["--draft", draft, "--out", str(folder / "engines")]
+        emit += ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
+    monitor = ["draftlab", "monitor", "http://localhost:8000/metrics", "--verdict", str(folder / "verdict.json")]
     return [shlex.join(emit), shlex.join(monitor)]
 
 
-def draw(result: Verdict, part: str) -> bytes:
+def draw(judged: Verdict, part: str) -> bytes:
     """Draw one of ``FIGURES`` as SVG, narrow enough for a phone; bands are 95 % intervals."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for number, option in enumerate(result.options):
+    drawn = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = drawn.subplots()
+    for number, option in enumerate(judged.options):
         if part == "length":
-            best = option.proposal, option.threshold
-            same = (at for at in option.by_length if (at.proposal, at.threshold) == best)
-            each = sorted(same, key=lambda at: at.draft_len)
-            points = [(0.0, NO_DRAFT), *((float(at.draft_len), at.speedup) for at in each)]
+            best = (option.proposal, option.threshold)
+            lengths = {at.draft_len: at.speedup for at in option.by_length if (at.proposal, at.threshold) == best}
+            points = [(0.0, NO_DRAFT), *sorted(lengths.items())]
             axes.set(xlabel="tokens drafted at once", ylabel="speed-up over no draft")
         elif part == "time":
             points = [((i + 0.5) / len(option.over_time), at) for i, at in enumerate(option.over_time)]
             axes.set(xlabel="share of the log", ylabel="acceptance")
         else:
-            points = [(at.rate, at.speedup) for at in result.load.get(option.name, [])]
+            points = [(at.rate, at.speedup) for at in judged.load.get(option.name, [])]
             axes.set(xlabel="requests a second", ylabel="speed-up of a request")
         if points:
-            x = [place for place, _ in points]
+            x = [value for value, _ in points]
             axes.plot(x, [at.estimate for _, at in points], f"C{number}o-", ms=3, label=NAMES[option.name])
             band = [at.low for _, at in points], [at.high for _, at in points]
             axes.fill_between(x, *band, color=f"C{number}", alpha=0.18, lw=0)
     axes.set_ylim(bottom=0)
     if part != "time":
         axes.axhline(1, color="0.4", lw=0.8)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+    drawn.legend(loc="outside lower center", ncols=2, fontsize=8)
     out = io.BytesIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
+    drawn.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
 
 
-def lines(result: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
+def lines(verdicts: Sequence[tuple[Path, Verdict | None]]) -> list[str]:
     """Three lines of text for each draft, the last with the path of its page."""
     texts = []
-    for folder, judged in result:
+    for folder, judged in verdicts:
         if judged is None:
-            texts.append(f"Not yet known: too few requests ({HALF} are needed, half of which are held out)")
+            texts.append(f"Not yet known: too few requests ({LEAST} are needed, half of which are held out)")
         else:
             *first, last = verdict.lines(judged)
             texts += [*first, f"{last}; {folder / 'verdict.html'}"]
     return texts
 
 
-def _run_workflow(asked: Asked, draft: str, name: str, folder: Path) -> Path:
+def _run_workflow(settings: VerdictSettings, draft: str, name: str, folder: Path) -> Path:
     """Run the workflow below ``folder`` up to the tables; a later call with the same files continues where this one stopped."""
-    run = Path("results") / name
-    config = {"scale": asked.scale, "dataset": os.path.abspath(asked.traffic), "target": _absolute(asked.target)}
-    config |= {"name": name, "experiments": "traffic_verdict,traffic_cost"}
-    config |= ({"draft": _absolute(draft)} if draft else {}) | ({"template": asked.template} if asked.template else {})
-    wanted = [run / "cells/traffic_verdict" / f"prompts.{asked.temperature}" / "rows.csv"]
-    wanted += [] if asked.hardware else [run / "traffic_cost.csv"]
-    command: list[Any] = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile"]
-    command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default", "--cores", asked.cores or "all"]
+    results = Path("results") / name
+    config = {
+        "scale": settings.scale,
+        "dataset": os.path.abspath(settings.traffic),
+        "target": _absolute(settings.target),
+        "name": name,
+        "experiments": "traffic_verdict,traffic_cost",
+    }
+    config |= {"draft": _absolute(draft)} if draft else {}
+    config |= {"template": settings.template} if settings.template else {}
+    wanted = [results / "cells/traffic_verdict" / f"prompts.{settings.temperature}" / "rows.csv"]
+    wanted += [] if settings.hardware else [results / "traffic_cost.csv"]
+    command: list[object] = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile"]
+    command += ["--directory", folder, "--workflow-profile", ROOT / "profiles/default"]
+    command += ["--cores", settings.cores or "all"]
     command += ["--config", *(f"{key}={value}" for key, value in config.items()), "--", *wanted]
     folder.mkdir(parents=True, exist_ok=True)
-    path = (
-        f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # the workflow's rules call draftlab
-    )
-    finished = subprocess.run(
-        list(map(str, command)), stdout=sys.stderr, stderr=sys.stderr, check=False, env=os.environ | {"PATH": path}
-    )
-    if finished.returncode:
+    # The workflow's rules call draftlab.
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    done = subprocess.run([str(part) for part in command], stdout=sys.stderr, stderr=sys.stderr, env=environment)
+    if done.returncode:
         remedy = "see the message above; the same command resumes"
-        raise UserError("the workflow stopped", file=folder / run / "logs", remedy=remedy)
-    return folder / run
+        raise UserError("the workflow stopped", file=folder / results / "logs", remedy=remedy)
+    return folder / results
 
 
 def _absolute(model: str) -> str:
     return os.path.abspath(model) if os.path.exists(model) else model
 
 
-def _name(asked: Asked, draft: str) -> str:
+def _name(settings: VerdictSettings, draft: str) -> str:
     """A name for the run, unique to the log, target, draft and scale."""
-    parts = [os.path.abspath(asked.traffic), _absolute(asked.target), _absolute(draft), asked.scale]
+    parts = [os.path.abspath(settings.traffic), _absolute(settings.target), _absolute(draft), settings.scale]
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=3).hexdigest()
-    return f"verdict-{_short(str(asked.traffic))}-{_short(asked.target)}-{digest}"
+    return f"verdict-{_short(str(settings.traffic))}-{_short(settings.target)}-{digest}"
 
 
 def _short(path: str) -> str:
@@ -243,6 +271,6 @@ def _rate(load: str | None) -> float | None:
     return rate
 
 
-def verdict_of(asked: Flat[Asked], *, out: Path | None = None) -> None:
+def verdict_of(settings: Flat[VerdictSettings], *, out: Path | None = None) -> None:
     """Say whether a draft would make your traffic faster, which draft, at what length, and what would change the answer."""
-    print(*lines(run(asked, out)), sep="\n")
+    print(*lines(run(settings, out)), sep="\n")

@@ -1,4 +1,4 @@
-"""How many of the drafted tokens a request accepts: from one probability, a histogram, or what each request recorded."""
+"""How many drafted tokens a request accepts: from one probability, or from histograms that engines record."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Acceptance:
         return accepted
 
     def length(self, draft_len: int) -> float:
-        """Tokens per step of the target, its own included, over all classes."""
+        """Mean tokens per step of the target over all classes, the target's token included."""
         return 1 + float(self.survival[:, :draft_len].sum(axis=1).mean())
 
 
 def from_alpha(alpha: float | Sequence[float]) -> Acceptance:
-    """Each drafted token is accepted with probability alpha, one for all requests or one for each."""
+    """Each drafted token is accepted with probability ``alpha``: one for all requests, or one for each."""
     alphas = np.atleast_1d(np.asarray(alpha, dtype=np.float64))
     if not len(alphas) or not ((alphas >= 0) & (alphas <= 1)).all():
         raise UserError(f"alpha is {alpha}", remedy="give an acceptance between 0 and 1")
@@ -49,7 +49,7 @@ def from_alpha(alpha: float | Sequence[float]) -> Acceptance:
 def from_histograms(histograms: Sequence[Sequence[float]]) -> Acceptance:
     """From the numbers of steps that accepted 0, 1, 2, ... tokens: one histogram per request (or one for all).
 
-    Nothing was drafted beyond a histogram's last bucket; the last conditional acceptance is used there.
+    Beyond a histogram's last bucket nothing was drafted; its last conditional acceptance is used there.
     """
     rows = []
     for counts in histograms:

@@ -1,4 +1,4 @@
-"""Settings for serving engines: draft lengths and acceptance in each engine's own format, checked by its own rules before they are written."""
+"""Settings for serving engines: draft lengths and acceptance in each engine's format, checked by the engine's rules before they are written."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
+import yaml
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
@@ -24,9 +26,11 @@ Ranges = Sequence[tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A pair, its draft lengths (``draft_len`` at most, ``ranges`` by batch), and the measured acceptance; a block ends where the draft's token
-    has a probability below ``confidence``."""
+class Deployment:
+    """A pair, its draft lengths (``draft_len`` at most, ``ranges`` by batch), and its measured acceptance.
+
+    A block ends where the draft's token has a probability below ``confidence``. ``requests`` and ``traffic`` say what was measured.
+    """
 
     target: str
     draft: str
@@ -44,16 +48,16 @@ class Wanted:
         if self.draft_len < 1:
             raise UserError(f"a draft length of {self.draft_len}", remedy="serve without a draft, or give 1 or more")
 
-    @property
     def marginals(self) -> list[float]:
         """How often at least 1, 2, ... drafted tokens are accepted, over all requests."""
         if self.acceptance is None:
             raise UserError("no acceptance to write", remedy="give --acceptance")
-        return [round(float(p), 6) for p in self.acceptance.survival[:, : self.draft_len].mean(axis=0)]
+        rates = [round(float(p), 6) for p in self.acceptance.survival[:, : self.draft_len].mean(axis=0)]
+        return check_marginals(rates, self.draft_len)
 
 
 @dataclass(frozen=True)
-class Emitted:
+class EngineFile:
     """A file for an engine, the version it is written for, and the command that uses it."""
 
     file: str
@@ -63,15 +67,27 @@ class Emitted:
     note: str = ""
 
 
-# --- vLLM ------------------------------------------------------------------------------------------------------------
+def check_marginals(rates: Sequence[float], draft_len: int) -> list[float]:
+    """Apply vLLM's and llama.cpp's rule: one finite rate in [0, 1] for each position, none above the previous one."""
+    valid = len(rates) == draft_len and all(math.isfinite(r) and 0 <= r <= 1 for r in rates)
+    if not valid or any(b > a for a, b in itertools.pairwise(rates)):
+        raise UserError(
+            f"acceptance by position {list(rates)}", remedy=f"give {draft_len} rates in [0, 1] that never rise"
+        )
+    return list(rates)
 
-VLLM = "vllm @002e77c1 (table by batch @a6f6bb1d)"
+
+def _json(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, indent=1) + "\n"
+
+
+# --- vLLM ------------------------------------------------------------------------------------------------------------
 
 
 def check_vllm_ranges(ranges: Sequence[Sequence[int]], most: int) -> dict[int, int]:
-    """The draft length from each batch on, by vLLM's rule for ``num_speculative_tokens_per_batch_size``.
+    """Return the draft length from each batch on, by vLLM's rule for ``num_speculative_tokens_per_batch_size``.
 
-    The first range starts at 1, none overlaps another or runs backwards; gaps and the tail carry the length before them; lengths above
+    The first range starts at 1, and none overlaps another or runs backwards. Gaps and the tail keep the length before them. Lengths above
     ``most`` are cut to it.
     """
     if not ranges or ranges[0][0] != 1:
@@ -85,69 +101,49 @@ def check_vllm_ranges(ranges: Sequence[Sequence[int]], most: int) -> dict[int, i
     return {first: min(length, most) for first, _, length in ranges}
 
 
-def vllm(wanted: Wanted) -> Emitted:
+def _vllm_file(file: str, pair: Deployment, options: Mapping[str, Any], prefix: str = "", note: str = "") -> EngineFile:
+    config = {"method": "draft_model", "model": pair.draft, "num_speculative_tokens": pair.draft_len, **options}
+    command = prefix + shlex.join(["vllm", "serve", pair.target, "--speculative-config", json.dumps(config)])
+    return EngineFile(file, "vllm @002e77c1 (table by batch @a6f6bb1d)", _json(config), command, note)
+
+
+def vllm(pair: Deployment) -> EngineFile:
     """``--speculative-config``; without ``draft_sample_method`` vLLM drafts the argmax, so it is always written."""
-    config: dict[str, Any] = {
-        "method": "draft_model",
-        "model": wanted.draft,
-        "num_speculative_tokens": wanted.draft_len,
-        "draft_sample_method": "probabilistic" if wanted.sampled else "greedy",
-    }
-    prefix, note = "", ""
-    if wanted.ranges:
-        check_vllm_ranges(wanted.ranges, wanted.draft_len)
-        config["num_speculative_tokens_per_batch_size"] = [list(r) for r in wanted.ranges]
-        prefix, note = "VLLM_USE_V2_MODEL_RUNNER=0 ", "model runner V2 ignores the table for draft models (vllm #51510)"
-    return _with_config("vllm.json", VLLM, config, lambda text: f"{prefix}vllm serve {shlex.quote(wanted.target)} "
-                        f"--speculative-config {shlex.quote(text)}", note)  # fmt: skip
+    options: dict[str, Any] = {"draft_sample_method": "probabilistic" if pair.sampled else "greedy"}
+    if not pair.ranges:
+        return _vllm_file("vllm.json", pair, options)
+    check_vllm_ranges(pair.ranges, pair.draft_len)
+    options["num_speculative_tokens_per_batch_size"] = [list(r) for r in pair.ranges]
+    note = "model runner V2 ignores the table for draft models (vllm #51510)"
+    return _vllm_file("vllm.json", pair, options, "VLLM_USE_V2_MODEL_RUNNER=0 ", note)
 
 
-def vllm_synthetic(wanted: Wanted) -> Emitted:
-    """Synthetic acceptance, to time a server without a good draft: rates by position, none above the one before it."""
-    rates = check_marginals(wanted.marginals, wanted.draft_len)
-    config = {
-        "method": "draft_model",
-        "model": wanted.draft,
-        "num_speculative_tokens": wanted.draft_len,
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": rates,
-    }
-    return _with_config("vllm_synthetic.json", VLLM, config, lambda text: f"vllm serve {shlex.quote(wanted.target)} "
-                        f"--speculative-config {shlex.quote(text)}", "for timing only: its text is not the target's")  # fmt: skip
-
-
-def check_marginals(rates: Sequence[float], draft_len: int) -> list[float]:
-    """vLLM's and llama.cpp's rule: one finite rate in [0, 1] for each position, none above the one before it."""
-    good = len(rates) == draft_len and all(math.isfinite(r) and 0 <= r <= 1 for r in rates)
-    if not good or any(b > a for a, b in itertools.pairwise(rates)):
-        raise UserError(
-            f"acceptance by position {list(rates)}", remedy=f"give {draft_len} rates in [0, 1] that never rise"
-        )
-    return list(rates)
-
-
-def _with_config(
-    file: str, version: str, config: Mapping[str, Any], command: Callable[[str], str], note: str = ""
-) -> Emitted:
-    return Emitted(file, version, json.dumps(config, indent=1) + "\n", command(json.dumps(config)), note)
+def vllm_synthetic(pair: Deployment) -> EngineFile:
+    """Synthetic acceptance by position, to time a server without a good draft."""
+    options = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": pair.marginals()}
+    return _vllm_file("vllm_synthetic.json", pair, options, note="for timing only: its text is not the target's")
 
 
 # --- SGLang, llama.cpp -----------------------------------------------------------------------------------------------
 
-LLAMA_CPP_REMOVED = {"--draft", "--draft-max", "--draft-min", "--draft-n", "--draft-n-min"}
+SGLANG = "sglang @015c8726"
 
 
-def sglang(wanted: Wanted) -> Emitted:
+def sglang(pair: Deployment) -> EngineFile:
     """An independent draft: a chain (topk 1) of ``draft_len`` steps verifies one token more."""
     flags = {
         "--speculative-algorithm": "STANDALONE",
-        "--speculative-draft-model-path": wanted.draft,
-        "--speculative-num-steps": str(wanted.draft_len),
-        "--speculative-eagle-topk": "1",
-        "--speculative-num-draft-tokens": str(wanted.draft_len + 1),
+        "--speculative-draft-model-path": pair.draft,
+        "--speculative-num-steps": pair.draft_len,
+        "--speculative-eagle-topk": 1,
+        "--speculative-num-draft-tokens": pair.draft_len + 1,
     }
-    command = shlex.join(["python", "-m", "sglang.launch_server", "--model-path", wanted.target, *_flat(flags)])
-    return Emitted("sglang.sh", "sglang @015c8726", f"{command}\n", command)
+    command = _command(["python", "-m", "sglang.launch_server", "--model-path", pair.target], flags)
+    return EngineFile("sglang.sh", SGLANG, f"{command}\n", command)
+
+
+def _command(words: Sequence[str], flags: Mapping[str, object]) -> str:
+    return shlex.join([*words, *(str(word) for flag in flags.items() for word in flag)])
 
 
 def check_sglang_adaptive(config: Mapping[str, Any]) -> None:
@@ -164,61 +160,57 @@ def check_sglang_adaptive(config: Mapping[str, Any]) -> None:
             )
 
 
-def sglang_adaptive(wanted: Wanted) -> Emitted:
+def sglang_adaptive(pair: Deployment) -> EngineFile:
     """One length for each slot of batches: a fixed table. EAGLE only; STANDALONE takes ``sglang.sh``'s one length (#23519)."""
-    config = {
-        str(first): {"candidate_steps": [length]} for first, _, length in wanted.ranges or [(1, 1, wanted.draft_len)]
-    }
+    ranges = pair.ranges or [(1, 1, pair.draft_len)]
+    config = {str(first): {"candidate_steps": [length]} for first, _, length in ranges}
     check_sglang_adaptive(config)
-    note = "EAGLE and EAGLE3 only: with STANDALONE, SGLang falls back to one length"
     flags = "--speculative-adaptive --speculative-adaptive-config sglang_adaptive.json"
-    return Emitted("sglang_adaptive.json", "sglang @015c8726", json.dumps(config, indent=1) + "\n", flags, note)
+    note = "EAGLE and EAGLE3 only: with STANDALONE, SGLang falls back to one length"
+    return EngineFile("sglang_adaptive.json", SGLANG, _json(config), flags, note)
 
 
-def llama_cpp(wanted: Wanted) -> Emitted:
-    """``llama-server``: one length for all batches; a block ends below ``p-min`` (by default 0: never)."""
-    flags = {**_llama_flags(wanted), "--spec-draft-n-min": "0", "--spec-draft-p-min": str(float(wanted.confidence))}
-    return _llama_server("llama_server.sh", flags)
-
-
-def llama_cpp_synthetic(wanted: Wanted) -> Emitted:
-    """Synthetic acceptance, to time a server without a good draft."""
-    rates = check_marginals(wanted.marginals, wanted.draft_len)
-    flags = {**_llama_flags(wanted), "--spec-synth-rates": ",".join(f"{r:g}" for r in rates)}
-    return _llama_server(
-        "llama_server_synthetic.sh", flags, "for timing only: its text is not the target's (PR #27711)"
-    )
-
-
-def _llama_flags(wanted: Wanted) -> dict[str, str]:
-    for model in (wanted.target, wanted.draft):
+def _llama_server(file: str, pair: Deployment, options: Mapping[str, object], note: str = "") -> EngineFile:
+    for model in (pair.target, pair.draft):
         if not model.endswith(".gguf"):
             raise UserError(f"{model} is not a GGUF file", remedy="export it first: draftlab gguf export")
-    models = {"--model": wanted.target, "--spec-draft-model": wanted.draft}
-    return {**models, "--spec-type": "draft-simple", "--spec-draft-n-max": str(wanted.draft_len)}
+    flags = {"--model": pair.target, "--spec-draft-model": pair.draft, "--spec-type": "draft-simple"}
+    command = _command(["llama-server"], {**flags, "--spec-draft-n-max": pair.draft_len, **options})
+    return EngineFile(file, "llama.cpp after PR #24850", f"{command}\n", command, note)
 
 
-def _llama_server(file: str, flags: Mapping[str, str], note: str = "") -> Emitted:
-    removed = LLAMA_CPP_REMOVED.intersection(flags)
-    if removed:
-        raise UserError(f"llama.cpp removed {', '.join(removed)}", remedy="use --spec-draft-n-max")
-    command = shlex.join(["llama-server", *_flat(flags)])
-    return Emitted(file, "llama.cpp after PR #24850", f"{command}\n", command, note)
+def llama_cpp(pair: Deployment) -> EngineFile:
+    """``llama-server``: one length for all batches; a block ends below ``p-min`` (by default 0: never)."""
+    options = {"--spec-draft-n-min": 0, "--spec-draft-p-min": float(pair.confidence)}
+    return _llama_server("llama_server.sh", pair, options)
 
 
-def _flat(flags: Mapping[str, str]) -> list[str]:
-    return list(itertools.chain.from_iterable(flags.items()))
+def llama_cpp_synthetic(pair: Deployment) -> EngineFile:
+    """Synthetic acceptance, to time a server without a good draft."""
+    options = {"--spec-synth-rates": ",".join(f"{rate:g}" for rate in pair.marginals())}
+    note = "for timing only: its text is not the target's (PR #27711)"
+    return _llama_server("llama_server_synthetic.sh", pair, options, note)
 
 
 # --- TensorRT-LLM, transformers, NVIDIA ------------------------------------------------------------------------------
 
+Meaning = Literal["lower", "upper"]
+TENSORRT = {
+    "lower": ("TensorRT-LLM before PR #10860", "keys are the smallest batch"),
+    "upper": (
+        "TensorRT-LLM since PR #10860 (13 March 2026)",
+        "keys are the largest batch, beyond the last nothing is drafted",
+    ),
+}
+"""The version for each meaning of a key in ``draft_len_schedule``, and a note."""
 
-def tensorrt_schedule(ranges: Ranges, draft_len: int, meaning: Literal["lower", "upper"]) -> dict[int, int]:
+
+def tensorrt_schedule(ranges: Ranges, draft_len: int, meaning: Meaning) -> dict[int, int]:
     """``draft_len_schedule``: from a batch on (before PR #10860; 1 is required, and has the longest), or up to a batch (since; beyond: 0)."""
+    merged = _merged(ranges)
     if meaning == "upper":
-        merged = _merged(ranges)
         return {last: length for _, last, length in merged if length or last != merged[-1][1]}
-    schedule = {first: length for first, _, length in _merged(ranges)}
+    schedule = {first: length for first, _, length in merged}
     if schedule.get(1) != draft_len:
         raise UserError(
             f"the length at batch 1 is {schedule.get(1)}, not the longest, {draft_len}",
@@ -228,103 +220,79 @@ def tensorrt_schedule(ranges: Ranges, draft_len: int, meaning: Literal["lower", 
 
 
 def _merged(ranges: Ranges) -> list[tuple[int, int, int]]:
-    found: list[tuple[int, int, int]] = []
-    for first, last, length in ranges:
-        if found and found[-1][2] == length:
-            found[-1] = (found[-1][0], last, length)
-        else:
-            found.append((first, last, length))
-    return found
+    """Join neighbouring ranges of one draft length."""
+    groups = (list(group) for _, group in itertools.groupby(ranges, key=lambda r: r[2]))
+    return [(group[0][0], group[-1][1], group[0][2]) for group in groups]
 
 
-def _tensorrt(wanted: Wanted, meaning: Literal["lower", "upper"]) -> Emitted:
-    import yaml
-
-    ranges = wanted.ranges or [(1, 1024, wanted.draft_len)]
+def tensorrt(meaning: Meaning, pair: Deployment) -> EngineFile:
+    """TensorRT-LLM's configuration, for one meaning of the keys in its schedule."""
+    ranges = pair.ranges or [(1, 1024, pair.draft_len)]
     config = {
         "speculative_config": {
             "decoding_type": "Draft_Target",
-            "max_draft_len": wanted.draft_len,
-            "speculative_model": wanted.draft,
-            "draft_len_schedule": tensorrt_schedule(ranges, wanted.draft_len, meaning),
+            "max_draft_len": pair.draft_len,
+            "speculative_model": pair.draft,
+            "draft_len_schedule": tensorrt_schedule(ranges, pair.draft_len, meaning),
         }
     }
-    version = {"lower": "TensorRT-LLM before PR #10860", "upper": "TensorRT-LLM since PR #10860 (13 March 2026)"}[
-        meaning
-    ]
-    file = f"tensorrt_llm_{meaning}.yaml"
-    note = {
-        "lower": "keys are the smallest batch",
-        "upper": "keys are the largest batch, beyond the last nothing is drafted",
-    }
-    command = f"trtllm-serve {shlex.quote(wanted.target)} --extra_llm_api_options {file}"
-    return Emitted(file, version, yaml.safe_dump(config, sort_keys=False), command, note[meaning])
+    (version, note), file = TENSORRT[meaning], f"tensorrt_llm_{meaning}.yaml"
+    command = f"trtllm-serve {shlex.quote(pair.target)} --extra_llm_api_options {file}"
+    return EngineFile(file, version, yaml.safe_dump(config, sort_keys=False), command, note)
 
 
-def tensorrt_lower(wanted: Wanted) -> Emitted:
-    return _tensorrt(wanted, "lower")
-
-
-def tensorrt_upper(wanted: Wanted) -> Emitted:
-    return _tensorrt(wanted, "upper")
-
-
-def transformers(wanted: Wanted) -> Emitted:
+def transformers(pair: Deployment) -> EngineFile:
     """The draft's ``generation_config.json``: a constant length, and the confidence below which a block ends (0: never)."""
     config = {
-        "num_assistant_tokens": wanted.draft_len,
+        "num_assistant_tokens": pair.draft_len,
         "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": wanted.confidence,
+        "assistant_confidence_threshold": pair.confidence,
     }
     command = "target.generate(**inputs, assistant_model=draft)"
-    return Emitted("generation_config.json", "transformers 5.23", json.dumps(config, indent=1) + "\n", command)
+    return EngineFile("generation_config.json", "transformers 5.23", _json(config), command)
 
 
-def speculation_profile(wanted: Wanted) -> Emitted:
+def speculation_profile(pair: Deployment) -> EngineFile:
     """NVIDIA's ``speculation_profile.json`` (Model-Optimizer PRs #2247, #2315: open): acceptance by position, without a machine.
 
     ``marginal[i] = P(at least i + 1 accepted)``, ``conditional[i] = marginal[i] / marginal[i - 1]``, mean length ``1 + sum(marginal)``.
     """
-    marginal = check_marginals(wanted.marginals, wanted.draft_len)
-    conditional = [round(b / a, 6) if a else 0.0 for a, b in itertools.pairwise([1.0, *marginal])]
+    marginal = pair.marginals()
     mean = round(1 + sum(marginal), 6)
+    consistency = {"passed": True, "implied_mean_accept_length": mean, "reported_mean_accept_length": mean}
     profile = {
         "schema_version": "1.0",
-        "measured": wanted.requests > 0,
+        "measured": pair.requests > 0,
         "method": "draft_target",
         "accept_length_model": "chain_analytic",
         "verification_method": "longest_prefix",
-        "num_speculative_tokens": wanted.draft_len,
-        "conditional_accept_rates": conditional,
+        "num_speculative_tokens": pair.draft_len,
+        "conditional_accept_rates": [round(b / a, 6) if a else 0.0 for a, b in itertools.pairwise([1.0, *marginal])],
         "marginal_accept_rates": marginal,
         "mean_accept_length": mean,
-        "measurement_conditions": {"dataset": wanted.traffic, "num_samples": wanted.requests},
-        "validation": {
-            "mean_consistency": {
-                "passed": True,
-                "implied_mean_accept_length": mean,
-                "reported_mean_accept_length": mean,
-            }
-        },
+        "measurement_conditions": {"dataset": pair.traffic, "num_samples": pair.requests},
+        "validation": {"mean_consistency": consistency},
     }
-    version = "NVIDIA Model-Optimizer PR #2247 (open)"
-    return Emitted("speculation_profile.json", version, json.dumps(profile, indent=1) + "\n")
+    return EngineFile("speculation_profile.json", "NVIDIA Model-Optimizer PR #2247 (open)", _json(profile))
 
 
-EMITTERS: dict[str, Callable[[Wanted], Emitted]] = {
+EMITTERS: dict[str, Callable[[Deployment], EngineFile]] = {
     "vllm": vllm,
     "vllm-synthetic": vllm_synthetic,
     "sglang": sglang,
     "sglang-adaptive": sglang_adaptive,
     "llama-cpp": llama_cpp,
     "llama-cpp-synthetic": llama_cpp_synthetic,
-    "tensorrt-llm-lower": tensorrt_lower,
-    "tensorrt-llm-upper": tensorrt_upper,
+    "tensorrt-llm-lower": partial(tensorrt, "lower"),
+    "tensorrt-llm-upper": partial(tensorrt, "upper"),
     "transformers": transformers,
     "speculation-profile": speculation_profile,
 }
 ENDS_EARLY = frozenset({"llama-cpp", "transformers"})
 """Engines whose blocks can end where the draft is unsure."""
+
+
+# --- the verb --------------------------------------------------------------------------------------------------------
 
 
 def ranges_of(best: Sequence[Mapping[str, Any]], context: int) -> list[tuple[int, int, int]]:
@@ -341,39 +309,39 @@ def ranges_of(best: Sequence[Mapping[str, Any]], context: int) -> list[tuple[int
 
 
 def from_load(file: Path, context: int) -> tuple[list[tuple[int, int, int]], int]:
-    """The draft lengths by batch that the summary of ``draftlab load`` asks for, and the longest."""
-    found = read_object(file)
-    if not found.get("known", False):
+    """The draft lengths by batch in the summary of ``draftlab load``, and the longest."""
+    summary = read_object(file)
+    if not summary.get("known", False):
         raise UserError("the simulation gave no answer", file=file, remedy="simulate 30 requests or more")
-    ranges = ranges_of(found["best_by_batch_and_context"], context)
+    ranges = ranges_of(summary["best_by_batch_and_context"], context)
     longest = max(length for _, _, length in ranges)
     if not longest:
         raise UserError("no batch gains from a draft", file=file, remedy="serve without one")
     return ranges, longest
 
 
-def write(wanted: Wanted, engines: Sequence[str], out: Path) -> list[Emitted]:
+def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFile]:
     """Write settings for ``engines`` (if none is named, for all that can use this pair) into the folder OUT."""
-    found = []
+    written = []
     for name in engines or EMITTERS:
         if name not in EMITTERS:
             raise UserError(f"no engine {name!r}", remedy=f"give one of {', '.join(EMITTERS)}")
         try:
-            if wanted.confidence and name not in ENDS_EARLY:
+            if pair.confidence and name not in ENDS_EARLY:
                 remedy = f"leave out --confidence, or name {' or '.join(sorted(ENDS_EARLY))}"
                 raise UserError(f"blocks of {name} do not end early", remedy=remedy)
-            found.append(EMITTERS[name](wanted))
+            written.append(EMITTERS[name](pair))
         except UserError:
             if engines:
                 raise
+    sections = [
+        f"## {e.file}\n\nfor {e.version}{f': {e.note}' if e.note else ''}\n\n```\n{e.command}\n```\n" for e in written
+    ]
     with atomic_dir(out) as folder:
-        for emitted in found:
+        for emitted in written:
             (folder / emitted.file).write_text(emitted.text, encoding="utf-8")
-        sections = [
-            f"## {e.file}\n\nfor {e.version}{f': {e.note}' if e.note else ''}\n\n```\n{e.command}\n```\n" for e in found
-        ]
         (folder / "README.md").write_text("\n".join(sections), encoding="utf-8")
-    return found
+    return written
 
 
 def emit(
@@ -398,10 +366,10 @@ def emit(
     """
     if (load is None) == (draft_len is None):
         raise UserError("no draft length, or two", remedy="give either --load or --draft-len")
-    shown = records.acceptance(acceptance) if acceptance else from_alpha(alpha) if alpha is not None else None
-    requests = len(shown.survival) if shown and acceptance else 0
+    measured = records.acceptance(acceptance) if acceptance else None
+    shown = measured or (from_alpha(alpha) if alpha is not None else None)
+    requests, traffic = (len(measured.survival), acceptance.stem) if measured and acceptance else (0, "")
     ranges, longest = from_load(load, context) if load is not None else ([], draft_len or 0)
-    traffic = acceptance.stem if acceptance else ""
-    wanted = Wanted(target, draft, longest, ranges, not greedy, shown, requests, traffic, confidence)
-    for emitted in write(wanted, engine, out):
-        print(f"{emitted.file}: {emitted.version}")
+    pair = Deployment(target, draft, longest, ranges, not greedy, shown, requests, traffic, confidence)
+    for written in write(pair, engine, out):
+        print(f"{written.file}: {written.version}")

@@ -1,9 +1,9 @@
 """The acceptance of a draft that keeps learning, after more requests than it has seen.
 
 ``logit alpha(n) = a + b log(1 + n / SCALE)``: with each doubling of the requests learnt from, the odds of acceptance grow by about the same
-factor. ``a`` and ``b`` are fitted to one stream, ``b`` near that of recorded streams; the interval holds the fit's error and, growing with the
-distance, how far recorded streams left their own line. The constants were chosen while looking at the streams of scale
-laptop; `benchmarks.forecasts` checks them with slopes from other datasets, and on SmolLM2.
+factor. ``a`` and ``b`` are fitted to one stream, ``b`` near that of recorded streams. The interval covers the error of the fit and, growing with
+the distance, how far recorded streams left their line. The constants were chosen on the streams of scale laptop; `benchmarks.forecasts` checks
+them with slopes from other datasets, and on SmolLM2.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy.optimize import least_squares
 from draftlab.core.stats import ENOUGH
 
 SCALE, SLOPE, SPREAD, DRIFT = 15.0, 0.48, 0.03, 0.13
-"""Requests; ``b`` and its spread; how far a stream leaves its line, in logits per unit of ``log(1 + n / SCALE)``."""
+"""Requests; the expected ``b`` and its spread; how far a stream leaves its line, in logits per unit of ``log(1 + n / SCALE)``."""
 BINS = 8
 LEAST = 2 * ENOUGH
 """The fewest requests for which a curve is fitted."""
@@ -65,19 +65,19 @@ def fit(
     if seen < LEAST or not visited.sum() > 0:
         return f"{seen} requests are too few for a curve; {LEAST} are needed"
     places, alphas, errors = [], [], []
-    for own in np.array_split(np.arange(len(visited)), min(BINS, len(visited) // 3)):
-        total = max(float(visited[own].sum()), 1.0)
-        alpha = float(accepted[own].sum()) / total
-        places.append(np.log1p((own.mean() + 0.5) * requests_of_row / SCALE))
+    for part in np.array_split(np.arange(len(visited)), min(BINS, len(visited) // 3)):
+        total = max(float(visited[part].sum()), 1.0)
+        alpha = float(accepted[part].sum()) / total
+        places.append(np.log1p((part.mean() + 0.5) * requests_of_row / SCALE))
         alphas.append(alpha)
-        errors.append(np.sqrt(((accepted[own] - alpha * visited[own]) ** 2).sum()) / total)
+        errors.append(np.sqrt(((accepted[part] - alpha * visited[part]) ** 2).sum()) / total)
     x, y, error = np.array(places), np.array(alphas), np.maximum(errors, 0.005)
 
     def residuals(line: Float64[np.ndarray, 2]) -> Float64[np.ndarray, " bins"]:
         return np.append((1 / (1 + np.exp(-(line[0] + line[1] * x))) - y) / error, (line[1] - slope) / spread)
 
-    found = least_squares(residuals, [0.0, slope])
-    if 2 * found.cost / len(x) > MISFIT:
+    solution = least_squares(residuals, [0.0, slope])
+    if 2 * solution.cost / len(x) > MISFIT:
         return "acceptance does not grow here the way it did on recorded streams"
-    slopes = np.asarray(found.jac)
-    return Curve(seen, found.x, np.linalg.inv(slopes.T @ slopes))
+    jacobian = np.asarray(solution.jac)
+    return Curve(seen, solution.x, np.linalg.inv(jacobian.T @ jacobian))

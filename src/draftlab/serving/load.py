@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from draftlab.core.settings import Flat
 from draftlab.core.stats import ENOUGH
@@ -18,7 +20,7 @@ from draftlab.files.json_files import write_json
 from draftlab.serving import profiles, records, traces
 from draftlab.serving.acceptance import LONGEST, Acceptance, from_alpha
 from draftlab.serving.profiles import Profile
-from draftlab.serving.simulate import Served, fixed, serve
+from draftlab.serving.simulate import Served, serve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,10 +42,10 @@ class Goal:
 
 def measures(served: Served, goal: Goal) -> dict[str, float]:
     """What the requests of a load experienced; times in seconds, rates per second of the whole run."""
-    pace = np.full(len(served.output), 0.0)
+    pace = np.zeros(len(served.output))
     pace[served.output > 1] = served.per_token
     well = (served.to_first <= goal.first) & (pace <= goal.per_token)
-    found = {
+    row = {
         "requests": float(len(served.arrived)),
         "seconds": served.seconds,
         "tokens_per_second": float(served.output.sum()) / served.seconds,
@@ -52,10 +54,10 @@ def measures(served: Served, goal: Goal) -> dict[str, float]:
         "mean_batch": served.batch,
     }
     for name, times in (("to_first", served.to_first), ("per_token", served.per_token), ("whole", served.whole)):
-        found[f"{name}_mean"] = float(times.mean()) if len(times) else float("nan")
+        row[f"{name}_mean"] = float(times.mean()) if len(times) else float("nan")
         for label, q in QUANTILES.items():
-            found[f"{name}_{label}"] = float(np.quantile(times, q)) if len(times) else float("nan")
-    return found
+            row[f"{name}_{label}"] = float(np.quantile(times, q)) if len(times) else float("nan")
+    return row
 
 
 def sweep(
@@ -74,19 +76,16 @@ def sweep(
 
     ``speedup`` is the mean time of a whole request without drafts over that with them.
     """
-    import pandas as pd
-
     rows: list[dict[str, float]] = []
     for rate in rates:
         progress(f"{rate:g} requests a second, {len(draft_lens)} draft lengths")
-        moved = arrivals.at_rate(rate)
+        stretched = arrivals.at_rate(rate)
         plain = 0.0
         for draft_len in sorted({0, *draft_lens}):
             rng = np.random.default_rng(seed)
-            drafts = acceptance if draft_len else None
-            served = serve(moved, profile, fixed(draft_len), drafts, rng, share)
+            served = serve(stretched, profile, draft_len, acceptance if draft_len else None, rng, share)
             row = {"rate": rate, "draft_len": draft_len, **measures(served, goal)}
-            plain = row["whole_mean"] if not draft_len else plain
+            plain = plain if draft_len else row["whole_mean"]
             rows.append({**row, "speedup": plain / row["whole_mean"]})
     return pd.DataFrame(rows)
 
@@ -96,32 +95,19 @@ def best_lengths(profile: Profile, acceptance: Acceptance, draft_lens: Sequence[
 
     ``speedup = length(k) step(0) / step(k)``: one step of the target reads ``B (k + 1)`` tokens, the draft takes k steps.
     """
-    import pandas as pd
-
     rows = []
-    for batch in BATCHES:
-        for context in CONTEXTS:
-            fits = batch <= profile.max_sequences and batch * context <= profile.kv_tokens
-            if fits:
-                plain = block_ms(profile, batch, context, 0)
-                gains = {
-                    k: acceptance.length(k) * plain / block_ms(profile, batch, context, k)
-                    for k in sorted({0, *draft_lens})
-                    if batch * (k + 1) <= profile.max_tokens
-                }
-                best = max(gains, key=lambda k: (gains[k], -k))
-                rows.append({"batch": batch, "context": context, "best_draft_len": best, "speedup": gains[best]})
+    for batch, context in itertools.product(BATCHES, CONTEXTS):
+        if batch > profile.max_sequences or batch * context > profile.kv_tokens:
+            continue
+        plain = profile.block_ms(batch, context, 0)
+        gains = {
+            k: acceptance.length(k) * plain / profile.block_ms(batch, context, k)
+            for k in sorted({0, *draft_lens})
+            if batch * (k + 1) <= profile.max_tokens
+        }
+        best = max(gains, key=lambda k: (gains[k], -k))
+        rows.append({"batch": batch, "context": context, "best_draft_len": best, "speedup": gains[best]})
     return pd.DataFrame(rows)
-
-
-def block_ms(profile: Profile, batch: int, context: float, draft_len: int) -> float:
-    """Milliseconds of drafting and verifying one block of each of ``batch`` requests with ``context`` tokens behind them."""
-    read, cached = batch * (draft_len + 1), batch * context
-    cost = profile.overhead + profile.target.step(read, read, batch, cached)
-    if draft_len and profile.draft is not None:
-        cost += profile.draft.step(read, batch, batch, cached)
-        cost += (draft_len - 1) * profile.draft.step(batch, batch, batch, cached)
-    return cost
 
 
 def crossing(table: pd.DataFrame, draft_len: int) -> float | None:
@@ -136,29 +122,27 @@ def crossing(table: pd.DataFrame, draft_len: int) -> float | None:
 
 def summary(table: pd.DataFrame, lengths: pd.DataFrame, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of a sweep for other programs: facts, the best length by rate, crossings, the best by batch and context."""
-    drafted = sorted(k for k in table["draft_len"].unique() if k)
-    by_rate = []
-    for rate, rows in table.groupby("rate"):
-        top = rows.iloc[int(rows["speedup"].to_numpy().argmax())]
-        by_rate.append({"rate": rate, "draft_len": int(top["draft_len"]), "speedup": float(top["speedup"])})
     known = float(table["requests"].min()) >= ENOUGH
+    best = table.loc[table.groupby("rate")["speedup"].idxmax()]
+    by_rate = zip(best["rate"], best["draft_len"], best["speedup"], strict=True)
+    lengths_drafted = sorted(int(k) for k in table["draft_len"].unique() if k)
     return {
         **facts,
         "known": known,
-        "best_by_rate": by_rate if known else [],
-        "crossing_rate": {int(k): crossing(table, int(k)) for k in drafted} if known else {},
+        "best_by_rate": [{"rate": r, "draft_len": int(k), "speedup": float(s)} for r, k, s in by_rate] if known else [],
+        "crossing_rate": {k: crossing(table, k) for k in lengths_drafted} if known else {},
         "best_by_batch_and_context": lengths.to_dict("records"),
     }
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
+def lines(summary: Mapping[str, Any]) -> list[str]:
     """A summary for people."""
-    if not found["known"]:
+    if not summary["known"]:
         return [
             f"not yet known: fewer than {ENOUGH} requests are not enough (give a longer trace, or raise --requests)"
         ]
-    texts = [f"{b['rate']:g}/s: draft {b['draft_len']}, {b['speedup']:.2f}x" for b in found["best_by_rate"]]
-    ends = {k: rate for k, rate in found["crossing_rate"].items() if rate is not None}
+    texts = [f"{b['rate']:g}/s: draft {b['draft_len']}, {b['speedup']:.2f}x" for b in summary["best_by_rate"]]
+    ends = {k: rate for k, rate in summary["crossing_rate"].items() if rate is not None}
     texts += [f"draft length {k} stops paying off at {rate:.2f} requests a second" for k, rate in ends.items()]
     return texts or ["no rate was simulated"]
 
@@ -185,14 +169,8 @@ def draw(table: pd.DataFrame, lengths: pd.DataFrame, title: str) -> Figure:
         axes.set_xticks(shown, [f"{r:.2g}" for r in shown])
         axes.minorticks_off()
     grid = lengths.pivot(index="batch", columns="context", values="best_draft_len")
-    best.imshow(
-        grid.to_numpy(float),
-        origin="lower",
-        aspect="auto",
-        cmap="Blues",
-        vmin=0,
-        vmax=2 * lengths["best_draft_len"].max() + 1,
-    )
+    darkest = 2 * lengths["best_draft_len"].max() + 1
+    best.imshow(grid.to_numpy(float), origin="lower", aspect="auto", cmap="Blues", vmin=0, vmax=darkest)
     best.set(xlabel="tokens of context", ylabel="batch", title="best draft length")
     best.set_xticks(range(len(grid.columns)), [str(c) for c in grid.columns])
     best.set_yticks(range(len(grid.index)), [str(b) for b in grid.index])
@@ -203,7 +181,7 @@ def draw(table: pd.DataFrame, lengths: pd.DataFrame, title: str) -> Figure:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadSettings:
     """What to simulate."""
 
     profile: str
@@ -239,43 +217,36 @@ class Load:
     seed: int = 0
 
 
-def run(settings: Load, out: Path, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Simulate, and write OUT.csv, OUT.json and OUT.png; returns what OUT.json says."""
+def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Simulate, and write OUT.csv, OUT.json and OUT.png; returns the content of OUT.json."""
     profile = _profile(settings)
     acceptance = _acceptance(settings)
-    if not settings.draft_lens or min(settings.draft_lens) < 0 or max(settings.draft_lens) > LONGEST:
-        raise UserError(f"draft lengths {settings.draft_lens}", remedy=f"give lengths from 0 to {LONGEST}")
+    draft_lens = settings.draft_lens
+    if not draft_lens or min(draft_lens) < 0 or max(draft_lens) > LONGEST:
+        raise UserError(f"draft lengths {draft_lens}", remedy=f"give lengths from 0 to {LONGEST}")
     arrivals = _arrivals(settings)
     rates = settings.rates or rates_for(arrivals, profile)
     goal = Goal(settings.goal_first, settings.goal_per_token)
-    table = sweep(
-        arrivals,
-        rates,
-        profile,
-        acceptance,
-        goal,
-        seed=settings.seed,
-        draft_lens=settings.draft_lens,
-        progress=progress,
-    )
-    lengths = best_lengths(profile, acceptance, settings.draft_lens)
+    seed = settings.seed
+    table = sweep(arrivals, rates, profile, acceptance, goal, seed=seed, draft_lens=draft_lens, progress=progress)
+    lengths = best_lengths(profile, acceptance, draft_lens)
     facts = {
         "profile": profile.name,
         "requests": len(arrivals.seconds),
         "left_out": dict(arrivals.left_out),
         "acceptance_length_4": acceptance.length(4),
         "goal": {"first": goal.first, "per_token": goal.per_token},
-        "seed": settings.seed,
+        "seed": seed,
     }
-    found = summary(table, lengths, facts)
+    result = summary(table, lengths, facts)
     write_text(out.with_name(f"{out.name}.csv"), table.to_csv(index=False, lineterminator="\n"))
     with atomic_path(out.with_name(f"{out.name}.png")) as temporary:
         draw(table, lengths, profile.name).savefig(temporary, format="png", dpi=120)
-    write_json(out.with_name(f"{out.name}.json"), found)
-    return found
+    write_json(out.with_name(f"{out.name}.json"), result)
+    return result
 
 
-def _profile(settings: Load) -> Profile:
+def _profile(settings: LoadSettings) -> Profile:
     profile = profiles.load(settings.profile)
     if settings.draft_profile is not None and settings.draft_ratio is not None:
         raise UserError("two costs of the draft", remedy="give either --draft-ratio or --draft-profile")
@@ -294,7 +265,7 @@ def _profile(settings: Load) -> Profile:
     return profile
 
 
-def _acceptance(settings: Load) -> Acceptance:
+def _acceptance(settings: LoadSettings) -> Acceptance:
     if (settings.alpha is None) == (settings.acceptance is None):
         raise UserError(
             "no acceptance, or two", remedy="give either --alpha, or --acceptance FILE with an engine's records"
@@ -305,7 +276,7 @@ def _acceptance(settings: Load) -> Acceptance:
     return records.acceptance(settings.acceptance)
 
 
-def _arrivals(settings: Load) -> traces.Arrivals:
+def _arrivals(settings: LoadSettings) -> traces.Arrivals:
     if settings.requests < 1 or min(settings.prompt, settings.output) < 1:
         raise UserError("no requests, or empty ones", remedy="give --requests, --prompt and --output of at least 1")
     if settings.trace is not None:
@@ -318,15 +289,13 @@ def _arrivals(settings: Load) -> traces.Arrivals:
 
 
 def rates_for(arrivals: traces.Arrivals, profile: Profile) -> list[float]:
-    """Rates from a twentieth of to just beyond what the machine serves without drafts when all requests wait at its door."""
+    """Rates from a twentieth of the machine's throughput without drafts, with all requests waiting from the start, to just beyond it."""
     together = traces.Arrivals(np.zeros(len(arrivals.prompt)), arrivals.prompt, arrivals.output, {})
-    served = serve(together, profile, fixed(0), None, np.random.default_rng(0))
-    if not len(served.output):
-        raise UserError("no request fits the cache", remedy=f"the profile holds {profile.kv_tokens} tokens")
+    served = serve(together, profile, 0, None, np.random.default_rng(0))
     most = len(served.output) / served.seconds
     return [round(most * share, 3 if most < 10 else 2) for share in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1)]
 
 
-def load(settings: Flat[Load], *, out: Path) -> None:
+def load(settings: Flat[LoadSettings], *, out: Path) -> None:
     """Simulate a server under load for each rate and draft length; writes OUT.csv, OUT.json and OUT.png."""
     print(*lines(run(settings, out, lambda line: print(line, file=sys.stderr))), sep="\n")

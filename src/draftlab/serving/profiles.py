@@ -1,20 +1,21 @@
 """Hardware profiles: what a step of a model costs on a machine, as YAML files that state the source of their numbers.
 
-A step of n tokens costs ``f(n) + head(rows) + attention``, attention being ``fixed + per_sequence B + per_cached (sum of lengths)``
-plus, where c tokens of prompts are read, ``per_token c + per_pair (pairs of tokens) + per_mix B c``: the kernel of such steps is another one.
+A step of n tokens costs ``f(n) + head(rows) + attention``, where attention is ``fixed + per_sequence B + per_cached (sum of lengths)``.
+A step that also reads c tokens of prompts runs another kernel, and adds ``per_token c + per_pair (pairs of tokens) + per_mix B c``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
+from draftlab.core.settings import Count, Settings
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.yaml_files import Place, read_yaml
@@ -22,14 +23,10 @@ from draftlab.files.yaml_files import Place, read_yaml
 SHIPPED = Path(__file__).parent / "profiles"
 Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LONGEST = 16_384
-"""Tokens in a step up to which costs are looked up; beyond, the last slope goes on."""
+"""Costs of up to so many tokens are tabulated; beyond, the last slope goes on."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Attention(_Strict):
+class Attention(Settings):
     """Milliseconds of all layers' attention in one step."""
 
     fixed: Milliseconds = 0.0
@@ -40,11 +37,11 @@ class Attention(_Strict):
     per_mix: Milliseconds = 0.0
 
 
-class Costs(_Strict):
+class Costs(Settings):
     """Milliseconds of one model's step: ``tokens`` and ``rows`` map a number to a time, with straight lines between."""
 
     tokens: dict[int, Milliseconds]
-    rows: dict[int, Milliseconds] = {1: 0.0}
+    rows: dict[int, Milliseconds] = Field(default={1: 0.0})
     decode: Attention = Attention()
     mixed: Attention | None = None
     """Attention in a step that also reads prompts; None: as ``decode``."""
@@ -57,13 +54,15 @@ class Costs(_Strict):
         return dict(sorted(table.items()))
 
     @cached_property
-    def _looked_up(self) -> tuple[np.ndarray, np.ndarray]:
+    def _by_count(self) -> tuple[np.ndarray, np.ndarray]:
         return _filled(self.tokens), _filled(self.rows)
 
     def step(self, tokens: int, rows: int, sequences: int, cached: float, chunk: int = 0, pairs: float = 0.0) -> float:
-        """Milliseconds of a step that reads ``tokens`` in all, ``chunk`` of them prompts with ``pairs`` pairs of tokens, beside
-        ``sequences`` that decode with ``cached`` tokens before them, and asks for the next token at ``rows`` places."""
-        linear, head = self._looked_up
+        """Milliseconds of a step that reads ``tokens`` in all and computes logits at ``rows`` places.
+
+        ``sequences`` decode with ``cached`` tokens before them. ``chunk`` tokens are of prompts, with ``pairs`` pairs of tokens.
+        """
+        linear, head = self._by_count
         attention = self.mixed if chunk and self.mixed else self.decode
         return float(
             _at(linear, tokens)
@@ -78,14 +77,7 @@ class Costs(_Strict):
 
     def scaled(self, by: float) -> Costs:
         """The costs of a model that takes ``by`` times as long in everything."""
-        parts = {name: Attention(**{k: v * by for k, v in part}) for name, part in self._attentions().items()}
-        tables = {
-            n: {k: v * by for k, v in table.items()} for n, table in (("tokens", self.tokens), ("rows", self.rows))
-        }
-        return Costs.model_validate({**tables, **parts})
-
-    def _attentions(self) -> dict[str, Attention]:
-        return {n: part for n, part in (("decode", self.decode), ("mixed", self.mixed)) if part is not None}
+        return Costs.model_validate(_each_float(self.model_dump(exclude_none=True), lambda ms: ms * by))
 
 
 def _filled(table: Mapping[int, float]) -> np.ndarray:
@@ -109,11 +101,11 @@ def _at(filled: np.ndarray, tokens: int) -> float:
     return float(filled[-1] + (filled[-1] - filled[-2]) * (tokens - LONGEST))
 
 
-class Profile(_Strict):
-    """A machine with a model on it, and where its numbers come from.
+class Profile(Settings):
+    """A machine with a model on it, and the source of its numbers.
 
-    ``engine`` is the one that the limits are those of: ``kv_tokens`` in the cache, ``max_sequences`` at once, ``max_tokens`` in a step.
-    ``overhead`` is what a step takes outside the models (ms).
+    The limits are those of ``engine``: ``kv_tokens`` in the cache, ``max_sequences`` at once, ``max_tokens`` in a step.
+    ``overhead`` is the time of a step outside the models (ms).
     """
 
     name: str
@@ -127,10 +119,19 @@ class Profile(_Strict):
     target: Costs
     draft: Costs | None = None
     overhead: Milliseconds = 0.0
-    kv_tokens: Annotated[int, Field(gt=0)]
-    kv_block: Annotated[int, Field(gt=0)] = 16
-    max_sequences: Annotated[int, Field(gt=0)] = 256
-    max_tokens: Annotated[int, Field(gt=0)] = 2048
+    kv_tokens: Count
+    kv_block: Count = 16
+    max_sequences: Count = 256
+    max_tokens: Count = 2048
+
+    def block_ms(self, batch: int, context: float, draft_len: int) -> float:
+        """Milliseconds of drafting and verifying one block of each of ``batch`` requests with ``context`` tokens before them."""
+        read, cached = batch * (draft_len + 1), batch * context
+        ms = self.overhead + self.target.step(read, read, batch, cached)
+        if draft_len and self.draft is not None:
+            ms += self.draft.step(read, batch, batch, cached)
+            ms += (draft_len - 1) * self.draft.step(batch, batch, batch, cached)
+        return ms
 
 
 def shipped() -> list[str]:
@@ -139,7 +140,7 @@ def shipped() -> list[str]:
 
 
 def load(name: str | Path) -> Profile:
-    """A shipped profile by its name, or the user's own by its path; a wrong value is an error that gives its line."""
+    """A shipped profile by its name, or a user's by its path; a wrong value is an error that gives its line."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = SHIPPED / f"{name}.yaml"
@@ -157,11 +158,12 @@ def load(name: str | Path) -> Profile:
 
 def save(profile: Profile, out: Path) -> None:
     """Write a profile as YAML, times rounded to a tenth of a microsecond."""
-    values = _rounded(profile.model_dump(exclude_none=True))
+    values = _each_float(profile.model_dump(exclude_none=True), lambda value: float(f"{value:.6g}"))
     write_text(out, yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10_000))
 
 
-def _rounded(value: Any) -> Any:
+def _each_float(value: Any, change: Callable[[float], float]) -> Any:
+    """Change every float in nested mappings."""
     if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+        return {key: _each_float(inner, change) for key, inner in value.items()}
+    return change(value) if isinstance(value, float) else value

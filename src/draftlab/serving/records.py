@@ -1,4 +1,4 @@
-"""What engines report about their own speculation: vLLM, SGLang and llama.cpp, per request, per run, or as Prometheus text."""
+"""What engines report about their speculation: vLLM, SGLang and llama.cpp, per request, per run, or as Prometheus text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from draftlab.serving.acceptance import Acceptance, from_histograms
 
 
 @dataclass(frozen=True)
-class Seen:
+class Counts:
     """Blocks verified, tokens drafted (NaN: the engine does not say) and accepted, of one request or of ``requests`` together.
 
     ``histogram`` counts the blocks that accepted 0, 1, 2, ... tokens.
@@ -30,37 +30,27 @@ class Seen:
     histogram: tuple[float, ...] | None = None
 
 
-def _vllm_request(row: Mapping[str, Any]) -> Seen | None:
+def _vllm_request(row: Mapping[str, Any]) -> Counts | None:
     """Read ``metrics.speculative_decoding`` of a response of vLLM (``--per-request-spec-decode-metrics``)."""
-    metrics = _inside(row, "metrics").get("speculative_decoding")
+    metrics = row.get("metrics")
+    metrics = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None
     if not isinstance(metrics, Mapping):
         return None
-    counts = metrics.get("acceptance_histogram")
-    return Seen(
-        "vllm",
-        _number(metrics["num_spec_steps"]),
-        _number(metrics["num_draft_tokens"]),
-        _number(metrics["num_accepted_draft_tokens"]),
-        histogram=_histogram(counts),
-    )
+    names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    drafts, drafted, accepted = (_number(metrics[name]) for name in names)
+    return Counts("vllm", drafts, drafted, accepted, histogram=_histogram(metrics.get("acceptance_histogram")))
 
 
-def _vllm_bench(row: Mapping[str, Any]) -> Seen | None:
+def _vllm_bench(row: Mapping[str, Any]) -> Counts | None:
     """``vllm bench serve --save-result --save-detailed``: totals of a run; rates are percents, per-position ones fractions."""
     if "spec_decode_num_drafts" not in row:
         return None
-    drafts = _number(row["spec_decode_num_drafts"])
+    names = ("num_drafts", "draft_tokens", "accepted_tokens")
+    drafts, drafted, accepted = (_number(row[f"spec_decode_{name}"]) for name in names)
     rates = row.get("spec_decode_per_position_acceptance_rates") or []
     survival = [1.0, *map(_number, rates), 0.0]
-    counts = tuple(max(0.0, drafts * (a - b)) for a, b in itertools.pairwise(survival))
-    return Seen(
-        "vllm",
-        drafts,
-        _number(row["spec_decode_draft_tokens"]),
-        _number(row["spec_decode_accepted_tokens"]),
-        _number(row.get("completed", math.nan)),
-        counts if rates else None,
-    )
+    histogram = tuple(max(0.0, drafts * (a - b)) for a, b in itertools.pairwise(survival)) if rates else None
+    return Counts("vllm", drafts, drafted, accepted, _number(row.get("completed", math.nan)), histogram)
 
 
 SGLANG_COUNTS = (
@@ -71,7 +61,7 @@ SGLANG_COUNTS = (
 """Accepted and drafted tokens by version, the newest first."""
 
 
-def _sglang_request(row: Mapping[str, Any]) -> Seen | None:
+def _sglang_request(row: Mapping[str, Any]) -> Counts | None:
     """``meta_info`` of a response, under the names of all versions; a count that is missing follows from the accepted length.
 
     ``spec_accept_length = completion_tokens / spec_verify_ct``, the target's own token included.
@@ -80,34 +70,29 @@ def _sglang_request(row: Mapping[str, Any]) -> Seen | None:
     if not isinstance(meta, Mapping) or "spec_verify_ct" not in meta:
         return None
     drafts = _number(meta["spec_verify_ct"])
-    counts = meta.get("spec_correct_drafts_histogram", meta.get("spec_accept_histogram"))
     accepted, drafted = math.nan, math.nan
-    for good, all_ in SGLANG_COUNTS:
-        if good in meta:
-            accepted, drafted = _number(meta[good]), _number(meta.get(all_, math.nan))
+    for accepted_name, drafted_name in SGLANG_COUNTS:
+        if accepted_name in meta:
+            accepted, drafted = _number(meta[accepted_name]), _number(meta.get(drafted_name, math.nan))
             break
     if math.isnan(accepted):
         length = meta.get("spec_accept_length")
         emitted = _number(length) * drafts if length is not None else _number(meta["completion_tokens"])
         accepted = max(0.0, emitted - drafts)
-    return Seen("sglang", drafts, drafted, accepted, histogram=_histogram(counts))
+    counts = meta.get("spec_correct_drafts_histogram", meta.get("spec_accept_histogram"))
+    return Counts("sglang", drafts, drafted, accepted, histogram=_histogram(counts))
 
 
-def _llama_cpp(row: Mapping[str, Any]) -> Seen | None:
+def _llama_cpp(row: Mapping[str, Any]) -> Counts | None:
     """``timings`` of a response: a block emits what it accepts and one token more; there is no count where nothing was drafted."""
     timings = row.get("timings", row)
     if not isinstance(timings, Mapping) or "draft_n_accepted" not in timings:
         return None
     accepted = _number(timings["draft_n_accepted"])
-    return Seen("llama.cpp", _number(timings["predicted_n"]) - accepted, _number(timings["draft_n"]), accepted)
+    return Counts("llama.cpp", _number(timings["predicted_n"]) - accepted, _number(timings["draft_n"]), accepted)
 
 
 READERS = (_vllm_request, _vllm_bench, _sglang_request, _llama_cpp)
-
-
-def _inside(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = row.get(name)
-    return value if isinstance(value, Mapping) else {}
 
 
 def _number(value: Any) -> float:
@@ -126,25 +111,28 @@ def _histogram(counts: Any) -> tuple[float, ...] | None:
     return tuple(map(_number, counts)) if isinstance(counts, Sequence) and len(counts) > 1 else None
 
 
-def read_one(row: Any) -> Seen | None:
-    """What one JSON object reports about speculation; ``None`` if it reports nothing, or something impossible."""
+def read_one(row: Any) -> Counts | None:
+    """The counts in one JSON object; ``None`` if it has none, or impossible ones."""
     if not isinstance(row, Mapping):
         return None
     for reader in READERS:
         try:
-            seen = reader(row)
+            counts = reader(row)
         except (KeyError, TypeError, ValueError):
             return None
-        if seen is not None:
-            possible = not math.isnan(seen.drafts + seen.accepted) and not seen.accepted > seen.drafted
-            return seen if possible else None
+        if counts is not None:
+            possible = not math.isnan(counts.drafts + counts.accepted) and not counts.accepted > counts.drafted
+            return counts if possible else None
     return None
 
 
-def read(path: Path) -> Iterator[Seen | None]:
-    """The records of a file one by one, ``None`` for a row without a report: JSONL, one JSON object, or Prometheus text."""
-    with _opened(path) as file:
-        start = file.read(4096).lstrip()
+def read(path: Path) -> Iterator[Counts | None]:
+    """The records of a file one by one, ``None`` for a row without counts: JSONL, one JSON object, or Prometheus text."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            start = file.read(4096).lstrip()
+    except FileNotFoundError:
+        raise UserError("no such file", file=path, remedy="check the path") from None
     if start.startswith(("#", "vllm:", "sglang:", "llamacpp:")):
         yield from from_prometheus(path.read_text(encoding="utf-8"), path)
     elif path.suffix == ".json":
@@ -154,17 +142,7 @@ def read(path: Path) -> Iterator[Seen | None]:
         yield from (read_one(row) for _, row in traces.rows(path))
 
 
-def _opened(path: Path) -> Any:
-    try:
-        return path.open(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        raise UserError("no such file", file=path, remedy="check the path") from None
-
-
-COUNTERS = {"vllm:": "vllm", "llamacpp:": "llama.cpp"}
-
-
-def from_prometheus(text: str, name: Path | str) -> Iterator[Seen]:
+def from_prometheus(text: str, name: Path | str) -> Iterator[Counts]:
     """The counters since the server's start, summed over its engines (vLLM, llama.cpp); of SGLang the gauges of the last interval."""
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -173,28 +151,27 @@ def from_prometheus(text: str, name: Path | str) -> Iterator[Seen]:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                plain = sample.name.removesuffix("_total")
-                totals[plain] = totals.get(plain, 0.0) + sample.value
-                if plain.endswith("accepted_tokens_per_pos"):
+                metric = sample.name.removesuffix("_total")
+                totals[metric] = totals.get(metric, 0.0) + sample.value
+                if metric.endswith("accepted_tokens_per_pos"):
                     position = sample.labels["position"]
                     positions[position] = positions.get(position, 0.0) + sample.value
     except (ValueError, KeyError, IndexError) as error:
         raise UserError(f"not Prometheus text: {error}", file=name, remedy="save the output of /metrics") from None
-    for prefix, engine in COUNTERS.items():
-        counts = [
-            totals.get(f"{prefix}spec_decode_num_{what}") for what in ("drafts", "draft_tokens", "accepted_tokens")
-        ]
-        if counts[0] is not None and counts[1] is not None and counts[2] is not None:
-            survival = [counts[0], *(positions[p] for p in sorted(positions, key=int)), 0.0]
+    for prefix, engine in (("vllm:", "vllm"), ("llamacpp:", "llama.cpp")):
+        names = [f"{prefix}spec_decode_num_{what}" for what in ("drafts", "draft_tokens", "accepted_tokens")]
+        if all(metric in totals for metric in names):
+            drafts, drafted, accepted = (totals[metric] for metric in names)
+            survival = [drafts, *(positions[p] for p in sorted(positions, key=int)), 0.0]
             histogram = tuple(a - b for a, b in itertools.pairwise(survival)) if positions else None
-            done = totals.get(f"{prefix}request_success", math.nan)
-            yield Seen(engine, counts[0], counts[1], counts[2], done, histogram)
+            requests = totals.get(f"{prefix}request_success", math.nan)
+            yield Counts(engine, drafts, drafted, accepted, requests, histogram)
             return
-    drafts, length = totals.get("sglang:spec_verify_calls"), totals.get("sglang:spec_accept_length")
-    if drafts and length and length >= 1:
+    calls, length = totals.get("sglang:spec_verify_calls"), totals.get("sglang:spec_accept_length")
+    if calls and length and length >= 1:
         rate = totals.get("sglang:spec_accept_rate") or math.nan
-        accepted = drafts * (length - 1)
-        yield Seen("sglang", drafts, accepted / rate, accepted, totals.get("sglang:num_requests", math.nan))
+        accepted = calls * (length - 1)
+        yield Counts("sglang", calls, accepted / rate, accepted, totals.get("sglang:num_requests", math.nan))
         return
     raise UserError(
         "no counters of speculative decoding", file=name, remedy="serve with a draft, and save /metrics again"
@@ -202,12 +179,12 @@ def from_prometheus(text: str, name: Path | str) -> Iterator[Seen]:
 
 
 def acceptance(path: Path) -> Acceptance:
-    """The acceptance that a file of records shows, one class for each request that gives a histogram."""
-    histograms = [seen.histogram for seen in read(path) if seen is not None and seen.histogram is not None]
+    """The acceptance in a file of records, one class for each request with a histogram."""
+    histograms = [counts.histogram for counts in read(path) if counts is not None and counts.histogram is not None]
     if not histograms:
         raise UserError(
             "no histogram of accepted lengths in it",
             file=path,
             remedy="record per-request metrics (vLLM: --per-request-spec-decode-metrics summary), or give --alpha",
         )
-    return from_histograms([h for h in histograms if sum(h) > 0])
+    return from_histograms([histogram for histogram in histograms if sum(histogram) > 0])

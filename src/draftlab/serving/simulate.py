@@ -1,35 +1,28 @@
 """A continuous-batching server, step by step: vLLM's scheduler with chunked prompts, a limited cache and preemption.
 
-Steps follow each other on one machine, so the events are the ends of steps: a plain loop is exact, and faster than a general simulator.
+Steps follow each other on one machine, so the only events are the ends of steps. A plain loop over them is exact.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int
+from jaxtyping import Bool, Float64, Int
 
 from draftlab.errors import UserError
 from draftlab.serving.acceptance import Acceptance
 from draftlab.serving.profiles import Profile
 from draftlab.serving.traces import Arrivals
 
-DraftLength = Callable[[int, float], int]
-"""(requests that decode, mean tokens before them) -> how many tokens to draft."""
-
-
-def fixed(draft_len: int) -> DraftLength:
-    """The same length always."""
-    return lambda batch, context: draft_len
-
 
 @dataclass(frozen=True)
 class Served:
-    """The times of each request, in seconds, and what the server did. ``batch`` is the number of requests in the step that emitted a block;
-    ``refused`` are the requests that would not fit the cache even alone."""
+    """The times of each request, in seconds, and what the server did.
+
+    ``batch`` is the mean number of requests in a step that emits a block. ``refused`` counts requests too large for the cache even alone.
+    """
 
     arrived: Float64[np.ndarray, " requests"]
     first: Float64[np.ndarray, " requests"]
@@ -60,16 +53,16 @@ class Served:
         return float(self.last.max() - self.arrived.min())
 
 
-# The columns of the admitted requests, in order of admission: tokens cached, tokens to read before decoding, tokens still to emit.
-ID, CTX, GOAL, LEFT, KIND = range(5)
-ALIKE = 256
-"""Steps without an event that are reckoned together at most."""
+ID, CONTEXT, GOAL, LEFT, CLASS = range(5)
+"""The rows of the table of running requests: number, tokens cached, tokens to read before decoding, tokens still to emit, acceptance class."""
+MOST_AT_ONCE = 256
+"""Steps without an event that are computed together at most."""
 
 
 def serve(
     arrivals: Arrivals,
     profile: Profile,
-    draft_len: DraftLength,
+    draft_len: int,
     acceptance: Acceptance | None,
     rng: np.random.Generator,
     share: float = 1.0,
@@ -86,13 +79,14 @@ def serve(
     if not count:
         raise UserError("no requests", remedy="give a trace with at least one request")
     fits = -(-(prompts + outputs) // block) <= room
-    kinds = acceptance.classes(count, rng) if acceptance else np.zeros(count, dtype=np.int64)
+    if not fits.any():
+        raise UserError("no request fits the cache", remedy=f"the profile holds {profile.kv_tokens} tokens")
+    classes = acceptance.classes(count, rng) if acceptance else np.zeros(count, dtype=np.int64)
     first, last = np.full(count, np.nan), np.full(count, np.nan)
-    done = np.zeros(count, dtype=np.int64)
+    emitted_so_far = np.zeros(count, dtype=np.int64)
     waiting: deque[int] = deque()
     running = np.zeros((5, 0), dtype=np.int64)
     now, coming, steps, preempted, decoded, weighted = float(arrived[0]), 0, 0, 0, 0, 0
-    target, drafter = profile.target, profile.draft
     while coming < count or waiting or running.shape[1]:
         if not waiting and not running.shape[1]:
             now = max(now, float(arrived[coming]))
@@ -103,29 +97,28 @@ def serve(
         if not waiting and not running.shape[1]:
             continue
         # What each running request reads in this step.
-        prefilling = running[CTX] < running[GOAL]
-        decoding = ~prefilling
-        batch = int(decoding.sum())
-        drafted = draft_len(batch, float(running[CTX][decoding].mean())) if batch and acceptance else 0
-        new = np.where(decoding, 1 + drafted, running[GOAL] - running[CTX])
+        decoding = running[CONTEXT] >= running[GOAL]
+        drafted = draft_len if decoding.any() and acceptance else 0
+        new = np.where(decoding, 1 + drafted, running[GOAL] - running[CONTEXT])
         budget = profile.max_tokens
         if new.sum() > budget:
             new = np.diff(np.minimum(np.concatenate([[0], new.cumsum()]), budget))
             new[decoding & (new < 1 + drafted)] = 0  # a block is verified whole
+        # While the cache is too small, the youngest request leaves it.
         full = False
-        held = -(-(running[CTX] + new) // block)
+        held = -(-(running[CONTEXT] + new) // block)
         used = int(held.sum())
         while used > room:
-            victim = running[ID, -1]
             used -= int(held[-1])
-            waiting.appendleft(int(victim))
+            waiting.appendleft(int(running[ID, -1]))
             running, new, decoding, held = running[:, :-1], new[:-1], decoding[:-1], held[:-1]
             preempted, full = preempted + 1, True
+        # Waiting requests join while tokens, sequences and cache allow.
         budget -= int(new.sum())
         admitted: list[tuple[int, int, int]] = []
         while waiting and not full and budget > 0 and running.shape[1] + len(admitted) < profile.max_sequences:
             request = waiting[0]
-            goal = int(prompts[request] + done[request])
+            goal = int(prompts[request] + emitted_so_far[request])
             chunk = min(goal, budget)
             if used + -(-chunk // block) > room:
                 break
@@ -135,74 +128,82 @@ def serve(
             admitted.append((request, goal, chunk))
         if admitted:
             ids, goals, chunks = (np.array(part, dtype=np.int64) for part in zip(*admitted, strict=True))
-            joined = np.stack([ids, np.zeros_like(ids), goals, outputs[ids] - done[ids], kinds[ids]])
+            joined = np.stack([ids, np.zeros_like(ids), goals, outputs[ids] - emitted_so_far[ids], classes[ids]])
             running = np.concatenate([running, joined], axis=1)
             new = np.concatenate([new, chunks])
             decoding = np.concatenate([decoding, np.zeros(len(ids), dtype=bool)])
-        # What the step costs, and as many like it as come before somebody leaves, comes, or finds the cache full.
         active = decoding & (new > 0)
         batch = int(active.sum())
-        chunks, before = new[~decoding], running[CTX][~decoding]
-        chunk = int(chunks.sum())
-        cached = float(running[CTX][active].sum())
-        pairs = float((chunks * (before + chunks / 2)).sum())
-        ends = ~decoding & (running[CTX] + new >= running[GOAL])
-        asked = int(ends.sum())
-        tokens = int(new.sum())
-        # A whole number of requests has nothing drafted: the one below or the one above the mean, each as often as the mean demands.
-        idle, often = divmod(batch * (1 - share), 1) if drafted else (0.0, 0.0)
-        cost = profile.overhead
-        for nothing, weight in ((int(idle), 1 - often), (int(idle) + 1, often)):
-            if weight:
-                less = nothing * drafted
-                read, logits = tokens - less, batch * (1 + drafted) + asked - less
-                cost += weight * target.step(read, logits, batch, cached, chunk, pairs)
-        if drafted and drafter is not None:
-            cost += drafter.step(tokens, batch, batch, cached, chunk, pairs)
-            cost += (drafted - 1) * drafter.step(batch, batch, batch, cached)
-        elif acceptance and drafter is not None and chunk:
-            cost += drafter.step(chunk, 0, 0, 0.0, chunk, pairs)  # the draft reads prompts even if it drafts later
-        alike = 1
+        ends = ~decoding & (running[CONTEXT] + new >= running[GOAL])  # prompts that are read to their end
+        ms = _step_ms(profile, running[CONTEXT], new, decoding, drafted, int(ends.sum()), share, acceptance is not None)
+        # As many steps like this one as come before a request leaves, comes, or finds the cache full.
+        at_once = 1
         if batch == running.shape[1] and not full:
-            alike = min(ALIKE, int(running[LEFT].min() - 1) // (1 + drafted) + 1)
-            if alike > 1 and (-(-(running[CTX] + alike * (1 + drafted)) // block)).sum() > room:
-                alike = 1
+            at_once = min(MOST_AT_ONCE, int(running[LEFT].min() - 1) // (1 + drafted) + 1)
+            if at_once > 1 and (-(-(running[CONTEXT] + at_once * (1 + drafted)) // block)).sum() > room:
+                at_once = 1
         emitted = np.where(active | ends, 1, 0)
-        if alike == 1:
-            now += cost / 1e3
+        if at_once == 1:
+            now += ms / 1e3
             if drafted and batch and acceptance is not None:
-                emitted[active] += acceptance.draw(running[KIND][active], drafted, rng)
+                emitted[active] += acceptance.draw(running[CLASS][active], drafted, rng)
         else:
-            kinds_now = np.broadcast_to(running[KIND], (alike, batch)).ravel()
-            drawn = acceptance.draw(kinds_now, drafted, rng) if drafted and acceptance else np.zeros_like(kinds_now)
-            each = 1 + drawn.reshape(alike, batch)
-            slope = target.decode.per_cached + (drafted * drafter.decode.per_cached if drafter is not None else 0.0)
+            kinds = np.broadcast_to(running[CLASS], (at_once, batch)).ravel()
+            accepted = acceptance.draw(kinds, drafted, rng) if drafted and acceptance else np.zeros_like(kinds)
+            each = 1 + accepted.reshape(at_once, batch)
+            slope = profile.target.decode.per_cached
+            slope += drafted * profile.draft.decode.per_cached if profile.draft is not None else 0.0
             grown = each.sum(axis=1).cumsum()
-            ticks = now + (cost + slope * np.concatenate([[0], grown[:-1]])).cumsum() / 1e3
-            if not waiting and coming < count:  # with somebody waiting, who comes now waits behind them
-                alike = min(alike, int(np.searchsorted(ticks, arrived[coming])) + 1)
-            emitted, now = each[:alike].sum(axis=0), float(ticks[alike - 1])
-        steps += alike
+            ticks = now + (ms + slope * np.concatenate([[0], grown[:-1]])).cumsum() / 1e3
+            if not waiting and coming < count:  # if some wait, a new request waits behind them
+                at_once = min(at_once, int(np.searchsorted(ticks, arrived[coming])) + 1)
+            emitted, now = each[:at_once].sum(axis=0), float(ticks[at_once - 1])
+        steps += at_once
         emitted = np.minimum(emitted, running[LEFT])
-        decoded += batch * alike
-        weighted += batch * batch * alike
-        running[CTX] += np.where(decoding, emitted, new)
+        decoded += batch * at_once
+        weighted += batch * batch * at_once
+        running[CONTEXT] += np.where(decoding, emitted, new)
         running[LEFT] -= emitted
         ids = running[ID]
-        done[ids] += emitted
-        fresh = ids[ends]
-        first[fresh] = np.where(np.isnan(first[fresh]), now, first[fresh])
-        over = running[LEFT] <= 0
-        if over.any():
-            last[ids[over]] = now
-            running = running[:, ~over]
-    return Served(
-        arrived[fits],
-        first[fits],
-        last[fits],
-        outputs[fits],
-        steps,
-        preempted,
-        batch=weighted / max(decoded, 1),
-        refused=int((~fits).sum()),
-    )
+        emitted_so_far[ids] += emitted
+        begun = ids[ends]
+        first[begun] = np.where(np.isnan(first[begun]), now, first[begun])
+        finished = running[LEFT] <= 0
+        if finished.any():
+            last[ids[finished]] = now
+            running = running[:, ~finished]
+    mean_batch = weighted / max(decoded, 1)
+    refused = int((~fits).sum())
+    return Served(arrived[fits], first[fits], last[fits], outputs[fits], steps, preempted, mean_batch, refused)
+
+
+def _step_ms(
+    profile: Profile,
+    context: Int[np.ndarray, " running"],
+    new: Int[np.ndarray, " running"],
+    decoding: Bool[np.ndarray, " running"],
+    drafted: int,
+    read_to_end: int,
+    share: float,
+    speculates: bool,
+) -> float:
+    """Milliseconds of a step in which each request reads ``new`` tokens after ``context`` and ``read_to_end`` prompts end."""
+    active = decoding & (new > 0)
+    batch, tokens, cached = int(active.sum()), int(new.sum()), float(context[active].sum())
+    chunks, before = new[~decoding], context[~decoding]
+    chunk, pairs = int(chunks.sum()), float((chunks * (before + chunks / 2)).sum())
+    # A whole number of requests has nothing drafted: the one below or the one above the mean, each as often as the mean demands.
+    idle, often = divmod(batch * (1 - share), 1) if drafted else (0.0, 0.0)
+    ms = profile.overhead
+    for nothing, weight in ((int(idle), 1 - often), (int(idle) + 1, often)):
+        if weight:
+            less = nothing * drafted
+            logits = batch * (1 + drafted) + read_to_end - less
+            ms += weight * profile.target.step(tokens - less, logits, batch, cached, chunk, pairs)
+    draft = profile.draft
+    if drafted and draft is not None:
+        ms += draft.step(tokens, batch, batch, cached, chunk, pairs)
+        ms += (drafted - 1) * draft.step(batch, batch, batch, cached)
+    elif speculates and draft is not None and chunk:
+        ms += draft.step(chunk, 0, 0, 0.0, chunk, pairs)  # the draft reads prompts even if it drafts later
+    return ms

@@ -1,4 +1,4 @@
-"""When requests arrive and how long they are: read from the usual trace formats by the names of their columns, or drawn at random."""
+"""When requests arrive and how long they are: from a trace in one of the usual formats, or drawn at random."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of a format: when a request comes (in units of ``unit`` seconds), what it reads and writes."""
+    """The columns of a format: the time of arrival (in units of ``unit`` seconds), tokens read and tokens written."""
 
     arrived: str
     prompt: str
@@ -65,7 +65,7 @@ FORMATS = {
     "vidur": Columns("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
     "litellm": Columns("startTime", "prompt_tokens", "completion_tokens"),
 }
-"""Mooncake and Qwen-Bailian share their names: the latter's rows have a ``chat_id``, and seconds in place of milliseconds."""
+"""Mooncake and Qwen-Bailian name their columns alike; rows of Qwen-Bailian have a ``chat_id``, and seconds in place of milliseconds."""
 
 
 def _format_of(row: Mapping[str, Any], path: Path) -> str:
@@ -86,10 +86,9 @@ def rows(path: Path) -> Iterator[tuple[int, Any]]:
                 if path.name.removesuffix(".gz").endswith(".csv"):
                     table = csv.reader(lines)
                     names = [name.strip() for name in next(table, [])]
-                    for cells in table:
+                    for cells in filter(None, table):
                         fits = len(cells) == len(names)
-                        if cells:
-                            yield table.line_num, dict(zip(names, cells, strict=True)) if fits else None
+                        yield table.line_num, dict(zip(names, cells, strict=True)) if fits else None
                     return
                 for number, line in enumerate(lines, 1):
                     if line.strip():
@@ -109,9 +108,9 @@ def _object(line: str) -> Any:
 
 
 def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
-    """The requests of a trace, 24 bytes each in memory; rows that cannot be read, that failed, or that are empty are left out and counted.
+    """The requests of a trace, 24 bytes each in memory; broken and empty rows are left out and counted.
 
-    The first row out of order is an error, because sorting the times would produce a different load from the recorded one.
+    A row out of order is an error, because sorting the times would produce a different load from the recorded one.
     """
     seconds, prompt, output = array("d"), array("q"), array("q")
     left_out: Counter[str] = Counter()
@@ -163,8 +162,10 @@ def _seconds(value: Any, unit: float) -> float:
 
 
 def poisson(lengths: Arrivals, requests: int, rate: float, rng: np.random.Generator, burst: float = 1.0) -> Arrivals:
-    """``requests`` at ``rate`` a second with lengths drawn from ``lengths``; gaps are exponential, or Gamma with ``burst`` times
-    the squared coefficient of variation."""
+    """``requests`` at ``rate`` a second with lengths drawn from ``lengths``.
+
+    Gaps between them are Gamma with ``burst`` as the squared coefficient of variation: exponential for 1.
+    """
     if not rate > 0 or not burst > 0:
         raise UserError(f"a rate of {rate} and a burst of {burst}", remedy="give numbers above 0")
     gaps = rng.gamma(1 / burst, burst / rate, requests)

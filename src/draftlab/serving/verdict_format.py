@@ -1,4 +1,4 @@
-"""What ``verdict.json`` holds: the answer for each option, with the numbers that it rests on."""
+"""The contents of ``verdict.json``: the outcome of each option, with the numbers behind it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Answer = Literal["yes", "no", "not yet known"]
+Outcome = Literal["yes", "no", "not yet known"]
 NAMES = {
     "lookup": "prompt lookup",
     "as_it_comes": "the undistilled draft",
@@ -18,11 +18,11 @@ NAMES = {
 }
 
 
-class _Part(BaseModel):
+class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Range(_Part):
+class Range(_Record):
     """An estimate and its 95 % interval."""
 
     estimate: float
@@ -33,7 +33,7 @@ class Range(_Part):
         return f"{self.estimate:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-class At(_Part):
+class AtLength(_Record):
     """One draft length and way to propose; a block ends early where the draft's token has a probability below ``threshold``."""
 
     draft_len: int
@@ -42,27 +42,32 @@ class At(_Part):
     threshold: float = 0.0
 
 
-class Part(_Part):
+class Part(_Record):
     """The verdict on one part of the log."""
 
     name: str
     requests: int
-    verdict: Answer
+    verdict: Outcome
     speedup: Range
 
 
-class Ceiling(_Part):
-    """The best possible speed-up at these costs: with a ``perfect`` draft (alpha = 1), and with the exact optimum of 2 and 4 drafts from the
-    same distribution, if verifying the additional drafts were free (empty where that was not computed)."""
+class Ceiling(_Record):
+    """The best possible speed-up at these costs, with a ``perfect`` draft (alpha = 1) and with an ``optimum`` of several drafts.
+
+    The optimum is that of 2 and 4 drafts from the same distribution, if verifying the additional drafts were free (empty if not computed).
+    """
 
     perfect: float
     optimum_alpha: dict[int, float] = {}
     optimum: dict[int, float] = {}
 
 
-class Forecast(_Part):
-    """Acceptance of a draft that keeps learning, ``after`` these numbers of requests; ``enough``: the number of requests after which twice as
-    many add less than 0.01 (none: beyond the forecast). ``refused`` says why there is no forecast."""
+class Forecast(_Record):
+    """Acceptance of a draft that keeps learning, ``after`` these numbers of requests.
+
+    ``enough`` is the number of requests after which twice as many add less than 0.01 (none: beyond the forecast). ``refused`` says why there is
+    no forecast.
+    """
 
     seen: int
     after: dict[int, Range] = {}
@@ -70,12 +75,15 @@ class Forecast(_Part):
     refused: str = ""
 
 
-class Option(_Part):
-    """The verdict on one option, at its best length; ``tips_at``: the acceptance from which some length pays off; empty if none
-    does, and for blocks that end early, whose acceptance says nothing about how many they are."""
+class Option(_Record):
+    """The verdict on one option, at its best length.
+
+    ``tips_at`` is the acceptance from which some length pays off. It is empty if none does, and for blocks that end early, because their
+    acceptance does not determine their number.
+    """
 
     name: str
-    verdict: Answer
+    verdict: Outcome
     reason: str
     requests: int
     draft_len: int
@@ -85,7 +93,7 @@ class Option(_Part):
     acceptance_length: Range
     tips_at: float | None
     ceiling: Ceiling
-    by_length: list[At]
+    by_length: list[AtLength]
     over_time: list[Range]
     thirds: list[Part]
     categories: list[Part]
@@ -96,10 +104,10 @@ class Option(_Part):
     threshold: float = 0.0
 
 
-class AtLoad(_Part):
-    """The mean time of a request without a draft over that with one, at requests a second; draft length 0 where no length pays.
+class AtLoad(_Record):
+    """The mean time of a request without a draft over that with one, at ``rate`` requests a second; draft length 0 if no length pays.
 
-    The interval is that over arrivals and over requests' acceptances of chance.
+    The interval covers chance in the arrivals and in the acceptance of requests.
     """
 
     rate: float
@@ -108,7 +116,7 @@ class AtLoad(_Part):
     by_length: dict[int, float]
 
 
-class Promise(_Part):
+class Promise(_Record):
     """What ``draftlab monitor`` compares production with."""
 
     option: str
@@ -118,7 +126,7 @@ class Promise(_Part):
     threshold: float = 0.0
 
 
-class Verdict(_Part):
+class Verdict(_Record):
     """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of new tokens."""
 
     format: Literal["draftlab verdict 1"] = "draftlab verdict 1"
@@ -130,10 +138,10 @@ class Verdict(_Part):
     left_out: dict[str, int]
     cut: int = 0
     costs: str
-    step_seconds: float | None
+    step_seconds: float
     cost_ratio: dict[int, float]
     verify_ratio: dict[int, float]
-    verdict: Answer
+    verdict: Outcome
     sentence: str
     best: str | None
     options: list[Option]

@@ -1,0 +1,91 @@
+"""The speed-up of drafting on the requests of a log: replayed blocks at measured costs, with an interval and upper bounds.
+
+``speed-up = sum of tokens / (sum over calls of v(tokens read) + steps of the draft c + what a draft that catches up and calls of changing
+size cost more + time between the models' calls)``, all sums over requests, in steps of plain decoding.
+The interval is for an equal number of future requests: it resamples the requests of the log, draws future requests from those, and at the same
+time draws the costs from one of the moments at which they were probed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64
+
+from draftlab.core.stats import ENOUGH
+from draftlab.core.theory import expected_block_length
+from draftlab.serving.acceptance import alpha_of_length
+from draftlab.serving.costs import DRAWS, LONGEST, BlockCosts
+from draftlab.serving.verdict_format import Ceiling, Outcome, Range
+
+
+def _weights(requests: int, future: int = 0, seed: int = 0) -> Float64[np.ndarray, "draws requests"]:
+    """How often each request counts in each resample; the first row counts each once.
+
+    With ``future``, that many future requests are drawn from each resample.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(requests, np.full(requests, 1 / requests), DRAWS)
+    if future:
+        drawn = rng.multinomial(future, drawn / requests)
+    return np.vstack([np.ones(requests), drawn])
+
+
+def range_of(draws: Float64[np.ndarray, " draws"]) -> Range:
+    """The first draw is the estimate, and the others give its 95 % interval."""
+    low, high = np.quantile(draws[1:], [0.025, 0.975])
+    return Range(estimate=float(draws[0]), low=float(low), high=float(high))
+
+
+def speedup(rows: pd.DataFrame, costs: BlockCosts, future: int = 0) -> Range:
+    """The speed-up on ``future`` requests (0: as many as ``rows``) like the ones in ``rows``, all of one option, proposal and draft length."""
+    column = int(rows["draft_len"].iloc[0]) - 1
+    # How many calls read 1, 2, ... tokens: a mean between two whole numbers is a mixture of both.
+    drafting = (rows["blocks"] - rows["empty"]).to_numpy()
+    mean = np.divide(rows["drafted"].to_numpy(), drafting, out=np.zeros(len(rows)), where=drafting > 1e-9)
+    below = np.floor(mean).astype(int).clip(0, LONGEST)
+    share = mean - below
+    calls = np.zeros((len(rows), LONGEST + 2))
+    request = np.arange(len(rows))
+    calls[request, 0] += rows["empty"]
+    calls[request, below] += drafting * (1 - share)
+    calls[request, below + 1] += drafting * share
+    weights = _weights(len(rows), future or len(rows))
+    seconds = (weights @ calls[:, :-1] * costs.verify).sum(axis=1)
+    terms = [("steps", costs.step), ("whole", costs.catch_up), ("changes", costs.change), ("blocks", costs.loop)]
+    if str(rows["option"].iloc[0]).startswith("lookup"):
+        terms.append(("blocks", costs.lookup))
+    for count, cost in terms:
+        seconds = seconds + weights @ rows[count].to_numpy() * cost[:, column]
+    return range_of(weights @ rows["emitted"].to_numpy() / seconds)
+
+
+def ratio(rows: pd.DataFrame, above: str, below: str) -> Range:
+    """The ratio of two sums over requests."""
+    weights = _weights(len(rows))
+    return range_of((weights @ rows[above].to_numpy()) / np.maximum(weights @ rows[below].to_numpy(), 1e-12))
+
+
+def outcome(speedup: Range, requests: int) -> Outcome:
+    """``yes`` above 1, ``no`` below it; ``not yet known`` if the interval includes 1 or there are too few requests."""
+    if requests < ENOUGH or speedup.low <= 1 <= speedup.high:
+        return "not yet known"
+    return "yes" if speedup.low > 1 else "no"
+
+
+def ceiling(rows: pd.DataFrame, costs: BlockCosts) -> Ceiling:
+    """The best possible speed-up at these costs, and with more drafts from this distribution."""
+    lengths = range(1, LONGEST + 1)
+    alphas = {}
+    for drafts in (2, 4):
+        known = rows[rows[f"optimum_{drafts}"].notna()]
+        if len(known):
+            alphas[drafts] = min(float(known[f"optimum_{drafts}"].sum() / known["emitted"].sum()), 1.0)
+    optimum = {k: max(expected_block_length(a, n) / costs.block(n, a**n) for n in lengths) for k, a in alphas.items()}
+    return Ceiling(perfect=max((n + 1) / costs.block(n, 1.0) for n in lengths), optimum_alpha=alphas, optimum=optimum)
+
+
+def break_even(costs: BlockCosts) -> float | None:
+    """The smallest acceptance at which a draft of this cost pays off at some length; None if there is none."""
+    blocks = {n: costs.block(n) for n in range(1, LONGEST + 1)}
+    return min((alpha_of_length(max(cost, 1.0), n) for n, cost in blocks.items() if cost <= n + 1), default=None)
