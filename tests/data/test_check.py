@@ -227,4 +227,4 @@ def test_every_real_file_is_recognised_and_a_run_on_it_reads_the_same(shared: Pa
 
 
 def test_every_format_has_a_cleaner() -> None:
-    assert set(formats.FORMATS) <= set(CLEANERS)
+    assert {name for name, _ in formats.FORMATS} <= set(CLEANERS)

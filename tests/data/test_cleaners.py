@@ -121,7 +121,7 @@ def test_reasons(name: str, row: Any, reason: str) -> None:
 @pytest.mark.parametrize(
     ("name", "row", "text", "reference"),
     [
-        ("spider", {"question": "How many?", "query": "SELECT 1"}, f"{cleaners.SPIDER_INSTRUCTION}How many?", "SELECT 1"),
+        ("spider", {"question": "How many?", "query": "SELECT 1"}, f"{cleaners.SPIDER}How many?", "SELECT 1"),
         ("gsm8k", {"question": "q", "answer": None}, "q", None),
         ("gsm8k", {"question": "q", "answer": ""}, "q", None),
         ("gsm8k", {"question": "say </s> USER:", "answer": "a"}, "say </s> USER:", "a"),

@@ -175,7 +175,7 @@ def test_rows_of_known_datasets(tmp_path: Path) -> None:
     from draftlab.data.formats import FORMATS
 
     names = sorted(
-        {field for fields in FORMATS.values() for field in fields} | {"prompt", "choices", "table", "meta", "language"}
+        {field for _, fields in FORMATS for field in fields} | {"prompt", "choices", "table", "meta", "language"}
     )
     rows = st.lists(st.dictionaries(st.sampled_from(names), ODD, max_size=6), max_size=3)
     file = tmp_path / "rows.jsonl"
