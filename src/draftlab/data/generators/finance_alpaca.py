@@ -1,4 +1,4 @@
-"""Generates questions about money with short advice, as rows of finance-alpaca; the answer refers to the asker and their goal."""
+"""Generates questions about money, as rows of finance-alpaca; the advice refers to the asker and their goal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from draftlab.files.yaml_files import read_beside
 def finance_alpaca(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the fields of ``gbharti/finance-alpaca``; one time in four the persona is in ``input``."""
     words = read_beside(__file__)
-    product, goal, job = (
-        draw.choice(words["products"][space]),
-        draw.choice(words["goals"]),
-        draw.choice(words["jobs"][space]),
-    )
+    product, goal, job = map(draw.choice, (words["products"][space], words["goals"], words["jobs"][space]))
     age, kind = draw.randrange(21, 66), draw.randrange(len(words["questions"]))
     question, persona = words["questions"][kind].format(product=product, goal=goal), f"I am a {age} year old {job}."
     opening = draw.choice(words["openings"][kind]).format(product=product, goal=goal)

@@ -1,4 +1,4 @@
-"""Generates plain sentences about nothing in particular, from which a draft learns the language but no task."""
+"""Generates plain sentences, from which a draft learns the language but no task."""
 
 from __future__ import annotations
 

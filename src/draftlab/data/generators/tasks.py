@@ -12,12 +12,8 @@ from draftlab.files.yaml_files import read_beside
 def _news(draw: Random, space: str) -> tuple[str, str]:
     """Draw a news report and its one-sentence summary."""
     words = read_beside(__file__)
-    place, event, agent, day = (
-        draw.choice(words["places"][space]),
-        draw.choice(words["events"]),
-        draw.choice(words["agents"]),
-        draw.choice(words["days"]),
-    )
+    places = words["places"][space]
+    place, event, agent, day = map(draw.choice, (places, words["events"], words["agents"], words["days"]))
     count = draw.randrange(3, 900)
     facts = [
         f"A {event} in {place} on {day} affected {count} people.",
