@@ -149,4 +149,4 @@ def classify_file(
     marked, agreement = classify(list(read_jsonl(prompts, Prompt)), classifier, label)
     write_jsonl(out, marked)
     write_json(report, {"method": method, "accuracy": agreement.accuracy, **asdict(agreement)})
-    print(f"{label}: {found.correct} of {found.labelled} predictions agree with the label")
+    print(f"{label}: {agreement.correct} of {agreement.labelled} predictions agree with the label")

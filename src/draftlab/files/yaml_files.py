@@ -26,12 +26,9 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"not YAML in UTF-8: {error}", file=path, remedy="repair the file") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise UserError(
-            f"not YAML: {getattr(error, 'problem', error)}",
-            file=path,
-            line=mark.line + 1 if mark else None,
-            remedy="repair the file",
-        ) from None
+        line = mark.line + 1 if mark else None
+        what = f"not YAML: {getattr(error, 'problem', error)}"
+        raise UserError(what, file=path, line=line, remedy="repair the file") from None
 
 
 @functools.cache
