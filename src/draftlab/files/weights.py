@@ -34,7 +34,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weights_digest(folder: Path) -> str:
-    """The SHA-256 of the weights of a model folder, from their seal or from digest.json beside them.
+    """The SHA-256 of the weights of a model folder, from their seal or from digest.json in the folder.
 
     The weights are read again only if the size or time of a file differs from what digest.json records.
     """

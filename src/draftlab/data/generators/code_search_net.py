@@ -13,8 +13,8 @@ Slots = dict[str, Any]
 
 
 def _filter(draw: Random, attributes: Sequence[str]) -> Slots:
-    sign, words = draw.choice((("<", "below"), (">", "above"), (">=", "at least"), ("<=", "at most")))
-    return {"sign": sign, "words": words}
+    sign, phrase = draw.choice((("<", "below"), (">", "above"), (">=", "at least"), ("<=", "at most")))
+    return {"sign": sign, "words": phrase}
 
 
 def _sort(draw: Random, attributes: Sequence[str]) -> Slots:
@@ -29,8 +29,8 @@ def _sum(draw: Random, attributes: Sequence[str]) -> Slots:
 
 
 def _best(draw: Random, attributes: Sequence[str]) -> Slots:
-    function, words = draw.choice((("max", "largest"), ("min", "smallest")))
-    return {"function": function, "words": words, "other": draw.choice(attributes)}
+    function, phrase = draw.choice((("max", "largest"), ("min", "smallest")))
+    return {"function": function, "words": phrase, "other": draw.choice(attributes)}
 
 
 def _other(draw: Random, attributes: Sequence[str]) -> Slots:

@@ -9,8 +9,8 @@ from draftlab.files.yaml_files import read_beside
 
 def sentence(draw: Random) -> str:
     """Draw one sentence."""
-    words = read_beside(__file__)
-    text = " ".join(draw.choice(words[part]) for part in ("subjects", "verbs", "objects", "endings")) + "."
+    templates = read_beside(__file__)
+    text = " ".join(draw.choice(templates[part]) for part in ("subjects", "verbs", "objects", "endings")) + "."
     return text[0].upper() + text[1:]
 
 

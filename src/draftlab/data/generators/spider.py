@@ -55,9 +55,9 @@ def _where(draw: Random, style: Style, t: Table) -> Slots:
 
 def _list_where(draw: Random, style: Style, t: Table) -> Slots:
     column, more = draw.choice(t.numbers), draw.random() < 0.5
-    words, sign = ("more than", ">") if more else ("less than", "<")
+    phrase, sign = ("more than", ">") if more else ("less than", "<")
     value, shown = _number(draw, column), draw.choice((t.label, *t.texts))
-    return {"column": column, "words": words, "sign": sign, "value": value, "shown": shown}
+    return {"column": column, "words": phrase, "sign": sign, "value": value, "shown": shown}
 
 
 def _list_both(draw: Random, style: Style, t: Table) -> Slots:
@@ -67,21 +67,21 @@ def _list_both(draw: Random, style: Style, t: Table) -> Slots:
 
 def _ordered(draw: Random, style: Style, t: Table) -> Slots:
     column, shown, down = draw.choice(t.numbers), draw.choice((t.label, *t.texts)), draw.random() < 0.5
-    words = "from high to low" if down else "from low to high"
-    return {"column": column, "shown": shown, "words": words, "form": "down" if down else "up"}
+    phrase = "from high to low" if down else "from low to high"
+    return {"column": column, "shown": shown, "words": phrase, "form": "down" if down else "up"}
 
 
 def _extreme(draw: Random, style: Style, t: Table) -> Slots:
     column, shown, high = draw.choice(t.numbers), draw.choice((t.label, *t.texts)), draw.random() < 0.5
-    words, best, direction = ("highest", "max", "DESC") if high else ("lowest", "min", "ASC")
+    phrase, best, direction = ("highest", "max", "DESC") if high else ("lowest", "min", "ASC")
     form = "subquery" if style.subquery else "limit"
-    return {"column": column, "shown": shown, "words": words, "best": best, "direction": direction, "form": form}
+    return {"column": column, "shown": shown, "words": phrase, "best": best, "direction": direction, "form": form}
 
 
 def _aggregate(draw: Random, style: Style, t: Table) -> Slots:
     column = draw.choice(t.numbers)
-    words, function = draw.choice((("average", "avg"), ("maximum", "max"), ("minimum", "min"), ("total", "sum")))
-    return {"column": column, "words": words, "function": function.upper() if style.count == "COUNT" else function}
+    phrase, function = draw.choice((("average", "avg"), ("maximum", "max"), ("minimum", "min"), ("total", "sum")))
+    return {"column": column, "words": phrase, "function": function.upper() if style.count == "COUNT" else function}
 
 
 def _having(draw: Random, style: Style, t: Table) -> Slots:
