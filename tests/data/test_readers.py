@@ -206,6 +206,8 @@ def test_reasons_do_not_grow_with_the_file(tmp_path: Path) -> None:
     assert {problem for _, problem in problems(found)} == {"not UTF-8", "duplicate key"}
     assert found[7].row.startswith("byte 7: ")
     assert found[25].row.startswith("'k5': {")
+    (row,) = read(tmp_path, b'{"k": 1, "k": 2} 3')
+    assert (row.problem, row.row) == ("more than one JSON value in a line", '{"k": 1, "k": 2} 3')
 
 
 @pytest.mark.parametrize("first", [b"[sic] is that right?", b"{name}, how are you?"])
