@@ -15,7 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from draftlab.data import table_markdown
+from draftlab.data.registry import table_markdown
 from draftlab.files.tables import read_table
 from draftlab.plan import Experiment, load_experiment
 

@@ -15,17 +15,17 @@ COPIED = ("Snakefile", "workflow", "profiles", "envs", "src")
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The environment of a run in a copy of the checkout, on that copy's own package."""
+    """The environment of a run in a copy of the checkout, which uses the package of that copy."""
     return os.environ | {
         "PYTHONPATH": str(folder / "src"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
 
 
-def snakemake(folder: Path, *words: str, check: bool = True, cores: int = 2) -> str:
+def snakemake(folder: Path, *arguments: str, check: bool = True, cores: int = 2) -> str:
     """Run Snakemake in a copy of the checkout; return what it printed."""
     done = subprocess.run(
-        ["snakemake", "--cores", str(cores), *words],
+        ["snakemake", "--cores", str(cores), *arguments],
         cwd=folder,
         env=environment(folder),
         capture_output=True,
@@ -38,12 +38,12 @@ def snakemake(folder: Path, *words: str, check: bool = True, cores: int = 2) -> 
 
 
 def jobs(output: str) -> dict[str, int]:
-    """Rule -> number of jobs, from a dry run's table."""
+    """The number of jobs by rule, from a dry run's table."""
     return {rule: int(count) for rule, count in re.findall(r"^(\w+) +(\d+)$", output, re.MULTILINE) if rule != "total"}
 
 
 def copy_checkout(folder: Path, *more: str) -> Path:
-    """A copy of the checkout to run in, without results, and without published ones unless they are among ``more``."""
+    """Copy the checkout to run in it, without results, and without published results unless they are in ``more``."""
     folder.mkdir(parents=True)
     for name in (*COPIED, *more):
         if (ROOT / name).is_dir():

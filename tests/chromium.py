@@ -1,4 +1,4 @@
-"""A page in headless Chromium: where a test needs more than the text of a page."""
+"""A page in headless Chromium, for tests that need more than its text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 @contextlib.contextmanager
 def opened(page: Path) -> Iterator[Any]:
-    """A browser that shows ``page``; the test is skipped where there is none."""
+    """A browser that shows ``page``; without a browser the test is skipped."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install selenium)")
     binary, driver = (
         next(filter(None, map(shutil.which, names)), None)
@@ -24,14 +24,8 @@ def opened(page: Path) -> Iterator[Any]:
         pytest.skip("no Chromium with chromedriver on this machine (apt-get install chromium chromium-driver)")
     options = webdriver.ChromeOptions()
     options.binary_location = binary
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1280,1000",
-    ):
-        options.add_argument(argument)
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1280,1000"):
+        options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     try:

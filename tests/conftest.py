@@ -12,7 +12,7 @@ SHARED = ROOT.parent / "shared"
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real raw records and the real trained model that lies beside some checkouts."""
+    """The folder with real raw records and a real trained model, next to some checkouts."""
     if not SHARED.is_dir():
         pytest.skip("no ../shared beside this checkout: the real records and the real model are absent")
     return SHARED

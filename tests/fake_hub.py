@@ -1,4 +1,4 @@
-"""The rehearsal's hub with one repository for each thing that can go wrong, so that one client process meets every fault: ``faulty/cut``."""
+"""The rehearsal's hub with one repository per fault, such as ``faulty/cut``, so that one client process meets all of them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class FakeHub:
 def serve(files: dict[str, dict[str, bytes]], token: str = "") -> Iterator[FakeHub]:
     """Serve ``files`` in every repository ``faulty/<fault>`` until the block ends."""
     repositories = {
-        f"{kind}/faulty/{fault}": Repository(own, fault=fault, branches=("main", "refs/pr/7"), moved="faulty/fine")
-        for kind, own in files.items()
+        f"{kind}/faulty/{fault}": Repository(content, fault=fault, branches=("main", "refs/pr/7"), moved="faulty/fine")
+        for kind, content in files.items()
         for fault in FAULTS
     }
-    with hub.serve(repositories, token) as found:
-        yield FakeHub(found)
+    with hub.serve(repositories, token) as served:
+        yield FakeHub(served)

@@ -1,6 +1,6 @@
-"""A small model behind HTTP on localhost, in the words of llama.cpp's server or of vLLM; it fails on request.
+"""A small model behind HTTP on localhost, with the API of llama.cpp's server or of vLLM; it fails on request.
 
-Like llama.cpp's server it leaves out tokens that end within a character, and like either it names the most probable tokens before sampling.
+Like llama.cpp's server it leaves out tokens that end within a character. Like both, it lists the most probable tokens before sampling.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Step = tuple[int, torch.Tensor, list[int]]
 
 @dataclass
 class FakeServer:
-    """What is served, what was asked, and what goes wrong: ``fault(number, body)`` is the status of a completion, 0 for a cut connection."""
+    """A server, its log, and its faults: ``fault(number, body)`` is the status of a completion, 0 for a cut connection."""
 
     model: LanguageModel
     tokenizer: Tokenizer
@@ -56,11 +56,13 @@ class FakeServer:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, path: str) -> dict[str, Any] | None:
-        own: dict[str, Any] = {"id": "toy", "owned_by": "llamacpp" if self.dialect == "llama.cpp" else "vllm"}
+        model: dict[str, Any] = {"id": "toy", "owned_by": "llamacpp" if self.dialect == "llama.cpp" else "vllm"}
         if self.dialect == "llama.cpp":
             props = {"build_info": "b7-abc", "default_generation_settings": {"n_ctx": self.room}}
-            return {"/v1/models": {"data": [own]}, "/props": props}.get(path)
-        return {"/v1/models": {"data": [own | {"max_model_len": self.room}]}, "/version": {"version": "0.11"}}.get(path)
+            return {"/v1/models": {"data": [model]}, "/props": props}.get(path)
+        return {"/v1/models": {"data": [model | {"max_model_len": self.room}]}, "/version": {"version": "0.11"}}.get(
+            path
+        )
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         if path == "/tokenize":
@@ -88,8 +90,8 @@ class FakeServer:
             )
         if forced := next(iter(body.get("logit_bias", {})), None):
             steps = [(int(forced), *steps[0][1:])]
-        say = self.as_llama_cpp if self.dialect == "llama.cpp" else self.as_vllm
-        return {"choices": [{"logprobs": say(steps)}], "usage": {"completion_tokens": len(steps)}}
+        report = self.as_llama_cpp if self.dialect == "llama.cpp" else self.as_vllm
+        return {"choices": [{"logprobs": report(steps)}], "usage": {"completion_tokens": len(steps)}}
 
     def piece(self, token: int) -> bytes:
         if token in self.tokenizer.eos_ids:
@@ -104,9 +106,9 @@ class FakeServer:
             if is_cut(text):
                 self.hidden += 1
                 continue
-            named = [{"id": own, "bytes": list(self.piece(own)), "logprob": float(log_probs[own])} for own in top]
-            own = {"id": token, "bytes": list(text[sent:]), "logprob": float(log_probs[token])}
-            content.append(own | {"top_logprobs": named})
+            likely = [{"id": i, "bytes": list(self.piece(i)), "logprob": float(log_probs[i])} for i in top]
+            emitted = {"id": token, "bytes": list(text[sent:]), "logprob": float(log_probs[token])}
+            content.append(emitted | {"top_logprobs": likely})
             sent = len(text)
         return {"content": content} if content else None
 
@@ -115,27 +117,24 @@ class FakeServer:
             "tokens": [f"token_id:{token}" for token, _, _ in steps],
             "token_logprobs": [float(log_probs[token]) for token, log_probs, _ in steps],
             "top_logprobs": [
-                {f"token_id:{own}": float(log_probs[own]) for own in dict.fromkeys([token, *top])}
+                {f"token_id:{i}": float(log_probs[i]) for i in dict.fromkeys([token, *top])}
                 for token, log_probs, top in steps
             ],
         }
 
 
 def is_cut(text: bytes) -> bool:
-    """Whether ``text`` ends within a character: as llama.cpp tells it."""
+    """Whether ``text`` ends within a character, by llama.cpp's rule."""
     for back in range(1, min(4, len(text)) + 1):
-        needs = next(
-            (n for n, mask, lead in ((2, 0xE0, 0xC0), (3, 0xF0, 0xE0), (4, 0xF8, 0xF0)) if text[-back] & mask == lead),
-            0,
-        )
-        if needs:
-            return back < needs
+        for length, mask, lead in ((2, 0xE0, 0xC0), (3, 0xF0, 0xE0), (4, 0xF8, 0xF0)):
+            if text[-back] & mask == lead:
+                return back < length
     return False
 
 
 @contextlib.contextmanager
 def serve(server: FakeServer) -> Iterator[FakeServer]:
-    """Listen on a port of its own until the block ends."""
+    """Listen on a free port until the block ends."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -160,9 +159,8 @@ def serve(server: FakeServer) -> Iterator[FakeServer]:
                     self.close_connection = True
                     return None
                 if status != 200:
-                    return self.send(
-                        status, {"error": {"message": f"no luck with {self.headers.get('Authorization')}"}}
-                    )
+                    message = f"no luck with {self.headers.get('Authorization')}"
+                    return self.send(status, {"error": {"message": message}})
                 reply = server.post(self.path, body)
                 time.sleep(0.005)
                 server.change(reply)
@@ -173,13 +171,13 @@ def serve(server: FakeServer) -> Iterator[FakeServer]:
                 with server.lock:
                     server.now -= 1
 
-        def reply(self, said: dict[str, Any] | None) -> None:
+        def reply(self, answer: dict[str, Any] | None) -> None:
             if server.key and self.headers.get("Authorization") != f"Bearer {server.key}":
                 return self.send(401, {"error": {"message": f"wrong key: {self.headers.get('Authorization')}"}})
-            return self.send(404 if said is None else 200, {} if said is None else said)
+            return self.send(404 if answer is None else 200, {} if answer is None else answer)
 
-        def send(self, status: int, said: dict[str, Any]) -> None:
-            data = json.dumps(said).encode()
+        def send(self, status: int, answer: dict[str, Any]) -> None:
+            data = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.send_header("Content-Type", "application/json")

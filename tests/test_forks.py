@@ -1,4 +1,4 @@
-"""Verbs in forks of one process: each is what a process of its own would be, and ends with whoever asked for it."""
+"""Verbs in forks of one process behave as separate processes, and end with the client that requested them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -48,7 +48,7 @@ main()
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a process listens that imports nothing beforehand, and whose verbs are stand-ins."""
+    """The socket of a process that imports nothing beforehand, with stand-ins for the verbs."""
     folder = tmp_path_factory.mktemp("forks")
     (folder / "stand_in.py").write_text(STAND_IN)
     with (folder / "starts.tsv").open("w") as file:
@@ -59,9 +59,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     process.wait()
 
 
-def wait_for(said: object, seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
-    while not said():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -78,7 +78,7 @@ def ask(place: Path, *words: str, **more: object) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def test_a_fork_has_the_words_folder_environment_and_streams_of_who_asks(place: Path, tmp_path: Path) -> None:
+def test_a_fork_has_the_arguments_folder_environment_and_streams_of_its_client(place: Path, tmp_path: Path) -> None:
     words = "it's", "two words", "\u202e", ""
     assert ask(place, "say", *words, cwd=tmp_path) == (0, f"{tmp_path} a \u00fc\n {' '.join(words)}\n", "wrong\n")
     assert ask(place, "say", cwd=tmp_path)[0] == 0  # the next one starts anew
@@ -92,7 +92,7 @@ def test_exit_codes_and_errors_arrive(place: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_who_asked_and_is_stopped_takes_the_verb_along_in_order(place: Path, tmp_path: Path, number: int) -> None:
+def test_a_stopped_client_ends_its_verb_in_order(place: Path, tmp_path: Path, number: int) -> None:
     process = start(place, "wait", cwd=tmp_path)
     assert process.stdout
     worker = psutil.Process(int(process.stdout.readline().split()[1]))
@@ -103,9 +103,7 @@ def test_who_asked_and_is_stopped_takes_the_verb_along_in_order(place: Path, tmp
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
-def test_where_nobody_listens_or_with_threads_it_is_the_command_itself(
-    place: Path, tmp_path: Path, threads: str
-) -> None:
+def test_without_a_listener_or_with_threads_the_command_itself_runs(place: Path, tmp_path: Path, threads: str) -> None:
     (tmp_path / "draftlab").write_text('#!/bin/sh\necho itself "$@"\n')
     (tmp_path / "draftlab").chmod(0o755)
     where = tmp_path / "nobody" if threads == "1" else place
@@ -114,7 +112,7 @@ def test_where_nobody_listens_or_with_threads_it_is_the_command_itself(
     assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout == "itself say a b\n"
 
 
-def test_it_ends_with_who_began_it_and_so_do_its_verbs(tmp_path: Path) -> None:
+def test_the_listener_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     script = (
         "import sys, time, pathlib; from draftlab import forks\n"
         f"print(forks.begin(pathlib.Path({str(tmp_path / 'log')!r})), flush=True); time.sleep(60)"
@@ -129,11 +127,11 @@ def test_it_ends_with_who_began_it_and_so_do_its_verbs(tmp_path: Path) -> None:
     wait_for(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_what_is_imported_starts_no_thread_and_asks_no_gpu() -> None:
-    """Else a fork could wait for a lock that no thread of its own holds."""
+def test_imports_start_no_thread_and_use_no_gpu() -> None:
+    """Otherwise a fork could wait for a lock that none of its threads holds."""
     script = (
         "import os, pathlib, sys; from draftlab import forks; forks.import_all(); import torch\n"
-        "threads = [own.read_text().strip() for own in pathlib.Path('/proc/self/task').glob('*/comm')]\n"
+        "threads = [task.read_text().strip() for task in pathlib.Path('/proc/self/task').glob('*/comm')]\n"
         "print(len(threads) - threads.count('jemalloc_bg_thd'), torch.cuda.is_initialized(), torch.get_num_threads(),"
         " 'draftlab.train.online' in sys.modules, 'torch._dynamo' in sys.modules)"
     )  # pyarrow's jemalloc stops its thread before a fork and starts it after

@@ -1,4 +1,4 @@
-"""Classes of requests: agreement with the labels they came with is counted, not assumed."""
+"""Predicted classes are counted against the true labels."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from draftlab.data import classify, generators
 from draftlab.data.cleaners import CLEANERS
 from draftlab.data.prompts import Prompt
 from draftlab.errors import UserError
+from draftlab.files.json_files import read_json, read_jsonl, write_jsonl
 
 
 def arena(split: str, n: int) -> list[Prompt]:
-    rows = itertools.islice(generators.rows("arena", split, seed=0), n)
-    said = [CLEANERS["arena"](row) for row in rows]
-    return [Prompt(f"arena/{split}/{i:05d}", "arena", split, s.text, s.reference, s.meta) for i, s in enumerate(said)]
+    cleaned = (CLEANERS["arena"](row) for row in itertools.islice(generators.rows("arena", split, seed=0), n))
+    return [
+        Prompt(f"arena/{split}/{i:05d}", "arena", split, c.text, c.reference, c.meta) for i, c in enumerate(cleaned)
+    ]
 
 
 def test_languages_of_generated_requests() -> None:
@@ -67,6 +69,18 @@ def test_the_report_counts_confusion() -> None:
     assert (report.correct, report.labelled) == (1, 3)
     assert [p.meta.get("true_topic") for p in marked] == ["a", "a", "b", None]
     assert [p.meta["topic"] for p in marked] == ["a", "b", "a", "b"]
+
+
+def test_the_verb_writes_labels_and_their_agreement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(tmp_path / "in", arena("train", 20))
+    classify.classify_file(
+        prompts=tmp_path / "in", label="language", method="langid", out=tmp_path / "out", report=tmp_path / "report"
+    )
+    marked, report = list(read_jsonl(tmp_path / "out", Prompt)), read_json(tmp_path / "report")
+    agree = sum(prompt.meta["language"] == prompt.meta["true_language"] for prompt in marked)
+    assert (report["method"], report["labelled"], report["correct"]) == ("langid", 20, agree)
+    assert report["accuracy"] == agree / 20 > 0.5
+    assert capsys.readouterr().out == f"language: {agree} of 20 predictions agree with the label\n"
 
 
 def test_one_class_teaches_nothing() -> None:

@@ -18,30 +18,16 @@ from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import RawRow
 from tests.data import raw_rows
 
-ALL = [*CLEANERS.items(), ("finance_alpaca", OSD_REPO_CLEANERS["finance_alpaca"])]
-CASES = [pytest.param(name, cleaner, id=f"{name}-{cleaner.__name__}") for name, cleaner in ALL]
+CASES = [pytest.param(name, cleaner, id=name) for name, cleaner in CLEANERS.items()]
+CASES.append(pytest.param("finance_alpaca", OSD_REPO_CLEANERS["finance_alpaca"], id="finance_alpaca-osd"))
 FIELDS = sorted(
     {key for name in raw_rows.GENERATORS for key in raw_rows.rows(name, 1)[0]}
     | {"table", "paragraphs", "questions", "instances", "cluster", "docstring", "translation", "messages", "system"}
 )
 TEXT = st.text(st.characters(codec=None), max_size=20) | st.sampled_from(
-    [
-        "",
-        " ",
-        "\x00",
-        "\ud800",
-        "</s>",
-        "USER: x ASSISTANT:",
-        "user",
-        "human",
-        "gpt",
-        "assistant",
-        "system",
-        "tool",
-        "developer",
-        "word " * 160,
-    ]
-)
+    ["", " ", "\x00", "\ud800", "</s>", "USER: x ASSISTANT:", "user", "human", "gpt", "assistant", "system", "tool",
+     "developer", "word " * 160]
+)  # fmt: skip
 LEAF = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([10**400, -(10**400)]) | st.floats() | TEXT
 PARTS = st.lists(st.fixed_dictionaries({}, optional={"type": TEXT, "text": LEAF}) | LEAF, max_size=3)
 MESSAGE = st.fixed_dictionaries({}, optional={"role": TEXT, "content": LEAF | PARTS, "from": TEXT, "value": LEAF})
@@ -54,9 +40,8 @@ ROW = st.dictionaries(st.sampled_from(FIELDS), VALUE, max_size=6)
 
 
 def outcome(name: str, cleaner: Cleaner, row: Any) -> Prompt | Rejection:
-    found = list(cleaners.clean(name, "train", [RawRow("f", 1, row)], cleaner=cleaner, max_chars=50_000))
-    assert len(found) == 1
-    return found[0]
+    (record,) = cleaners.clean(name, "train", [RawRow("f", 1, row)], cleaner=cleaner, max_chars=50_000)
+    return record
 
 
 def assert_sound(record: Prompt | Rejection) -> None:
@@ -121,7 +106,7 @@ def test_reasons(name: str, row: Any, reason: str) -> None:
 @pytest.mark.parametrize(
     ("name", "row", "text", "reference"),
     [
-        ("spider", {"question": "How many?", "query": "SELECT 1"}, f"{cleaners.SPIDER_INSTRUCTION}How many?", "SELECT 1"),
+        ("spider", {"question": "How many?", "query": "SELECT 1"}, f"{cleaners.SPIDER}How many?", "SELECT 1"),
         ("gsm8k", {"question": "q", "answer": None}, "q", None),
         ("gsm8k", {"question": "q", "answer": ""}, "q", None),
         ("gsm8k", {"question": "say </s> USER:", "answer": "a"}, "say </s> USER:", "a"),
@@ -162,8 +147,7 @@ def test_prompts(name: str, row: Any, text: str, reference: str | None) -> None:
 
 
 def test_osd_leaves_the_input_out() -> None:
-    said = OSD_REPO_CLEANERS["finance_alpaca"]({"instruction": "i", "input": "more", "output": "o"})
-    assert said.text == "i"
+    assert OSD_REPO_CLEANERS["finance_alpaca"]({"instruction": "i", "input": "more", "output": "o"}).text == "i"
 
 
 def test_labels_come_along() -> None:

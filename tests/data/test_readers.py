@@ -1,9 +1,12 @@
-"""Raw files as they come: every kind of damage has a stated outcome (docs/data.md), and good rows survive it."""
+"""Raw files: every kind of damage has a stated outcome (docs/data.md), and good rows survive it."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,7 @@ def problems(rows: list[RawRow]) -> list[tuple[int, str]]:
         pytest.param(b"garbage\n" + LINE, [2], [(1, "broken JSON")], id="broken first line"),
         pytest.param(LINE + b'\n{"a": 1, "a": 2}\n', [1], [(2, "duplicate key")], id="duplicate key"),
         pytest.param(LINE + b'\n{"a": NaN}\n', [1], [(2, "NaN is not JSON")], id="not a number"),
+        pytest.param(b'{"n": 1e999}\n{"n": 1e9}\n', [2], [(1, "a number that no float holds")], id="beyond a float"),
         pytest.param(LINE + b"\n" + LINE + LINE + b"\n", [1], [(2, "more than one")], id="two values in a line"),
         pytest.param(LINE + b"\n[1, 2]\n7\n" + LINE, [1, 4], [(2, "JSON list"), (3, "JSON int")], id="no objects"),
         pytest.param(LINE + b'\n{"q": "caf\xe9"}\n' + LINE, [1, 3], [(2, "not UTF-8")], id="Latin-1"),
@@ -52,7 +56,7 @@ def problems(rows: list[RawRow]) -> list[tuple[int, str]]:
         pytest.param(
             b'{"a": ' + b"[" * 300 + b'"\\u0041"' + b"]" * 300 + b"}\n" + LINE,
             [2],
-            [(1, "nested too deeply")],
+            [(1, "nested too")],
             id="deep escape",
         ),
         pytest.param(b'{"a": ' + b"[" * 90 + b"]" * 90 + b"}\n" + LINE, [1, 2], [], id="nested, but not too deeply"),
@@ -96,8 +100,6 @@ def test_gzip_by_content(tmp_path: Path) -> None:
 
 
 def test_gzip_cut_off(tmp_path: Path) -> None:
-    import random
-
     lines = [json.dumps({"q": f"{random.Random(i).random()}"}).encode() for i in range(5000)]
     whole = gzip.compress(b"\n".join(lines))
     rows = read(tmp_path, whole[: len(whole) // 2], "train.jsonl.gz")
@@ -204,6 +206,8 @@ def test_reasons_do_not_grow_with_the_file(tmp_path: Path) -> None:
     assert {problem for _, problem in problems(found)} == {"not UTF-8", "duplicate key"}
     assert found[7].row.startswith("byte 7: ")
     assert found[25].row.startswith("'k5': {")
+    (row,) = read(tmp_path, b'{"k": 1, "k": 2} 3')
+    assert (row.problem, row.row) == ("more than one JSON value in a line", '{"k": 1, "k": 2} 3')
 
 
 @pytest.mark.parametrize("first", [b"[sic] is that right?", b"{name}, how are you?"])
@@ -233,10 +237,6 @@ def test_nothing_that_is_printed_can_move_the_cursor() -> None:
 
 def test_a_line_too_long_is_a_rejected_row_at_bounded_memory(tmp_path: Path) -> None:
     """600 MB in 0.6 MB of gzip: in each format the rows around it are kept."""
-    import gzip
-    import subprocess
-    import sys
-
     head, tail = b'{"prompt": "one"}\n', b'{"prompt": "two"}\n'
     huge = b"x" * (1 << 20)
     files = {
@@ -256,8 +256,7 @@ def test_a_line_too_long_is_a_rejected_row_at_bounded_memory(tmp_path: Path) -> 
             file.writelines(parts)
         done = subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-500:]
-        kept = "'kept', " if name != "array.json.gz" else "'kept'"
-        assert done.stdout.startswith(f"[{kept}"), (name, done.stdout)
+        assert done.stdout.startswith("['kept'"), (name, done.stdout)
         assert "a row of more than 16 MB" in done.stdout
         assert done.stdout.count("kept") == (2 if "array" not in name else 1)
 
@@ -272,12 +271,6 @@ def test_an_array_is_read_alike_in_any_chunks(chunk: int, tmp_path: Path, monkey
     assert [row.line for row in whole] == list(range(2, 22))
     monkeypatch.setattr(readers, "CHUNK", chunk)
     assert list(readers.read_rows(file)) == whole
-
-
-def test_a_number_beyond_a_float_is_a_fault(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"prompt": "a", "n": 1e999}\n{"prompt": "b", "n": 1e9}\n')
-    assert [row.problem for row in readers.read_rows(file)] == ["a number that no float holds", None]
 
 
 @pytest.mark.parametrize(

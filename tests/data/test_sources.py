@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from draftlab import data as package
 from draftlab.data import registry, sources, splits
+from draftlab.data.cleaners import CLEANERS
 from draftlab.data.readers import RawRow
 from draftlab.data.sources import Fetched, Hub, RawFiles, fetch, open_source, provenance_path
 from draftlab.errors import UserError
@@ -28,9 +29,8 @@ def write(path: Path, *rows: object) -> Path:
 
 def test_fetched_rows_clean_like_the_rows_they_came_from(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
-    write(
-        raw / "gsm8k/train.jsonl", {"question": "a", "answer": "1"}, {"question": ""}, {"question": "b", "answer": "2"}
-    )
+    good = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
+    write(raw / "gsm8k/train.jsonl", good[0], {"question": ""}, good[1])
     (raw / "gsm8k/train.jsonl").open("a").write('{"question": \n')
     write(raw / "gsm8k/test.jsonl", {"question": "c", "answer": "3"})
     for split in ("train", "eval"):
@@ -116,23 +116,13 @@ def test_schemas_stand_in_a_file_beside(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no tables.json"):
         list(source.rows("train"))
     columns = [[-1, "*"], [0, "id"], [0, "name"], [1, "day"]]
-    write(
-        tmp_path / "spider/tables.json",
-        {"db_id": "zoo", "table_names_original": ["animal", "visit"], "column_names_original": columns},
-    )
-    found = list(source.rows("train"))
-    assert found[0].row["db_schema"] == "animal(id, name); visit(day)"
-    assert "db_schema" not in found[1].row
-    assert "db_schema" not in found[2].row
-    for damage in (
-        {},
-        {"column_names_original": columns},
-        {"column_names_original": [1], "table_names_original": ["a"]},
-    ):
-        write(tmp_path / "spider/tables.json", {"db_id": "zoo", **damage})
-        with pytest.raises(
-            UserError, match=r"tables.json:1: a database without table_names_original and column_names_original"
-        ):
+    names = {"table_names_original": ["animal", "visit"], "column_names_original": columns}
+    write(tmp_path / "spider/tables.json", {"db_id": "zoo", **names})
+    schemas = [raw.row.get("db_schema") for raw in source.rows("train")]
+    assert schemas == ["animal(id, name); visit(day)", None, None]
+    for damaged in ({}, {"column_names_original": columns}, names | {"column_names_original": [1]}):
+        write(tmp_path / "spider/tables.json", {"db_id": "zoo", **damaged})
+        with pytest.raises(UserError, match=r"tables.json:1: a database without table_names_original and column_names"):
             list(source.rows("train"))
 
 
@@ -195,8 +185,6 @@ def test_a_folder_without_files_of_a_packaged_dataset_has_its_package(
 
 
 def test_every_dataset_of_the_table_has_a_cleaner() -> None:
-    from draftlab.data.cleaners import CLEANERS
-
     assert set(registry.load()) == set(CLEANERS)
     for row in registry.load().values():
         assert row.hub_id or row.raw_train
@@ -204,14 +192,12 @@ def test_every_dataset_of_the_table_has_a_cleaner() -> None:
 
 
 def test_the_tables_markdown_has_a_line_for_each_dataset() -> None:
-    lines = package.table_markdown().splitlines()
+    lines = registry.table_markdown().splitlines()
     assert len(lines) == 2 + len(registry.load())
     assert len({line.count(" | ") for line in lines[2:]}) == 1
 
 
 def test_the_package_does_without_torch() -> None:
-    import subprocess
-
     code = (
         "import sys; from draftlab.data import check, classify, streams, splits;"
         " assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"

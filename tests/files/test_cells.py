@@ -1,4 +1,4 @@
-"""Cells on disk: what a cell says of its models, and how often that makes it read their weights."""
+"""Cells on disk: the digests of their models, without reading weights twice."""
 
 from __future__ import annotations
 

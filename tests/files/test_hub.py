@@ -30,8 +30,6 @@ ROWS = b"".join(json.dumps({"question": f"q{n}", "answer": f"{n}"}).encode() + b
 CLIENT = """
 import dataclasses, json, sys, time
 from pathlib import Path
-from draftlab.data import sources
-from draftlab.files import hub
 from draftlab.data import registry, sources
 from draftlab.errors import UserError
 from draftlab.models.hub import copy_model
@@ -39,21 +37,21 @@ from huggingface_hub import constants
 constants.DOWNLOAD_CHUNK_SIZE = 1024                    # files here are smaller than the 10 MB that are written at once
 time.sleep = lambda seconds: None                       # waits between attempts: ours and the libraries'
 kind, folder, *faults = sys.argv[1:]
-said = {}
+results = {}
 for fault in faults:
     try:
         if kind == "models":
             copy_model(f"faulty/{fault}", Path(folder) / fault)
-            said[fault] = (Path(folder) / fault / "model.safetensors").stat().st_size
+            results[fault] = (Path(folder) / fault / "model.safetensors").stat().st_size
         else:
             registry.load()[fault] = dataclasses.replace(
                 registry.find("gsm8k"), hub_id=f"faulty/{fault}", config="", revision="main"
             )
             sources.fetch(dataset=fault, split="train", source="hub", out=Path(folder) / f"{fault}.jsonl")
-            said[fault] = len((Path(folder) / f"{fault}.jsonl").read_text().splitlines())
+            results[fault] = len((Path(folder) / f"{fault}.jsonl").read_text().splitlines())
     except UserError as error:
-        said[fault] = str(error)
-print(json.dumps(said))
+        results[fault] = str(error)
+print(json.dumps(results))
 """
 
 EXPECTED = {  # what the message says; None: it works
@@ -181,31 +179,17 @@ def test_the_classifier_offline_is_one_line(verb: str, tmp_path: Path) -> None:
         "classify": ["data", "classify", "--prompts", "p.jsonl", "--label", "topic"],
         "route": ["route", "--stream", "p.jsonl", "--train", "p.jsonl"],
     }
+    options = ["--method", "hub", "--model", "owner/topics@abc", "--out", "o", "--report", "r"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "draftlab",
-            *words[verb],
-            "--method",
-            "hub",
-            "--model",
-            "owner/topics@abc",
-            "--out",
-            "o",
-            "--report",
-            "r",
-        ],
+        [sys.executable, "-m", "draftlab", *words[verb], *options],
         env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT / "src")},
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 1
-    assert re.fullmatch(
-        r"draftlab: error: cannot read model owner/topics.* \(unset HF_HUB_OFFLINE, or use naive_bayes\)\n",
-        done.stderr,
-    )
+    what = r"draftlab: error: cannot read model owner/topics.* \(unset HF_HUB_OFFLINE, or use naive_bayes\)\n"
+    assert re.fullmatch(what, done.stderr)
 
 
 def test_an_error_that_is_not_the_systems_has_no_remedy_of_the_disk(

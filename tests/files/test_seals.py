@@ -1,4 +1,4 @@
-"""Digests beside what a run wrote, and of what it was given: a change is noticed, and a touch is none."""
+"""Digests of a run's outputs and inputs: a change of the bytes is noticed, a change of the time alone is not one."""
 
 from __future__ import annotations
 
@@ -99,15 +99,15 @@ def test_a_file_that_nobody_sealed_is_read(tmp_path: Path) -> None:
 
 
 def test_linked_weights_that_change_stop_the_run(run: Path, tmp_path: Path) -> None:
-    own = run / "main/models/draft"
-    copy_model(str(own), tmp_path / "copy")
-    before = content_digest(own)
+    original = run / "main/models/draft"
+    copy_model(str(original), tmp_path / "copy")
+    before = content_digest(original)
     load_model(tmp_path / "copy")
-    reverse_columns(own / "model.safetensors")
+    reverse_columns(original / "model.safetensors")
     with pytest.raises(UserError, match="its content is not what was written"):
         load_model(tmp_path / "copy")
     with pytest.raises(UserError, match="changed while the run was under way"):
-        check_content(own, before)
+        check_content(original, before)
 
 
 def test_content_follows_the_bytes_alone(tmp_path: Path) -> None:
@@ -124,10 +124,9 @@ def test_content_follows_the_bytes_alone(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_text("MODEL.safetensors")  # as many bytes, at the same time
     os.utime(folder / "model.safetensors", ns=(old, old))
     assert content_digest(folder, remembered=remembered) != first
-    assert content_digest(folder, weights=False) == content_digest(folder, weights=False)
-    words = content_digest(folder, weights=False)
+    without_weights = content_digest(folder, weights=False)
     (folder / "model.safetensors").write_text("again")
-    assert content_digest(folder, weights=False) == words
+    assert content_digest(folder, weights=False) == without_weights
     assert content_digest(tmp_path / "absent") == ""
 
 
@@ -146,18 +145,18 @@ def test_raw_files_that_change_under_way_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text('{"prompt": "one"}\n')
     before = sources.content_of("prompts", "train", "raw", file)
-    words = {"raw": file, "rows": 0, "seed": 0, "out": tmp_path / "out.jsonl"}
-    sources.fetch("prompts", "train", "raw", **words, content=before)  # type: ignore[arg-type]
+    out = tmp_path / "out.jsonl"
+    sources.fetch("prompts", "train", "raw", raw=file, out=out, content=before)
     file.write_text('{"prompt": "two"}\n')
     with pytest.raises(UserError, match=r"mine.jsonl: changed while the run was under way"):
-        sources.fetch("prompts", "train", "raw", **words, content=before)  # type: ignore[arg-type]
-    assert not (tmp_path / "out.jsonl").exists()
+        sources.fetch("prompts", "train", "raw", raw=file, out=out, content=before)
+    assert not out.exists()
 
 
-@pytest.mark.parametrize(("dataset", "file", "beside"), [("piqa", "train.jsonl", "train-labels.lst")])
-def test_files_beside_raw_ones_count(dataset: str, file: str, beside: str, tmp_path: Path) -> None:
-    (tmp_path / file).write_text('{"goal": "a", "sol1": "b", "sol2": "c"}\n')
-    (tmp_path / beside).write_text("0\n")
-    first = sources.content_of(dataset, "train", "raw", tmp_path / file)
-    (tmp_path / beside).write_text("1\n")
-    assert sources.content_of(dataset, "train", "raw", tmp_path / file) != first
+def test_the_companions_of_raw_files_count(tmp_path: Path) -> None:
+    file, labels = tmp_path / "train.jsonl", tmp_path / "train-labels.lst"
+    file.write_text('{"goal": "a", "sol1": "b", "sol2": "c"}\n')
+    labels.write_text("0\n")
+    before = sources.content_of("piqa", "train", "raw", file)
+    labels.write_text("1\n")
+    assert sources.content_of("piqa", "train", "raw", file) != before

@@ -1,4 +1,4 @@
-"""Whatever bytes a parser is given, it reads them or raises a ``UserError`` of one line: `make test-fuzz`, 10,750 inputs in bounded memory."""
+"""Every parser reads any bytes or raises a ``UserError`` of one line: `make test-fuzz`, 10,750 inputs in bounded memory."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from draftlab import plan
 from draftlab.conformance import Budget, command
 from draftlab.data import check, sources, splits
+from draftlab.data.cleaners import CLEANERS
+from draftlab.data.formats import FORMATS
 from draftlab.data.readers import read_rows
 from draftlab.engine.answers import Answer
 from draftlab.engine.recorded_pairs import Pairs, load_pairs
@@ -29,7 +31,7 @@ from draftlab.errors import UserError
 from draftlab.files.gguf_header import read_header
 from draftlab.files.json_files import read_json, read_jsonl
 from draftlab.files.tables import read_table
-from draftlab.files.yaml_files import Place
+from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.models import load_tokenizer
 from draftlab.models.config import read_config, read_eos_ids
 from draftlab.models.gguf import export
@@ -105,9 +107,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ends_well(parse: Callable[[], object]) -> None:
     try:
-        found = parse()
-        if isinstance(found, Iterator):
-            list(found)
+        result = parse()
+        if isinstance(result, Iterator):
+            list(result)
     except UserError as error:
         if "\n" in str(error) or not str(error).isprintable():
             raise AssertionError(f"not one line: {error!r}") from error
@@ -158,7 +160,7 @@ def test_raw_files(suffix: str, tmp_path: Path) -> None:
     fuzz(f"raw {suffix}", 500, mutated(RAW[suffix]), parse)
 
 
-def test_prompts_of_ones_own(tmp_path: Path) -> None:
+def test_prompts_of_a_user(tmp_path: Path) -> None:
     """The same bytes through detection, cleaners and splits."""
     file = tmp_path / "mine.jsonl"
 
@@ -171,12 +173,8 @@ def test_prompts_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_rows_of_known_datasets(tmp_path: Path) -> None:
-    from draftlab.data.cleaners import CLEANERS
-    from draftlab.data.formats import FORMATS
-
-    names = sorted(
-        {field for fields in FORMATS.values() for field in fields} | {"prompt", "choices", "table", "meta", "language"}
-    )
+    known = {field for _, fields in FORMATS for field in fields}
+    names = sorted(known | {"prompt", "choices", "table", "meta", "language"})
     rows = st.lists(st.dictionaries(st.sampled_from(names), ODD, max_size=6), max_size=3)
     file = tmp_path / "rows.jsonl"
 
@@ -187,16 +185,10 @@ def test_rows_of_known_datasets(tmp_path: Path) -> None:
     fuzz("cleaners", 1500, st.tuples(st.sampled_from(sorted(CLEANERS)), rows), parse)
 
 
-MODEL_FILES = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-]
-
-
-@pytest.mark.parametrize("name", MODEL_FILES)
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"],
+)
 def test_files_of_a_model(name: str, run: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(run / "models/draft", tmp_path / "model"))
     seed = (model / name).read_bytes() if (model / name).exists() else b'{"eos_token_id": 2}'
@@ -210,12 +202,10 @@ def test_files_of_a_model(name: str, run: Path, tmp_path: Path) -> None:
     fuzz(name, 300, mutated([seed]), parse)
 
 
+WEIGHTS = "models/draft/model.safetensors"
 BINARY: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "weights": ("models/draft/model.safetensors", lambda file: read_weights(file.parent, torch.device("cpu"))),
-    "weights of an export": (
-        "models/draft/model.safetensors",
-        lambda file: export(file.parent, file.parent / "out.gguf"),
-    ),
+    "weights": (WEIGHTS, lambda file: read_weights(file.parent, torch.device("cpu"))),
+    "weights of an export": (WEIGHTS, lambda file: export(file.parent, file.parent / "out.gguf")),
     "pairs": ("pairs.safetensors", load_pairs),
     "distributions": ("answers/toy.eval/distributions.safetensors", lambda file: load_pass(file.parent)),
     "pass.json": ("answers/toy.eval/pass.json", lambda file: load_pass(file.parent)),
@@ -264,8 +254,6 @@ def test_texts(name: str, tmp_path: Path) -> None:
 
 
 def test_scales(tmp_path: Path) -> None:
-    from draftlab.files.yaml_files import read_yaml
-
     file = tmp_path / "scale.yaml"
 
     def parse(data: bytes) -> object:
@@ -288,10 +276,5 @@ def test_experiments(tmp_path: Path) -> None:
 
 def test_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    keys = [*plan.RunConfig.model_fields, "other"]
-    fuzz(
-        "--config",
-        200,
-        st.dictionaries(st.sampled_from(keys), ODD, max_size=3),
-        lambda case: plan.load_run({"scale": "smoke"} | case, plan.WORKFLOW),
-    )
+    cases = st.dictionaries(st.sampled_from([*plan.RunConfig.model_fields, "other"]), ODD, max_size=3)
+    fuzz("--config", 200, cases, lambda case: plan.load_run({"scale": "smoke"} | case, plan.WORKFLOW))

@@ -424,7 +424,7 @@ def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
         path = package / f"{module.removeprefix('draftlab.')}.py"
         return path if path.exists() else None
 
-    monkeypatch.setattr(digests, "_source", source)
+    monkeypatch.setattr(digests, "source_of", source)
     package.mkdir()
 
     def digest(loss, trainer="from draftlab import loss\n"):
@@ -441,7 +441,7 @@ def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
 
 def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_path, monkeypatch):
     path = tmp_path / "region.py"
-    monkeypatch.setattr(digests, "_source", lambda module: path if module == "draftlab.stages.region" else None)
+    monkeypatch.setattr(digests, "source_of", lambda module: path if module == "draftlab.stages.region" else None)
 
     def digest(old="", new=""):
         text = digests.Path(STAGES["region"].run.__code__.co_filename).read_text(encoding="utf-8")

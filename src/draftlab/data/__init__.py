@@ -1,10 +1,6 @@
-"""Datasets: from the hub, from raw files or generated, cleaned into prompts, arranged into streams.
+"""Datasets: raw rows from the hub, from files or generated, cleaned into prompts and arranged into streams.
 
-``sources`` reads raw rows, ``formats`` tells what a file is, ``cleaners`` turns one row into a prompt or a reason,
+``sources`` reads raw rows, ``formats`` detects a file's format, ``cleaners`` turns a row into a prompt or a rejection,
 ``splits`` makes train and eval sets, ``generators`` draws rows in the real schemas, ``streams`` orders prompts, ``check``
-looks at a user's own file.
+reports on a user's file.
 """
-
-from draftlab.data.registry import table_markdown
-
-__all__ = ["table_markdown"]

@@ -1,8 +1,9 @@
-"""A check of a user's own file before anything is run on it: ``draftlab data check FILE``."""
+"""Checks a user's file before a run on it: ``draftlab data check FILE``."""
 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from draftlab.errors import UserError
 from draftlab.files.json_files import write_json
 from draftlab.models.tokenizer import load_tokenizer
 
-SAMPLE = 2000  # prompts whose language is looked at
+SAMPLE = 2000  # prompts whose language is detected
 SPECIALS = ("<s>", "</s>", "<pad>", "<unk>", "<|", "[INST]", "USER:", "ASSISTANT:")
 
 
@@ -36,7 +37,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Report:
-    """What is in a file."""
+    """The contents of a file."""
 
     file: str
     format: str
@@ -55,7 +56,7 @@ class Report:
 
     @property
     def usable(self) -> bool:
-        """Whether a run can use it: it needs one prompt to learn from and one to measure."""
+        """Whether a run can use the file: it needs one prompt to learn from and one to measure."""
         return self.kept - self.duplicates > 1
 
 
@@ -67,11 +68,10 @@ def check(
     against: Path | None = None,
     max_chars: int = Options.max_chars,
 ) -> Report:
-    """Read the whole file once, in bounded memory, and count; ``against`` is a file that must share no prompt with it, in
-    any format.
+    """Read a file once, in bounded memory, and count its prompts, and those that also are in the file ``against``.
 
-    ``dataset`` says what the file is; without it, or with ``prompts``, its format is detected, as a run on it does.
-    ``tokenizer`` is a model folder; without one, lengths are counted in the words and marks that GPT-2 splits text into.
+    Without ``dataset``, or with ``prompts``, the format is detected, as in a run. ``tokenizer`` is a model folder; without
+    one, lengths are counted in the words and marks that GPT-2 splits text into.
     """
     if not file.is_file():
         raise UserError("no such file", file=file, remedy="name a file of prompts")
@@ -79,14 +79,14 @@ def check(
     others = _digests(against, max_chars) if against else None
     unit, count = _counter(tokenizer)
     seen: set[int] = set()
-    rejected: dict[str, int] = {}
+    rejected: Counter[str] = Counter()
     first: dict[str, str] = {}
     read = duplicates = overlap = specials = 0
     lengths, reference_lengths, sample = array("I"), array("I"), list[str]()
     for record in _records(file, name, max_chars):
         read += 1
         if isinstance(record, Rejection):
-            rejected[record.reason] = rejected.get(record.reason, 0) + 1
+            rejected[record.reason] += 1
             first.setdefault(record.reason, f"line {record.line}: {record.row}")
             continue
         value = digest(record.text)
@@ -99,13 +99,12 @@ def check(
             reference_lengths.append(count(record.reference))
         if len(sample) < SAMPLE:
             sample.append(record.text)
-    found = classify.languages(sample)
     return Report(
         file=str(file),
         format=name,
         read=read,
         kept=len(lengths),
-        rejected=rejected,
+        rejected=dict(rejected),
         first_rejected=first,
         duplicates=duplicates,
         overlap=overlap if others is not None else None,
@@ -114,7 +113,7 @@ def check(
         prompt_lengths=_lengths(lengths),
         reference_lengths=_lengths(reference_lengths),
         special_strings=specials,
-        languages={name: found.count(name) for name in sorted(set(found), key=lambda n: (-found.count(n), n))},
+        languages=dict(Counter(sorted(classify.languages(sample))).most_common()),
     )
 
 
@@ -124,20 +123,20 @@ def _records(file: Path, name: str, max_chars: int) -> Iterator[Prompt | Rejecti
 
 
 def _digests(file: Path, max_chars: int) -> set[int]:
-    """Digests of the prompts in another file, which may have another format."""
+    """The digests of the prompts in another file, in the format detected there."""
     records = _records(file, formats.detect(read_rows(file)), max_chars)
-    found = {digest(record.text) for record in records if isinstance(record, Prompt)}
-    if not found:
+    digests = {digest(record.text) for record in records if isinstance(record, Prompt)}
+    if not digests:
         raise UserError("no prompt in the file to compare with", file=file, remedy="see why: draftlab data check FILE")
-    return found
+    return digests
 
 
 def _counter(tokenizer: Path | None) -> tuple[str, Callable[[str], int]]:
     if tokenizer is None:
         split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
         return "words and marks", lambda text: len(split(text))
-    words = load_tokenizer(tokenizer)
-    return "tokens", lambda text: len(words.encode(text))
+    encode = load_tokenizer(tokenizer).encode
+    return "tokens", lambda text: len(encode(text))
 
 
 def _lengths(values: array[int]) -> Lengths | None:
@@ -149,7 +148,7 @@ def _lengths(values: array[int]) -> Lengths | None:
 
 
 def table(report: Report) -> str:
-    """The report as lines of text, safe for a terminal."""
+    """The report as text, safe for a terminal."""
 
     def spread(lengths: Lengths | None) -> str:
         if lengths is None:
@@ -191,7 +190,7 @@ def check_file(
     dataset: str | None = None,
     tokenizer: Path | None = None,
     against: Path | None = None,
-    max_chars: int = 100_000,
+    max_chars: int = Options.max_chars,
     out: Path | None = None,
 ) -> None:
     """Report a prompt file's format, and count rejected rows by reason, with an example of each; exit code 0 if the file can be used."""

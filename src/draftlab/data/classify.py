@@ -1,4 +1,4 @@
-"""The language and the topic of a request: py3langid, naive Bayes trained on labelled requests, or the paper's classifier."""
+"""Classifies requests by language or topic, with py3langid, naive Bayes or the paper's classifier."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Method = Literal["langid", "naive_bayes", "hub"]
 Label = Literal["language", "topic", "group"]
 Classifier = Callable[[Sequence[str]], list[str]]
 
-HUB_LABELS_AT = 512  # tokens that its DistilBERT reads; OSD dropped longer prompts, here they are cut
+MAX_TOKENS = 512  # tokens that the paper's DistilBERT reads; OSD dropped longer prompts, here they are cut
 UNKNOWN = "unknown"
-LANGUAGES = {  # the languages that it distinguishes: more of them only cost accuracy on short requests
+LANGUAGES = {  # more languages only cost accuracy on short requests
     "en": "English", "zh": "Chinese", "ja": "Japanese", "es": "Spanish", "pt": "Portuguese", "ru": "Russian",
     "de": "German", "fr": "French", "it": "Italian", "ko": "Korean", "nl": "Dutch", "pl": "Polish", "tr": "Turkish",
     "ar": "Arabic", "fa": "Persian", "he": "Hebrew", "uk": "Ukrainian", "vi": "Vietnamese", "th": "Thai",
@@ -45,29 +45,29 @@ def _identifier() -> Any:
 def naive_bayes(prompts: Iterable[Prompt], label: Label) -> Classifier:
     """Multinomial naive Bayes on words and pairs of words, trained on the prompts that carry ``label``.
 
-    A request is ``unknown`` when no class has a posterior of 50 %: one in another language, for instance.
+    A request is ``unknown`` if no class has a posterior of 50 %, for example if it is in another language.
     """
     from sklearn.feature_extraction.text import HashingVectorizer
     from sklearn.naive_bayes import MultinomialNB
     from sklearn.pipeline import make_pipeline
 
-    known = [(prompt.text, prompt.meta[label]) for prompt in prompts if label in prompt.meta]
-    if len({name for _, name in known}) < 2:
+    labelled = [(prompt.text, prompt.meta[label]) for prompt in prompts if label in prompt.meta]
+    if len({name for _, name in labelled}) < 2:
         raise UserError(f"fewer than two classes of {label} to learn", remedy="give labelled requests of each class")
-    words = HashingVectorizer(ngram_range=(1, 2), alternate_sign=False, norm=None, n_features=2**18)
-    model = make_pipeline(words, MultinomialNB(alpha=0.1)).fit(*zip(*known, strict=True))
+    counts = HashingVectorizer(ngram_range=(1, 2), alternate_sign=False, norm=None, n_features=2**18)
+    model = make_pipeline(counts, MultinomialNB(alpha=0.1)).fit(*zip(*labelled, strict=True))
 
     def classifier(texts: Sequence[str]) -> list[str]:
         posterior = model.predict_proba(list(texts))
         best = posterior.argmax(axis=1)
         sure = posterior[range(len(best)), best] >= 0.5
-        return [str(model.classes_[i]) if known else UNKNOWN for i, known in zip(best, sure, strict=True)]
+        return [str(model.classes_[i]) if certain else UNKNOWN for i, certain in zip(best, sure, strict=True)]
 
     return classifier
 
 
 def hub_classifier(name: str, device: str = "cpu") -> Classifier:
-    """A text classifier, ``owner/name@revision`` of the hub (the paper's is a DistilBERT for web pages); its class names are the topics."""
+    """A text classifier ``owner/name@revision`` from the hub, whose classes are the topics; the paper's is a DistilBERT for web pages."""
     from transformers import pipeline
 
     from draftlab.models import hub
@@ -80,14 +80,14 @@ def hub_classifier(name: str, device: str = "cpu") -> Classifier:
         remedy = "use a classifier that needs no code of its own, or naive_bayes"
         raise UserError(f"cannot read the classifier: {what}", file=name, remedy=remedy) from None
     return lambda texts: [
-        str(found["label"]) for found in run(list(texts), truncation=True, max_length=HUB_LABELS_AT, batch_size=32)
+        str(best["label"]) for best in run(list(texts), truncation=True, max_length=MAX_TOKENS, batch_size=32)
     ]
 
 
 def classifier_of(
     method: Method, label: Label, labelled: Iterable[Prompt] | None, model: str | None, device: str
 ) -> Classifier:
-    """The classifier of a ``method``: naive Bayes learns from ``labelled`` requests, the hub's is called ``model``."""
+    """The classifier of a ``method``: naive Bayes learns from the ``labelled`` requests, and ``model`` names one on the hub."""
     if method == "langid":
         return languages
     if method == "hub":
@@ -101,7 +101,7 @@ def classifier_of(
 
 @dataclass(frozen=True)
 class Report:
-    """How often the classifier agrees with the labels that the requests came with."""
+    """How often a classifier agrees with the true labels; ``confusion`` counts predicted labels by true label."""
 
     label: str
     correct: int
@@ -110,15 +110,12 @@ class Report:
 
     @property
     def accuracy(self) -> float:
-        """Share of labelled requests that were given their own label."""
+        """The share of labelled requests whose predicted label is the true one."""
         return self.correct / self.labelled if self.labelled else float("nan")
 
 
 def classify(prompts: Sequence[Prompt], classifier: Classifier, label: Label) -> tuple[list[Prompt], Report]:
-    """The prompts with the predicted ``label`` in ``meta``, and the report against the labels they came with.
-
-    The label that a prompt came with stays in ``meta[f"true_{label}"]``.
-    """
+    """The prompts with the predicted ``label`` in ``meta``, and a report; a true label stays in ``meta[f"true_{label}"]``."""
     predicted = classifier([prompt.text for prompt in prompts])
     confusion: dict[str, dict[str, int]] = {}
     marked = []
@@ -149,7 +146,7 @@ def classify_file(
     """Label each request with its language or topic, and report how often this agrees with the label it came with."""
     labelled = read_jsonl(train, Prompt) if train else None
     classifier = classifier_of(method, label, labelled, model, device)
-    marked, found = classify(list(read_jsonl(prompts, Prompt)), classifier, label)
+    marked, agreement = classify(list(read_jsonl(prompts, Prompt)), classifier, label)
     write_jsonl(out, marked)
-    write_json(report, {"method": method, "accuracy": found.accuracy, **asdict(found)})
-    print(f"{label}: {found.correct} of {found.labelled} predictions agree with the label")
+    write_json(report, {"method": method, "accuracy": agreement.accuracy, **asdict(agreement)})
+    print(f"{label}: {agreement.correct} of {agreement.labelled} predictions agree with the label")

@@ -1,7 +1,7 @@
-"""Raw rows to prompts: one function per dataset, for generated and real raw rows alike.
+"""Turns raw rows into prompts, with one cleaner per dataset, for generated and real rows alike.
 
-A cleaner takes a row and returns what it says, or raises ``BadRow`` with the reason; ``clean`` turns that into a
-``Prompt`` or a ``Rejection``. Prompts follow OSD's ``data/collector.py`` where it has the dataset.
+A cleaner takes a row and returns its prompt, or raises ``BadRow`` with the reason; ``clean`` makes a ``Prompt`` or a
+``Rejection`` of it. Prompts follow OSD's ``data/collector.py`` where it has the dataset.
 """
 
 from __future__ import annotations
@@ -17,17 +17,34 @@ from draftlab.data.formats import ANSWER_FIELDS, CONVERSATION_FIELDS, DETECT, PR
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import RawRow, excerpt
 
-# --- the four datasets of OSD ------------------------------------------------------------------------------------
-
-SPIDER_INSTRUCTION = (
+Cleaner = Callable[[Row], Cleaned]
+SPIDER = (
     "Could you translate the following question into SQL. "
     "Please only generate SQL, don't include explanation in the answer. "
 )
+CODE = "Please generate code based on the following doc:\n"
 
 
-def spider(row: Row) -> Cleaned:
-    """The repository's instruction and the question, without the schema."""
-    return Cleaned(SPIDER_INSTRUCTION + text_of(row, "question"), maybe_text(row, "query"))
+def from_fields(prompt: str, reference: str, *, prefix: str = "", context: str = "", labelled: bool = False) -> Cleaner:
+    """A cleaner for rows that hold prompt and reference as text.
+
+    ``prompt`` and ``reference`` are field names, separated by spaces; the first that a row has is read. ``prefix`` precedes
+    the prompt, and the field ``context``, if it is not empty, follows it. ``labelled`` rows may have labels for a stream.
+    """
+
+    def cleaner(row: Row) -> Cleaned:
+        text = prefix + text_of(row, *prompt.split())
+        given = maybe_text(row, context) if context else None
+        return Cleaned(
+            f"{text}\n{given}" if given else text, maybe_text(row, *reference.split()), labels(row) if labelled else {}
+        )
+
+    return cleaner
+
+
+spider = from_fields("question", "query", prefix=SPIDER)
+alpaca = from_fields("instruction", "output", context="input")
+mbpp = from_fields("text prompt", "code")  # the full configuration has ``text``, the sanitized one ``prompt``
 
 
 def spider_schema(row: Row) -> Cleaned:
@@ -36,37 +53,8 @@ def spider_schema(row: Row) -> Cleaned:
     return Cleaned(f"{plain.text}\nTables: {text_of(row, 'db_schema')}", plain.reference)
 
 
-def gsm8k(row: Row) -> Cleaned:
-    """The question."""
-    return Cleaned(text_of(row, "question"), maybe_text(row, "answer"))
-
-
-def code_search_net(row: Row) -> Cleaned:
-    """The repository's instruction and the docstring, from the hub's or from the raw files' field names."""
-    doc = text_of(row, "func_documentation_string", "docstring")
-    code = maybe_text(row, "func_code_string", "code")
-    return Cleaned(f"Please generate code based on the following doc:\n{doc}", code)
-
-
-def alpaca(row: Row) -> Cleaned:
-    """The instruction, then the input where there is one."""
-    return Cleaned(_lines(text_of(row, "instruction"), maybe_text(row, "input")), maybe_text(row, "output"))
-
-
-def _lines(text: str, given: str | None) -> str:
-    return f"{text}\n{given}" if given else text
-
-
-def finance_alpaca_osd(row: Row) -> Cleaned:
-    """The instruction alone, as OSD's repository has it."""
-    return Cleaned(text_of(row, "instruction"), maybe_text(row, "output"))
-
-
-# --- other tasks -------------------------------------------------------------------------------------------------
-
-
 def piqa(row: Row) -> Cleaned:
-    """The goal; the reference is the right one of the two solutions, where the label is known."""
+    """The goal; the reference is the right one of the two solutions, if the row has a label."""
     label = row.get("label")
     known = isinstance(label, int) and not isinstance(label, bool) and label in (0, 1)
     return Cleaned(text_of(row, "goal"), maybe_text(row, f"sol{label + 1}") if known else None)  # type: ignore[operator]
@@ -76,21 +64,11 @@ PIECE = re.compile(r"\s*\S+")
 
 
 def starcoder(row: Row) -> Cleaned:
-    """Words 100 to 150 of the file; the rest is the reference. (OSD counts tokens of a tokenizer that is not public.)"""
+    """Words 100 to 150 of a file; the rest is the reference. OSD counts tokens of a tokenizer that is not public."""
     pieces = PIECE.findall(text_of(row, "content"))
     if len(pieces) <= 150:
         raise BadRow("no more than 150 words")
     return Cleaned("".join(pieces[100:150]).strip(), "".join(pieces[150:]).strip())
-
-
-def cnn_dailymail(row: Row) -> Cleaned:
-    """T5's prefix and the article."""
-    return Cleaned(f"summarize: {text_of(row, 'article')}", maybe_text(row, "highlights"))
-
-
-def xsum(row: Row) -> Cleaned:
-    """T5's prefix and the document."""
-    return Cleaned(f"summarize: {text_of(row, 'document')}", maybe_text(row, "summary"))
 
 
 def wmt16(row: Row) -> Cleaned:
@@ -104,16 +82,6 @@ def humaneval(row: Row) -> Cleaned:
     body = maybe_text(row, "canonical_solution")
     text_of(row, "prompt")
     return Cleaned(row["prompt"], body and row["canonical_solution"].strip("\r\n").rstrip())
-
-
-def mbpp(row: Row) -> Cleaned:
-    """The task in one sentence; ``prompt`` in the sanitized configuration, ``text`` in the full one."""
-    return Cleaned(text_of(row, "text", "prompt"), maybe_text(row, "code"))
-
-
-def mgsm(row: Row) -> Cleaned:
-    """The question."""
-    return Cleaned(text_of(row, "question"), maybe_text(row, "answer_number", "answer"), labels(row))
 
 
 def tatqa(row: Row) -> Cleaned:
@@ -130,25 +98,19 @@ def tatqa(row: Row) -> Cleaned:
     return Cleaned(f"{context}\n{text_of(asked, 'question')}", as_text(shown, "answer") if answer else None)
 
 
-# --- chats and instructions --------------------------------------------------------------------------------------
-
-
 def arena(row: Row) -> Cleaned:
-    """What the user says first; language, time and model come along."""
-    request = first_request(row.get("conversation", row.get("conversation_a")))
-    return Cleaned(request.text, request.reference, {**request.meta, **labels(row)})
+    """The first request of a conversation, with the row's labels."""
+    return _from_conversation(row, "conversation", "conversation_a")
 
 
 def sharegpt(row: Row) -> Cleaned:
-    """What the user says first, in ``from``/``value`` or ``role``/``content``."""
-    request = first_request(row.get("conversations", row.get("messages", row.get("conversation"))))
-    return Cleaned(request.text, request.reference, {**request.meta, **labels(row)})
+    """As ``arena``, under the field names of ShareGPT."""
+    return _from_conversation(row, "conversations", "messages", "conversation")
 
 
-def dolly(row: Row) -> Cleaned:
-    """The instruction, then the context where there is one."""
-    text = _lines(text_of(row, "instruction"), maybe_text(row, "context"))
-    return Cleaned(text, maybe_text(row, "response"), labels(row))
+def _from_conversation(row: Row, *names: str, answer: str | None = None) -> Cleaned:
+    request = first_request(next((row[name] for name in names if name in row), None))
+    return Cleaned(request.text, request.reference or answer, {**request.meta, **labels(row)})
 
 
 def mt_bench(row: Row) -> Cleaned:
@@ -162,7 +124,7 @@ def mt_bench(row: Row) -> Cleaned:
 
 
 def oasst(row: Row) -> Cleaned:
-    """A message that opens a conversation, or the tree below one; replies are rejected, the first one below it is the reference."""
+    """The message that opens a conversation, alone or with the replies below it; the first reply is the reference."""
     row = row["prompt"] if isinstance(row.get("prompt"), Mapping) else row
     if row.get("parent_id") is not None or row.get("role") not in (None, "prompter"):
         raise BadRow("a reply, not the start of a conversation")
@@ -173,9 +135,8 @@ def oasst(row: Row) -> Cleaned:
 
 def arena_hard(row: Row) -> Cleaned:
     """The prompt; the cluster is the topic."""
-    found = labels(row)
     cluster = maybe_text(row, "cluster")
-    return Cleaned(text_of(row, "prompt"), None, {**found, "topic": cluster} if cluster else found)
+    return Cleaned(text_of(row, "prompt"), None, labels(row) | ({"topic": cluster} if cluster else {}))
 
 
 def self_instruct(row: Row) -> Cleaned:
@@ -185,72 +146,69 @@ def self_instruct(row: Row) -> Cleaned:
 
 
 def prompts(row: Row) -> Cleaned:
-    """A user's own traffic: a prompt under a usual name, a list of turns, a conversation, or a server's log of requests."""
+    """A user's traffic: a prompt under a usual name, a list of turns, a conversation, or a request in a server's log."""
     row = {**row, **next((row[name] for name in ("request", "body") if isinstance(row.get(name), Mapping)), {})}
     for name in CONVERSATION_FIELDS:
         if row.get(name):
-            request = first_request(row[name])
-            return Cleaned(request.text, request.reference or answered(row), {**request.meta, **labels(row)})
+            return _from_conversation(row, name, answer=answered(row))
     for name in ("turns", *PROMPT_FIELDS):
         if isinstance(row.get(name), list):
             return Cleaned(as_text(items_of(row, name)[0], name), None, labels(row))
     text = text_of(row, *PROMPT_FIELDS)
-    given = maybe_text(row, "input", "context") if "instruction" in row else None
-    if found := next((row[name] for name in RETRIEVED if row.get(name)), None):
-        text = f"{_passages(found)}\n\n{text}"
-    answer = next(
-        (a for name in ANSWER_FIELDS if isinstance(row.get(name), str) and (a := maybe_text(row, name))), None
-    )
-    return Cleaned(_lines(text, given), answer, labels(row))
+    if retrieved := next((row[name] for name in RETRIEVED if row.get(name)), None):
+        text = f"{_passages(retrieved)}\n\n{text}"
+    if "instruction" in row and (context := maybe_text(row, "input", "context")):
+        text = f"{text}\n{context}"
+    texts = (maybe_text(row, name) for name in ANSWER_FIELDS if isinstance(row.get(name), str))
+    return Cleaned(text, next(filter(None, texts), None), labels(row))
 
 
-def _passages(found: object) -> str:
-    """The passages retrieved for a question: a text, a list of texts, or a list of objects with a text."""
-    items = found if isinstance(found, list) else [found]
+def _passages(retrieved: object) -> str:
+    """Join the passages retrieved for a question: one text, a list of texts, or a list of objects with a text."""
+    items = retrieved if isinstance(retrieved, list) else [retrieved]
     texts = [
         text_of(item, "text", "contents", "content", "passage") if isinstance(item, Mapping) else item for item in items
     ]
     return "\n\n".join(as_text(text, "a retrieved passage") for text in texts)
 
 
-Cleaner = Callable[[Row], Cleaned]
 CLEANERS: dict[str, Cleaner] = {
     "spider": spider,
     "spider_schema": spider_schema,
-    "gsm8k": gsm8k,
-    "code_search_net": code_search_net,
+    "gsm8k": from_fields("question", "answer"),
+    "code_search_net": from_fields("func_documentation_string docstring", "func_code_string code", prefix=CODE),
     "finance_alpaca": alpaca,
     "piqa": piqa,
     "starcoder": starcoder,
     "arena": arena,
     "lmsys_chat_1m": arena,
-    "cnn_dailymail": cnn_dailymail,
-    "xsum": xsum,
+    "cnn_dailymail": from_fields("article", "highlights", prefix="summarize: "),  # T5's prefix
+    "xsum": from_fields("document", "summary", prefix="summarize: "),
     "sharegpt": sharegpt,
     "humaneval": humaneval,
     "mbpp": mbpp,
     "mbpp_sanitized": mbpp,
     "wmt16": wmt16,
-    "dolly": dolly,
+    "dolly": from_fields("instruction", "response", context="context", labelled=True),
     "alpaca": alpaca,
     "mt_bench": mt_bench,
     "spec_bench": mt_bench,
     "oasst": oasst,
     "arena_hard": arena_hard,
-    "mgsm": mgsm,
+    "mgsm": from_fields("question", "answer_number answer", labelled=True),
     "self_instruct": self_instruct,
     "tatqa": tatqa,
     "prompts": prompts,
 }
-OSD_REPO_CLEANERS = CLEANERS | {"finance_alpaca": finance_alpaca_osd}
+OSD_REPO_CLEANERS = CLEANERS | {"finance_alpaca": from_fields("instruction", "output")}
 
 
 def clean(
     dataset: str, split: str, rows: Iterable[RawRow], *, cleaner: Cleaner, max_chars: int
 ) -> Iterator[Prompt | Rejection]:
-    """A ``Prompt`` or a ``Rejection`` for each row, in order; ``gsm8k/train/00017`` is the row at index 17.
+    """Yield a ``Prompt`` or a ``Rejection`` for each row, in order; ``gsm8k/train/00017`` is the row at index 17.
 
-    The cleaner ``prompts`` makes way for the one of what each file is taken for. A prompt of more than ``max_chars``
+    The cleaner ``prompts`` is replaced by that of the format detected in each file. A prompt of more than ``max_chars``
     characters is rejected; 0 sets no limit.
     """
     pairs = _detected(rows) if cleaner is prompts else zip(rows, itertools.repeat(cleaner))
@@ -270,7 +228,7 @@ def clean(
 
 
 def _detected(rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, Cleaner]]:
-    """Apply to the rows of a file the cleaner of the format that the file was detected to have."""
+    """Pair each row with the cleaner of the format detected in its file."""
     for _, of_file in itertools.groupby(rows, key=lambda raw: raw.file):
         first = list(itertools.islice(of_file, DETECT))
         cleaner = CLEANERS[detect(first)]

@@ -1,4 +1,4 @@
-"""Files that lie beside a raw file and belong to its rows: PIQA's labels, Spider's schemas."""
+"""Companions: files next to a raw file with labels (PIQA) or schemas (Spider) of its rows."""
 
 from __future__ import annotations
 
@@ -12,42 +12,41 @@ from draftlab.data.registry import Dataset
 from draftlab.errors import UserError
 
 
-def joined(file: Path, dataset: Dataset) -> Iterator[RawRow]:
-    """The rows of ``file`` with what its companion says about each."""
-    rows = read_rows(file, dataset.columns.split())
+def companion(file: Path, dataset: Dataset) -> Path | None:
+    """The path of the companion of a raw file, which may not exist: ``train-labels.lst`` of PIQA's ``train.jsonl``."""
     match dataset.name:
         case "piqa":
-            return _with_labels(file, rows)
+            return file.with_name(f"{file.name.split('.', 1)[0]}-labels.lst")
         case "spider_schema":
-            return _with_schemas(file.with_name("tables.json"), rows)
-    return rows
+            return file.with_name("tables.json")
+    return None
 
 
-def beside(file: Path, dataset: Dataset) -> list[Path]:
-    """The files that ``joined`` reads besides ``file``."""
-    names = {"piqa": f"{file.name.split('.', 1)[0]}-labels.lst", "spider_schema": "tables.json"}
-    found = file.with_name(names[dataset.name]) if dataset.name in names else file
-    return [found] if found != file and found.is_file() else []
+def joined(file: Path, dataset: Dataset) -> Iterator[RawRow]:
+    """The rows of a raw file, with the labels or schemas from its companion."""
+    rows, beside = read_rows(file, dataset.columns.split()), companion(file, dataset)
+    if beside is None:
+        return rows
+    return _with_labels(file, beside, rows) if dataset.name == "piqa" else _with_schemas(beside, rows)
 
 
-def _with_labels(file: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
-    """Add ``label`` from ``train-labels.lst`` beside ``train.jsonl``: one line per row, each 0, 1 or -1 (unknown)."""
-    beside = file.with_name(f"{file.name.split('.', 1)[0]}-labels.lst")
+def _with_labels(file: Path, beside: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
+    """Add ``label`` from a file with one line per row, each 0, 1 or -1 (unknown); without the file, rows stay as they are."""
     if not beside.is_file():
         yield from rows
         return
     remedy = "fetch the labels of these rows, or remove the file to do without labels"
-    labels = []
+    labels: list[int] = []
     for line in read_rows(beside):
-        label = "" if line.problem else line.row["text"].strip()
-        if label not in ("0", "1", "-1"):
+        text = "" if line.problem else line.row["text"].strip()
+        if text not in ("0", "1", "-1"):
             raise UserError("a label is neither 0 nor 1", file=beside, line=line.line, remedy=remedy)
-        labels.append(int(label))
+        labels.append(int(text))
     count = sum(1 for _ in read_rows(file))
     if len(labels) != count:
         raise UserError(f"{len(labels)} labels for {count} rows of {file.name}", file=beside, remedy=remedy)
-    for raw, known in zip(rows, labels, strict=True):
-        yield replace(raw, row=raw.row | {"label": known}) if isinstance(raw.row, dict) else raw
+    for raw, label in zip(rows, labels, strict=True):
+        yield replace(raw, row=raw.row | {"label": label}) if isinstance(raw.row, dict) else raw
 
 
 def _with_schemas(tables: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
@@ -55,15 +54,15 @@ def _with_schemas(tables: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
     if not tables.is_file():
         raise UserError("no tables.json", file=tables.parent, remedy="put it there, or use the dataset spider")
     schemas = {}
-    for found in read_rows(tables):
-        if found.problem is None and isinstance(found.row.get("db_id"), str):
+    for database in read_rows(tables):
+        if database.problem is None and isinstance(database.row.get("db_id"), str):
             try:
-                schemas[found.row["db_id"]] = _schema(found.row)
+                schemas[database.row["db_id"]] = _schema(database.row)
             except (KeyError, TypeError, ValueError):
                 raise UserError(
                     "a database without table_names_original and column_names_original",
                     file=tables,
-                    line=found.line,
+                    line=database.line,
                     remedy="fetch Spider's tables.json again",
                 ) from None
     for raw in rows:
@@ -74,8 +73,7 @@ def _with_schemas(tables: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
 
 def _schema(row: Mapping[str, Any]) -> str:
     columns = row["column_names_original"]
-    shown = [
+    return "; ".join(
         f"{table}({', '.join(name for owner, name in columns if owner == index)})"
         for index, table in enumerate(row["table_names_original"])
-    ]
-    return "; ".join(shown)
+    )

@@ -1,4 +1,4 @@
-"""Conversations: the turns of the formats in use, and the request in them."""
+"""Conversations in the common formats: their turns, and the first request."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ ROLES: dict[str, Role] = {
 
 
 def turns(conversation: Any) -> list[Turn]:
-    """The messages of a list of ``{role, content}`` or ``{from, value}``; turns of one role in a row become one.
+    """The turns of a list of ``{role, content}`` or ``{from, value}``; successive messages of one role are joined.
 
-    A message that is no object, has an unknown role or (of a user) no text is a ``BadRow``; after the first request it
-    only ends the reading. Others than the user may say nothing, as an assistant does that calls a tool.
+    Only a user's message must have text: an assistant that calls a tool says nothing.
+
+    **Raises:** ``BadRow`` for a message that is not an object, has an unknown role, or is a user's without text. After the
+    first request, such a message ends the conversation instead.
     """
     if not isinstance(conversation, list):
         raise BadRow(f"the conversation is {type(conversation).__name__}, not a list")
-    found: list[Turn] = []
+    joined: list[Turn] = []
     for item in conversation:
         try:
             turn = _turn(mapping_of(item, "a message"))
         except BadRow:
-            if any(turn.role == "user" for turn in found):
+            if any(turn.role == "user" for turn in joined):
                 break
             raise
-        if found and found[-1].role == turn.role:
-            found[-1] = Turn(turn.role, "\n".join(filter(None, (found[-1].text, turn.text))))
+        if joined and joined[-1].role == turn.role:
+            joined[-1] = Turn(turn.role, "\n".join(filter(None, (joined[-1].text, turn.text))))
         else:
-            found.append(turn)
-    return found
+            joined.append(turn)
+    return joined
 
 
 def _turn(message: Row) -> Turn:
@@ -55,20 +57,20 @@ def _turn(message: Row) -> Turn:
 
 
 def first_request(conversation: Any) -> Cleaned:
-    """The first thing the user says and the answer to it; what the assistant says before that is left out."""
-    every_turn = turns(conversation)
-    start = next((i for i, turn in enumerate(every_turn) if turn.role == "user"), None)
+    """The first request of a user and the answer to it. What an assistant says before it is left out."""
+    spoken = turns(conversation)
+    start = next((i for i, turn in enumerate(spoken) if turn.role == "user"), None)
     if start is None:
         raise BadRow("no user turn")
-    answer = next((turn.text or None for turn in every_turn[start + 1 : start + 2] if turn.role == "assistant"), None)
-    meta: dict[str, Any] = {"turns": sum(turn.role == "user" for turn in every_turn)}
-    if every_turn[0].role == "system" and every_turn[0].text:
-        meta["system"] = every_turn[0].text
-    return Cleaned(every_turn[start].text, answer, meta)
+    answer = next((turn.text or None for turn in spoken[start + 1 : start + 2] if turn.role == "assistant"), None)
+    meta: dict[str, Any] = {"turns": sum(turn.role == "user" for turn in spoken)}
+    if spoken[0].role == "system" and spoken[0].text:
+        meta["system"] = spoken[0].text
+    return Cleaned(spoken[start].text, answer, meta)
 
 
 def answered(row: Row) -> str | None:
-    """The text of a response in OpenAI's shape, below ``response`` (LiteLLM, batches) or beside the request; none where there is none."""
+    """The text of a response in OpenAI's format, in ``response`` (LiteLLM, batches) or in the row itself; None without one."""
     answer: Any = row.get("response", row)
     if isinstance(answer, Mapping) and isinstance(answer.get("body"), Mapping):
         answer = answer["body"]

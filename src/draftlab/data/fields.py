@@ -1,4 +1,4 @@
-"""Reading the fields of a raw row: a value of the right kind, or the reason why there is none."""
+"""Reads the fields of a raw row: a value of the right type, or the reason why the row is rejected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 
 class BadRow(Exception):
-    """A row that gives no prompt: the reason, which is the same text for all such rows, and a detail specific to this row."""
+    """The reason why a row gives no prompt, the same text for all rows with this fault, and a detail of this row."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
@@ -22,7 +22,7 @@ class BadRow(Exception):
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What a row says: the prompt, the dataset's own answer if it has one, and what a stream may sort by."""
+    """A row's prompt, the dataset's answer if there is one, and the labels that a stream may sort by."""
 
     text: str
     reference: str | None = None
@@ -30,7 +30,7 @@ class Cleaned:
 
 
 def text_of(row: Row, *names: str) -> str:
-    """The text of the first of these fields that the row has, stripped; missing, empty or no text is a ``BadRow``."""
+    """The stripped text of the first of these fields that the row has; ``BadRow`` if it is missing, empty or not text."""
     name = _present(row, names)
     return as_text(row[name], name)
 
@@ -44,7 +44,7 @@ def _present(row: Row, names: Sequence[str]) -> str:
 
 
 def maybe_text(row: Row, *names: str) -> str | None:
-    """As ``text_of``, but ``None`` when no field is there, or it is null or empty."""
+    """As ``text_of``, but None for a missing, null or empty field."""
     value = next((row[name] for name in names if name in row), None)
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
@@ -65,7 +65,7 @@ def as_text(value: Any, name: str) -> str:
 
 
 def items_of(row: Row, *names: str) -> list[Any]:
-    """The list in the first of these fields that the row has; missing, empty or no list is a ``BadRow``."""
+    """The list in the first of these fields that the row has; ``BadRow`` if it is missing, empty or not a list."""
     name = _present(row, names)
     value = row[name]
     if not isinstance(value, list):
@@ -91,13 +91,13 @@ LABELS = {
 
 
 def labels(row: Row) -> dict[str, Any]:
-    """What a stream may sort by, where the row has it: language, topic, time in seconds, model."""
-    found: dict[str, Any] = {}
+    """The labels in a row that a stream may sort by: language, topic, time in seconds, model."""
+    present: dict[str, Any] = {}
     for label, names in LABELS.items():
         value = next((row[name] for name in names if row.get(name) is not None), None)
         if label == "time":
             if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
-                found[label] = value
+                present[label] = value
         elif isinstance(value, str) and value and well_formed(value):
-            found[label] = value
-    return found
+            present[label] = value
+    return present

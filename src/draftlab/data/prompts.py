@@ -1,4 +1,4 @@
-"""A request of a dataset, and a row that gives none."""
+"""A request of a dataset, and a rejected row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request: ``text`` is what a user asks; ``reference`` is the dataset's own answer, when it has one."""
+    """One request: ``text`` is what a user asks; ``reference`` is the dataset's answer, if it has one."""
 
     id: str
     dataset: str
@@ -20,7 +20,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A raw row that a cleaner turned down, with the place and the reason."""
+    """A raw row that gives no prompt: where it is, why, and an excerpt of it."""
 
     file: str
     line: int

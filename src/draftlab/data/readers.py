@@ -1,6 +1,6 @@
-"""Raw files to rows: JSON, JSON lines, CSV, TSV, Parquet and text, plain or gzipped, good rows kept and bad ones named.
+"""Reads the rows of raw files: JSON, JSON lines, CSV, TSV, Parquet and text, plain or gzipped. A bad row loses no good one.
 
-Python's own readers throughout: the readers of ``datasets`` stop at the first byte that is not UTF-8.
+This uses Python's readers, because those of ``datasets`` stop at the first byte that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from draftlab.data.formats import SAID_IN
+from draftlab.data.formats import PROMPT_COLUMNS
 from draftlab.errors import UserError, printable
 
 EXCERPT = 200
 LONGEST = 16 << 20
-"""Bytes of the longest line, or characters of the longest row of an array: what a reader holds in memory."""
+"""The longest line in bytes, or row of an array in characters, that is held in memory."""
 TOO_LONG = f"a row of more than {LONGEST >> 20} MB"
 CHUNK = 1 << 20
-DEEPEST = 100  # levels of nesting: Python's own functions give up at a few hundred
+DEEPEST = 100  # levels of nesting: Python's json gives up at a few hundred
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True)
 class RawRow:
-    """A row as a file holds it, and where; with ``problem`` set it could not be read and ``row`` is an excerpt."""
+    """A row of a file and its place. If ``problem`` is set, it could not be read, and ``row`` is an excerpt."""
 
     file: str
     line: int
@@ -39,7 +39,7 @@ class RawRow:
 
 
 def excerpt(text: str) -> str:
-    """``text`` for a terminal or a log, cut to an excerpt."""
+    """The beginning of ``text``, for a terminal or a log."""
     return printable(text if len(text) <= EXCERPT else text[:EXCERPT] + "…")
 
 
@@ -53,21 +53,21 @@ def well_formed(text: str) -> bool:
 
 
 def plain(row: Any) -> Any:
-    """``row`` as JSON holds it: dates, decimals and bytes become text; bytes that are not UTF-8 become null."""
-    return json.loads(json.dumps(row, default=_as_text))
+    """``row`` in JSON's types: dates, decimals and bytes become text, and bytes that are not UTF-8 become null."""
 
+    def as_text(value: Any) -> str | None:
+        if not isinstance(value, bytes):
+            return str(value)
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
 
-def _as_text(value: Any) -> str | None:
-    if not isinstance(value, bytes):
-        return str(value)
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return None
+    return json.loads(json.dumps(row, default=as_text))
 
 
 def _bad(name: str, line: int, problem: str, text: str = "", detail: str = "") -> RawRow:
-    """A row that cannot be read; ``problem`` is the same text for all rows with this fault, ``detail`` is specific to this row."""
+    """A row that cannot be read: ``problem`` is the same text for all rows with this fault, ``detail`` is of this row."""
     return RawRow(name, line, excerpt(": ".join(filter(None, (detail, text)))), problem)
 
 
@@ -79,8 +79,8 @@ def _deeper(value: Any, levels: int) -> bool:
     return bool(inside)
 
 
-class _Json:
-    """A strict JSON decoder that reports duplicate keys and non-finite numbers without losing its place in the text."""
+class _Decoder:
+    """A strict JSON decoder: after duplicate keys or a number that is not finite, the text can still be read on."""
 
     def __init__(self) -> None:
         self._faults: list[tuple[str, str]] = []
@@ -106,7 +106,7 @@ class _Json:
         self._faults.append((f"{name} is not JSON", ""))
 
     def value(self, text: str, start: int) -> tuple[Any, int, str | None, str]:
-        """Return the value at ``start``, where it ends, what is wrong with it, and a detail; broken JSON raises ``ValueError``."""
+        """The value at ``start``, where it ends, what is wrong with it if anything, and a detail; ``ValueError`` if it is broken."""
         self._faults.clear()
         try:
             value, end = self._decoder.raw_decode(text, start)
@@ -116,6 +116,8 @@ class _Json:
             raise ValueError(error.msg) from None
         except ValueError:
             raise ValueError("a number with too many digits") from None
+        if not isinstance(value, dict):
+            return value, end, f"a JSON {type(value).__name__}, not an object", ""
         part = text[start:end]
         if part.count("[") + part.count("{") > DEEPEST and _deeper(value, DEEPEST):
             self._faults.append(("nested too deeply", ""))
@@ -124,14 +126,8 @@ class _Json:
         return value, end, *(self._faults[0] if self._faults else (None, ""))
 
 
-def _after_space(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at
-
-
 def _bounded(file: IO[bytes]) -> Iterator[bytes | None]:
-    """Yield the lines of a file; a line of more than ``LONGEST`` bytes is skipped without reading it into memory, and None yielded."""
+    """Yield the lines of a file, and None for a line of more than ``LONGEST`` bytes, which is never held in memory."""
     while line := file.readline(LONGEST + 1):
         if len(line) <= LONGEST:
             yield line
@@ -142,7 +138,7 @@ def _bounded(file: IO[bytes]) -> Iterator[bytes | None]:
 
 
 def _lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
-    """Yield each line that is not blank as a row with a text."""
+    """Yield each line that is not blank, as text."""
     for number, line in enumerate(_bounded(file), first_line):
         if line is None:
             yield _bad(name, number, TOO_LONG)
@@ -157,48 +153,45 @@ def _lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
 
 
 def _json_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[RawRow]:
-    decoder = _Json()
+    decoder = _Decoder()
     for line in _lines(file, name, first_line):
         if line.problem:
             yield line
             continue
-        number, text = line.line, line.row.strip()
+        text = line.row.strip()
         try:
             value, end, problem, detail = decoder.value(text, 0)
         except ValueError as error:
-            yield _bad(name, number, f"broken JSON: {error}", text)
+            yield _bad(name, line.line, f"broken JSON: {error}", text)
             continue
         if end < len(text):
-            problem = "more than one JSON value in a line"
-        elif not isinstance(value, dict):
-            problem = f"a JSON {type(value).__name__}, not an object"
-        yield _bad(name, number, problem, text, detail) if problem else RawRow(name, number, value)
+            problem, detail = "more than one JSON value in a line", ""
+        yield _bad(name, line.line, problem, text, detail) if problem else replace(line, row=value)
 
 
 class _Window:
-    """A part of a text file that is read on demand; what lies before ``at`` is dropped."""
+    """A part of a text file that is read on demand; the text before position ``at`` is dropped."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        # Bytes that are not UTF-8 become lone surrogates, so that only the rows that hold them are turned down.
+        # Bytes that are not UTF-8 become lone surrogates, so that only their rows are rejected.
         self.file = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         self.text, self.at, self.line, self.ended = "", 0, 1, False
 
     def more(self) -> bool:
-        """Double the part in memory, so that a long value is parsed only a few times; return whether there was more to read."""
+        """Double the part in memory, so that a long value is parsed only a few times; return whether the file had more."""
         new = "" if self.ended else self.file.read(max(CHUNK, len(self.text) - self.at))
         self.line += self.text.count("\n", 0, self.at)
         self.text, self.at, self.ended = self.text[self.at :] + new, 0, not new
         return bool(new)
 
     def skip(self, further: int = 0) -> str:
-        """Skip a number of characters and the white space after them; return the next character, '' at the end."""
+        """Skip characters and the white space after them; return the next character, '' at the end."""
         self.at += further
-        while (at := _after_space(self.text, self.at)) >= len(self.text):
-            self.at = at
-            if not self.more():
-                return ""
-        self.at = at
-        return self.text[at]
+        while self.at < len(self.text) or self.more():
+            if self.text[self.at] not in " \t\r\n":
+                return self.text[self.at]
+            self.at += 1
+        return ""
 
     def here(self) -> int:
         """The number of the current line."""
@@ -206,7 +199,7 @@ class _Window:
 
 
 def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
-    window, decoder = _Window(file), _Json()
+    window, decoder = _Window(file), _Decoder()
     window.skip()
     char = window.skip(1)
     while char and char != "]":
@@ -216,13 +209,11 @@ def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
             if len(window.text) - window.at <= LONGEST and window.more():
                 continue
             what = TOO_LONG if len(window.text) - window.at > LONGEST else f"broken JSON: {error}"
-            excerpted = window.text[window.at : window.at + EXCERPT]
-            yield _bad(name, window.here(), f"{what}; the rest of the file is unread", excerpted)
+            start = window.text[window.at : window.at + EXCERPT]
+            yield _bad(name, window.here(), f"{what}; the rest of the file is unread", start)
             return
         if end == len(window.text) and window.more():  # a number may go on
             continue
-        if not problem and not isinstance(value, dict):
-            problem = f"a JSON {type(value).__name__}, not an object"
         line, part = window.here(), window.text[window.at : end]
         yield _bad(name, line, problem, part, detail) if problem else RawRow(name, line, value)
         char = window.skip(end - window.at)
@@ -231,13 +222,13 @@ def _json_array(file: IO[bytes], name: str) -> Iterator[RawRow]:
     if not char:
         yield RawRow(name, window.here(), "", "the array is not closed: the file is cut off")
         return
-    if window.skip(1):  # whatever follows the array is read as lines
+    if window.skip(1):  # text after the array is read as lines
         rest = window.text[window.at :] + window.file.read(LONGEST)
         yield from _json_lines(io.BytesIO(rest.encode("utf-8", "surrogateescape")), name, window.here())
 
 
 class _CsvLines:
-    """An iterator of lines for ``csv.reader`` that continues with the next line after an error."""
+    """Lines for ``csv.reader``, as an iterator that goes on after an error (a generator would end)."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.lines, self.encoding = _bounded(file), "utf-8-sig"
@@ -288,13 +279,12 @@ def _table(file: IO[bytes], name: str, separator: str, columns: Sequence[str]) -
 
 
 def _header(cells: Sequence[str], name: str, line: int) -> list[str]:
-    """The column names in a table's first row, in lower case; a table without a known column of prompts is refused."""
+    """The column names in a table's first row, in lower case; ``UserError`` without a known column for prompts."""
     names = [cell.strip().lower() for cell in cells]
     if not all(map(well_formed, names)):
-        raise UserError(
-            "the names of the columns are not UTF-8", file=name, line=line, remedy="convert the file to UTF-8"
-        )
-    if not SAID_IN.intersection(names):
+        what = "the names of the columns are not UTF-8"
+        raise UserError(what, file=name, line=line, remedy="convert the file to UTF-8")
+    if not PROMPT_COLUMNS.intersection(names):
         raise UserError(
             f"no column is called prompt, or has another known name: {excerpt(', '.join(cells))}",
             file=name,
@@ -342,21 +332,20 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
     elif kind in (".json", ".jsonl", ".ndjson") or opening == b"{":
         yield from _json_lines(file, name)
     elif b"\0" in start:
-        raise UserError(
-            "neither text nor Parquet",
-            file=name,
-            remedy="give JSON, JSON lines, CSV, TSV, Parquet or text, plain or gzipped",
-        )
+        remedy = "give JSON, JSON lines, CSV, TSV, Parquet or text, plain or gzipped"
+        raise UserError("neither text nor Parquet", file=name, remedy=remedy)
     else:
         yield from _text(file, name)
 
 
 def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[RawRow]:
-    """The rows of a raw file in order: tables and text by the file's suffix, JSON and Parquet by the content.
+    """Yield the rows of a raw file; a row that cannot be read has a ``problem``.
 
-    ``columns`` names the columns of a CSV or TSV without a header; without it, the first line is the header. A row that
-    cannot be read comes with its ``problem``; a file that cannot be opened, or a table whose first line names no column
-    that a prompt is read from, is a ``UserError``.
+    Tables and text are known by the file's suffix, JSON, Parquet and gzip by the content. ``columns`` names the columns of
+    a table without a header.
+
+    **Raises:** ``UserError`` for a file that cannot be opened, is neither text nor Parquet, or is a table without a known
+    column for prompts.
     """
     name, suffixes = str(path), [s.lower() for s in path.suffixes]
     number = 0

@@ -1,4 +1,4 @@
-"""The datasets that draftlab knows, as ``workflow/datasets.csv`` lists them."""
+"""The table of known datasets, ``workflow/datasets.csv``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TABLE = WORKFLOW / "datasets.csv"
 
 @dataclass(frozen=True)
 class Dataset:
-    """One row of ``workflow/datasets.csv``.
+    """One row of the table.
 
-    ``train`` and ``eval`` name the hub's splits (no ``eval``: rows are held out of ``train``); ``raw_train`` and
-    ``raw_eval`` are glob patterns below a raw folder, tried in turn, apart by spaces; ``columns`` names the columns of
-    a file without a header.
+    ``train`` and ``eval`` name the hub's splits; without ``eval``, rows are held out of ``train``. ``raw_train`` and
+    ``raw_eval`` are glob patterns below a raw folder, separated by spaces; the first that matches is used. ``columns`` names
+    the columns of a file without a header.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Dataset:
     notes: str
 
     def lies_in(self, folder: Path) -> bool:
-        """Whether a folder has raw files of it."""
+        """Whether a folder has raw files of the dataset."""
         return any(any(folder.glob(pattern)) for pattern in self.raw_train.split())
 
 
@@ -56,7 +56,6 @@ def load() -> dict[str, Dataset]:
 
 
 def find(name: str) -> Dataset:
-    """The dataset called ``name``."""
     table = load()
     if name not in table:
         raise UserError(f"unknown dataset {name!r}", remedy=f"use one of {', '.join(table)}, or a file of prompts")

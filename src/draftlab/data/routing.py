@@ -1,12 +1,13 @@
-"""Which draft serves a request: one for all, or one per class, by a classifier that makes mistakes (OSD, section 4.3 and Fig. 6).
+"""Routes each request to the draft of its class, with a classifier that makes mistakes (OSD, section 4.3 and Fig. 6).
 
-A request goes to exactly one draft, and only that draft learns from it; so serving with routes is serving each route's requests on
-their own. A class that no request was sent to has no draft and no rows.
+Only that draft learns from the request, so the requests of each route can be served separately. A class to which no request is
+routed has no draft and no rows.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,34 +22,36 @@ from draftlab.files.json_files import read_jsonl, write_json, write_jsonl
 
 
 def routed(stream: Sequence[Prompt], classifier: Classifier) -> tuple[list[Prompt], dict[str, Any]]:
-    """The stream with ``meta["route"]``, the class that the classifier names for each request as it arrives; and how well it does.
+    """Add ``meta["route"]`` to each request of a stream: the class that the classifier predicts as it arrives.
 
-    A request of unknown class goes to the class that was named most often so far (the first request: to its own), as a server that
-    must answer would send it. The facts: ``requests, correct, unknown, accuracy, classifier_ms`` (CPU time per request).
+    A server must answer every request, so one of unknown class takes the most frequent route so far; the first request takes
+    its true group.
+
+    **Returns:** the requests, and ``requests, correct, unknown, accuracy, classifier_ms`` (CPU time per request).
     """
     if not stream:
         raise UserError("the stream is empty", remedy="give it at least one request")
     begin = time.process_time()
-    named = [classifier([prompt.text])[0] for prompt in stream]
+    predicted = [classifier([prompt.text])[0] for prompt in stream]
     spent = time.process_time() - begin
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     marked = []
-    for prompt, name in zip(stream, named, strict=True):
+    for prompt, name in zip(stream, predicted, strict=True):
         route = name if name != UNKNOWN else max(counts, key=lambda n: counts[n], default=str(prompt.meta["group"]))
-        counts[route] = counts.get(route, 0) + 1
+        counts[route] += 1
         marked.append(replace(prompt, meta=prompt.meta | {"route": route}))
     correct = sum(prompt.meta["route"] == prompt.meta["group"] for prompt in marked)
     return marked, {
         "requests": len(marked),
         "correct": correct,
-        "unknown": named.count(UNKNOWN),
+        "unknown": predicted.count(UNKNOWN),
         "accuracy": correct / len(marked),
         "classifier_ms": 1e3 * spent / len(marked),
     }
 
 
 def misroute(routes: Sequence[str], rate: float, rng: Generator) -> list[str]:
-    """The routes, each replaced with probability ``rate`` by another one, all others alike."""
+    """The routes, each replaced with probability ``rate`` by one of the others, all equally likely."""
     names = sorted(set(routes))
     if len(names) < 2:
         return list(routes)
@@ -62,11 +65,11 @@ def misroute(routes: Sequence[str], rate: float, rng: Generator) -> list[str]:
 
 
 def by_route(routes: Iterable[str]) -> dict[str, list[int]]:
-    """Route -> the places of its requests, in order of arrival."""
-    found: dict[str, list[int]] = {}
-    for place, route in enumerate(routes):
-        found.setdefault(route, []).append(place)
-    return found
+    """The positions of each route's requests, in order of arrival."""
+    positions: dict[str, list[int]] = {}
+    for position, route in enumerate(routes):
+        positions.setdefault(route, []).append(position)
+    return positions
 
 
 def route(

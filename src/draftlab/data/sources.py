@@ -1,6 +1,6 @@
-"""Where raw rows come from: the hub, raw files, a generator, or what ``fetch`` wrote before.
+"""Sources of raw rows: the hub, raw files, a generator, or rows that ``fetch`` wrote before.
 
-The only code of the project that may touch a network for data.
+No other code of the project uses a network for data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from draftlab.data import companions, formats, generators, registry
 from draftlab.data.readers import RawRow, plain, read_rows
@@ -24,25 +24,26 @@ from draftlab.files.json_files import read_json, read_jsonl, write_json, write_j
 from draftlab.files.seals import content_digest
 
 Split = Literal["train", "eval"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SourceName = Literal["generator", "raw", "hub", "fetched"]
 
 
 class DatasetSource(Protocol):
-    """The raw rows of a split, in a stable order; readable again and again."""
+    """The raw rows of a dataset, in the same order each time."""
 
     def rows(self, split: Split) -> Iterator[RawRow]:
-        """The rows; a dataset without an eval split has none there."""
+        """Yield the rows of a split; a dataset without an eval split has none there."""
         ...
 
     def provenance(self, split: Split) -> dict[str, Any]:
-        """Where the rows come from: what it takes to get the same rows again."""
+        """What is needed to get the same rows again."""
         ...
 
 
 @dataclass(frozen=True)
 class Generated:
-    """Rows drawn by ``generators``."""
+    """The first rows that a generator draws with a seed."""
 
     dataset: Dataset
     train_rows: int
@@ -50,7 +51,6 @@ class Generated:
     seed: int
 
     def rows(self, split: Split) -> Iterator[RawRow]:
-        """The first rows of the seed."""
         if split == "eval" and not self.dataset.eval:
             return
         drawn = generators.rows(self.dataset.name, split, seed=self.seed)
@@ -59,69 +59,67 @@ class Generated:
             yield RawRow(f"generator:{self.dataset.name}/{split}", number, row)
 
     def provenance(self, split: Split) -> dict[str, Any]:
-        """The seed."""
         return {"source": "generator", "seed": self.seed}
 
 
 @dataclass(frozen=True)
 class RawFiles:
-    """Rows of the files below ``path``, found by the patterns of ``workflow/datasets.csv``, or of ``path`` itself."""
+    """Rows of the file ``path``, or of the files below it that match the dataset's patterns."""
 
     dataset: Dataset
     path: Path
 
     def files(self, split: Split) -> list[Path]:
-        """The files of the first pattern that finds any, in the order of their names; eval may have none."""
-        if self.path.is_file():
-            return [self.path] if split == "train" else []
-        found = next(iter(self._find_files(split)), [])
-        if split == "train" and not found:
+        """The files that match the first pattern, in the order of their names; eval may have none."""
+        files = next(iter(self._matches(split)), [])
+        if split == "train" and not files:
             raise UserError(
                 f"no raw files of {self.dataset.name}: looked for {', '.join(self.dataset.raw_train.split())}",
                 file=self.path,
                 remedy="put the dataset's files there, or use another source",
             )
-        return found
+        return files
 
     def ignored(self) -> list[Path]:
-        """Files of the later patterns: another copy of the dataset, which is not read as well."""
-        if self.path.is_file():
-            return []
-        splits: tuple[Split, ...] = ("train", "eval")
-        return [file for split in splits for files in self._find_files(split)[1:] for file in files]
+        """The files that match the other patterns: another copy of the dataset."""
+        return [file for split in SPLITS for files in self._matches(split)[1:] for file in files]
 
-    def _find_files(self, split: Split) -> list[list[Path]]:
+    def _matches(self, split: Split) -> list[list[Path]]:
+        """The files that match each pattern, without patterns that match none."""
+        if self.path.is_file():
+            return [[self.path]] if split == "train" else []
         patterns = (self.dataset.raw_train if split == "train" else self.dataset.raw_eval).split()
         return [files for pattern in patterns if (files := sorted(self.path.glob(pattern)))]
 
     def rows(self, split: Split) -> Iterator[RawRow]:
-        """The rows of all files in turn; a file of the user's own has the companions of what it is taken for."""
         for file in self.files(split):
-            yield from companions.joined(file, self._taken_for(file))
+            yield from companions.joined(file, self._detected(file))
 
     def content(self, split: Split, remembered: Path | None = None) -> str:
-        """Digest of all that ``rows`` reads, and of what the table of datasets says of it."""
-        files = [part for file in self.files(split) for part in (file, *companions.beside(file, self._taken_for(file)))]
-        parts = [str(self.dataset), *(f"{file.name} {content_digest(file, remembered=remembered)}" for file in files)]
+        """The digest of all that ``rows`` reads, and of the dataset's row in the table."""
+        parts = [str(self.dataset)]
+        for file in self.files(split):
+            beside = companions.companion(file, self._detected(file))
+            for read in (file, beside) if beside and beside.is_file() and beside != file else (file,):
+                parts.append(f"{read.name} {content_digest(read, remembered=remembered)}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    def _taken_for(self, file: Path) -> Dataset:
+    def _detected(self, file: Path) -> Dataset:
+        """The dataset of a file; for the user's file, the one whose format it has."""
         return registry.find(formats.detect(read_rows(file))) if self.dataset.name == "prompts" else self.dataset
 
     def provenance(self, split: Split) -> dict[str, Any]:
-        """Name, size and digest of each file."""
         files = [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256(f)} for f in self.files(split)]
         return {"source": "raw", "files": files}
 
 
 @dataclass(frozen=True)
 class Hub:
-    """Rows of a dataset on the Hugging Face hub at the pinned revision; the local cache is used when offline."""
+    """Rows of a dataset on the Hugging Face hub at the pinned revision, or from the local cache when offline."""
 
     dataset: Dataset
 
     def rows(self, split: Split) -> Iterator[RawRow]:
-        """The rows as the hub's Parquet or JSON files hold them."""
         if not self.dataset.hub_id:
             raise UserError(
                 f"{self.dataset.name} is not on the hub", remedy=f"use --source raw: {self.dataset.raw_train}"
@@ -134,23 +132,20 @@ class Hub:
             yield RawRow(where, number, plain(row))
 
     def provenance(self, split: Split) -> dict[str, Any]:
-        """Repository, configuration and revision, a branch resolved to its commit where the hub can be asked."""
         dataset = self.dataset
         return {"source": "hub", "hub_id": dataset.hub_id, "config": dataset.config, "revision": _commit(dataset)}
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Rows that ``fetch`` wrote to ``train.jsonl`` and ``eval.jsonl`` in ``folder``."""
+    """Rows that ``fetch`` wrote to ``train.jsonl`` and ``eval.jsonl`` in a folder, with their original places."""
 
     folder: Path
 
     def rows(self, split: Split) -> Iterator[RawRow]:
-        """The rows, with the places that they had where they were fetched."""
         return read_jsonl(self.folder / f"{split}.jsonl", RawRow)
 
     def provenance(self, split: Split) -> dict[str, Any]:
-        """As ``fetch`` recorded it."""
         provenance: dict[str, Any] = read_json(provenance_path(self.folder / f"{split}.jsonl"))
         return provenance
 
@@ -158,17 +153,17 @@ class Fetched:
 def open_source(
     dataset: str, source: SourceName, *, raw: Path | None, train_rows: int, eval_rows: int, seed: int
 ) -> DatasetSource:
-    """The source by name; ``raw`` is the folder of files (or one file), the numbers of rows are what a generator draws."""
-    found = registry.find(dataset)
-    if _is_packaged(found, source, raw):
-        return RawFiles(found, packages.fetch(dataset))
+    """The source called ``source``. ``raw`` is a folder of files, or one file; a generator draws the numbers of rows."""
+    known = registry.find(dataset)
+    if _is_packaged(known, source, raw):
+        return RawFiles(known, packages.fetch(dataset))
     match source:
         case "generator":
             if train_rows <= 0:
                 raise UserError("a generator has no last row", remedy="give the number of rows to draw")
-            return Generated(found, train_rows, eval_rows, seed)
+            return Generated(known, train_rows, eval_rows, seed)
         case "hub":
-            return Hub(found)
+            return Hub(known)
         case "raw" | "fetched":
             if raw is None:
                 raise UserError(f"source {source} needs a folder of files", remedy="name it with --raw")
@@ -176,7 +171,7 @@ def open_source(
                 raise UserError("no such folder or file", file=raw, remedy="check the path")
             if source == "fetched":
                 return Fetched(raw)
-            files = RawFiles(found, raw)
+            files = RawFiles(known, raw)
             if ignored := files.ignored():
                 names = ", ".join(printable(str(file.relative_to(raw))) for file in ignored)
                 print(f"{dataset}: read {files.files('train')[0].name}, ignored {names}", file=sys.stderr)
@@ -184,9 +179,9 @@ def open_source(
 
 
 def _is_packaged(dataset: Dataset, source: SourceName, raw: Path | None) -> bool:
-    """Whether the dataset's real rows come from a package, instead of generated rows or if the raw folder has none."""
-    lacks = source == "raw" and raw is not None and raw.is_dir() and not dataset.lies_in(raw)
-    return dataset.name in packages.PACKAGES and (source == "generator" or lacks)
+    """Whether real rows come from a package, in place of generated rows or of a raw folder without the dataset."""
+    absent = source == "raw" and raw is not None and raw.is_dir() and not dataset.lies_in(raw)
+    return dataset.name in packages.PACKAGES and (source == "generator" or absent)
 
 
 def fetch(
@@ -200,7 +195,7 @@ def fetch(
     out: Path,
     content: str = "",
 ) -> None:
-    """Write the raw rows of one split of a dataset as JSON lines, and next to them a file that says where they come from.
+    """Write the raw rows of one split of a dataset as JSON lines, and next to them a file with their provenance.
 
     ``rows`` is the largest number to write (0: all). Rows that cannot be read are written with their problem. ``content`` is the result of
     ``content_of`` when the run began; if the files have changed since, this is a ``UserError``.
@@ -216,15 +211,15 @@ def fetch(
 
 
 def content_of(dataset: str, split: Split, source: SourceName, raw: Path | None, remembered: Path | None = None) -> str:
-    """Digest of the raw files of a split and of what the table of datasets says of it; cheap, for a plan: digests are ``remembered``."""
-    found = registry.find(dataset)
-    if source == "raw" and raw is not None and not _is_packaged(found, source, raw):
-        return RawFiles(found, raw).content(split, remembered)
-    return hashlib.sha256(str(found).encode()).hexdigest()
+    """The digest of the raw files of a split and of the dataset's row in the table; ``remembered`` caches digests of files."""
+    known = registry.find(dataset)
+    if source == "raw" and raw is not None and not _is_packaged(known, source, raw):
+        return RawFiles(known, raw).content(split, remembered)
+    return hashlib.sha256(str(known).encode()).hexdigest()
 
 
 def provenance_path(out: Path) -> Path:
-    """The file beside ``out`` that says where its rows come from."""
+    """The file beside ``out`` with the provenance of its rows."""
     return out.with_suffix(".provenance.json")
 
 
@@ -246,13 +241,13 @@ def _load_from_hub(dataset: Dataset, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _commit(dataset: Dataset) -> str:
+    """The dataset's revision; a branch is resolved to its commit if the hub can be reached."""
     import huggingface_hub
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     if COMMIT.fullmatch(dataset.revision):
         return dataset.revision
     try:
-        found = huggingface_hub.HfApi().dataset_info(dataset.hub_id, revision=dataset.revision).sha
+        return huggingface_hub.HfApi().dataset_info(dataset.hub_id, revision=dataset.revision).sha or dataset.revision
     except (HTTPError, OSError):
-        found = None
-    return found or dataset.revision
+        return dataset.revision

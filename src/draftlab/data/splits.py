@@ -1,4 +1,4 @@
-"""A dataset's train and eval prompts from its raw rows, with every row that was left out counted."""
+"""Makes train and eval prompts from a dataset's raw rows, and counts the rows that are left out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OSD_LIMIT = 10_000  # OSD's collector reads back the first 10,000 rows of a spli
 
 @dataclass(frozen=True)
 class Options:
-    """How to split: ``train`` and ``eval`` bound the numbers of prompts (0: all), ``max_chars`` a prompt's length.
+    """``train`` and ``eval`` limit the numbers of prompts, ``max_chars`` the length of a prompt; 0 sets no limit.
 
     ``on_bad_row``: ``keep`` the good rows and list the bad ones, or ``stop`` at the first bad one.
     """
@@ -52,9 +52,9 @@ class Options:
 
 @dataclass
 class Counts:
-    """What became of the rows of one split; duplicates and overlap are left out, or kept in ``osd_repo_2024``.
+    """Counts of one split. Duplicates and overlap are left out, or kept in ``osd_repo_2024``.
 
-    ``held_out`` train rows became eval prompts; their own counts stand under ``train``.
+    ``held_out`` rows of train became eval prompts; their duplicates and rejections count under train.
     """
 
     read: int = 0
@@ -68,10 +68,10 @@ class Counts:
 def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> dict[str, Any]:
     """Write ``prompts.jsonl``, ``eval.jsonl``, ``rejected.jsonl`` and ``summary.json`` into ``out``; return the summary.
 
-    ``clean``: no prompt twice, none on both sides; the eval prompts are a random sample that the seed fixes.
-    ``osd_repo_2024``: the first 10,000 rows of a split, duplicates and leaks kept; a sample for eval, or the first rows.
-    A dataset without an eval split has its eval prompts held out of train, at most half of them. Memory holds the eval
-    prompts and a digest of each train prompt.
+    ``clean``: no prompt occurs twice or in both splits, and the eval prompts are a random sample by seed.
+    ``osd_repo_2024``: the first 10,000 rows of a split, with duplicates and leaks; eval is a sample, or the first rows.
+    Without an eval split, eval prompts are held out of train, at most half of its prompts. Only the eval prompts and a digest
+    of each train prompt are held in memory.
     """
     clean = options.profile == "clean"
     cleaner = (cleaners.CLEANERS if clean else cleaners.OSD_REPO_CLEANERS)[dataset]
@@ -111,7 +111,7 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
 
 
 def _too_few(dataset: str, train: Counts, chosen: int, rejected: Path) -> UserError:
-    """The error for a dataset with too few prompts: how many rows it has, and where and why the first row was rejected."""
+    """The error for a dataset with too few prompts: the number of its rows, and the first rejection."""
     first = next(read_jsonl(rejected, Rejection), None)
     usable = train.kept + train.held_out
     what = f"{usable} usable rows of {train.read} in {dataset}, {chosen} of them held out: a run needs one to learn from and one to measure"
@@ -139,16 +139,17 @@ def make_from(
 
 
 def digest(text: str) -> int:
-    """Eight bytes that stand for a text."""
+    """A digest of a text in eight bytes."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
 def _index(prompt: Prompt) -> int:
+    """The index of a prompt's row in its split."""
     return int(prompt.id.rsplit("/", 1)[1])
 
 
 def _choose(candidates: Iterable[Prompt], counts: Counts, single: bool, options: Options) -> list[Prompt]:
-    """Choose the eval prompts, in the order of their rows: those with the smallest digests, or those that OSD's script takes."""
+    """Choose the eval prompts, in the order of their rows: the smallest digests, or the first rows as in OSD's script."""
     clean = options.profile == "clean"
     if single and not clean:
         return list(itertools.islice(candidates, options.eval or None))
@@ -163,7 +164,7 @@ def _choose(candidates: Iterable[Prompt], counts: Counts, single: bool, options:
 def _kept(
     cleaned: Iterable[Prompt | Rejection], counts: Counts, on_bad_row: OnBadRow, sink: IO[str], known: int
 ) -> Iterator[Prompt]:
-    """Yield the prompts; count rejections, and write them unless they are among the first ``known`` rows."""
+    """Yield the prompts; count rejections, and write all but those of the first ``known`` rows."""
     for record in cleaned:
         counts.read += 1
         if isinstance(record, Prompt):
@@ -186,7 +187,7 @@ def _without(prompts: Iterable[Prompt], held_out: set[int], counts: Counts) -> I
 
 
 def _distinct(prompts: Iterable[Prompt], counts: Counts, taken: set[int], drop: bool) -> Iterator[Prompt]:
-    """Count prompts that were seen before or are in ``taken``, and leave them out if ``drop`` is set."""
+    """Yield the prompts; count those that occurred before or are in ``taken``, and leave them out if ``drop`` is set."""
     seen: set[int] = set()
     for prompt in prompts:
         value = digest(prompt.text)

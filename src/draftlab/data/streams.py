@@ -1,7 +1,7 @@
-"""The order in which requests arrive; each row says where it came from.
+"""Streams: the order in which requests arrive.
 
-A stream is made of groups: whole datasets, or the requests of one language or topic. A row is a ``Prompt`` with
-``meta["group"]``, ``meta["segment"]`` (which block of the stream) and ``meta["update"]`` (whether it may train the draft).
+A stream consists of groups: datasets, or the requests of one language, topic or length. A row is a ``Prompt`` with
+``meta["group"]``, ``meta["segment"]`` (the block of the stream) and ``meta["update"]`` (whether it may train the draft).
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ LENGTHS = 8
 
 
 class Stream(Settings):
-    """How a stream is made.
+    """The settings of a stream.
 
     ``concatenated``: one group after the other, an abrupt shift (OSD, Fig. 4). ``linear``: the groups' shares move in
     straight lines through ``knots`` (Fig. 11; two groups: 1 - t and t). ``shuffled``: all rows in random order (Fig. 6).
-    ``two_mix``: shuffled, and only the group that ``gates`` names trains the draft (Fig. 9). ``recurring``: blocks of
-    ``period`` rows in turn. ``iid``: each row from a group drawn with ``weights``. ``by_time``: as the requests arrived.
+    ``two_mix``: shuffled, and only the group in ``gates`` trains the draft (Fig. 9). ``recurring``: blocks of ``period`` rows
+    of each group in turn. ``iid``: each row from a group drawn with ``weights``. ``by_time``: as the requests arrived.
 
-    ``group_by`` ``length`` makes eighths of the requests from the shortest text to the longest: drift inside one task.
-    ``groups`` picks and orders the groups (none: all, in order of appearance); ``per_group`` (0: all) is the number of rows of each,
-    after ``skip`` rows that are left out. A group with fewer rows stops the run, unless ``fewer`` allows it; one without any is then left out.
-    ``knots`` and ``weights`` are shares in the order of the groups, the knots one after the other; no knots: each group
-    alone in turn, of three or more the first and the last for half a turn at the ends, so that every group lasts as long;
-    no weights: the groups' sizes. ``gates`` are (rows so far, group): up to there only this group updates.
+    ``group_by`` ``length`` divides the requests into eighths by length of text: drift within one task.
+    ``groups`` picks and orders the groups (none: all, in order of appearance). Each has ``per_group`` rows (0: all) after
+    ``skip`` rows that are left out. A group with fewer rows stops the run, unless ``fewer`` is set: then it stays short, or is
+    left out if it is empty. ``knots`` and ``weights`` are shares in the order of the groups, the knots one after the other.
+    Without knots, each group is alone in turn; of three or more, the first and the last are alone for half a turn at the ends,
+    so that all groups last equally long. Without weights, the groups' sizes are used. ``gates`` are (rows so far, group):
+    until this number of rows, only this group updates.
     """
 
     kind: Kind
@@ -55,11 +56,11 @@ class Stream(Settings):
     seed: int = 0
 
     def aside(self, count: int) -> Stream:
-        """The next ``count`` rows of each group after its own, in random order."""
+        """A stream of the next ``count`` rows of each group, in random order."""
         return self._of_groups("shuffled", self.skip + self.per_group, count)
 
     def held_out(self) -> Stream:
-        """All rows of the same groups, one group after the other."""
+        """A stream of all rows of the same groups, one group after the other."""
         return self._of_groups("concatenated", 0, 0)
 
     def _of_groups(self, kind: Kind, skip: int, count: int) -> Stream:
@@ -68,7 +69,7 @@ class Stream(Settings):
 
 
 def arrange(prompts: Iterable[Prompt], stream: Stream) -> list[Prompt]:
-    """The requests in the order of the stream; a group that runs out leaves its share to the others."""
+    """The requests in the order of the stream. When a group runs out, the others take over its share."""
     import numpy as np  # here: the Snakefile imports this module and does not wait for it
 
     groups = _grouped(prompts, stream)
@@ -80,43 +81,43 @@ def arrange(prompts: Iterable[Prompt], stream: Stream) -> list[Prompt]:
             order = list(_recurring(groups, stream.period))
         case "linear":
             count = len(groups)
-            alone = tuple(float(i == j) for i in range(count) for j in range(count))
-            knots = _shares(groups, stream.knots or alone)
-            if stream.knots or count < 3:
-                order = list(_drawn(groups, knots, np.linspace(0, 1, len(knots)), rng))
-            else:
-                order = list(_drawn(groups, knots, (np.arange(count) + 0.5) / count, rng))
+            knots = _shares(groups, stream.knots or tuple(np.eye(count).ravel().tolist()))
+            half_ends = not stream.knots and count > 2
+            places = (np.arange(count) + 0.5) / count if half_ends else np.linspace(0, 1, len(knots))
+            order = list(_draw_groups(groups, knots, places, rng))
         case "iid":
             sizes = tuple(float(len(rows)) for rows in groups.values())
-            order = list(_drawn(groups, _shares(groups, stream.weights or sizes), np.zeros(1), rng))
+            order = list(_draw_groups(groups, _shares(groups, stream.weights or sizes), np.zeros(1), rng))
         case "shuffled" | "two_mix":
             order = [(0, name) for name in groups for _ in groups[name]]
             rng.shuffle(order)
         case "by_time":
             return _by_time(groups)
-    takers = {name: iter(rows) for name, rows in groups.items()}
+    remaining = {name: iter(rows) for name, rows in groups.items()}
     gates = _gates(groups, stream)
     return [
-        _placed(next(takers[name]), name, segment, _updates(gates, position, name))
+        _mark(next(remaining[name]), name, segment, _updates(gates, position, name))
         for position, (segment, name) in enumerate(order)
     ]
 
 
 def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt]]:
-    found = _by_length(list(prompts)) if stream.group_by == "length" else _by_class(prompts, stream.group_by)
-    missing = [name for name in stream.groups if name not in found]
+    groups = _by_length(list(prompts)) if stream.group_by == "length" else _by_class(prompts, stream.group_by)
+    missing = [name for name in stream.groups if name not in groups]
     may_lack = stream.fewer and len(missing) < len(stream.groups)
-    if not found or (missing and not may_lack):
+    if not groups or (missing and not may_lack):
         raise UserError(
             f"no request has {stream.group_by} {', '.join(missing) or 'at all'}",
-            remedy=f"use one of {', '.join(found)}" if found else "classify the requests first: draftlab data classify",
+            remedy=f"use one of {', '.join(groups)}"
+            if groups
+            else "classify the requests first: draftlab data classify",
         )
     if missing:
         print(f"no request has {stream.group_by} {', '.join(missing)}: left out", flush=True)
-    names = [name for name in stream.groups if name in found] or tuple(found)
-    chosen = {name: found[name][stream.skip :][: stream.per_group or None] for name in names}
+    names = [name for name in stream.groups if name in groups] or tuple(groups)
+    chosen = {name: groups[name][stream.skip :][: stream.per_group or None] for name in names}
     least = 1 if stream.fewer else max(1, stream.per_group)
-    if short := [f"{name} has {len(found[name])}" for name in names if len(chosen[name]) < least]:
+    if short := [f"{name} has {len(groups[name])}" for name in names if len(chosen[name]) < least]:
         after = f" after {stream.skip} that are skipped" if stream.skip else ""
         raise UserError(
             f"the stream needs {least} requests of each {stream.group_by}{after}, but {', '.join(short)}",
@@ -126,23 +127,20 @@ def _grouped(prompts: Iterable[Prompt], stream: Stream) -> dict[str, list[Prompt
 
 
 def _by_class(prompts: Iterable[Prompt], group_by: GroupBy) -> dict[str, list[Prompt]]:
-    found: dict[str, list[Prompt]] = {}
+    groups: dict[str, list[Prompt]] = {}
     for prompt in prompts:
-        name = _group(prompt, group_by)
-        if name is not None:
-            found.setdefault(name, []).append(prompt)
-    return found
+        if (name := _class(prompt, group_by)) is not None:
+            groups.setdefault(name, []).append(prompt)
+    return groups
 
 
 def _by_length(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
-    """Split the requests into eighths by length of text, shortest first; each keeps its order of arrival."""
-    ranked = sorted(range(len(prompts)), key=lambda place: len(prompts[place].text))
-    eighth = {place: rank * LENGTHS // len(prompts) for rank, place in enumerate(ranked)}
-    names = [f"length {number + 1}" for number in sorted(set(eighth.values()))]
-    found: dict[str, list[Prompt]] = {name: [] for name in names}
-    for place, prompt in enumerate(prompts):
-        found[f"length {eighth[place] + 1}"].append(prompt)
-    return found
+    """Divide the requests into eighths by length of text, shortest first, each in order of arrival."""
+    ranked = sorted(range(len(prompts)), key=lambda index: len(prompts[index].text))
+    eighths: dict[str, list[int]] = {}
+    for rank, index in enumerate(ranked):
+        eighths.setdefault(f"length {rank * LENGTHS // len(prompts) + 1}", []).append(index)
+    return {name: [prompts[index] for index in sorted(indices)] for name, indices in eighths.items()}
 
 
 def _recurring(groups: Mapping[str, Sequence[Prompt]], period: int) -> Iterator[tuple[int, str]]:
@@ -159,7 +157,7 @@ def _recurring(groups: Mapping[str, Sequence[Prompt]], period: int) -> Iterator[
 
 
 def _shares(groups: Mapping[str, object], flat: Sequence[float]) -> list[Sequence[float]]:
-    """Yield the shares one after the other, each with a value per group."""
+    """Divide a flat list into shares with one value per group."""
     count = len(groups)
     shares = [flat[at : at + count] for at in range(0, len(flat), count)]
     if any(len(share) != count or min(share) < 0 or sum(share) <= 0 for share in shares):
@@ -167,10 +165,10 @@ def _shares(groups: Mapping[str, object], flat: Sequence[float]) -> list[Sequenc
     return shares
 
 
-def _drawn(
+def _draw_groups(
     groups: Mapping[str, Sequence[Prompt]], knots: Sequence[Sequence[float]], places: NDArray[np.float64], rng: Random
 ) -> Iterator[tuple[int, str]]:
-    """Draw the group of every row; the shares change linearly between the knots, which are at these places between 0 and 1."""
+    """Draw the segment and group of every row. The shares change linearly between the knots, at ``places`` from 0 to 1."""
     import numpy as np
 
     names = list(groups)
@@ -178,9 +176,9 @@ def _drawn(
     times = np.linspace(0, 1, sum(left))
     shares = np.stack([np.interp(times, places, column) for column in zip(*knots, strict=True)], axis=1)
     segments = np.clip(np.searchsorted(places, times, "right") - 1, 0, max(len(knots) - 2, 0))
-    for segment, wanted in zip(segments.tolist(), shares.tolist(), strict=True):
-        open_to = [share * (count > 0) for share, count in zip(wanted, left, strict=True)]
-        index = rng.choices(range(len(names)), open_to if sum(open_to) > 0 else left)[0]
+    for segment, row_shares in zip(segments.tolist(), shares.tolist(), strict=True):
+        weights = [share * (count > 0) for share, count in zip(row_shares, left, strict=True)]
+        index = rng.choices(range(len(names)), weights if sum(weights) > 0 else left)[0]
         left[index] -= 1
         yield segment, names[index]
 
@@ -190,7 +188,7 @@ def _by_time(groups: Mapping[str, Sequence[Prompt]]) -> list[Prompt]:
     if any("time" not in prompt.meta for _, prompt in rows):
         raise UserError("a request has no time", remedy="use another kind of stream")
     rows.sort(key=lambda row: row[1].meta["time"])
-    return [_placed(prompt, name, 0, True) for name, prompt in rows]
+    return [_mark(prompt, name, 0, True) for name, prompt in rows]
 
 
 def _gates(groups: Mapping[str, object], stream: Stream) -> Sequence[tuple[int, str]]:
@@ -203,33 +201,29 @@ def _gates(groups: Mapping[str, object], stream: Stream) -> Sequence[tuple[int, 
 
 
 def _updates(gates: Sequence[tuple[int, str]], position: int, name: str) -> bool:
-    """Whether a row may train the draft: the next gate ahead decides; after the last gate no row may, without gates every row may."""
+    """Whether a row may train the draft: without gates always, after the last gate never, else if its group has the next gate."""
     return not gates or next((gate == name for until, gate in gates if position < until), False)
 
 
-def _placed(prompt: Prompt, group: str, segment: int, update: bool) -> Prompt:
+def _mark(prompt: Prompt, group: str, segment: int, update: bool) -> Prompt:
     return replace(prompt, meta=prompt.meta | {"group": group, "segment": segment, "update": update})
 
 
 def shares_over_time(prompts: Iterable[Prompt], group_by: GroupBy, slices: int) -> list[dict[str, float | str | int]]:
-    """Counts of each class in equal slices of time (OSD, Figs. 2 and 10): rows of ``slice, group, count, total``."""
-    rows = [(p.meta["time"], name) for p in prompts if "time" in p.meta and (name := _group(p, group_by)) is not None]
+    """Count each class in equal slices of time (OSD, Figs. 2 and 10): rows of ``slice, group, count, total``."""
+    rows = [(p.meta["time"], name) for p in prompts if "time" in p.meta and (name := _class(p, group_by)) is not None]
     if not rows:
         raise UserError(f"no request has a time and a {group_by}", remedy="use a dataset that has them: arena")
     first, last = min(rows)[0], max(rows)[0]
     width = (last - first) / slices or 1.0
     counts = Counter((min(int((time - first) / width), slices - 1), name) for time, name in rows)
     names = sorted({name for _, name in rows})
+    totals = Counter(index for index, _ in counts.elements())
     return [
-        {
-            "slice": index,
-            "group": name,
-            "count": counts[index, name],
-            "total": sum(counts[index, other] for other in names),
-        }
+        {"slice": index, "group": name, "count": counts[index, name], "total": totals[index]}
         for index, name in itertools.product(range(slices), names)
     ]
 
 
-def _group(prompt: Prompt, group_by: GroupBy) -> str | None:
+def _class(prompt: Prompt, group_by: GroupBy) -> str | None:
     return prompt.dataset if group_by == "dataset" else prompt.meta.get(group_by)

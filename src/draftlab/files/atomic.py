@@ -15,8 +15,7 @@ from draftlab.errors import UserError
 
 UMASK = os.umask(0o077)
 os.umask(UMASK)
-FULL = (errno.ENOSPC, errno.EDQUOT)
-SAID_FULL = re.compile(r"No space left on device|Disk quota exceeded|os error (28|122)\b|\d+ requested and \d+ written")
+FULL = re.compile(r"No space left on device|Disk quota exceeded|os error (28|122)\b|\d+ requested and \d+ written")
 """How safetensors, numpy and other libraries report a full disk."""
 
 
@@ -29,47 +28,33 @@ def atomic_path(path: Path | str, needs: int = 0) -> Iterator[Path]:
     **Raises:** ``UserError`` when the disk is full, whichever error the writing library raises.
     """
     final = Path(path)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with _full_disk_as_user_error(final, needs):
+    with contextlib.ExitStack() as cleanup, _room_beside(final, needs):
         handle, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
         os.close(handle)
-    temporary = Path(name)
-    try:
-        with _full_disk_as_user_error(final, needs):
-            if needs > shutil.disk_usage(final.parent).free:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(final))
-            yield temporary
-            _flush(temporary)
+        temporary = Path(name)
+        cleanup.callback(temporary.unlink, missing_ok=True)
+        yield temporary
+        _flush(temporary)
         temporary.chmod(0o666 & ~UMASK)  # at the end, because safetensors replaces the temporary file by a new one
         temporary.replace(final)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def atomic_dir(path: Path | str, needs: int = 0) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``, which replaces it on success, as ``atomic_path`` does for a file."""
     final = Path(path)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with _full_disk_as_user_error(final, needs):
+    with contextlib.ExitStack() as cleanup, _room_beside(final, needs):
         temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
-    temporary.chmod(0o777 & ~UMASK)
-    try:
-        with _full_disk_as_user_error(final, needs):
-            if needs > shutil.disk_usage(final.parent).free:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(final))
-            yield temporary
-            for file in temporary.rglob("*"):
-                if (
-                    file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1
-                ):  # a linked file belongs to someone else
-                    file.chmod(0o666 & ~UMASK)
-                    _flush(file)
+        cleanup.callback(shutil.rmtree, temporary, ignore_errors=True)
+        temporary.chmod(0o777 & ~UMASK)
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1:  # a linked file is not ours
+                file.chmod(0o666 & ~UMASK)
+                _flush(file)
         if final.exists():
             shutil.rmtree(final)
         temporary.replace(final)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -85,14 +70,17 @@ def _flush(file: Path) -> None:
 
 
 @contextlib.contextmanager
-def _full_disk_as_user_error(path: Path, needs: int) -> Iterator[None]:
+def _room_beside(path: Path, needs: int) -> Iterator[None]:
     """Turn every error that means a full disk, from the system or from a library, into a ``UserError`` that names the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        if needs > shutil.disk_usage(path.parent).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         yield
     except UserError:
         raise
     except Exception as error:
-        if not _is_full(error):
+        if not is_disk_full(error):
             if isinstance(error, OSError) and error.errno is not None:
                 error.filename = error.filename or str(path)
             raise
@@ -105,8 +93,8 @@ def _full_disk_as_user_error(path: Path, needs: int) -> Iterator[None]:
         ) from None
 
 
-def _is_full(error: Exception) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Whether an error means that the disk is full."""
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in FULL
-    return bool(SAID_FULL.search(str(error)))
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return bool(FULL.search(str(error)))

@@ -56,5 +56,5 @@ def _digest(path: Path) -> str | None:
 
 def _code() -> str:
     """The digest of the code behind a cell: of all draftlab modules that this process has loaded."""
-    loaded = (name for name in sys.modules if name.startswith("draftlab."))
-    return code_digest(*sorted(name for name in loaded if name not in ("draftlab.cli", "draftlab.__main__")))
+    loaded = {name for name in sys.modules if name.startswith("draftlab.")}
+    return code_digest(*sorted(loaded - {"draftlab.cli", "draftlab.__main__"}))

@@ -1,4 +1,4 @@
-"""Where the workflow's files lie: in the checkout, or inside the installed package (``make wheel`` puts them there)."""
+"""The folder with the workflow's files: the checkout, or a folder inside the package, where ``make wheel`` puts them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Digests of files and of code. An edit of a stage's code changes its digest and so reruns what uses it; an edit of a comment does not."""
+"""Digests of files and of code. An edit of a stage's code changes its digest and reruns what depends on it; a comment does not."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def sha256(path: Path) -> str:
 
 
 @lru_cache
-def _source(module: str) -> Path | None:
-    """Find the file of a draftlab module without importing its package, so that the Snakefile need not wait for torch."""
+def source_of(module: str) -> Path | None:
+    """The file of a draftlab module, without an import of its package, so that the Snakefile need not wait for torch."""
     place = Path(__file__).parents[1].joinpath(*module.split(".")[1:])
     return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
 
@@ -50,25 +50,22 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 @lru_cache
 def _module(module: str) -> tuple[str, frozenset[str]]:
     """The code of one module without comments and docstrings, with the data files of its name, and the draftlab modules it imports."""
-    path = _source(module)
+    path = source_of(module)
     if path is None:
         return "", frozenset()
-    beside = [own.read_text(encoding="utf-8") for own in sorted(path.parent.glob(f"{path.stem}.*")) if own != path]
+    beside = [file.read_text(encoding="utf-8") for file in sorted(path.parent.glob(f"{path.stem}.*")) if file != path]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imports = frozenset(
-        name for name in _imports(tree) if name.startswith("draftlab.") and name != module and _source(name)
+        name for name in _imports(tree) if name.startswith("draftlab.") and name != module and source_of(name)
     )
     if module.startswith("draftlab.stages."):
         tree.body = list(map(_kinds, filter(_is_code, tree.body)))
     for node in _statements(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                node.body = node.body[1:]
+        if (
+            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+            and ast.get_docstring(node, clean=False) is not None
+        ):
+            node.body = node.body[1:]
     return "".join([ast.dump(tree), *beside]), imports
 
 
@@ -82,21 +79,21 @@ def _kinds(node: ast.stmt) -> ast.stmt:
     """Reduce a class of a stage's columns to what affects its rows: names, types, and which are whole numbers; keep other nodes."""
     if isinstance(node, ast.ClassDef) and node.name in ("Row", "Counts", "Derived"):
         node.body = [
-            ast.AnnAssign(target=own.target, annotation=own.annotation, value=_whole(own.value), simple=1)
-            for own in node.body
-            if isinstance(own, ast.AnnAssign)
+            ast.AnnAssign(target=column.target, annotation=column.annotation, value=_whole(column.value), simple=1)
+            for column in node.body
+            if isinstance(column, ast.AnnAssign)
         ]
     return node
 
 
 def _whole(column: ast.expr | None) -> ast.expr | None:
     """The value of the keyword ``whole`` in the definition of a column; None if it is not given."""
-    words = column.keywords if isinstance(column, ast.Call) else []
-    return next((word.value for word in words if word.arg == "whole"), None)
+    keywords = column.keywords if isinstance(column, ast.Call) else []
+    return next((keyword.value for keyword in keywords if keyword.arg == "whole"), None)
 
 
-SAID = ("draftlab.plan", "draftlab.stages._")
-"""Modules left out of digests: what they say about a cell reaches it as a file."""
+PLANNING = ("draftlab.plan", "draftlab.stages._")
+"""Modules left out of digests: their settings reach a cell as a file or as flags."""
 
 
 @lru_cache
@@ -109,8 +106,7 @@ def code_digest(*modules: str) -> str:
     queue = list(modules)
     while queue:
         name = queue.pop()
-        # Plans are left out: what they say about a cell reaches it as flags.
-        if name not in seen and not name.startswith(SAID):
+        if name not in seen and not name.startswith(PLANNING):
             seen[name], imports = _module(name)
             queue += imports
     return hashlib.sha256(json.dumps(sorted(seen.items())).encode()).hexdigest()[:16]

@@ -14,7 +14,7 @@ ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREA
 """Settings for a single thread; libraries read them only when they are loaded, so a fork cannot change them."""
 
 
-def ask(place: str, words: list[str]) -> int:
+def ask(place: str, command: list[str]) -> int:
     """Run a verb in a fork of the process that listens at ``place``; return its exit code."""
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -22,8 +22,8 @@ def ask(place: str, words: list[str]) -> int:
             raise OSError
         connection.connect(place)
     except OSError:
-        os.execvp("draftlab", ["draftlab", *words])
-    request = json.dumps({"words": words, "cwd": os.getcwd(), "environment": dict(os.environ)}).encode()
+        os.execvp("draftlab", ["draftlab", *command])
+    request = json.dumps({"words": command, "cwd": os.getcwd(), "environment": dict(os.environ)}).encode()
     for number in (signal.SIGINT, signal.SIGTERM):  # ask the verb to end; its exit code still arrives
         signal.signal(number, lambda *_: connection.shutdown(socket.SHUT_WR))
     socket.send_fds(connection, [len(request).to_bytes(8, "big")], [0, 1, 2])

@@ -159,23 +159,22 @@ def _parse(path: Path, data: mmap.mmap) -> Header:
         if kind not in FORMATS and kind not in (TEXT, ARRAY):
             raise ValueError(f"{key} is of the unknown kind {kind}")
         metadata[key] = value(kind)
-    found = {}
+    stored = {}
     for _ in range(tensors):
         name = text()
         shape = tuple(take("Q") for _ in range(take("I")))[::-1]
-        found[name] = (shape, take("I"), take("Q"))
+        stored[name] = (shape, take("I"), take("Q"))
     alignment = metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
     begin = -(-at // alignment) * alignment
-    return Header(path, metadata, {name: Stored(s, packing, begin + off) for name, (s, packing, off) in found.items()})
+    return Header(path, metadata, {name: Stored(s, packing, begin + off) for name, (s, packing, off) in stored.items()})
 
 
 def _check(header: Header) -> None:
     """Raise ``UserError`` for anything that our Llama cannot represent exactly, and name it."""
 
     def refuse(what: str) -> UserError:
-        return UserError(
-            what, file=header.path, remedy="use a plain llama or qwen2 model, or a folder that transformers reads"
-        )
+        remedy = "use a plain llama or qwen2 model, or a folder that transformers reads"
+        return UserError(what, file=header.path, remedy=remedy)
 
     if header.architecture not in ARCHITECTURES:
         raise refuse(f"architecture {header.architecture!r} cannot be read from a GGUF file")

@@ -23,8 +23,8 @@ def visible() -> list[str]:
     if (named := os.environ.get(VISIBLE)) is not None:
         return [name.strip() for name in named.split(",") if name.strip()]
     try:
-        asked = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+        command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return []
 
@@ -32,22 +32,21 @@ def visible() -> list[str]:
 def claim(count: int, gpus: list[str], wait: float = 1.0) -> list[str]:
     """Lock ``count`` of ``gpus`` until this process (also after ``exec``) ends; wait until that many are free."""
     while True:
-        taken: dict[str, int] = {}
+        locked: dict[str, int] = {}
         for gpu in gpus:
-            handle = os.open(
-                LOCKS / f"draftlab-gpu-{os.getuid()}-{gpu}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600
-            )
+            lock = LOCKS / f"draftlab-gpu-{os.getuid()}-{gpu}.lock"
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(handle)
                 continue
-            taken[gpu] = handle
-            if len(taken) == count:
-                for kept in taken.values():
+            locked[gpu] = handle
+            if len(locked) == count:
+                for kept in locked.values():
                     os.set_inheritable(kept, True)
-                return list(taken)
-        for handle in taken.values():  # release them, so that others can use them while this process waits
+                return list(locked)
+        for handle in locked.values():  # release them, so that others can use them while this process waits
             os.close(handle)
         time.sleep(wait)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from draftlab.errors import UserError
-from draftlab.files.atomic import FULL, SAID_FULL
+from draftlab.files.atomic import is_disk_full
 
 T = TypeVar("T")
 Kind = Literal["model", "dataset"]
@@ -84,9 +84,7 @@ def _passes(error: Exception) -> bool:
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
     causes = _causes(error)
-    if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
-        return False
-    if any(_is_full(cause) for cause in causes):
+    if any(isinstance(cause, OfflineModeIsEnabled) or is_disk_full(cause) for cause in causes):
         return False
     return any(
         cause.response.status_code in PASSING
@@ -94,10 +92,6 @@ def _passes(error: Exception) -> bool:
         else isinstance(cause, (HTTPError, Damaged)) or type(cause) is RuntimeError  # Xet raises plain RuntimeError
         for cause in causes
     )
-
-
-def _is_full(error: BaseException) -> bool:
-    return (isinstance(error, OSError) and error.errno in FULL) or bool(SAID_FULL.search(str(error)))
 
 
 def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserError:
@@ -116,7 +110,7 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
         from datasets.exceptions import DatasetNotFoundError
 
         absent = (RepositoryNotFoundError, DatasetNotFoundError)
-    if full := next((cause for cause in causes if _is_full(cause)), None):
+    if full := next((cause for cause in causes if is_disk_full(cause)), None):
         what = f"cannot write {kind} {name} to the hub's cache {constants.HF_HUB_CACHE}: {_public(full)}"
         return UserError(what, remedy="free space, or name a larger disk with HF_HOME, and run again")
     refusal = next((cause for cause in causes if isinstance(cause, absent)), None)
@@ -131,9 +125,8 @@ def _explained(kind: Kind, name: str, error: Exception, otherwise: str) -> UserE
     else:
         reason = "it does not exist or is private"
         remedy = "check its name and revision, log in with: hf auth login"
-    return UserError(
-        f"cannot read {kind} {name} from the hub or its local cache: {reason}", remedy=f"{remedy}, or {otherwise}"
-    )
+    what = f"cannot read {kind} {name} from the hub or its local cache: {reason}"
+    return UserError(what, remedy=f"{remedy}, or {otherwise}")
 
 
 def _public(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from draftlab.files.atomic import atomic_path, write_text
 from draftlab.files.seals import verify
 
 T = TypeVar("T")
+ABSENT = "check the path, or run the step that makes it"
 
 
 def write_json(path: Path | str, value: Any) -> None:
@@ -25,7 +26,7 @@ def read_text(path: Path | str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError("no such file", file=path, remedy="check the path, or run the step that makes it") from None
+        raise UserError("no such file", file=path, remedy=ABSENT) from None
     except IsADirectoryError:
         raise UserError("a folder, not a file", file=path, remedy="name a file in it") from None
     except UnicodeDecodeError as error:
@@ -35,22 +36,24 @@ def read_text(path: Path | str) -> str:
 def read_json(path: Path | str) -> Any:
     """Read one JSON value; a missing or broken file raises ``UserError``."""
     text = read_text(path)
+    line: int | None = None
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"not JSON: {error.msg}", file=path, line=error.lineno, remedy="repair the file") from None
+        what, line = f"not JSON: {error.msg}", error.lineno
     except RecursionError:
-        raise UserError("JSON that is nested too deeply", file=path, remedy="repair the file") from None
+        what = "JSON that is nested too deeply"
     except ValueError:
-        raise UserError("a number with too many digits", file=path, remedy="repair the file") from None
+        what = "a number with too many digits"
+    raise UserError(what, file=path, line=line, remedy="repair the file")
 
 
 def read_object(path: Path | str) -> dict[str, Any]:
     """Read one JSON object; anything else raises ``UserError``."""
-    found = read_json(path)
-    if not isinstance(found, dict):
+    value = read_json(path)
+    if not isinstance(value, dict):
         raise UserError("not a JSON object", file=path, remedy="fetch the file again, or run the step that makes it")
-    return found
+    return value
 
 
 def write_jsonl(path: Path | str, records: Iterable[Any]) -> int:
@@ -67,35 +70,25 @@ def write_jsonl(path: Path | str, records: Iterable[Any]) -> int:
 def read_jsonl(path: Path | str, kind: type[T]) -> Iterator[T]:
     """Read dataclasses of ``kind``, one per line; a broken line raises ``UserError``.
 
-    This is for the project's own files. Raw datasets are read by ``data.sources``, which keeps the good rows.
+    This is for files that draftlab wrote. ``data.readers`` reads raw datasets, and keeps their good rows.
     """
+    repair = "repair the line, or run the step that makes the file again"
     try:
         with verify(path).open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 try:
                     yield kind(**json.loads(line))
                 except (TypeError, ValueError, RecursionError) as error:
-                    raise UserError(
-                        f"not a {kind.__name__}: {error}",
-                        file=path,
-                        line=number,
-                        remedy="repair the line, or run the step that makes the file again",
-                    ) from None
+                    raise UserError(f"not a {kind.__name__}: {error}", file=path, line=number, remedy=repair) from None
     except FileNotFoundError:
-        raise UserError("no such file", file=path, remedy="check the path, or run the step that makes it") from None
+        raise UserError("no such file", file=path, remedy=ABSENT) from None
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"not UTF-8: {error.reason}", file=path, remedy="repair the line, or run the step that makes the file again"
-        ) from None
+        raise UserError(f"not UTF-8: {error.reason}", file=path, remedy=repair) from None
 
 
 def split_common(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Split the settings of runs into those that all share, and for each run the remaining ones."""
-    if not runs:
-        return {}, []
+    """Split the settings of several runs into the shared ones, and for each run the others."""
     keys = list(dict.fromkeys(key for run in runs for key in run))
-    shared = {key for key in keys if key != "cell" and all(run.get(key) == runs[0].get(key) for run in runs)}
-    return (
-        {key: runs[0].get(key) for key in keys if key in shared},
-        [{key: run.get(key) for key in keys if key not in shared} for run in runs],
-    )
+    same = [key for key in keys if key != "cell" and all(run.get(key) == runs[0].get(key) for run in runs)]
+    varied = [key for key in keys if key not in same]
+    return {key: runs[0].get(key) for key in same}, [{key: run.get(key) for key in varied} for run in runs]

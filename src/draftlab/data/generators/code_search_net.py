@@ -9,35 +9,35 @@ from typing import Any
 
 from draftlab.files.yaml_files import read_beside
 
-Words = dict[str, Any]
+Slots = dict[str, Any]
 
 
-def _filter(draw: Random, attributes: Sequence[str]) -> Words:
-    sign, words = draw.choice((("<", "below"), (">", "above"), (">=", "at least"), ("<=", "at most")))
-    return {"sign": sign, "words": words}
+def _filter(draw: Random, attributes: Sequence[str]) -> Slots:
+    sign, phrase = draw.choice((("<", "below"), (">", "above"), (">=", "at least"), ("<=", "at most")))
+    return {"sign": sign, "words": phrase}
 
 
-def _sort(draw: Random, attributes: Sequence[str]) -> Words:
+def _sort(draw: Random, attributes: Sequence[str]) -> Slots:
     down = draw.random() < 0.5
     orders = ("in descending order", "from high to low") if down else ("in ascending order", "from low to high")
     return {"order": draw.choice(orders), "reverse": ", reverse=True" if down else ""}
 
 
-def _sum(draw: Random, attributes: Sequence[str]) -> Words:
+def _sum(draw: Random, attributes: Sequence[str]) -> Slots:
     start = draw.choice((0, 0, 1, 10, 100))
     return {"start": start, "extra": f" plus {start}" if start else "", "tail": f" + {start}\n" if start else "\n"}
 
 
-def _best(draw: Random, attributes: Sequence[str]) -> Words:
-    function, words = draw.choice((("max", "largest"), ("min", "smallest")))
-    return {"function": function, "words": words, "other": draw.choice(attributes)}
+def _best(draw: Random, attributes: Sequence[str]) -> Slots:
+    function, phrase = draw.choice((("max", "largest"), ("min", "smallest")))
+    return {"function": function, "words": phrase, "other": draw.choice(attributes)}
 
 
-def _other(draw: Random, attributes: Sequence[str]) -> Words:
+def _other(draw: Random, attributes: Sequence[str]) -> Slots:
     return {"other": draw.choice(attributes)}
 
 
-FAMILIES: dict[str, Callable[[Random, Sequence[str]], Words]] = {
+FAMILIES: dict[str, Callable[[Random, Sequence[str]], Slots]] = {
     "filter": _filter,
     "sort": _sort,
     "sum": _sum,
@@ -53,13 +53,13 @@ TOKEN = re.compile(r"\"\"\".*?\"\"\"|\w+|[^\w\s]", re.DOTALL)
 
 def code_search_net(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the fields of ``code-search-net/code_search_net``, configuration ``python``."""
-    words = read_beside(__file__)
-    noun, attribute = draw.choice(words["nouns"][space]), draw.choice(words["attributes"])
+    templates = read_beside(__file__)
+    noun, attribute = draw.choice(templates["nouns"][space]), draw.choice(templates["attributes"])
     rows, row = draw.choice((f"{noun}s", "items", "rows")), draw.choice((noun, "item", "x"))
-    family, draw_words = draw.choice(list(FAMILIES.items()))
-    own = words["functions"][family]
-    slots = {"noun": noun, "attribute": attribute, "rows": rows, "row": row, **draw_words(draw, words["attributes"])}
-    parts = draw.choice(own["docs"]), own["name"], own["arguments"], draw.choice(own["bodies"])
+    family, draw_slots = draw.choice(list(FAMILIES.items()))
+    function = templates["functions"][family]
+    slots = {"noun": noun, "attribute": attribute, "rows": rows, "row": row} | draw_slots(draw, templates["attributes"])
+    parts = draw.choice(function["docs"]), function["name"], function["arguments"], draw.choice(function["bodies"])
     doc, name, arguments, body = (part.format(**slots) for part in parts)
     docstring = f'    """{doc}"""\n' if draw.random() < 0.5 else ""
     code = f"def {name}({arguments}):\n{docstring}{body}".rstrip()

@@ -1,4 +1,4 @@
-"""Generates questions about money with short advice, as rows of finance-alpaca; the answer refers to the asker and their goal."""
+"""Generates questions about money, as rows of finance-alpaca; the advice refers to the asker and their goal."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from draftlab.files.yaml_files import read_beside
 
 def finance_alpaca(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the fields of ``gbharti/finance-alpaca``; one time in four the persona is in ``input``."""
-    words = read_beside(__file__)
-    product, goal, job = (
-        draw.choice(words["products"][space]),
-        draw.choice(words["goals"]),
-        draw.choice(words["jobs"][space]),
-    )
-    age, kind = draw.randrange(21, 66), draw.randrange(len(words["questions"]))
-    question, persona = words["questions"][kind].format(product=product, goal=goal), f"I am a {age} year old {job}."
-    opening = draw.choice(words["openings"][kind]).format(product=product, goal=goal)
-    middle = draw.choice(words["personas"]).format(age=age, job=job)
-    answer = f"{opening} {middle} {draw.choice(words['advice'])}"
+    templates = read_beside(__file__)
+    product, goal, job = map(draw.choice, (templates["products"][space], templates["goals"], templates["jobs"][space]))
+    age, kind = draw.randrange(21, 66), draw.randrange(len(templates["questions"]))
+    question, persona = templates["questions"][kind].format(product=product, goal=goal), f"I am a {age} year old {job}."
+    opening = draw.choice(templates["openings"][kind]).format(product=product, goal=goal)
+    middle = draw.choice(templates["personas"]).format(age=age, job=job)
+    answer = f"{opening} {middle} {draw.choice(templates['advice'])}"
     inside = draw.random() < 0.75
     return {
         "instruction": f"{persona} {question}" if inside else question,

@@ -13,8 +13,8 @@ Numbers = dict[str, Any]
 
 
 def _solved(sum1: str, value1: int, sum2: str, value2: int, unit: str = "", **numbers: Any) -> Numbers:
-    """Build a problem of two steps, each given as an expression and its value."""
-    first, last = (f"{own}={unit}<<{own}={value}>>{value}" for own, value in ((sum1, value1), (sum2, value2)))
+    """Build a problem of two steps, each an expression and its value."""
+    first, last = (f"{terms}={unit}<<{terms}={value}>>{value}" for terms, value in ((sum1, value1), (sum2, value2)))
     return numbers | {"first": first, "last": last, "result": value2}
 
 
@@ -67,9 +67,9 @@ FAMILIES: tuple[Callable[[Random], Numbers], ...] = (
 
 def gsm8k(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the fields of ``openai/gsm8k``."""
-    words = read_beside(__file__)
+    templates = read_beside(__file__)
     family = draw.choice(FAMILIES)
-    who = {"name": draw.choice(words["names"][space]), "items": draw.choice(words["items"][space])}
-    numbers = who | family(draw)
-    question, first, last = (draw.choice(own).format(**numbers) for own in words["texts"][family.__name__[1:]])
-    return {"question": question, "answer": f"{first}\n{last}\n#### {numbers['result']}"}
+    slots = {"name": draw.choice(templates["names"][space]), "items": draw.choice(templates["items"][space])}
+    slots |= family(draw)
+    question, first, last = (draw.choice(texts).format(**slots) for texts in templates["texts"][family.__name__[1:]])
+    return {"question": question, "answer": f"{first}\n{last}\n#### {slots['result']}"}

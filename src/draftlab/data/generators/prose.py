@@ -1,4 +1,4 @@
-"""Generates plain sentences about nothing in particular, from which a draft learns the language but no task."""
+"""Generates plain sentences, from which a draft learns the language but no task."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from draftlab.files.yaml_files import read_beside
 
 def sentence(draw: Random) -> str:
     """Draw one sentence."""
-    words = read_beside(__file__)
-    text = " ".join(draw.choice(words[part]) for part in ("subjects", "verbs", "objects", "endings")) + "."
+    templates = read_beside(__file__)
+    text = " ".join(draw.choice(templates[part]) for part in ("subjects", "verbs", "objects", "endings")) + "."
     return text[0].upper() + text[1:]
 
 

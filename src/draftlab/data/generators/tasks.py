@@ -11,13 +11,9 @@ from draftlab.files.yaml_files import read_beside
 
 def _news(draw: Random, space: str) -> tuple[str, str]:
     """Draw a news report and its one-sentence summary."""
-    words = read_beside(__file__)
-    place, event, agent, day = (
-        draw.choice(words["places"][space]),
-        draw.choice(words["events"]),
-        draw.choice(words["agents"]),
-        draw.choice(words["days"]),
-    )
+    templates = read_beside(__file__)
+    places = templates["places"][space]
+    place, event, agent, day = map(draw.choice, (places, templates["events"], templates["agents"], templates["days"]))
     count = draw.randrange(3, 900)
     facts = [
         f"A {event} in {place} on {day} affected {count} people.",
@@ -45,9 +41,9 @@ def xsum(draw: Random, space: str) -> dict[str, Any]:
 
 def wmt16(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the field of ``wmt/wmt16``, configuration ``de-en``."""
-    words = read_beside(__file__)
+    templates = read_beside(__file__)
     (person, mensch), (thing, ding), (verb, tut), (place, ort) = map(
-        draw.choice, (words["people"][space], words["things"], words["verbs"], words["where"])
+        draw.choice, (templates["people"][space], templates["things"], templates["verbs"], templates["where"])
     )
     count = draw.randrange(2, 100)
     german = draw.choice((f"{mensch} {tut} {ort} {count} {ding}.", f"{mensch} {tut} {count} {ding} {ort}."))
