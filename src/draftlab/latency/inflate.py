@@ -20,7 +20,7 @@ from draftlab.files.atomic import atomic_dir
 from draftlab.files.json_files import write_json
 from draftlab.files.seals import seal
 from draftlab.models.config import read_config
-from draftlab.models.gguf import Array, Checkpoint, expected_shapes
+from draftlab.models.checkpoint import Array, Checkpoint, expected_shapes
 
 ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight")
 """Tensors that write to the residual stream: their added parts are zero."""
@@ -46,7 +46,7 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
         raise UserError(f"cannot inflate {before} to {after}", file=model, remedy="ask for more layers and a wider ffn")
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     same = {"head_dim": head_dim, "rms_norm_eps": config["rms_norm_eps"] / widths}
-    original = Checkpoint.open(model, expected_shapes(config, model))
+    original = Checkpoint(model, config)
     inflated = config | after | same | {"draftlab_inflated_from": before}
     rng = np.random.default_rng(seed)
     scale = config.get("initializer_range", 0.02)

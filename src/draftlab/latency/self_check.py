@@ -19,7 +19,8 @@ from safetensors.numpy import save_file
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_json
 from draftlab.files.scratch import scratch
-from draftlab.models.gguf import expected_shapes, export
+from draftlab.models.checkpoint import expected_shapes
+from draftlab.models.gguf import export
 
 CURE = (
     'rebuild it without AMX: CMAKE_ARGS="-DGGML_NATIVE=OFF" pip install --force-reinstall --no-cache-dir '
