@@ -19,8 +19,8 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.json_files import write_json
 from draftlab.files.seals import seal
-from draftlab.models.config import read_config
 from draftlab.models.checkpoint import Array, Checkpoint, expected_shapes
+from draftlab.models.config import read_config
 
 ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight")
 """Tensors that write to the residual stream: their added parts are zero."""
