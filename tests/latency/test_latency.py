@@ -23,7 +23,7 @@ from draftlab.latency.controlled import record, replay, schedule
 from draftlab.latency.loop import Block, adaptive, decode, fixed, resume, speculate
 from draftlab.latency.self_check import write_toy
 from draftlab.models import llama_cpp
-from draftlab.models.backend import Settings, check_pair, surest
+from draftlab.models.backend import Settings, check_pair, confident_argmax
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.stages import STAGES, latency_alpha
@@ -59,7 +59,7 @@ class Bigram:
         return self.extend(tokens).argmax(-1)
 
     def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
-        return surest(self.prefill(tokens), least)
+        return confident_argmax(self.prefill(tokens), least)
 
     def trim(self, length: int) -> None:
         assert length <= len(self.tokens)

@@ -19,7 +19,7 @@ from draftlab.models.backend import LatencyBackend, Settings, check_pair
 from draftlab.models.config import read_config
 from draftlab.models.cores import pinned
 from draftlab.models.gguf import Weights, export
-from draftlab.models.gguf_files import ORIGINAL, check_loads
+from draftlab.models.gguf_import import ORIGINAL, check_loads
 from draftlab.models.llama_cpp import LlamaCpp, check_device
 
 

@@ -15,7 +15,7 @@ from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import random_model
 from draftlab.models import Cache, LanguageModel, load_model, load_tokenizer
-from draftlab.models.backend import SOURCE, Logits, Settings, surest
+from draftlab.models.backend import ENCODER_PROMPT, Logits, Settings, confident_argmax
 
 DTYPES = {"own": torch.float32, "f32": torch.float32, "f16": torch.float16}
 
@@ -30,8 +30,8 @@ class TorchBackend:
         self.context_length = min(settings.context_length, model.context_len)
         self.decoder_start: int | None = None
         if getattr(model, "is_encoder_decoder", False):
-            self.decoder_start = int(model.prefill([SOURCE], 0)[1])
-        self.encode([0] if self.decoder_start is None else SOURCE)
+            self.decoder_start = int(model.prefill([ENCODER_PROMPT], 0)[1])
+        self.encode([0] if self.decoder_start is None else ENCODER_PROMPT)
         self._filled = (0, 0)
 
     def encode(self, prompt: Sequence[int]) -> None:
@@ -63,7 +63,7 @@ class TorchBackend:
         return np.asarray(self._append(tokens).argmax(-1).cpu().numpy())  # waits for the GPU
 
     def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
-        return surest(self.prefill(tokens), least)
+        return confident_argmax(self.prefill(tokens), least)
 
     def trim(self, length: int) -> None:
         if not 0 <= length <= len(self.tokens):
@@ -74,7 +74,9 @@ class TorchBackend:
     def fill(self, sequences: int, context: int) -> None:
         self._filled = (sequences, context)
         with torch.inference_mode():
-            self._batch = self.model.prefill([SOURCE[:1] * (context + 1)] * sequences, self.context_length - context)[0]
+            self._batch = self.model.prefill(
+                [ENCODER_PROMPT[:1] * (context + 1)] * sequences, self.context_length - context
+            )[0]
         if not any(self._batch.lengths):  # an encoder-decoder: the decoder's own context follows
             self._run(self._batch, [[0] * context] * sequences)
 

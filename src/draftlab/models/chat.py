@@ -1,6 +1,6 @@
-"""Chat templates by name, which turn a conversation into a prompt.
+"""Chat templates, which turn a conversation into a prompt.
 
-A template yields segments; only the template's own segments may contain special tokens, so that ``</s>`` typed by a user stays text.
+A rendered prompt consists of segments. Only segments of the template may contain special tokens: ``</s>`` that a user typed stays text.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -22,9 +22,8 @@ VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
-TODAY = datetime.date(
-    2024, 7, 26
-)  # for templates that write the date: the same prompt every day; Llama 3's own default
+TODAY = datetime.date(2024, 7, 26)
+"""The date for templates that write one, so that a prompt is the same every day; Llama 3's own default."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a rendered prompt; ``special`` text belongs to the template and may contain special tokens."""
+    """A piece of a rendered prompt; text of the template is ``special``: it may contain special tokens."""
 
     text: str
     special: bool
@@ -49,20 +48,20 @@ END = Segment("</s>", special=True)
 def render(template: str, conversation: Sequence[Turn], *, own: str | None = None) -> list[Segment]:
     """The prompt for the next answer in a template by name: ``vicuna_v1.1``, ``vicuna_short``, ``plain`` or ``own``.
 
-    ``own`` is the tokenizer's own Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox.
+    ``own`` is the tokenizer's Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox.
     """
     match template:
-        case "vicuna_v1.1" | "vicuna_short":
-            opening = VICUNA_SYSTEM if template == "vicuna_v1.1" else ""
-            segments = _vicuna(conversation, opening)
+        case "vicuna_v1.1":
+            segments = _vicuna(conversation, VICUNA_SYSTEM)
+        case "vicuna_short":
+            segments = _vicuna(conversation, "")
         case "plain":
             segments = [Segment(turn.text, special=False) for turn in conversation]
         case "own":
             if not own:
-                raise UserError(
-                    "the tokenizer has no chat template", remedy="name one: vicuna_v1.1, vicuna_short, plain"
-                )
-            segments = _own(conversation, own)
+                remedy = "name one: vicuna_v1.1, vicuna_short, plain"
+                raise UserError("the tokenizer has no chat template", remedy=remedy)
+            segments = _render_jinja(conversation, own)
         case _:
             raise UserError(f"unknown chat template {template!r}", remedy="use vicuna_v1.1, vicuna_short, plain or own")
     return [segment for segment in segments if segment.text]
@@ -83,23 +82,21 @@ def _vicuna(conversation: Sequence[Turn], system: str) -> list[Segment]:
     return [*segments, Segment(" ASSISTANT:", special=True)]
 
 
-def _own(conversation: Sequence[Turn], template: str) -> list[Segment]:
-    # The template sees marks in place of the texts, so whatever it writes around them is known to be its own. Mixed case
-    # and a bracket tell when it changes a text (upper, escape, tojson).
+def _render_jinja(conversation: Sequence[Turn], template: str) -> list[Segment]:
+    # The template renders marks in place of the texts: everything else in its output is text of the template.
+    # A mark has mixed case and a bracket, so that a template that changes texts (upper, escape, tojson) is noticed.
     marks = {f"\ue000<mArk>{index}\ue001": turn.text for index, turn in enumerate(conversation)}
     messages = [{"role": turn.role, "content": mark} for turn, mark in zip(conversation, marks, strict=True)]
     remedy = "use vicuna_v1.1, vicuna_short or plain"
     try:
-        text = (
-            _environment()
-            .from_string(template)
-            .render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="</s>")
-        )
+        compiled = _environment().from_string(template)
+        text = compiled.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="</s>")
     except Exception as error:  # it is a program: it may raise anything
         raise UserError(f"the chat template fails: {error}", remedy=remedy) from None
     if any(text.count(mark) != 1 for mark in marks):
         raise UserError("the chat template leaves a message out, repeats it or changes it", remedy=remedy)
-    return list(_split(text, marks))
+    pieces = re.split("(\ue000<mArk>\\d+\ue001)", text)
+    return [Segment(marks.get(piece, piece), special=piece not in marks) for piece in pieces]
 
 
 @functools.cache
@@ -112,7 +109,7 @@ def _environment() -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """Accept ``{% generation %}``, which marks the model's own text and does not change it."""
+        """Accept ``{% generation %}``, which marks the model's text and does not change it."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -128,8 +125,3 @@ def _environment() -> Environment:
     )
     environment.globals |= {"raise_exception": refuse, "strftime_now": TODAY.strftime}
     return environment
-
-
-def _split(text: str, marks: dict[str, str]) -> Iterator[Segment]:
-    for piece in re.split("(\ue000<mArk>\\d+\ue001)", text):
-        yield Segment(marks.get(piece, piece), special=piece not in marks)

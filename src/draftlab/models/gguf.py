@@ -1,4 +1,4 @@
-"""Export of a model folder in the Hugging Face layout to one GGUF file; ``gguf_files`` reads such files.
+"""Export of a model folder in the Hugging Face layout to one GGUF file; ``gguf_import`` reads such files.
 
 llama.cpp aborts the process on some files that it cannot run. Anything that could lead to such a file is a ``UserError`` here.
 """

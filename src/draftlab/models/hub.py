@@ -39,7 +39,7 @@ def copy_model(name: str, out: Path) -> None:
     """
     name = _without_package(name)
     if is_gguf(name):
-        from draftlab.models.gguf_files import write_folder
+        from draftlab.models.gguf_import import write_folder
 
         write_folder(name, out)
         return
@@ -57,7 +57,7 @@ def copy_tokenizer(name: str, folder: Path) -> None:
     """Copy the tokenizer of ``name``, and the config with the ids that end an answer, into ``folder``."""
     name = _without_package(name)
     if is_gguf(name):
-        from draftlab.models.gguf_files import read_tokenizer
+        from draftlab.models.gguf_import import read_tokenizer
 
         tokenizer = read_tokenizer(name)
         tokenizer.save(folder)

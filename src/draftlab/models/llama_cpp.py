@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
-from draftlab.models.backend import SOURCE, Logits, Settings, surest
+from draftlab.models.backend import ENCODER_PROMPT, Logits, Settings, confident_argmax
 from draftlab.models.gguf import INFLATED_KEY, VOCABULARY_KEY
 from draftlab.models.trimmed import KEPT, read_head
 
@@ -79,7 +79,7 @@ class LlamaCpp:
         self.decoder_start: int | None = None
         if lib.llama_model_has_encoder(self._model):
             self.decoder_start = lib.llama_model_decoder_start_token(self._model)
-            self.encode(SOURCE)
+            self.encode(ENCODER_PROMPT)
 
     def __enter__(self) -> LlamaCpp:
         return self
@@ -116,7 +116,7 @@ class LlamaCpp:
         return np.asarray(chosen if self.head is None else self.head.kept[chosen])
 
     def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
-        best = surest(self._append(tokens, only_last=True)[0], least)
+        best = confident_argmax(self._append(tokens, only_last=True)[0], least)
         return best if best is None or self.head is None else int(self.head.kept[best])
 
     def _append(self, tokens: Sequence[int], *, only_last: bool = False) -> Logits:

@@ -21,7 +21,7 @@ from draftlab.latency.pair import open_pair
 from draftlab.latency.settings import Engine
 from draftlab.models import hub, load_model, load_tokenizer
 from draftlab.models.gguf import export
-from draftlab.models.gguf_files import ORIGINAL, TRIAL, check_loads, write_folder
+from draftlab.models.gguf_import import ORIGINAL, TRIAL, check_loads, write_folder
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan import WORKFLOW, load_run
@@ -132,12 +132,12 @@ def test_packed_weights_are_read_as_llama_cpp_reads_them(
 
 
 def test_a_file_that_llama_cpp_dies_of_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would take the whole job with it; what llama.cpp makes of the file is seen in a process of its own first."""
+    """It would take the whole job with it, so a child process opens the file first."""
     file = gguf_of(network("llama", True), tmp_path / "toy")
     check_loads(file)
     file.write_bytes(file.read_bytes()[:-1000])
-    check_loads(file)  # refused in words
-    monkeypatch.setattr("draftlab.models.gguf_files.TRIAL", f"{TRIAL}\nimport os\nos.abort()")
+    check_loads(file)  # an error, not a crash
+    monkeypatch.setattr("draftlab.models.gguf_import.TRIAL", f"{TRIAL}\nimport os\nos.abort()")
     with pytest.raises(UserError, match=r"toy.gguf: llama.cpp crashes with SIGABRT"):
         hub.copy_model(str(gguf_of(network("llama", True), tmp_path / "toy")), tmp_path / "made")
     assert not (tmp_path / "made").exists()
@@ -146,7 +146,7 @@ def test_a_file_that_llama_cpp_dies_of_is_one_line(tmp_path: Path, monkeypatch: 
         pass
     monkeypatch.undo()
     hub.copy_model(str(gguf_of(network("llama", True), tmp_path / "toy")), tmp_path / "made")
-    monkeypatch.setattr("draftlab.models.gguf_files.TRIAL", "import os\nos.abort()")
+    monkeypatch.setattr("draftlab.models.gguf_import.TRIAL", "import os\nos.abort()")
     with opened(tmp_path / "made", settings=Engine(weights="own")) as (model,):  # tried when the folder was made
         assert model.vocab_size
 
