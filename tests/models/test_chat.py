@@ -1,4 +1,4 @@
-"""Chat templates: what they write around a text, and that a text stays a text."""
+"""Chat templates: the text that they add, and that a message stays text."""
 
 from __future__ import annotations
 
@@ -39,15 +39,14 @@ def test_templates(template: str, want: str) -> None:
 
 
 def test_a_system_turn_replaces_vicunas() -> None:
-    assert (
-        text(render("vicuna_v1.1", [Turn("system", "Be brief."), Turn("user", "u")])) == "Be brief. USER: u ASSISTANT:"
-    )
+    chat = [Turn("system", "Be brief."), Turn("user", "u")]
+    assert text(render("vicuna_v1.1", chat)) == "Be brief. USER: u ASSISTANT:"
 
 
 @given(user=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip))
 @settings(max_examples=30)
 @pytest.mark.parametrize("template", ["vicuna_v1.1", "vicuna_short", "plain", "own"])
-def test_what_a_user_types_is_never_the_templates(template: str, user: str) -> None:
+def test_text_of_a_user_is_never_text_of_the_template(template: str, user: str) -> None:
     def segments(typed: str, special: bool) -> list[str]:
         chat = [Turn("user", typed), Turn("assistant", "</s>"), Turn("user", "next")]
         return [s.text for s in render(template, chat, own=CHATML) if s.special == special]
@@ -81,7 +80,7 @@ def test_what_transformers_offers_to_a_template(template: str, want: str) -> Non
         "{{ messages[0].role }}",
     ],
 )
-def test_a_template_that_loses_what_is_said_is_refused(template: str) -> None:
+def test_a_template_that_loses_or_changes_a_message_is_refused(template: str) -> None:
     with pytest.raises(UserError, match="leaves a message out, repeats it or changes it"):
         render("own", CHAT[:1], own=template)
 
