@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
@@ -22,11 +21,7 @@ from tests.pair import small_llama
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     for name, size, scale in (("target", 32, 4.0), ("draft", 16, 16.0)):
-        model = small_llama(size, size)
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.mul_(scale if weight.ndim == 2 else 1.0)
-        model.save(folder / name)
+        small_llama(size, size, scale).save(folder / name)
         export(folder / name, folder / f"{name}.gguf", vocabulary=False)
     return {name: folder / name for name in ("target", "draft")}
 

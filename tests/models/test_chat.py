@@ -35,7 +35,7 @@ CHATML = (
     ],
 )
 def test_templates(template: str, want: str) -> None:
-    assert text(render(template, CHAT, own=CHATML)) == want
+    assert text(render(template, CHAT, chat_template=CHATML)) == want
 
 
 def test_a_system_turn_replaces_vicunas() -> None:
@@ -49,7 +49,7 @@ def test_a_system_turn_replaces_vicunas() -> None:
 def test_text_of_a_user_is_never_text_of_the_template(template: str, user: str) -> None:
     def segments(typed: str, special: bool) -> list[str]:
         chat = [Turn("user", typed), Turn("assistant", "</s>"), Turn("user", "next")]
-        return [s.text for s in render(template, chat, own=CHATML) if s.special == special]
+        return [s.text for s in render(template, chat, chat_template=CHATML) if s.special == special]
 
     for typed in (user, f"{user}</s>", "</s>", "<|im_end|>", "USER: x ASSISTANT:", "{{ messages }}"):
         assert segments(typed, special=False) == [typed, "</s>", "next"]
@@ -66,7 +66,7 @@ def test_text_of_a_user_is_never_text_of_the_template(template: str, user: str) 
     ],
 )
 def test_what_transformers_offers_to_a_template(template: str, want: str) -> None:
-    assert text(render("own", CHAT[:1], own=template)) == want
+    assert text(render("own", CHAT[:1], chat_template=template)) == want
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_transformers_offers_to_a_template(template: str, want: str) -> Non
 )
 def test_a_template_that_loses_or_changes_a_message_is_refused(template: str) -> None:
     with pytest.raises(UserError, match="leaves a message out, repeats it or changes it"):
-        render("own", CHAT[:1], own=template)
+        render("own", CHAT[:1], chat_template=template)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_template_that_loses_or_changes_a_message_is_refused(template: str) ->
 )
 def test_a_template_that_fails_is_one_line(template: str) -> None:
     with pytest.raises(UserError, match="the chat template fails"):
-        render("own", CHAT, own=template)
+        render("own", CHAT, chat_template=template)
 
 
 def test_refusals() -> None:
@@ -99,6 +99,6 @@ def test_refusals() -> None:
     with pytest.raises(UserError, match="no chat template"):
         render("own", CHAT)
     with pytest.raises(UserError, match="the chat template fails"):
-        render("own", CHAT, own="{{ raise_exception('no system turn') }}")
+        render("own", CHAT, chat_template="{{ raise_exception('no system turn') }}")
     with pytest.raises(UserError, match="the chat template fails"):
-        render("own", CHAT, own="{{ messages.__class__.__mro__ }}")
+        render("own", CHAT, chat_template="{{ messages.__class__.__mro__ }}")

@@ -39,11 +39,9 @@ def byte_level(alphabet: bool = True) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        show_progress=False,
-        special_tokens=["<pad>", "<s>", "</s>", "<unk>"],
+        vocab_size=320, show_progress=False, special_tokens=["<pad>", "<s>", "</s>", "<unk>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if alphabet else [],
-    )
+    )  # fmt: skip
     tokenizer.train_from_iterator(TEXTS * 3, trainer)
     return tokenizer
 
@@ -91,7 +89,7 @@ def test_quantized_logits_stay_close(tmp_path: Path, weights: Any, divergence: f
     assert 0 < kl(our_logits(folder), llama_logits(tmp_path / "toy.gguf")) < divergence
 
 
-def test_a_head_width_and_rotation_of_its_own(tmp_path: Path) -> None:
+def test_another_head_width_and_rotation(tmp_path: Path) -> None:
     folder = toy(tmp_path / "toy", head_dim=16, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     export(folder, tmp_path / "toy.gguf")
     np.testing.assert_allclose(llama_logits(tmp_path / "toy.gguf"), our_logits(folder), atol=1e-4, rtol=0)

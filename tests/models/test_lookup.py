@@ -21,11 +21,7 @@ from tests.pair import small_llama
 
 @pytest.fixture(scope="module")
 def target():
-    model = small_llama(32, 0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(4.0 if weight.ndim == 2 else 1.0)
-    return model
+    return small_llama(32, 0, scale=4.0)
 
 
 def test_it_finds_the_latest_earlier_occurrence_of_the_last_tokens():

@@ -74,25 +74,26 @@ def calibrate(
             after = _plain_step(target)
             for block in progress(range(blocks), f"blocks, context {context}, batch {batch}"):
                 for verify in rng.permutation(verified).tolist():
-                    before = after
-                    drafts, verifies = _in_a_row((draft, 1, verify - 1), (target, verify, 1))
-                    caught_up = turns = np.nan
-                    if batch == 1:
-                        first, others, _ = _in_a_row((draft, 2, 1), (draft, 1, verify - 2), (target, verify, 1))
-                        caught_up = (first + (verify - 2) * others) / (verify - 1)
-                        turns = sum(_in_a_row((target, 1, 1), (target, verify, 1)))
-                    after = _plain_step(target)
+                    before, times, after = after, _block_seconds(target, draft, verify, batch), _plain_step(target)
                     cell = {"context": context, "batch": batch, "block": block, "verified": verify}
-                    row = cell | {
-                        "plain_before_seconds": before,
-                        "verify_seconds": verifies,
-                        "draft_seconds": drafts,
-                        "caught_up_seconds": caught_up,
-                        "turns_seconds": turns,
-                        "plain_after_seconds": after,
-                    }
-                    rows.append(row)
+                    rows.append(cell | {"plain_before_seconds": before, **times, "plain_after_seconds": after})
     return pd.DataFrame(rows)
+
+
+def _block_seconds(target: LatencyBackend, draft: LatencyBackend, verify: int, batch: int) -> dict[str, float]:
+    """The times of ``calibrate`` for blocks of ``verify - 1`` draft steps and a verification."""
+    drafts, verifies = _in_a_row((draft, 1, verify - 1), (target, verify, 1))
+    caught_up = turns = np.nan
+    if batch == 1:
+        first, others, _ = _in_a_row((draft, 2, 1), (draft, 1, verify - 2), (target, verify, 1))
+        caught_up = (first + (verify - 2) * others) / (verify - 1)
+        turns = sum(_in_a_row((target, 1, 1), (target, verify, 1)))
+    return {
+        "verify_seconds": verifies,
+        "draft_seconds": drafts,
+        "caught_up_seconds": caught_up,
+        "turns_seconds": turns,
+    }
 
 
 def around_calls(target: LatencyBackend, context: int, seed: int = 0) -> dict[str, float]:

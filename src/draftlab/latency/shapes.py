@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from draftlab.errors import UserError
-from draftlab.latency.sizes import Sizes, known_models
+from draftlab.latency.sizes import LLAMA_FIELDS, Sizes, known_models
 from draftlab.models import LanguageModel, set_up_gpu
 from draftlab.models.gguf import Weights, export_random
 from draftlab.models.hf import HubModel
@@ -51,16 +51,8 @@ def architecture_of(name: str) -> Sizes:
 
 def llama_config(architecture: Sizes) -> LlamaConfig:
     """The config of a ``Llama`` of these sizes."""
-    return LlamaConfig(
-        vocab_size=architecture.vocab,
-        hidden_size=architecture.hidden,
-        intermediate_size=architecture.ffn,
-        num_hidden_layers=architecture.layers,
-        num_attention_heads=architecture.heads,
-        num_key_value_heads=architecture.kv_heads,
-        max_position_embeddings=architecture.context,
-        tie_word_embeddings=False,
-    )
+    fields = {field: getattr(architecture, name) for name, field in LLAMA_FIELDS.items()}
+    return LlamaConfig(num_key_value_heads=architecture.kv_heads, tie_word_embeddings=False, **fields)
 
 
 def random_gguf(name: str, out: Path, weights: Weights, seed: int = 0) -> None:

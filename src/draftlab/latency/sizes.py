@@ -13,6 +13,15 @@ from draftlab.core.settings import Settings
 from draftlab.files.checkout import WORKFLOW
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fast": 2}
+LLAMA_FIELDS = {
+    "hidden": "hidden_size",
+    "ffn": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "vocab": "vocab_size",
+    "context": "max_position_embeddings",
+}
+"""``Sizes`` -> a Llama's config.json."""
 
 
 class Sizes(Settings):
@@ -78,23 +87,15 @@ def read_model(path: Path) -> Model | None:
     from draftlab.models.config import read_sizes
 
     config = read_sizes(path)
-    try:
-        heads = config["num_attention_heads"]
-        sizes = Sizes(
-            kind="llama",
-            hidden=config["hidden_size"],
-            ffn=config["intermediate_size"],
-            layers=config["num_hidden_layers"],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or 0,
-            vocab=config["vocab_size"],
-            context=config["max_position_embeddings"],
-            tied=bool(config.get("tie_word_embeddings")),
-        )
-    except KeyError:
+    if not LLAMA_FIELDS.values() <= config.keys():
         return None
-    return Model(sizes=sizes, stored=4)
+    sizes = {
+        **{name: config[field] for name, field in LLAMA_FIELDS.items()},
+        "kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
+        "head_dim": config.get("head_dim") or 0,
+        "tied": bool(config.get("tie_word_embeddings")),
+    }
+    return Model(sizes=Sizes(kind="llama", **sizes), stored=4)
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tyro
 
 from draftlab.errors import UserError
 from draftlab.files.scratch import die_with_parent
@@ -68,8 +68,9 @@ def training(draft: Path, batch: int, tokens: int, core: int | None = None) -> I
             process.wait()
 
 
-def _train(draft: Path, batch: int, tokens: int, counter: Path, core: int | None) -> None:
+def _train(draft: Path, batch: int, tokens: int, counter: Path, parent: int, core: int | None = None) -> None:
     """Train without end: forward and backward of the cross-entropy of random tokens, then AdamW."""
+    die_with_parent(parent)
     if core is not None:
         pin([core])
     import torch
@@ -92,9 +93,4 @@ def _train(draft: Path, batch: int, tokens: int, counter: Path, core: int | None
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    for name in ("draft", "counter", "batch", "tokens", "core", "parent"):
-        parser.add_argument(f"--{name}", type=Path if name in ("draft", "counter") else int)
-    options = vars(parser.parse_args())
-    die_with_parent(options.pop("parent"))
-    _train(**options)
+    tyro.cli(_train)

@@ -45,10 +45,10 @@ class Segment:
 END = Segment("</s>", special=True)
 
 
-def render(template: str, conversation: Sequence[Turn], *, own: str | None = None) -> list[Segment]:
+def render(template: str, conversation: Sequence[Turn], *, chat_template: str | None = None) -> list[Segment]:
     """The prompt for the next answer in a template by name: ``vicuna_v1.1``, ``vicuna_short``, ``plain`` or ``own``.
 
-    ``own`` is the tokenizer's Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox.
+    ``own`` is the Jinja template of the tokenizer, ``chat_template``, rendered in a sandbox.
     """
     match template:
         case "vicuna_v1.1":
@@ -58,10 +58,10 @@ def render(template: str, conversation: Sequence[Turn], *, own: str | None = Non
         case "plain":
             segments = [Segment(turn.text, special=False) for turn in conversation]
         case "own":
-            if not own:
+            if not chat_template:
                 remedy = "name one: vicuna_v1.1, vicuna_short, plain"
                 raise UserError("the tokenizer has no chat template", remedy=remedy)
-            segments = _render_jinja(conversation, own)
+            segments = _render_jinja(conversation, chat_template)
         case _:
             raise UserError(f"unknown chat template {template!r}", remedy="use vicuna_v1.1, vicuna_short, plain or own")
     return [segment for segment in segments if segment.text]
@@ -88,6 +88,9 @@ def _render_jinja(conversation: Sequence[Turn], template: str) -> list[Segment]:
     marks = {f"\ue000<mArk>{index}\ue001": turn.text for index, turn in enumerate(conversation)}
     messages = [{"role": turn.role, "content": mark} for turn, mark in zip(conversation, marks, strict=True)]
     remedy = "use vicuna_v1.1, vicuna_short or plain"
+    # {% generation %} marks the model's text for training; here it is a block like any other.
+    template = re.sub(r"(\{%[-+]?\s*)generation\b", r"\1if true", template)
+    template = re.sub(r"(\{%[-+]?\s*)endgeneration\b", r"\1endif", template)
     try:
         compiled = _environment().from_string(template)
         text = compiled.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="</s>")
@@ -103,25 +106,12 @@ def _render_jinja(conversation: Sequence[Turn], template: str) -> list[Segment]:
 def _environment() -> Environment:
     """The sandboxed environment with the functions that ``transformers`` offers to a chat template."""
     from jinja2 import TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
+    from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """Accept ``{% generation %}``, which marks the model's text and does not change it."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Parser) -> list[Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
-    )
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.globals |= {"raise_exception": refuse, "strftime_now": TODAY.strftime}
     return environment

@@ -22,7 +22,7 @@ from draftlab.files.atomic import atomic_path
 from draftlab.files.scratch import scratch
 from draftlab.models.checkpoint import Array, Checkpoint, Shapes, expected_shapes, head_counts, head_dim, t5_depths
 from draftlab.models.config import read_config
-from draftlab.models.trimmed import KEPT, beside, cut_vocabulary
+from draftlab.models.trimmed import KEPT, cut_vocabulary, table_path
 
 Weights = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 Kind = gguf.GGMLQuantizationType
@@ -64,7 +64,7 @@ def export(model: Path, out: Path, weights: Weights = "f32", *, vocabulary: bool
         raise UserError("the vocabulary of a trimmed head has no text", file=model, remedy=remedy)
     with scratch() as temporary:
         small = temporary / "head"
-        config = cut_vocabulary(model, small, weights != "f32", beside(out))
+        config = cut_vocabulary(model, small, weights != "f32", table_path(out))
         config[KEPT] = str(config["vocab_size"])
         if (model / "tokenizer.json").is_file():
             config[VOCABULARY_KEY] = vocabulary_digest(_read_tokenizer(model / "tokenizer.json"))

@@ -1,7 +1,7 @@
 """llama.cpp as a ``LatencyBackend``, through llama-cpp-python's low-level interface.
 
 Flash attention is off: on a CPU it is slower, and its f16 sums break the equality of speculative and plain greedy text.
-Logits are zero-copy views: numpy's argmax on them is faster than llama.cpp's own sampler chains (measured).
+Logits are zero-copy views: numpy's argmax on them is faster than the sampler chains of llama.cpp (measured).
 """
 
 from __future__ import annotations
@@ -106,28 +106,26 @@ class LlamaCpp:
     def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
         for start in range(0, len(tokens), self._batch_size):
             logits = self._append(tokens[start : start + self._batch_size], only_last=True)
-        return np.asarray(self._over_vocabulary(logits)[0])
+        return np.asarray(logits[0])
 
     def extend(self, tokens: Sequence[int]) -> Logits:
-        return self._over_vocabulary(self._append(tokens))
+        return self._append(tokens)
 
     def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
-        chosen = self._append(tokens).argmax(axis=-1)
+        chosen = self._append(tokens, of_head=True).argmax(axis=-1)
         return np.asarray(chosen if self.head is None else self.head.kept[chosen])
 
     def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
-        best = confident_argmax(self._append(tokens, only_last=True)[0], least)
+        best = confident_argmax(self._append(tokens, only_last=True, of_head=True)[0], least)
         return best if best is None or self.head is None else int(self.head.kept[best])
 
-    def _append(self, tokens: Sequence[int], *, only_last: bool = False) -> Logits:
-        """Append ``tokens`` to sequence 0; logits of the model's head after each of them, or after the last."""
+    def _append(self, tokens: Sequence[int], *, only_last: bool = False, of_head: bool = False) -> Logits:
+        """Append ``tokens`` to sequence 0; return the logits after each of them, or after the last."""
         wanted = [False] * (len(tokens) - 1) + [True] if only_last and len(tokens) > 1 else None
-        logits = self._decode(tokens, range(len(self.tokens), len(self.tokens) + len(tokens)), wanted=wanted)
+        positions = range(len(self.tokens), len(self.tokens) + len(tokens))
+        logits = self.decode(tokens, positions, wanted=wanted, of_head=of_head)
         self.tokens.extend(tokens)
         return logits
-
-    def _over_vocabulary(self, logits: Logits) -> Logits:
-        return logits if self.head is None else self.head.spread(logits)
 
     def trim(self, length: int) -> None:
         if not 0 <= length <= len(self.tokens):
@@ -143,29 +141,21 @@ class LlamaCpp:
         positions: Sequence[int],
         sequences: Sequence[Sequence[int]] | None = None,
         wanted: Sequence[bool] | None = None,
+        *,
+        of_head: bool = False,
     ) -> Logits:
         """Run one batch: token ``i`` goes to ``positions[i]`` of every sequence in ``sequences[i]`` (sequence 0 if None).
 
-        Returns the logits after each token, or after the ``wanted`` tokens. The caller keeps ``self.tokens`` up to date.
+        Returns the logits after each token, or after the ``wanted`` tokens: over the vocabulary, or of the head as it is, which may be trimmed.
+        The caller keeps ``self.tokens`` up to date.
         """
-        return self._over_vocabulary(self._decode(tokens, positions, sequences, wanted))
-
-    def _decode(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[Sequence[int]] | None = None,
-        wanted: Sequence[bool] | None = None,
-    ) -> Logits:
-        """``decode`` with the logits of the model's head, which may be trimmed."""
         if max(positions) >= self.context_length:
-            raise UserError(
-                f"{max(positions) + 1} tokens do not fit the context of {self.context_length}",
-                remedy="ask for fewer tokens, or set a larger context_length",
-            )
+            what = f"{max(positions) + 1} tokens do not fit the context of {self.context_length}"
+            raise UserError(what, remedy="ask for fewer tokens, or set a larger context_length")
         self._run(lib.llama_decode, tokens, positions, sequences, wanted)
         rows = len(tokens) if wanted is None else sum(wanted)
-        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape=(rows, self.outputs))
+        logits = np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape=(rows, self.outputs))
+        return logits if of_head or self.head is None else self.head.spread(logits)
 
     def _run(
         self,
@@ -178,10 +168,8 @@ class LlamaCpp:
         """Fill the batch and run ``llama_decode`` or ``llama_encode`` on it."""
         count = len(tokens)
         if count > self._batch_size:
-            raise UserError(
-                f"{count} tokens in one call, but at most {self._batch_size} fit",
-                remedy="verify fewer tokens or sequences at once, or shorten the prompt of an encoder",
-            )
+            remedy = "verify fewer tokens or sequences at once, or shorten the prompt of an encoder"
+            raise UserError(f"{count} tokens in one call, but at most {self._batch_size} fit", remedy=remedy)
         if self.head is None:
             self._tokens[:count] = tokens
         else:
@@ -192,13 +180,9 @@ class LlamaCpp:
         self._batch.n_tokens = count
         status = call(self._context, self._batch)
         if status != 0:
-            reason = " ".join(ERRORS) or "the cache is full"
+            what = f"{call.__name__} returned {status}: {' '.join(ERRORS) or 'the cache is full'}"
             ERRORS.clear()
-            raise UserError(
-                f"{call.__name__} returned {status}: {reason}",
-                file=self.path,
-                remedy="check the token ids, or set a larger context_length",
-            )
+            raise UserError(what, file=self.path, remedy="check the token ids, or set a larger context_length")
 
     def _assign(self, sequences: Sequence[Sequence[int]] | None) -> None:
         """Write the sequences of each token into the batch, unless all are sequence 0 as in the last call."""
@@ -215,7 +199,7 @@ class LlamaCpp:
         self.tokens, self._filled = [], (sequences, context)
         for start in range(0, context, self._batch_size):
             positions = range(start, min(start + self._batch_size, context))
-            self._decode([0] * len(positions), positions, wanted=[False] * (len(positions) - 1) + [True])
+            self.decode([0] * len(positions), positions, wanted=[False] * (len(positions) - 1) + [True])
         for sequence in range(1, sequences):
             lib.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
 
@@ -223,7 +207,7 @@ class LlamaCpp:
         sequences, context = self._filled
         positions = [*range(context, context + tokens)] * sequences
         members = [(sequence,) for sequence in range(sequences) for _ in range(tokens)] if sequences > 1 else None
-        self._decode([0] * len(positions), positions, members).argmax(axis=-1)
+        self.decode([0] * len(positions), positions, members, of_head=True).argmax(axis=-1)
         lib.llama_memory_seq_rm(self._memory, -1, context, -1)
 
     def branch(self, sequence: int) -> None:
@@ -301,10 +285,8 @@ def _gpus() -> list[str]:
 def check_device(gpu_layers: int) -> None:
     """Refuse layers on a GPU where llama.cpp has none."""
     if gpu_layers and not lib.llama_supports_gpu_offload():
-        raise UserError(
-            "gpu_layers is set, but llama.cpp finds no GPU it can use",
-            remedy="set gpu_layers to 0, or install a CUDA build on a machine with a GPU",
-        )
+        remedy = "set gpu_layers to 0, or install a CUDA build on a machine with a GPU"
+        raise UserError("gpu_layers is set, but llama.cpp finds no GPU it can use", remedy=remedy)
 
 
 def _load(path: Path, settings: Settings) -> Any:

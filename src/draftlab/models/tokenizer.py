@@ -42,7 +42,7 @@ class Tokenizer:
 
         Only the template's text may contain special tokens: ``</s>`` in the user's text stays text.
         """
-        pieces = self._pieces(render(template, [Turn("user", text)], own=self.chat_template))
+        pieces = self._pieces(render(template, [Turn("user", text)], chat_template=self.chat_template))
         if len(pieces) == 1 and isinstance(pieces[0], str):
             return list(self.backend.encode(pieces[0]).ids)
         ids = [token for piece in pieces for token in ([piece] if isinstance(piece, int) else self.encode(piece))]

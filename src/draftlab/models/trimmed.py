@@ -45,7 +45,7 @@ class Head:
         return whole
 
 
-def beside(file: Path) -> Path:
+def table_path(file: Path) -> Path:
     """The path of the table of a GGUF file."""
     return file.with_name(f"{file.name}.head.safetensors")
 
@@ -53,11 +53,11 @@ def beside(file: Path) -> Path:
 def read_head(file: Path) -> Head:
     """Read the table of a GGUF file with a trimmed head."""
     try:
-        table = load_file(beside(file))
+        table = load_file(table_path(file))
         return Head(table["kept"], table["embeddings"])
     except (SafetensorError, OSError, KeyError) as error:
         what = f"the table of its trimmed head is missing or damaged: {error}"
-        raise UserError(what, file=beside(file), remedy="copy it too, or export the draft again") from None
+        raise UserError(what, file=table_path(file), remedy="copy it too, or export the draft again") from None
 
 
 def cut_vocabulary(folder: Path, out: Path, half: bool, table: Path) -> dict[str, Any]:
