@@ -54,8 +54,7 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
         trained = original.read(name) if name in original.shapes else None
         if trained is not None and trained.ndim == 1:
             trained = trained / np.float32(math.sqrt(widths))
-        is_whole = trained is not None and trained.shape == shape
-        tensors[name] = trained if is_whole else _grow(trained, name, shape, rng, scale)
+        tensors[name] = _grow(trained, name, shape, rng, scale)
     with atomic_dir(out) as temporary:
         for file in model.glob("*.json"):
             if not file.name.endswith(".index.json"):
@@ -67,6 +66,8 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
 
 def _grow(trained: Array | None, name: str, shape: tuple[int, ...], rng: np.random.Generator, scale: float) -> Array:
     """A tensor of ``shape`` with ``trained`` in its corner; the rest adds nothing to the residual stream."""
+    if trained is not None and trained.shape == shape:
+        return trained
     if len(shape) == 1:
         tensor = np.ones(shape, dtype=np.float32)
     elif name.endswith(ZERO):

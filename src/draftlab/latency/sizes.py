@@ -87,7 +87,7 @@ def read_model(path: Path) -> Model | None:
     from draftlab.models.config import read_sizes
 
     config = read_sizes(path)
-    if not LLAMA_FIELDS.values() <= config.keys():
+    if not set(LLAMA_FIELDS.values()) <= config.keys():
         return None
     sizes = {
         **{name: config[field] for name, field in LLAMA_FIELDS.items()},
