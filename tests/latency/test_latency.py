@@ -17,7 +17,7 @@ from scipy.stats import chisquare
 from draftlab.core.theory import expected_block_length, speedup
 from draftlab.errors import UserError
 from draftlab.latency import loop
-from draftlab.latency.controlled import record, replay, schedule
+from draftlab.latency.controlled import continue_text, decode_scheduled, schedule
 from draftlab.latency.loop import Block, adaptive, decode, fixed, resume, speculate
 from draftlab.latency.self_check import write_toy
 from draftlab.models.backend import check_pair, confident_argmax
@@ -261,13 +261,13 @@ def test_an_impossible_acceptance_is_refused() -> None:
         schedule(1.0, 3, 5, np.random.default_rng(0))
 
 
-def test_replay_does_the_real_work_and_follows_the_schedule(files: dict[str, Path]) -> None:
+def test_scheduled_decoding_does_all_work_and_follows_the_schedule(files: dict[str, Path]) -> None:
     with LlamaCpp(files["target"]) as target, LlamaCpp(files["draft"]) as draft:
-        text = record(target, PROMPT, 60)
+        text = continue_text(target, PROMPT, 60)
         assert text[len(PROMPT) :] == decode(target, PROMPT, 60).tokens
         resume(target, PROMPT[:-1])
         resume(draft, PROMPT[:-1])
-        run = replay(target, draft, text, len(PROMPT), [0, 4, 2, 4, 1], 4)
+        run = decode_scheduled(target, draft, text, len(PROMPT), [0, 4, 2, 4, 1], 4)
         assert (run.blocks, run.tokens, run.draft_steps) == (5, 16, 20)
         assert run.disagreements == 0, "the target's own choice must end every block where the schedule does"
         assert target.tokens == text[: len(PROMPT) + 15]

@@ -20,7 +20,7 @@ from draftlab.models.backend import LatencyBackend
 
 
 @dataclass(frozen=True)
-class Replay:
+class Measured:
     """Work and time of some blocks; ``disagreements`` counts blocks in which the target's choice differs from the schedule."""
 
     blocks: int
@@ -41,7 +41,7 @@ def schedule(alpha: float, draft_len: int, blocks: int, rng: np.random.Generator
     return np.asarray((1 - quantiles[:, None] < at_least).sum(axis=1))
 
 
-def record(target: LatencyBackend, prompt: Sequence[int], tokens: int) -> list[int]:
+def continue_text(target: LatencyBackend, prompt: Sequence[int], tokens: int) -> list[int]:
     """``prompt`` and the target's greedy continuation, which end-of-text tokens do not end."""
     resume(target, prompt[:-1])
     text = list(prompt)
@@ -60,14 +60,14 @@ def plain_steps(target: LatencyBackend, text: Sequence[int], start: int, steps: 
     return clock() - started
 
 
-def replay(
+def decode_scheduled(
     target: LatencyBackend,
     draft: LatencyBackend,
     text: Sequence[int],
     start: int,
     accepted: Iterable[int],
     draft_len: int,
-) -> Replay:
+) -> Measured:
     """Decode ``text`` from ``start`` in blocks that accept ``accepted`` tokens each; both caches must hold the text before it.
 
     Needs ``len(text) >= start + sum(accepted + 1) + draft_len``.
@@ -78,7 +78,7 @@ def replay(
     blocks = sum(1 for _ in steps(timed, 1, sum(lengths) + len(lengths), ()))
     seconds = clock() - started
     draft_seconds, *others = np.diff(timed.laps).sum(0).tolist()
-    return Replay(
+    return Measured(
         blocks=blocks,
         tokens=pair.position - start,
         draft_steps=draft_len * blocks,
