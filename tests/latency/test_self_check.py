@@ -22,7 +22,7 @@ def test_self_check_passes_here() -> None:
         ("raise SystemExit('no libllama')", "fails its self-check: no libllama.*GGML_NATIVE=OFF"),
     ],
 )
-def test_a_build_that_dies_is_refused_with_its_cure(tmp_path: Path, script: str, message: str) -> None:
+def test_a_build_that_crashes_is_refused_with_its_remedy(tmp_path: Path, script: str, message: str) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\n{script}\n")
     python.chmod(0o755)

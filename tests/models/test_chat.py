@@ -38,7 +38,7 @@ def test_templates(template: str, want: str) -> None:
     assert text(render(template, CHAT, chat_template=CHATML)) == want
 
 
-def test_a_system_turn_replaces_vicunas() -> None:
+def test_a_system_turn_replaces_the_one_of_vicuna() -> None:
     chat = [Turn("system", "Be brief."), Turn("user", "u")]
     assert text(render("vicuna_v1.1", chat)) == "Be brief. USER: u ASSISTANT:"
 
@@ -88,7 +88,7 @@ def test_a_template_that_loses_or_changes_a_message_is_refused(template: str) ->
 @pytest.mark.parametrize(
     "template", ["{{ messages + 1 }}", "{{ 1 / 0 }}", "{% for %}", "{{ messages[0]['content'] % 3 }}"]
 )
-def test_a_template_that_fails_is_one_line(template: str) -> None:
+def test_a_template_that_fails_is_an_error_of_one_line(template: str) -> None:
     with pytest.raises(UserError, match="the chat template fails"):
         render("own", CHAT, chat_template=template)
 

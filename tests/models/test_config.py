@@ -77,7 +77,7 @@ def copied(models: Path, tmp_path: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("kind", ["llama", "t5"])
-def test_one_odd_value_is_one_line(kind: str, command: str, models: Path, tmp_path: Path) -> None:
+def test_one_odd_value_is_an_error_of_one_line(kind: str, command: str, models: Path, tmp_path: Path) -> None:
     model = copied(models, tmp_path, kind)
     file = model / "config.json"
     right = json.loads(file.read_text())
@@ -114,7 +114,7 @@ BROKEN = {
 @pytest.mark.parametrize(
     "name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"]
 )
-def test_a_file_that_is_none_is_one_line(name: str, command: str, models: Path, tmp_path: Path) -> None:
+def test_a_broken_file_is_an_error_of_one_line(name: str, command: str, models: Path, tmp_path: Path) -> None:
     model = copied(models, tmp_path, "llama")
     for value in BROKEN.values():
         (model / name).write_bytes(value)

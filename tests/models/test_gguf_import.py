@@ -121,7 +121,7 @@ def test_packed_weights_are_read_as_llama_cpp_reads_them(
     assert np.abs(ours - theirs).mean() < 0.5 * np.abs(ours - unpacked).mean() or packing in ("f16", "bf16", "q8_0")
 
 
-def test_a_file_that_llama_cpp_dies_of_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_crashes_llama_cpp_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take the whole job with it, so a child process opens the file first."""
     file = gguf_of(network("llama", True), tmp_path / "toy")
     check_loads(file)

@@ -48,13 +48,13 @@ def test_a_text_that_grows_and_shrinks_guesses_by_the_definition():
     assert guesses_along(text, 3) == [Ngrams(text[:end]).guess for end in range(3, len(text))]
 
 
-def test_it_is_certain_of_what_it_finds_and_knows_nothing_else(target):
+def test_a_guess_is_certain_and_other_positions_are_uniform(target):
     logits = Lookup(target).answer_logits([[1, 2, 5, 1]], [[2, 5, 9, 7]])
     assert to_probs(logits[1], Sampling(1.0))[5] == 1  # after 1 2 5 1 2
     torch.testing.assert_close(to_probs(logits[3], Sampling(1.0)), torch.full((320,), 1 / 320, dtype=torch.float64))
 
 
-def test_joined_to_a_draft_it_leaves_the_other_places_to_it(target):
+def test_a_joined_draft_predicts_where_lookup_has_no_guess(target):
     draft = small_llama(16, 1)
     prompts, answers = [[1, 2, 5, 1]], [[2, 5, 9, 7]]
     joined = Lookup(draft, joined=True).answer_logits(prompts, answers)
@@ -98,7 +98,7 @@ def test_at_temperature_1_it_is_accepted_with_the_targets_probability(target):
     np.testing.assert_allclose(agree.overlap[rows], [target_probs[row, guesses[row]] for row in rows], atol=1e-6)
 
 
-def test_the_conformance_kit_finds_decoding_with_it_lossless(target):
+def test_decoding_with_lookup_is_lossless(target):
     """Sampled at temperature 1, every emitted token follows the target's distribution, with lookup, lookup first, and a trimmed head."""
     drafts = {
         "lookup": Lookup(target),

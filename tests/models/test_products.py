@@ -38,7 +38,7 @@ def test_linear_is_the_product_and_keeps_float32(rows: tuple[int, int], biased: 
         torch.testing.assert_close(mine, true, atol=1e-3, rtol=1e-5)
 
 
-def test_the_library_that_multiplies_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onednn_is_used_only_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
     products.mkldnn.matmul.fp32_precision = "none"
     with contextlib.suppress(KeyError), products.by_onednn(torch.ones(1)):
@@ -64,7 +64,7 @@ def test_attention_is_torch_s_own(length: int, kv: int) -> None:
         torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
 
 
-def test_attention_in_bfloat16_is_off_by_its_rounding_alone() -> None:
+def test_attention_in_bfloat16_differs_by_rounding() -> None:
     given = tensors((2, 4, 33, 16), (2, 4, 33, 16), (2, 4, 33, 16))
     rounded = [value.detach().bfloat16().requires_grad_() for value in given]
     along = torch.randn(2, 4, 33, 16, generator=torch.Generator().manual_seed(1))

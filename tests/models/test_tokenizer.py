@@ -113,7 +113,7 @@ def test_special_tokens_of_a_template_are_special_and_those_of_a_user_are_text(t
     assert ids.count(EOS) == 1
 
 
-def test_a_tokenizer_without_a_template_says_so(trained):
+def test_a_missing_chat_template_is_refused(trained):
     with pytest.raises(UserError, match="no chat template"):
         trained.encode_prompt("hello", "own")
 
