@@ -33,7 +33,7 @@ from draftlab.latency.loop import Block, DraftLength, Generation, begin, fixed, 
 from draftlab.latency.pair import inflated
 from draftlab.models import hf, load_tokenizer
 from draftlab.models.backend import Settings
-from draftlab.models.chat import Turn, render
+from draftlab.models.chat import around_message
 from draftlab.models.cores import pinned
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
@@ -125,10 +125,8 @@ def bench(
     tokenizer = load_tokenizer(target)
     asked = [prompt.text for prompt in read_jsonl(prompts, Prompt)] if prompts else list(TEXTS)
     # What a tool reads, and its tokens: it adds the start token itself.
-    turns = [
-        "".join(part.text for part in render(settings.template, [Turn("user", text)]))
-        for text in asked[: settings.requests]
-    ]
+    before, after = around_message(settings.template)
+    turns = [before + text + after for text in asked[: settings.requests]]
     texts = {turn: tokenizer.encode_prompt(turn, "plain") for turn in turns}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="draftlab-") as name:

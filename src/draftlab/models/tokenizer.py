@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object, read_text
 from draftlab.files.weights import is_gguf
-from draftlab.models.chat import Segment, Turn, render
+from draftlab.models.chat import around_message
 from draftlab.models.config import read_eos_ids
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -38,11 +38,17 @@ class Tokenizer:
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     def encode_prompt(self, text: str, template: str) -> list[int]:
-        """Ids of one user turn in a chat template (``chat.render``), with the special tokens that the model adds (bos for Llama, eos for T5).
+        """Ids of a user's message in a chat template (``models.chat``), with the special tokens that the model adds (bos for Llama, eos for T5).
 
         Only the template's text may contain special tokens: ``</s>`` in the user's text stays text.
         """
-        pieces = self._pieces(render(template, [Turn("user", text)], chat_template=self.chat_template))
+        before, after = around_message(template, self.chat_template)
+        pieces = self._special_pieces(before)
+        for piece in (text, *self._special_pieces(after)):  # adjacent texts are tokenized as one string
+            if pieces and isinstance(pieces[-1], str) and isinstance(piece, str):
+                pieces[-1] += piece
+            else:
+                pieces.append(piece)
         if len(pieces) == 1 and isinstance(pieces[0], str):
             return list(self.backend.encode(pieces[0]).ids)
         ids = [token for piece in pieces for token in ([piece] if isinstance(piece, int) else self.encode(piece))]
@@ -51,21 +57,13 @@ class Tokenizer:
             return ids
         return [*ids, *around] if around and around[-1] in self.eos_ids else [*around, *ids]
 
-    def _pieces(self, segments: Sequence[Segment]) -> list[str | int]:
-        """The segments as texts and ids of special tokens. Adjacent texts are joined, so that they are tokenized as one string."""
+    def _special_pieces(self, text: str) -> list[str | int]:
+        """A template's text, split into texts and ids of special tokens."""
         specials = {t.content: i for i, t in self.backend.get_added_tokens_decoder().items() if t.special}
-        pattern = "|".join(re.escape(name) for name in sorted(specials, key=len, reverse=True))
-        pieces: list[str | int] = []
-        for segment in segments:
-            parts = re.split(f"({pattern})", segment.text) if segment.special and pattern else [segment.text]
-            for index, part in enumerate(parts):
-                if index % 2:  # a match of the pattern
-                    pieces.append(specials[part])
-                elif pieces and isinstance(pieces[-1], str):
-                    pieces[-1] += part
-                elif part:
-                    pieces.append(part)
-        return pieces or [""]
+        if not specials:
+            return [text]
+        names = sorted(map(re.escape, specials), key=len, reverse=True)
+        return [specials.get(part, part) for part in re.split(f"({'|'.join(names)})", text) if part]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids without special tokens."""
