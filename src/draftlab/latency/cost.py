@@ -31,7 +31,6 @@ class CostModel:
     ``cost_ratio`` is the cost of a draft step (c), ``verify_ratios[n]`` that of verifying n tokens in one call (v).
     """
 
-    step_seconds: float
     cost_ratio: float
     verify_ratios: dict[int, float]
 
@@ -118,7 +117,6 @@ def cost_model(rows: pd.DataFrame) -> CostModel:
     plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / 2
     ratios = (rows["verify_seconds"] / plain).groupby(rows["verified"]).median()
     return CostModel(
-        step_seconds=float(plain.median()),
         cost_ratio=float((rows["draft_seconds"] / plain).median()),
         verify_ratios={int(str(n)): float(ratio) for n, ratio in ratios.items()},
     )

@@ -70,13 +70,9 @@ class Sizes(Settings):
 
 
 class Model(Settings):
-    """A model: its sizes, its name on the hub, the name of its ``architecture`` if it may get random weights, and the bytes of a stored weight.
-
-    ``stored`` is 0 for a model that is trained here.
-    """
+    """A model: its sizes, the name of its ``architecture`` if it may get random weights, and the bytes of a stored weight (0: trained here)."""
 
     sizes: Sizes
-    name: str = ""
     architecture: str = ""
     stored: int = 0
 
@@ -107,5 +103,5 @@ def known_models() -> dict[str, Model]:
     for row in rows:
         name, architecture, stored = (row.pop(key) for key in ("name", "architecture", "stored"))
         sizes = Sizes.model_validate(row)
-        models[name] = Model(sizes=sizes, name=name, architecture=architecture, stored=BYTES[stored])
+        models[name] = Model(sizes=sizes, architecture=architecture, stored=BYTES[stored])
     return models
