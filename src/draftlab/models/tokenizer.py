@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -43,15 +44,13 @@ class Tokenizer:
         Only the template's text may contain special tokens: ``</s>`` in the user's text stays text.
         """
         before, after = around_message(template, self.chat_template)
-        pieces = self._special_pieces(before)
-        for piece in (text, *self._special_pieces(after)):  # adjacent texts are tokenized as one string
-            if pieces and isinstance(pieces[-1], str) and isinstance(piece, str):
-                pieces[-1] += piece
-            else:
-                pieces.append(piece)
-        if len(pieces) == 1 and isinstance(pieces[0], str):
-            return list(self.backend.encode(pieces[0]).ids)
-        ids = [token for piece in pieces for token in ([piece] if isinstance(piece, int) else self.encode(piece))]
+        parts = [*self._special_pieces(before), text, *self._special_pieces(after)]
+        if all(isinstance(part, str) for part in parts):
+            return list(self.backend.encode("".join(map(str, parts))).ids)
+        ids = list[int]()
+        for is_text, run in itertools.groupby(parts, lambda part: isinstance(part, str)):
+            pieces = list(run)
+            ids += self.encode("".join(map(str, pieces))) if is_text else map(int, pieces)
         around = list(self.backend.encode("").ids)
         if around == ids[: len(around)]:  # the template wrote bos itself
             return ids
