@@ -23,10 +23,15 @@ from draftlab.stages._stage import Variant
 VOCAB, ROOM = 320, 12
 
 
-def small_llama(hidden: int, seed: int) -> Llama:
+def small_llama(hidden: int, seed: int, scale: float = 1.0) -> Llama:
+    """An untrained Llama; matrices that are ``scale`` times as large sharpen its distributions."""
     # Untied: with one table for reading and writing, random models repeat their last token and agree before any training.
     config = LlamaConfig(VOCAB, hidden, 2 * hidden, 1, 2, 2, 64, tie_word_embeddings=False)
-    return Llama(config).initialise(torch.Generator().manual_seed(seed))
+    model = Llama(config).initialise(torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(scale if weight.ndim == 2 else 1.0)
+    return model
 
 
 def make_results(folder: Path, small: Callable[[int, int], LanguageModel] = small_llama) -> None:

@@ -25,3 +25,8 @@ class UserError(Exception):
     def __reduce__(self) -> tuple[functools.partial[UserError], tuple[()]]:
         """Pickle the error with all of its parts, so that it can cross from another process."""
         return functools.partial(UserError, self.what, remedy=self.remedy, file=self.file, line=self.line), ()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

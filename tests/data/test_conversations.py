@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from draftlab.data.conversations import first_request, turns
+from draftlab.data.conversations import Turn, first_request, turns
 from draftlab.data.fields import BadRow
-from draftlab.models.chat import Turn
 
 
 def said(*pairs: tuple[str, str]) -> list[dict[str, str]]:

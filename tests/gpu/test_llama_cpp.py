@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from draftlab.errors import UserError
-from draftlab.latency.controlled import record as continue_text
+from draftlab.latency.controlled import continue_text
 from draftlab.latency.loop import decode, fixed, speculate
 from draftlab.latency.self_check import write_toy
 from draftlab.models.backend import Settings

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
@@ -22,11 +21,7 @@ from tests.pair import small_llama
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     for name, size, scale in (("target", 32, 4.0), ("draft", 16, 16.0)):
-        model = small_llama(size, size)
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.mul_(scale if weight.ndim == 2 else 1.0)
-        model.save(folder / name)
+        small_llama(size, size, scale).save(folder / name)
         export(folder / name, folder / f"{name}.gguf", vocabulary=False)
     return {name: folder / name for name in ("target", "draft")}
 
@@ -50,15 +45,16 @@ def test_in_llama_cpp_it_counts_what_replay_counts(models: dict[str, Path], join
             found = speculate(alone, drafting, *text, fixed(3), least=0.0 if joined else SURE)
             assert found.tokens == answer.answer_ids == decode(alone, *text).tokens
             blocks.append(found.blocks)
-    accepted, drafted = (sum(getattr(block, key) for own in blocks for block in own) for key in ("accepted", "drafted"))
-    assert [len(own) for own in blocks] == walked.blocks.tolist()
+    accepted = sum(block.accepted for request in blocks for block in request)
+    drafted = sum(block.drafted for request in blocks for block in request)
+    assert [len(request) for request in blocks] == walked.blocks.tolist()
     assert 20 < accepted < drafted
     if not joined:
-        assert drafted < 3 * sum(map(len, blocks)), "nothing is drafted where nothing is found"
+        assert drafted < 3 * sum(map(len, blocks)), "lookup drafts nothing where it has no guess"
 
 
 def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path]) -> None:
-    """A higher threshold drafts less, and the text stays as it is; sampled, every block is judged by what was drafted of it."""
+    """A higher threshold drafts less, and the text stays the same; sampled blocks may have different lengths."""
     with (
         LlamaCpp(models["target"].with_suffix(".gguf")) as alone,
         LlamaCpp(models["draft"].with_suffix(".gguf")) as draft,
@@ -76,14 +72,14 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path]) -> None
 
 
 def test_a_guess_is_looked_up_before_the_model_is_asked(models: dict[str, Path]) -> None:
-    """Only the token after the last one counts: the model reads what it has missed when nothing is found there."""
+    """Only where lookup has no guess, the model runs, and reads the tokens that it missed."""
     with (
         LlamaCpp(models["draft"].with_suffix(".gguf")) as draft,
         LlamaCpp(models["draft"].with_suffix(".gguf")) as same,
     ):
         joined, alone = Lookup(draft, joined=True), Lookup(draft)
-        for own in (joined, alone):
-            assert own.guess([5, 9, 7, 5, 9]) == 7
+        for lookup_draft in (joined, alone):
+            assert lookup_draft.guess([5, 9, 7, 5, 9]) == 7
         assert (joined.steps, draft.tokens) == (0, [])
         assert alone.guess([7, 6], SURE) is None
         assert alone.guess([6]) == 0, "it has to say something"

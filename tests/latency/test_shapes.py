@@ -20,7 +20,7 @@ from draftlab.latency.pair import open_pair
 from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import random_gguf, random_model
 from draftlab.models.backend import Settings
-from draftlab.models.gguf import RandomTensors
+from draftlab.models.gguf import random_weights
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.plan import Run, flags, load_run
 from tests.conftest import ROOT
@@ -154,26 +154,17 @@ def test_a_random_gguf_has_the_size_of_the_architecture(tmp_path: Path, weights:
     assert not np.allclose(logits[0], logits[1])
 
 
-def test_random_tensors_follow_the_seed_and_differ() -> None:
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "Q8_0")])
+def test_random_weights_follow_the_seed_and_differ(kind: gguf.GGMLQuantizationType) -> None:
     shapes = {"a.weight": (8, 1024), "b.weight": (8, 1024), "norm": (4,)}
-    one, again, other = (RandomTensors.draw(shapes, seed) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(one.read("a.weight"), again.read("a.weight"))
-    assert not np.array_equal(one.read("a.weight"), other.read("a.weight"))
-    assert not np.array_equal(one.read("a.weight"), one.read("b.weight"))
-    assert one.read("a.weight").std() == pytest.approx(0.02, rel=0.05)
-    assert one.read("norm").tolist() == [1.0] * 4
-
-
-@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0])
-def test_stored_random_tensors_are_as_random(kind: gguf.GGMLQuantizationType) -> None:
-    tensors = RandomTensors.draw({"a.weight": (8, 1024), "b.weight": (8, 1024), "norm": (4,)}, 0)
-    blocks, (size, _) = tensors.blocks(kind), gguf.GGML_QUANT_SIZES[kind]
-    one, other = (tensors.tiled(name, blocks, size) for name in ("a.weight", "b.weight"))
-    values = gguf.dequantize(one.reshape(8, -1), kind).reshape(8, 1024)
+    one, again, other = (random_weights(shapes, seed) for seed in (0, 0, 1))
+    values = gguf.dequantize(one("a.weight", kind).reshape(8, -1), kind).reshape(8, 1024)
     assert values.std() == pytest.approx(0.02, rel=0.05)
-    assert not np.array_equal(one, other)
     assert len(np.unique(values, axis=0)) == 8
-    assert tensors.tiled("norm", blocks, size).tolist() == [1.0] * 4
+    np.testing.assert_array_equal(one("a.weight", kind), again("a.weight", kind))
+    assert not np.array_equal(one("a.weight", kind), other("a.weight", kind))
+    assert not np.array_equal(one("a.weight", kind), one("b.weight", kind))
+    assert one("norm", kind).tolist() == [1.0] * 4
 
 
 def test_an_update_trains_in_f32_whatever_the_target_runs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

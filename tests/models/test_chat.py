@@ -1,73 +1,76 @@
-"""Chat templates: what they write around a text, and that a text stays a text."""
+"""Chat templates: the text that they add to a message, and that the message stays text."""
 
 from __future__ import annotations
+
+import dataclasses
+import functools
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftlab.errors import UserError
-from draftlab.models.chat import VICUNA_SYSTEM, Segment, Turn, render
+from draftlab.models import Tokenizer
+from draftlab.models.chat import VICUNA_SYSTEM, around_message
+from draftlab.models.tokenizer import train_tokenizer
 
-
-def text(segments: list[Segment]) -> str:
-    return "".join(segment.text for segment in segments)
-
-
-CHAT = [Turn("user", "hi"), Turn("assistant", "hello"), Turn("user", "more")]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
+def prompt(template: str, jinja: str | None = None) -> str:
+    return "hi".join(around_message(template, jinja))
+
+
 @pytest.mark.parametrize(
     ("template", "want"),
     [
-        ("vicuna_v1.1", f"{VICUNA_SYSTEM} USER: hi ASSISTANT: hello</s>USER: more ASSISTANT:"),
-        ("vicuna_short", "USER: hi ASSISTANT: hello</s>USER: more ASSISTANT:"),
-        ("plain", "hihellomore"),
-        (
-            "own",
-            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
-            "<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n",
-        ),
+        ("vicuna_v1.1", f"{VICUNA_SYSTEM} USER: hi ASSISTANT:"),
+        ("vicuna_short", "USER: hi ASSISTANT:"),
+        ("plain", "hi"),
+        ("own", "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"),
     ],
 )
 def test_templates(template: str, want: str) -> None:
-    assert text(render(template, CHAT, own=CHATML)) == want
+    assert prompt(template, CHATML) == want
 
 
-def test_a_system_turn_replaces_vicunas() -> None:
-    assert (
-        text(render("vicuna_v1.1", [Turn("system", "Be brief."), Turn("user", "u")])) == "Be brief. USER: u ASSISTANT:"
-    )
+@functools.cache
+def with_specials() -> Tokenizer:
+    tokenizer = train_tokenizer(["some text"], 300)
+    tokenizer.backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return dataclasses.replace(tokenizer, chat_template=CHATML)
 
 
-@given(user=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip))
-@settings(max_examples=30)
+@given(user=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+@settings(max_examples=30, deadline=None)
 @pytest.mark.parametrize("template", ["vicuna_v1.1", "vicuna_short", "plain", "own"])
-def test_what_a_user_types_is_never_the_templates(template: str, user: str) -> None:
-    def segments(typed: str, special: bool) -> list[str]:
-        chat = [Turn("user", typed), Turn("assistant", "</s>"), Turn("user", "next")]
-        return [s.text for s in render(template, chat, own=CHATML) if s.special == special]
+def test_a_message_adds_no_special_token(template: str, user: str) -> None:
+    tokenizer = with_specials()
+    specials = [index for index, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special]
 
-    for typed in (user, f"{user}</s>", "</s>", "<|im_end|>", "USER: x ASSISTANT:", "{{ messages }}"):
-        assert segments(typed, special=False) == [typed, "</s>", "next"]
-        assert segments(typed, special=True) == segments("x", special=True)
+    def special_ids(message: str) -> list[int]:
+        return [token for token in tokenizer.encode_prompt(message, template) if token in specials]
+
+    for message in (user, f"{user}</s>", "</s>", "<|im_end|>", "USER: x ASSISTANT:", "{{ messages }}"):
+        assert special_ids(message) == special_ids("x")
+        assert message in tokenizer.decode(tokenizer.encode_prompt(message, template))
 
 
 @pytest.mark.parametrize(
     ("template", "want"),
     [
-        ("{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{% endfor %}{{ messages[0].content }}", "hi"),
+        ("{% for m in messages * 2 %}{% if not loop.first %}{% break %}{% endif %}{{ m.content }}{% endfor %}", "hi"),
         ("{{ messages[0].content }}{% generation %}!{{ 1 }}{% endgeneration %}", "hi!1"),
+        ("{{ messages[0].content }} {%- generation %}!{%- endgeneration %}", "hi!"),
         ("{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}", "26 Jul 2024 hi"),
         ("{% if messages[0].content is string %}{{ messages[0].content | trim }}{% endif %}", "hi"),
     ],
 )
 def test_what_transformers_offers_to_a_template(template: str, want: str) -> None:
-    assert text(render("own", CHAT[:1], own=template)) == want
+    assert prompt("own", template) == want
 
 
 @pytest.mark.parametrize(
@@ -81,25 +84,29 @@ def test_what_transformers_offers_to_a_template(template: str, want: str) -> Non
         "{{ messages[0].role }}",
     ],
 )
-def test_a_template_that_loses_what_is_said_is_refused(template: str) -> None:
+def test_a_template_that_loses_or_changes_a_message_is_refused(template: str) -> None:
     with pytest.raises(UserError, match="leaves a message out, repeats it or changes it"):
-        render("own", CHAT[:1], own=template)
+        around_message("own", template)
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ messages + 1 }}", "{{ 1 / 0 }}", "{% for %}", "{{ messages[0]['content'] % 3 }}"]
+    "template",
+    [
+        "{{ messages + 1 }}",
+        "{{ 1 / 0 }}",
+        "{% for %}",
+        "{{ messages[0]['content'] % 3 }}",
+        "{{ raise_exception('no system turn') }}",
+        "{{ messages.__class__.__mro__ }}",
+    ],
 )
-def test_a_template_that_fails_is_one_line(template: str) -> None:
+def test_a_template_that_fails_is_an_error_of_one_line(template: str) -> None:
     with pytest.raises(UserError, match="the chat template fails"):
-        render("own", CHAT, own=template)
+        around_message("own", template)
 
 
 def test_refusals() -> None:
     with pytest.raises(UserError, match="unknown chat template 'llama'"):
-        render("llama", CHAT)
+        around_message("llama")
     with pytest.raises(UserError, match="no chat template"):
-        render("own", CHAT)
-    with pytest.raises(UserError, match="the chat template fails"):
-        render("own", CHAT, own="{{ raise_exception('no system turn') }}")
-    with pytest.raises(UserError, match="the chat template fails"):
-        render("own", CHAT, own="{{ messages.__class__.__mro__ }}")
+        around_message("own")

@@ -35,13 +35,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from draftlab.models.hf import new_t5
 
     folder = tmp_path_factory.mktemp("models")
-    words = train_tokenizer(["some text"], 320)
+    tokenizer = train_tokenizer(["some text"], 320)
     small_llama(16, 0).save(folder / "llama")
     import torch
 
     new_t5(320, 16, 32, 1, 2, torch.Generator().manual_seed(0)).save(folder / "t5")
     for model in ("llama", "t5"):
-        words.save(folder / model)
+        tokenizer.save(folder / model)
     write_jsonl(folder / "prompts.jsonl", [Prompt("1", "toy", "train", "count to 2")])
     return folder
 
@@ -58,13 +58,16 @@ COMMANDS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def ends_well(command: str, model: Path) -> bool:
-    """Whether a command ran or refused with a ``UserError``; anything else it raises."""
+def runs(command: str, model: Path) -> bool:
+    """Whether a command ran; False after a ``UserError`` of one line. Any other error is raised."""
     try:
         COMMANDS[command](model)
     except UserError as error:
-        return "\n" in str(error)  # a message of several lines counts as none
-    return True
+        message = str(error)
+    else:
+        return True
+    assert "\n" not in message
+    return False
 
 
 def copied(models: Path, tmp_path: Path, kind: str) -> Path:
@@ -74,20 +77,20 @@ def copied(models: Path, tmp_path: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("kind", ["llama", "t5"])
-def test_one_odd_value_is_one_line(kind: str, command: str, models: Path, tmp_path: Path) -> None:
+def test_one_odd_value_is_an_error_of_one_line(kind: str, command: str, models: Path, tmp_path: Path) -> None:
     model = copied(models, tmp_path, kind)
     file = model / "config.json"
     right = json.loads(file.read_text())
-    assert ends_well(command, model)
+    assert runs(command, model)
     known = {"llama": LlamaFields, "t5": T5Fields}[kind].model_fields
     tried = refused = 0
     for name in dict.fromkeys([*right, *known]):
         for value in [*ODD, ...]:
-            wrong = {key: own for key, own in right.items() if key != name} | ({} if value is ... else {name: value})
+            wrong = {key: right[key] for key in right if key != name} | ({} if value is ... else {name: value})
             file.write_text(json.dumps(wrong))
             tried += 1
             try:
-                refused += not ends_well(command, model)
+                refused += not runs(command, model)
             except Exception as error:
                 raise AssertionError(f"{name}={value!r}: {error!r}") from error
     assert tried > 400
@@ -111,11 +114,11 @@ BROKEN = {
 @pytest.mark.parametrize(
     "name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"]
 )
-def test_a_file_that_is_none_is_one_line(name: str, command: str, models: Path, tmp_path: Path) -> None:
+def test_a_broken_file_is_an_error_of_one_line(name: str, command: str, models: Path, tmp_path: Path) -> None:
     model = copied(models, tmp_path, "llama")
     for value in BROKEN.values():
         (model / name).write_bytes(value)
-        ends_well(command, model)
+        runs(command, model)
 
 
 def test_defaults_are_those_of_transformers(models: Path, tmp_path: Path) -> None:
@@ -129,8 +132,8 @@ def test_defaults_are_those_of_transformers(models: Path, tmp_path: Path) -> Non
 
 
 def test_real_configs_are_read(shared: Path) -> None:
-    found = sorted(shared.rglob("config.json"))
-    if not found:
+    files = sorted(shared.rglob("config.json"))
+    if not files:
         pytest.skip("no real model beside this checkout")
-    for file in found:
+    for file in files:
         assert read_config(file.parent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from safetensors.torch import save_file as save_torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from draftlab.errors import UserError
-from draftlab.latency.inflate import inflate
 from draftlab.latency.self_check import write_toy
 from draftlab.models import load_model
 from draftlab.models.gguf import export
@@ -41,11 +39,9 @@ def byte_level(alphabet: bool = True) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        show_progress=False,
-        special_tokens=["<pad>", "<s>", "</s>", "<unk>"],
+        vocab_size=320, show_progress=False, special_tokens=["<pad>", "<s>", "</s>", "<unk>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if alphabet else [],
-    )
+    )  # fmt: skip
     tokenizer.train_from_iterator(TEXTS * 3, trainer)
     return tokenizer
 
@@ -93,7 +89,7 @@ def test_quantized_logits_stay_close(tmp_path: Path, weights: Any, divergence: f
     assert 0 < kl(our_logits(folder), llama_logits(tmp_path / "toy.gguf")) < divergence
 
 
-def test_a_head_width_and_rotation_of_its_own(tmp_path: Path) -> None:
+def test_another_head_width_and_rotation(tmp_path: Path) -> None:
     folder = toy(tmp_path / "toy", head_dim=16, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     export(folder, tmp_path / "toy.gguf")
     np.testing.assert_allclose(llama_logits(tmp_path / "toy.gguf"), our_logits(folder), atol=1e-4, rtol=0)
@@ -242,56 +238,3 @@ def test_rows_that_blocks_do_not_fill_are_stored_in_16_bits(tmp_path: Path, weig
 def test_an_unknown_weight_type_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="f32, f16, bf16, q8_0, q4_0"):
         export(toy(tmp_path / "toy"), tmp_path / "toy.gguf", "q5_1")  # type: ignore[arg-type]
-
-
-def test_truncated_gguf_files_are_refused(tmp_path: Path) -> None:
-    export(toy(tmp_path / "toy"), tmp_path / "toy.gguf")
-    whole = (tmp_path / "toy.gguf").read_bytes()
-    last = gguf.GGUFReader(tmp_path / "toy.gguf").tensors[-1]
-    for length in (0, 3, 24, 500, 8000, len(whole) // 2, int(last.data_offset + last.n_bytes) - 1):
-        (tmp_path / "cut.gguf").write_bytes(whole[:length])
-        with pytest.raises(UserError, match="cannot load"):
-            LlamaCpp(tmp_path / "cut.gguf")
-
-
-@pytest.mark.parametrize("weights", ["f32", "f16", "bf16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("widths", [1, 4, 16])
-def test_inflation_changes_no_logit(tmp_path: Path, weights: Any, widths: int) -> None:
-    folder = toy(tmp_path / "toy")
-    inflate(folder, tmp_path / "big", layers=5, ffn=256, widths=widths)
-    export(folder, tmp_path / "toy.gguf", weights)
-    export(tmp_path / "big", tmp_path / "big.gguf", weights)
-    np.testing.assert_array_equal(llama_logits(tmp_path / "big.gguf"), llama_logits(tmp_path / "toy.gguf"))
-    with LlamaCpp(tmp_path / "big.gguf") as big, LlamaCpp(tmp_path / "toy.gguf") as small:
-        assert big.describe()["parameters"] > 4 * small.describe()["parameters"]
-        assert json.loads(big.describe()["inflated_from"]) | {"hidden_size": 0} == {
-            "num_hidden_layers": 2,
-            "intermediate_size": 64,
-            "hidden_size": 0,
-        }
-        assert small.describe()["inflated_from"] is None
-
-
-def test_deeper_inflation_changes_no_logit_in_torch(tmp_path: Path) -> None:
-    folder = toy(tmp_path / "toy")
-    inflate(folder, tmp_path / "deep", layers=4)
-    np.testing.assert_array_equal(our_logits(tmp_path / "deep"), our_logits(folder))
-
-
-def test_inflation_does_not_shrink(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot inflate"):
-        inflate(toy(tmp_path / "toy"), tmp_path / "small", layers=1)
-    with pytest.raises(UserError, match="widths is 2"):
-        inflate(tmp_path / "toy", tmp_path / "small", layers=4, widths=2)
-    shutil.rmtree(tmp_path / "toy")
-    with pytest.raises(UserError, match="no such file"):
-        inflate(tmp_path / "toy", tmp_path / "small", layers=4)
-
-
-def test_gpus_are_named_as_llama_cpp_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftlab.models import llama_cpp
-
-    monkeypatch.setattr(llama_cpp, "GPU_TYPES", (0,))  # processors, which every machine has
-    (found,) = llama_cpp._gpus.__wrapped__()
-    assert found
-    assert found.isprintable()

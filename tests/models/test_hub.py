@@ -1,12 +1,10 @@
-"""Models that exist already: tokenizers from before tokenizer.json, weights that outlive the hub's cache, pickled ones converted."""
+"""Existing models: tokenizers from before tokenizer.json, weights that outlive the hub's cache, and converted pickles."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +28,12 @@ def opt(tmp_path: Path) -> Path:
     """A folder laid out as OPT's repository: GPT-2's files, an answer begins with its end token, no tokenizer.json."""
     folder = tmp_path / "opt"
     folder.mkdir()
-    words = tokenizers.ByteLevelBPETokenizer()
-    words.train_from_iterator([TEXT] * 3, vocab_size=300, special_tokens=["<s>", "<pad>", "</s>", "<unk>"])
-    words.save_model(str(folder))
-    said = {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, "pad_token": "<pad>"}
-    said |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>")
-    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    bpe = tokenizers.ByteLevelBPETokenizer()
+    bpe.train_from_iterator([TEXT] * 3, vocab_size=300, special_tokens=["<s>", "<pad>", "</s>", "<unk>"])
+    bpe.save_model(str(folder))
+    config = {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, "pad_token": "<pad>"}
+    config |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "config.json").write_text(json.dumps({"model_type": "opt", "bos_token_id": 2, "eos_token_id": 2}))
     (folder / "model.safetensors").write_bytes(b"weights")
     return folder
@@ -75,7 +73,9 @@ def test_a_tokenizer_json_is_made_of_a_sentencepiece_model(file: str, kind: str,
     assert ids == spm.SentencePieceProcessor(model_file=f"{stem}.model").encode("two texts")
 
 
-def test_what_a_tokenizer_json_cannot_be_made_of(opt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_json_that_cannot_be_made_is_refused(
+    opt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (opt / "merges.txt").write_text("no merges\n")
     with pytest.raises(UserError, match=r"none can be made from vocab.json and merges.txt: .*use a model that has one"):
         hub.copy_model(str(opt), tmp_path / "copy")
@@ -89,13 +89,13 @@ def test_what_a_tokenizer_json_cannot_be_made_of(opt: Path, tmp_path: Path, monk
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_chat_template_in_a_file_of_its_own_comes_along(opt: Path, tmp_path: Path) -> None:
+def test_a_chat_template_in_a_separate_file_is_copied(opt: Path, tmp_path: Path) -> None:
     """Where transformers 5 saves it; ``template=own`` reads it from the model's folder."""
     (opt / "chat_template.jinja").write_text("{% for m in messages %}</s>{{ m.role }}: {{ m.content }}{% endfor %}")
     recipe = Recipe(model=str(opt))
     pretrain.make_target(recipe, tokenizer=tmp_path, template="own", out=tmp_path / "copy")
-    words = load_tokenizer(tmp_path / "copy")
-    assert words.encode_prompt(TEXT, "own") == [2, *words.encode(f"user: {TEXT}")]
+    tokenizer = load_tokenizer(tmp_path / "copy")
+    assert tokenizer.encode_prompt(TEXT, "own") == [2, *tokenizer.encode(f"user: {TEXT}")]
 
 
 def model_of(folder: Path) -> torch.nn.Module:
@@ -113,9 +113,9 @@ def shards_of(state: dict[str, torch.Tensor], folder: Path, **how: Any) -> None:
     """Two pickles and their index, as repositories older than safetensors have them."""
     names = list(state)
     parts = {f"pytorch_model-0000{n}-of-00002.bin": names[n - 1 :: 2] for n in (1, 2)}
-    for file, own in parts.items():
-        torch.save({name: state[name] for name in own}, folder / file, **how)
-    index = {"metadata": {}, "weight_map": {name: file for file, own in parts.items() for name in own}}
+    for file, part in parts.items():
+        torch.save({name: state[name] for name in part}, folder / file, **how)
+    index = {"metadata": {}, "weight_map": {name: file for file, part in parts.items() for name in part}}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
@@ -134,10 +134,10 @@ def test_pickled_weights_are_converted_once(
     with torch.no_grad():
         theirs = model(torch.tensor([[2, 5, 7, 9]])).logits[0, 2:]
     torch.testing.assert_close(read, theirs[:, : read.shape[1]])
-    [made] = (tmp_path / "home/converted").iterdir()
-    said = json.loads((made / "converted.json").read_text())
-    assert len(said) == (1 if how == "one" else 2)
-    for name, entry in said.items():
+    [converted] = (tmp_path / "home/converted").iterdir()
+    digests = json.loads((converted / "converted.json").read_text())
+    assert len(digests) == (1 if how == "one" else 2)
+    for name, entry in digests.items():
         assert entry["sha256"] == sha256(tmp_path / "copy" / name)
         assert entry["pickled_sha256"] == sha256(opt / entry["pickled"])
     assert not list((tmp_path / "copy").glob("*.bin"))
@@ -177,15 +177,6 @@ def test_a_pickle_of_anything_but_weights_is_refused(
     assert not list((tmp_path / "home").rglob("*.*"))
 
 
-@pytest.mark.parametrize("attempt", ["open('file', 'w')", "socket.socket()", "os.system('touch file')"])
-def test_the_process_that_reads_a_pickle_can_open_nothing(attempt: str, tmp_path: Path) -> None:
-    code = f"import os, socket, resource; from draftlab.models import pickled; pickled.open_nothing_more(); {attempt}"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, env=os.environ, check=False)
-    assert list(tmp_path.iterdir()) == []
-    allowed = code.replace("pickled.open_nothing_more(); ", "")
-    assert subprocess.run([sys.executable, "-c", allowed], cwd=tmp_path, check=False).returncode == 0
-
-
 def test_a_model_without_weights_is_refused(opt: Path, tmp_path: Path) -> None:
     (opt / "model.safetensors").rename(opt / "flax_model.msgpack")
     with pytest.raises(UserError, match=r"opt: no weights: neither"):
@@ -195,7 +186,7 @@ def test_a_model_without_weights_is_refused(opt: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["a/b@", "a/b@../x", "a/b@refs/../x", "a/b@/x", "a/..", "a/b/c@main", "./a", "a", "@x"]
 )
-def test_what_is_neither_a_folder_nor_a_hub_id(name: str, tmp_path: Path) -> None:
+def test_a_name_that_is_neither_a_folder_nor_a_hub_id_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a hub id"):
         hub.copy_model(name, tmp_path / "copy")
 
@@ -204,7 +195,7 @@ def test_what_is_neither_a_folder_nor_a_hub_id(name: str, tmp_path: Path) -> Non
 def test_weights_outlive_the_hubs_cache(
     links: bool, opt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cluster's node has a home of its own, and caches are purged: what Snakemake takes for made must stay whole."""
+    """Caches are purged, and a cluster's nodes have different homes: a file that Snakemake takes as made must stay whole."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", tmp_path / "cache")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(opt))
     if not links:

@@ -1,4 +1,4 @@
-"""Prompt lookup: what it finds, that it decodes, replays and verifies as a model does, and what it leaves to a draft."""
+"""Prompt lookup: its guesses, that it decodes, replays and verifies like a model, and that it leaves the rest to a draft."""
 
 import dataclasses
 
@@ -21,11 +21,7 @@ from tests.pair import small_llama
 
 @pytest.fixture(scope="module")
 def target():
-    model = small_llama(32, 0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(4.0 if weight.ndim == 2 else 1.0)
-    return model
+    return small_llama(32, 0, scale=4.0)
 
 
 def test_it_finds_the_latest_earlier_occurrence_of_the_last_tokens():
@@ -40,25 +36,25 @@ def test_it_finds_the_latest_earlier_occurrence_of_the_last_tokens():
 
 def test_a_text_that_grows_and_shrinks_guesses_by_the_definition():
     rng = np.random.default_rng(0)
-    seen = Ngrams()
+    grown = Ngrams()
     for _ in range(3000):
         if rng.random() < 0.3:
-            seen.trim(int(rng.integers(max(0, len(seen.tokens) - 6), len(seen.tokens) + 1)))
+            grown.trim(int(rng.integers(max(0, len(grown.tokens) - 6), len(grown.tokens) + 1)))
         else:
-            seen.append(int(rng.integers(0, 4)))
-        text = list(seen.tokens)
+            grown.append(int(rng.integers(0, 4)))
+        text = list(grown.tokens)
         earlier = [text[i + 2] for i in range(len(text) - 2) if text[i : i + 2] == text[-2:]]
-        assert seen.guess == (earlier[-1] if earlier else None)
+        assert grown.guess == (earlier[-1] if earlier else None)
     assert guesses_along(text, 3) == [Ngrams(text[:end]).guess for end in range(3, len(text))]
 
 
-def test_it_is_certain_of_what_it_finds_and_knows_nothing_else(target):
+def test_a_guess_is_certain_and_other_positions_are_uniform(target):
     logits = Lookup(target).answer_logits([[1, 2, 5, 1]], [[2, 5, 9, 7]])
     assert to_probs(logits[1], Sampling(1.0))[5] == 1  # after 1 2 5 1 2
     torch.testing.assert_close(to_probs(logits[3], Sampling(1.0)), torch.full((320,), 1 / 320, dtype=torch.float64))
 
 
-def test_joined_to_a_draft_it_leaves_the_other_places_to_it(target):
+def test_a_joined_draft_predicts_where_lookup_has_no_guess(target):
     draft = small_llama(16, 1)
     prompts, answers = [[1, 2, 5, 1]], [[2, 5, 9, 7]]
     joined = Lookup(draft, joined=True).answer_logits(prompts, answers)
@@ -69,7 +65,7 @@ def test_joined_to_a_draft_it_leaves_the_other_places_to_it(target):
 
 
 def passages(count=24):
-    """Prompts that repeat themselves, so there is something to find."""
+    """Prompts that repeat themselves."""
     rng = np.random.default_rng(1)
     return [[*(part := rng.integers(3, 40, 5).tolist()), *part, *part[:3]] for _ in range(count)]
 
@@ -97,12 +93,12 @@ def test_at_temperature_1_it_is_accepted_with_the_targets_probability(target):
     target_probs = to_probs(recorded.target_logits(range(len(prompts))), Sampling(1.0))
     texts = [(answer.prompt_ids, answer.answer_ids) for answer in recorded.answers]
     guesses = [guess for prompt, answer in texts for guess in guesses_along([*prompt, *answer], len(prompt))]
-    found = [row for row, guess in enumerate(guesses) if guess is not None]
-    assert len(found) > 20
-    np.testing.assert_allclose(agree.overlap[found], [target_probs[row, guesses[row]] for row in found], atol=1e-6)
+    rows = [row for row, guess in enumerate(guesses) if guess is not None]
+    assert len(rows) > 20
+    np.testing.assert_allclose(agree.overlap[rows], [target_probs[row, guesses[row]] for row in rows], atol=1e-6)
 
 
-def test_the_conformance_kit_finds_decoding_with_it_lossless(target):
+def test_decoding_with_lookup_is_lossless(target):
     """Sampled at temperature 1, every emitted token follows the target's distribution, with lookup, lookup first, and a trimmed head."""
     drafts = {
         "lookup": Lookup(target),

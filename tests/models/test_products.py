@@ -20,8 +20,9 @@ def tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 def gradients(value: Tensor, of: list[Tensor], along: Tensor) -> list[Tensor]:
-    found = torch.autograd.grad(value, of, along.to(value.dtype))
-    return [value.detach().double(), *(gradient.double() for gradient in found)]
+    """``value`` and its gradients with respect to ``of``, in float64."""
+    parts = torch.autograd.grad(value, of, along.to(value.dtype))
+    return [value.detach().double(), *(part.double() for part in parts)]
 
 
 @pytest.mark.parametrize("rows", [(3, 7), (40, 64)])
@@ -37,7 +38,7 @@ def test_linear_is_the_product_and_keeps_float32(rows: tuple[int, int], biased: 
         torch.testing.assert_close(mine, true, atol=1e-3, rtol=1e-5)
 
 
-def test_the_library_that_multiplies_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onednn_is_used_only_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
     products.mkldnn.matmul.fp32_precision = "none"
     with contextlib.suppress(KeyError), products.by_onednn(torch.ones(1)):
@@ -58,20 +59,18 @@ def test_attention_is_torch_s_own(length: int, kv: int) -> None:
     along = torch.randn(2, 4, length, 8, generator=torch.Generator().manual_seed(1))
     exact = [value.detach().double().requires_grad_() for value in given]
     true = F.scaled_dot_product_attention(*exact, is_causal=True, enable_gqa=True)
-    for mine, other in zip(
-        gradients(causal_attention(*given), given, along), gradients(true, exact, along), strict=True
-    ):
+    ours = gradients(causal_attention(*given), given, along)
+    for mine, other in zip(ours, gradients(true, exact, along), strict=True):
         torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
 
 
-def test_attention_in_bfloat16_is_off_by_its_rounding_alone() -> None:
+def test_attention_in_bfloat16_differs_by_rounding() -> None:
     given = tensors((2, 4, 33, 16), (2, 4, 33, 16), (2, 4, 33, 16))
     rounded = [value.detach().bfloat16().requires_grad_() for value in given]
     along = torch.randn(2, 4, 33, 16, generator=torch.Generator().manual_seed(1))
     with torch.autocast("cpu", torch.bfloat16):
         seen = causal_attention(*rounded)
     assert seen.dtype == torch.bfloat16
-    for mine, true in zip(
-        gradients(seen, rounded, along), gradients(causal_attention(*given), given, along), strict=True
-    ):
+    exact = gradients(causal_attention(*given), given, along)
+    for mine, true in zip(gradients(seen, rounded, along), exact, strict=True):
         torch.testing.assert_close(mine, true, atol=0.1, rtol=0.1)

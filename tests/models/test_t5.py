@@ -192,27 +192,19 @@ def test_one_t5_draft_for_each_class_that_the_router_names(results: Path, tmp_pa
 
 
 def test_a_t5_is_made_by_the_trainer_of_every_small_model(tmp_path: Path) -> None:
-    recipe = Recipe(
-        family="t5", hidden=16, layers=1, heads=2, ffn=32, context=64, vocabulary=320, steps=60, batch=8, documents=100
-    )  # fmt: skip
+    sizes = {"hidden": 16, "layers": 1, "heads": 2, "ffn": 32, "context": 64, "vocabulary": 320}
+    recipe = Recipe(family="t5", **sizes, steps=60, batch=8, documents=100)
     file = tmp_path / "prompts.jsonl"
     write_jsonl(file, [Prompt(str(i), "toy", "train", f"count to {i}", f"one two {i}") for i in range(60)])
     pretrain.make_tokenizer(recipe, prompts=(file,), out=tmp_path / "tokenizer")
     losses = {}
     for steps in (1, 60):
-        pretrain.make_target(
-            recipe.model_copy(update={"steps": steps}),
-            prompts=(file,),
-            tokenizer=tmp_path / "tokenizer",
-            template="plain",
-            out=tmp_path / "t",
-        )
+        folders = {"tokenizer": tmp_path / "tokenizer", "out": tmp_path / "t"}
+        pretrain.make_target(recipe.model_copy(update={"steps": steps}), prompts=(file,), template="plain", **folders)
         model, tokenizer = load_model(tmp_path / "t"), load_tokenizer(tmp_path / "t")
-        answer = tokenizer.encode(" one two 7")
-        logits = (
-            model.answer_logits([tokenizer.encode_prompt("count to 7", "plain")], [answer]).detach().log_softmax(-1)
-        )
-        losses[steps] = -float(logits[range(len(answer)), answer].mean())
+        prompt, answer = tokenizer.encode_prompt("count to 7", "plain"), tokenizer.encode(" one two 7")
+        log_probs = model.answer_logits([prompt], [answer]).detach().log_softmax(-1)
+        losses[steps] = -float(log_probs[range(len(answer)), answer].mean())
     assert losses[60] < losses[1] - 1
     pretrain.make_draft(recipe, tokenizer=tmp_path / "tokenizer", template="plain", out=tmp_path / "draft")
     assert json.loads((tmp_path / "draft/config.json").read_text())["architectures"] == ["T5ForConditionalGeneration"]

@@ -107,13 +107,12 @@ def test_a_vocabulary_without_room_for_all_bytes_is_refused() -> None:
 
 def test_special_tokens_of_a_template_are_special_and_those_of_a_user_are_text(trained):
     chat = "{% for m in messages %}<s>{{ m['content'] }}</s>{% endfor %}"
-    own = dataclasses.replace(trained, chat_template=chat)
-    ids = own.encode_prompt("hello </s> there", "own")
-    assert ids == [BOS, *trained.encode("hello </s> there"), EOS]
-    assert ids.count(EOS) == 1
+    tokenizer = dataclasses.replace(trained, chat_template=chat)
+    for text in ("hello </s> there", "</s>", "<s>", "", "{{ messages }}"):
+        assert tokenizer.encode_prompt(text, "own") == [BOS, *trained.encode(text), EOS]
 
 
-def test_a_tokenizer_without_a_template_says_so(trained):
+def test_a_missing_chat_template_is_refused(trained):
     with pytest.raises(UserError, match="no chat template"):
         trained.encode_prompt("hello", "own")
 

@@ -1,4 +1,4 @@
-"""A trimmed head in llama.cpp, and made whole again for engines that know no other: the logits and the counts of our own Llama."""
+"""A draft with a trimmed head has the same logits and counts in llama.cpp, and widened to the whole vocabulary in any engine."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from draftlab.models import hf, load_model
 from draftlab.models.backend import check_pair
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
-from draftlab.models.trimmed import beside, widen
+from draftlab.models.trimmed import table_path, widen
 from draftlab.train.designs import trim_head
 from tests.models.test_lookup import passages
 from tests.pair import small_llama
@@ -27,10 +27,7 @@ TOKENS = [5, 9, 300, 11]
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    target = small_llama(32, 0)
-    with torch.no_grad():
-        for weight in target.parameters():
-            weight.mul_(4.0 if weight.ndim == 2 else 1.0)
+    target = small_llama(32, 0, scale=4.0)
     target.save(folder / "target")
     trim_head(target, KEPT).save(folder / "draft")
     for name in ("target", "draft"):
@@ -57,11 +54,11 @@ def test_llama_cpp_computes_the_logits_of_a_trimmed_head(models: dict[str, Path]
         for read in (1, len(TOKENS)):
             draft.trim(0)
             highest = expected[read - 1].argmax()
-            sure = np.exp(expected[read - 1, highest]) / np.exp(expected[read - 1, KEPT]).sum()
-            assert draft.guess(TOKENS[:read], 0.99 * sure) == highest
+            confidence = np.exp(expected[read - 1, highest]) / np.exp(expected[read - 1, KEPT]).sum()
+            assert draft.guess(TOKENS[:read], 0.99 * confidence) == highest
             draft.trim(0)
-            assert draft.guess(TOKENS[:read], 1.01 * sure) is None
-            assert draft.tokens == TOKENS[:read], "it has read them either way"
+            assert draft.guess(TOKENS[:read], 1.01 * confidence) is None
+            assert draft.tokens == TOKENS[:read], "the tokens are cached in both cases"
 
 
 def test_it_accepts_what_replay_counts(models: dict[str, Path]) -> None:
@@ -69,16 +66,17 @@ def test_it_accepts_what_replay_counts(models: dict[str, Path]) -> None:
     recorded = record(target, [(str(i), p) for i, p in enumerate(passages())], max_new_tokens=16, eos_ids={2})
     walked = replay(draft, recorded, 3)
     with (
-        LlamaCpp(models["target"].with_suffix(".gguf")) as alone,
-        LlamaCpp(models["draft"].with_suffix(".gguf")) as own,
+        LlamaCpp(models["target"].with_suffix(".gguf")) as big,
+        LlamaCpp(models["draft"].with_suffix(".gguf")) as small,
     ):
-        check_pair(alone, own)
+        check_pair(big, small)
         blocks = []
         for answer in recorded.answers:
-            found = speculate(alone, own, answer.prompt_ids, len(answer.answer_ids), fixed(3))
-            assert found.tokens == answer.answer_ids == decode(alone, answer.prompt_ids, len(answer.answer_ids)).tokens
-            blocks.append(len(found.blocks))
-        sampled = speculate(alone, own, [5, 9], 30, fixed(3), temperature=1.0, rng=np.random.default_rng(0))
+            request = (answer.prompt_ids, len(answer.answer_ids))
+            run = speculate(big, small, *request, fixed(3))
+            assert run.tokens == answer.answer_ids == decode(big, *request).tokens
+            blocks.append(len(run.blocks))
+        sampled = speculate(big, small, [5, 9], 30, fixed(3), temperature=1.0, rng=np.random.default_rng(0))
     assert blocks == walked.blocks.tolist()
     assert walked.accepted.sum() > 20
     assert len(sampled.tokens) == 30
@@ -87,13 +85,15 @@ def test_it_accepts_what_replay_counts(models: dict[str, Path]) -> None:
 def test_a_file_without_its_table_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
     file = tmp_path / "draft.gguf"
     file.write_bytes(models["draft"].with_suffix(".gguf").read_bytes())
-    with pytest.raises(UserError, match=f"table of its trimmed head.*{beside(file).name}|{beside(file).name}.*table"):
+    with pytest.raises(
+        UserError, match=f"table of its trimmed head.*{table_path(file).name}|{table_path(file).name}.*table"
+    ):
         LlamaCpp(file)
     with pytest.raises(UserError, match="no text"):
         export(models["draft"], tmp_path / "text.gguf")
 
 
-def test_made_whole_it_computes_the_same_and_proposes_nothing_else(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_widened_draft_computes_the_same_and_proposes_no_other_token(models: dict[str, Path], tmp_path: Path) -> None:
     """In our Llama, in transformers, and in llama.cpp with eight bits."""
     expected = logits_of(models["draft"])
     widen(models["draft"], tmp_path / "wide")

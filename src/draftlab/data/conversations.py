@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, mapping_of
-from draftlab.models.chat import Role, Turn
+
+Role = Literal["system", "user", "assistant", "tool"]
 
 ROLES: dict[str, Role] = {
     "system": "system", "developer": "system",
@@ -14,6 +16,14 @@ ROLES: dict[str, Role] = {
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "bing": "assistant",
     "tool": "tool", "function": "tool",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message."""
+
+    role: Role
+    text: str
 
 
 def turns(conversation: Any) -> list[Turn]:

@@ -20,7 +20,7 @@ from draftlab.models.backend import Settings
 from draftlab.models.config import read_sizes
 from draftlab.models.cores import usable
 from draftlab.models.gguf import Weights, export
-from draftlab.models.gguf_files import ORIGINAL
+from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.llama_cpp import BATCH, LlamaCpp
 
 WEIGHTS: dict[str, Weights] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "fast": "q8_0"}

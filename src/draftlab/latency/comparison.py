@@ -1,4 +1,4 @@
-"""When two measured times differ: a paired comparison."""
+"""Paired comparison of two measured times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONFIDENCE = 0.99
 
 @dataclass(frozen=True)
 class Comparison:
-    """``ratio`` = first over second, with its interval (99 %)."""
+    """``ratio`` of the first times to the second, with its interval (99 %)."""
 
     ratio: float
     low: float
@@ -25,7 +25,7 @@ class Comparison:
 
 
 def compare(first: ArrayLike, second: ArrayLike) -> Comparison:
-    """Compare paired times by a t interval of the mean log ratio; entry i of both was taken within the same moment."""
+    """Compare paired times by a t interval of the mean log ratio; entries i of both were measured one right after the other."""
     from scipy.stats import t  # half a second to load
 
     ratios = np.log(np.asarray(first, float)) - np.log(np.asarray(second, float))

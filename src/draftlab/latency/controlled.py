@@ -1,13 +1,13 @@
-"""Speculative decoding at an acceptance that is set, not observed, with all of its real work.
+"""Speculative decoding with all of its work, at an acceptance that is set instead of observed.
 
-The target's own continuation is recorded first. Each block then draws its accepted length m from the distribution that acceptance
-alpha implies. The draft really decodes, but what it proposes is the recorded text with a wrong token at position m; the target
-really verifies. The schedule decides what is accepted, so that tables at alpha = 0.5 ... 0.9 are measured at exactly these values (OSD, Tables 2, 7).
+The target's greedy text is recorded first. Each block then draws its accepted length m from the distribution that acceptance alpha implies.
+The draft decodes, but the proposal is the recorded text with a wrong token at position m. The target verifies it, but the schedule decides what
+is accepted, so that tables at alpha = 0.5 ... 0.9 are measured at exactly these values (OSD, Tables 2, 7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,8 @@ from draftlab.models.backend import LatencyBackend
 
 
 @dataclass(frozen=True)
-class Replay:
-    """Work and time of some blocks; ``disagreements`` counts blocks that would have ended elsewhere by the target's own choice."""
+class Measured:
+    """Work and time of some blocks; ``disagreements`` counts blocks in which the target's choice differs from the schedule."""
 
     blocks: int
     tokens: int
@@ -41,8 +41,8 @@ def schedule(alpha: float, draft_len: int, blocks: int, rng: np.random.Generator
     return np.asarray((1 - quantiles[:, None] < at_least).sum(axis=1))
 
 
-def record(target: LatencyBackend, prompt: Sequence[int], tokens: int) -> list[int]:
-    """``prompt`` and the target's greedy continuation, past any end-of-text token: timing needs length, not sense."""
+def continue_text(target: LatencyBackend, prompt: Sequence[int], tokens: int) -> list[int]:
+    """``prompt`` and the target's greedy continuation, which end-of-text tokens do not end."""
     resume(target, prompt[:-1])
     text = list(prompt)
     for _ in range(tokens):
@@ -60,25 +60,25 @@ def plain_steps(target: LatencyBackend, text: Sequence[int], start: int, steps: 
     return clock() - started
 
 
-def replay(
+def decode_scheduled(
     target: LatencyBackend,
     draft: LatencyBackend,
     text: Sequence[int],
     start: int,
     accepted: Iterable[int],
     draft_len: int,
-) -> Replay:
-    """Decode ``text`` from ``start`` in blocks that accept ``accepted`` tokens each; both caches must hold the start.
+) -> Measured:
+    """Decode ``text`` from ``start`` in blocks that accept ``accepted`` tokens each; both caches must hold the text before it.
 
     Needs ``len(text) >= start + sum(accepted + 1) + draft_len``.
     """
-    plan, clock = [int(kept) for kept in accepted], target.clock()
-    pair = Scheduled(target, draft, text, start, plan, draft_len)
-    timed, begun = Timed(pair, clock), clock()
-    blocks = sum(1 for _ in steps(timed, 1, sum(plan) + len(plan), ()))
-    seconds = clock() - begun
+    lengths, clock = [int(length) for length in accepted], target.clock()
+    pair = Scheduled(target, draft, text, start, iter(lengths), draft_len)
+    timed, started = Timed(pair, clock), clock()
+    blocks = sum(1 for _ in steps(timed, 1, sum(lengths) + len(lengths), ()))
+    seconds = clock() - started
     draft_seconds, *others = np.diff(timed.laps).sum(0).tolist()
-    return Replay(
+    return Measured(
         blocks=blocks,
         tokens=pair.position - start,
         draft_steps=draft_len * blocks,
@@ -89,26 +89,24 @@ def replay(
     )
 
 
+@dataclass
 class Scheduled:
-    """The loop's verbs along a recorded ``text``: both models do all of their work, and ``accepted`` says what stands of each block."""
+    """The loop's verbs along a recorded ``text``: both models do all of their work, and ``lengths`` sets how much of each block is accepted."""
 
-    def __init__(
-        self,
-        target: LatencyBackend,
-        draft: LatencyBackend,
-        text: Sequence[int],
-        start: int,
-        accepted: Iterable[int],
-        draft_len: int,
-    ) -> None:
-        self.target, self.draft, self.text, self.position = target, draft, text, start
-        self.accepted, self.draft_len, self.disagreements = iter(accepted), draft_len, 0
+    target: LatencyBackend
+    draft: LatencyBackend
+    text: Sequence[int]
+    position: int
+    lengths: Iterator[int]
+    draft_len: int
+    accepted: int = 0
+    disagreements: int = 0
 
     def propose(self, left: Sequence[int]) -> list[int]:
-        self.kept = next(self.accepted)
+        self.accepted = next(self.lengths)
         proposal = list(self.text[self.position : self.position + self.draft_len])
-        if self.kept < self.draft_len:
-            proposal[self.kept] = (proposal[self.kept] + 1) % self.target.vocab_size
+        if self.accepted < self.draft_len:
+            proposal[self.accepted] = (proposal[self.accepted] + 1) % self.target.vocab_size
         pending = self.text[len(self.draft.tokens) : self.position]
         for token in proposal:
             self.draft.guess(pending)
@@ -119,9 +117,9 @@ class Scheduled:
         return self.target.greedy([self.text[self.position - 1], *proposal])
 
     def verify(self, proposal: list[int], reading: Int[np.ndarray, " tokens"]) -> Verdict:
-        self.disagreements += agreed(reading, proposal) != self.kept
-        return Verdict([proposal], [0], [self.kept], [self.text[self.position + self.kept]])
+        self.disagreements += agreed(reading, proposal) != self.accepted
+        return Verdict([proposal], [0], [self.accepted], [self.text[self.position + self.accepted]])
 
     def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
-        self.position += self.kept + 1
+        self.position += self.accepted + 1
         crop((self.target, self.draft), self.position - 1)

@@ -1,7 +1,7 @@
-"""A calibrated cost model: the cost of a draft step and of verifying n tokens, and the speed-up that follows.
+"""A calibrated cost model: the measured costs of a draft step and of verifying n tokens.
 
-OSD's Eq. 1 assumes that a verification costs one target step. This is wrong on a CPU, and for large batches anywhere. Here the predicted
-speed-up is E[tokens] / (k c + v(k+1)) with the measured v, at the given context length and batch size.
+OSD's Eq. 1 assumes that a verification costs one target step. This is wrong on a CPU, and on any device at large batches. With the measured
+cost v, the speed-up is E[tokens] / (k c + v(k+1)), at the given context length and batch size.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from draftlab.models.backend import LatencyBackend
 from draftlab.progress import progress
 
 REPEATS = 3
-"""Blocks in a row, whose first is left out: there the engine changes the shape of its calls."""
+"""Blocks in a row. The first is not counted, because the engine changes the shape of its calls in it."""
 PLAIN, SETTLED = 12, 4
-"""Plain steps in a row, and how many of them are left out: the caches fill with the target's weights again over the first few."""
+"""Plain steps in a row, and how many are not counted: over the first few, the target's weights return to the processor's caches."""
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Times over one target step, measured at one context length and batch size.
+    """Costs in target steps, at one context length and batch size.
 
-    ``cost_ratio`` is a draft step's (c), ``verify_ratios[n]`` that of verifying n tokens in one call (v).
+    ``cost_ratio`` is the cost of a draft step (c), ``verify_ratios[n]`` that of verifying n tokens in one call (v).
     """
 
-    step_seconds: float
     cost_ratio: float
     verify_ratios: dict[int, float]
 
@@ -55,13 +54,13 @@ def calibrate(
     blocks: int,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """One row per (context, batch, block, verified): seconds of verifying, of a draft step, and of a plain step before and after them, taken
-    within the same moment and as a server takes them: plain steps in a row, and blocks of draft steps and a verification in a row. The plain
-    steps after one probe are those before the next.
+    """One row per (context, batch, block, verified): seconds of a verification, of a draft step, and of a plain step before and after them.
 
-    At batch 1 two more: a draft step of a block whose first call reads two tokens, as after a block that was accepted whole
-    (``caught_up_seconds``), and a plain step and a verification in turns, where every call has another shape than the one before
-    (``turns_seconds``). The order of the probes is shuffled in every block.
+    They run one right after the other, in the order of a server: plain steps in a row, then blocks of draft steps and a verification. The plain
+    steps after one probe are those before the next. The order of the probes is shuffled in every block.
+
+    At batch 1 there are two more times: ``caught_up_seconds`` of a draft step in a block whose first call reads two tokens, as after a
+    block that was accepted whole, and ``turns_seconds`` of a plain step and a verification in turns, where each call changes the shape.
     """
     rng = np.random.default_rng(seed)
     rows = []
@@ -69,39 +68,37 @@ def calibrate(
         for batch in batches:
             target.fill(batch, context)
             draft.fill(batch, context)
-            for size in verified:  # the engine makes room for a call's size when it sees it for the first time
+            for size in verified:  # an engine prepares for a size at its first call
                 target.probe(size)
             after = _plain_step(target)
             for block in progress(range(blocks), f"blocks, context {context}, batch {batch}"):
                 for verify in rng.permutation(verified).tolist():
-                    before = after
-                    drafts, verifies = _in_a_row((draft, 1, verify - 1), (target, verify, 1))
-                    caught_up = turns = np.nan
-                    if batch == 1:
-                        first, others, _ = _in_a_row((draft, 2, 1), (draft, 1, verify - 2), (target, verify, 1))
-                        caught_up = (first + (verify - 2) * others) / (verify - 1)
-                        turns = sum(_in_a_row((target, 1, 1), (target, verify, 1)))
-                    after = _plain_step(target)
-                    row = {
-                        "context": context,
-                        "batch": batch,
-                        "block": block,
-                        "verified": verify,
-                        "plain_before_seconds": before,
-                        "verify_seconds": verifies,
-                        "draft_seconds": drafts,
-                        "caught_up_seconds": caught_up,
-                        "turns_seconds": turns,
-                        "plain_after_seconds": after,
-                    }
-                    rows.append(row)
+                    before, times, after = after, _block_seconds(target, draft, verify, batch), _plain_step(target)
+                    cell = {"context": context, "batch": batch, "block": block, "verified": verify}
+                    rows.append(cell | {"plain_before_seconds": before, **times, "plain_after_seconds": after})
     return pd.DataFrame(rows)
 
 
-def around_calls(target: LatencyBackend, context: int, seed: int = 0) -> dict[str, float]:
-    """Seconds of a block in which no model runs: ``loop_seconds`` of the loop, ``lookup_seconds`` of finding tokens in the text so far.
+def _block_seconds(target: LatencyBackend, draft: LatencyBackend, verify: int, batch: int) -> dict[str, float]:
+    """The times of ``calibrate`` for blocks of ``verify - 1`` draft steps and a verification."""
+    drafts, verifies = _in_a_row((draft, 1, verify - 1), (target, verify, 1))
+    caught_up = turns = np.nan
+    if batch == 1:
+        first, others, _ = _in_a_row((draft, 2, 1), (draft, 1, verify - 2), (target, verify, 1))
+        caught_up = (first + (verify - 2) * others) / (verify - 1)
+        turns = sum(_in_a_row((target, 1, 1), (target, verify, 1)))
+    return {
+        "verify_seconds": verifies,
+        "draft_seconds": drafts,
+        "caught_up_seconds": caught_up,
+        "turns_seconds": turns,
+    }
 
-    From a few blocks with prompt lookup on random tokens, which the target answers; they need room for ``2 * context`` tokens.
+
+def around_calls(target: LatencyBackend, context: int, seed: int = 0) -> dict[str, float]:
+    """Seconds per block outside the models: ``loop_seconds`` of the loop, and ``lookup_seconds`` of prompt lookup.
+
+    The target answers a prompt of ``context`` random tokens with as many, which must fit its context.
     """
     prompt = np.random.default_rng(seed).integers(0, target.vocab_size, context).tolist()
     clock = target.clock()
@@ -110,9 +107,9 @@ def around_calls(target: LatencyBackend, context: int, seed: int = 0) -> dict[st
         timed, started = Timed(pair, clock), clock()
         blocks = sum(1 for _ in steps(timed, 1, context, ()))
         seconds = clock() - started
-    finding = sum(drafted - begun for begun, drafted, *_ in timed.laps)
+    lookup = sum(drafted - begun for begun, drafted, *_ in timed.laps)
     reading = sum(read - drafted for _, drafted, read, *_ in timed.laps)
-    return {"loop_seconds": (seconds - finding - reading) / blocks, "lookup_seconds": finding / blocks}
+    return {"loop_seconds": (seconds - lookup - reading) / blocks, "lookup_seconds": lookup / blocks}
 
 
 def cost_model(rows: pd.DataFrame) -> CostModel:
@@ -120,20 +117,19 @@ def cost_model(rows: pd.DataFrame) -> CostModel:
     plain = (rows["plain_before_seconds"] + rows["plain_after_seconds"]) / 2
     ratios = (rows["verify_seconds"] / plain).groupby(rows["verified"]).median()
     return CostModel(
-        step_seconds=float(plain.median()),
         cost_ratio=float((rows["draft_seconds"] / plain).median()),
         verify_ratios={int(str(n)): float(ratio) for n, ratio in ratios.items()},
     )
 
 
 def _plain_step(target: LatencyBackend) -> float:
-    """The mean seconds of a step of plain decoding, once it has settled."""
+    """The mean seconds of a step of plain decoding, without the first ``SETTLED``."""
     _timed(target, 1, SETTLED)
     return _timed(target, 1, PLAIN - SETTLED)
 
 
 def _in_a_row(*calls: tuple[LatencyBackend, int, int]) -> list[float]:
-    """The mean seconds of each of ``_timed``'s calls, over all repeats except the first."""
+    """The mean seconds of each of the ``calls`` of ``_timed``, over all repeats except the first."""
     times = [[_timed(*call) for call in calls] for _ in range(REPEATS)]
     return [float(mean) for mean in np.mean(times[1:], axis=0)]
 

@@ -1,9 +1,9 @@
-"""Make a small trained Llama cost as much as a large one without changing what it computes.
+"""Makes a small trained Llama as expensive as a large one, without changing what it computes.
 
-Speculation pays off if a target step is expensive; a model that trains in a minute is too cheap for that. Layers whose output
-projections are zero add work and nothing else, so acceptance and text stay those of the trained model. So do channels that stay zero: an
-RMS norm over four times the channels with a quarter of the epsilon divides by half as much, and half the weight undoes it, without
-rounding. This emulates the latency of a larger target and is labelled as such, in ``config.json`` and in every GGUF file made from it.
+Speculation pays off if a target step is expensive; a model that trains in a minute is too cheap. A layer whose output projections are zero adds
+work and nothing else. So does a channel that stays zero: an RMS norm over four times the channels with a quarter of the epsilon divides by
+half as much, and half the weight undoes it without rounding. Acceptance and text stay those of the trained model. ``config.json`` and every
+GGUF file made from it tell that the size is emulated.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.json_files import write_json
 from draftlab.files.seals import seal
+from draftlab.models.checkpoint import Array, Checkpoint, expected_shapes, head_dim
 from draftlab.models.config import read_config
-from draftlab.models.gguf import Array, Checkpoint, expected_shapes
 
 ZERO = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "embed_tokens.weight")
 """Tensors that write to the residual stream: their added parts are zero."""
@@ -31,8 +31,8 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
 
     The residual stream gets ``widths`` times as many channels (1, 4, 16 ...: the square root must be a power of 2).
 
-    Added layers, columns and channels have random weights and zero output projections: bit-identical logits with llama.cpp, and with
-    any engine when ``ffn`` and ``widths`` stay as they are (a wider sum may be blocked differently). ``UserError`` when it would shrink.
+    Added layers, columns and channels have random weights and zero output projections. Logits are bit-identical with llama.cpp, and with
+    any engine if ``ffn`` and ``widths`` stay as they are (a wider sum may be blocked differently). ``UserError`` if the model would shrink.
     """
     config = read_config(model)
     if config.get("model_type") != "llama":
@@ -40,22 +40,21 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
     if widths not in (1, 4, 16, 64):
         raise UserError(f"widths is {widths}", remedy="give 1, 4, 16 or 64: others would change the output")
     before = {name: config[name] for name in ("num_hidden_layers", "intermediate_size", "hidden_size")}
-    after = {"num_hidden_layers": layers, "intermediate_size": ffn or config["intermediate_size"]}
-    after["hidden_size"] = widths * config["hidden_size"]
+    sizes = (layers, ffn or config["intermediate_size"], widths * config["hidden_size"])
+    after = dict(zip(before, sizes, strict=True))
     if any(after[name] < before[name] for name in before):
         raise UserError(f"cannot inflate {before} to {after}", file=model, remedy="ask for more layers and a wider ffn")
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    same = {"head_dim": head_dim, "rms_norm_eps": config["rms_norm_eps"] / widths}
-    original = Checkpoint.open(model, expected_shapes(config, model))
+    same = {"head_dim": head_dim(config), "rms_norm_eps": config["rms_norm_eps"] / widths}
+    original = Checkpoint(model, config)
     inflated = config | after | same | {"draftlab_inflated_from": before}
     rng = np.random.default_rng(seed)
     scale = config.get("initializer_range", 0.02)
     tensors = {}
     for name, shape in expected_shapes(inflated, model).items():
-        known = original.read(name) if name in original.shapes else None
-        if known is not None and known.ndim == 1:
-            known = known / np.float32(math.sqrt(widths))
-        tensors[name] = known if known is not None and known.shape == shape else _grown(name, shape, known, rng, scale)
+        trained = original.read(name) if name in original.shapes else None
+        if trained is not None and trained.ndim == 1:
+            trained = trained / np.float32(math.sqrt(widths))
+        tensors[name] = _grow(trained, name, shape, rng, scale)
     with atomic_dir(out) as temporary:
         for file in model.glob("*.json"):
             if not file.name.endswith(".index.json"):
@@ -65,14 +64,16 @@ def inflate(model: Path, out: Path, *, layers: int, ffn: int | None = None, widt
         seal(temporary)
 
 
-def _grown(name: str, shape: tuple[int, ...], known: Array | None, rng: np.random.Generator, scale: float) -> Array:
-    """A tensor of ``shape`` with ``known`` in its corner; the rest adds nothing to the residual stream."""
+def _grow(trained: Array | None, name: str, shape: tuple[int, ...], rng: np.random.Generator, scale: float) -> Array:
+    """A tensor of ``shape`` with ``trained`` in its corner; the rest adds nothing to the residual stream."""
+    if trained is not None and trained.shape == shape:
+        return trained
     if len(shape) == 1:
         tensor = np.ones(shape, dtype=np.float32)
     elif name.endswith(ZERO):
         tensor = np.zeros(shape, dtype=np.float32)
     else:
         tensor = rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
-    if known is not None:
-        tensor[tuple(slice(size) for size in known.shape)] = known
+    if trained is not None:
+        tensor[tuple(map(slice, trained.shape))] = trained
     return tensor

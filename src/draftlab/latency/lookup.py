@@ -1,4 +1,4 @@
-"""Prompt lookup as a ``LatencyBackend``: ``models.lookup`` without torch. If it is joined to a model, the model runs only where it must."""
+"""Prompt lookup as a ``LatencyBackend``: ``models.lookup`` without torch."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from draftlab.models.backend import LatencyBackend, Logits
 from draftlab.models.ngrams import NGRAM, Ngrams
 
 SURE = 0.5
-"""The confidence below which lookup alone drafts nothing: it is 1 where something is found, else one over the vocabulary."""
+"""A threshold between the confidence of a guess (1) and that of no guess (1 / vocabulary size)."""
 
 
 class Lookup:
-    """Guesses of the tokens that followed earlier, and those of ``model`` elsewhere if it is ``joined``; else ``model`` says the vocabulary.
+    """Prompt lookup over the vocabulary of ``model``; if ``joined``, the model predicts where lookup has no guess.
 
-    The model has read what it was asked about, no more: a block that lookup drafts alone costs it nothing but the next catch-up.
+    The model runs only then, and reads the tokens that it missed before.
     """
 
     def __init__(self, model: LatencyBackend, *, joined: bool = False, ngram: int = NGRAM) -> None:
         self.inner, self.ngram = (model if joined else None), ngram
         self.decoder_start, self.vocab_size, self.eos = model.decoder_start, model.vocab_size, model.eos
         self.context_length, self.vocabulary, self._clock = model.context_length, model.vocabulary, model.clock
-        self.steps = 0  # calls of the model that it is joined to, for a token to draft
+        self.steps = 0  # calls in which the joined model drafted a token
         self._forget()
 
     def _forget(self) -> None:
@@ -74,13 +74,13 @@ class Lookup:
         if self.inner and len(self.inner.tokens) > length:
             self.inner.trim(length)
         if self.inner and self.inner.tokens != self.tokens[: len(self.inner.tokens)]:
-            resume(self.inner, self.tokens)  # it decoded something else meanwhile, alone
+            resume(self.inner, self.tokens)  # the model has decoded another text in the meantime
 
     def fill(self, sequences: int, context: int) -> None:
         self._forget()
 
     def probe(self, tokens: int) -> None:
-        """Nothing runs: the time of the lookup is measured in the loop."""
+        """Do nothing: the loop measures the time of the lookup."""
 
     def clock(self) -> Callable[[], float]:
         return self._clock()
@@ -89,4 +89,4 @@ class Lookup:
         return {"engine": "lookup", "ngram": self.ngram, "joined": self.inner is not None}
 
     def close(self) -> None:
-        """The model is closed by whoever opened it."""
+        """Do nothing: whoever opened the model closes it."""

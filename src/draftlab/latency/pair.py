@@ -1,4 +1,4 @@
-"""A target and its drafts, opened on an engine for a measurement: model folders, GGUF files, or architectures by name."""
+"""Opens a target and its drafts on an engine, for a measurement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from draftlab.models.backend import LatencyBackend, Settings, check_pair
 from draftlab.models.config import read_config
 from draftlab.models.cores import pinned
 from draftlab.models.gguf import Weights, export
-from draftlab.models.gguf_files import ORIGINAL, check_loads
+from draftlab.models.gguf_import import ORIGINAL, check_loads
 from draftlab.models.llama_cpp import LlamaCpp, check_device
 
 
@@ -32,22 +32,22 @@ def open_pair(
     sequences: int = 1,
     shared: bool = False,
 ) -> Iterator[list[LatencyBackend]]:
-    """Yield the target and the drafts, ready; a target smaller than ``settings`` ask for is inflated first.
+    """Yield the target and the drafts as backends. A target smaller than in ``settings`` is inflated first.
 
-    llama.cpp opens a GGUF file as it is, or the file from which a folder was made; other folders are exported first. torch opens a folder. Both
-    also take the name of an architecture in ``shapes.ARCHITECTURES`` and give it random weights; its files are in ``TMPDIR`` in the meantime.
-    Threads on a CPU are pinned to as many cores.
+    llama.cpp opens a GGUF file, or the file from which a folder was made; any other folder is exported first. torch opens a folder. Both also
+    take the name of an architecture in ``shapes.ARCHITECTURES``, which gets random weights. Temporary files are in ``TMPDIR``. On a CPU, the
+    process is pinned to as many cores as it has threads.
     """
     engine = Settings(context_length, settings.threads, settings.gpu_layers, sequences, shared)
     with scratch() as folder, contextlib.ExitStack() as stack:
-        if settings.inflated_layers or settings.inflated_ffn or settings.inflated_widths > 1:
-            wanted = settings.inflated_layers, settings.inflated_ffn, settings.inflated_widths
-            target = inflated(target, folder / "inflated", *wanted)
+        layers, ffn, widths = settings.inflated_layers, settings.inflated_ffn, settings.inflated_widths
+        if layers or ffn or widths > 1:
+            target = inflated(target, folder / "inflated", layers, ffn, widths)
         paths = [target, *drafts]
         if settings.weights == "own" and settings.backend == "llama_cpp":
             paths = [path / ORIGINAL if (path / ORIGINAL).is_symlink() else path for path in paths]
-        beside: Weights = "q8_0" if is_gguf(paths[0]) else "f32"
-        weights = beside if settings.weights == "own" else settings.weights
+        default: Weights = "q8_0" if is_gguf(paths[0]) else "f32"
+        weights = default if settings.weights == "own" else settings.weights
         models: list[LatencyBackend] = []
         for index, path in enumerate(paths):
             model = _open(path, folder / f"{index}-{path.name}.gguf", settings, weights, engine)
@@ -61,11 +61,10 @@ def open_pair(
 
 
 def inflated(target: Path, out: Path, least_layers: int, least_ffn: int, widths: int = 1) -> Path:
-    """``target`` with at least these layers and this feed-forward width, on ``widths`` times its channels."""
+    """Write ``target`` to ``out`` with at least these layers and this feed-forward width, on ``widths`` times its channels."""
     if target.is_file():
-        raise UserError(
-            "a GGUF file cannot be inflated", file=target, remedy="give the model folder, or inflate nothing"
-        )
+        remedy = "give the model folder, or inflate nothing"
+        raise UserError("a GGUF file cannot be inflated", file=target, remedy=remedy)
     config = read_config(target)
     layers = max(least_layers, config.get("num_hidden_layers", 0))
     inflate(target, out, layers=layers, ffn=max(least_ffn, config.get("intermediate_size", 0)), widths=widths)
@@ -73,7 +72,7 @@ def inflated(target: Path, out: Path, least_layers: int, least_ffn: int, widths:
 
 
 def load_inflated(target: Path, layers: int, ffn: int, device: str) -> LanguageModel:
-    """A model for torch with at least these layers and this feed-forward width; its answers stay as they are."""
+    """Load a target in torch with at least these layers and this feed-forward width; its answers stay as they are."""
     with scratch() as folder:
         return load_model(inflated(target, folder / "inflated", layers, ffn), device=device)
 
@@ -93,12 +92,12 @@ def _open(path: Path, exported: Path, settings: Engine, weights: Weights, engine
 
         random_gguf(str(path), exported, weights, settings.seed)
         path = exported
-    elif sealed_digest(path) is None:  # a folder's own was tried when the folder was made
+    elif sealed_digest(path) is None:  # the file of a folder was tried when the folder was made
         check_loads(path)
     return LlamaCpp(verify(path), engine)
 
 
 def describe(*models: LatencyBackend) -> dict[str, Any]:
-    """What ``run.json`` says of the engines behind a table of timings."""
+    """The engines behind a table of timings, for ``run.json``."""
     target, *drafts = (model.describe() for model in models)
     return {"target": target, "drafts": drafts}

@@ -1,7 +1,7 @@
-"""Whether the installed llama.cpp survives what speculation requires, tested in a separate process.
+"""Checks that the installed llama.cpp decodes batches of tokens, in a separate process.
 
-On processors with AMX, some compilers build a llama.cpp that decodes single tokens but crashes on the first batch of a
-quantized model (ggml-org/llama.cpp issue 20824): a baseline runs, and the first verification crashes the process.
+On processors with AMX, some compilers build a llama.cpp that decodes single tokens but crashes on the first batch of a quantized model
+(ggml-org/llama.cpp issue 20824). Plain decoding then works, and the first verification ends the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from safetensors.numpy import save_file
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_json
 from draftlab.files.scratch import scratch
-from draftlab.models.gguf import expected_shapes, export
+from draftlab.models.checkpoint import expected_shapes
+from draftlab.models.gguf import export
 
 CURE = (
     'rebuild it without AMX: CMAKE_ARGS="-DGGML_NATIVE=OFF" pip install --force-reinstall --no-cache-dir '
@@ -29,7 +30,7 @@ CURE = (
 
 @functools.cache
 def self_check(python: str = sys.executable) -> None:
-    """Decode batches of quantized toys in a subprocess; a build that crashes is a ``UserError`` with the flags that fix it."""
+    """Decode batches of small quantized models in a subprocess; ``UserError`` names the flags that fix a build that crashes."""
     try:
         result = subprocess.run([python, "-m", __name__], capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
@@ -51,7 +52,7 @@ def report() -> None:
 
 
 def write_toy(folder: Path, *, seed: int = 0, **changes: Any) -> None:
-    """A Llama with random weights in the Hugging Face layout, without a tokenizer; ``changes`` override its config."""
+    """Write a Llama with random weights in the Hugging Face layout, without a tokenizer; ``changes`` override its config."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -80,20 +81,19 @@ def write_toy(folder: Path, *, seed: int = 0, **changes: Any) -> None:
 
 
 def _decode_batches() -> None:
-    """Check for each kind of weights that one batch and single steps agree, with models wide enough to use every kernel."""
+    """Check for each type of weights that a batch and single steps agree, with models wide enough to use every kernel."""
     from draftlab.models.llama_cpp import LlamaCpp
 
     tokens = list(range(3, 12))
-    with scratch() as name:
-        folder = name
+    with scratch() as folder:
         write_toy(folder / "toy", hidden_size=256, intermediate_size=512, vocab_size=64)
         for weights in ("q8_0", "q4_0", "f16", "bf16"):
             export(folder / "toy", folder / f"{weights}.gguf", weights, vocabulary=False)
             with LlamaCpp(folder / f"{weights}.gguf") as model:
-                together = model.extend(tokens).copy()
+                batch = model.extend(tokens).copy()
                 model.trim(0)
-                alone = np.concatenate([model.extend([token]).copy() for token in tokens])
-            if not np.allclose(together, alone, atol=0.1):
+                single = np.concatenate([model.extend([token]).copy() for token in tokens])
+            if not np.allclose(batch, single, atol=0.1):
                 raise UserError(f"a batch of tokens gives different logits than single steps ({weights})", remedy=CURE)
 
 

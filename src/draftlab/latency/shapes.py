@@ -1,6 +1,6 @@
-"""The papers' architectures with random weights, built where they run, to measure time and memory at real size without a download.
+"""The papers' architectures with random weights, to measure time and memory at real size without a download.
 
-The values of the weights do not affect the timing of a dense model. ``reduced`` divides widths and depths, for a test on a laptop.
+The values of the weights do not affect the timing of a dense model. ``reduced`` divides width and depth, for a test on a laptop.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import torch
 from torch import nn
 
 from draftlab.errors import UserError
-from draftlab.latency.sizes import Sizes, known_models
+from draftlab.latency.sizes import LLAMA_FIELDS, Sizes, known_models
 from draftlab.models import LanguageModel, set_up_gpu
 from draftlab.models.gguf import Weights, export_random
 from draftlab.models.hf import HubModel
 from draftlab.models.llama import Llama, LlamaConfig
 
-ARCHITECTURES = {own.architecture: own.sizes for own in known_models().values() if own.architecture}
+ARCHITECTURES = {model.architecture: model.sizes for model in known_models().values() if model.architecture}
 
 
 def reduced(architecture: Sizes, by: int) -> Sizes:
-    """The same model with widths and depth divided by ``by`` (heads keep their width, grouping its ratio)."""
+    """The same model with width and depth divided by ``by``; the width of a head and the query heads per key stay."""
     heads = max(1, architecture.heads // by)
     kv_heads = max(1, heads * architecture.kv_heads // architecture.heads)
     heads = heads // kv_heads * kv_heads
@@ -39,35 +39,25 @@ def reduced(architecture: Sizes, by: int) -> Sizes:
     return architecture.model_copy(update=smaller)
 
 
-def find(name: str) -> Sizes:
+def architecture_of(name: str) -> Sizes:
     """The architecture ``name``, or ``name/8`` for a reduced one."""
     base, _, by = name.partition("/")
     if base not in ARCHITECTURES or (by and not re.fullmatch(r"[1-9]\d{0,2}", by)):
         known = ", ".join(ARCHITECTURES)
-        raise UserError(
-            f"no folder or architecture named {name!r}",
-            remedy=f"give a model folder, or one of {known}, or NAME/8 for an eighth of its width and depth",
-        )
+        remedy = f"give a model folder, or one of {known}, or NAME/8 for an eighth of its width and depth"
+        raise UserError(f"no folder or architecture named {name!r}", remedy=remedy)
     return reduced(ARCHITECTURES[base], int(by)) if by else ARCHITECTURES[base]
 
 
 def llama_config(architecture: Sizes) -> LlamaConfig:
-    """The sizes as ``Llama`` wants them."""
-    return LlamaConfig(
-        vocab_size=architecture.vocab,
-        hidden_size=architecture.hidden,
-        intermediate_size=architecture.ffn,
-        num_hidden_layers=architecture.layers,
-        num_attention_heads=architecture.heads,
-        num_key_value_heads=architecture.kv_heads,
-        max_position_embeddings=architecture.context,
-        tie_word_embeddings=False,
-    )
+    """The config of a ``Llama`` of these sizes."""
+    fields = {field: getattr(architecture, name) for name, field in LLAMA_FIELDS.items()}
+    return LlamaConfig(num_key_value_heads=architecture.kv_heads, tie_word_embeddings=False, **fields)
 
 
 def random_gguf(name: str, out: Path, weights: Weights, seed: int = 0) -> None:
-    """Write the architecture ``name`` with random weights as a GGUF file, one tensor in memory at a time."""
-    architecture = find(name)
+    """Write the architecture ``name`` with random weights as a GGUF file; one tensor at a time is in memory."""
+    architecture = architecture_of(name)
     if architecture.kind != "llama":
         raise UserError(f"{name} is not a decoder-only model", remedy="measure it with backend torch")
     export_random({"model_type": "llama", **asdict(llama_config(architecture))}, out, weights, seed)
@@ -75,13 +65,13 @@ def random_gguf(name: str, out: Path, weights: Weights, seed: int = 0) -> None:
 
 def random_model(name: str, dtype: torch.dtype, device: torch.device, seed: int = 0) -> LanguageModel:
     """The architecture ``name`` with random weights of ``dtype`` on ``device``."""
-    architecture = find(name)
+    architecture = architecture_of(name)
     if device.type == "cuda":
         set_up_gpu()
-    # Only the weights' final type and place ever take memory.
+    # Weights take memory only in their final type, on their final device.
     network: Any = nn.Module.to(on_meta(architecture), dtype=dtype).to_empty(device=device)
     if not isinstance(network, Llama):
-        network.tie_weights()  # T5's three tables of embeddings are one, which a move from "meta" parts
+        network.tie_weights()  # T5's three tables of embeddings are one; the move from "meta" separated them
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for weight in network.parameters():
@@ -90,7 +80,7 @@ def random_model(name: str, dtype: torch.dtype, device: torch.device, seed: int 
 
 
 def on_meta(architecture: Sizes) -> nn.Module:
-    """The network without memory for its weights."""
+    """The network on torch's device ``meta``: its weights take no memory."""
     if architecture.kind == "llama":
         return Llama(llama_config(architecture), torch.device("meta"))
     from transformers import T5Config, T5ForConditionalGeneration

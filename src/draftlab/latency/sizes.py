@@ -1,4 +1,4 @@
-"""The sizes of published models, ``workflow/models.csv``: used for planning and for architectures that are built with random weights.
+"""Sizes of models: of the published ones in ``workflow/models.csv``, and of model folders and GGUF files.
 
 Free of torch, because the plan of a run imports it.
 """
@@ -13,10 +13,19 @@ from draftlab.core.settings import Settings
 from draftlab.files.checkout import WORKFLOW
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fast": 2}
+LLAMA_FIELDS = {
+    "hidden": "hidden_size",
+    "ffn": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "vocab": "vocab_size",
+    "context": "max_position_embeddings",
+}
+"""``Sizes`` -> a Llama's config.json."""
 
 
 class Sizes(Settings):
-    """The sizes of a model, as its config.json has them; ``layers`` of a T5 in the encoder and as many in the decoder."""
+    """The sizes of a model, as in its config.json; a T5 has ``layers`` in the encoder and as many in the decoder."""
 
     kind: str
     hidden: int
@@ -31,83 +40,68 @@ class Sizes(Settings):
 
     @property
     def width(self) -> int:
-        """Numbers of the queries of a token."""
+        """Length of a token's queries, over all heads."""
         return self.heads * (self.head_dim or self.hidden // self.heads)
 
     @property
     def kv_width(self) -> int:
-        """Numbers of the keys of a token."""
+        """Length of a token's keys, over all heads."""
         return self.width * self.kv_heads // self.heads
 
     @property
     def parameters(self) -> int:
-        """Weights."""
+        """Number of weights."""
         attention = 2 * self.hidden * (self.width + self.kv_width)
-        table = self.vocab * self.hidden
+        tables = self.vocab * self.hidden * (1 if self.tied else 2)
         if self.kind == "opt":  # with biases, and a table of positions
             layer = attention + 2 * self.hidden * self.ffn + 9 * self.hidden + self.ffn
-            return (
-                table * (1 if self.tied else 2)
-                + (self.context + 2) * self.hidden
-                + self.layers * layer
-                + 2 * self.hidden
-            )
+            return tables + (self.context + 2) * self.hidden + self.layers * layer + 2 * self.hidden
         if self.kind == "t5":
-            matrices = 2 if self.tied else 3  # T5 1.1 gates its feed-forward layers, and has a head of its own
+            matrices = 2 if self.tied else 3  # T5 1.1 has gated feed-forward layers and a separate output layer
             layer = 3 * attention + 2 * matrices * self.hidden * self.ffn + 5 * self.hidden
-            return table * (1 if self.tied else 2) + self.layers * layer + 2 * self.hidden + 64 * self.heads
+            return tables + self.layers * layer + 2 * self.hidden + 64 * self.heads
         layer = attention + 3 * self.hidden * self.ffn + 2 * self.hidden
-        return table * (1 if self.tied else 2) + self.layers * layer + self.hidden
+        return tables + self.layers * layer + self.hidden
 
     @property
     def entry(self) -> int:
-        """Numbers that the cache keeps of a token; a T5's decoder keeps those of the prompt as well."""
+        """Numbers that the cache stores for a token; a T5's decoder also stores keys and values of the prompt."""
         return 2 * self.layers * self.kv_width * (2 if self.kind == "t5" else 1)
 
 
 class Model(Settings):
-    """A model: its name on the hub, that of its ``architecture`` where it is built with random weights, and the bytes of a stored weight
-    (0: it is trained here)."""
+    """A model: its sizes, the name of its ``architecture`` if it may get random weights, and the bytes of a stored weight (0: trained here)."""
 
     sizes: Sizes
-    name: str = ""
     architecture: str = ""
     stored: int = 0
 
 
 @functools.cache
 def read_model(path: Path) -> Model | None:
-    """The sizes of a model that lies in a folder or a GGUF file; None for one that is no Llama and does not name them as a Llama does."""
+    """The sizes of the model in a folder or a GGUF file; None if its config does not name them as a Llama's does."""
     from draftlab.models.config import read_sizes
 
-    found = read_sizes(path)
-    try:
-        heads = found["num_attention_heads"]
-        sizes = Sizes(
-            kind="llama",
-            hidden=found["hidden_size"],
-            ffn=found["intermediate_size"],
-            layers=found["num_hidden_layers"],
-            heads=heads,
-            kv_heads=found.get("num_key_value_heads") or heads,
-            head_dim=found.get("head_dim") or 0,
-            vocab=found["vocab_size"],
-            context=found["max_position_embeddings"],
-            tied=bool(found.get("tie_word_embeddings")),
-        )
-    except KeyError:
+    config = read_sizes(path)
+    if not set(LLAMA_FIELDS.values()) <= config.keys():
         return None
-    return Model(sizes=sizes, stored=4)
+    sizes = {
+        **{name: config[field] for name, field in LLAMA_FIELDS.items()},
+        "kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
+        "head_dim": config.get("head_dim") or 0,
+        "tied": bool(config.get("tie_word_embeddings")),
+    }
+    return Model(sizes=Sizes(kind="llama", **sizes), stored=4)
 
 
 @functools.cache
 def known_models() -> dict[str, Model]:
-    """The models of the table by their names on the hub."""
+    """The models of ``workflow/models.csv`` by their names on the hub."""
     with (WORKFLOW / "models.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    found = {}
+    models = {}
     for row in rows:
         name, architecture, stored = (row.pop(key) for key in ("name", "architecture", "stored"))
         sizes = Sizes.model_validate(row)
-        found[name] = Model(sizes=sizes, name=name, architecture=architecture, stored=BYTES[stored])
-    return found
+        models[name] = Model(sizes=sizes, architecture=architecture, stored=BYTES[stored])
+    return models

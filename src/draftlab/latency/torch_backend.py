@@ -1,4 +1,4 @@
-"""torch as a ``LatencyBackend``: any ``LanguageModel``, on a GPU or a CPU, eager."""
+"""torch as a ``LatencyBackend``: any ``LanguageModel``, on a GPU or a CPU, without compilation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from jaxtyping import Float32, Int
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import random_model
-from draftlab.models import Cache, LanguageModel, load_model, load_tokenizer
-from draftlab.models.backend import SOURCE, Logits, Settings, surest
+from draftlab.models import Cache, Dtype, LanguageModel, load_model, load_tokenizer
+from draftlab.models.backend import ENCODER_PROMPT, Logits, Settings, confident_argmax
 
-DTYPES = {"own": torch.float32, "f32": torch.float32, "f16": torch.float16}
+DTYPES: dict[str, Dtype] = {"own": "float32", "f32": "float32", "f16": "float16"}
 
 
 class TorchBackend:
@@ -30,8 +30,8 @@ class TorchBackend:
         self.context_length = min(settings.context_length, model.context_len)
         self.decoder_start: int | None = None
         if getattr(model, "is_encoder_decoder", False):
-            self.decoder_start = int(model.prefill([SOURCE], 0)[1])
-        self.encode([0] if self.decoder_start is None else SOURCE)
+            self.decoder_start = int(model.prefill([ENCODER_PROMPT], 0)[1])
+        self.encode([0] if self.decoder_start is None else ENCODER_PROMPT)
         self._filled = (0, 0)
 
     def encode(self, prompt: Sequence[int]) -> None:
@@ -63,7 +63,7 @@ class TorchBackend:
         return np.asarray(self._append(tokens).argmax(-1).cpu().numpy())  # waits for the GPU
 
     def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
-        return surest(self.prefill(tokens), least)
+        return confident_argmax(self.prefill(tokens), least)
 
     def trim(self, length: int) -> None:
         if not 0 <= length <= len(self.tokens):
@@ -74,8 +74,10 @@ class TorchBackend:
     def fill(self, sequences: int, context: int) -> None:
         self._filled = (sequences, context)
         with torch.inference_mode():
-            self._batch = self.model.prefill([SOURCE[:1] * (context + 1)] * sequences, self.context_length - context)[0]
-        if not any(self._batch.lengths):  # an encoder-decoder: the decoder's own context follows
+            self._batch = self.model.prefill(
+                [ENCODER_PROMPT[:1] * (context + 1)] * sequences, self.context_length - context
+            )[0]
+        if not any(self._batch.lengths):  # an encoder-decoder, whose decoder has read nothing yet
             self._run(self._batch, [[0] * context] * sequences)
 
     def probe(self, tokens: int) -> None:
@@ -84,8 +86,8 @@ class TorchBackend:
         self._batch.crop([context] * sequences)
 
     def clock(self) -> Callable[[], float]:
-        alone = self.model.device.type == "cpu" and self.settings.threads == 1
-        return time.thread_time if alone else time.perf_counter
+        is_single = self.model.device.type == "cpu" and self.settings.threads == 1
+        return time.thread_time if is_single else time.perf_counter
 
     def describe(self) -> dict[str, Any]:
         weights = list(self.model.parameters())
@@ -117,8 +119,7 @@ def open_torch(path: Path, settings: Engine, engine: Settings) -> TorchBackend:
     torch.set_num_threads(settings.threads)
     dtype = DTYPES[settings.weights]
     if not path.is_dir():
-        model = random_model(str(path), dtype, torch.device(settings.device), settings.seed)
+        model = random_model(str(path), getattr(torch, dtype), torch.device(settings.device), settings.seed)
         return TorchBackend(str(path), model, engine)
     eos = load_tokenizer(path).eos_ids[0] if (path / "tokenizer.json").is_file() else None
-    names: dict[torch.dtype, Any] = {torch.float32: "float32", torch.float16: "float16"}
-    return TorchBackend(path.name, load_model(path, names[dtype], settings.device), engine, eos)
+    return TorchBackend(path.name, load_model(path, dtype, settings.device), engine, eos)

@@ -1,8 +1,7 @@
-"""A process that trains a draft on another core while this one measures; it is paused and resumed around the measured work."""
+"""Trains a draft in another process, on another core, while this process measures; it can be paused."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tyro
 
 from draftlab.errors import UserError
 from draftlab.files.scratch import die_with_parent
@@ -25,7 +25,7 @@ PATIENCE = 120
 
 @dataclass(frozen=True)
 class Trainer:
-    """A process that updates a copy of a draft, over and over; it only counts its steps."""
+    """A process that updates a copy of a draft again and again, and counts its updates."""
 
     process: subprocess.Popen[bytes]
     counter: np.ndarray
@@ -47,27 +47,13 @@ class Trainer:
 
 @contextlib.contextmanager
 def training(draft: Path, batch: int, tokens: int, core: int | None = None) -> Iterator[Trainer]:
-    """Run updates of a copy of ``draft`` in another process, pinned to ``core``; it ends with the block."""
+    """Run updates of a copy of ``draft`` in another process, pinned to ``core``, until the end of the block."""
     with tempfile.NamedTemporaryFile() as file:
         counter = np.memmap(file.name, dtype=np.int64, mode="w+", shape=(1,))
-        arguments = [
-            "--draft",
-            draft,
-            "--batch",
-            batch,
-            "--tokens",
-            tokens,
-            "--counter",
-            file.name,
-            "--parent",
-            os.getpid(),
-        ]
-        arguments += [] if core is None else ["--core", core]
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, *map(str, arguments)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-        )
+        options = {"draft": draft, "batch": batch, "tokens": tokens, "counter": file.name, "parent": os.getpid()}
+        options |= {} if core is None else {"core": core}
+        command = [sys.executable, "-m", __name__, *(f"--{name}={value}" for name, value in options.items())]
+        process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
         try:
             deadline = time.monotonic() + PATIENCE
             while counter[0] == 0:
@@ -82,8 +68,9 @@ def training(draft: Path, batch: int, tokens: int, core: int | None = None) -> I
             process.wait()
 
 
-def _train(draft: Path, batch: int, tokens: int, counter: Path, core: int | None) -> None:
-    """Train forever with the work of a real update: forward and backward of cross-entropy on random tokens, then AdamW."""
+def _train(draft: Path, batch: int, tokens: int, counter: Path, parent: int, core: int | None = None) -> None:
+    """Train without end: forward and backward of the cross-entropy of random tokens, then AdamW."""
+    die_with_parent(parent)
     if core is not None:
         pin([core])
     import torch
@@ -106,10 +93,4 @@ def _train(draft: Path, batch: int, tokens: int, counter: Path, core: int | None
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    for name, kind in {"draft": Path, "batch": int, "tokens": int, "counter": Path, "core": int}.items():
-        parser.add_argument(f"--{name}", type=kind)
-    parser.add_argument("--parent", type=int)
-    flags = vars(parser.parse_args())
-    die_with_parent(flags.pop("parent"))
-    _train(**flags)
+    tyro.cli(_train)

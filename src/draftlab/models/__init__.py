@@ -1,7 +1,7 @@
-"""Target, draft and tokenizer from a folder, behind one narrow interface.
+"""Language models and tokenizers, loaded from a folder or a GGUF file.
 
-Two adapters: ``llama.Llama``, our own, for the small models that the project trains; ``hf.HubModel``, around ``transformers``,
-for every other decoder-only model and for T5. ``load_model`` picks. Nothing here imports torch before a model is loaded.
+``load_model`` picks one of two classes: our own ``llama.Llama``, which is faster for the small models that the project trains, or
+``hf.HubModel`` for any other model of ``transformers``. Nothing here imports torch before a model is loaded.
 
     model = load_model("drafts/before", dtype="float32", device="cpu")
     model.answer_logits(prompts, answers)      # differentiable: training, recording, replay
@@ -41,34 +41,34 @@ __all__ = [
 
 
 class Cache(Protocol):
-    """The keys and values of a batch of sequences of different lengths; row ``b`` holds ``lengths[b]`` tokens."""
+    """Keys and values of a batch of sequences; row ``b`` holds ``lengths[b]`` tokens."""
 
     @property
     def lengths(self) -> list[int]: ...
 
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
-        """Append ``new`` tokens to every row; return the logits that follow each of them."""
+        """Append ``new`` tokens to every row; return the logits after each of them."""
         ...
 
     def crop(self, lengths: Sequence[int]) -> None:
-        """Forget all but the first ``lengths[b]`` tokens of each row."""
+        """Keep the first ``lengths[b]`` tokens of row ``b``."""
         ...
 
     def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
-        """Make row ``i`` a copy of row ``rows[i]``; the two are known to agree before token ``since[i]``."""
+        """Make row ``i`` a copy of row ``rows[i]``; the caller knows that both agree before token ``since[i]``."""
         ...
 
 
 class Decoder(Protocol):
-    """A model ready to decode, with the weights it had when the decoder was made; make a new one after an update."""
+    """Decodes with the weights that the model had when the decoder was made; make a new decoder after an update."""
 
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Int[Tensor, " batch"]]:
-        """A cache of the prompts with room for ``room`` more tokens, and the token to feed each row next."""
+        """A cache of the prompts that has room for ``room`` more tokens, and the next token that each row must read."""
         ...
 
 
 class Decodable(Protocol):
-    """What plain decoding and recording need of a model."""
+    """A model for plain decoding and recording."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -77,12 +77,12 @@ class Decodable(Protocol):
     def context_len(self) -> int: ...
 
     def decoder(self) -> Decoder:
-        """The model, ready to decode; keep it for as long as the weights do not change."""
+        """A decoder, valid until the weights change."""
         ...
 
 
 class LanguageModel(Decodable, Protocol):
-    """What decoding, recording, replay and training need of a model."""
+    """A model for decoding, recording, replay and training."""
 
     @property
     def device(self) -> torch.device: ...
@@ -97,7 +97,7 @@ class LanguageModel(Decodable, Protocol):
         answers: Sequence[Sequence[int]],
         where: Int[Tensor, " chosen"] | None = None,
     ) -> Float[Tensor, "positions vocab"]:
-        """Logits that predict each answer token, request after request; ``where`` selects some of these positions."""
+        """Logits that predict each answer token, request after request, at all positions or at those in ``where``."""
         ...
 
     def prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Cache, Int[Tensor, " batch"]]:
@@ -110,8 +110,10 @@ class LanguageModel(Decodable, Protocol):
 
 
 def set_up_gpu() -> None:
-    """Set how torch computes on a GPU: float32 products in TF32 if the GPU has it (ten bits of mantissa, several times as fast), and attention
-    without cuDNN, which makes a new plan for every length of a cache: tens of milliseconds per token."""
+    """Let torch compute float32 products in TF32 on a GPU (ten bits of mantissa, several times as fast), and attention without cuDNN.
+
+    cuDNN makes a new plan for every length of a cache, which takes tens of milliseconds per token.
+    """
     import torch
 
     torch.set_float32_matmul_precision("high")
@@ -121,22 +123,22 @@ def set_up_gpu() -> None:
 def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu") -> LanguageModel:
     """Read a model from a folder in the Hugging Face layout (safetensors only), or from a GGUF file.
 
-    Our own Llama reads what it can (it is faster at small sizes), and ``transformers`` reads the rest. ``UserError`` for a missing
-    folder, pickled weights, a damaged file, an architecture that is not a language model, or a device that does not exist.
+    **Raises:** ``UserError`` for a missing folder, pickled weights, a damaged file, an architecture that is not a language model, or a device
+    that does not exist.
     """
     import torch
 
-    from draftlab.models import gguf_files, hf, llama
+    from draftlab.models import gguf_import, hf, llama
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"no GPU for device {device!r}", remedy="use device cpu")
     if device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise UserError(f"no GPU for device {device!r}", remedy="use device cpu")
         set_up_gpu()
     if dtype == "fast":
-        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        dtype = "bfloat16" if native or device != "cpu" else "float32"
+        has_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        dtype = "bfloat16" if has_bfloat16 or device != "cpu" else "float32"
     if is_gguf(folder):
-        return gguf_files.read_model(folder).to(torch.device(device), getattr(torch, dtype))
+        return gguf_import.read_model(folder).to(torch.device(device), getattr(torch, dtype))
     config = read_config(folder)
     loader = llama.load if llama.can_read(config) else hf.load
     return loader(folder, getattr(torch, dtype), torch.device(device))
@@ -145,7 +147,7 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
 def load_pair(
     target: Path, draft: Path, dtype: Dtype = "float32", device: str = "cpu"
 ) -> tuple[LanguageModel, LanguageModel, Tokenizer]:
-    """Target, draft and the tokenizer that they share; a draft larger than its target is a ``UserError``."""
+    """Load target, draft and the tokenizer that they share; a draft larger than its target is a ``UserError``."""
     tokenizer = load_tokenizer(target)
     check_same_tokenizer(tokenizer, load_tokenizer(draft))
     check_sizes(target, draft)

@@ -1,4 +1,4 @@
-"""What a measurement needs from an inference engine, and when two models can work as a pair."""
+"""The interface of an inference engine for measurements, and the check that two models can work as a pair."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from draftlab.models.cores import usable
 
 Logits = Float32[np.ndarray, "tokens vocab"]
 
-SOURCE = [0] * 64
-"""What an encoder reads where only the decoder is measured."""
+ENCODER_PROMPT = [0] * 64
+"""The prompt of an encoder where only the decoder is measured."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How an engine runs: ``threads`` CPU threads, ``gpu_layers`` layers on a GPU (-1 for all), a cache for
-    ``context_length`` tokens in each of ``sequences`` sequences, or one for all of them together when ``shared``."""
+    """How an engine runs: on ``threads`` CPU threads, with ``gpu_layers`` layers on a GPU (-1 for all).
+
+    The cache holds ``context_length`` tokens for each of ``sequences`` sequences, or for all of them together if ``shared``.
+    """
 
     context_length: int = 1024
     threads: int = 1
@@ -32,20 +34,18 @@ class Settings:
     def __post_init__(self) -> None:
         cores = len(usable())
         if not 1 <= self.threads <= cores:
-            raise UserError(
-                f"threads is {self.threads}", remedy=f"use 1 to {cores}, the cores that this process may use"
-            )
+            remedy = f"use 1 to {cores}, the cores that this process may use"
+            raise UserError(f"threads is {self.threads}", remedy=remedy)
         if self.context_length < 1 or self.sequences < 1:
-            raise UserError(
-                f"context_length is {self.context_length} and sequences {self.sequences}", remedy="give at least 1"
-            )
+            what = f"context_length is {self.context_length} and sequences {self.sequences}"
+            raise UserError(what, remedy="give at least 1")
 
 
 class LatencyBackend(Protocol):
-    """One model and its cache on one engine; ``tokens`` are those in the cache, in order.
+    """One model on one engine, with a cache of ``tokens``.
 
-    For an encoder-decoder, this is the decoder's cache, and ``decoder_start`` is the token with which every answer begins (None:
-    decoder-only). Until ``encode`` is called, the encoder has read ``SOURCE``. ``vocabulary`` holds digests of the tokens, by their source.
+    Every answer of an encoder-decoder begins with ``decoder_start`` (None for a decoder-only model). Its cache is the decoder's, and its encoder
+    has read ``ENCODER_PROMPT`` until ``encode`` is called. ``vocabulary`` holds digests of the tokens: models are compared by those that both have.
     """
 
     decoder_start: int | None
@@ -56,27 +56,27 @@ class LatencyBackend(Protocol):
     tokens: list[int]
 
     def encode(self, prompt: Sequence[int]) -> None:
-        """Let the encoder read ``prompt``, and empty the decoder's cache."""
+        """Let the encoder read ``prompt``; the decoder's cache becomes empty."""
         ...
 
     def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
-        """Append ``tokens`` to the cache; logits after the last of them."""
+        """Append ``tokens`` to the cache; return the logits after the last of them."""
         ...
 
     def extend(self, tokens: Sequence[int]) -> Logits:
-        """Append ``tokens`` to the cache; logits after each, valid until the next call."""
+        """Append ``tokens`` to the cache; return the logits after each, valid until the next call."""
         ...
 
     def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
-        """Append ``tokens`` to the cache; the most likely next token after each."""
+        """Append ``tokens`` to the cache; return the most likely next token after each."""
         ...
 
     def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
-        """Append ``tokens`` to the cache; the most likely token after the last of them, or None if its probability is below ``least``."""
+        """Append ``tokens`` to the cache; return the most likely next token, or None if its probability is below ``least``."""
         ...
 
     def trim(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens."""
+        """Keep the first ``length`` tokens."""
         ...
 
     def fill(self, sequences: int, context: int) -> None:
@@ -84,7 +84,7 @@ class LatencyBackend(Protocol):
         ...
 
     def probe(self, tokens: int) -> None:
-        """Append ``tokens`` tokens to each filled sequence in one call, choose greedily after each, forget them."""
+        """Append ``tokens`` tokens to each filled sequence in one call, choose greedily after each, remove them."""
         ...
 
     def clock(self) -> Callable[[], float]:
@@ -92,20 +92,20 @@ class LatencyBackend(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Engine, build, device, threads and weights, which a table of timings must state."""
+        """Engine, build, device, threads and weights, for ``run.json``."""
         ...
 
     def close(self) -> None: ...
 
 
-def surest(logits: Float32[np.ndarray, " vocab"], least: float) -> int | None:
-    """The place of the largest logit, or None if its probability is below ``least``."""
+def confident_argmax(logits: Float32[np.ndarray, " vocab"], least: float) -> int | None:
+    """The token with the largest logit, or None if its probability is below ``least``."""
     best = int(logits.argmax())
     return None if least and least * float(np.exp(logits - logits[best]).sum()) > 1 else best
 
 
 def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:
-    """Refuse two models that read token ids differently, or of which only one has an encoder."""
+    """Raise ``UserError`` if two models read token ids differently, or if only one has an encoder."""
     remedy = "use a draft that was trained with the target's tokenizer"
     if target.decoder_start != draft.decoder_start:
         kinds = ["decoder-only" if m.decoder_start is None else "an encoder-decoder" for m in (target, draft)]

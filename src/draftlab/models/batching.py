@@ -1,4 +1,4 @@
-"""Requests of different lengths as one padded batch."""
+"""Pads requests of different lengths to one batch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from torch import Tensor
 
 from draftlab.errors import UserError
 
-STEP = 16  # lengths are padded to multiples of this: few tensor shapes, few kernels to prepare
+STEP = 16  # lengths are padded to multiples of this, so that few kernels must be prepared
 
 
 def pad_requests(
     prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], context_len: int
 ) -> tuple[Int[Tensor, "batch len"], Int[Tensor, " positions"]]:
-    """What a model reads of prompt + answer (all but the last token), padded on the right with 0, and the flat positions whose
-    logits predict the answer tokens. An empty prompt, or a request longer than the context, is a ``UserError`` that names the request."""
+    """Prompt + answer without the last token, padded on the right with 0, and the flat positions whose logits predict the answer tokens.
+
+    **Raises:** ``UserError`` that names the request, for an empty prompt or a request longer than the context.
+    """
     rows = [[*prompt, *answer][:-1] for prompt, answer in zip(prompts, answers, strict=True)]
     check_lengths(prompts, answers, context_len)
     width = max(map(len, rows), default=0)
@@ -32,7 +34,7 @@ def pad_requests(
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], context_len: int) -> None:
-    """``UserError`` unless every prompt has a token and every request fits the context."""
+    """Raise ``UserError`` unless every prompt has a token and every request fits the context."""
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         length = len(prompt) + len(answer)
         if not prompt:

@@ -1,135 +1,80 @@
-"""Chat templates by name, which turn a conversation into a prompt.
-
-A template yields segments; only the template's own segments may contain special tokens, so that ``</s>`` typed by a user stays text.
-"""
+"""Chat templates, which turn a user's message into a prompt."""
 
 from __future__ import annotations
 
 import datetime
 import functools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from draftlab.errors import UserError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-Role = Literal["system", "user", "assistant", "tool"]
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
-TODAY = datetime.date(
-    2024, 7, 26
-)  # for templates that write the date: the same prompt every day; Llama 3's own default
+TODAY = datetime.date(2024, 7, 26)
+"""The date for templates that write one, so that a prompt is the same every day; the default of Llama 3."""
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One message."""
+def around_message(template: str, jinja: str | None = None) -> tuple[str, str]:
+    """The text of a template before and after the user's message: of ``vicuna_v1.1``, ``vicuna_short``, ``plain`` or ``own``.
 
-    role: Role
-    text: str
+    ``own`` is the tokenizer's Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox.
 
-
-@dataclass(frozen=True)
-class Segment:
-    """A piece of a rendered prompt; ``special`` text belongs to the template and may contain special tokens."""
-
-    text: str
-    special: bool
-
-
-END = Segment("</s>", special=True)
-
-
-def render(template: str, conversation: Sequence[Turn], *, own: str | None = None) -> list[Segment]:
-    """The prompt for the next answer in a template by name: ``vicuna_v1.1``, ``vicuna_short``, ``plain`` or ``own``.
-
-    ``own`` is the tokenizer's own Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox.
+    >>> around_message("vicuna_short")
+    ('USER: ', ' ASSISTANT:')
     """
     match template:
-        case "vicuna_v1.1" | "vicuna_short":
-            opening = VICUNA_SYSTEM if template == "vicuna_v1.1" else ""
-            segments = _vicuna(conversation, opening)
+        case "vicuna_v1.1":
+            return f"{VICUNA_SYSTEM} USER: ", " ASSISTANT:"
+        case "vicuna_short":
+            return "USER: ", " ASSISTANT:"
         case "plain":
-            segments = [Segment(turn.text, special=False) for turn in conversation]
+            return "", ""
         case "own":
-            if not own:
-                raise UserError(
-                    "the tokenizer has no chat template", remedy="name one: vicuna_v1.1, vicuna_short, plain"
-                )
-            segments = _own(conversation, own)
+            if not jinja:
+                remedy = "name one: vicuna_v1.1, vicuna_short, plain"
+                raise UserError("the tokenizer has no chat template", remedy=remedy)
+            return _around_mark(jinja)
         case _:
             raise UserError(f"unknown chat template {template!r}", remedy="use vicuna_v1.1, vicuna_short, plain or own")
-    return [segment for segment in segments if segment.text]
 
 
-def _vicuna(conversation: Sequence[Turn], system: str) -> list[Segment]:
-    segments: list[Segment] = []
-    if conversation and conversation[0].role == "system":
-        segments, conversation = [Segment(conversation[0].text, special=False)], conversation[1:]
-    elif system:
-        segments = [Segment(system, special=True)]
-    for turn in conversation:
-        space = " " if segments and segments[-1] != END else ""
-        name = "USER" if turn.role == "user" else "ASSISTANT"
-        segments += [Segment(f"{space}{name}: ", special=True), Segment(turn.text, special=False)]
-        if turn.role == "assistant":
-            segments.append(END)
-    return [*segments, Segment(" ASSISTANT:", special=True)]
-
-
-def _own(conversation: Sequence[Turn], template: str) -> list[Segment]:
-    # The template sees marks in place of the texts, so whatever it writes around them is known to be its own. Mixed case
-    # and a bracket tell when it changes a text (upper, escape, tojson).
-    marks = {f"\ue000<mArk>{index}\ue001": turn.text for index, turn in enumerate(conversation)}
-    messages = [{"role": turn.role, "content": mark} for turn, mark in zip(conversation, marks, strict=True)]
+@functools.cache
+def _around_mark(jinja: str) -> tuple[str, str]:
+    # A mark takes the place of the message: all other text is the template's. Its mixed case and bracket show
+    # whether the template changes the message (upper, escape, tojson).
+    mark = "\ue000<mArk>\ue001"
     remedy = "use vicuna_v1.1, vicuna_short or plain"
+    # {% generation %} marks the model's text for training; here it is a block like any other.
+    jinja = re.sub(r"(\{%[-+]?\s*)generation\b", r"\1if true", jinja)
+    jinja = re.sub(r"(\{%[-+]?\s*)endgeneration\b", r"\1endif", jinja)
+    messages = [{"role": "user", "content": mark}]
     try:
-        text = (
-            _environment()
-            .from_string(template)
-            .render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="</s>")
-        )
+        compiled = _environment().from_string(jinja)
+        text = compiled.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="</s>")
     except Exception as error:  # it is a program: it may raise anything
         raise UserError(f"the chat template fails: {error}", remedy=remedy) from None
-    if any(text.count(mark) != 1 for mark in marks):
+    if text.count(mark) != 1:
         raise UserError("the chat template leaves a message out, repeats it or changes it", remedy=remedy)
-    return list(_split(text, marks))
+    before, _, after = text.partition(mark)
+    return before, after
 
 
 @functools.cache
 def _environment() -> Environment:
     """The sandboxed environment with the functions that ``transformers`` offers to a chat template."""
     from jinja2 import TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
+    from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """Accept ``{% generation %}``, which marks the model's own text and does not change it."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Parser) -> list[Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
-    )
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.globals |= {"raise_exception": refuse, "strftime_now": TODAY.strftime}
     return environment
-
-
-def _split(text: str, marks: dict[str, str]) -> Iterator[Segment]:
-    for piece in re.split("(\ue000<mArk>\\d+\ue001)", text):
-        yield Segment(marks.get(piece, piece), special=piece not in marks)

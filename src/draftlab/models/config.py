@@ -1,4 +1,4 @@
-"""What a model folder says about its model: ``config.json`` and the ids that end an answer. They are checked here; nothing else reads them raw."""
+"""Reads and checks ``config.json`` of a model folder, and the ids that end an answer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from draftlab.files.weights import is_gguf
 Size = Annotated[int, Field(gt=0, le=1 << 24)]
 Depth = Annotated[int, Field(gt=0, le=1 << 10)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
-Id = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1 stands for none in old files
+Id = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1 means none in old files
 Ids = Id | Annotated[list[Id], Field(min_length=1)] | None
 
 
-class Fields(BaseModel):
-    """Fields of any architecture: those listed here are checked, and all others are left to ``transformers``."""
+STRICT = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+class Fields(BaseModel):
+    """Fields of any architecture; ``transformers`` checks fields that are not listed here."""
+
+    model_config = STRICT
 
     model_type: str = ""
     architectures: list[str] | None = None
@@ -36,9 +39,9 @@ class Fields(BaseModel):
 
 
 class Rope(BaseModel):
-    """How positions are turned."""
+    """Rotary positions."""
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+    model_config = STRICT
 
     rope_theta: Positive | None = None
     rope_type: str | None = None
@@ -46,7 +49,7 @@ class Rope(BaseModel):
 
 
 class LlamaFields(Fields):
-    """The sizes of a Llama; defaults are those of ``transformers``."""
+    """The sizes of a Llama, with the defaults of ``transformers``."""
 
     vocab_size: Size
     hidden_size: Size
@@ -75,10 +78,8 @@ class LlamaFields(Fields):
             raise ValueError(f"{heads} attention heads are not a multiple of {kv_heads} key-value heads")
         if self.head_dim is None and self.hidden_size % heads:
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {heads} attention heads")
-        if (self.head_dim or self.hidden_size // heads) % 2:
-            raise ValueError(
-                f"heads are {self.head_dim or self.hidden_size // heads} wide: rotary positions need an even width"
-            )
+        if (width := self.head_dim or self.hidden_size // heads) % 2:
+            raise ValueError(f"heads are {width} wide: rotary positions need an even width")
         return self
 
 
@@ -111,48 +112,48 @@ KINDS: dict[str, type[Fields]] = {"llama": LlamaFields, "qwen2": Qwen2Fields, "t
 
 
 def read_config(folder: Path | str) -> dict[str, Any]:
-    """Read ``config.json`` of a model folder; every field that this package reads is checked for type and bounds, and has its default if absent.
+    """Read ``config.json`` of a model folder, check type and bounds of the fields that this package reads, and add their defaults.
 
     **Raises:** ``UserError`` that names the file, the field and what is wrong with it.
     """
     file = Path(folder) / "config.json"
     raw = read_object(file)
     kind = raw.get("model_type")
-    if kind is None and raw.get("architectures") == ["LlamaForCausalLM"]:  # of an old version
+    if kind is None and raw.get("architectures") == ["LlamaForCausalLM"]:  # written by an old version
         kind = "llama"
         raw = raw | {"model_type": kind}
-    found = checked(KINDS.get(kind, Fields) if isinstance(kind, str) else Fields, raw, file)
-    defaults = {name: value for name, value in found.model_dump().items() if value is not None}
-    return raw | {name: value for name, value in defaults.items() if raw.get(name) is None}
+    fields = _validate(KINDS.get(kind, Fields) if isinstance(kind, str) else Fields, raw, file).model_dump()
+    return raw | {name: value for name, value in fields.items() if value is not None and raw.get(name) is None}
 
 
 def read_sizes(model: Path) -> dict[str, Any]:
-    """The config of a model folder, or the fields of one that a GGUF file's header holds."""
-    from draftlab.files.gguf_header import read_header  # and numpy with it
+    """The config of a model folder, or the fields of a config that the header of a GGUF file has."""
+    from draftlab.files.gguf_header import read_header  # imports numpy
 
     return read_header(model).shape if is_gguf(model) else read_config(model)
 
 
 def context_of(model: Path | str) -> int:
-    """How many tokens a request may have, according to a model folder or a GGUF file; 0 if it does not say, as for a T5."""
-    is_known = is_gguf(model) or (Path(model) / "config.json").is_file()
-    return int(read_sizes(Path(model)).get("max_position_embeddings") or 0) if is_known else 0
+    """How many tokens a request may have, according to a model folder or a GGUF file; 0 if unknown, as for a T5."""
+    if not is_gguf(model) and not (Path(model) / "config.json").is_file():
+        return 0
+    return int(read_sizes(Path(model)).get("max_position_embeddings") or 0)
 
 
 def read_eos_ids(folder: Path | str) -> tuple[int, ...]:
-    """The ids that end an answer, of generation_config.json or config.json."""
+    """The ids that end an answer, from generation_config.json or else config.json."""
     for name in ("generation_config.json", "config.json"):
         file = Path(folder) / name
         if file.is_file():
-            ids = checked(Fields, read_object(file), file).eos_token_id
-            found = [token for token in (ids if isinstance(ids, list) else [ids]) if token is not None and token >= 0]
-            if found:
-                return tuple(found)
+            eos = _validate(Fields, read_object(file), file).eos_token_id
+            ids = [token for token in (eos if isinstance(eos, list) else [eos]) if token is not None and token >= 0]
+            if ids:
+                return tuple(ids)
     raise UserError("no eos_token_id", file=Path(folder) / "config.json", remedy="add it: answers must be able to end")
 
 
-def checked(kind: type[Fields], raw: dict[str, Any], file: Path) -> Fields:
-    """The fields of a file; the first fault is a ``UserError``."""
+def _validate(kind: type[Fields], raw: dict[str, Any], file: Path) -> Fields:
+    """The fields of a file; ``UserError`` names the first that is wrong."""
     remedy = "use the model's own file: fetch or make the model again"
     try:
         json.dumps(raw, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Which cores of the machine a measurement runs on."""
+"""Pins a measurement to cores of the machine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def can_pin() -> bool:
 
 
 def pin(cores: Iterable[int]) -> None:
-    """Keep this process, and those that it starts, on ``cores``, where the system can."""
-    if hasattr(os, "sched_setaffinity"):
+    """Keep this process and its children on ``cores``, where the system can."""
+    if can_pin():
         os.sched_setaffinity(0, cores)
 
 
 @contextlib.contextmanager
 def pinned(count: int) -> Iterator[list[int]]:
-    """Keep this process on the first ``count`` cores, so that no thread moves while it is timed; yields the others."""
+    """Keep this process on the first ``count`` cores, so that no thread moves while it is timed; yield the other cores."""
     cores = usable()
     pin(cores[:count])
     try:

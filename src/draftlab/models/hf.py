@@ -1,8 +1,8 @@
-"""Any language model of ``transformers`` behind ``LanguageModel``: decoder-only models and T5-like encoder-decoders.
+"""Models of ``transformers`` as a ``LanguageModel``: decoder-only models, and encoder-decoders like T5.
 
-Its caches grow at the right end for all rows at once, so rows of different lengths are kept aligned on the right, and what a
-crop leaves over on the left is masked. Distances between tokens stay correct, as rotary, learned and T5's relative positions
-all require. ``transformers`` is imported only when a model is loaded.
+A cache of ``transformers`` grows at the right end of all rows at once. Rows of different lengths are therefore aligned on the right, and the
+places before a shorter row are masked. Distances between tokens stay correct, as rotary, learned and T5's relative positions all require.
+``transformers`` is imported only when a model is loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from draftlab.errors import UserError
+from draftlab.errors import UserError, first_line
 from draftlab.files.atomic import atomic_dir
 from draftlab.files.seals import seal
 from draftlab.files.weights import weight_files
@@ -28,14 +28,14 @@ from draftlab.models.tokenizer import load_tokenizer
 
 
 class HubModel:
-    """A model of ``transformers``; ``LanguageModel`` says what the public methods mean."""
+    """A model of ``transformers``; ``LanguageModel`` documents its methods."""
 
     def __init__(self, network: Any, vocab_size: int) -> None:
         self.network, self.vocab_size = network, vocab_size
         self.is_encoder_decoder = bool(network.config.is_encoder_decoder)
         self.wants_positions = "position_ids" in inspect.signature(network.forward).parameters
-        if self.is_encoder_decoder and network.device.type == "cpu":  # T5 trains in 0.7 of the time so
-            network.set_attn_implementation("eager")
+        if self.is_encoder_decoder and network.device.type == "cpu":
+            network.set_attn_implementation("eager")  # T5 then trains in 0.7 of the time
 
     @property
     def context_len(self) -> int:
@@ -44,8 +44,7 @@ class HubModel:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.network.device
-        return device
+        return self.network.device  # type: ignore[no-any-return]
 
     def parameters(self) -> Iterator[nn.Parameter]:
         yield from self.network.parameters()
@@ -96,7 +95,7 @@ class HubModel:
         return cache, torch.tensor([prompt[-1] for prompt in prompts], device=self.device)
 
     def save(self, folder: Path | str) -> None:
-        _be_quiet()
+        _hide_progress_bars()
         with atomic_dir(folder, sum(weight.nbytes for weight in self.network.parameters())) as temporary:
             self.network.save_pretrained(temporary)
             seal(temporary)
@@ -109,7 +108,7 @@ class HubModel:
 
     @contextmanager
     def _projecting_only(self, positions: Int[Tensor, " chosen"]) -> Iterator[None]:
-        """Project only these flat positions on the vocabulary: at 150,000 tokens the rest would not fit in memory."""
+        """Compute logits only at these flat positions: with a vocabulary of 150,000, all of them would not fit in memory."""
 
         def choose(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
             return (inputs[0].flatten(0, 1)[positions][None],)
@@ -122,7 +121,7 @@ class HubModel:
 
 
 class HubCache:
-    """A ``DynamicCache`` whose rows may differ in length, aligned on the right: row ``b`` fills its last ``lengths[b]`` places."""
+    """A ``DynamicCache`` whose rows differ in length: row ``b`` fills the last ``lengths[b]`` places."""
 
     def __init__(self, model: HubModel, store: Any, batch: int) -> None:
         self.model, self.store = model, store
@@ -134,7 +133,7 @@ class HubCache:
         return self.read(tokens)[..., : self.model.vocab_size]
 
     def read(self, tokens: Int[Tensor, "batch new"]) -> Tensor:
-        """Append tokens and return whatever the network projects."""
+        """Append tokens; return the logits that the network computes, at all positions or at some."""
         new, width = tokens.shape[1], max(self.lengths)
         lengths = torch.tensor(self.lengths, device=tokens.device)
         mask = None
@@ -151,7 +150,7 @@ class HubCache:
             inputs["position_ids"] = at.clamp(max=self.model.context_len - 1)
         logits: Tensor = self.model.network(**inputs).logits
         self.lengths = [length + new for length in self.lengths]
-        if {layer.keys.shape[-2] for layer in self._own_layers()} != {width + new}:
+        if {layer.keys.shape[-2] for layer in self._layers()} != {width + new}:
             kind = self.model.network.config.model_type
             raise UserError(f"{kind} keeps a state that cannot be cropped", remedy="use a model with full attention")
         return logits
@@ -162,14 +161,15 @@ class HubCache:
         self.lengths = list(lengths)
         if not any(cuts):
             return
-        for layer in self._own_layers():
+        for layer in self._layers():
             if min(cuts) == max(cuts):
-                layer.keys = layer.keys[..., width - cuts[0] - kept : width - cuts[0], :]
-                layer.values = layer.values[..., width - cuts[0] - kept : width - cuts[0], :]
+                stays = slice(width - cuts[0] - kept, width - cuts[0])
+                layer.keys, layer.values = layer.keys[..., stays, :], layer.values[..., stays, :]
             else:
-                ends = width - torch.tensor(cuts, device=layer.keys.device)
-                at = (ends[:, None] + torch.arange(-kept, 0, device=layer.keys.device)).clamp(min=0)
-                rows = torch.arange(len(cuts), device=layer.keys.device)[:, None]
+                device = layer.keys.device
+                ends = width - torch.tensor(cuts, device=device)
+                at = (ends[:, None] + torch.arange(-kept, 0, device=device)).clamp(min=0)
+                rows = torch.arange(len(cuts), device=device)[:, None]
                 layer.keys = layer.keys.transpose(1, 2)[rows, at].transpose(1, 2)
                 layer.values = layer.values.transpose(1, 2)[rows, at].transpose(1, 2)
 
@@ -178,7 +178,7 @@ class HubCache:
         chosen = torch.tensor(rows, device=self.model.device)
         self.lengths = [self.lengths[row] for row in rows]
         surplus = width - max(self.lengths, default=0)
-        for layer in self._own_layers():
+        for layer in self._layers():
             layer.keys, layer.values = layer.keys[chosen, :, surplus:], layer.values[chosen, :, surplus:]
         if self.encoder_mask is not None:
             self.encoder_mask = self.encoder_mask[chosen]
@@ -186,17 +186,18 @@ class HubCache:
             for layer in self.store.cross_attention_cache.layers:
                 layer.keys, layer.values = layer.keys[chosen], layer.values[chosen]
 
-    def _own_layers(self) -> list[Any]:
+    def _layers(self) -> list[Any]:
+        """The layers of the decoder's self-attention."""
         layers: list[Any] = (self.store if self.encoded is None else self.store.self_attention_cache).layers
         return layers
 
 
 def new_t5(vocab_size: int, hidden: int, ffn: int, layers: int, heads: int, generator: torch.Generator) -> HubModel:
-    """An untrained T5 (version 1.1: the output layer is the embeddings, unscaled) with ``layers`` on each side.
+    """An untrained T5 (version 1.1: the output layer is the embeddings, unscaled) with ``layers`` in the encoder and in the decoder.
 
-    Matrices are drawn with standard deviation 1 / sqrt(inputs), and queries with a smaller one, since T5 does not scale attention. Embeddings
-    are small, so that AdamW's steps move them, and what is added to them is smaller still: the encoder must preserve which token is where, or
-    the decoder never learns to copy (measured: with T5's own standard deviations, training takes twice as long).
+    Matrices have standard deviation 1 / sqrt(inputs). Queries have a smaller one, since T5 does not scale attention. Embeddings are small, so
+    that AdamW's steps move them. The matrices that add to the residual stream are smaller still: the encoder must preserve the order of the
+    tokens, or the decoder never learns to copy. With T5's own standard deviations, training takes twice as long (measured).
     """
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -227,11 +228,14 @@ def new_t5(vocab_size: int, hidden: int, ffn: int, layers: int, heads: int, gene
 
 
 def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> HubModel:
-    """Read any language model that ``transformers`` knows; otherwise a ``UserError`` says why not. Code in the folder is never run."""
+    """Read any language model that ``transformers`` knows. Code in the folder is never run.
+
+    **Raises:** ``UserError`` for a model that it cannot read, damaged or missing weights, and a model that fails to read two tokens.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     weight_files(Path(folder))
-    _be_quiet()
+    _hide_progress_bars()
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
@@ -246,29 +250,25 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.d
         )
     except SafetensorError as error:
         raise UserError(f"damaged weights: {error}", file=folder, remedy="fetch or make the model again") from None
-    except Exception as error:  # it shares no base, and a config of another family may hold anything
-        what = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"cannot read this model: {what}", file=folder, remedy="use another model") from None
-    wrong = [*report["missing_keys"], *report["mismatched_keys"]]
-    if wrong:
-        raise UserError(f"no usable weight {wrong[0]!r}", file=folder, remedy="fetch or make the model again")
+    except Exception as error:  # a config of another family may hold anything, and the errors share no base
+        what = f"cannot read this model: {first_line(error)}"
+        raise UserError(what, file=folder, remedy="use another model") from None
+    if unusable := [*report["missing_keys"], *report["mismatched_keys"]]:
+        raise UserError(f"no usable weight {unusable[0]!r}", file=folder, remedy="fetch or make the model again")
     vocab_size = int(network.get_output_embeddings().weight.shape[0])
-    if (Path(folder) / "tokenizer.json").is_file():  # a vocabulary padded to a round size is cut to the tokenizer's
+    if (Path(folder) / "tokenizer.json").is_file():  # some models pad their vocabulary to a round size
         vocab_size = min(vocab_size, load_tokenizer(folder).vocab_size)
     model = HubModel(network.to(device or torch.device("cpu")).eval(), vocab_size)
     try:
         with torch.inference_mode():
             model.answer_logits([[0, 0]], [[0]])
-    except Exception as error:  # a config may ask for what no network computes
-        what = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"the model fails to read two tokens: {what}", file=folder, remedy="use another model"
-        ) from None
+    except Exception as error:  # a config may ask for anything
+        what = f"the model fails to read two tokens: {first_line(error)}"
+        raise UserError(what, file=folder, remedy="use another model") from None
     return model
 
 
-def _be_quiet() -> None:
-    """Turn off the progress bars of ``transformers``."""
+def _hide_progress_bars() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

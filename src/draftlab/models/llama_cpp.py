@@ -1,7 +1,7 @@
 """llama.cpp as a ``LatencyBackend``, through llama-cpp-python's low-level interface.
 
 Flash attention is off: on a CPU it is slower, and its f16 sums break the equality of speculative and plain greedy text.
-Logits are zero-copy views: numpy's argmax on them is faster than llama.cpp's own sampler chains (measured).
+Logits are zero-copy views: numpy's argmax on them is faster than the sampler chains of llama.cpp (measured).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
-from draftlab.models.backend import SOURCE, Logits, Settings, surest
+from draftlab.models.backend import ENCODER_PROMPT, Logits, Settings, confident_argmax
 from draftlab.models.gguf import INFLATED_KEY, VOCABULARY_KEY
 from draftlab.models.trimmed import KEPT, read_head
 
@@ -30,7 +30,7 @@ CONTEXT_STEP = 256  # tokens
 WEIGHTS = {str(kind.value): kind.name.split("_", 1)[1].lower() for kind in gguf.LlamaFileType if kind.name != "GUESSED"}
 GPU_TYPES = (1, 2)  # of ggml_backend_dev_type: a GPU, and one within the processor
 ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR, which the binding does not name
-ERRORS: deque[str] = deque(maxlen=4)  # llama.cpp reports through a log callback; the last errors explain a failed call
+ERRORS: deque[str] = deque(maxlen=4)  # the last errors that llama.cpp logged: they explain a failed call
 
 
 @lib.llama_log_callback  # type: ignore[untyped-decorator]
@@ -46,7 +46,7 @@ def _start() -> None:
 
 
 class LlamaCpp:
-    """One GGUF model with its cache; a context manager. Sequence 0 is the conversation; others serve as branches or as a batch."""
+    """One GGUF model with its cache; a context manager. Sequence 0 holds ``tokens``; the others are branches of it, or a batch."""
 
     def __init__(self, path: Path | str, settings: Settings = Settings()) -> None:  # noqa: B008 (frozen)
         path = Path(path)
@@ -55,32 +55,31 @@ class LlamaCpp:
         self.tokens: list[int] = []
         self._filled = (0, 0)
         self._context, self._model = None, _load(path, settings)
-        vocabulary = lib.llama_model_get_vocab(self._model)
-        self.outputs = lib.llama_vocab_n_tokens(vocabulary)
+        self.outputs = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
         self.head = None if _metadata(self._model, KEPT) is None else read_head(path)
         self.vocab_size = self.outputs if self.head is None else len(self.head.embeddings)
-        self.vocabulary = _digests(self._model, vocabulary)
+        self.vocabulary = _digests(self._model)
         eos = _metadata(self._model, "tokenizer.ggml.eos_token_id")
         self.eos = None if eos is None else int(eos)
         self._context = _open_context(self._model, settings)
         self.context_length = lib.llama_n_ctx_seq(self._context)
         self._memory = lib.llama_get_memory(self._context)
         # A short context silently lowers n_batch, and llama.cpp aborts on more tokens than that.
-        self._room = lib.llama_n_batch(self._context)
+        self._batch_size = lib.llama_n_batch(self._context)
         width = 0 if self.head is None else self.head.embeddings.shape[1]
-        self._batch = lib.llama_batch_init(self._room, width, settings.sequences)
-        view = functools.partial(np.ctypeslib.as_array, shape=(self._room,))
+        self._batch = lib.llama_batch_init(self._batch_size, width, settings.sequences)
+        view = functools.partial(np.ctypeslib.as_array, shape=(self._batch_size,))
         if self.head is None:
             self._tokens = view(self._batch.token)
         else:
-            self._embeddings = np.ctypeslib.as_array(self._batch.embd, shape=(self._room, width))
+            self._embeddings = np.ctypeslib.as_array(self._batch.embd, shape=(self._batch_size, width))
         self._positions = view(self._batch.pos)
         self._counts, self._wanted = view(self._batch.n_seq_id), view(self._batch.logits)
-        self._single = False
+        self._all_in_first = False
         self.decoder_start: int | None = None
         if lib.llama_model_has_encoder(self._model):
             self.decoder_start = lib.llama_model_decoder_start_token(self._model)
-            self.encode(SOURCE)
+            self.encode(ENCODER_PROMPT)
 
     def __enter__(self) -> LlamaCpp:
         return self
@@ -105,37 +104,35 @@ class LlamaCpp:
         self._run(lib.llama_encode, prompt, range(len(prompt)), [every] * len(prompt), None)
 
     def prefill(self, tokens: Sequence[int]) -> Float32[np.ndarray, " vocab"]:
-        for start in range(0, len(tokens), self._room):
-            chunk = tokens[start : start + self._room]
-            wanted = [False] * (len(chunk) - 1) + [True]
-            logits = self.decode(chunk, range(len(self.tokens), len(self.tokens) + len(chunk)), wanted=wanted)
-            self.tokens.extend(chunk)
+        for start in range(0, len(tokens), self._batch_size):
+            logits = self._append(tokens[start : start + self._batch_size], only_last=True)
         return np.asarray(logits[0])
 
     def extend(self, tokens: Sequence[int]) -> Logits:
-        logits = self.decode(tokens, range(len(self.tokens), len(self.tokens) + len(tokens)))
-        self.tokens.extend(tokens)
-        return logits
+        return self._append(tokens)
 
     def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
-        chosen = self._decode(tokens, range(len(self.tokens), len(self.tokens) + len(tokens))).argmax(axis=-1)
-        self.tokens.extend(tokens)
+        chosen = self._append(tokens, of_head=True).argmax(axis=-1)
         return np.asarray(chosen if self.head is None else self.head.kept[chosen])
 
     def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
-        wanted = None if len(tokens) == 1 else [False] * (len(tokens) - 1) + [True]
-        logits = self._decode(tokens, range(len(self.tokens), len(self.tokens) + len(tokens)), wanted=wanted)
-        self.tokens.extend(tokens)
-        best = surest(logits[0], least)
+        best = confident_argmax(self._append(tokens, only_last=True, of_head=True)[0], least)
         return best if best is None or self.head is None else int(self.head.kept[best])
+
+    def _append(self, tokens: Sequence[int], *, only_last: bool = False, of_head: bool = False) -> Logits:
+        """Append ``tokens`` to sequence 0; return the logits after each of them, or after the last."""
+        wanted = [False] * (len(tokens) - 1) + [True] if only_last and len(tokens) > 1 else None
+        positions = range(len(self.tokens), len(self.tokens) + len(tokens))
+        logits = self.decode(tokens, positions, wanted=wanted, of_head=of_head)
+        self.tokens.extend(tokens)
+        return logits
 
     def trim(self, length: int) -> None:
         if not 0 <= length <= len(self.tokens):
             raise ValueError(f"cannot trim {len(self.tokens)} cached tokens to {length}")
         if not lib.llama_memory_seq_rm(self._memory, -1, length, -1):
-            raise UserError(
-                "this model's cache cannot forget single tokens", file=self.path, remedy="use a Llama model"
-            )
+            what = "this model's cache cannot forget single tokens"
+            raise UserError(what, file=self.path, remedy="use a Llama model")
         del self.tokens[length:]
 
     def decode(
@@ -144,28 +141,21 @@ class LlamaCpp:
         positions: Sequence[int],
         sequences: Sequence[Sequence[int]] | None = None,
         wanted: Sequence[bool] | None = None,
+        *,
+        of_head: bool = False,
     ) -> Logits:
-        """Run one batch: token ``i`` at ``positions[i]`` of every sequence in ``sequences[i]`` (sequence 0 when None);
-        logits after each token (of those ``wanted``). The caller keeps ``self.tokens``."""
-        logits = self._decode(tokens, positions, sequences, wanted)
-        return logits if self.head is None else self.head.spread(logits)
+        """Run one batch: token ``i`` goes to ``positions[i]`` of every sequence in ``sequences[i]`` (sequence 0 if None).
 
-    def _decode(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[Sequence[int]] | None = None,
-        wanted: Sequence[bool] | None = None,
-    ) -> Logits:
-        """Do the work of ``decode``, with only the logits of a trimmed head."""
+        Returns the logits after each token, or after the ``wanted`` tokens: over the vocabulary, or of the head as it is, which may be trimmed.
+        The caller keeps ``self.tokens`` up to date.
+        """
         if max(positions) >= self.context_length:
-            raise UserError(
-                f"{max(positions) + 1} tokens do not fit the context of {self.context_length}",
-                remedy="ask for fewer tokens, or set a larger context_length",
-            )
+            what = f"{max(positions) + 1} tokens do not fit the context of {self.context_length}"
+            raise UserError(what, remedy="ask for fewer tokens, or set a larger context_length")
         self._run(lib.llama_decode, tokens, positions, sequences, wanted)
         rows = len(tokens) if wanted is None else sum(wanted)
-        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape=(rows, self.outputs))
+        logits = np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape=(rows, self.outputs))
+        return logits if of_head or self.head is None else self.head.spread(logits)
 
     def _run(
         self,
@@ -177,11 +167,9 @@ class LlamaCpp:
     ) -> None:
         """Fill the batch and run ``llama_decode`` or ``llama_encode`` on it."""
         count = len(tokens)
-        if count > self._room:
-            raise UserError(
-                f"{count} tokens in one call, but at most {self._room} fit",
-                remedy="verify fewer tokens or sequences at once, or shorten the prompt of an encoder",
-            )
+        if count > self._batch_size:
+            remedy = "verify fewer tokens or sequences at once, or shorten the prompt of an encoder"
+            raise UserError(f"{count} tokens in one call, but at most {self._batch_size} fit", remedy=remedy)
         if self.head is None:
             self._tokens[:count] = tokens
         else:
@@ -192,20 +180,16 @@ class LlamaCpp:
         self._batch.n_tokens = count
         status = call(self._context, self._batch)
         if status != 0:
-            reason = " ".join(ERRORS) or "the cache is full"
+            what = f"{call.__name__} returned {status}: {' '.join(ERRORS) or 'the cache is full'}"
             ERRORS.clear()
-            raise UserError(
-                f"{call.__name__} returned {status}: {reason}",
-                file=self.path,
-                remedy="check the token ids, or set a larger context_length",
-            )
+            raise UserError(what, file=self.path, remedy="check the token ids, or set a larger context_length")
 
     def _assign(self, sequences: Sequence[Sequence[int]] | None) -> None:
-        """Write the sequences of each token into the batch; if all are sequence 0, they are written only once."""
-        if sequences is None and self._single:
+        """Write the sequences of each token into the batch, unless all are sequence 0 as in the last call."""
+        if sequences is None and self._all_in_first:
             return
-        self._single = sequences is None
-        for index, members in enumerate(sequences or [(0,)] * self._room):
+        self._all_in_first = sequences is None
+        for index, members in enumerate(sequences or [(0,)] * self._batch_size):
             self._counts[index] = len(members)
             for slot, member in enumerate(members):
                 self._batch.seq_id[index][slot] = member
@@ -213,8 +197,8 @@ class LlamaCpp:
     def fill(self, sequences: int, context: int) -> None:
         lib.llama_memory_clear(self._memory, False)
         self.tokens, self._filled = [], (sequences, context)
-        for start in range(0, context, self._room):
-            positions = range(start, min(start + self._room, context))
+        for start in range(0, context, self._batch_size):
+            positions = range(start, min(start + self._batch_size, context))
             self.decode([0] * len(positions), positions, wanted=[False] * (len(positions) - 1) + [True])
         for sequence in range(1, sequences):
             lib.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
@@ -223,16 +207,16 @@ class LlamaCpp:
         sequences, context = self._filled
         positions = [*range(context, context + tokens)] * sequences
         members = [(sequence,) for sequence in range(sequences) for _ in range(tokens)] if sequences > 1 else None
-        self._decode([0] * len(positions), positions, members).argmax(axis=-1)
+        self.decode([0] * len(positions), positions, members, of_head=True).argmax(axis=-1)
         lib.llama_memory_seq_rm(self._memory, -1, context, -1)
 
     def branch(self, sequence: int) -> None:
-        """Let ``sequence`` share everything that sequence 0 has cached; nothing is copied if the cache is shared."""
+        """Make ``sequence`` a copy of sequence 0; with a shared cache, no memory is copied."""
         lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         lib.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
 
     def adopt(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Append to sequence 0 the ``tokens`` that ``sequence`` has cached after the shared start, and drop all branches."""
+        """Append to sequence 0 the ``tokens`` that the branch ``sequence`` cached after it, and drop all branches."""
         start = len(self.tokens)
         lib.llama_memory_seq_cp(self._memory, sequence, 0, start, start + len(tokens))
         for other in range(1, self.settings.sequences):
@@ -240,9 +224,9 @@ class LlamaCpp:
         self.tokens.extend(tokens)
 
     def clock(self) -> Callable[[], float]:
-        # One thread runs on the calling thread, so its CPU time is free of other processes; more threads need wall time.
-        alone = self.settings.threads == 1 and self.settings.gpu_layers == 0
-        return time.thread_time if alone else time.perf_counter
+        # A single thread is the calling thread, whose CPU time other processes do not change. More threads need wall time.
+        is_single = self.settings.threads == 1 and self.settings.gpu_layers == 0
+        return time.thread_time if is_single else time.perf_counter
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -284,13 +268,13 @@ def describe_build() -> dict[str, Any]:
 
 @functools.cache
 def _gpus() -> list[str]:
-    """The names of the GPUs that llama.cpp can use. The library has these functions, but the binding does not expose them."""
+    """The names of the GPUs that llama.cpp can use, by functions of the library that the binding does not expose."""
     library = lib._lib
     library.ggml_backend_dev_count.restype = ctypes.c_size_t
     library.ggml_backend_dev_get.restype = ctypes.c_void_p
     library.ggml_backend_dev_description.restype = ctypes.c_char_p
-    places = map(ctypes.c_size_t, range(library.ggml_backend_dev_count()))
-    devices = [ctypes.c_void_p(library.ggml_backend_dev_get(place)) for place in places]
+    indices = map(ctypes.c_size_t, range(library.ggml_backend_dev_count()))
+    devices = [ctypes.c_void_p(library.ggml_backend_dev_get(index)) for index in indices]
     return [
         library.ggml_backend_dev_description(device).decode()
         for device in devices
@@ -301,10 +285,8 @@ def _gpus() -> list[str]:
 def check_device(gpu_layers: int) -> None:
     """Refuse layers on a GPU where llama.cpp has none."""
     if gpu_layers and not lib.llama_supports_gpu_offload():
-        raise UserError(
-            "gpu_layers is set, but llama.cpp finds no GPU it can use",
-            remedy="set gpu_layers to 0, or install a CUDA build on a machine with a GPU",
-        )
+        remedy = "set gpu_layers to 0, or install a CUDA build on a machine with a GPU"
+        raise UserError("gpu_layers is set, but llama.cpp finds no GPU it can use", remedy=remedy)
 
 
 def _load(path: Path, settings: Settings) -> Any:
@@ -330,19 +312,17 @@ def _open_context(model: Any, settings: Settings) -> Any:
         what = f"llama.cpp aborts on an encoder-decoder with a cache for each of {settings.sequences} sequences"
         raise UserError(what, remedy="measure one sequence at a time, or let them share one cache")
     parameters = lib.llama_context_default_params()
-    # llama.cpp rounds the cache up, but not its buffers, and a step's time depends on these.
-    context = -(-settings.context_length // CONTEXT_STEP) * CONTEXT_STEP
-    parameters.n_ctx = context * (1 if settings.shared else settings.sequences)
+    # llama.cpp rounds the size of the cache up, but not that of its buffers, on which the time of a step depends.
+    length = -(-settings.context_length // CONTEXT_STEP) * CONTEXT_STEP
+    parameters.n_ctx = length * (1 if settings.shared else settings.sequences)
     parameters.n_batch = parameters.n_ubatch = BATCH
     parameters.n_threads = parameters.n_threads_batch = settings.threads
     parameters.n_seq_max = settings.sequences
     parameters.kv_unified = settings.shared
-    if not settings.gpu_layers:  # on a CPU flash attention is slow, and a cache in float16 is neither faster nor exact
-        parameters.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        parameters.type_k = parameters.type_v = lib.GGML_TYPE_F32
-    else:
-        parameters.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        parameters.type_k = parameters.type_v = lib.GGML_TYPE_F16
+    # On a CPU flash attention is slow, and a cache in float16 is neither faster nor exact.
+    on_gpu = bool(settings.gpu_layers)
+    parameters.flash_attn_type = (lib.LLAMA_FLASH_ATTN_TYPE_DISABLED, lib.LLAMA_FLASH_ATTN_TYPE_ENABLED)[on_gpu]
+    parameters.type_k = parameters.type_v = (lib.GGML_TYPE_F32, lib.GGML_TYPE_F16)[on_gpu]
     parameters.no_perf = True
     context = lib.llama_init_from_model(model, parameters)
     if not context:
@@ -352,13 +332,13 @@ def _open_context(model: Any, settings: Settings) -> Any:
     return context
 
 
-def _digests(model: Any, vocabulary: Any) -> dict[str, str]:
-    """Digests of a file's vocabulary by kind: the one that draftlab wrote, and one computed from the tokens in the file."""
-    found = {"draftlab": _metadata(model, VOCABULARY_KEY)}
+def _digests(model: Any) -> dict[str, str]:
+    """Digests of a file's vocabulary: ``draftlab``, which the export wrote, and ``tokens``, of the tokens in the file."""
+    digests, vocabulary = {"draftlab": _metadata(model, VOCABULARY_KEY)}, lib.llama_model_get_vocab(model)
     if lib.llama_vocab_type(vocabulary) != lib.LLAMA_VOCAB_TYPE_NONE:
         texts = (lib.llama_vocab_get_text(vocabulary, token) for token in range(lib.llama_vocab_n_tokens(vocabulary)))
-        found["tokens"] = hashlib.sha256(b"\0".join(texts)).hexdigest()
-    return {name: digest for name, digest in found.items() if digest is not None}
+        digests["tokens"] = hashlib.sha256(b"\0".join(texts)).hexdigest()
+    return {name: digest for name, digest in digests.items() if digest is not None}
 
 
 def _metadata(model: Any, key: str) -> str | None:

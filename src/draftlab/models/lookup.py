@@ -1,8 +1,8 @@
-"""Prompt lookup as a draft: it proposes the token that followed when the last few tokens occurred before, in prompt or answer (Saxena 2023).
+"""Prompt lookup as a draft: it proposes the token that followed the last few tokens where they occurred before (Saxena 2023).
 
-The guess depends only on the text so far, so lookup is a language model whose distribution has one token; replay and every verifier treat it
-like any other model. Where nothing is found, all tokens are equally probable: verification stays lossless, and a draft length that follows
-the confidence stops there. Joined to a draft, it leaves those places to the draft ("lookup first, model else").
+The guess depends only on the text so far. Lookup is therefore a language model whose distribution has one token, and replay and every verifier
+treat it like any other model. Where the last tokens are new, all tokens are equally probable: verification stays lossless, and a draft length
+that follows the confidence stops. Joined to a draft, lookup leaves these positions to the draft ("lookup first, model else").
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from draftlab.models.ngrams import NGRAM, Ngrams, guesses_along
 
 
 class Lookup:
-    """Prompt lookup over the vocabulary of ``model``, which guesses where nothing is found if it is ``joined``."""
+    """Prompt lookup over the vocabulary of ``model``; if ``joined``, the model predicts where lookup has no guess."""
 
     def __init__(self, model: LanguageModel, *, joined: bool = False, ngram: int = NGRAM) -> None:
         self.vocab_size, self.context_len, self.device = model.vocab_size, model.context_len, model.device
@@ -41,20 +41,20 @@ class Lookup:
     ) -> Float[Tensor, "positions vocab"]:
         texts = [([*prompt, *answer], len(prompt)) for prompt, answer in zip(prompts, answers, strict=True)]
         guesses = [guess for text, begin in texts for guess in guesses_along(text, begin, self.ngram)]
-        guesses = guesses if where is None else [guesses[place] for place in where.tolist()]
-        return self.put(guesses, self.draft.answer_logits(prompts, answers, where) if self.draft else None)
+        guesses = guesses if where is None else [guesses[position] for position in where.tolist()]
+        return self.overwrite(self.draft.answer_logits(prompts, answers, where) if self.draft else None, guesses)
 
-    def put(
-        self, guesses: Sequence[int | None], logits: Float[Tensor, "rows vocab"] | None
+    def overwrite(
+        self, logits: Float[Tensor, "rows vocab"] | None, guesses: Sequence[int | None]
     ) -> Float[Tensor, "rows vocab"]:
-        """``logits``, by default flat, with all of the mass on the guess where there is one."""
+        """``logits`` (uniform if None) with all probability on the guess in the rows that have one."""
         if logits is None:
             logits = torch.zeros(len(guesses), self.vocab_size, device=self.device)
         rows = [row for row, guess in enumerate(guesses) if guess is not None]
-        sure = torch.full((len(rows), self.vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
-        chosen = torch.tensor([guesses[row] for row in rows], dtype=torch.long, device=logits.device)
-        sure.scatter_(1, chosen[:, None], 0.0)
-        return logits.index_copy(0, torch.tensor(rows, dtype=torch.long, device=logits.device), sure)
+        certain = torch.full((len(rows), self.vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
+        tokens = torch.tensor([guesses[row] for row in rows], dtype=torch.long, device=logits.device)
+        certain.scatter_(1, tokens[:, None], 0.0)
+        return logits.index_copy(0, torch.tensor(rows, dtype=torch.long, device=logits.device), certain)
 
     def decoder(self) -> LookupDecoder:
         return LookupDecoder(self)
@@ -67,7 +67,7 @@ class Lookup:
 
 
 class LookupDecoder:
-    """The draft of a ``Lookup``, ready to decode."""
+    """A ``Lookup`` with the decoder of its draft."""
 
     def __init__(self, lookup: Lookup) -> None:
         self.lookup = lookup
@@ -80,7 +80,7 @@ class LookupDecoder:
 
 
 class LookupCache:
-    """The text of each row, beside the cache of the draft that it is joined to."""
+    """The text of each row, and the cache of the draft."""
 
     def __init__(self, texts: list[Ngrams], lookup: Lookup, inner: Cache | None) -> None:
         self.texts, self.lookup, self.inner = texts, lookup, inner
@@ -92,7 +92,7 @@ class LookupCache:
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
         guesses = [text.append(token) for text, new in zip(self.texts, tokens.tolist(), strict=True) for token in new]
         logits = self.inner.extend(tokens).flatten(0, 1) if self.inner else None
-        return self.lookup.put(guesses, logits).view(*tokens.shape, -1)
+        return self.lookup.overwrite(logits, guesses).view(*tokens.shape, -1)
 
     def crop(self, lengths: Sequence[int]) -> None:
         for text, length in zip(self.texts, lengths, strict=True):

@@ -1,7 +1,7 @@
-"""Medusa-1: heads on a frozen target that guess the tokens after the next one (Cai et al. 2024).
+"""Medusa-1: heads on a frozen target that predict the tokens after the next one (Cai et al. 2024).
 
-The target is its own draft. From the last layer's state of a token, the target's own projection predicts the next token, and head d predicts
-the d-th token after that. Training code for drafts sees a model with one prediction of each position per head.
+The target is its own draft. From the last layer's state of a token, the target's projection predicts the next token, and head d predicts
+the d-th token after that. For the training of drafts, the heads are a model that makes one prediction per head at each position.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from draftlab.models.llama import Llama, LlamaCache, LlamaDecoder
 
 
 class Medusa(nn.Module):
-    """Head d: ``logits = V_d (x + SiLU(W_d x + b_d))``, x the target's normed state; W and b start at 0, V at the target's projection.
+    """Head d: ``logits = V_d (x + SiLU(W_d x + b_d))``, where x is the target's normed state.
 
-    Only the heads are parameters: the target is shared and stays as it is. ``tree`` says how many guesses of each head a block tries.
+    W and b start at 0, V at the target's projection. Only the heads are parameters; the target is shared and frozen. ``tree`` sets how many
+    tokens of each head a block tries.
     """
 
     def __init__(self, model: LanguageModel, tree: Tree) -> None:
         super().__init__()
         target = _llama(model)
         heads, (vocab, width) = tree.depth, target.vocab_weight.shape
-        self.shared, self.tree = (target,), tree  # in a tuple: no part of this module
+        self.shared, self.tree = (target,), tree  # a tuple hides the target from torch: it is no part of this module
+        self.vocab_size, self.context_len = target.vocab_size, target.context_len
         with torch.device(target.device):
             self.mix = nn.Parameter(torch.zeros(heads, width, width))
             self.bias = nn.Parameter(torch.zeros(heads, 1, width))
@@ -45,31 +47,23 @@ class Medusa(nn.Module):
         return self.shared[0]
 
     @property
-    def vocab_size(self) -> int:
-        return self.target.vocab_size
-
-    @property
-    def context_len(self) -> int:
-        return self.target.context_len
-
-    @property
     def device(self) -> torch.device:
         return self.target.device
 
     def on(self, target: LanguageModel) -> Medusa:
-        """The same heads on another target, which must have the same states."""
+        """The same heads on another target, whose states must mean the same."""
         other = copy.copy(self)
         other.shared = (_llama(target),)
         return other
 
     def forward(self, states: Float[Tensor, "heads rows width"]) -> Float[Tensor, "heads rows vocab"]:
-        """Logits of each head from the states that it reads."""
+        """Logits of head d from ``states[d]``."""
         mixed = torch.baddbmm(self.bias, states, self.mix.transpose(1, 2))
         logits: Tensor = torch.bmm(states + F.silu(mixed), self.project.transpose(1, 2))
         return logits
 
     def guess(self, states: Float[Tensor, "rows width"]) -> Float[Tensor, "rows heads vocab"]:
-        """Logits of each head at the same states: head d speaks of the d-th token after the next one."""
+        """Logits of all heads at the same states: head d predicts the d-th token after the next one."""
         return self.forward(states.float().expand(len(self.mix), *states.shape)).transpose(0, 1)
 
     def answer_logits(
@@ -78,12 +72,11 @@ class Medusa(nn.Module):
         answers: Sequence[Sequence[int]],
         where: Int[Tensor, " chosen"] | None = None,
     ) -> Float[Tensor, "heads positions vocab"]:
-        """What each head says of each answer token: head d from the state d tokens earlier than the target's own projection."""
+        """Logits of each head for each answer token; head d reads a state d tokens before the one that the target's projection reads."""
         heads = len(self.mix)
         if (short := min(map(len, prompts), default=heads + 1)) <= heads:
-            raise UserError(
-                f"a prompt has {short} tokens, but {heads} heads look further back", remedy="use longer prompts"
-            )
+            what = f"a prompt has {short} tokens, but {heads} heads look further back"
+            raise UserError(what, remedy="use longer prompts")
         tokens, positions = pad_requests(prompts, answers, self.context_len)
         positions = positions if where is None else positions[where.to(positions.device)]
         back = positions - torch.arange(1, heads + 1)[:, None]
@@ -99,10 +92,9 @@ class Medusa(nn.Module):
 
     def save(self, folder: Path | str) -> None:
         """Write the heads alone."""
+        weights = {name: weight.detach() for name, weight in self.named_parameters()}
         with atomic_dir(folder) as temporary:
-            save_file(
-                {name: weight.detach() for name, weight in self.named_parameters()}, temporary / "heads.safetensors"
-            )
+            save_file(weights, temporary / "heads.safetensors")
 
 
 def _llama(target: LanguageModel) -> Llama:

@@ -1,15 +1,15 @@
-"""Where the last tokens of a text occurred before; free of torch, because processes that measure llama.cpp do not load it."""
+"""Finds earlier occurrences of the last tokens of a text. Free of torch, because processes that measure llama.cpp do not load it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 NGRAM = 2
-"""Tokens that must have occurred before."""
+"""The number of last tokens that must have occurred before."""
 
 
 class Ngrams:
-    """A text that grows and shrinks at its end, and for each n-gram the place after its latest occurrence: a guess costs one look-up.
+    """A text that grows and shrinks at its end, with the position after the latest occurrence of each n-gram; a guess is one look-up.
 
     >>> Ngrams([7, 8, 9, 1, 7, 8]).guess
     9
@@ -29,7 +29,7 @@ class Ngrams:
         return None if earlier is None else self.tokens[earlier]
 
     def append(self, token: int) -> int | None:
-        """Add a token; return the ``guess`` of the next."""
+        """Add a token; return the ``guess`` for the next one."""
         self.tokens.append(token)
         last = tuple(self.tokens[-self.ngram :])
         self._earlier.append(self._after.get(last))
@@ -50,6 +50,6 @@ class Ngrams:
 
 def guesses_along(text: Iterable[int], begin: int, ngram: int = NGRAM) -> list[int | None]:
     """The guess for each token of a text from position ``begin`` on, based on the text before it."""
-    seen = Ngrams(ngram=ngram)
-    guesses = [None, *(seen.append(token) for token in text)]
+    before = Ngrams(ngram=ngram)
+    guesses = [None, *(before.append(token) for token in text)]
     return guesses[begin:-1]

@@ -1,9 +1,9 @@
-"""Products of matrices, and attention made of them, in the way that is fastest when small models learn on a CPU.
+"""Matrix products and attention, as fast as possible for the training of small models on a CPU.
 
-MKL leaves AVX-512 unused on AMD's processors: on one of them (Zen 5, one core) oneDNN computes 230 GFLOP/s of float32 and MKL 105. torch hands
-a float32 product to oneDNN when it is allowed to round to bfloat16. oneDNN rounds only where the processor has tiles for it (AMX), so
-there MKL stays. Elsewhere the result is float32's own. Attention that keeps its matrix of weights takes a fifth to two thirds of the time of
-torch's, which recomputes it on the way back.
+MKL does not use AVX-512 on AMD's processors: on one core of a Zen 5, oneDNN computes 230 GFLOP/s in float32 and MKL 105. torch passes a float32
+product to oneDNN if it may round to bfloat16. oneDNN rounds only on processors with AMX, where MKL is used instead; elsewhere the product is
+exact float32. Attention that stores its weights takes a fifth to two thirds of the time of torch's, which computes them again in the backward
+pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 mkldnn: Any = torch.backends.mkldnn  # oneDNN, by its former name
 
 LEAST = 3 << 18
-"""Rows times size of a weight from which oneDNN is the faster: below that its start costs more than it saves."""
+"""Multiply-adds from which oneDNN is faster; a smaller product costs more to start than it saves."""
 
 
 def linear(
@@ -29,7 +29,7 @@ def linear(
     weight: Float[Tensor, "out width"],
     bias: Float[Tensor, " out"] | None = None,
 ) -> Float[Tensor, "*rows out"]:
-    """x W^T + b, with gradients: what ``torch.nn.functional.linear`` computes.
+    """x W^T + b, as ``torch.nn.functional.linear``.
 
     >>> linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
     tensor([[11.]])
@@ -42,7 +42,7 @@ def linear(
 
 
 LONGEST = 512
-"""Tokens up to which attention keeps its weights; beyond that they take more memory than they save time."""
+"""Tokens up to which attention stores its weights; with more tokens, torch's saves memory."""
 
 
 def causal_attention(
@@ -50,7 +50,7 @@ def causal_attention(
     key: Float[Tensor, "batch kv len dim"],
     value: Float[Tensor, "batch kv len dim"],
 ) -> Float[Tensor, "batch heads len dim"]:
-    """softmax(q k^T / sqrt(dim)) v, each token seeing itself and those before it, with gradients (Vaswani et al., 2017, Eq. 1).
+    """softmax(q k^T / sqrt(dim)) v, where each token sees itself and the tokens before it (Vaswani et al., 2017, Eq. 1).
 
     Several heads may share a key and a value.
 
@@ -95,13 +95,13 @@ def onednn_is_faster() -> bool:
 
 
 def _gains(*tensors: Tensor) -> bool:
-    """Whether oneDNN is faster than torch for these matrices."""
+    """Whether oneDNN is faster than MKL for these tensors."""
     on_cpu = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
     return on_cpu and onednn_is_faster()
 
 
 class _Product(torch.autograd.Function):
-    """The product x W^T, with the gradients g W and g^T x."""
+    """x W^T, with the gradients g W and g^T x."""
 
     @staticmethod
     def forward(context: Any, rows: Tensor, weight: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class _Product(torch.autograd.Function):
 
 @contextmanager
 def by_onednn(like: Tensor) -> Iterator[None]:
-    """Products inside are oneDNN's if it is the faster for tensors ``like`` this one. torch's own attention belongs outside: it becomes slower."""
+    """Let oneDNN compute the products inside, if it is faster for tensors ``like`` this one. torch's attention becomes slower inside."""
     if not _gains(like):
         yield
         return

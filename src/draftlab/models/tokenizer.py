@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object, read_text
 from draftlab.files.weights import is_gguf
-from draftlab.models.chat import Segment, Turn, render
+from draftlab.models.chat import around_message
 from draftlab.models.config import read_eos_ids
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -23,7 +23,7 @@ SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A ``tokenizers`` tokenizer with the ids that end an answer, and its chat template when it has one."""
+    """A tokenizer of the library ``tokenizers``, with the ids that end an answer and its chat template, if it has one."""
 
     backend: tokenizers.Tokenizer
     eos_ids: tuple[int, ...]
@@ -31,41 +31,38 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, added ones included."""
+        """Number of token ids, including added tokens."""
         return int(self.backend.get_vocab_size())
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` alone: no bos, and nothing in the text becomes a special token."""
+        """Ids of ``text`` without bos; nothing in the text becomes a special token."""
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     def encode_prompt(self, text: str, template: str) -> list[int]:
-        """Ids of one user turn in a chat template (``chat.render``), with the specials that the model's own
-        convention adds (bos for Llama, eos for T5). Special tokens count in the template's own words alone: ``</s>`` in
-        the user's text stays text."""
-        pieces = self._pieces(render(template, [Turn("user", text)], own=self.chat_template))
-        if len(pieces) == 1 and isinstance(pieces[0], str):
-            return list(self.backend.encode(pieces[0]).ids)
-        ids = [token for piece in pieces for token in ([piece] if isinstance(piece, int) else self.encode(piece))]
+        """Ids of a user's message in a chat template (``models.chat``), with the special tokens that the model adds (bos for Llama, eos for T5).
+
+        Only the template's text may contain special tokens: ``</s>`` in the user's text stays text.
+        """
+        before, after = around_message(template, self.chat_template)
+        parts = [*self._special_pieces(before), text, *self._special_pieces(after)]
+        if all(isinstance(part, str) for part in parts):
+            return list(self.backend.encode("".join(map(str, parts))).ids)
+        ids = list[int]()
+        for is_text, run in itertools.groupby(parts, lambda part: isinstance(part, str)):
+            pieces = list(run)
+            ids += self.encode("".join(map(str, pieces))) if is_text else map(int, pieces)
         around = list(self.backend.encode("").ids)
         if around == ids[: len(around)]:  # the template wrote bos itself
             return ids
         return [*ids, *around] if around and around[-1] in self.eos_ids else [*around, *ids]
 
-    def _pieces(self, segments: Sequence[Segment]) -> list[str | int]:
-        """The segments as texts and ids of special tokens; adjacent texts are joined, so that they are tokenized as one string."""
+    def _special_pieces(self, text: str) -> list[str | int]:
+        """A template's text, split into texts and ids of special tokens."""
         specials = {t.content: i for i, t in self.backend.get_added_tokens_decoder().items() if t.special}
-        pattern = "|".join(re.escape(name) for name in sorted(specials, key=len, reverse=True))
-        pieces: list[str | int] = []
-        for segment in segments:
-            parts = re.split(f"({pattern})", segment.text) if segment.special and pattern else [segment.text]
-            for number, part in enumerate(parts):
-                if number % 2:
-                    pieces.append(specials[part])
-                elif pieces and isinstance(pieces[-1], str):
-                    pieces[-1] += part
-                elif part:
-                    pieces.append(part)
-        return pieces or [""]
+        if not specials:
+            return [text]
+        names = sorted(map(re.escape, specials), key=len, reverse=True)
+        return [specials.get(part, part) for part in re.split(f"({'|'.join(names)})", text) if part]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids without special tokens."""
@@ -80,19 +77,17 @@ class Tokenizer:
         finally:
             self.backend.encode_special_tokens = text_mode
         names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-        config: dict[str, Any] = {
-            key: name for key, name in names.items() if self.backend.token_to_id(name) is not None
-        }
-        config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        known = {key: name for key, name in names.items() if self.backend.token_to_id(name) is not None}
+        config = known | {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         if self.chat_template:
             (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
-    """Read tokenizer.json of a model folder, and the end-of-text ids from generation_config.json or config.json; or those of a GGUF file."""
+    """Read the tokenizer of a GGUF file or of a model folder: tokenizer.json, and the end-of-text ids of ``read_eos_ids``."""
     if is_gguf(folder):
-        from draftlab.models.gguf_files import read_tokenizer
+        from draftlab.models.gguf_import import read_tokenizer
 
         return read_tokenizer(folder)
     file = Path(folder) / "tokenizer.json"
@@ -100,7 +95,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         raise UserError("no tokenizer.json", file=folder, remedy="use a model folder that has one")
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception for every parse error
+    except Exception as error:  # the library raises bare Exception
         raise UserError(f"not a tokenizer: {error}", file=file, remedy="fetch or make the model again") from None
     backend.no_truncation()
     backend.no_padding()
@@ -112,15 +107,15 @@ def _chat_template(folder: Path) -> str | None:
     if (folder / "chat_template.jinja").is_file():
         return read_text(folder / "chat_template.jinja")
     if (folder / "tokenizer_config.json").is_file():
-        found = read_object(folder / "tokenizer_config.json").get("chat_template")
-        return found if isinstance(found, str) else None
+        template = read_object(folder / "tokenizer_config.json").get("chat_template")
+        return template if isinstance(template, str) else None
     return None
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
     """Train a byte-level BPE on ``texts``: GPT-2 splitting, special tokens ``SPECIALS`` with ids 0 to 3, bos before a prompt."""
     backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
-    # Plain GPT-2 splitting, nothing more: llama.cpp's tokenizer "gpt-2" then reads text exactly as we do.
+    # Plain GPT-2 splitting is what llama.cpp's tokenizer "gpt-2" does.
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -138,12 +133,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
 
 
 def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
-    """``UserError`` unless both map the same strings to the same ids: the verifier compares ids."""
+    """Raise ``UserError`` unless both map the same strings to the same ids, which the verifier compares."""
     ours, theirs = (tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in (target, draft))
     if ours != theirs:
         name = min(token for token, _ in ours.items() ^ theirs.items())
-        raise UserError(
+        what = (
             f"target and draft have different vocabularies ({len(ours)} and {len(theirs)} tokens; "
-            f"{name!r} is {ours.get(name)} in one and {theirs.get(name)} in the other)",
-            remedy="use two models that share a tokenizer",
+            f"{name!r} is {ours.get(name)} in one and {theirs.get(name)} in the other)"
         )
+        raise UserError(what, remedy="use two models that share a tokenizer")

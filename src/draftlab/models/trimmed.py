@@ -1,7 +1,7 @@
-"""A trimmed head outside our own Llama: the two files that llama.cpp needs, and a folder with the whole vocabulary for any engine.
+"""Drafts with a trimmed head on other engines: the two files that llama.cpp needs, and a folder with the whole vocabulary for any engine.
 
-llama.cpp uses the head as its vocabulary. What it reads comes from a table of embeddings next to the GGUF file, and what it chooses is a
-place in the head. Free of torch, because processes that measure llama.cpp do not load it.
+For llama.cpp the head is the vocabulary. Its inputs are rows of a table of embeddings next to the GGUF file, and the token that it chooses is an
+index of the head. Free of torch, because processes that measure llama.cpp do not load it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from draftlab.files.weights import weight_files, weights_digest
 from draftlab.models.config import read_config
 
 KEPT = "draftlab.head_tokens"
-"""The tensor of a model folder that names the tokens of a trimmed head, and the key of a GGUF file that says how many they are."""
+"""In a model folder: the tensor of the tokens of a trimmed head. In a GGUF file: the key of their number."""
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 BLOCK = 32
-"""Channels that are added for an engine without trimmed heads: quantized rows are split into blocks of this size."""
+"""Channels that ``widen`` adds: the block size of quantized rows."""
 
 
 @dataclass(frozen=True)
@@ -45,32 +45,29 @@ class Head:
         return whole
 
 
-def beside(file: Path) -> Path:
-    """Where the table of a GGUF file lies."""
+def table_path(file: Path) -> Path:
+    """The path of the table of a GGUF file."""
     return file.with_name(f"{file.name}.head.safetensors")
 
 
 def read_head(file: Path) -> Head:
-    """The table of a GGUF file with a trimmed head."""
+    """Read the table of a GGUF file with a trimmed head."""
     try:
-        found = load_file(beside(file))
-        return Head(found["kept"], found["embeddings"])
+        table = load_file(table_path(file))
+        return Head(table["kept"], table["embeddings"])
     except (SafetensorError, OSError, KeyError) as error:
         what = f"the table of its trimmed head is missing or damaged: {error}"
-        raise UserError(what, file=beside(file), remedy="copy it too, or export the draft again") from None
+        raise UserError(what, file=table_path(file), remedy="copy it too, or export the draft again") from None
 
 
 def cut_vocabulary(folder: Path, out: Path, half: bool, table: Path) -> dict[str, Any]:
-    """Write to ``out`` the model of ``folder`` whose vocabulary is its head, and its ``table``; return the config of that model."""
+    """Write the model of ``folder`` with its trimmed head as the vocabulary to ``out``, and its ``table``; return the model's config."""
     config, tensors = _read(folder)
     kept, embeddings = tensors.pop(KEPT), tensors[EMBED]
     with atomic_path(table) as temporary:
         save_file({"kept": kept, "embeddings": embeddings.astype(np.float16) if half else embeddings}, temporary)
-    small = (
-        config
-        | {"vocab_size": len(kept), "head_tokens": 0}
-        | {f"{name}_token_id": None for name in ("bos", "eos", "pad")}
-    )
+    no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    small = config | {"vocab_size": len(kept), "head_tokens": 0} | no_ids
     out.mkdir()
     write_json(out / "config.json", small)
     save_file(tensors | {EMBED: embeddings[kept]}, out / "model.safetensors", metadata={"format": "pt"})
@@ -80,27 +77,28 @@ def cut_vocabulary(folder: Path, out: Path, half: bool, table: Path) -> dict[str
 def widen(model: Path, out: Path) -> None:
     """Expand a draft's trimmed head to the whole vocabulary, for engines that need that; its outputs stay the same.
 
-    ``BLOCK`` channels are added. One of them is the same for every token, c, and no layer reads or writes it: after the last norm it
-    is ``100 c / rms > 0``, rms that of the other channels, and a token outside the head has the logit ``-100`` times that. A norm over W + 32
-    channels is the one over W at weights ``sqrt(W / (W + 32))`` as large, where ``c^2 / W`` comes off its epsilon, which ``c^2 = W epsilon / 2`` allows.
+    ``BLOCK`` = 32 channels are added to the W of the model. One of them has the same value c for every token, and no layer reads or writes it.
+    After the last norm it is ``100 c / rms > 0`` (rms of the other channels), and a token outside the head has the logit ``-100`` times that.
+    A norm over W + 32 channels equals the norm over W if its weights are multiplied by ``sqrt(W / (W + 32))`` and its epsilon is reduced by
+    ``c^2 / W``; ``c^2 = W epsilon / 2`` leaves half of epsilon.
     """
     config, tensors = _read(model)
     kept, width = tensors.pop(KEPT), config["hidden_size"]
     wide, epsilon = width + BLOCK, config["rms_norm_eps"]
     scale = math.sqrt(width / wide)
-    found: dict[str, np.ndarray] = {}
+    widened: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
         if value.ndim == 1:
-            found[name] = np.pad(value * scale if value.shape == (width,) else value, (0, wide - width))
+            widened[name] = np.pad(value * scale if value.shape == (width,) else value, (0, wide - width))
         elif name.endswith(("o_proj.weight", "down_proj.weight")):
-            found[name] = np.pad(value, ((0, BLOCK), (0, 0)))
+            widened[name] = np.pad(value, ((0, BLOCK), (0, 0)))
         else:
-            found[name] = np.pad(value, ((0, 0), (0, BLOCK)))
-    found[EMBED][:, width] = math.sqrt(width * epsilon / 2)
-    found[NORM][width] = 100.0
+            widened[name] = np.pad(value, ((0, 0), (0, BLOCK)))
+    widened[EMBED][:, width] = math.sqrt(width * epsilon / 2)
+    widened[NORM][width] = 100.0
     head = np.zeros((config["vocab_size"], wide), dtype=np.float32)
     head[:, width] = -100.0
-    head[kept] = found[HEAD]
+    head[kept] = widened[HEAD]
     changed = {
         "hidden_size": wide,
         "head_dim": config.get("head_dim") or width // config["num_attention_heads"],
@@ -109,7 +107,7 @@ def widen(model: Path, out: Path) -> None:
     }
     with atomic_dir(out) as temporary:
         write_json(temporary / "config.json", config | changed)
-        save_file(found | {HEAD: head}, temporary / "model.safetensors", metadata={"format": "pt"})
+        save_file(widened | {HEAD: head}, temporary / "model.safetensors", metadata={"format": "pt"})
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
             if (model / name).is_file():
                 (temporary / name).write_bytes((model / name).read_bytes())

@@ -1,4 +1,4 @@
-"""Model weights on disk: safetensors in one file or several, and nothing else."""
+"""Reads and writes the weights of a model folder in safetensors, with torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from draftlab.models.config import read_config
 
 
 def read_weights(folder: Path, device: torch.device) -> dict[str, Tensor]:
-    """All tensors of a model folder by name; ``UserError`` names a damaged file."""
+    """All tensors of a model folder by name. ``UserError`` names a damaged file."""
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
         try:
@@ -37,7 +37,7 @@ def write_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, T
 
 
 def moved(model: Path) -> Moved:
-    """Weights and cache entry of a decoder-only model's folder, in float32."""
+    """Gigabytes of the weights and of one token in the cache, of a decoder-only model in float32."""
     config = read_config(model)
     try:
         width, layers, heads = (config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))

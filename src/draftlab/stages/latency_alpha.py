@@ -148,10 +148,10 @@ def prepare(
     target: LatencyBackend, draft: LatencyBackend, settings: Settings, blocks: int, rng: np.random.Generator
 ) -> tuple[list[int], Plans]:
     """The text that all blocks decode, and by (alpha, draft_len) how many tokens each round of each block accepts; both are warm then."""
-    from draftlab.latency.controlled import record, schedule
+    from draftlab.latency.controlled import continue_text, schedule
 
     longest, rounds = max(settings.draft_len), settings.rounds
-    text = record(target, rng.integers(0, target.vocab_size, PROMPT).tolist(), rounds * (longest + 1) + longest)
+    text = continue_text(target, rng.integers(0, target.vocab_size, PROMPT).tolist(), rounds * (longest + 1) + longest)
     cells = [(alpha, draft_len) for draft_len in settings.draft_len for alpha in settings.alpha]
     plans = {cell: schedule(*cell, blocks * rounds, rng).reshape(blocks, rounds) for cell in cells}
     measure_block(target, draft, text, [longest] * rounds, longest)
@@ -162,7 +162,7 @@ def measure_block(
     target: LatencyBackend, draft: LatencyBackend, text: list[int], plan: list[int], draft_len: int
 ) -> dict[str, float]:
     """Seconds and steps of one block: plain steps, the speculative rounds of ``plan``, probes, plain steps."""
-    from draftlab.latency.controlled import plain_steps, replay
+    from draftlab.latency.controlled import decode_scheduled, plain_steps
     from draftlab.latency.loop import resume
 
     clock = target.clock()
@@ -171,7 +171,7 @@ def measure_block(
     before = plain_steps(target, text, PROMPT, BASELINE_STEPS)
     resume(target, text[: PROMPT - 1])
     resume(draft, text[: PROMPT - 1])
-    replayed = replay(target, draft, text, PROMPT, plan, draft_len)
+    replayed = decode_scheduled(target, draft, text, PROMPT, plan, draft_len)
     verify_seconds = 0.0
     for _ in range(VERIFY_PROBES):
         target.trim(PROMPT - 1)

@@ -84,7 +84,7 @@ def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -
     import numpy as np
     import pandas as pd
 
-    from draftlab.latency.controlled import plain_steps, replay, schedule
+    from draftlab.latency.controlled import decode_scheduled, plain_steps, schedule
     from draftlab.latency.loop import resume
 
     ends = sorted(settings.length)
@@ -105,7 +105,7 @@ def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -
                 before = plain_steps(target, text, middle, STEPS)
                 resume(target, text[: start - 1])
                 resume(draft, text[: start - 1])
-                replayed = replay(target, draft, text, start, plans[alpha][block], settings.draft_len)
+                replayed = decode_scheduled(target, draft, text, start, plans[alpha][block], settings.draft_len)
                 row = {
                     "alpha": alpha,
                     "draft_len": settings.draft_len,

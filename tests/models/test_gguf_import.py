@@ -21,7 +21,7 @@ from draftlab.latency.pair import open_pair
 from draftlab.latency.settings import Engine
 from draftlab.models import hub, load_model, load_tokenizer
 from draftlab.models.gguf import export
-from draftlab.models.gguf_files import ORIGINAL, TRIAL, check_loads, write_folder
+from draftlab.models.gguf_import import ORIGINAL, TRIAL, check_loads, write_folder
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.plan import WORKFLOW, load_run
@@ -50,30 +50,20 @@ def network(family: str, tied: bool) -> Any:
     """A small model of ``transformers`` with random weights, biases too."""
     config, kind = FAMILIES[family]
     torch.manual_seed(0)
-    made = kind(
+    model = kind(
         config(
-            vocab_size=512,
-            hidden_size=256,
-            intermediate_size=512,
-            num_hidden_layers=2,
-            num_attention_heads=8,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            rope_theta=50_000.0,
-            rms_norm_eps=1e-6,
-            tie_word_embeddings=tied,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=0,
+            vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=8,
+            num_key_value_heads=2, max_position_embeddings=256, rope_theta=50_000.0, rms_norm_eps=1e-6,
+            tie_word_embeddings=tied, bos_token_id=1, eos_token_id=2, pad_token_id=0,
         )
-    )
+    )  # fmt: skip
     with torch.no_grad():
-        for name, weight in made.named_parameters():
+        for name, weight in model.named_parameters():
             if weight.ndim == 1:
                 weight.add_(torch.randn_like(weight), alpha=0.3)
             else:
                 weight.mul_(3 if "embed" in name else 2)
-    return made.eval()
+    return model.eval()
 
 
 def gguf_of(network: Any, folder: Path) -> Path:
@@ -131,13 +121,13 @@ def test_packed_weights_are_read_as_llama_cpp_reads_them(
     assert np.abs(ours - theirs).mean() < 0.5 * np.abs(ours - unpacked).mean() or packing in ("f16", "bf16", "q8_0")
 
 
-def test_a_file_that_llama_cpp_dies_of_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would take the whole job with it; what llama.cpp makes of the file is seen in a process of its own first."""
+def test_a_file_that_crashes_llama_cpp_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the whole job with it, so a child process opens the file first."""
     file = gguf_of(network("llama", True), tmp_path / "toy")
     check_loads(file)
     file.write_bytes(file.read_bytes()[:-1000])
-    check_loads(file)  # refused in words
-    monkeypatch.setattr("draftlab.models.gguf_files.TRIAL", f"{TRIAL}\nimport os\nos.abort()")
+    check_loads(file)  # an error, not a crash
+    monkeypatch.setattr("draftlab.models.gguf_import.TRIAL", f"{TRIAL}\nimport os\nos.abort()")
     with pytest.raises(UserError, match=r"toy.gguf: llama.cpp crashes with SIGABRT"):
         hub.copy_model(str(gguf_of(network("llama", True), tmp_path / "toy")), tmp_path / "made")
     assert not (tmp_path / "made").exists()
@@ -146,7 +136,7 @@ def test_a_file_that_llama_cpp_dies_of_is_one_line(tmp_path: Path, monkeypatch: 
         pass
     monkeypatch.undo()
     hub.copy_model(str(gguf_of(network("llama", True), tmp_path / "toy")), tmp_path / "made")
-    monkeypatch.setattr("draftlab.models.gguf_files.TRIAL", "import os\nos.abort()")
+    monkeypatch.setattr("draftlab.models.gguf_import.TRIAL", "import os\nos.abort()")
     with opened(tmp_path / "made", settings=Engine(weights="own")) as (model,):  # tried when the folder was made
         assert model.vocab_size
 
@@ -161,10 +151,9 @@ def test_a_made_folder_keeps_the_file_its_tokenizer_and_its_template(tmp_path: P
     for name in (file, tmp_path / "made", tmp_path):
         ours, original = load_tokenizer(name), load_tokenizer(tmp_path / "toy")
         assert ours.eos_ids == original.eos_ids == (2,)
-        assert [ours.encode_prompt(text, "vicuna_short") for text in TEXTS] == [
-            original.encode_prompt(text, "vicuna_short") for text in TEXTS
-        ]
-        assert [ours.decode(ours.encode(text)) for text in TEXTS] == TEXTS
+        for text in TEXTS:
+            assert ours.encode_prompt(text, "vicuna_short") == original.encode_prompt(text, "vicuna_short")
+            assert ours.decode(ours.encode(text)) == text
 
 
 def refused(path: Path) -> str:
@@ -203,17 +192,13 @@ def test_a_real_file_agrees_with_llama_cpp(file: Path | None) -> None:
     text = (Path(__file__).parents[2] / "DEVIATIONS.md").read_text(encoding="utf-8")
     ids = load_tokenizer(file).encode(text)[:500]
     with LlamaCpp(file) as model:
-        model_prefix, theirs = [], []
-        for start in range(0, len(ids), 100):
-            theirs.append(model.extend(ids[start : start + 100]).copy())
-            model_prefix += ids[start : start + 100]
+        theirs = [model.extend(ids[start : start + 100]).copy() for start in range(0, len(ids), 100)]
     with torch.no_grad():
         ours = load_model(file).answer_logits([ids[:1]], [[*ids[1:], 0]]).numpy()
     same = ours.argmax(-1) == np.concatenate(theirs).argmax(-1)
     best = np.sort(ours, -1)[:, -2:]
     clear = best[:, 1] - best[:, 0] > 0.5
-    print(
-        f"{file.name}: {same.mean():.4f} of {len(same)} argmaxes, {same[clear].mean():.4f} of {clear.sum()} clear ones"
-    )
+    agreement = f"{same.mean():.4f} of {len(same)} argmaxes, {same[clear].mean():.4f} of {clear.sum()} clear ones"
+    print(f"{file.name}: {agreement}")
     assert same.mean() > 0.9
     assert same[clear].mean() > 0.97

@@ -1,6 +1,6 @@
-"""A user's GGUF file -> our own Llama, its tokenizer, or a model folder.
+"""Import of a GGUF file: as our own Llama, as a tokenizer, or as a model folder; ``gguf`` writes such files.
 
-``files.gguf_header`` decides which files can be represented. Values are read with ``gguf.dequantize``: exactly what the file stores, in float32.
+``files.gguf_header`` refuses files that our Llama cannot represent. ``gguf.dequantize`` reads the values, in float32.
 
 For a ``llama``, llama.cpp stores the rows of query and key as neighbouring rotary pairs, as our ``Llama`` does in memory. For a
 ``qwen2``, it stores them as halves, as Hugging Face does, and with biases on query, key and value.
@@ -8,7 +8,6 @@ For a ``llama``, llama.cpp stores the rows of query and key as neighbouring rota
 
 from __future__ import annotations
 
-import hashlib
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from tokenizers import models as bpe
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
+from draftlab.files.digests import sha256
 from draftlab.files.gguf_header import BIASES, read_header
 from draftlab.files.json_files import read_object, write_json
 from draftlab.files.seals import seal
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from draftlab.models.llama import Llama, LlamaConfig
 
 ORIGINAL = "model.gguf"
-"""In a model folder: the GGUF file that it was made of, linked."""
+"""The link in a model folder to the GGUF file from which it was made."""
 
 TRIAL = """
 import sys
@@ -45,13 +45,13 @@ with LlamaCpp(sys.argv[1]) as model:
     model.prefill([1, 2])
 """
 
-WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CONTROL, USER_DEFINED, UNUSED = gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED, gguf.TokenType.UNUSED
 
 
 def _split(digits: str) -> pre_tokenizers.PreTokenizer:
-    cut = pre_tokenizers.Split(Regex(WORDS.format(digits)), "isolated")
-    return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    words = pre_tokenizers.Split(Regex(WORD.format(digits)), "isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 SPLITS: dict[str, Callable[[], Any]] = {
@@ -62,11 +62,11 @@ SPLITS: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: _split(""),
     "llama-bpe": lambda: _split("{1,3}"),
 }
-"""How text is cut before byte-level BPE, by the name in the file (``tokenizer.ggml.pre``)."""
+"""How text is split before byte-level BPE, by the name in the file (``tokenizer.ggml.pre``)."""
 
 
 def config_of(header: Header) -> LlamaConfig:
-    """The config of our Llama."""
+    """The config of our Llama for the model of a GGUF file."""
     from draftlab.models.llama import LlamaConfig
 
     ids: dict[str, Any] = {
@@ -84,7 +84,7 @@ def config_of(header: Header) -> LlamaConfig:
 
 
 def read_model(path: Path | str) -> Llama:
-    """The model of a GGUF file with its weights as the file stores them, in float32 (float16 or bfloat16 where all matrices are)."""
+    """The model of a GGUF file, in float32, or in float16 or bfloat16 if the file stores all matrices so."""
     import torch
 
     from draftlab.models.llama import Llama, together
@@ -106,19 +106,17 @@ def read_model(path: Path | str) -> Llama:
         is_halves = config.qkv_bias and name.split(".")[-2] in ("attn_q", "attn_k")
         return together(tensor, config.head_dim) if is_halves else tensor
 
+    renamed = {"input_norm": "attn_norm", "output": "attn_output", "mlp_norm": "ffn_norm", "down": "ffn_down"}
+    joined = {"qkv": [f"{name}.weight" for name in BIASES], "gate_up": ["ffn_gate.weight", "ffn_up.weight"]}
+    if config.qkv_bias:
+        joined["qkv_bias"] = [f"{name}.bias" for name in BIASES]
     state = {"embed": read("token_embd.weight"), "norm": read("output_norm.weight")}
     if not config.tie_word_embeddings:
         state["head"] = read("output.weight")
     for layer in range(config.num_hidden_layers):
-        part = f"blk.{layer}."
-        ours = {"input_norm": "attn_norm", "output": "attn_output", "mlp_norm": "ffn_norm", "down": "ffn_down"}
-        state |= {f"layers.{layer}.{name}": read(f"{part}{theirs}.weight") for name, theirs in ours.items()}
-        joined = {"qkv": [f"{name}.weight" for name in BIASES], "gate_up": ["ffn_gate.weight", "ffn_up.weight"]}
-        if config.qkv_bias:
-            joined["qkv_bias"] = [f"{name}.bias" for name in BIASES]
-        state |= {
-            f"layers.{layer}.{name}": torch.cat([read(part + p) for p in parts]) for name, parts in joined.items()
-        }
+        ours, theirs = f"layers.{layer}.", f"blk.{layer}."
+        state |= {f"{ours}{name}": read(f"{theirs}{other}.weight") for name, other in renamed.items()}
+        state |= {ours + name: torch.cat([read(theirs + part) for part in parts]) for name, parts in joined.items()}
     model = Llama(config, torch.device("meta"))
     model.load_state_dict(state, assign=True)
     return model.requires_grad_(True)
@@ -130,34 +128,32 @@ def read_tokenizer(path: Path | str) -> Tokenizer:
     metadata, config = header.metadata, config_of(header)
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     kinds: list[int] = metadata.get("tokenizer.ggml.token_type") or [gguf.TokenType.NORMAL] * len(tokens)
-    by_bytes = metadata["tokenizer.ggml.model"] == "gpt2"
-    cut = metadata.get("tokenizer.ggml.pre", "gpt-2")
+    is_byte_level = metadata["tokenizer.ggml.model"] == "gpt2"
+    split = metadata.get("tokenizer.ggml.pre", "gpt-2")
     vocabulary = {token: index for index, token in enumerate(tokens) if kinds[index] != UNUSED}
-    if by_bytes:
+    if is_byte_level:
         merges = [tuple(line.split(" ", 1)) for line in metadata["tokenizer.ggml.merges"]]
-        backend = tokenizers.Tokenizer(bpe.BPE(vocabulary, merges, ignore_merges=cut == "llama-bpe"))
-        backend.pre_tokenizer, backend.decoder = SPLITS[cut](), decoders.ByteLevel()
+        backend = tokenizers.Tokenizer(bpe.BPE(vocabulary, merges, ignore_merges=split == "llama-bpe"))
+        backend.pre_tokenizer, backend.decoder = SPLITS[split](), decoders.ByteLevel()
     else:
-        backend = _by_pieces(tokens, vocabulary, metadata)
+        backend = _sentencepiece_bpe(tokens, vocabulary, metadata)
     for kind in (CONTROL, USER_DEFINED):
-        added = [
-            AddedToken(t, special=kind == CONTROL, normalized=False)
-            for t, k in zip(tokens, kinds, strict=True)
-            if k == kind
-        ]
+        names = [token for token, other in zip(tokens, kinds, strict=True) if other == kind]
+        added = [AddedToken(name, special=kind == CONTROL, normalized=False) for name in names]
         (backend.add_special_tokens if kind == CONTROL else backend.add_tokens)(added)
     bos = config.bos_token_id
-    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", not by_bytes or cut == "llama-bpe"):
+    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", not is_byte_level or split == "llama-bpe"):
         backend.post_processor = processors.TemplateProcessing(single="BOS $A", special_tokens=[("BOS", bos)])
     backend.encode_special_tokens = True
-    ends = config.eos_token_id
-    return Tokenizer(
-        backend, ends if isinstance(ends, tuple) else (int(ends or 0),), metadata.get("tokenizer.chat_template")
-    )
+    eos = config.eos_token_id
+    eos_ids = eos if isinstance(eos, tuple) else (int(eos or 0),)
+    return Tokenizer(backend, eos_ids, metadata.get("tokenizer.chat_template"))
 
 
-def _by_pieces(tokens: Sequence[str], vocabulary: dict[str, int], metadata: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Split text by SentencePiece's BPE: of all neighbouring pieces, the pair with the best-scoring union is merged first."""
+def _sentencepiece_bpe(
+    tokens: Sequence[str], vocabulary: dict[str, int], metadata: dict[str, Any]
+) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE: of all neighbouring pieces, the pair whose union has the best score is merged first."""
     scores = metadata["tokenizer.ggml.scores"]
     pairs = [
         (-scores[index], index, at)
@@ -171,29 +167,28 @@ def _by_pieces(tokens: Sequence[str], vocabulary: dict[str, int], metadata: dict
     prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
     steps = [normalizers.Prepend("▁")] * prefixed + [normalizers.Replace(" ", "▁")]
     backend.normalizer = normalizers.Sequence(steps)
-    undone = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*undone, *([decoders.Strip(" ", 1, 0)] * prefixed)])
+    undo = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*undo, *([decoders.Strip(" ", 1, 0)] * prefixed)])
     return backend
 
 
 def check_loads(path: Path) -> None:
-    """Let a separate process load a file and read two tokens: llama.cpp does not refuse every damaged file, but crashes on some."""
+    """Let a separate process load a file and read two tokens: llama.cpp crashes on some damaged files."""
     command = [sys.executable, "-c", TRIAL, str(path)]
-    ended = subprocess.run(command, capture_output=True, check=False).returncode
-    if ended < 0:  # ended by a signal; a regular refusal is raised again where the file is used
-        what = f"llama.cpp crashes with {signal.Signals(-ended).name} when it reads this file"
+    status = subprocess.run(command, capture_output=True, check=False).returncode
+    if status < 0:  # a signal; an ordinary error appears again where the file is used
+        what = f"llama.cpp crashes with {signal.Signals(-status).name} when it reads this file"
         raise UserError(what, file=path, remedy="fetch or export it again")
 
 
 def write_folder(path: Path | str, out: Path | str) -> None:
-    """Make ``out`` the model of a GGUF file in the Hugging Face layout, with the file itself linked into it as ``ORIGINAL``."""
-    path, out = Path(path), Path(out)
+    """Write the model of a GGUF file to ``out`` in the Hugging Face layout, with a link to the file (``ORIGINAL``)."""
+    path = Path(path)
     check_loads(path)
     with atomic_dir(out) as folder:
         read_model(path).save(folder)
         read_tokenizer(path).save(folder)
-        with path.open("rb") as file:
-            made_of = {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-        write_json(folder / "config.json", read_object(folder / "config.json") | {"draftlab_made_of": made_of})
+        origin = {"file": path.name, "sha256": sha256(path)}
+        write_json(folder / "config.json", read_object(folder / "config.json") | {"draftlab_made_of": origin})
         (folder / ORIGINAL).symlink_to(path.resolve())
         seal(folder)
