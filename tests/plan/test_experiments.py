@@ -13,7 +13,7 @@ from draftlab import conformance, plan
 from draftlab.core import losses, verify
 from draftlab.errors import UserError
 from draftlab.files import digests, registries
-from draftlab.plan.plan import PROFILES
+from draftlab.plan.experiment import PROFILES
 from draftlab.stages import STAGES, acceptance
 from draftlab.train import sources
 

@@ -344,7 +344,7 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
 
 
 def test_drafts_of_a_pair_are_served_by_name() -> None:
-    places = Places(Path("run"), {}, {})
+    places = Places(Path("run"), {})
     settings = latency_requests.Settings(
         dataset="toy",
         draft_len=3,

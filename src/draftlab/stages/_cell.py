@@ -112,7 +112,7 @@ def check(stage: Stage, table: pd.DataFrame, variants: Sequence[Variant]) -> Non
     labels = {name for variant in variants for name in variant.labels}
     columns = stage.columns
     present = {name: column for name, column in columns.items() if name in table}
-    faults = {
+    faults: dict[str, list[Any]] = {
         "lacks": [name for name, column in columns.items() if name not in table and not column.optional],
         "has unknown": [name for name in table if name not in columns and name not in labels],
         "has the wrong kind of": [

@@ -81,8 +81,8 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
                     exact = by_position(token_verifier(scheme), target, draft, num_drafts)
                     rows = pd.DataFrame({"acceptance_sum": exact.proc, "member_sum": exact.member, "positions": 1})
                     rows = rows.groupby(pairs.request.numpy()).sum(min_count=1).rename_axis("request_id").reset_index()
-                labels = {"draft_temperature": temperature, "num_drafts": num_drafts, "scheme": scheme}
-                frames.append(rows.assign(dataset=dataset, **labels))
+                rows = rows.assign(dataset=dataset, draft_temperature=temperature, num_drafts=num_drafts, scheme=scheme)
+                frames.append(rows)
     return pd.concat(frames, ignore_index=True), {}
 
 

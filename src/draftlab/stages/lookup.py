@@ -86,17 +86,14 @@ class Inputs(NoInputs):
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
         """The undistilled draft, and the one that ``osd_offline`` distilled on this dataset."""
-        own = variants[0]
-        recorded = places.recorded(own.pair)
-        drafts = {
-            "before": places.model("draft", own.pair),
-            "distilled": places.other_cell("osd_offline", own.dataset) / "draft",
-        }
-        train, held_out = (recorded / recorded_name(own.dataset, split) for split in ("train", "eval"))
-        return cls(drafts=drafts, train=train, held_out=held_out)
+        pair, dataset = variants[0].pair, variants[0].dataset
+        distilled = places.other_cell("osd_offline", dataset) / "draft"
+        train, held_out = (places.recorded(pair) / recorded_name(dataset, split) for split in ("train", "eval"))
+        return cls(
+            drafts={"before": places.model("draft", pair), "distilled": distilled}, train=train, held_out=held_out
+        )
 
     def reads(self, variants: Sequence[Any]) -> Files:
-        """The drafts and the answers."""
         answers = [folder / "answers.jsonl" for folder in (self.train, self.held_out)]
         return {"models": list(self.drafts.values()), "answers": answers}
 
@@ -112,8 +109,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     from draftlab.models import load_model
     from draftlab.models.lookup import Lookup
 
-    learnt, held_out = load_pass(inputs.train), load_pass(inputs.held_out)
-    learnt = learnt.take(range(min(settings.tuning, len(learnt.answers))))
+    recorded, held_out = load_pass(inputs.train), load_pass(inputs.held_out)
+    recorded = recorded.take(range(min(settings.tuning, len(recorded.answers))))
     models = {name: load_model(path) for name, path in inputs.drafts.items()}
     last = list(models.values())[-1]
     contenders = {
@@ -121,32 +118,34 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         **models,
         "lookup_first": Lookup(last, joined=True, ngram=settings.ngram),
     }
-    parts, facts = [], Facts()
+    frames, facts = [], Facts()
     for name, draft in progress(contenders.items(), "contenders"):
-        tuning, found = (draft_everywhere(draft, own, settings.depth) for own in (learnt, held_out))
-        lengths, alone = range(1, settings.depth + 1), name == "lookup"
+        tuning, measured = (draft_everywhere(draft, answers, settings.depth) for answers in (recorded, held_out))
+        lengths, is_lookup = range(1, settings.depth + 1), name == "lookup"
 
-        def fixed(own: Drafted, length: int, alone: bool = alone) -> Blocks:
-            # Lookup alone drafts nothing where it finds nothing, as on an engine.
-            return cut(own, own.fixed(length) if not alone else np.minimum(length, own.confident(SURE)))
+        def fixed(drafted: Drafted, length: int, is_lookup: bool = is_lookup) -> Blocks:
+            # Lookup drafts nothing where it finds nothing, as on an engine.
+            return cut(drafted, np.minimum(length, drafted.confident(SURE)) if is_lookup else drafted.fixed(length))
 
-        def confident(own: Drafted, least: float, alone: bool = alone) -> Blocks:
-            return fixed(own, settings.depth) if alone else cut(own, own.confident(least), asks=True)
+        def confident(drafted: Drafted, threshold: float, is_lookup: bool = is_lookup) -> Blocks:
+            return (
+                fixed(drafted, settings.depth) if is_lookup else cut(drafted, drafted.confident(threshold), asks=True)
+            )
 
         best = max(lengths, key=lambda length: speed(fixed(tuning, length), settings))
-        least = max(THRESHOLDS, key=lambda least: speed(confident(tuning, least), settings))
-        rules = [("fixed", length, 0.0, fixed(found, length)) for length in lengths]
+        least = max(THRESHOLDS, key=lambda threshold: speed(confident(tuning, threshold), settings))
+        rules = [("fixed", length, 0.0, fixed(measured, length)) for length in lengths]
         rules += [
-            ("tuned", best, 0.0, fixed(found, best)),
-            ("confident", settings.depth, least, confident(found, least)),
-            ("oracle", settings.depth, 0.0, cut(found, found.oracle())),
+            ("tuned", best, 0.0, fixed(measured, best)),
+            ("confident", settings.depth, least, confident(measured, least)),
+            ("oracle", settings.depth, 0.0, cut(measured, measured.oracle())),
         ]
         for rule, length, threshold, blocks in rules:
             counts = {key: getattr(blocks, key) for key in ("blocks", "drafted", "accepted", "steps", "emitted")}
             table = pd.DataFrame(counts).assign(cost=cost(blocks, settings), rule=rule, draft_len=length)
-            parts.append(table.assign(request_id=range(len(table)), contender=name, threshold=threshold))
+            frames.append(table.assign(request_id=range(len(table)), contender=name, threshold=threshold))
         facts[name] = {"tuned": best, "threshold": least}
-    return pd.concat(parts, ignore_index=True), facts
+    return pd.concat(frames, ignore_index=True), facts
 
 
 def cost(blocks: Blocks, settings: Settings) -> Float64[np.ndarray, " requests"]:
