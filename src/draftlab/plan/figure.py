@@ -1,6 +1,6 @@
 """What ``figure:`` in an experiment's file may contain: one of four forms with its options. ``draftlab.report.figures`` draws them.
 
-Where a column is expected, you can give a text with columns in braces, such as ``batch of {batch}``; each row fills in its own values.
+Where a column is expected, you can give a text with columns in braces, such as ``batch of {batch}``; each row fills in its values.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from draftlab.core.settings import Settings
 
 
 class Printed(Settings):
-    """Numbers that a paper prints: those of ``claim`` with the settings ``where``, and with settings that ``match`` our column in a panel.
+    """Numbers of ``claim`` that a paper prints for the settings ``where``, and for settings that ``match`` our column in a panel.
 
     They are drawn as hollow marks over the setting ``x``, named ``label``; without ``x``, each is a horizontal line. They look like our series
-    that the setting ``series`` names, or like the series ``like`` (or like the first series, if there is none of this name).
+    that the setting ``series`` names, or like the series ``like`` (or like the first series, if none has this name).
     """
 
     claim: str
@@ -54,7 +54,7 @@ class PrintedGap(Settings):
 
 
 class Shown(Settings):
-    """A ``measure`` of the stage, with its own label or the measure's."""
+    """A ``measure`` of the stage, with the label ``ylabel`` or the measure's."""
 
     measure: str
     ylabel: str = ""
@@ -62,7 +62,7 @@ class Shown(Settings):
 
 class Curves(Settings):
     """Estimates with intervals over ``x``: a ``measure`` of the stage, or another ``sum(above) / sum(below)`` (or the mean of ``above``) named
-    ``ylabel``; ``also`` adds more of them, each in a row of its own.
+    ``ylabel``; ``also`` adds more of them, each in another row.
 
     There is a line per value of ``series``, with known values or those of ``order`` first, and a panel per value of ``panel``. ``where`` selects
     rows as in a finding. ``level`` draws a horizontal line, which is dashed if it has a name. The footer names the ``held`` settings if they are
@@ -89,19 +89,17 @@ class Curves(Settings):
 
     def read_off(self, measures: Mapping[str, Measure]) -> list[tuple[str, str, str | None]]:
         """Label, numerator and denominator of each row of panels; an unknown measure is a ``KeyError``."""
-        first = (
-            Shown(measure=self.measure, ylabel=self.ylabel) if self.measure else (self.ylabel, self.above, self.below)
-        )
-        return [
-            (
-                own.ylabel or str(measures[own.measure]),
-                measures[own.measure].numerator,
-                measures[own.measure].denominator,
-            )
-            if isinstance(own, Shown)
-            else own
-            for own in (first, *self.also)
-        ]
+        first: Shown | tuple[str, str, str | None] = self.ylabel, self.above, self.below
+        if self.measure:
+            first = Shown(measure=self.measure, ylabel=self.ylabel)
+        rows = []
+        for shown in (first, *self.also):
+            if isinstance(shown, Shown):
+                measure = measures[shown.measure]
+                rows.append((shown.ylabel or str(measure), measure.numerator, measure.denominator))
+            else:
+                rows.append(shown)
+        return rows
 
     @model_validator(mode="after")
     def _has_one_measure(self) -> Curves:
@@ -161,14 +159,12 @@ class Figure(Settings):
 
     @property
     def columns(self) -> list[str]:
-        """The columns that it names to tell rows apart."""
+        """The columns that distinguish its panels, series and points, or select rows."""
         [form] = (form for _, form in self if form is not None)
-        named = [getattr(form, key, None) or "" for key in ("x", "series", "panel")]
-        texts = [[field for _, field, _, _ in Formatter().parse(own) if field] or [own] for own in named if own]
-        return [
-            *(name for own in texts for name in own),
-            *(key for key in getattr(form, "where", {}) if key != "window"),
-        ]
+        names: list[str] = []
+        for text in filter(None, (getattr(form, key, None) for key in ("x", "series", "panel"))):
+            names += [field for _, field, _, _ in Formatter().parse(text) if field] or [text]
+        return names + [key for key in getattr(form, "where", {}) if key != "window"]
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Figure:
