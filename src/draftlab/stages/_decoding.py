@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class Decoding(Base):
-    """If ``datasets`` is empty or names none of the pair's, all of the pair's are used. ``top_k`` 0 keeps every token."""
+    """Held-out requests are decoded in batches. If ``datasets`` is empty or names none of the pair's, all of the pair's are used. ``top_k`` 0 keeps
+    every token."""
 
     pair: str = "multidraft"
     datasets: list[Dataset] = []
