@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from draftlab.files import fork_client
 
@@ -76,14 +77,9 @@ def serve(place: str, parent: int) -> None:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is listener:
-                    connection, _ = listener.accept()
-                    try:
-                        sized, streams, _, _ = socket.recv_fds(connection, 8, 3)
-                        with connection.makefile("rb") as file:
-                            request = json.loads(file.read(int.from_bytes(sized, "big")))
-                    except (OSError, ValueError):  # the client was killed while it sent its request
-                        connection.close()
+                    if (received := receive(listener)) is None:
                         continue
+                    connection, streams, request = received
                     server = os.getpid()
                     if (pid := os.fork()) == 0:
                         die_with_parent(server)
@@ -103,13 +99,29 @@ def serve(place: str, parent: int) -> None:
                         connection, began, words = running.pop(pid)
                         if connection in selector.get_map():
                             selector.unregister(connection)
-                        code = os.waitstatus_to_exitcode(status)
-                        with connection, contextlib.suppress(OSError):
-                            connection.send(bytes([code if code >= 0 else 128 - code]))
+                        answer(connection, os.waitstatus_to_exitcode(status))
                         report(used, began, words)
                 elif key.data in running:  # the client is gone, or is asked to end
                     selector.unregister(key.fileobj)
                     os.kill(key.data, signal.SIGTERM)
+
+
+def receive(listener: socket.socket) -> tuple[socket.socket, list[int], dict[str, Any]] | None:
+    """Accept a client: its connection, streams and request; None if it was killed while it sent them."""
+    connection, _ = listener.accept()
+    try:
+        size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+        with connection.makefile("rb") as file:
+            return connection, streams, json.loads(file.read(int.from_bytes(size, "big")))
+    except (OSError, ValueError):
+        connection.close()
+        return None
+
+
+def answer(connection: socket.socket, code: int) -> None:
+    """Send a client the exit code of its verb, 128 + N for signal N."""
+    with connection, contextlib.suppress(OSError):
+        connection.send(bytes([code if code >= 0 else 128 - code]))
 
 
 def report(used: resource.struct_rusage, began: float, words: list[str]) -> None:

@@ -454,7 +454,7 @@ def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_p
     before = digest()
     assert digest('    q2: float = column("', '    q2: float = column("more on ') == before
     assert digest('"share of the targets', '"the share of the targets') == before
-    assert digest('"""Whether nothing', '"""Whether truly nothing') == before
+    assert digest('"""Mark the targets', '"""Mark all targets') == before
     assert digest("    q2: float", "    q2: int") != before
     assert digest("1 - 1e-9", "1 - 1e-8") != before
 

@@ -44,7 +44,6 @@ class DecodedRow:
     """A request, and how target and draft were sampled."""
 
     request_id: int = column("line of the request in its dataset's held-out file")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     dataset: str = column("dataset of the request")
     target_temperature: float = column("temperature of the target")
     top_k: int = column("most probable tokens kept; 0: all")

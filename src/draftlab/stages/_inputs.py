@@ -86,7 +86,6 @@ class PairsRow:
     """A text, its dataset, and how its tokens are drafted."""
 
     request_id: int = column("number of the text; in the synthetic family each context is a text")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     dataset: str = column("dataset of the text")
     draft_temperature: float = column("temperature of the draft")
     num_drafts: int = column("drafted tokens of a position")

@@ -61,6 +61,9 @@ def columns_of(row: type) -> dict[str, Column]:
     return columns
 
 
+SPLIT = Column("train: requests of the stream; eval: held-out requests", kind=str)
+
+
 class NoColumns:
     """A table without further columns."""
 
@@ -141,8 +144,8 @@ class Stage:
 
     @property
     def columns(self) -> dict[str, Column]:
-        """The columns that the stage writes."""
-        return columns_of(self.row)
+        """The columns that the stage writes, with the split where it is always the same: ``_cell.run`` adds it."""
+        return columns_of(self.row) | ({"split": SPLIT} if self.split else {})
 
     @property
     def all_columns(self) -> dict[str, Column]:

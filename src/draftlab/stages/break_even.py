@@ -44,7 +44,6 @@ class Row(UnroundedCounts):
 
     stream_index: int = column("place in the stream")
     request_id: int = column("number among the recorded requests")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     serve_seconds: float = timing("time to serve the request")
     serve_gb: float = column("bytes moved to serve it", "GB")
     update_seconds: float = timing("its share of the training time")

@@ -49,8 +49,8 @@ class Settings(Engine):
         return PROMPT + self.rounds * (max(self.draft_len) + 1) + 2 * max(self.draft_len)
 
 
-class Block:
-    """One block: contenders that ran within the same moment."""
+class AtAlpha:
+    """A block at a set acceptance: speculative rounds between plain steps, within the same moment."""
 
     alpha: float = column("acceptance per drafted token, as set", "probability")
     draft_len: int = column("tokens drafted for one call of the target", "tokens")
@@ -58,13 +58,18 @@ class Block:
     plain_before_seconds: float = timing("plain steps of the target before the speculative rounds")
     plain_after_seconds: float = timing("plain steps of the target after them")
     plain_steps: int = column("plain steps, before and after together", "steps")
+    seconds: float = timing("the speculative rounds as a whole")
+    rounds: int = column("speculative rounds: a draft and its verification", "rounds")
+
+
+class Block(AtAlpha):
+    """A block with its parts, and probes outside the rounds."""
+
     tokens: int = column("tokens that the speculative rounds wrote", "tokens")
     draft_steps: int = column("draft steps in the speculative rounds", "steps")
     draft_seconds: float = timing("draft steps in the speculative rounds")
     verify_seconds: float = timing("verification in the speculative rounds")
-    seconds: float = timing("the speculative rounds as a whole")
     disagreements: int = column("rounds that would have ended at another token if the target had chosen", "rounds")
-    rounds: int = column("speculative rounds: a draft and its verification", "rounds")
     verify_probe_seconds: float = timing("verifications one after the other, outside the rounds")
     verify_probes: int = column("verifications outside the rounds", "calls")
     draft_probe_seconds: float = timing("draft steps one after the other, outside the rounds")

@@ -15,7 +15,7 @@ from draftlab.latency.settings import Engine
 from draftlab.progress import progress
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
-from draftlab.stages.latency_alpha import expected_tokens
+from draftlab.stages.latency_alpha import AtAlpha, expected_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,19 +36,11 @@ class Settings(Engine):
     rounds: int = Field(gt=0)
 
 
-class Row:
+class Row(AtAlpha):
     """One block in the middle of a segment of the answer."""
 
-    alpha: float = column("acceptance per drafted token, as set", "probability")
-    draft_len: int = column("tokens drafted for one call of the target", "tokens")
     begin: int = column("where the segment begins in the answer", "tokens")
     end: int = column("where it ends", "tokens")
-    block: int = column("the block of interleaved work, from 0")
-    plain_before_seconds: float = timing("plain steps of the target before the speculative rounds")
-    plain_after_seconds: float = timing("plain steps of the target after them")
-    plain_steps: int = column("plain steps, before and after together", "steps")
-    seconds: float = timing("the speculative rounds")
-    rounds: int = column("speculative rounds: a draft and its verification", "rounds")
 
 
 class Derived:

@@ -52,7 +52,6 @@ class Row:
     """One held-out request, as one draft serves it by one rule for the length of a block."""
 
     request_id: int = column("number of the held-out request")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     contender: Literal["lookup", "before", "distilled", "lookup_first"] = column(
         "lookup, before or distilled: the draft; lookup_first: lookup, and the distilled draft where nothing is found"
     )

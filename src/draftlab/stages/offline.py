@@ -31,7 +31,6 @@ class Row(Counts):
     """One held-out request, as one variant's draft serves it after so many epochs."""
 
     request_id: int = column("number of the held-out request")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     draft_len: int = column("tokens that the draft proposes per block", "tokens")
     epoch: float = column("epochs of distillation before the measurement", "epochs")
     sample_source: str = column("source of the tokens in the loss: teacher, student, a mixture, or none")

@@ -53,7 +53,6 @@ class Row:
     emitted: int = column("tokens of the answer", "tokens")
     blocks: int = column("target calls")
     request_id: int = column("number of the held-out request in its topic")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     seed: int = column("seed of the stream's order and of the sampling")
     dataset: str = column("topic of the request")
     drafts: Literal["original", "shared, one", "shared", "routed, one", "routed", "specialists"] = column(

@@ -34,7 +34,6 @@ class Row:
     """A request under a scheme, with the costs of a pair."""
 
     request_id: int = column("line of the request in its dataset's held-out file")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     dataset: str = column("dataset of the request")
     pair: str = column("whose costs: ours in torch, the inflated pair in llama.cpp, or a hardware profile")
     kind: str = column("projected from block efficiency and costs, or live: measured")
@@ -90,7 +89,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         seconds = rows["blocks"] * call.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy()
         projected = rows.assign(seconds=seconds, plain_seconds=rows["emitted"] * plain)
         frames.append(projected.assign(pair=name, kind="projected"))
-    columns = [name for name in Row.__annotations__ if name != "split"]
+    columns = list(Row.__annotations__)
     return pd.concat(frames, ignore_index=True).reindex(columns=columns), {}
 
 

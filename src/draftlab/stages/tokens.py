@@ -26,7 +26,6 @@ class Row:
     """One token of the vocabulary in one held-out request, where it was proposed or written."""
 
     request_id: int = column("number of the held-out request")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     token: int = column("id of the token")
     proposed: int = column("how often the draft proposed it and the target judged it", "times")
     accepted: int = column("how often the target accepted it", "times")
