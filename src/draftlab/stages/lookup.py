@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from jaxtyping import Float64
 
-    from draftlab.engine.lengths import Blocks
+    from draftlab.engine.lengths import Blocks, Drafted
+    from draftlab.engine.recording import TargetPass
+    from draftlab.models import LanguageModel
 
 THRESHOLDS = tuple(step / 20 for step in range(20))
 
@@ -99,12 +101,9 @@ class Inputs(NoInputs):
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Draft from every position, tune each rule on the stream, and count the blocks of the held-out requests."""
-    import numpy as np
     import pandas as pd
 
-    from draftlab.engine.lengths import Drafted, cut, draft_everywhere
     from draftlab.engine.recording import load_pass
-    from draftlab.latency.lookup import SURE
     from draftlab.models import load_model
     from draftlab.models.lookup import Lookup
 
@@ -119,32 +118,46 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     }
     frames, facts = [], Facts()
     for name, draft in progress(contenders.items(), "contenders"):
-        tuning, measured = (draft_everywhere(draft, answers, settings.depth) for answers in (recorded, held_out))
-        lengths, is_lookup = range(1, settings.depth + 1), name == "lookup"
-
-        def fixed(drafted: Drafted, length: int, is_lookup: bool = is_lookup) -> Blocks:
-            # Lookup drafts nothing where it finds nothing, as on an engine.
-            return cut(drafted, np.minimum(length, drafted.confident(SURE)) if is_lookup else drafted.fixed(length))
-
-        def confident(drafted: Drafted, threshold: float, is_lookup: bool = is_lookup) -> Blocks:
-            return (
-                fixed(drafted, settings.depth) if is_lookup else cut(drafted, drafted.confident(threshold), asks=True)
-            )
-
-        best = max(lengths, key=lambda length: speed(fixed(tuning, length), settings))
-        least = max(THRESHOLDS, key=lambda threshold: speed(confident(tuning, threshold), settings))
-        rules = [("fixed", length, 0.0, fixed(measured, length)) for length in lengths]
-        rules += [
-            ("tuned", best, 0.0, fixed(measured, best)),
-            ("confident", settings.depth, least, confident(measured, least)),
-            ("oracle", settings.depth, 0.0, cut(measured, measured.oracle())),
-        ]
-        for rule, length, threshold, blocks in rules:
-            counts = {key: getattr(blocks, key) for key in ("blocks", "drafted", "accepted", "steps", "emitted")}
-            table = pd.DataFrame(counts).assign(cost=cost(blocks, settings), rule=rule, draft_len=length)
-            frames.append(table.assign(request_id=range(len(table)), contender=name, threshold=threshold))
-        facts[name] = {"tuned": best, "threshold": least}
+        rows, facts[name] = _replay(name, draft, recorded, held_out, settings)
+        frames.append(rows)
     return pd.concat(frames, ignore_index=True), facts
+
+
+def _replay(
+    name: str, draft: LanguageModel, recorded: TargetPass, held_out: TargetPass, settings: Settings
+) -> tuple[pd.DataFrame, Facts]:
+    """The rows of a contender by every rule, and the fixed length and the threshold that are best on the ``recorded`` answers."""
+    import numpy as np
+    import pandas as pd
+
+    from draftlab.engine.lengths import cut, draft_everywhere
+    from draftlab.latency.lookup import SURE
+
+    tuning, measured = (draft_everywhere(draft, answers, settings.depth) for answers in (recorded, held_out))
+    is_lookup = name == "lookup"
+
+    def fixed(drafted: Drafted, length: int) -> Blocks:
+        # Lookup drafts nothing where it finds nothing, as on an engine.
+        return cut(drafted, np.minimum(length, drafted.confident(SURE)) if is_lookup else drafted.fixed(length))
+
+    def confident(drafted: Drafted, threshold: float) -> Blocks:
+        return fixed(drafted, settings.depth) if is_lookup else cut(drafted, drafted.confident(threshold), asks=True)
+
+    lengths = range(1, settings.depth + 1)
+    best = max(lengths, key=lambda length: speed(fixed(tuning, length), settings))
+    least = max(THRESHOLDS, key=lambda threshold: speed(confident(tuning, threshold), settings))
+    rules = [("fixed", length, 0.0, fixed(measured, length)) for length in lengths]
+    rules += [
+        ("tuned", best, 0.0, fixed(measured, best)),
+        ("confident", settings.depth, least, confident(measured, least)),
+        ("oracle", settings.depth, 0.0, cut(measured, measured.oracle())),
+    ]
+    frames = []
+    for rule, length, threshold, blocks in rules:
+        counts = {key: getattr(blocks, key) for key in ("blocks", "drafted", "accepted", "steps", "emitted")}
+        rows = pd.DataFrame(counts).assign(cost=cost(blocks, settings), rule=rule, draft_len=length)
+        frames.append(rows.assign(request_id=range(len(rows)), contender=name, threshold=threshold))
+    return pd.concat(frames, ignore_index=True), {"tuned": best, "threshold": least}
 
 
 def cost(blocks: Blocks, settings: Settings) -> Float64[np.ndarray, " requests"]:
