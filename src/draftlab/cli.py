@@ -21,7 +21,6 @@ from draftlab.engine.settings import Answers
 from draftlab.errors import UserError, printable
 from draftlab.stages import STAGES
 from draftlab.stages._stage import NoInputs, Stage, Variant
-from draftlab.stages.verifier_cost import Settings as VerifierCost
 
 
 def data_stream(
@@ -99,23 +98,12 @@ def claims(*, tables: Path, scale: plan.Scale, out: Path) -> None:
         print(f"{count:5d} {verdict}")
 
 
-def bench_verify(settings: Flat[VerifierCost], *, out: Path | None = None) -> None:
-    """Print what a decision costs with each verifier, on one thread with the verifiers interleaved; OUT also gets the table as CSV."""
-    from draftlab.files.atomic import write_text
-    from draftlab.stages import verifier_cost
-
-    frame = verifier_cost.measure(settings)
-    print(verifier_cost.as_text(frame))
-    if out is not None:
-        write_text(out, frame.to_csv(index=False, lineterminator="\n"))
-
-
 VERBS: dict[str, str | Callable[..., None]] = {
     "plan": "plan.outlook:show",
     **{name.replace("_", "-"): _verb_of(stage) for name, stage in STAGES.items()},
     "readme": "report.readme:update",
     "verify-lossless": "conformance.command:verify_lossless",
-    "bench verify": bench_verify,
+    "bench verify": "stages.verifier_cost:bench",
     "gguf export": "models.gguf:export",
     "gguf inflate": "latency.inflate:inflate",
     "latency check": "latency.self_check:report",

@@ -6,12 +6,13 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Device, Whole
+from draftlab.core.settings import Count, Device, Flat, Whole
 from draftlab.core.settings import Settings as Base
 from draftlab.errors import UserError
 from draftlab.progress import progress
@@ -260,6 +261,16 @@ def clock_of(device: Device) -> Callable[[], float]:
         return time.perf_counter()
 
     return time.thread_time if device == "cpu" else finished
+
+
+def bench(settings: Flat[Settings], *, out: Path | None = None) -> None:
+    """Print what a decision costs with each verifier, on one thread with the verifiers interleaved; OUT also gets the table as CSV."""
+    from draftlab.files.atomic import write_text
+
+    rows = measure(settings)
+    print(as_text(rows))
+    if out is not None:
+        write_text(out, rows.to_csv(index=False, lineterminator="\n"))
 
 
 def as_text(rows: pd.DataFrame) -> str:
