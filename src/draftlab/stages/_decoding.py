@@ -39,6 +39,12 @@ class Decoding(Base):
     max_new_tokens: int = Field(gt=0)
     seed: Whole = 0
 
+    def sampling(self, temperature: float, top_k: int) -> Sampling:
+        """How a model is sampled at this temperature."""
+        from draftlab.core.sampling import Sampling
+
+        return Sampling(temperature, top_k or None, self.top_p)
+
 
 class DecodedRow:
     """A request, and how target and draft were sampled."""

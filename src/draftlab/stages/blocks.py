@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from draftlab.stages.live import PARTS, PLAIN, Contender, Contest, Contested, co
 if TYPE_CHECKING:
     import pandas as pd
 
-    from draftlab.core.sampling import Sampling
     from draftlab.engine.replay_drafts import Blocks, Texts
 
 
@@ -107,19 +106,18 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     def decode_live(contender: Contender, batch: Sequence[Request]) -> pd.DataFrame:
         return pd.DataFrame(rows_of(decode(contender, batch, settings, work, eos_ids, of_decoding), batch, None))
 
+    def tables(group: Sequence[Contender], batch: Sequence[Request]) -> Iterator[tuple[Contender, pd.DataFrame]]:
+        """The rows of contenders that share a target, by replay of one text where that is possible, else by decoding."""
+        sampling = settings.sampling(group[0].target_temperature, group[0].top_k)
+        texts = write_texts(work, batch, sampling, settings.max_new_tokens, eos_ids, of_texts)
+        for contender, blocks in _count(filter(_is_replayed, group), texts, settings):
+            yield contender, _replayed_rows(blocks, batch, settings.by_depth)
+        for contender in itertools.filterfalse(_is_replayed, group):
+            yield contender, _live_rows(decode_live(contender, batch))
+
     for dataset, batch in progress(work.batches, "blocks"):
         for group in _grouped(every, lambda contender: (contender.target_temperature, contender.top_k)):
-            sampling = _sampling(settings, group[0].target_temperature, group[0].top_k)
-            texts = write_texts(work, batch, sampling, settings.max_new_tokens, eos_ids, of_texts)
-            replayed = [contender for contender in group if _is_replayed(contender)]
-            tables = itertools.chain(
-                (
-                    (one, _replayed_rows(blocks, batch, settings.by_depth))
-                    for one, blocks in _count(replayed, texts, settings)
-                ),
-                ((one, _live_rows(decode_live(one, batch))) for one in group if one not in replayed),
-            )
-            for contender, rows in tables:
+            for contender, rows in tables(group, batch):
                 if settings.timed and contender.scheme != CEILING:
                     costs = _costs(decode_live(contender, batch[: settings.timed]))
                     rows = rows.merge(costs, how="left", on="request_id")
@@ -128,18 +126,12 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     return rows.assign(draft_len=settings.draft_len, top_p=settings.top_p, seed=settings.seed), {}
 
 
-def _sampling(settings: Settings, temperature: float, top_k: int) -> Sampling:
-    from draftlab.core.sampling import Sampling
-
-    return Sampling(temperature, top_k or None, settings.top_p)
-
-
-def _grouped(every: Sequence[Contender], key: Callable[[Contender], tuple[float, ...]]) -> Iterator[list[Contender]]:
+def _grouped(every: Iterable[Contender], key: Callable[[Contender], tuple[float, ...]]) -> Iterator[list[Contender]]:
     for _, group in itertools.groupby(sorted(every, key=key), key):
         yield list(group)
 
 
-def _count(group: Sequence[Contender], texts: Texts, settings: Settings) -> Iterator[tuple[Contender, Blocks]]:
+def _count(group: Iterable[Contender], texts: Texts, settings: Settings) -> Iterator[tuple[Contender, Blocks]]:
     """Count the blocks of contenders that share a target; contenders with the same draft distributions are computed together."""
     from draftlab.core.sampling import to_probs
     from draftlab.core.verify.bound import optimum_iid
@@ -156,7 +148,7 @@ def _count(group: Sequence[Contender], texts: Texts, settings: Settings) -> Iter
 
     for alike in _grouped(group, distributions):
         verifiers = {key(contender): contender.verifier for contender in alike}
-        samplings = [_sampling(settings, temperature, alike[0].top_k) for temperature in distributions(alike[0])[:-1]]
+        samplings = [settings.sampling(temperature, alike[0].top_k) for temperature in distributions(alike[0])[:-1]]
         most = tuple(map(max, zip(*map(_sizes, alike), strict=True)))
         survivals = dict(zip(verifiers, survival(list(verifiers.values()), texts, samplings, most), strict=True))
         for contender in alike:

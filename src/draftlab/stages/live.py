@@ -200,15 +200,12 @@ def decode(
     generator: Generator,
 ) -> Decoded:
     """Decode a batch; the seconds of each part are scaled to the process's CPU time where the models run on a CPU."""
-    from draftlab.core.sampling import Sampling
     from draftlab.engine.generate import generate
     from draftlab.engine.speculate import BlockTrace, Decoded, speculate
 
-    def sampling(temperature: float) -> Sampling:
-        return Sampling(temperature, contender.top_k or None, settings.top_p)
-
     target, prompts = work.target, [request.prompt_ids for request in batch]
-    room, of_target = settings.max_new_tokens, sampling(contender.target_temperature)
+    room, top_k = settings.max_new_tokens, contender.top_k
+    of_target = settings.sampling(contender.target_temperature, top_k)
     wall, cpu = time.perf_counter(), time.process_time()
     if contender.scheme == PLAIN:
         answers = generate(
@@ -228,7 +225,7 @@ def decode(
             verifier="block" if contender.scheme == "block" else contender.verifier,
             tail=None if contender.scheme == "block" else contender.tail,
             sampling=of_target,
-            draft_sampling=[sampling(t) for t in contender.draft_temperatures],
+            draft_sampling=[settings.sampling(temperature, top_k) for temperature in contender.draft_temperatures],
             generator=generator,
         )
         wall = time.perf_counter() - wall

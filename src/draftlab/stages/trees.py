@@ -65,13 +65,9 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     import pandas as pd
     import torch
 
-    from draftlab.core.sampling import Sampling
-
     work = open_work(settings, inputs)
-    of_target, of_draft = (
-        Sampling(temperature, settings.top_k or None, settings.top_p)
-        for temperature in (settings.target_temperature, settings.draft_temperature)
-    )
+    temperatures = (settings.target_temperature, settings.draft_temperature)
+    of_target, of_draft = (settings.sampling(temperature, settings.top_k) for temperature in temperatures)
     generator = torch.Generator(work.target.device).manual_seed(settings.seed)
     frames, eos_ids = [], [] if settings.past_end else work.tokenizer.eos_ids
     for dataset, batch in progress(work.batches, "trees"):
