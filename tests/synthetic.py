@@ -16,7 +16,7 @@ import pandas as pd
 
 from draftlab import plan
 from draftlab.files.yaml_files import read_yaml
-from draftlab.plan.plan import Size
+from draftlab.plan.experiment import Size
 from draftlab.report import published
 from draftlab.stages._stage import Bench, Column, NoInputs, Stage, Variant
 

@@ -21,7 +21,6 @@ from draftlab.engine.settings import Answers
 from draftlab.errors import UserError, printable
 from draftlab.stages import STAGES
 from draftlab.stages._stage import NoInputs, Stage, Variant
-from draftlab.stages.verifier_cost import Settings as VerifierCost
 
 
 def data_stream(
@@ -53,21 +52,21 @@ def answer(
     from draftlab.engine.answers import loops
 
     parts = out.parent / f".{out.name}.parts"
-    found, rejected = recording.answer(
+    recorded, rejected = recording.answer(
         target, prompts, requests, settings, sampling=Sampling(temperature), context=context, parts=parts
     )
-    recording.save(found, rejected, out)
+    recording.save(recorded, rejected, out)
     shutil.rmtree(parts)
-    tokens, open_ended = sum(found.lengths), sum(not record.finished for record in found.answers)
-    looping = sum(loops(record.answer_ids) for record in found.answers)
+    answers = recorded.answers
     print(
-        f"{len(found.answers)} answers, {tokens} tokens in {found.forwards} forwards of the target, "
-        f"{open_ended} answers cut off, {looping} that repeat themselves, {len(rejected)} prompts too long"
+        f"{len(answers)} answers, {sum(recorded.lengths)} tokens in {recorded.forwards} forwards of the target, "
+        f"{sum(not answer.finished for answer in answers)} answers cut off, "
+        f"{sum(loops(answer.answer_ids) for answer in answers)} that repeat themselves, {len(rejected)} prompts too long"
     )
 
 
 def _verb_of(stage: Stage) -> Callable[..., None]:
-    """The verb of a stage: its settings and inputs become flags, and ``--out`` is the folder for the table."""
+    """The verb of a stage: its settings and inputs are flags, and ``--out`` is the folder for the table."""
 
     def verb(settings: Any, inputs: Any, *, out: Path) -> None:
         from draftlab.stages import _cell
@@ -77,12 +76,13 @@ def _verb_of(stage: Stage) -> Callable[..., None]:
     def without_inputs(settings: Any, *, out: Path) -> None:
         verb(settings, NoInputs(), out=out)
 
-    chosen = without_inputs if stage.inputs is NoInputs else verb
-    kinds = {"settings": stage.settings, "inputs": stage.inputs}
+    function = without_inputs if stage.inputs is NoInputs else verb
     as_flags = tyro.conf.arg(name="")
-    chosen.__annotations__ |= {n: Annotated[kind, as_flags] for n, kind in kinds.items() if n in chosen.__annotations__}
-    chosen.__doc__ = f"{stage.does}."
-    return chosen
+    function.__annotations__["settings"] = Annotated[stage.settings, as_flags]
+    if function is verb:
+        function.__annotations__["inputs"] = Annotated[stage.inputs, as_flags]
+    function.__doc__ = f"{stage.does}."
+    return function
 
 
 def claims(*, tables: Path, scale: plan.Scale, out: Path) -> None:
@@ -90,24 +90,12 @@ def claims(*, tables: Path, scale: plan.Scale, out: Path) -> None:
     from draftlab.files.atomic import write_text
     from draftlab.report import ledger, published
 
-    every = ledger.judge_claims(published.load(), ledger.read_tables(tables), scale)
-    related = every["paper"] == ledger.RELATED
-    rows = every[~related]
-    write_text(out.with_stem(f"{out.stem}_related"), every[related].to_csv(index=False, lineterminator="\n"))
-    write_text(out, rows.to_csv(index=False, lineterminator="\n"))
-    for verdict, count in rows["verdict"].value_counts().items():
+    judged = ledger.judge_claims(published.load(), ledger.read_tables(tables), scale)
+    is_related = judged["paper"] == ledger.RELATED
+    for file, rows in ((out.with_stem(f"{out.stem}_related"), judged[is_related]), (out, judged[~is_related])):
+        write_text(file, rows.to_csv(index=False, lineterminator="\n"))
+    for verdict, count in judged[~is_related]["verdict"].value_counts().items():
         print(f"{count:5d} {verdict}")
-
-
-def bench_verify(settings: Flat[VerifierCost], *, out: Path | None = None) -> None:
-    """Print what a decision costs with each verifier, on one thread with the verifiers interleaved; OUT also gets the table as CSV."""
-    from draftlab.files.atomic import write_text
-    from draftlab.stages import verifier_cost
-
-    frame = verifier_cost.measure(settings)
-    print(verifier_cost.as_text(frame))
-    if out is not None:
-        write_text(out, frame.to_csv(index=False, lineterminator="\n"))
 
 
 VERBS: dict[str, str | Callable[..., None]] = {
@@ -115,7 +103,7 @@ VERBS: dict[str, str | Callable[..., None]] = {
     **{name.replace("_", "-"): _verb_of(stage) for name, stage in STAGES.items()},
     "readme": "report.readme:update",
     "verify-lossless": "conformance.command:verify_lossless",
-    "bench verify": bench_verify,
+    "bench verify": "stages.verifier_cost:bench",
     "gguf export": "models.gguf:export",
     "gguf inflate": "latency.inflate:inflate",
     "latency check": "latency.self_check:report",
@@ -155,12 +143,11 @@ VERBS: dict[str, str | Callable[..., None]] = {
 
 def function_of(verb: str) -> Callable[..., Any]:
     """The function of a verb."""
-    found = VERBS[verb]
-    if callable(found):
-        return found
-    module, _, name = found.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(f"draftlab.{module}"), name)
-    return function
+    function: Any = VERBS[verb]
+    if isinstance(function, str):
+        module, _, name = function.partition(":")
+        function = getattr(importlib.import_module(f"draftlab.{module}"), name)
+    return function  # type: ignore[no-any-return]
 
 
 def _listed(verb: str | Callable[..., None]) -> Callable[..., None]:
@@ -173,7 +160,7 @@ def _listed(verb: str | Callable[..., None]) -> Callable[..., None]:
     def stub() -> None: ...
 
     stub.__doc__ = next(
-        ast.get_docstring(own) for own in tree.body if isinstance(own, ast.FunctionDef) and own.name == name
+        ast.get_docstring(node) for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
     )
     return stub
 
@@ -190,7 +177,7 @@ def main() -> None:
         if verb is not None:
             tyro.cli(function_of(verb), prog=f"draftlab {verb}", args=args[len(verb.split()) :])
         else:
-            verbs = {name: _listed(own) for name, own in VERBS.items()}
+            verbs = {name: _listed(function) for name, function in VERBS.items()}
             tyro.extras.subcommand_cli_from_dict(verbs, prog="draftlab", description=__doc__, args=args)
 
     exit_on_error(call)
@@ -232,10 +219,9 @@ def _unexpected(error: Exception) -> str:
     text = without_token("".join(traceback.format_exception(error)))
     what = printable(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
     try:
-        place = (
-            "results" if os.path.isdir("results") else None
-        )  # results/ is on a disk that all nodes of a cluster share
-        handle, name = tempfile.mkstemp(prefix="draftlab-error-", suffix=".log", dir=place)
+        # All nodes of a cluster see results/.
+        folder = "results" if os.path.isdir("results") else None
+        handle, name = tempfile.mkstemp(prefix="draftlab-error-", suffix=".log", dir=folder)
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{sys.argv}\n{text}")
     except OSError:

@@ -14,7 +14,7 @@ def printable(text: str) -> str:
 class UserError(Exception):
     """A problem that the user can fix; the command line prints it as one line and exits with 1.
 
-    ``what`` says what is wrong, ``remedy`` what to do; ``file`` and ``line`` say where, when a file is to blame.
+    ``what`` is wrong, ``remedy`` is what to do; ``file`` and ``line`` are the place, if a file is to blame.
     """
 
     def __init__(self, what: str, *, remedy: str, file: Path | str | None = None, line: int | None = None) -> None:
@@ -23,7 +23,7 @@ class UserError(Exception):
         super().__init__(printable(f"{where}{what} ({remedy})"))
 
     def __reduce__(self) -> tuple[functools.partial[UserError], tuple[()]]:
-        """Pickle the error with all of its parts, so that it can cross from another process."""
+        """Pickle the error with all its parts, so that it can come from another process."""
         return functools.partial(UserError, self.what, remedy=self.remedy, file=self.file, line=self.line), ()
 
 

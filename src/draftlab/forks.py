@@ -1,7 +1,7 @@
-"""Runs verbs without starting Python for each: one process imports what they need, and forks for every verb.
+"""Runs verbs without starting Python for each: one server imports the whole package, and forks for every verb.
 
-``begin`` starts this process beside Snakemake, with which it ends. ``python -m draftlab.forks SOCKET PARENT`` imports, then listens for
-requests of ``files/fork_client.py``. For each verb it prints CPU seconds, wall seconds, peak memory in MB, and the words. Linux only.
+``begin`` starts the server beside Snakemake; it ends with Snakemake. ``python -m draftlab.forks SOCKET PARENT`` imports, then listens for
+requests of ``files/fork_client.py``. For each verb it prints CPU seconds, wall seconds, peak memory in MB, and the arguments. Linux only.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from draftlab.files import fork_client
 
 WORTH = 12
-"""The number of jobs from which this is worthwhile: importing everything takes as long as three starts of Python."""
+"""The number of jobs from which the server is worthwhile: importing everything takes as long as three starts of Python."""
 MAINS = ("draftlab.__main__", "draftlab.forks")
 LATE = ("torch._dynamo", "transformers.models.t5.modeling_t5", "sklearn.naive_bayes", "pyarrow.parquet")
 """Modules that verbs import only while they run."""
 
 
 def begin(log: Path) -> str:
-    """Start the process that listens, with its output in ``log``.
-
-    Return a shell function named ``draftlab`` that sends verbs to it.
-    """
+    """Start the server with its output in ``log``, and return a shell function ``draftlab`` that sends verbs to it."""
     folder = tempfile.mkdtemp(prefix=f"draftlab-{socket.gethostname()}-{os.getpid()}-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     place = os.path.join(folder, "draftlab")
@@ -79,19 +77,15 @@ def serve(place: str, parent: int) -> None:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is listener:
-                    connection, _ = listener.accept()
-                    try:
-                        sized, streams, _, _ = socket.recv_fds(connection, 8, 3)
-                        with connection.makefile("rb") as file:
-                            request = json.loads(file.read(int.from_bytes(sized, "big")))
-                    except (OSError, ValueError):  # the client was killed while it sent its request
-                        connection.close()
+                    if (received := receive(listener)) is None:
                         continue
+                    connection, streams, request = received
                     server = os.getpid()
                     if (pid := os.fork()) == 0:
                         die_with_parent(server)
-                        for mine in (listener, connection, woken, wake, *(own[0] for own in running.values())):
-                            mine.close()
+                        connections = (connection for connection, _, _ in running.values())
+                        for inherited in (listener, connection, woken, wake, *connections):
+                            inherited.close()
                         become(streams, **request)
                         return
                     for stream in streams:
@@ -105,13 +99,29 @@ def serve(place: str, parent: int) -> None:
                         connection, began, words = running.pop(pid)
                         if connection in selector.get_map():
                             selector.unregister(connection)
-                        code = os.waitstatus_to_exitcode(status)
-                        with connection, contextlib.suppress(OSError):
-                            connection.send(bytes([code if code >= 0 else 128 - code]))
+                        answer(connection, os.waitstatus_to_exitcode(status))
                         report(used, began, words)
-                elif key.data in running:  # the client is gone, or was asked to end
+                elif key.data in running:  # the client is gone, or is asked to end
                     selector.unregister(key.fileobj)
                     os.kill(key.data, signal.SIGTERM)
+
+
+def receive(listener: socket.socket) -> tuple[socket.socket, list[int], dict[str, Any]] | None:
+    """Accept a client: its connection, streams and request; None if it was killed while it sent them."""
+    connection, _ = listener.accept()
+    try:
+        size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+        with connection.makefile("rb") as file:
+            return connection, streams, json.loads(file.read(int.from_bytes(size, "big")))
+    except (OSError, ValueError):
+        connection.close()
+        return None
+
+
+def answer(connection: socket.socket, code: int) -> None:
+    """Send a client the exit code of its verb, 128 + N for signal N."""
+    with connection, contextlib.suppress(OSError):
+        connection.send(bytes([code if code >= 0 else 128 - code]))
 
 
 def report(used: resource.struct_rusage, began: float, words: list[str]) -> None:
@@ -136,13 +146,14 @@ def become(streams: list[int], words: list[str], cwd: str, environment: dict[str
 
 
 def import_all() -> None:
-    """Import every module of the package and what they import late; skip what is not installed."""
+    """Import every module of the package and what they import late, as far as it is installed."""
     import draftlab
 
-    named = [own.name for own in pkgutil.walk_packages(draftlab.__path__, "draftlab.") if own.name not in MAINS]
-    for name in (*named, *LATE):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    names = [module.name for module in pkgutil.walk_packages(draftlab.__path__, "draftlab.")]
+    for name in (*names, *LATE):
+        if name not in MAINS:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
     gc.freeze()
 
 

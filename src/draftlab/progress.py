@@ -1,4 +1,4 @@
-"""How far a long loop is: a bar at a terminal, plain lines in a log."""
+"""The progress of a long loop: a bar at a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ EVERY = 10.0
 
 
 def progress(items: Iterable[T], label: str, *, total: int | None = None, initial: int = 0) -> Iterator[T]:
-    """Yield ``items``, and say on stderr how many of them are done: ``label: 20 of 80, 31 s``.
+    """Yield ``items``, and print on stderr how many of them are done: ``label: 20 of 80, 31 s``.
 
-    ``total`` is their number, by default that of a collection; ``initial`` of them were done before. A loop of one item says nothing in a log.
+    ``total`` is their number, needed if ``items`` is not a collection; ``initial`` items were done before. A loop of one item prints nothing in a log.
 
     >>> list(progress(range(3), "blocks"))
     [0, 1, 2]

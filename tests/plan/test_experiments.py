@@ -13,7 +13,7 @@ from draftlab import conformance, plan
 from draftlab.core import losses, verify
 from draftlab.errors import UserError
 from draftlab.files import digests, registries
-from draftlab.plan.plan import PROFILES
+from draftlab.plan.experiment import PROFILES
 from draftlab.stages import STAGES, acceptance
 from draftlab.train import sources
 
@@ -75,15 +75,10 @@ def test_inner_axes_are_variants_of_one_job(tmp_path):
     inner = {"method": {"kl": {}, "slow": {"learning_rate": 0.01}}, "seed": [0, 1]}
     path = write(tmp_path, fixed={"epochs": 1, "batch": 8, "learning_rate": 0.1, "inner": inner})
     cell = plan.load_experiment(path).cells("smoke", "x")["gsm8k.ft"]
-    assert [own.labels for own in cell] == [
-        {"dataset": "gsm8k", "method": name, "seed": seed} for name in ("kl", "slow") for seed in (0, 1)
-    ]
-    assert [(own.settings.learning_rate, own.settings.seed) for own in cell] == [
-        (0.1, 0),
-        (0.1, 1),
-        (0.01, 0),
-        (0.01, 1),
-    ]
+    labels = [{"dataset": "gsm8k", "method": name, "seed": seed} for name in ("kl", "slow") for seed in (0, 1)]
+    assert [variant.labels for variant in cell] == labels
+    rates = [(variant.settings.learning_rate, variant.settings.seed) for variant in cell]
+    assert rates == [(0.1, 0), (0.1, 1), (0.01, 0), (0.01, 1)]
 
 
 def test_a_profile_stands_for_its_keys_and_what_is_beside_or_inside_wins(tmp_path):
@@ -92,9 +87,9 @@ def test_a_profile_stands_for_its_keys_and_what_is_beside_or_inside_wins(tmp_pat
     }
     fixed = {"profile": "paper_2023", "dataset": "spider", "batch": 8, "inner": inner}
     path = write(tmp_path, stage="online", axes={}, fixed=fixed)
-    found = [own.settings for own in plan.load_experiment(path).cells("smoke")["all"]]
-    told = [(own.update_interval, own.learning_rate, own.clip) for own in found]
-    assert told == [(1, 1e-5, 1.0), (8, 1e-4, 0.0), (2, 1e-4, 0.0)]
+    variants = [variant.settings for variant in plan.load_experiment(path).cells("smoke")["all"]]
+    updates = [(settings.update_interval, settings.learning_rate, settings.clip) for settings in variants]
+    assert updates == [(1, 1e-5, 1.0), (8, 1e-4, 0.0), (2, 1e-4, 0.0)]
     path.write_text(path.read_text().replace("paper_2023", "paper_2024"))
     with pytest.raises(
         UserError, match=r"osd_test.yaml:\d+: unknown profile 'paper_2024' \(allowed: paper_2023, readme_2024\)"
@@ -106,26 +101,23 @@ def test_a_profile_stands_for_its_keys_and_what_is_beside_or_inside_wins(tmp_pat
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
 def test_a_fair_static_draft_has_as_many_updates_as_the_online_one(name, scale):
     for cell in plan.load_run({"scale": scale}, WORKFLOW).cells(name).values():
-        found = {own.labels["method"]: own.settings for own in cell}
-        assert found["static_10_fair"].update_interval == found["online"].update_interval
+        intervals = {variant.labels["method"]: variant.settings.update_interval for variant in cell}
+        assert intervals["static_10_fair"] == intervals["online"]
 
 
 def test_online_drafts_at_paper_are_updated_as_a_script_did():
     run = plan.load_run({"scale": "paper", "experiments": "all"}, WORKFLOW)
-    swept = {
-        "beyond_update_interval",
-        "osd_online_t5",
-        "beyond_routing_errors",
-    }  # the last: as often as a shared draft in all
+    # beyond_routing_errors: all drafts together are updated as often as a shared draft.
+    swept = {"beyond_update_interval", "osd_online_t5", "beyond_routing_errors"}
     seen = set()
     for name in set(run.of_stage("online")) - swept:
-        for cell in run.cells(name).values():
-            for labels, own in ((variant.labels, variant.settings) for variant in cell):
-                told = {key: getattr(own, key) for key in ("update_interval", "learning_rate", "clip")}
-                if own.learns and labels.get("method") != "separate_fast":
-                    seen.add((name, next(key for key, profile in PROFILES.items() if profile == told)))
-                if own.warm_on != "nothing" and not own.learns and not own.warm_fair:
-                    assert own.learning_rate == 2e-5
+        for variant in (variant for cell in run.cells(name).values() for variant in cell):
+            settings = variant.settings
+            update = settings.model_dump(include={"update_interval", "learning_rate", "clip"})
+            if settings.learns and variant.labels.get("method") != "separate_fast":
+                seen.add((name, next(key for key, profile in PROFILES.items() if profile == update)))
+            if settings.warm_on != "nothing" and not settings.learns and not settings.warm_fair:
+                assert settings.learning_rate == 2e-5
     assert ("osd_online", "paper_2023") in seen
     assert {name for name, profile in seen if profile == "readme_2024"} == {
         "beyond_update_lag", "osd_online", "osd_routing",
@@ -362,8 +354,8 @@ def test_with_your_own_prompts_no_experiment_asks_for_another_dataset(scale):
     run = plan.load_run({"dataset": "mine.jsonl", "scale": scale, "experiments": "all"}, WORKFLOW)
     read = set()
     for name in run.experiments:
-        for own in (own.settings for cell in run.cells(name).values() for own in cell):
-            read |= set(getattr(own, "datasets", [])) | {getattr(own, "dataset", "prompts")}
+        for settings in (variant.settings for cell in run.cells(name).values() for variant in cell):
+            read |= set(getattr(settings, "datasets", [])) | {getattr(settings, "dataset", "prompts")}
     assert read - {""} == {"prompts"}
     assert {"osd_offline", "osd_online", "osd_latency_dataset"} <= set(run.experiments)
     assert "mdss_quality" not in run.experiments  # it compares with reference texts
@@ -376,7 +368,7 @@ def test_your_own_prompts_replace_the_datasets():
     cells = run.cells("osd_offline")
     assert list(cells) == ["prompts"]
     assert len(cells["prompts"]) == 2
-    assert {own.settings.dataset for own in cells["prompts"]} == {"prompts"}
+    assert {variant.settings.dataset for variant in cells["prompts"]} == {"prompts"}
 
 
 def test_multidraft_cells_keep_those_of_their_datasets_that_the_pair_has():
@@ -402,7 +394,7 @@ def test_with_your_own_models_drafts_of_other_sizes_and_other_pairs_are_left_out
 def test_a_target_that_you_name_is_not_inflated():
     def layers(config):
         cells = plan.load_run(config, WORKFLOW).cells("osd_latency_alpha")
-        return {own.settings.inflated_layers for cell in cells.values() for own in cell}
+        return {variant.settings.inflated_layers for cell in cells.values() for variant in cell}
 
     assert min(layers({})) > 0
     assert layers({"target": "x"}) == {0}
@@ -454,7 +446,7 @@ def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_p
     before = digest()
     assert digest('    q2: float = column("', '    q2: float = column("more on ') == before
     assert digest('"share of the targets', '"the share of the targets') == before
-    assert digest('"""Whether nothing', '"""Whether truly nothing') == before
+    assert digest('"""Mark the targets', '"""Mark all targets') == before
     assert digest("    q2: float", "    q2: int") != before
     assert digest("1 - 1e-9", "1 - 1e-8") != before
 
@@ -503,7 +495,7 @@ def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
     names = {"osd_offline_t5", "osd_online_t5", "osd_summaries_t5", "osd_draft_size_t5"}
     assert names <= set(run.experiments)
     for name in names:
-        assert {own.settings.pair for cell in run.cells(name).values() for own in cell} == {"t5"}
+        assert {variant.settings.pair for cell in run.cells(name).values() for variant in cell} == {"t5"}
         for cell in run.cells(name):
             assert all("results/paper/t5/" in path for path in run.reads(name, cell) if "/data/" not in path)
 
@@ -537,7 +529,7 @@ def test_a_scale_extends_another_and_names_the_experiments_it_runs(tmp_path):
     assert drafts[0].steps < drafts[1].steps
     assert drafts[0].model_dump(exclude={"steps", "documents"}) == drafts[1].model_dump(exclude={"steps", "documents"})
     assert list(short.cells("osd_offline")) == ["gsm8k", "spider"]
-    assert {own.settings.learning_rate for own in short.cells("osd_offline")["spider"]} == {2.0e-3}
+    assert {variant.settings.learning_rate for variant in short.cells("osd_offline")["spider"]} == {2.0e-3}
     assert "mdss_cone" not in long.known, "what neither file names does not exist at the scale"
 
 
@@ -603,14 +595,13 @@ def test_the_headline_pair_is_measured_and_asks_for_what_it_needs():
 
 def test_with_single_models_named_the_other_experiments_stay(tmp_path):
     named = {"models": {"target": "me/mine@main", "multidraft.target": str(tmp_path)}}
-    run, whole = (plan.load_run({"scale": "paper", "experiments": "all"} | own, WORKFLOW) for own in (named, {}))
+    run, whole = (plan.load_run({"scale": "paper", "experiments": "all"} | config, WORKFLOW) for config in (named, {}))
     assert list(run.experiments) == list(whole.experiments)
-    pairs = {name: pair.models for name, pair in run.settings.pairs.items()}
     changed = [
         (name, role)
-        for name, models in pairs.items()
-        for role, made in models.items()
-        if made != whole.settings.pairs[name].models[role]
+        for name, pair in run.settings.pairs.items()
+        for role, recipe in pair.models.items()
+        if recipe != whole.settings.pairs[name].models[role]
     ]
     assert changed == [("main", "target"), ("multidraft", "target")]
 
@@ -619,7 +610,7 @@ def test_a_run_on_your_own_prompts_does_what_answers_for_them_and_no_more(tmp_pa
     run = plan.load_run({"scale": "laptop", "dataset": "mine.jsonl"}, WORKFLOW)
     assert set(run.experiments) == {"osd_offline", "osd_latency_dataset"}
     variants = run.cells("osd_offline")["prompts"]
-    assert [own.labels["method"] for own in variants] == ["original", "teacher_forward_kl"]
+    assert [variant.labels["method"] for variant in variants] == ["original", "teacher_forward_kl"]
     (timed,) = run.cells("osd_latency_dataset")["prompts"]
     assert timed.settings.requests == 40
     every = plan.load_run({"scale": "laptop", "dataset": "mine.jsonl", "experiments": "reproduction"}, WORKFLOW)
@@ -628,24 +619,15 @@ def test_a_run_on_your_own_prompts_does_what_answers_for_them_and_no_more(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("figure", "said"),
+    ("figure", "message"),
     [
-        (
-            {"x": "epoch", "xlabel": "x", "measure": "speed"},
-            r":\d+: unknown measure 'speed' of offline \(allowed: alpha, ",
-        ),
-        (
-            {"x": "epoch", "xlabel": "x", "also": [{"measure": "no"}], "measure": "alpha"},
-            "unknown measure 'no' of offline",
-        ),
-        (
-            {"x": "epcoh", "xlabel": "x", "measure": "alpha"},
-            r":\d+: no column 'epcoh' in the table of offline \(there are ",
-        ),
-        ({"x": "epoch", "panel": "at {tmp}", "xlabel": "x", "measure": "alpha"}, "no column 'tmp'"),
-        ({"x": "epoch", "xlabel": "x"}, "give a measure of the stage, or the columns above"),
+        ({"measure": "speed"}, r":\d+: unknown measure 'speed' of offline \(allowed: alpha, "),
+        ({"measure": "alpha", "also": [{"measure": "no"}]}, "unknown measure 'no' of offline"),
+        ({"measure": "alpha", "x": "epcoh"}, r":\d+: no column 'epcoh' in the table of offline \(there are "),
+        ({"measure": "alpha", "panel": "at {tmp}"}, "no column 'tmp'"),
+        ({}, "give a measure of the stage, or the columns above"),
     ],
 )
-def test_a_figure_names_columns_and_measures_of_its_stage(tmp_path, figure, said):
-    with pytest.raises(UserError, match=said):
-        plan.load_experiment(write(tmp_path, figure={"curves": figure}))
+def test_a_figure_names_columns_and_measures_of_its_stage(tmp_path, figure, message):
+    with pytest.raises(UserError, match=message):
+        plan.load_experiment(write(tmp_path, figure={"curves": {"x": "epoch", "xlabel": "x"} | figure}))

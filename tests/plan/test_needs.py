@@ -169,7 +169,7 @@ def test_jobs_request_what_their_files_and_models_take() -> None:
     large = {"experiment": "osd_latency_alpha_33b", "cell": next(iter(paper.cells("osd_latency_alpha_33b")))}
     assert 130_000 < needs.requested_mb(paper, "latency_alpha", large) < 160_000
     assert needs.requested_mb(paper, "label", {}) == 16_000
-    assert needs.requested_mb(paper, "figure", {}) == needs.OTHERWISE
+    assert needs.requested_mb(paper, "figure", {}) == needs.LEAST_MB
     answers = {"pair": "main", "dataset": "spider", "split": "train", "temperature": ""}
     assert needs.requested_mb(paper, "answer", answers) > 2 * 13_500
     small = plan.load_run({"scale": "laptop"}, WORKFLOW)

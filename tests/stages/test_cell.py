@@ -36,8 +36,8 @@ def test_a_cell_file_that_is_not_whole_says_what_to_do(tmp_path):
     ("change", "message"),
     [
         (lambda rows: rows.drop(columns="q2"), "lacks q2"),
-        (lambda rows: rows.assign(mine=1), "does not know mine"),
-        (lambda rows: rows.assign(scheme=1), "says another kind for scheme"),
+        (lambda rows: rows.assign(mine=1), "has unknown mine"),
+        (lambda rows: rows.assign(scheme=1), "has the wrong kind of scheme"),
     ],
 )
 def test_a_table_that_is_not_its_stages_is_refused(tmp_path, change, message):

@@ -343,7 +343,7 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
 
 
 def test_drafts_of_a_pair_are_served_by_name() -> None:
-    places = Places(Path("run"), {}, {})
+    places = Places(Path("run"), {})
     settings = latency_requests.Settings(
         dataset="toy",
         draft_len=3,
@@ -360,7 +360,7 @@ def test_drafts_of_a_pair_are_served_by_name() -> None:
     }
     assert found.reads([])["tables"] == [Path("run/costs.csv")]
     priced = latency_cost.Settings(role="released", context=[8], batch=[1], verified=[2], blocks=1)
-    assert latency_cost.Inputs.locate([priced], places).draft == Path("run/main/models/released")
+    assert latency_cost.STAGE.inputs.locate([priced], places).draft == Path("run/main/models/released")
 
 
 def test_request_experiment_in_llama_cpp(models: dict[str, Path], tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 
-from draftlab.cli import bench_verify
 from draftlab.errors import UserError
 from draftlab.stages._stage import Bench, NoInputs
 from draftlab.stages.verifier_cost import (
@@ -21,6 +20,7 @@ from draftlab.stages.verifier_cost import (
     _interleaved,
     _interval,
     as_text,
+    bench,
     contenders,
     measure,
 )
@@ -75,7 +75,7 @@ def test_the_interval_of_the_same_against_itself_holds_zero() -> None:
 
 def test_command_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = Settings(vocabs=[500], num_drafts=[2], rounds=2, batches=[1, 2])
-    bench_verify(settings, out=tmp_path / "bench.csv")
+    bench(settings, out=tmp_path / "bench.csv")
     assert "vocabulary 500, top-p .95, sharp" in capsys.readouterr().out
     assert len(pd.read_csv(tmp_path / "bench.csv")) > 30
 

@@ -2,12 +2,13 @@
 
 from draftlab.files.checkout import WORKFLOW
 from draftlab.files.digests import code_digest
+from draftlab.plan.command_line import flags
+from draftlab.plan.config import RunConfig, content_of_model, context_of_drafts
+from draftlab.plan.experiment import Experiment, Finding, Layout, load_experiment
 from draftlab.plan.figure import Figure, module_of
 from draftlab.plan.grids import refused
-from draftlab.plan.plan import Experiment, Finding, Layout, load_experiment
-from draftlab.plan.run import Run, RunConfig, content_of_model, context_of_drafts, load_run
+from draftlab.plan.run import Run, load_run
 from draftlab.plan.scale import Needs, Scale
-from draftlab.plan.words import flags
 
 __all__ = [
     "WORKFLOW",

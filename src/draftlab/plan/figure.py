@@ -16,12 +16,12 @@ from draftlab.core.settings import Settings
 
 
 class Printed(Settings):
-    """Numbers that a paper prints: those of ``claim`` with the settings ``where``, and with settings that ``match`` our column in a panel.
+    """Numbers of ``claim`` that a paper prints for the settings ``where``, and for settings that ``match`` our column in a panel.
 
     They are drawn as hollow marks over the setting ``x``, named ``label``; without ``x``, each is a horizontal line, and with ``late`` a line
     over the last fifth of the printed stream. They look like our series that the setting ``series`` names, or like the series ``like`` (or like
-    the first series, if there is none of this name). ``ranks`` places printed variants that have no ``x`` of ours: it maps each variant to a
-    place among our values of the column ``x``, smallest first, and ``marker`` is their mark.
+    the first series, if none has this name). ``ranks`` places printed variants that have no ``x`` of ours: it maps each variant to a place among
+    our values of the column ``x``, smallest first, and ``marker`` is their mark.
     """
 
     claim: str
@@ -59,7 +59,7 @@ class PrintedGap(Settings):
 
 
 class Shown(Settings):
-    """A ``measure`` of the stage, with its own label or the measure's."""
+    """A ``measure`` of the stage, with the label ``ylabel`` or the measure's."""
 
     measure: str
     ylabel: str = ""
@@ -67,7 +67,7 @@ class Shown(Settings):
 
 class Curves(Settings):
     """Estimates with intervals over ``x``: a ``measure`` of the stage, or another ``sum(above) / sum(below)`` (or the mean of ``above``) named
-    ``ylabel``; ``also`` adds more of them, each in a row of its own.
+    ``ylabel``; ``also`` adds more of them, each in another row.
 
     There is a line per value of ``series``, with known values or those of ``order`` first, and a panel per value of ``panel``. ``where`` selects
     rows as in a finding. ``level`` draws a horizontal line, which is dashed if it has a name. The footer names the ``held`` settings if they are
@@ -172,12 +172,12 @@ class Figure(Settings):
 
     @property
     def columns(self) -> list[str]:
-        """The columns that it names to tell rows apart."""
+        """The columns that distinguish its panels, series and points, or select rows."""
         [form] = (form for _, form in self if form is not None)
-        keys = [key for name in ("x", "series", "panel") if (key := getattr(form, name, None))]
-        columns = [[field for _, field, _, _ in Formatter().parse(key) if field] or [key] for key in keys]
-        filters = [key for key in getattr(form, "where", {}) if key != "window"]
-        return [*(name for names in columns for name in names), *filters]
+        names: list[str] = []
+        for text in filter(None, (getattr(form, key, None) for key in ("x", "series", "panel"))):
+            names += [field for _, field, _, _ in Formatter().parse(text) if field] or [text]
+        return names + [key for key in getattr(form, "where", {}) if key != "window"]
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Figure:

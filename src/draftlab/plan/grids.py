@@ -1,4 +1,4 @@
-"""Grids: every choice of one value on each axis, between cells and inside one; and settings checked, with the line to blame."""
+"""Grids of settings, and settings checked with an error that names the key, its line and the remedy."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from draftlab.errors import UserError
 from draftlab.files.yaml_files import Place
 
 
-def _axis(value: Any) -> Any:
-    named = value.values() if isinstance(value, dict) else []
-    if not value or not isinstance(value, list | dict) or not all(isinstance(settings, dict) for settings in named):
+def _check_axis(value: Any) -> Any:
+    combined = value.values() if isinstance(value, dict) else []
+    if not value or not isinstance(value, list | dict) or not all(isinstance(settings, dict) for settings in combined):
         raise ValueError("an axis is a list of values or a mapping from names to settings, with at least one entry")
     return value
 
 
-Axis = Annotated[list[Any] | dict[str, dict[str, Any]], BeforeValidator(_axis)]
-"""The values of a setting; or names, each for a combination of several settings."""
+Axis = Annotated[list[Any] | dict[str, dict[str, Any]], BeforeValidator(_check_axis)]
+"""The values of a setting, or names that each stand for several settings."""
 
 
 def combinations(axes: Mapping[str, Axis]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Every choice of one value on each axis: the values (or names) by axis, and the settings that these give."""
+    """Every choice of one value on each axis: the values (or names) by axis, and the settings that they stand for."""
     options = [
         [({axis: name}, fields) for name, fields in values.items()]
         if isinstance(values, Mapping)
@@ -44,7 +44,7 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def validated(kind: type[S], values: Any, where: Place) -> S:
-    """Build ``kind`` from plain values; an error names the key, its line in the file, what is wrong and what is allowed."""
+    """Build ``kind`` from plain values; an error names the key, its line in the file, the fault, and what is allowed."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -52,9 +52,9 @@ def validated(kind: type[S], values: Any, where: Place) -> S:
 
 
 def refused(error: ValidationError, where: Place | None = None, kind: type[BaseModel] | None = None) -> UserError:
-    """The first fault in some settings of ``kind``, in one line; for an unknown key, with the keys that are known there."""
+    """The first fault in some settings of ``kind``, in one line; for an unknown key, with the known keys."""
     # A misspelt key also makes the right one missing; report the misspelling.
-    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in first["loc"]) or error.title
     what = f"{key}: {first['msg'].removeprefix('Value error, ')}"
     remedy = "change it there" if where else "give another value"
@@ -74,7 +74,7 @@ def _keys(kind: Any, outer: Sequence[str | int]) -> list[str]:
     """The keys of ``kind``, or of the nested settings at the path ``outer``; empty if there are no settings there."""
     for name in outer:
         fields = getattr(_settings_in(kind), "model_fields", {})
-        if get_origin(kind) in (dict, list, tuple):  # an entry, by its name or its place
+        if get_origin(kind) in (dict, list, tuple):  # an entry, by its name or its index
             kind = next(inner for inner in reversed(get_args(kind)) if inner is not ...)
         else:
             kind = fields[name].annotation if name in fields else None

@@ -1,14 +1,13 @@
 """How long a job takes on a GPU: launching kernels, reading memory, and arithmetic. In seconds, for a decoder-only model.
 
-A step of decoding waits for the slower of two: the CPU, which launches the kernels of each layer, and the memory, which holds weights and cache.
-Reading prompts and learning wait for the arithmetic. Three shares of a card's printed speed, and the time to launch a layer, were chosen once on one
-H100; docs/paper.md has what was measured there. `python -m benchmarks.memory --device cuda` measures the same on another card.
+The time of a decoding step is the larger of two: the CPU launches the kernels of each layer, and the GPU reads weights and cache from memory.
+Reading prompts and learning are bound by arithmetic. The shares of a card's printed speed and the time to launch a layer were fitted on one
+H100 (docs/paper.md). `python -m benchmarks.memory --device cuda` measures the same on another card.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
@@ -23,11 +22,11 @@ from draftlab.stages.online import Settings as Online
 from draftlab.train.settings import Offline
 
 STREAMED = 0.75
-"""The share of the memory's bandwidth that a step of decoding reaches."""
+"""The share of the printed bandwidth that a decoding step reaches."""
 READING = 0.40
-"""The share of the arithmetic that reading prompts reaches."""
+"""The share of the printed teraflops that reading prompts reaches."""
 LEARNING = 0.30
-"""The share that an update with autocast reaches."""
+"""The share of the printed teraflops that an update with autocast reaches."""
 
 AT_ONCE = 16
 """Held-out requests that a replay reads at once."""
@@ -50,120 +49,110 @@ GPUS: dict[Gpu, Card] = {
     "h100": Card(memory=80, bandwidth=3350, teraflops=989),
     "h200": Card(memory=141, bandwidth=4800, teraflops=989),
 }
-"""As their makers print them, without sparsity."""
+"""The makers' numbers, without sparsity."""
 
 
 def flops(model: Sizes, rows: int, length: int) -> float:
-    """Arithmetic of one forward of ``rows`` texts of ``length`` tokens: two operations a weight and token, and attention to what came before."""
+    """Operations of one forward pass over ``rows`` texts of ``length`` tokens: two per weight and token, and attention to earlier tokens."""
     embedding = 0 if model.tied else model.vocab * model.hidden
     attention = 2 * model.layers * model.width * length
     return rows * length * (2.0 * (model.parameters - embedding) + attention)
 
 
 def reading(card: Card, model: Sizes, rows: int, length: int) -> float:
-    """Seconds of one forward over ``rows`` texts."""
+    """Seconds of one forward pass over ``rows`` texts."""
     return max(model.layers * card.launch / 1e3, flops(model, rows, length) / (card.teraflops * 1e12 * READING))
 
 
 def step(card: Card, model: Sizes, dtype: str, rows: int, context: float) -> float:
-    """Seconds in which each of ``rows`` requests gets one more token."""
-    held = (model.parameters + rows * context * model.entry) * BYTES[dtype]
-    return max(model.layers * card.launch / 1e3, held / (card.bandwidth * 1e9 * STREAMED))
+    """Seconds of a decoding step, which gives each of ``rows`` requests one more token."""
+    weights_and_cache = (model.parameters + rows * context * model.entry) * BYTES[dtype]
+    return max(model.layers * card.launch / 1e3, weights_and_cache / (card.bandwidth * 1e9 * STREAMED))
 
 
 def answering(card: Card, model: Sizes, dtype: str, requests: int, rows: int, prompt: int, new: int) -> float:
-    """Seconds in which ``requests`` are answered with ``new`` tokens each, ``rows`` at a time."""
-    batches = math.ceil(requests / rows)
-    whole = min(rows, requests)
-    return batches * (reading(card, model, whole, prompt) + new * step(card, model, dtype, whole, prompt + new / 2))
+    """Seconds to answer ``requests`` with ``new`` tokens each, ``rows`` at a time."""
+    batches, rows = math.ceil(requests / rows), min(rows, requests)
+    return batches * (reading(card, model, rows, prompt) + new * step(card, model, dtype, rows, prompt + new / 2))
 
 
 def updating(card: Card, model: Sizes, rows: int, length: int, forwards: int = 1) -> float:
-    """Seconds of an update: ``forwards`` passes over ``rows`` texts each, forward and backward, and the optimizer's step."""
+    """Seconds of ``forwards`` passes over ``rows`` texts each, forward and backward, with the optimizer's step."""
     launched = 3 * model.layers * card.launch / 1e3
     work = 3 * flops(model, rows, length) / (card.teraflops * 1e12 * LEARNING)
     return forwards * (launched + work)
 
 
-@dataclass(frozen=True)
-class Clock:
-    """What hours depend on besides the run: the card, and the length of a usual prompt."""
-
-    card: Card
-    prompt: int
-
-
-def seconds(run: Run, job: Job, clock: Clock) -> float | None:
-    """How long a job takes on the card of ``clock``, with answers as long as they may be; None where that is not modelled."""
+def seconds(run: Run, job: Job, card: Card, prompt: int) -> float | None:
+    """Seconds of a job on a card, with prompts of ``prompt`` tokens and answers of the greatest length; None where that is not modelled."""
     if not has_gpu(run, job.rule):
         return None
-    settings = run.settings.pairs[job.pair]
-    target, how = model_of(settings, "target"), settings.answers
     if job.rule in STAGES:
         name, _, cell = job.name.partition("/")
-        each = [_learning(run, own.settings, clock) for own in run.cells(name)[cell]]
-        return None if None in each else sum(own for own in each if own is not None)
+        times = [_learning(run, variant.settings, card, prompt) for variant in run.cells(name)[cell]]
+        return None if None in times else sum(filter(None, times))
+    pair, data = run.settings.pairs[job.pair], run.settings.data
+    target, new = model_of(pair, "target"), pair.answers.max_new_tokens
     if target is None or job.rule not in ("answer", "pairs"):
         return None
     dataset, split = f"{job.name}.eval".split(".")[:2]
-    data = run.settings.data
     count = data.eval if split == "eval" else data.train_requests(dataset)
     if job.rule == "pairs":
-        count = math.ceil(data.pairs / how.max_new_tokens)
-    rows = rows_of(settings, clock.prompt + how.max_new_tokens)
-    return answering(clock.card, target.sizes, how.dtype, count, rows, clock.prompt, how.max_new_tokens)
+        count = math.ceil(data.pairs / new)
+    return answering(card, target.sizes, pair.answers.dtype, count, rows_of(pair, prompt + new), prompt, new)
 
 
-def _learning(run: Run, own: Any, clock: Clock) -> float | None:
+def _learning(run: Run, settings: Any, card: Card, prompt: int) -> float | None:
     """Seconds of one variant; None for a stage that is not modelled."""
-    if not isinstance(own, Offline | Online):
+    if not isinstance(settings, Offline | Online):
         return None
-    pair = run.settings.pairs[own.pair]
-    target, draft = model_of(pair, "target"), model_of(pair, own.draft)
+    pair = run.settings.pairs[settings.pair]
+    target, draft = model_of(pair, "target"), model_of(pair, settings.draft)
     if target is None or draft is None:
         return None
-    if isinstance(own, Online):
-        return _online(run, own, clock, draft.sizes)
-    return _offline(run, own, clock, target.sizes, draft.sizes)
+    if isinstance(settings, Online):
+        return _online(run, settings, card, prompt, draft.sizes)
+    return _offline(run, settings, card, prompt, target.sizes, draft.sizes)
 
 
-def _replayed(run: Run, clock: Clock, draft: Sizes, text: int) -> float:
+def _replaying(run: Run, card: Card, draft: Sizes, text: int) -> float:
     """Seconds in which a draft reads the held-out requests."""
-    return math.ceil(run.settings.data.eval / AT_ONCE) * reading(clock.card, draft, AT_ONCE, text)
+    return math.ceil(run.settings.data.eval / AT_ONCE) * reading(card, draft, AT_ONCE, text)
 
 
-def _online(run: Run, own: Online, clock: Clock, draft: Sizes) -> float:
-    """Seconds in which a draft reads a stream and learns from it, perhaps after a start."""
-    data, card = run.settings.data, clock.card
-    text = clock.prompt + run.settings.pairs[own.pair].answers.max_new_tokens
-    groups = len(own.stream.groups) if own.stream else 0
-    count = own.stream.per_group * groups if own.stream else 0
-    count = count or sum(data.train_requests(name) for name in own.datasets)
-    steps = math.ceil(count / own.update_interval)
-    taken = steps * reading(card, draft, own.update_interval, text) + own.probes * _replayed(run, clock, draft, text)
-    if own.learns:
-        taken += updating(card, draft, own.update_interval + own.replay, text, steps)
-    if own.warm_on != "nothing":
-        first = own.warm_share * (count if own.warm_on == "stream" else own.aside * max(groups, 1))
-        epochs = math.ceil(first / own.batch) * own.warm_epochs
-        taken += updating(card, draft, own.batch, text, steps if own.warm_fair else epochs)
-    return taken
+def _online(run: Run, settings: Online, card: Card, prompt: int, draft: Sizes) -> float:
+    """Seconds in which a draft is distilled before it serves, reads a stream, and learns from it."""
+    text = prompt + run.settings.pairs[settings.pair].answers.max_new_tokens
+    groups = len(settings.stream.groups) if settings.stream else 0
+    count = settings.stream.per_group * groups if settings.stream else 0
+    count = count or sum(run.settings.data.train_requests(name) for name in settings.datasets)
+    steps = math.ceil(count / settings.update_interval)
+    total = steps * reading(card, draft, settings.update_interval, text)
+    total += settings.probes * _replaying(run, card, draft, text)
+    if settings.learns:
+        total += updating(card, draft, settings.update_interval + settings.replay, text, steps)
+    if settings.warm_on != "nothing":
+        warm = settings.warm_share * (count if settings.warm_on == "stream" else settings.aside * max(groups, 1))
+        warm_steps = math.ceil(warm / settings.batch) * settings.warm_epochs
+        total += updating(card, draft, settings.batch, text, steps if settings.warm_fair else warm_steps)
+    return total
 
 
-def _offline(run: Run, own: Offline, clock: Clock, target: Sizes, draft: Sizes) -> float:
-    """Seconds in which answers are written and scored where they are not recorded, learnt, and replayed."""
-    how, data, card = run.settings.pairs[own.pair].answers, run.settings.data, clock.card
-    new, text = how.max_new_tokens, clock.prompt + how.max_new_tokens
-    rows = own.micro_batch or own.batch
-    count = own.epochs * (own.requests or data.train_requests(own.dataset)) if own.loss != "none" else 0
-    taken = updating(card, draft, rows, text, math.ceil(count / rows))
-    taken += (1 + own.probes * own.epochs) * _replayed(run, clock, draft, text)
-    if count and own.sample_source not in RECORDED:
-        at_once = min(own.sample_batch, own.batch)
-        taken += answering(card, draft, "float32", count, at_once, clock.prompt, new)
-        taken += math.ceil(count / at_once) * reading(card, target, at_once, text)
-        if own.sample_source != "student":  # of a mixture the target writes a part
-            taken += answering(card, target, how.dtype, count, at_once, clock.prompt, new)
-    if own.live:
-        taken += answering(card, target, how.dtype, data.eval, AT_ONCE, clock.prompt, new)
-    return taken
+def _offline(run: Run, settings: Offline, card: Card, prompt: int, target: Sizes, draft: Sizes) -> float:
+    """Seconds in which a draft learns and is measured, and in which answers that are not recorded are written and scored."""
+    answers, data = run.settings.pairs[settings.pair].answers, run.settings.data
+    new, text = answers.max_new_tokens, prompt + answers.max_new_tokens
+    rows = settings.micro_batch or settings.batch
+    count = settings.epochs * (settings.requests or data.train_requests(settings.dataset))
+    count = count if settings.loss != "none" else 0
+    total = updating(card, draft, rows, text, math.ceil(count / rows))
+    total += (1 + settings.probes * settings.epochs) * _replaying(run, card, draft, text)
+    if count and settings.sample_source not in RECORDED:
+        at_once = min(settings.sample_batch, settings.batch)
+        total += answering(card, draft, "float32", count, at_once, prompt, new)
+        total += math.ceil(count / at_once) * reading(card, target, at_once, text)
+        if settings.sample_source != "student":  # the target writes a part of a mixture
+            total += answering(card, target, answers.dtype, count, at_once, prompt, new)
+    if settings.live:
+        total += answering(card, target, answers.dtype, data.eval, AT_ONCE, prompt, new)
+    return total

@@ -1,4 +1,4 @@
-"""The jobs of a run that take a model, and their memory: on their device, on the machine, on the disk."""
+"""The jobs of a run that use a model, and the bytes that each takes on its device, on the machine, and on the disk."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from draftlab.plan.memory import beside, decoding, host, recorded, training
 from draftlab.plan.run import Run
 from draftlab.plan.scale import MAIN, Pair
 from draftlab.stages import STAGES
-from draftlab.train.settings import Offline, Serving, Training
+from draftlab.train.settings import Offline, Serving
 
 RECORDED = ("teacher", "none")
 """Sources of samples for which the target does not run again."""
-OTHERWISE = 2000
-"""Megabytes that a job requests at least, and where nothing is known of its models."""
+LEAST_MB = 2000
+"""The fewest megabytes that a job requests, also where nothing is known of its models."""
 SHARD = 10**10
-"""Bytes of the largest file in which the hub has a model: one is read at a time."""
+"""Bytes of the largest file of a model on the hub: one is read at a time."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job: its rule, what it makes, and bytes: the most that it takes on its device (None: not modelled), what it requests of the machine's
-    own memory, and what it leaves on the disk."""
+    """One job: its rule, the name of its result, and bytes: the peak on its device (None: not modelled), the request for host memory, and
+    the size of its results on disk."""
 
     rule: str
     pair: str
@@ -40,44 +40,42 @@ class Job:
 
 
 def model_of(pair: Pair, role: str) -> Model | None:
-    """A model of a pair: one that lies here, one of the table, or as its recipe makes it; None for another."""
+    """The sizes of a model of a pair, from its files, from the table of known models, or from its recipe; None if unknown."""
     recipe = pair.models[role]
     if recipe.model:
         path = Path(recipe.model)
         return read_model(path) if path.exists() else known_models().get(recipe.model.partition("@")[0])
     if recipe.design == "scratch":
-        return Model(sizes=_made(recipe, recipe.vocabulary))
+        return Model(sizes=_sizes_of(recipe, recipe.vocabulary))
     target = model_of(pair, "target")
     if target is None:
         return None
-    pruned = target.sizes.model_copy(update={"layers": recipe.layers})
-    return Model(sizes=pruned if recipe.design == "pruned" else _made(recipe, target.sizes.vocab))
+    if recipe.design == "pruned":
+        return Model(sizes=target.sizes.model_copy(update={"layers": recipe.layers}))
+    return Model(sizes=_sizes_of(recipe, target.sizes.vocab))
 
 
-def _made(recipe: Recipe, vocab: int) -> Sizes:
+def _sizes_of(recipe: Recipe, vocab: int) -> Sizes:
     fields = recipe.model_dump(include={"hidden", "ffn", "layers", "context", "heads"})
     return Sizes(kind=recipe.family, kv_heads=recipe.heads, vocab=vocab, tied=True, **fields)
 
 
 def jobs(run: Run) -> Iterator[Job]:
-    """Every job that takes a model, and every cell."""
-    made: set[str] = set()
+    """Every job that uses a model, and every cell."""
+    files: set[str] = set()
     for name in run.experiments:
         for cell in run.cells(name):
             yield _cell(run, name, cell)
-            made |= set(run.reads(name, cell))
-    for path in sorted(made):
-        pair, kind, *rest = (*Path(path).relative_to(run.folder).parts, "")
-        if kind == "models":
-            yield _model(run, pair, rest[0])
-        elif kind == "answers":
-            yield _answer(run, pair, rest[0])
-        elif kind == "pairs":
-            yield _pairs(run, pair, rest[0])
+            files |= set(run.reads(name, cell))
+    job_of = {"models": _model, "answers": _answer, "pairs": _pairs}
+    for file in sorted(files):
+        pair, kind, name = (*Path(file).relative_to(run.folder).parts, "", "")[:3]
+        if kind in job_of:
+            yield job_of[kind](run, pair, name)
 
 
 def requested_mb(run: Run, rule: str, wildcards: Mapping[str, str]) -> int:
-    """The megabytes that a job requests of a scheduler: ``memory_mb`` of the job of a ``rule`` with these ``wildcards``."""
+    """The megabytes that the job of a ``rule`` with these ``wildcards`` requests of a scheduler."""
     pair = wildcards.get("pair", MAIN)
     if rule in STAGES:
         job = _cell(run, wildcards["experiment"], wildcards["cell"])
@@ -93,9 +91,9 @@ def requested_mb(run: Run, rule: str, wildcards: Mapping[str, str]) -> int:
 
 
 def memory_mb(run: Run, job: Job) -> int:
-    """What a job requests: the scale's number where it gives one, else what the job should take with some to spare, in multiples of 500 MB."""
-    named = run.settings.asked(job.rule, job.pair).mem_mb
-    return max(OTHERWISE, math.ceil((job.host or 0) / 5e8) * 500) if named is None else named
+    """The megabytes that a job requests: the scale's number where it gives one, else the estimate, in multiples of 500 MB."""
+    given = run.settings.asked(job.rule, job.pair).mem_mb
+    return max(LEAST_MB, math.ceil((job.host or 0) / 5e8) * 500) if given is None else given
 
 
 def has_gpu(run: Run, rule: str) -> bool:
@@ -104,23 +102,22 @@ def has_gpu(run: Run, rule: str) -> bool:
 
 
 def _model(run: Run, pair: str, role: str) -> Job:
-    """A model is read from the hub, made of one that exists, or trained with texts as long as its context."""
+    """The job that reads a model from the hub, derives it from another one, or trains it on texts as long as its context."""
     rule, settings = "target" if role == "target" else "draft", run.settings.pairs[pair]
     recipe, model = settings.models[role], model_of(settings, role)
     if model is None:
         return Job(rule, pair, role)
     sizes, disk = model.sizes, model.sizes.parameters * (model.stored or 4)
     if recipe.model:
-        here = disk if Path(recipe.model).exists() or recipe.model.startswith(PREFIX) else min(disk, SHARD)
-        return Job(rule, pair, role, host=host(here, 0, 0, 0), disk=disk)
-    longest = recipe.context
-    work = training(sizes, recipe.batch, longest, longest, 0, head=recipe.head)
-    whole = model_of(settings, "target") if recipe.design != "scratch" else None
-    return Job(rule, pair, role, host=host(whole.sizes.parameters * 4 if whole else 0, 0, 0, work), disk=disk)
+        is_local = Path(recipe.model).exists() or recipe.model.startswith(PREFIX)
+        return Job(rule, pair, role, host=host(disk if is_local else min(disk, SHARD), 0, 0, 0), disk=disk)
+    work = training(sizes, recipe.batch, recipe.context, recipe.context, 0, head=recipe.head)
+    base = model_of(settings, "target") if recipe.design != "scratch" else None
+    return Job(rule, pair, role, host=host(base.sizes.parameters * 4 if base else 0, 0, 0, work), disk=disk)
 
 
 def rows_of(pair: Pair, context: int) -> int:
-    """Requests that are answered together."""
+    """The number of requests that are answered together."""
     return max(1, min(pair.answers.batch, pair.answers.batch_tokens // context))
 
 
@@ -128,8 +125,8 @@ def _answer(run: Run, pair: str, name: str) -> Job:
     settings = run.settings.pairs[pair]
     disk, peak = _pass(run, pair, name), _decoding(settings, ["target"])
     work = 0 if has_gpu(run, "answer") else peak or 0
-    taken = None if peak is None else host(_weights(settings, "target"), disk, 0, work)
-    return Job("answer", pair, name, peak, taken, disk)
+    memory = None if peak is None else host(_weights(settings, "target"), disk, 0, work)
+    return Job("answer", pair, name, peak, memory, disk)
 
 
 def _pairs(run: Run, pair: str, name: str) -> Job:
@@ -137,22 +134,23 @@ def _pairs(run: Run, pair: str, name: str) -> Job:
     peak, disk = _decoding(settings, ["target", "draft"]), _logits(run, pair)
     work = 0 if has_gpu(run, "pairs") else peak or 0
     weights = _weights(settings, "target") + _weights(settings, "draft")
-    return Job("pairs", pair, name, peak, None if peak is None else host(weights, 0, disk, work), disk)
+    memory = None if peak is None else host(weights, 0, disk, work)
+    return Job("pairs", pair, name, peak, memory, disk)
 
 
 def _weights(pair: Pair, role: str) -> int:
-    """Bytes of a model's weights as it is opened."""
+    """Bytes of a model's weights in memory."""
     model = model_of(pair, role)
-    wide = role != "target" or pair.answers.device == "cpu"
-    return model.sizes.parameters * (4 if wide else BYTES[pair.answers.dtype]) if model else 0
+    is_float32 = role != "target" or pair.answers.device == "cpu"
+    return model.sizes.parameters * (4 if is_float32 else BYTES[pair.answers.dtype]) if model else 0
 
 
 def _pass(run: Run, pair: str, name: str) -> int:
-    """Bytes of the target's recorded answers to one split of a dataset, if every answer is as long as it may be."""
+    """Bytes of the target's recorded answers to one split of a dataset, if every answer has the greatest length."""
     settings, (dataset, split) = run.settings, name.split(".")[:2]
-    target, how = model_of(settings.pairs[pair], "target"), settings.pairs[pair].answers
+    target, answers = model_of(settings.pairs[pair], "target"), settings.pairs[pair].answers
     count = settings.data.eval if split == "eval" else settings.data.train_requests(dataset)
-    return recorded(count, how.max_new_tokens, target.sizes.vocab if target else WHOLE_VOCAB + 1, how.keep)
+    return recorded(count, answers.max_new_tokens, target.sizes.vocab if target else WHOLE_VOCAB + 1, answers.keep)
 
 
 def _logits(run: Run, pair: str) -> int:
@@ -161,39 +159,38 @@ def _logits(run: Run, pair: str) -> int:
     return run.settings.data.pairs * target.sizes.vocab * 8 if target else 0
 
 
-def _context(pair: Pair, own: Sizes) -> int:
+def _context(pair: Pair, model: Sizes) -> int:
     """The number of tokens of the longest request."""
-    return own.context if own.kind == "t5" else min(own.context, pair.target.context)
+    return model.context if model.kind == "t5" else min(model.context, pair.target.context)
 
 
 def _decoding(pair: Pair, roles: list[str]) -> int | None:
-    """The memory to decode a full batch of the longest requests with the first model of ``roles``, with the others loaded."""
-    models, how = [model_of(pair, role) for role in roles], pair.answers
-    first = models[0]
+    """Peak of decoding a full batch of the longest requests with the first model of ``roles``, while the others are loaded."""
+    models = [model_of(pair, role) for role in roles]
+    first, dtype, new = models[0], pair.answers.dtype, pair.answers.max_new_tokens
     if first is None or None in models:
         return None
     context = _context(pair, first.sizes)
-    others = sum(other.sizes.parameters * BYTES[how.dtype] for other in models[1:] if other)
-    rows = rows_of(pair, context)
-    return others + decoding(first.sizes, how.dtype, rows, context - how.max_new_tokens, how.max_new_tokens)
+    others = sum(other.sizes.parameters * BYTES[dtype] for other in models[1:] if other)
+    return others + decoding(first.sizes, dtype, rows_of(pair, context), context - new, new)
 
 
 def _cell(run: Run, name: str, cell: str) -> Job:
-    """The memory of a cell, that of its largest variant; every prompt is assumed to fill the draft's context."""
-    every = [own.settings for own in run.cells(name)[cell]]
-    own = max(every, key=lambda one: _peak(run, one) or 0)
-    pair, stage = run.pair_of(name, cell), run.known[name].stage
-    draft = model_of(run.settings.pairs[pair], own.draft) if isinstance(own, Training) else None
-    disk = draft.sizes.parameters * (16 if isinstance(own, Offline | Serving) else 0) if draft else 0
-    peak = _peak(run, own)
-    return Job(stage, pair, f"{name}/{cell}", peak, _held(run, name, cell, stage, peak or 0), disk)
+    """The job of a cell, sized by its largest variant; every prompt is assumed to fill the draft's context."""
+    variants = [variant.settings for variant in run.cells(name)[cell]]
+    largest = max(variants, key=lambda settings: _peak(run, settings) or 0)
+    pair, stage, peak = run.pair_of(name, cell), run.known[name].stage, _peak(run, largest)
+    saves = isinstance(largest, Offline | Serving)
+    draft = model_of(run.settings.pairs[pair], largest.draft) if saves else None
+    disk = 16 * draft.sizes.parameters if draft else 0
+    return Job(stage, pair, f"{name}/{cell}", peak, _host(run, name, cell, stage, peak or 0), disk)
 
 
-def _held(run: Run, name: str, cell: str, stage: str, peak: int) -> int:
-    """What a cell requests of the machine's own memory, by the files that it reads."""
+def _host(run: Run, name: str, cell: str, stage: str, peak: int) -> int:
+    """The host memory that a cell requests, by the files that it reads."""
     weights = passes = logits = 0
     parts = {Path(path).relative_to(run.folder).parts[:3] for path in run.reads(name, cell)}
-    for pair, kind, file in (own for own in parts if len(own) == 3 and own[0] in run.settings.pairs):
+    for pair, kind, file in (path for path in parts if len(path) == 3 and path[0] in run.settings.pairs):
         if kind == "models" and file in run.settings.pairs[pair].models:
             weights += _weights(run.settings.pairs[pair], file)
         elif kind == "answers":
@@ -203,37 +200,36 @@ def _held(run: Run, name: str, cell: str, stage: str, peak: int) -> int:
     return host(weights, passes, logits, 0 if has_gpu(run, stage) else peak)
 
 
-def _peak(run: Run, own: Any) -> int | None:
-    if isinstance(own, Engine):
-        return _engine(run, own)
-    if not isinstance(own, Offline | Serving):
+def _peak(run: Run, settings: Any) -> int | None:
+    """The bytes that a variant takes on its device; None where that is not modelled."""
+    if isinstance(settings, Engine):
+        return _engine(run, settings)
+    if not isinstance(settings, Offline | Serving):
         return None
-    pair = run.settings.pairs[own.pair]
-    draft, answer = model_of(pair, own.draft), pair.answers.max_new_tokens
+    pair = run.settings.pairs[settings.pair]
+    draft, answer = model_of(pair, settings.draft), pair.answers.max_new_tokens
     if draft is None:
         return None
-    if isinstance(own, Serving):
-        size = own.update_interval + own.replay
-        rows = size
+    if isinstance(settings, Serving):
+        batch = rows = settings.update_interval + settings.replay
     else:
-        size, rows = own.batch, own.micro_batch or own.batch
-    length = _context(pair, draft.sizes)
-    learns = training(draft.sizes, rows, length, answer, size, own.autocast)
-    if isinstance(own, Serving) or (own.sample_source in RECORDED and not own.live):
-        return learns
+        batch, rows = settings.batch, settings.micro_batch or settings.batch
+    update = training(draft.sizes, rows, _context(pair, draft.sizes), answer, batch, settings.autocast)
+    if isinstance(settings, Serving) or (settings.sample_source in RECORDED and not settings.live):
+        return update
     target = model_of(pair, "target")
     if target is None:
         return None
     prompt = _context(pair, target.sizes) - answer
-    return beside(target.sizes, pair.answers.dtype, draft.sizes, learns, own.sample_batch, prompt, answer)
+    return beside(target.sizes, pair.answers.dtype, draft.sizes, update, settings.sample_batch, prompt, answer)
 
 
-def _engine(run: Run, own: Engine) -> int | None:
+def _engine(run: Run, settings: Engine) -> int | None:
     """The memory of target and draft in llama.cpp for one request: weights in their type, and a float16 cache of the whole context."""
-    if run.settings.by_architecture or own.weights not in ("f16", "bf16", "f32"):
+    if run.settings.by_architecture or settings.weights not in ("f16", "bf16", "f32"):
         return None
-    models = [model_of(run.settings.pairs[own.pair], role) for role in ("target", "draft")]
+    models = [model_of(run.settings.pairs[settings.pair], role) for role in ("target", "draft")]
     if None in models:
         return None
-    size = 4 if own.weights == "f32" else 2
+    size = 4 if settings.weights == "f32" else 2
     return sum(m.sizes.parameters * size + m.sizes.context * m.sizes.entry * 2 for m in models if m)

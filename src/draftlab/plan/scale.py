@@ -13,7 +13,7 @@ from draftlab.files.checkout import WORKFLOW
 from draftlab.plan.grids import Axis
 
 SCALES = tuple(sorted(path.stem for path in (WORKFLOW / "scales").glob("*.yaml")))
-"""A scale is a file."""
+"""Each scale is a file."""
 if TYPE_CHECKING:
     Scale = str
 else:
@@ -22,7 +22,7 @@ else:
 Gpu = Literal["rtx4090", "a100-40", "a100-80", "h100", "h200"]
 
 MAIN = "main"
-"""The pair that experiments speak of where they name none."""
+"""The default pair of experiments."""
 
 
 class Data(Settings):
@@ -61,12 +61,11 @@ class Data(Settings):
         return self.train_of.get(dataset, self.train)
 
     @model_validator(mode="after")
-    def _enough(self) -> Data:
+    def _has_enough_rows(self) -> Data:
         for dataset in [*self.datasets, *self.extra]:
-            if self.rows_of(dataset) < self.train_requests(dataset):
-                raise ValueError(
-                    f"{self.train_requests(dataset)} requests of {dataset} are asked for, but only {self.rows_of(dataset)} raw rows"
-                )
+            rows, requests = self.rows_of(dataset), self.train_requests(dataset)
+            if rows < requests:
+                raise ValueError(f"{requests} requests of {dataset} are asked for, but only {rows} raw rows")
         return self
 
 
@@ -99,7 +98,7 @@ class Compute(Settings):
 
 
 class Needs(Settings):
-    """What a job requests from a scheduler: ``mem_mb`` (none: what ``plan.needs`` computes), ``runtime`` in minutes, ``gpu`` devices."""
+    """What a job requests from a scheduler: ``mem_mb`` (by default computed by ``plan.needs``), ``runtime`` in minutes, ``gpu`` devices."""
 
     threads: int = Field(gt=0, default=1)
     mem_mb: int | None = Field(gt=0, default=None)
@@ -155,10 +154,10 @@ class ScaleSettings(Settings):
         return list(dict.fromkeys([*self.datasets, *(name for pair in self.pairs.values() for name in pair.datasets)]))
 
     def datasets_of(self, pair: str) -> list[Dataset]:
-        """What the models of a pair learn, and what it is measured on."""
+        """The datasets that the models of a pair learn, and that the pair is measured on."""
         return self.pairs[pair].datasets or self.datasets
 
     def asked(self, rule: str, pair: str = MAIN) -> Needs:
-        """What a job of a rule asks for; ``latency`` stands for every stage whose name begins so."""
+        """What a job of a rule requests; ``latency`` stands for every stage whose name begins with it."""
         names = (f"{rule}.{pair}", rule, rule.partition("_")[0])
         return next((self.needs[name] for name in names if name in self.needs), Needs())

@@ -15,14 +15,14 @@ from typing import Any
 
 FILE = "times.tsv"
 TRUSTED = 20.0
-"""Seconds of finished jobs after which their own speed counts as much as the remembered one."""
+"""Seconds of finished jobs after which their speed counts as much as the remembered one."""
 EVERY = 5.0
 """Seconds between two lines."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a run: its ``name``, that of its log; its rule; whether it needs the machine to itself."""
+    """A job of a run: the ``name`` of its log, its rule, and whether it needs the machine to itself."""
 
     name: str
     rule: str
@@ -31,26 +31,22 @@ class Job:
 
 def read_times(files: Iterable[Path]) -> dict[str, float]:
     """Seconds of each job by its name; later files and lines replace earlier ones."""
-    found: dict[str, float] = {}
-    for file in files:
-        if file.is_file():
-            rows = csv.reader(file.read_text(encoding="utf-8").splitlines(), delimiter="\t")
-            found |= {row[0]: float(row[1]) for row in rows if len(row) == 2}
-    return found
+    times: dict[str, float] = {}
+    for file in filter(Path.is_file, files):
+        rows = csv.reader(file.read_text(encoding="utf-8").splitlines(), delimiter="\t")
+        times |= {row[0]: float(row[1]) for row in rows if len(row) == 2}
+    return times
 
 
 def expected(jobs: Mapping[int, Job], known: Mapping[str, float]) -> dict[int, float]:
-    """Seconds that each job should take: its own time, else the mean of its rule's, else the mean of all; 1 where nothing is known."""
-    own = {number: known.get(job.name) for number, job in jobs.items()}
+    """Seconds that each job should take: its known time, else the mean of its rule, else the mean of all jobs; 1 where nothing is known."""
     by_rule: dict[str, list[float]] = {}
-    for number, job in jobs.items():
-        if (seconds := own[number]) is not None:
-            by_rule.setdefault(job.rule, []).append(seconds)
-    every = fmean([second for seconds in by_rule.values() for second in seconds] or [1.0])
-    return {
-        number: seconds if (seconds := own[number]) is not None else fmean(by_rule.get(job.rule, [every]))
-        for number, job in jobs.items()
-    }
+    for job in jobs.values():
+        if job.name in known:
+            by_rule.setdefault(job.rule, []).append(known[job.name])
+    mean = fmean([seconds for times in by_rule.values() for seconds in times] or [1.0])
+    of_rule = {rule: fmean(times) for rule, times in by_rule.items()}
+    return {number: known.get(job.name, of_rule.get(job.rule, mean)) for number, job in jobs.items()}
 
 
 def seconds_left(
@@ -60,10 +56,10 @@ def seconds_left(
     known: Mapping[str, float],
     cores: int,
 ) -> float:
-    """What the unfinished jobs will take on ``cores``: those that need the machine one by one, the others side by side.
+    """Seconds that the unfinished jobs will take on ``cores``: jobs that need the whole machine one by one, the others side by side.
 
-    ``took``: seconds of finished jobs; ``since``: how long running ones have run. Expected seconds are scaled by how long finished jobs
-    took over how long they should have.
+    ``took``: seconds of finished jobs; ``since``: seconds since running jobs began. Expected seconds are scaled by the ratio of measured to
+    expected seconds of the finished jobs.
     """
     seconds = expected(jobs, known)
     prior = TRUSTED if known else 0.0
@@ -75,7 +71,7 @@ def seconds_left(
 
 
 class TimeLeft(logging.Handler):
-    """Listens to Snakemake: notes in ``file`` how long each job took, and says with ``tell`` how long the rest will."""
+    """Listens to Snakemake: writes the seconds of each job into ``file``, and the remaining time with ``tell``."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""The stages, a file each: what an experiment may ask for. Free of torch and pandas, because the Snakefile imports it.
+"""The stages, one file each: the kinds of measurement that an experiment can ask for. Imports neither torch nor pandas: the Snakefile imports it.
 
-``STAGES`` holds every file of this folder whose name does not begin with ``_``; such files are what all stages share.
+``STAGES`` has every file of this folder whose name does not begin with ``_``. The other files are shared by the stages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A cell of an experiment: one file that says everything, run by one function, checked against its stage's row as it is written."""
+"""Runs the variants of a cell, checks their table against the stage's ``Row``, and writes table and record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from draftlab.files.parts import open_parts
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Bench, Facts, NoInputs, Stage, Variant
 
-IDENTITY = ("stream_index", "request_id", "split")
+IDENTITY = ["stream_index", "request_id", "split"]
+"""The columns that identify a row come first."""
 KINDS = {int: "iu", float: "fiu", str: "OUT", bool: "b"}
 """The kinds of numpy that a column of a type may have; an empty text column reads as numbers."""
 
@@ -31,7 +32,8 @@ def run_file(cell: tyro.conf.Positional[Path]) -> None:
     try:
         stage = STAGES[content["stage"]]
         variants = [
-            Variant(own["labels"], stage.settings.model_validate(own["settings"])) for own in content["variants"]
+            Variant(variant["labels"], stage.settings.model_validate(variant["settings"]))
+            for variant in content["variants"]
         ]
         inputs = stage.inputs.model_validate(content["inputs"])
     except KeyError as error:
@@ -44,8 +46,8 @@ def run_file(cell: tyro.conf.Positional[Path]) -> None:
 def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) -> None:
     """Run every variant in turn and write ``out/rows.csv`` and ``out/run.json``.
 
-    The record says settings that all variants share once; of each run its labels, the settings of its own, and its facts. Finished variants
-    are kept below ``out/.parts`` until all are, except where time is measured.
+    The record has the settings that all variants share once, and for each variant its labels, its other settings, and its facts. Finished
+    variants are kept below ``out/.parts`` until all are finished, except where time is measured.
     """
     frames: list[pd.DataFrame] = []
     runs: list[dict[str, Any]] = []
@@ -59,11 +61,12 @@ def run(stage: Stage, variants: Sequence[Variant], inputs: NoInputs, out: Path) 
         rows, facts = _run_once(stage, variant, inputs, Bench(out, variant.labels, number, kept), parts)
         frames.append((rows.assign(split=stage.split) if stage.split else rows).assign(**variant.labels))
         runs.append({**variant.labels, **facts})
-    if is_first_process():
-        table = whole_numbers(stage, identified(pd.concat(frames, ignore_index=True)), variants)
+    if _is_first_process():
+        table = _with_integers(stage, pd.concat(frames, ignore_index=True), variants)
+        table = table[[name for name in IDENTITY if name in table] + [n for n in table if n not in IDENTITY]]
         check(stage, table, variants)
-        shared, own = split_common([variant.settings.model_dump(mode="json") for variant in variants])
-        runs = [changed | facts_of_run for changed, facts_of_run in zip(own, runs, strict=True)]
+        shared, changed = split_common([variant.settings.model_dump(mode="json") for variant in variants])
+        runs = [settings | facts for settings, facts in zip(changed, runs, strict=True)]
         write_cell(out, table, {"stage": stage.name, "settings": shared, "runs": runs}, **reads)
         shutil.rmtree(out / ".parts", ignore_errors=True)
 
@@ -81,52 +84,46 @@ def _run_once(
             bench.once("saved", lambda: None)
         return pd.read_parquet(table), facts
     rows, facts = stage.run(variant.settings, inputs, bench)
-    if is_first_process():
+    if _is_first_process():
         with atomic_path(table) as temporary:
             rows.to_parquet(temporary)
         write_json(record, facts | {"has_saved": "saved" in bench.kept})
     return rows, facts
 
 
-def identified(table: pd.DataFrame) -> pd.DataFrame:
-    """The columns that identify a row come first."""
-    first = [name for name in IDENTITY if name in table]
-    return table[[*first, *table.columns.drop(first)]]
-
-
-def is_first_process() -> bool:
-    """Of several that were launched together one writes; the launcher numbers them. Asked without torch, which closed forms never load."""
+def _is_first_process() -> bool:
+    """Whether this process writes, out of several that were launched together. Needs no torch, which closed forms never load."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def whole_numbers(stage: Stage, table: pd.DataFrame, variants: Sequence[Variant]) -> pd.DataFrame:
-    """Expected counts and labels that are all whole numbers are written as such."""
+def _with_integers(stage: Stage, table: pd.DataFrame, variants: Sequence[Variant]) -> pd.DataFrame:
+    """Write expected counts and labels as integers where every value of the column is one."""
     columns = stage.columns
-    labels = {name for own in variants for name in own.labels}
+    labels = {name for variant in variants for name in variant.labels}
     for name in table.select_dtypes("float"):
-        is_count = name in columns and columns[name].whole
-        if (is_count or (name in labels and name not in columns)) and (table[name] % 1 == 0).all():
+        may_be = columns[name].whole if name in columns else name in labels
+        if may_be and (table[name] % 1 == 0).all():
             table[name] = table[name].astype(int)
     return table
 
 
 def check(stage: Stage, table: pd.DataFrame, variants: Sequence[Variant]) -> None:
-    """The table has the columns of the stage's row, each of its kind, and the labels; a fault is one of the stage's code."""
-    labels = {name for own in variants for name in own.labels}
+    """Refuse a table whose columns are not those of the stage's ``Row`` and the labels: a fault in the stage's code."""
+    labels = {name for variant in variants for name in variant.labels}
     columns = stage.columns
-    missing = [name for name, own in columns.items() if name not in table and not own.optional]
-    unknown = [name for name in table if name not in columns and name not in labels]
-    kinds = [
-        name
-        for name, own in columns.items()
-        if name in table and name not in labels and table[name].dtype.kind not in KINDS[own.kind]
-    ]
-    strange = [n for n, own in columns.items() if own.values and n in table and not set(table[n]) <= set(own.values)]
-    for what, names in (
-        ("lacks", missing),
-        ("does not know", unknown),
-        ("says another kind for", kinds),
-        ("says other words for", strange),
-    ):
+    present = {name: column for name, column in columns.items() if name in table}
+    faults: dict[str, list[Any]] = {
+        "lacks": [name for name, column in columns.items() if name not in table and not column.optional],
+        "has unknown": [name for name in table if name not in columns and name not in labels],
+        "has the wrong kind of": [
+            name
+            for name, column in present.items()
+            if name not in labels and table[name].dtype.kind not in KINDS[column.kind]
+        ],
+        "has unknown values in": [
+            name for name, column in present.items() if column.values and not set(table[name]) <= set(column.values)
+        ],
+    }
+    for fault, names in faults.items():
         if names:
-            raise TypeError(f"stage {stage.name}: the table {what} {', '.join(map(str, names))}: see its Row")
+            raise TypeError(f"stage {stage.name}: the table {fault} {', '.join(map(str, names))}: see its Row")

@@ -1,4 +1,4 @@
-"""What decoding and replay count of each request, in the columns that several stages share."""
+"""The counts of decoding and replay for each request: columns and measures that several stages share."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ ALPHAS = {
     "alpha_repo": Measure("overlap_repo", "visited", "alpha by the estimator of OSD's repository"),
     "block_efficiency": BLOCK_EFFICIENCY,
 }
-"""What is read off the counts."""
+"""The measures of the counts."""

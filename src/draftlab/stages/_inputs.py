@@ -1,11 +1,11 @@
-"""Inputs that several stages share: how they are found in a run's folder, and which files they stand for."""
+"""Input files that several stages share: where they lie in a run's folder, and which files the workflow must make first."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 from tyro.constructors import PrimitiveConstructorSpec
@@ -13,37 +13,45 @@ from tyro.constructors import PrimitiveConstructorSpec
 from draftlab.core.settings import Dataset, Dtype, Settings, TopP, Whole
 from draftlab.engine.answers import recorded_name
 from draftlab.stages._places import Places
-from draftlab.stages._stage import Files, NoInputs
+from draftlab.stages._stage import Bench, Files, NoInputs, column
+
+if TYPE_CHECKING:
+    from draftlab.core.sampling import Sampling
+    from draftlab.engine.recorded_pairs import Pairs
+    from draftlab.train.folders import Folders
 
 AS_JSON = PrimitiveConstructorSpec[Any](
     nargs=1,
     metavar="JSON",
-    instance_from_str=lambda words: json.loads(words[0]),
+    instance_from_str=lambda arguments: json.loads(arguments[0]),
     is_instance=lambda value: value is None or isinstance(value, Settings),
     str_from_instance=lambda value: ["null" if value is None else value.model_dump_json()],
 )
-"""On a command line, settings inside settings are one word of JSON."""
+"""On a command line, settings inside settings are one argument in JSON."""
 
 
 class Target(NoInputs):
-    """A target alone: the folder of a model, a GGUF file, or the name of an architecture."""
+    """A target: the folder of a model, a GGUF file, or the name of an architecture."""
 
     target: Path
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """Those of the cell's pair."""
-        return cls(**{role: places.model(role, variants[0].pair) for role in cls.model_fields})
+        return cls(target=places.model("target", variants[0].pair))
 
     def reads(self, variants: Sequence[Any]) -> Files:
-        """The models."""
         return {"models": list(self.model_dump().values())}
 
 
 class TargetAndDraft(Target):
-    """A target and its draft, as ``Target``."""
+    """A target and its draft; a setting ``role`` may name another draft of the pair."""
 
     draft: Path
+
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        pair, role = variants[0].pair, getattr(variants[0], "role", "draft")
+        return cls(target=places.model("target", pair), draft=places.model(role, pair))
 
 
 class OnPairs(Settings):
@@ -61,10 +69,26 @@ class OnPairs(Settings):
     top_p: TopP = 1.0
     seed: Whole = 0
 
-    @property
-    def synthetic_seed(self) -> int | None:
-        """The seed of the synthetic family; None without it."""
-        return self.seed if self.synthetic else None
+    def sampling(self, temperature: float) -> Sampling:
+        """How a model is sampled at this temperature."""
+        from draftlab.core.sampling import Sampling
+
+        return Sampling(temperature, top_k=self.top_k or None, top_p=self.top_p)
+
+    def load(self, folder: Path) -> dict[str, Pairs]:
+        """The recorded pairs by dataset, with the synthetic family if it is asked for."""
+        from draftlab.engine.recorded_pairs import load_all
+
+        return load_all(folder, self.datasets, self.positions, self.seed if self.synthetic else None)
+
+
+class PairsRow:
+    """A text, its dataset, and how its tokens are drafted."""
+
+    request_id: int = column("number of the text; in the synthetic family each context is a text")
+    dataset: str = column("dataset of the text")
+    draft_temperature: float = column("temperature of the draft")
+    num_drafts: int = column("drafted tokens of a position")
 
 
 class RecordedPairs(NoInputs):
@@ -74,17 +98,15 @@ class RecordedPairs(NoInputs):
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """Those of the cell's pair."""
         return cls(pairs=places.distributions(variants[0].pair))
 
     def reads(self, variants: Sequence[Any]) -> Files:
-        """A file for each dataset."""
-        names = dict.fromkeys(name for own in variants for name in own.datasets)
+        names = dict.fromkeys(name for settings in variants for name in settings.datasets)
         return {"pairs": [self.pairs / f"{name}.safetensors" for name in names]}
 
 
 class Distillation(NoInputs):
-    """What distillation reads: folders of models and of the target's recorded answers, and how the target is read where it runs again."""
+    """What distillation reads: folders of models and of the target's recorded answers, and how to run the target where it runs again."""
 
     models: Path
     answers: Path
@@ -93,18 +115,27 @@ class Distillation(NoInputs):
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """The models and answers of the cell's pair."""
         pair = variants[0].pair
-        how = places.answers[pair]
+        answers = places.answers[pair]
         folders = {"models": places.models(pair), "answers": places.recorded(pair)}
-        return cls(**folders, max_new_tokens=how.max_new_tokens, dtype=how.dtype)
+        return cls(**folders, max_new_tokens=answers.max_new_tokens, dtype=answers.dtype)
 
     def reads(self, variants: Sequence[Any]) -> Files:
         """The target, every draft that a variant opens, and the recorded answers to both splits of its datasets."""
-        drafts = sorted({name for own in variants for name in own.drafts_opened})
-        every = [(own, dataset, split) for own in variants for dataset in own.datasets for split in ("train", "eval")]
-        passes = sorted({recorded_name(dataset, split, own.temperature) for own, dataset, split in every})
+        drafts = sorted({name for settings in variants for name in settings.drafts_opened})
+        passes = {
+            recorded_name(dataset, split, settings.temperature)
+            for settings in variants
+            for dataset in settings.datasets
+            for split in ("train", "eval")
+        }
         return {
             "models": [self.models / name for name in ("target", *drafts)],
-            "answers": [self.answers / name / "answers.jsonl" for name in passes],
+            "answers": [self.answers / name / "answers.jsonl" for name in sorted(passes)],
         }
+
+    def folders(self, bench: Bench) -> Folders:
+        """The same folders as training opens them; what is read is kept for the next variant."""
+        from draftlab.train.folders import Folders
+
+        return Folders(self.answers, self.models, bench.kept)

@@ -15,14 +15,13 @@ from draftlab.engine.settings import Answers
 class Places:
     """The folder of a run.
 
-    ``answers``: how the target of each pair answers. ``datasets``: those that each pair is measured on. ``labelled``: classes that a
-    classifier finds. ``routers``: how the class of a request is named as it arrives, ``classifier`` being the hub's.
-    ``architectures``: at scales of random weights, the architecture that each role of a pair stands for.
+    ``answers``: how the target of each pair answers. ``labelled``: labels (language, topic) that a classifier finds. ``routers``: by label,
+    how the class of an arriving request is found; ``classifier`` is the one on the hub. ``architectures``: at scales with random weights,
+    the architecture of each role of a pair.
     """
 
     run: Path
     answers: Mapping[str, Answers]
-    datasets: Mapping[str, list[str]]
     labelled: Collection[str] = ()
     routers: Mapping[GroupBy, Method] = field(default_factory=dict)
     classifier: str = ""

@@ -1,4 +1,4 @@
-"""What a stage is: what it takes, what it writes, what is measured on that, and how it runs. Free of torch and pandas."""
+"""What a stage is: its settings, inputs, columns and measures, and the function that runs it. Imports neither torch nor pandas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Files = dict[str, list[Path]]
-"""Kind (models, answers, data, ...) -> files; of a model its folder."""
+"""Files by kind (models, answers, data, ...); a model is its folder."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Column:
     """One column of a table: its meaning in a line, its unit, its ``kind`` (int, float, str or bool).
 
     A ``timed`` column holds a measured time, or follows from one: two runs differ in it. It may name the setting under which it does.
-    An ``optional`` column is there in some cells alone. A ``whole`` one is an expected count: where all of a cell's are whole numbers,
-    as at temperature 0, they are written as such. A column of ``values`` holds no others: its annotation is a ``Literal``.
+    An ``optional`` column is missing in some cells. A ``whole`` column holds expected counts: where all of them are integers in a cell,
+    as at temperature 0, they are written as integers. ``values`` are the only values of a column whose annotation is a ``Literal``.
     """
 
     meaning: str
@@ -53,13 +53,15 @@ def timing(meaning: str, *, optional: bool = False) -> Any:
 
 
 def columns_of(row: type) -> dict[str, Column]:
-    """The columns of a ``Row`` in their order, each with the kind that its annotation says."""
-    kinds = typing.get_type_hints(row)
-    words = {name: typing.get_args(kind) for name, kind in kinds.items()}
-    return {
-        name: replace(getattr(row, name), kind=str if words[name] else kind, values=words[name])
-        for name, kind in kinds.items()
-    }
+    """The columns of a ``Row`` in their order, with kind and values from the annotations."""
+    columns = {}
+    for name, kind in typing.get_type_hints(row).items():
+        values = typing.get_args(kind)
+        columns[name] = replace(getattr(row, name), kind=str if values else kind, values=values)
+    return columns
+
+
+SPLIT = Column("train: requests of the stream; eval: held-out requests", kind=str)
 
 
 class NoColumns:
@@ -67,21 +69,21 @@ class NoColumns:
 
 
 class NoInputs(Settings):
-    """The files that a stage takes; this one, the base of all, reads none."""
+    """The input files of a stage. This base class of all has none."""
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """Those of a run's folder, for the settings of all of a cell's variants."""
+        """Find the inputs of a cell in a run's folder; ``variants`` are the settings of its variants."""
         return cls()
 
     def reads(self, variants: Sequence[Any]) -> Files:
-        """What they stand for, for the workflow and for provenance."""
+        """The files that must exist before the cell runs; their digests go into its record."""
         return {}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One run inside a cell: ``labels``, the columns that tell it apart, and its settings."""
+    """One run inside a cell: its settings, and ``labels``, the columns that identify it."""
 
     labels: Mapping[str, Any]
     settings: Any
@@ -89,7 +91,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where the variants of one cell run, one after the other: the folder ``out`` of the cell, and what they share."""
+    """Where the variants of one cell run, one after the other: the folder ``out`` of the cell, and what they keep for each other."""
 
     out: Path
     labels: Mapping[str, Any] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class Bench:
     kept: dict[object, object] = field(default_factory=dict)
 
     def once(self, key: object, make: Callable[[], T]) -> T:
-        """What ``make`` makes, made once for all variants."""
+        """The result of ``make``, which is called only once for all variants."""
         if key not in self.kept:
             self.kept[key] = make()
         return typing.cast(T, self.kept[key])
@@ -105,28 +107,24 @@ class Bench:
 
 Facts = dict[str, Any]
 Run = Callable[[Any, Any, Bench], "tuple[pd.DataFrame, Facts]"]
-"""``run(settings, inputs, bench)``: the rows of one variant, and what ``run.json`` says of it."""
-
-
-def _as_written(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows
+"""``run(settings, inputs, bench)`` returns the rows of one variant, and facts for ``run.json``."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """One kind of measurement.
 
-    **What it is made of:**
-    - `settings`: what an experiment may say of it; its fields are the flags of its verb.
-    - `row`: the columns that it writes; a table has these and the labels of its experiment's axes.
-    - `measures`: what is read off its rows, by name; the first one is meant where none is named.
+    **Fields:**
+    - `settings`: what an experiment can set; the fields are also the flags of the verb.
+    - `row`: the columns that the stage writes. A table also has the labels of its experiment's axes.
+    - `measures`: ratios of columns, by name; the first one is the default.
     - `run`: `run(settings, inputs, bench) -> (rows, facts)` for one variant.
-    - `inputs`: the files that it takes, typed, which know where they lie in a run's folder.
-    - `derive(rows)` adds the columns of `derived`, which follow from the written ones; `views` are other shapes of the table, by name.
-    - `exclusive`: it measures time, and needs the machine to itself.
-    - `needs_gpu_build`: on a GPU it runs in a llama.cpp that was built for CUDA.
-    - `launch`: it may run as several processes.
-    - `split`: which side of the datasets all its requests are from, where it is always the same one.
+    - `inputs`: the files that the stage reads, and how to find them in a run's folder.
+    - `derive(rows)` computes the columns of `derived` from the written ones; `views` reshape the table, by name.
+    - `exclusive`: the stage measures time, and needs the machine to itself.
+    - `needs_gpu_build`: on a GPU it needs a llama.cpp that was built for CUDA.
+    - `launch`: it can run as several processes.
+    - `split`: the split of the datasets that all its requests come from, if it is always the same.
     """
 
     settings: type[Settings]
@@ -135,7 +133,7 @@ class Stage:
     run: Run
     inputs: type[NoInputs] = NoInputs
     derived: type = NoColumns
-    derive: Callable[[pd.DataFrame], pd.DataFrame] = _as_written
+    derive: Callable[[pd.DataFrame], pd.DataFrame] = lambda rows: rows
     views: Mapping[str, Callable[[pd.DataFrame], pd.DataFrame]] = field(default_factory=dict)
     exclusive: bool = False
     needs_gpu_build: bool = False
@@ -146,17 +144,17 @@ class Stage:
 
     @property
     def columns(self) -> dict[str, Column]:
-        """The columns that it writes."""
-        return columns_of(self.row)
+        """The columns that the stage writes, with the split where it is always the same: ``_cell.run`` adds it."""
+        return columns_of(self.row) | ({"split": SPLIT} if self.split else {})
 
     @property
     def all_columns(self) -> dict[str, Column]:
-        """The columns that it writes, and those that follow from them."""
+        """The written and the derived columns."""
         return self.columns | columns_of(self.derived)
 
     @property
     def unit(self) -> str | None:
-        """The column whose values the bootstrap draws: requests, places of a stream, or blocks; None for an exact table."""
+        """The column whose values the bootstrap resamples: requests, places of a stream, or blocks; None for an exact table."""
         return next((name for name in UNITS if name in self.all_columns), None)
 
     def is_timed(self, name: str, settings: Mapping[str, Any]) -> bool:
@@ -170,7 +168,7 @@ PARTS = ("Settings", "Row", "MEASURES", "run", "Inputs", "Derived", "derive")
 
 
 def stage_of(module: str, **traits: Any) -> Stage:
-    """The stage that a file is: what it defines under the names of ``PARTS``, and what cannot be seen there."""
+    """The stage of a file: ``PARTS`` are what the file defines under these names, ``traits`` are the other fields."""
     defined = vars(sys.modules[module])
     parts = {name.lower(): defined[name] for name in PARTS if name in defined}
     does = defined["__doc__"].partition("\n")[0].rstrip(".")
@@ -180,13 +178,14 @@ def stage_of(module: str, **traits: Any) -> Stage:
 def cell_file(
     stage: Stage, experiment: str, cell: str, variants: Sequence[Variant], inputs: NoInputs
 ) -> dict[str, Any]:
-    """What the file of a cell says, which travels from the plan to the job."""
+    """The content of a cell's file, by which the plan tells the job what to run."""
     return {
         "experiment": experiment,
         "cell": cell,
         "stage": stage.name,
         "variants": [
-            {"labels": dict(own.labels), "settings": own.settings.model_dump(mode="json")} for own in variants
+            {"labels": dict(variant.labels), "settings": variant.settings.model_dump(mode="json")}
+            for variant in variants
         ],
         "inputs": inputs.model_dump(mode="json"),
     }

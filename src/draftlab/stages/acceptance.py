@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NotNegative
 from draftlab.progress import progress
-from draftlab.stages._inputs import OnPairs, RecordedPairs
+from draftlab.stages._inputs import OnPairs, PairsRow, RecordedPairs
 from draftlab.stages._schemes import Scheme
 from draftlab.stages._stage import Bench, Facts, column, stage_of
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from draftlab.engine.replay import SingleVerifier
 
 PATHS: dict[str, SingleVerifier] = {"single_path": "single", "block": "block"}
-"""Verifiers of a path, on one footing: tokens accepted among the tokens visited, in blocks along a text."""
+"""Verifiers of a drafted path, compared by the tokens accepted among the tokens visited, in blocks along a text."""
 
 
 class Settings(OnPairs):
@@ -36,25 +35,18 @@ class Settings(OnPairs):
     path_len: int = Field(gt=0, default=4, description="tokens of a path, for schemes that verify one")
 
 
-class Row:
+class Row(PairsRow):
     """A request under a scheme."""
 
-    request_id: int = column("number of the text; in the synthetic family each context is a text")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     acceptance_sum: float = column("acceptance before the residual draw, summed over positions", "tokens")
     member_sum: float = column(
         "probability that the emitted token is among the drafts, summed; empty without a closed form", "tokens"
     )
     positions: float = column("positions; for a path, those that its blocks visit", "tokens")
-    dataset: str = column("dataset of the text")
-    draft_temperature: float = column("temperature of the draft")
-    num_drafts: int = column("drafted tokens of a position")
     scheme: str = column("how drafts are verified")
 
 
 class Derived:
-    """What follows from the rows."""
-
     shortfall_sum: float = column("shortfall from the acceptance of the optimal scheme, summed", "tokens")
 
 
@@ -71,42 +63,33 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
     """Sum the acceptance of each scheme over the positions of each request; the synthetic family has no path."""
     import pandas as pd
 
-    from draftlab.core.sampling import Sampling
     from draftlab.core.verify.exact import by_position
     from draftlab.core.verify.schemes import token_verifier
-    from draftlab.engine.recorded_pairs import load_all
 
-    sampling = partial(Sampling, top_k=settings.top_k or None, top_p=settings.top_p)
-    pairs = load_all(inputs.pairs, settings.datasets, settings.positions, settings.synthetic_seed)
     frames = []
-    kinds = list(itertools.product(pairs.items(), settings.draft_temperature))
-    for (dataset, own), temperature in progress(kinds, "datasets and temperatures"):
-        samplings = sampling(settings.target_temperature), sampling(temperature)
-        target, draft = own.distributions(*samplings)
-        for name in settings.schemes:
-            if name in PATHS and not own.is_text:
+    conditions = list(itertools.product(settings.load(inputs.pairs).items(), settings.draft_temperature))
+    for (dataset, pairs), temperature in progress(conditions, "datasets and temperatures"):
+        samplings = settings.sampling(settings.target_temperature), settings.sampling(temperature)
+        target, draft = pairs.distributions(*samplings)
+        for scheme in settings.schemes:
+            if scheme in PATHS and not pairs.is_text:
                 continue
-            path = along_text(own, *samplings, settings.path_len, PATHS[name]) if name in PATHS else None
-            for drafts in settings.num_drafts:
+            path = along_text(pairs, *samplings, settings.path_len, PATHS[scheme]) if scheme in PATHS else None
+            for num_drafts in settings.num_drafts:
                 rows = path
                 if rows is None:
-                    exact = by_position(token_verifier(name), target, draft, drafts)
+                    exact = by_position(token_verifier(scheme), target, draft, num_drafts)
                     rows = pd.DataFrame({"acceptance_sum": exact.proc, "member_sum": exact.member, "positions": 1})
-                    rows = rows.groupby(own.request.numpy()).sum(min_count=1).rename_axis("request_id").reset_index()
-                labels: dict[str, Any] = {
-                    "dataset": dataset,
-                    "draft_temperature": temperature,
-                    "num_drafts": drafts,
-                    "scheme": name,
-                }
-                frames.append(rows.assign(**labels))
+                    rows = rows.groupby(pairs.request.numpy()).sum(min_count=1).rename_axis("request_id").reset_index()
+                rows = rows.assign(dataset=dataset, draft_temperature=temperature, num_drafts=num_drafts, scheme=scheme)
+                frames.append(rows)
     return pd.concat(frames, ignore_index=True), {}
 
 
 def along_text(
     pairs: Pairs, target: Sampling, draft: Sampling, path_len: int, verifier: SingleVerifier
 ) -> pd.DataFrame:
-    """Accepted and visited tokens of a verifier of one path, in blocks of ``path_len`` along each text, in expectation."""
+    """Expected accepted and visited tokens of a verifier of one path, in blocks of ``path_len`` along each text."""
     import pandas as pd
 
     from draftlab.engine.replay import agreement, walk

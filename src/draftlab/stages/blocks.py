@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,33 +12,19 @@ from pydantic import Field, field_validator, model_validator
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Whole
 from draftlab.errors import UserError
+from draftlab.progress import progress
+from draftlab.stages._decoding import Inputs, Request, open_work, write_texts
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
-from draftlab.stages.live import (
-    PARTS,
-    PLAIN,
-    Contender,
-    Contest,
-    Contested,
-    Inputs,
-    Request,
-    batches,
-    contenders,
-    decode,
-    rows_of,
-    truncation,
-)
+from draftlab.stages.live import PARTS, PLAIN, Contender, Contest, Contested, contenders, decode, rows_of, truncation
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Generator
 
-    from draftlab.core.sampling import Sampling
     from draftlab.engine.replay_drafts import Blocks, Texts
-    from draftlab.models import LanguageModel
 
 
 CEILING = "ceiling"
-"""Stands among the schemes for what none of them exceeds."""
+"""The name, among the schemes, of a bound for all of them."""
 
 
 class Settings(Contest):
@@ -64,7 +50,6 @@ class Settings(Contest):
 
     @model_validator(mode="after")
     def _has_whole_blocks(self) -> Settings:
-        """Check that costs and the ceiling are asked for only with whole blocks."""
         if self.by_depth and (self.timed or self.ceiling):
             raise ValueError("by_depth cannot be combined with timed or ceiling")
         return self
@@ -90,8 +75,6 @@ class Row(Contested):
 
 
 class Derived:
-    """What follows from the rows."""
-
     identical: bool = column("whether all its drafts have the same temperature")
     size: str = column("tokens in the linear program, in words", optional=True)
     quantity: str = column("what ``above`` over ``below`` is", optional=True)
@@ -109,143 +92,104 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Let the target write, and count the blocks of every contender along its texts; contenders that replay cannot handle decode live."""
+    """Let the target write texts, and count the blocks of every contender along them; contenders that cannot be replayed decode live."""
     import pandas as pd
     import torch
 
-    from draftlab.models import load_pair
-    from draftlab.progress import progress
-
-    answers = inputs.answers
-    target, draft, tokenizer = load_pair(inputs.target, inputs.draft, answers.dtype, answers.device)
-    room = target.context_len - settings.max_new_tokens - 2 * settings.draft_len
     every = contenders(settings)
-    if whole := [own.scheme for own in every if settings.by_depth and not _is_replayed(own)]:
-        raise UserError(f"{whole[0]} is decoded live, which has no counts by depth", remedy="leave out it or by_depth")
-    work = [
-        (dataset, batch)
-        for dataset, file in inputs.prompts.items()
-        for batch in batches(file, settings.requests, settings.batch, tokenizer, answers.template, room)
-    ]
-    generator, live = (torch.Generator(target.device).manual_seed(settings.seed) for _ in range(2))
-    frames, eos_ids = [], [] if settings.past_end else tokenizer.eos_ids
+    if live := [contender.scheme for contender in every if settings.by_depth and not _is_replayed(contender)]:
+        raise UserError(f"{live[0]} is decoded live, which has no counts by depth", remedy="leave out it or by_depth")
+    work = open_work(settings, inputs)
+    of_texts, of_decoding = (torch.Generator(work.target.device).manual_seed(settings.seed) for _ in range(2))
+    frames, eos_ids = [], [] if settings.past_end else work.tokenizer.eos_ids
 
-    def answer(own: Contender, batch: Sequence[Request]) -> pd.DataFrame:
-        prompts = [request.prompt_ids for request in batch]
-        decoded = decode(own, prompts, settings, target, draft, eos_ids, live)
-        return pd.DataFrame(rows_of(decoded, batch, None))
+    def decode_live(contender: Contender, batch: Sequence[Request]) -> pd.DataFrame:
+        return pd.DataFrame(rows_of(decode(contender, batch, settings, work, eos_ids, of_decoding), batch, None))
 
-    for number in progress(range(len(work)), "blocks"):
-        dataset, batch = work[number]
-        for same in _grouped(every, lambda own: (own.target_temperature, own.top_k)):
-            sampling = _sampling(settings, same[0].target_temperature, same[0].top_k)
-            texts = write(target, draft, batch, sampling, settings.max_new_tokens, eos_ids, generator)
-            counted = _count([own for own in same if _is_replayed(own)], texts, settings)
-            decoded = (own for own in same if not _is_replayed(own))
-            for own, rows in itertools.chain(
-                ((own, _rows(found, batch, settings.by_depth)) for own, found in counted),
-                ((own, _live_rows(answer(own, batch))) for own in decoded),
-            ):
-                if settings.timed and own.scheme != CEILING:
-                    rows = rows.merge(_costs(answer(own, batch[: settings.timed])), how="left", on="request_id")
-                frames.append(rows.assign(dataset=dataset, **vars(own)))
+    def tables(group: Sequence[Contender], batch: Sequence[Request]) -> Iterator[tuple[Contender, pd.DataFrame]]:
+        """The rows of contenders that share a target, by replay of one text where that is possible, else by decoding."""
+        sampling = settings.sampling(group[0].target_temperature, group[0].top_k)
+        texts = write_texts(work, batch, sampling, settings.max_new_tokens, eos_ids, of_texts)
+        for contender, blocks in _count(filter(_is_replayed, group), texts, settings):
+            yield contender, _replayed_rows(blocks, batch, settings.by_depth)
+        for contender in itertools.filterfalse(_is_replayed, group):
+            yield contender, _live_rows(decode_live(contender, batch))
+
+    for dataset, batch in progress(work.batches, "blocks"):
+        for group in _grouped(every, lambda contender: (contender.target_temperature, contender.top_k)):
+            for contender, rows in tables(group, batch):
+                if settings.timed and contender.scheme != CEILING:
+                    costs = _costs(decode_live(contender, batch[: settings.timed]))
+                    rows = rows.merge(costs, how="left", on="request_id")
+                frames.append(rows.assign(dataset=dataset, **vars(contender)))
     rows = pd.concat(frames, ignore_index=True)
     return rows.assign(draft_len=settings.draft_len, top_p=settings.top_p, seed=settings.seed), {}
 
 
-def _sampling(settings: Settings, temperature: float, top_k: int) -> Sampling:
-    from draftlab.core.sampling import Sampling
-
-    return Sampling(temperature, top_k or None, settings.top_p)
-
-
-def _grouped(every: Sequence[Contender], key: Callable[[Contender], tuple[float, ...]]) -> Iterator[list[Contender]]:
+def _grouped(every: Iterable[Contender], key: Callable[[Contender], tuple[float, ...]]) -> Iterator[list[Contender]]:
     for _, group in itertools.groupby(sorted(every, key=key), key):
         yield list(group)
 
 
-def write(
-    target: LanguageModel,
-    draft: LanguageModel,
-    batch: Sequence[Request],
-    sampling: Sampling,
-    room: int,
-    eos_ids: Sequence[int],
-    generator: Generator,
-) -> Texts:
-    """The target's texts, with the logits of both models along them."""
-    import torch
-
-    from draftlab.core.sampling import to_probs
-    from draftlab.engine.generate import generate
-    from draftlab.engine.replay_drafts import Texts
-
-    prompts = [request.prompt_ids for request in batch]
-    with torch.inference_mode():
-        written = generate(
-            target, prompts, max_new_tokens=room, eos_ids=eos_ids, sampling=sampling, generator=generator
-        )
-        own, drafted = (model.answer_logits(prompts, written) for model in (target, draft))
-    token = torch.tensor(list(itertools.chain.from_iterable(written)), device=own.device)
-    return Texts(to_probs(own, sampling), drafted, token, [len(text) for text in written])
-
-
-def _count(same: Sequence[Contender], texts: Texts, settings: Settings) -> Iterator[tuple[Contender, Blocks]]:
-    """Count the blocks of contenders that share a target; those with the same draft distributions are computed together."""
+def _count(group: Iterable[Contender], texts: Texts, settings: Settings) -> Iterator[tuple[Contender, Blocks]]:
+    """Count the blocks of contenders that share a target; contenders with the same draft distributions are computed together."""
     from draftlab.core.sampling import to_probs
     from draftlab.core.verify.bound import optimum_iid
     from draftlab.core.verify.exact import on_support
     from draftlab.engine.replay_drafts import blocks, ceiling, survival
 
-    def kind(own: Contender) -> tuple[float, ...]:
-        """The number of distinct drafts counts from the start; of others every smaller number is a state."""
-        return (*dict.fromkeys(own.draft_temperatures), own.num_drafts if _is_distinct(own) else 0)
+    def distributions(contender: Contender) -> tuple[float, ...]:
+        """What determines the draft distributions. Distinct drafts depend on their number; of other drafts every smaller number is a state."""
+        is_distinct = getattr(contender.verifier, "is_distinct", False)
+        return (*dict.fromkeys(contender.draft_temperatures), contender.num_drafts if is_distinct else 0)
 
-    for alike in _grouped(same, kind):
-        verifiers = {(own.verifier.name, own.lp_threshold, own.alphabet): own.verifier for own in alike}
-        samplings = [_sampling(settings, temperature, alike[0].top_k) for temperature in kind(alike[0])[:-1]]
-        most = tuple(map(max, zip(*map(_groups, alike), strict=True)))
-        survivals = survival(list(verifiers.values()), texts, samplings, most)
-        found = dict(zip(verifiers, survivals, strict=True))
-        for own in alike:
-            survived = found[own.verifier.name, own.lp_threshold, own.alphabet]
-            yield own, blocks(survived, texts.lengths, _groups(own), settings.draft_len, own.tail)
-            if settings.ceiling and own.scheme == "optimal_block":
+    def key(contender: Contender) -> tuple[str, int, int]:
+        return contender.verifier.name, contender.lp_threshold, contender.alphabet
+
+    for alike in _grouped(group, distributions):
+        verifiers = {key(contender): contender.verifier for contender in alike}
+        samplings = [settings.sampling(temperature, alike[0].top_k) for temperature in distributions(alike[0])[:-1]]
+        most = tuple(map(max, zip(*map(_sizes, alike), strict=True)))
+        survivals = dict(zip(verifiers, survival(list(verifiers.values()), texts, samplings, most), strict=True))
+        for contender in alike:
+            survived = survivals[key(contender)]
+            yield contender, blocks(survived, texts.lengths, _sizes(contender), settings.draft_len, contender.tail)
+            if settings.ceiling and contender.scheme == "optimal_block":
                 both = on_support(texts.target_probs, to_probs(texts.draft_logits, samplings[0]))
-                best = optimum_iid(*both, own.num_drafts).cpu().numpy()
-                most_of = ceiling(survived, best, texts.lengths, own.num_drafts, settings.draft_len)
-                yield replace(own, scheme=CEILING), most_of
+                best = optimum_iid(*both, contender.num_drafts).cpu().numpy()
+                bound = ceiling(survived, best, texts.lengths, contender.num_drafts, settings.draft_len)
+                yield replace(contender, scheme=CEILING), bound
 
 
-def _is_replayed(own: Contender) -> bool:
-    """Whether the verifier needs to know only the number of survivors of a block so far."""
-    return getattr(own.verifier, "stops", None) is None or getattr(own.verifier, "selected", None) is not None
+def _is_replayed(contender: Contender) -> bool:
+    """Whether the verifier depends on the block so far only by the number of surviving drafts."""
+    verifier = contender.verifier
+    return getattr(verifier, "stops", None) is None or getattr(verifier, "selected", None) is not None
 
 
-def _is_distinct(own: Contender) -> bool:
-    return bool(getattr(own.verifier, "is_distinct", False))
+def _sizes(contender: Contender) -> tuple[int, ...]:
+    """The number of drafts with each distribution."""
+    is_same = len(set(contender.draft_temperatures)) == 1
+    return (contender.num_drafts,) if is_same else (1, contender.num_drafts - 1)
 
 
-def _groups(own: Contender) -> tuple[int, ...]:
-    """The numbers of drafts that share a distribution."""
-    return (own.num_drafts,) if len(set(own.draft_temperatures)) == 1 else (1, own.num_drafts - 1)
-
-
-def _rows(found: Blocks, batch: Sequence[Request], by_depth: bool) -> pd.DataFrame:
+def _replayed_rows(blocks: Blocks, batch: Sequence[Request], by_depth: bool) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
-    names = {"blocks": found.stopped, "emitted": found.emitted, "judged": found.judged, "accepted": found.accepted}
-    number = [request.number for request in batch]
-    if not by_depth:
-        sums = {name: values.sum(1) for name, values in names.items()}
-        return pd.DataFrame({"request_id": number, "depth": -1, **sums, "all_blocks": sums["blocks"]})
-    depths = found.stopped.shape[1]
-    columns = {name: values.ravel() for name, values in names.items()}
-    whole = found.stopped.sum(1).repeat(depths)
-    return pd.DataFrame(
-        {"request_id": np.repeat(number, depths), "depth": np.tile(range(depths), len(batch)), **columns}
-    ).assign(all_blocks=whole)
+    counts = {
+        "blocks": blocks.stopped,
+        "emitted": blocks.emitted,
+        "judged": blocks.judged,
+        "accepted": blocks.accepted,
+        "all_blocks": blocks.stopped.sum(1, keepdims=True).repeat(blocks.stopped.shape[1], 1),
+    }
+    numbers, depths = [request.number for request in batch], blocks.stopped.shape[1]
+    if by_depth:
+        places = {"request_id": np.repeat(numbers, depths), "depth": np.tile(range(depths), len(batch))}
+        return pd.DataFrame(places | {name: values.ravel() for name, values in counts.items()})
+    sums = {name: values.sum(1) for name, values in counts.items()}
+    return pd.DataFrame({"request_id": numbers, "depth": -1, **sums, "all_blocks": sums["blocks"]})
 
 
 def _live_rows(decoded: pd.DataFrame) -> pd.DataFrame:
@@ -258,7 +202,7 @@ def _costs(decoded: pd.DataFrame) -> pd.DataFrame:
 
 
 def quantities(rows: pd.DataFrame) -> pd.DataFrame:
-    """Acceptance, block efficiency and the cost of selection of each row, each as a row of its own."""
+    """Acceptance, block efficiency and the cost of selection, each in a separate row."""
     import pandas as pd
 
     rows = rows.assign(select_ms=1000 * rows["select_seconds"])
@@ -267,8 +211,8 @@ def quantities(rows: pd.DataFrame) -> pd.DataFrame:
         "tokens per call": (rows["emitted"], rows["blocks"]),
         "selection, ms": (rows["select_ms"], rows["timed_blocks"]),
     }
-    every = [rows.assign(quantity=name, above=above, below=below) for name, (above, below) in parts.items()]
-    return pd.concat(every, ignore_index=True).query("below > 0")
+    frames = [rows.assign(quantity=name, above=above, below=below) for name, (above, below) in parts.items()]
+    return pd.concat(frames, ignore_index=True).query("below > 0")
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:

@@ -44,7 +44,6 @@ class Row(UnroundedCounts):
 
     stream_index: int = column("place in the stream")
     request_id: int = column("number among the recorded requests")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     serve_seconds: float = timing("time to serve the request")
     serve_gb: float = column("bytes moved to serve it", "GB")
     update_seconds: float = timing("its share of the training time")
@@ -57,8 +56,6 @@ class Row(UnroundedCounts):
 
 
 class Derived:
-    """What a request costs in all."""
-
     cost_seconds: float = timing("time of a request with its share of the training")
 
 
@@ -78,22 +75,21 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.latency.pair import load_inflated
     from draftlab.models.weights import moved
     from draftlab.train.break_even import affordable, measure, priced
-    from draftlab.train.folders import Folders
     from draftlab.train.learning import Effort, train
     from draftlab.train.online import serve, serve_unchanged
     from draftlab.train.sources import Scene
     from draftlab.train.traffic import whole
 
     begin = time.process_time()
-    folders = Folders(inputs.answers, inputs.models, bench.kept)
+    folders = inputs.folders(bench)
     recorded = folders.recorded(settings.dataset, "train")
     if len(recorded.answers) < 2 * settings.requests:
-        what = (
-            f"only {len(recorded.answers)} answers for {settings.requests} requests to serve and as many to distil on"
+        raise UserError(
+            f"only {len(recorded.answers)} answers for {settings.requests} requests to serve and as many to distil on",
+            remedy="lower requests, or raise data.train of the scale",
         )
-        raise UserError(what, remedy="lower requests, or raise data.train of the scale")
-    every = whole(recorded, settings.dataset).reordered(settings.seed)
-    stream, target = every.take(range(settings.requests)), folders.target(settings.device, inputs.dtype)
+    traffic = whole(recorded, settings.dataset).reordered(settings.seed)
+    stream, target = traffic.take(range(settings.requests)), folders.target(settings.device, inputs.dtype)
     if settings.inflated_layers or settings.inflated_ffn:
         layers, ffn = settings.inflated_layers, settings.inflated_ffn
         target = load_inflated(inputs.models / "target", layers, ffn, settings.device)
@@ -118,17 +114,17 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     for interval in settings.intervals:
         learner = copy.deepcopy(draft)
         rows, spent = serve(learner, stream, settings.model_copy(update={"update_interval": interval}))
-        effort = max(effort, spent, key=lambda one: one.tokens)
+        effort = max(effort, spent, key=lambda effort: effort.tokens)
         runs["online", interval] = price(rows, name="draft", update=f"update {interval}", share=1 / interval)
     tokens = effort.tokens * sizes["draft"].weights / sizes["larger"].weights
-    chosen = affordable(every, settings.requests, tokens)
+    chosen = affordable(traffic, settings.requests, tokens)
     steps = math.ceil(len(chosen) / settings.batch)
-    train(Scene(larger, None, every.answers, inputs.max_new_tokens, ()), chosen, steps, settings)
+    train(Scene(larger, None, traffic.answers, inputs.max_new_tokens, ()), chosen, steps, settings)
     rows = serve_unchanged(larger, stream, settings.draft_len)
     runs["larger", 0] = price(rows, name="larger", update="update larger", share=steps / len(stream))
-    beside = {f"static_{unit}": static[f"serve_{unit}"].to_numpy() for unit in ("seconds", "gb")}
-    parts = [rows.assign(contender=name, update_interval=own, **beside) for (name, own), rows in runs.items()]
-    table = pd.concat(parts, ignore_index=True).drop(columns=["group", "segment", "updates", "update_loss"])
+    costs = {f"static_{unit}": static[f"serve_{unit}"].to_numpy() for unit in ("seconds", "gb")}
+    frames = [rows.assign(contender=name, update_interval=number, **costs) for (name, number), rows in runs.items()]
+    table = pd.concat(frames, ignore_index=True).drop(columns=["group", "segment", "updates", "update_loss"])
     return table.assign(seed=settings.seed), folders.facts(effort, begin)
 
 

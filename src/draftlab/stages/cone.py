@@ -46,7 +46,7 @@ class Derived:
 
 
 WRITTEN_OUT = 3
-"""Facets are also written as text up to this many tokens."""
+"""The largest vocabulary whose facets are also written as text."""
 
 MEASURES = {
     "found": Measure("subsets", "expected_subsets", "conditions found over those of Theorem 2"),
@@ -58,7 +58,7 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """The facets of each cone, and how far formula and linear program are apart."""
+    """Count the facets of each cone, and compare the formula with the linear program."""
     import pandas as pd
 
     from draftlab.core.verify.polyhedral import acceptance_cone
@@ -67,16 +67,16 @@ def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFram
     for tokens, drafts in itertools.product(settings.num_tokens, settings.num_drafts):
         cone = acceptance_cone(tokens, drafts)
         counts = {key: getattr(cone, key) for key in ("dimension", "rays", "nonnegative", "subsets", "other")}
-        rows.append(
-            {"num_tokens": tokens, "num_drafts": drafts}
-            | counts
-            | {
-                "expected_subsets": 2**tokens - 2,
-                "cases": settings.cases,
-                "largest_difference": largest_difference(tokens, drafts, settings.cases, settings.seed),
-                "inequalities": "; ".join(cone.inequalities) if tokens <= WRITTEN_OUT else "",
-            }
-        )
+        row = {
+            "num_tokens": tokens,
+            "num_drafts": drafts,
+            **counts,
+            "expected_subsets": 2**tokens - 2,
+            "cases": settings.cases,
+            "largest_difference": largest_difference(tokens, drafts, settings.cases, settings.seed),
+            "inequalities": "; ".join(cone.inequalities) if tokens <= WRITTEN_OUT else "",
+        }
+        rows.append(row)
     return pd.DataFrame(rows), {}
 
 
@@ -96,7 +96,7 @@ def largest_difference(num_tokens: int, num_drafts: int, cases: int, seed: int) 
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """How many facets of Theorem 2 were not found."""
+    """Count the facets of Theorem 2 that are missing."""
     return rows.assign(missing_subsets=rows["expected_subsets"] - rows["subsets"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ BASELINE_STEPS = 4  # on each side of a block
 VERIFY_PROBES = 2
 DRAFT_PROBES = 6
 ATTEMPTS = 3
+EQ1 = ("alpha", "draft_len", "cost_ratio")
+ALL_COSTS = (*EQ1, "verify_ratio")
+"""The columns that determine the speed-up by Eq. 1, and with the measured cost of verification."""
 QUIET = 0.10
 """A cell whose block ratios have an interquartile range over this (relative to their median) is marked as not quiet."""
 
@@ -45,8 +49,8 @@ class Settings(Engine):
         return PROMPT + self.rounds * (max(self.draft_len) + 1) + 2 * max(self.draft_len)
 
 
-class Block:
-    """What one block says: contenders that ran within the same moment."""
+class AtAlpha:
+    """A block at a set acceptance: speculative rounds between plain steps, within the same moment."""
 
     alpha: float = column("acceptance per drafted token, as set", "probability")
     draft_len: int = column("tokens drafted for one call of the target", "tokens")
@@ -54,13 +58,18 @@ class Block:
     plain_before_seconds: float = timing("plain steps of the target before the speculative rounds")
     plain_after_seconds: float = timing("plain steps of the target after them")
     plain_steps: int = column("plain steps, before and after together", "steps")
+    seconds: float = timing("the speculative rounds as a whole")
+    rounds: int = column("speculative rounds: a draft and its verification", "rounds")
+
+
+class Block(AtAlpha):
+    """A block with its parts, and probes outside the rounds."""
+
     tokens: int = column("tokens that the speculative rounds wrote", "tokens")
     draft_steps: int = column("draft steps in the speculative rounds", "steps")
     draft_seconds: float = timing("draft steps in the speculative rounds")
     verify_seconds: float = timing("verification in the speculative rounds")
-    seconds: float = timing("the speculative rounds as a whole")
     disagreements: int = column("rounds that would have ended at another token if the target had chosen", "rounds")
-    rounds: int = column("speculative rounds: a draft and its verification", "rounds")
     verify_probe_seconds: float = timing("verifications one after the other, outside the rounds")
     verify_probes: int = column("verifications outside the rounds", "calls")
     draft_probe_seconds: float = timing("draft steps one after the other, outside the rounds")
@@ -104,7 +113,7 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """``measure`` a pair on the engine that is asked for; the rows name the target's weights."""
+    """``measure`` a pair on the chosen engine; the rows name the target's weights."""
     from draftlab.latency.pair import describe, open_pair
 
     pair = open_pair(inputs.target, inputs.draft, settings=settings, context_length=settings.context_length)
@@ -124,7 +133,7 @@ def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -
     import pandas as pd
 
     rng = np.random.default_rng(settings.seed)
-    # One plan for every attempt: what is done does not depend on how long it took.
+    # All attempts share one plan: the work does not depend on how long it took.
     text, plans = prepare(target, draft, settings, settings.blocks, rng)
     cells = list(plans)
     measured: dict[tuple[float, int], pd.DataFrame] = {}
@@ -136,9 +145,9 @@ def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -
                 cell = {"alpha": alpha, "draft_len": draft_len, "block": block}
                 blocks.append(cell | measure_block(target, draft, text, plan, draft_len))
         rows = pd.DataFrame(blocks).assign(attempt=attempt)
-        loud = summarise(rows).query("not quiet")
+        noisy = summarise(rows).query("not quiet")
         measured |= {cell: rows[(rows["alpha"] == cell[0]) & (rows["draft_len"] == cell[1])] for cell in cells}
-        cells = list(zip(loud["alpha"].tolist(), loud["draft_len"].tolist(), strict=True))
+        cells = list(zip(noisy["alpha"].tolist(), noisy["draft_len"].tolist(), strict=True))
         if not cells:
             break
     return pd.concat(measured.values(), ignore_index=True)
@@ -147,7 +156,7 @@ def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -
 def prepare(
     target: LatencyBackend, draft: LatencyBackend, settings: Settings, blocks: int, rng: np.random.Generator
 ) -> tuple[list[int], Plans]:
-    """The text that all blocks decode, and by (alpha, draft_len) how many tokens each round of each block accepts; both are warm then."""
+    """Warm up, and return the text that all blocks decode, and the tokens that each round of each block accepts, by (alpha, draft_len)."""
     from draftlab.latency.controlled import continue_text, schedule
 
     longest, rounds = max(settings.draft_len), settings.rounds
@@ -212,10 +221,14 @@ def block_ratios(rows: pd.DataFrame) -> pd.DataFrame:
 
 def expected_tokens(rows: pd.DataFrame) -> pd.Series[float]:
     """Expected tokens per round of each row."""
+    return _by_row(theory.expected_block_length, rows, "alpha", "draft_len")
+
+
+def _by_row(function: Callable[..., float], rows: pd.DataFrame, *columns: str) -> pd.Series[float]:
+    """A function of some columns, evaluated for each row."""
     import pandas as pd
 
-    cells = zip(rows["alpha"], rows["draft_len"], strict=True)
-    return pd.Series([theory.expected_block_length(*cell) for cell in cells], index=rows.index)
+    return pd.Series([function(*values) for values in rows[[*columns]].itertuples(index=False)], index=rows.index)
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
@@ -228,34 +241,29 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     medians = cells[["speedup", "cost_ratio", "verify_ratio"]].median()
     spread = cells["speedup"].quantile(0.75) - cells["speedup"].quantile(0.25)
     summary = medians.assign(quiet=spread / medians["speedup"] <= QUIET).reset_index()
-    costs = [summary[name] for name in ("alpha", "draft_len", "cost_ratio", "verify_ratio")]
     return summary.assign(
-        eq1=[theory.speedup(*cell) for cell in zip(*costs[:3], strict=True)],
-        calibrated=[theory.speedup(*cell) for cell in zip(*costs, strict=True)],
+        eq1=_by_row(theory.speedup, summary, *EQ1), calibrated=_by_row(theory.speedup, summary, *ALL_COSTS)
     )
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Times per token in ms and speed-ups of each block, and what Eq. 1 (OSD) promises more than was measured."""
+    """Times per token in ms and speed-ups of each block, and the speed-up by Eq. 1 (OSD) minus the measured one."""
     rows = block_ratios(rows)
-    promised = [
-        theory.speedup(*cell) for cell in zip(rows["alpha"], rows["draft_len"], rows["cost_ratio"], strict=True)
-    ]
+    eq1 = _by_row(theory.speedup, rows, *EQ1)
     return rows.assign(
         plain_ms=1e3 * rows["plain"],
         speculative_ms=1e3 * rows["speculative"],
-        eq1=promised,
-        eq1_gap=promised - rows["speedup"],
+        eq1=eq1,
+        eq1_gap=eq1 - rows["speedup"],
     )
 
 
 def best_draft_len(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each block once per ``way`` to know its seconds a token: measured, by Eq. 1, and by Eq. 1 with the measured cost of verifying."""
+    """Each block once per ``way`` to know its seconds per token: measured, by Eq. 1, and by Eq. 1 with the measured cost of verification."""
     import pandas as pd
 
     rows = rows.assign(at="alpha = " + rows["alpha"].astype(str))
-    names = ["alpha", "draft_len", "cost_ratio", "verify_ratio"]
-    refined = [theory.speedup(*cell) for cell in rows[names].itertuples(index=False)]
+    refined = _by_row(theory.speedup, rows, *ALL_COSTS)
     ways = {"measured": rows["speculative"], "refined": rows["plain"] / refined, "eq1": rows["plain"] / rows["eq1"]}
     return pd.concat([rows.assign(way=way, token_seconds=seconds) for way, seconds in ways.items()], ignore_index=True)
 

@@ -31,7 +31,7 @@ class Settings(Engine):
 
 
 class Row:
-    """One block of plain steps, one branch and all branches in turns."""
+    """One block, in which plain steps, one branch and all branches take turns."""
 
     num_drafts: int = column("branches that one call verifies", "branches")
     draft_len: int = column("tokens of each branch", "tokens")
@@ -85,14 +85,14 @@ def measure(target: LlamaCpp, settings: Settings) -> pd.DataFrame:
                     target.greedy([0] if work == "plain" else [0, *branches[0]])
                     target.trim(settings.context)
                 times.append(clock())
-            plain, one, every, one_again, plain_again = np.diff(times).tolist()
+            plain, one, together, one_again, plain_again = np.diff(times).tolist()
             row = {
                 "num_drafts": drafts,
                 "draft_len": settings.draft_len,
                 "block": block,
                 "plain_seconds": (plain + plain_again) / 2,
                 "one_branch_seconds": (one + one_again) / 2,
-                "branches_seconds": every,
+                "branches_seconds": together,
             }
             if block >= 0:  # the first pass warms up
                 rows.append(row)
@@ -117,9 +117,8 @@ def verify_branches(
     positions = [start, *(start + 1 + index for _ in branches for index in range(width))]
     sequences = [tuple(members), *((member,) for member in members for _ in range(width))]
     logits = model.decode(tokens, positions, sequences)
-    own = logits[1:].reshape(len(branches), width, -1)
-    root = np.broadcast_to(logits[0], (len(branches), 1, logits.shape[-1]))
-    return np.concatenate([root, own], axis=1)
+    after_root = np.broadcast_to(logits[0], (len(branches), 1, logits.shape[-1]))
+    return np.concatenate([after_root, logits[1:].reshape(len(branches), width, -1)], axis=1)
 
 
 STAGE = stage_of(__name__, inputs=Target, exclusive=True, needs_gpu_build=True)

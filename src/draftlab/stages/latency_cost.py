@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -11,7 +10,6 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Count
 from draftlab.latency.settings import Engine
 from draftlab.stages._inputs import TargetAndDraft
-from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ class Settings(Engine):
 
 
 class Row:
-    """One probe of one block, and what was measured within the same moment."""
+    """One probe of a block, and the measurements around it."""
 
     context: int = column("tokens in the cache of each sequence", "tokens")
     batch: int = column("sequences in one call", "sequences")
@@ -63,18 +61,8 @@ MEASURES = {
 }
 
 
-class Inputs(TargetAndDraft):
-    """A target and one of its drafts."""
-
-    @classmethod
-    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """Those of the cell's pair."""
-        own = variants[0]
-        return cls(target=places.model("target", own.pair), draft=places.model(own.role, own.pair))
-
-
 def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Calibrate the pair over the grid on the engine that is asked for."""
+    """Calibrate the pair over the grid of contexts, batches and verified tokens."""
     from draftlab.latency.cost import around_calls, calibrate
     from draftlab.latency.pair import describe, open_pair
 
@@ -92,4 +80,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(plain_seconds=(rows["plain_before_seconds"] + rows["plain_after_seconds"]) / 2)
 
 
-STAGE = stage_of(__name__, exclusive=True, needs_gpu_build=True)
+STAGE = stage_of(__name__, inputs=TargetAndDraft, exclusive=True, needs_gpu_build=True)

@@ -52,7 +52,7 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """``measure`` a pair on one core with the training process on another."""
+    """``measure`` a pair on one core while the training process has another."""
     from draftlab.latency.pair import describe, open_pair
     from draftlab.latency.trainer import training
     from draftlab.models.cores import can_pin, pinned

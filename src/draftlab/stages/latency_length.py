@@ -15,7 +15,7 @@ from draftlab.latency.settings import Engine
 from draftlab.progress import progress
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
-from draftlab.stages.latency_alpha import expected_tokens
+from draftlab.stages.latency_alpha import AtAlpha, expected_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,24 +36,14 @@ class Settings(Engine):
     rounds: int = Field(gt=0)
 
 
-class Row:
+class Row(AtAlpha):
     """One block in the middle of a segment of the answer."""
 
-    alpha: float = column("acceptance per drafted token, as set", "probability")
-    draft_len: int = column("tokens drafted for one call of the target", "tokens")
     begin: int = column("where the segment begins in the answer", "tokens")
     end: int = column("where it ends", "tokens")
-    block: int = column("the block of interleaved work, from 0")
-    plain_before_seconds: float = timing("plain steps of the target before the speculative rounds")
-    plain_after_seconds: float = timing("plain steps of the target after them")
-    plain_steps: int = column("plain steps, before and after together", "steps")
-    seconds: float = timing("the speculative rounds")
-    rounds: int = column("speculative rounds: a draft and its verification", "rounds")
 
 
 class Derived:
-    """Whole answers in place of their segments."""
-
     length: int = column("tokens of the answer", "tokens")
     plain: float = timing("time of the answer with plain decoding")
     speculative: float = timing("time of the answer with speculative decoding")
@@ -66,7 +56,7 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """``measure`` a pair on the engine that is asked for."""
+    """``measure`` a pair on the chosen engine."""
     from draftlab.latency.pair import describe, open_pair
 
     room = settings.rounds * (settings.draft_len + 1) + settings.draft_len
@@ -79,7 +69,7 @@ def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -
     """One row per (alpha, segment, block): the cost of plain and of speculative tokens in the middle of a segment.
 
     The lengths cut the answer into segments; cost grows about linearly with the context, so a segment is measured at its
-    middle instead of decoding all of it. The text is random: what is decoded does not change what it costs.
+    middle instead of decoding all of it. The text is random: the tokens do not change the cost.
     """
     import numpy as np
     import pandas as pd
@@ -99,7 +89,7 @@ def measure(target: LatencyBackend, draft: LatencyBackend, settings: Settings) -
         plans = {a: schedule(a, settings.draft_len, total, rng).reshape(-1, settings.rounds) for a in settings.alpha}
         for block in progress(range(-1, settings.blocks), f"blocks around token {middle}"):
             for alpha in rng.permutation(settings.alpha).tolist():
-                # What is decoded lies around the middle, as long as it is: a long run would measure a longer context.
+                # The decoded tokens lie on both sides of the middle: a long run from there would measure a longer context.
                 advance = settings.rounds * expected_block_length(alpha, settings.draft_len)
                 start = max(1, middle - round(advance / 2))
                 before = plain_steps(target, text, middle, STEPS)

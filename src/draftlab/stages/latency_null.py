@@ -37,7 +37,7 @@ class Row:
 
 
 class Derived:
-    """What comparisons of so many pairs say. Each pair takes part in one comparison of each size."""
+    """Comparisons of several pairs. Each pair takes part in one comparison of each size."""
 
     compared: int = column("pairs in a comparison")
     block: int = column("the comparison")
@@ -55,7 +55,7 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: Target, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """``measure`` a target on the engine that is asked for."""
+    """``measure`` a target on the chosen engine."""
     from draftlab.latency.pair import describe, open_pair
 
     with open_pair(inputs.target, settings=settings, context_length=PROMPT + settings.steps) as (target,):
@@ -80,10 +80,10 @@ def measure(target: LatencyBackend, settings: Settings) -> pd.DataFrame:
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """The pairs in the order of their measurement, once for each number of pairs that a comparison takes (``COMPARED``).
+    """The pairs in the order of their measurement, once for each size of a comparison (``COMPARED``).
 
     A comparison reveals a difference if 1 is outside the interval of its ratio. The smallest such difference is half the interval's width.
-    Pairs that are left over take no part. A size has two comparisons or more.
+    A size has at least two comparisons. Pairs that are left over are dropped.
     """
     import pandas as pd
 
@@ -95,9 +95,9 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     for size in sizes:
         for block in range(len(rows) // size):
             pairs = rows.iloc[block * size : (block + 1) * size]
-            found = compare(pairs["a_seconds"], pairs["b_seconds"])
-            visible = 100 * ((found.high / found.low) ** 0.5 - 1)
-            parts.append(pairs.assign(compared=size, block=block, visible=visible, winner=float(found.differs)))
+            ratio = compare(pairs["a_seconds"], pairs["b_seconds"])
+            visible = 100 * ((ratio.high / ratio.low) ** 0.5 - 1)
+            parts.append(pairs.assign(compared=size, block=block, visible=visible, winner=float(ratio.differs)))
     return pd.concat(parts, ignore_index=True)
 
 

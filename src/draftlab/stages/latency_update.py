@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -12,7 +11,6 @@ from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.progress import progress
 from draftlab.stages._inputs import TargetAndDraft
-from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
 if TYPE_CHECKING:
@@ -30,6 +28,11 @@ class Settings(Engine):
     update_interval: int = Field(gt=0, default=8)
     blocks: int = Field(gt=0)
 
+    @property
+    def role(self) -> str:
+        """The draft of the pair."""
+        return self.draft_model
+
 
 class Row:
     """One request and one update, one after the other."""
@@ -44,8 +47,6 @@ class Row:
 
 
 class Derived:
-    """The target's work between two updates."""
-
     interval_seconds: float = timing("the target's answers to all requests between two updates")
 
 
@@ -57,16 +58,6 @@ MEASURES = {
     "target_request_seconds": Measure("target_request_seconds", None, "seconds of the target for a request", "s"),
     "interval_seconds": Measure("interval_seconds", None, "seconds of the target between two updates", "s"),
 }
-
-
-class Inputs(TargetAndDraft):
-    """A target, and the draft that the cell names."""
-
-    @classmethod
-    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """Those of the cell's pair."""
-        own = variants[0]
-        return cls(target=places.model("target", own.pair), draft=places.model(own.draft_model, own.pair))
 
 
 def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.DataFrame, Facts]:
@@ -84,8 +75,10 @@ def run(settings: Settings, inputs: TargetAndDraft, bench: Bench) -> tuple[pd.Da
 
 
 def measure(target: TorchBackend, draft: TorchBackend, settings: Settings) -> pd.DataFrame:
-    """One row per block: seconds of one request on the target, and of one update of the draft on ``update_interval`` of
-    them: forward, backward and AdamW on all answer positions, cross-entropy against the target's token; ``draft`` names it."""
+    """One row per block: seconds of one request on the target, and of one update of the draft on ``update_interval`` requests.
+
+    An update is a forward pass, cross-entropy against the target's tokens at all answer positions, a backward pass, and a step of AdamW.
+    """
     import numpy as np
     import pandas as pd
     import torch
@@ -94,7 +87,9 @@ def measure(target: TorchBackend, draft: TorchBackend, settings: Settings) -> pd
     from draftlab.latency.loop import decode
 
     rng = np.random.default_rng(settings.seed)
-    for weight in draft.model.parameters():  # AdamW's epsilon is 0 in f16: a draft trains in f32, whatever it serves in
+    for (
+        weight
+    ) in draft.model.parameters():  # AdamW's epsilon is 0 in f16, so a draft trains in f32, whatever it serves in
         weight.data = weight.data.float()
     optimizer = torch.optim.AdamW(draft.model.parameters(), lr=1e-5)
     clock, rows = draft.clock(), []
@@ -138,4 +133,4 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(interval_seconds=rows["target_request_seconds"] * rows["update_interval"])
 
 
-STAGE = stage_of(__name__, exclusive=True, needs_gpu_build=True)
+STAGE = stage_of(__name__, inputs=TargetAndDraft, exclusive=True, needs_gpu_build=True)

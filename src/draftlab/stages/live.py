@@ -8,20 +8,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Dataset, NotNegative, TopP, Whole
-from draftlab.core.settings import Settings as Base
-from draftlab.engine.settings import Answers
-from draftlab.errors import UserError
-from draftlab.stages._inputs import TargetAndDraft
-from draftlab.stages._places import Places
+from draftlab.core.settings import Count, NotNegative, Whole
+from draftlab.progress import progress
+from draftlab.stages._decoding import DecodedRow, Decoding, Inputs, Request, Work, open_work
 from draftlab.stages._schemes import LiveScheme
-from draftlab.stages._stage import Bench, Facts, Files, column, stage_of, timing
+from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,36 +29,27 @@ if TYPE_CHECKING:
     from draftlab.core.verify.token import TokenVerifier
     from draftlab.core.verify.tree import TreeVerifier
     from draftlab.engine.speculate import Decoded
-    from draftlab.models import LanguageModel, Tokenizer
+    from draftlab.models import Tokenizer
 
 PLAIN = "plain"
 """The target alone, one token per call."""
 
 
-class Contest(Base):
-    """What is compared. If ``datasets`` is empty or names none of the pair's, all of the pair's are used.
+class Contest(Decoding):
+    """Every combination of the lists is a contender. A scheme ``NAME+block`` verifies by blocks once a single sequence is left.
 
-    Every combination of the lists is a contender. A scheme ``NAME+block`` verifies by blocks once a single sequence is left.
-    ``first_temperature`` is that of the first draft, if the drafts differ. ``top_k`` 0 keeps every token. ``alphabet`` is the number of
-    tokens that importance sampling ranks, at least those of its linear program; 0: all.
+    ``first_temperature`` is that of the first draft, if the drafts differ. ``alphabet`` is the number of tokens that importance sampling ranks,
+    at least those of its linear program; 0: all.
     """
 
-    pair: str = "multidraft"
-    datasets: list[Dataset] = []
     schemes: list[LiveScheme] = Field(min_length=1)
     num_drafts: list[Count] = Field(min_length=1)
-    draft_len: int = Field(gt=0)
     draft_temperature: list[NotNegative] = Field(min_length=1)
     first_temperature: NotNegative | None = None
     target_temperature: list[NotNegative] = Field([1.0], min_length=1)
     top_k: list[Whole] = Field([0], min_length=1)
-    top_p: TopP = 1.0
     lp_threshold: list[Count] = Field([5], min_length=1)
     alphabet: list[Whole] = Field([0], min_length=1)
-    requests: int = Field(gt=0)
-    batch: int = Field(gt=0)
-    max_new_tokens: int = Field(gt=0)
-    seed: Whole = 0
 
 
 class Settings(Contest):
@@ -71,23 +58,16 @@ class Settings(Contest):
     quality: bool = Field(False, description="also ROUGE-L and BLEU of each answer")
 
 
-class Contested:
+class Contested(DecodedRow):
     """A contender at a request."""
 
-    request_id: int = column("line of the request in its dataset's held-out file")
-    split: str = column("train: requests of the stream; eval: held-out requests")
-    dataset: str = column("dataset of the request")
     scheme: str = column("how drafts are verified; plain: none")
     num_drafts: int = column("drafted sequences")
     draft_temperature: float = column("temperature of the drafts")
     first_temperature: float = column("temperature of the first draft")
-    target_temperature: float = column("temperature of the target")
-    top_k: int = column("most probable tokens kept; 0: all")
     lp_threshold: int = column("tokens in the linear program; 0: no program")
     alphabet: int = column("tokens that importance sampling ranks; 0: all")
     draft_len: int = column("drafted tokens of a sequence and block")
-    top_p: float = column("probability mass kept")
-    seed: int = column("seed of the sampling")
 
 
 class Row(Contested):
@@ -108,8 +88,6 @@ class Row(Contested):
 
 
 class Derived:
-    """What follows from the rows."""
-
     seconds: float = timing("time of the request")
     identical: bool = column("whether all its drafts have the same temperature")
     metric: str = column("BLEU of translations, else ROUGE-L", optional=True)
@@ -126,28 +104,6 @@ MEASURES = {
     "rouge_l": Measure("rouge_l", None, "ROUGE-L"),
     "bleu": Measure("bleu", None, "BLEU"),
 }
-
-
-class Inputs(TargetAndDraft):
-    """A pair, the held-out requests by dataset, and how its target answers."""
-
-    prompts: dict[str, Path]
-    answers: Answers
-
-    @classmethod
-    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """The cell's pair, and the held-out requests of its datasets."""
-        own = variants[0]
-        return cls(
-            target=places.model("target", own.pair),
-            draft=places.model("draft", own.pair),
-            prompts={name: places.prompts(name, "eval") for name in own.datasets},
-            answers=places.answers[own.pair],
-        )
-
-    def reads(self, variants: Sequence[Any]) -> Files:
-        """The models and the requests."""
-        return {"models": [self.target, self.draft], "data": list(self.prompts.values())}
 
 
 @dataclass(frozen=True)
@@ -170,7 +126,7 @@ class Contender:
 
     @property
     def verifier(self) -> TokenVerifier | TreeVerifier:
-        """What chooses among its drafts; of one draft alone it is ``single``, where the scheme verifies by blocks."""
+        """The verifier of each position; ``single`` where the scheme verifies a single draft by blocks."""
         from draftlab.core.verify.schemes import any_verifier
 
         name = self.scheme.partition("+")[0]
@@ -178,15 +134,14 @@ class Contender:
 
     @property
     def tail(self) -> PathVerifier | None:
-        """What verifies the rest of a sequence once it is the only one."""
+        """The verifier of the rest of a sequence once it is the only one left."""
         from draftlab.core.verify.schemes import tail_of
 
         return tail_of(self.scheme if self.scheme == "block" else self.scheme.partition("+")[2])
 
 
 def contenders(settings: Contest) -> list[Contender]:
-    """Every combination of the settings' lists, each once: a single draft has one temperature, and only one scheme has a program, which is
-    no larger than what it ranks."""
+    """Every combination of the settings' lists, without duplicates and without a linear program larger than the alphabet that it ranks."""
     grid = itertools.product(
         settings.schemes,
         settings.num_drafts,
@@ -197,12 +152,12 @@ def contenders(settings: Contest) -> list[Contender]:
         settings.alphabet,
     )
     first = settings.first_temperature
-    every = (Contender(s, k, t, t if first is None else first, *rest) for s, k, t, *rest in grid)  # type: ignore[arg-type]
-    kept = [_normal(own) for own in every]
-    return list(dict.fromkeys(own for own in kept if not 0 < own.alphabet < own.lp_threshold))
+    every = [_normal(Contender(s, k, t, t if first is None else first, *rest)) for s, k, t, *rest in grid]  # type: ignore[arg-type]
+    return list(dict.fromkeys(one for one in every if not 0 < one.alphabet < one.lp_threshold))
 
 
 def _normal(contender: Contender) -> Contender:
+    """Set the fields that do not matter to a scheme to the same values, so that duplicates become equal."""
     if not contender.scheme.startswith("importance_truncated"):
         contender = replace(contender, lp_threshold=0, alphabet=0)
     if contender.scheme in ("single", "block"):
@@ -210,15 +165,6 @@ def _normal(contender: Contender) -> Contender:
     if contender.scheme == PLAIN:
         contender = replace(contender, num_drafts=0, draft_temperature=0.0, first_temperature=0.0)
     return contender
-
-
-@dataclass(frozen=True)
-class Request:
-    """A held-out request that fits into the target's context."""
-
-    number: int
-    prompt_ids: list[int]
-    reference: str | None
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
@@ -229,84 +175,48 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     import pandas as pd
     import torch
 
-    from draftlab.models import load_pair
-    from draftlab.progress import progress
-
-    answers = inputs.answers
-    target, draft, tokenizer = load_pair(inputs.target, inputs.draft, answers.dtype, answers.device)
-    room = target.context_len - settings.max_new_tokens - 2 * settings.draft_len
-    work = [
-        (dataset, batch)
-        for dataset, file in inputs.prompts.items()
-        for batch in batches(file, settings.requests, settings.batch, tokenizer, answers.template, room)
-    ]
+    work = open_work(settings, inputs)
+    eos_ids = work.tokenizer.eos_ids
     every = contenders(settings)
-    generators = {contender: torch.Generator(target.device).manual_seed(settings.seed) for contender in every}
-
-    def answer(contender: Contender, batch: Sequence[Request]) -> Decoded:
-        prompts = [request.prompt_ids for request in batch]
-        return decode(contender, prompts, settings, target, draft, tokenizer.eos_ids, generators[contender])
-
+    generators = {contender: torch.Generator(work.target.device).manual_seed(settings.seed) for contender in every}
+    decode(every[0], work.batches[0][1][:2], settings, work, eos_ids, generators[every[0]])  # warm-up
     frames = []
-    answer(every[0], work[0][1][:2])  # warm-up
-    for number in progress(range(len(work)), "live"):
-        dataset, batch = work[number]
+    for number, (dataset, batch) in enumerate(progress(work.batches, "live")):
         shift = number % len(every)
         for contender in every[shift:] + every[:shift]:
-            rows = pd.DataFrame(rows_of(answer(contender, batch), batch, tokenizer if settings.quality else None))
+            decoded = decode(contender, batch, settings, work, eos_ids, generators[contender])
+            rows = pd.DataFrame(rows_of(decoded, batch, work.tokenizer if settings.quality else None))
             frames.append(rows.assign(dataset=dataset, batch=number, **vars(contender)))
     rows = pd.concat(frames, ignore_index=True)
     return rows.assign(draft_len=settings.draft_len, top_p=settings.top_p, seed=settings.seed), {}
 
 
-def batches(
-    file: Path, requests: int, size: int, tokenizer: Tokenizer, template: str, room: int
-) -> Iterator[list[Request]]:
-    """The first requests that fit into ``room`` tokens, in batches."""
-    from draftlab.data.prompts import Prompt
-    from draftlab.files.json_files import read_jsonl
-
-    encoded = (
-        (number, tokenizer.encode_prompt(prompt.text, template), prompt.reference)
-        for number, prompt in enumerate(read_jsonl(file, Prompt))
-    )
-    fitting = (Request(*request) for request in encoded if len(request[1]) <= room)
-    kept = list(itertools.islice(fitting, requests))
-    if not kept:
-        raise UserError("no prompt fits the target's context", file=file, remedy="lower max_new_tokens")
-    for start in range(0, len(kept), size):
-        yield kept[start : start + size]
-
-
 def decode(
     contender: Contender,
-    prompts: list[list[int]],
+    batch: Sequence[Request],
     settings: Contest,
-    target: LanguageModel,
-    draft: LanguageModel,
+    work: Work,
     eos_ids: Sequence[int],
     generator: Generator,
 ) -> Decoded:
     """Decode a batch; the seconds of each part are scaled to the process's CPU time where the models run on a CPU."""
-    from draftlab.core.sampling import Sampling
     from draftlab.engine.generate import generate
     from draftlab.engine.speculate import BlockTrace, Decoded, speculate
 
-    def sampling(temperature: float) -> Sampling:
-        return Sampling(temperature, contender.top_k or None, settings.top_p)
-
-    room, distribution = settings.max_new_tokens, sampling(contender.target_temperature)
+    target, prompts = work.target, [request.prompt_ids for request in batch]
+    room, top_k = settings.max_new_tokens, contender.top_k
+    of_target = settings.sampling(contender.target_temperature, top_k)
     wall, cpu = time.perf_counter(), time.process_time()
     if contender.scheme == PLAIN:
         answers = generate(
-            target, prompts, max_new_tokens=room, eos_ids=eos_ids, sampling=distribution, generator=generator
+            target, prompts, max_new_tokens=room, eos_ids=eos_ids, sampling=of_target, generator=generator
         )
         wall = time.perf_counter() - wall
         decoded = Decoded([BlockTrace.plain(answer) for answer in answers], max(map(len, answers)), 0.0, wall, 0.0)
     else:
         decoded = speculate(
             target,
-            draft,
+            work.draft,
             prompts,
             draft_len=settings.draft_len,
             max_new_tokens=room,
@@ -314,8 +224,8 @@ def decode(
             num_drafts=contender.num_drafts,
             verifier="block" if contender.scheme == "block" else contender.verifier,
             tail=None if contender.scheme == "block" else contender.tail,
-            sampling=distribution,
-            draft_sampling=[sampling(t) for t in contender.draft_temperatures],
+            sampling=of_target,
+            draft_sampling=[settings.sampling(temperature, top_k) for temperature in contender.draft_temperatures],
             generator=generator,
         )
         wall = time.perf_counter() - wall
@@ -325,7 +235,7 @@ def decode(
 
 
 def rows_of(decoded: Decoded, batch: Sequence[Request], tokenizer: Tokenizer | None) -> Iterator[dict[str, float]]:
-    """What each request of a decoded batch did; with a tokenizer, also how good its answer is."""
+    """The counts and seconds of each request of a decoded batch; with a tokenizer, also the scores of its answer."""
     parts = ("draft_seconds", "target_seconds", "verify_seconds", "transform_seconds")
     seconds = {name.replace("verify", "select"): getattr(decoded, name) / len(batch) for name in parts}
     for request, trace in zip(batch, decoded.traces, strict=True):
@@ -360,7 +270,7 @@ PARTS = ["draft_seconds", "target_seconds", "transform_seconds", "select_seconds
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """All seconds of a request, and whether its drafts were of one temperature."""
+    """The sum of a request's seconds, and whether its drafts had one temperature."""
     seconds = rows.reindex(columns=PARTS).sum(axis=1)
     return rows.assign(seconds=seconds, identical=rows["first_temperature"] == rows["draft_temperature"])
 
@@ -373,7 +283,7 @@ def quality(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def truncation(rows: pd.DataFrame) -> pd.DataFrame:
-    """The ``size`` of the linear program in words."""
+    """The ``size`` of the linear program as a name."""
     return rows.assign(size=[f"s = {size}" if size else "single" for size in rows["lp_threshold"]])
 
 

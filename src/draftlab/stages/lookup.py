@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from jaxtyping import Float64
 
-    from draftlab.engine.lengths import Blocks
+    from draftlab.engine.lengths import Blocks, Drafted
+    from draftlab.engine.recording import TargetPass
+    from draftlab.models import LanguageModel
 
 THRESHOLDS = tuple(step / 20 for step in range(20))
 
@@ -52,7 +54,6 @@ class Row:
     """One held-out request, as one draft serves it by one rule for the length of a block."""
 
     request_id: int = column("number of the held-out request")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     contender: Literal["lookup", "before", "distilled", "lookup_first"] = column(
         "lookup, before or distilled: the draft; lookup_first: lookup, and the distilled draft where nothing is found"
     )
@@ -86,34 +87,28 @@ class Inputs(NoInputs):
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
         """The undistilled draft, and the one that ``osd_offline`` distilled on this dataset."""
-        own = variants[0]
-        recorded = places.recorded(own.pair)
-        drafts = {
-            "before": places.model("draft", own.pair),
-            "distilled": places.other_cell("osd_offline", own.dataset) / "draft",
-        }
-        train, held_out = (recorded / recorded_name(own.dataset, split) for split in ("train", "eval"))
-        return cls(drafts=drafts, train=train, held_out=held_out)
+        pair, dataset = variants[0].pair, variants[0].dataset
+        distilled = places.other_cell("osd_offline", dataset) / "draft"
+        train, held_out = (places.recorded(pair) / recorded_name(dataset, split) for split in ("train", "eval"))
+        return cls(
+            drafts={"before": places.model("draft", pair), "distilled": distilled}, train=train, held_out=held_out
+        )
 
     def reads(self, variants: Sequence[Any]) -> Files:
-        """The drafts and the answers."""
         answers = [folder / "answers.jsonl" for folder in (self.train, self.held_out)]
         return {"models": list(self.drafts.values()), "answers": answers}
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Draft from every position, tune each rule on the stream, and count the blocks of the held-out requests."""
-    import numpy as np
     import pandas as pd
 
-    from draftlab.engine.lengths import Drafted, cut, draft_everywhere
     from draftlab.engine.recording import load_pass
-    from draftlab.latency.lookup import SURE
     from draftlab.models import load_model
     from draftlab.models.lookup import Lookup
 
-    learnt, held_out = load_pass(inputs.train), load_pass(inputs.held_out)
-    learnt = learnt.take(range(min(settings.tuning, len(learnt.answers))))
+    recorded, held_out = load_pass(inputs.train), load_pass(inputs.held_out)
+    recorded = recorded.take(range(min(settings.tuning, len(recorded.answers))))
     models = {name: load_model(path) for name, path in inputs.drafts.items()}
     last = list(models.values())[-1]
     contenders = {
@@ -121,32 +116,48 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         **models,
         "lookup_first": Lookup(last, joined=True, ngram=settings.ngram),
     }
-    parts, facts = [], Facts()
+    frames, facts = [], Facts()
     for name, draft in progress(contenders.items(), "contenders"):
-        tuning, found = (draft_everywhere(draft, own, settings.depth) for own in (learnt, held_out))
-        lengths, alone = range(1, settings.depth + 1), name == "lookup"
+        rows, facts[name] = _replay(name, draft, recorded, held_out, settings)
+        frames.append(rows)
+    return pd.concat(frames, ignore_index=True), facts
 
-        def fixed(own: Drafted, length: int, alone: bool = alone) -> Blocks:
-            # Lookup alone drafts nothing where it finds nothing, as on an engine.
-            return cut(own, own.fixed(length) if not alone else np.minimum(length, own.confident(SURE)))
 
-        def confident(own: Drafted, least: float, alone: bool = alone) -> Blocks:
-            return fixed(own, settings.depth) if alone else cut(own, own.confident(least), asks=True)
+def _replay(
+    name: str, draft: LanguageModel, recorded: TargetPass, held_out: TargetPass, settings: Settings
+) -> tuple[pd.DataFrame, Facts]:
+    """The rows of a contender by every rule, and the fixed length and the threshold that are best on the ``recorded`` answers."""
+    import numpy as np
+    import pandas as pd
 
-        best = max(lengths, key=lambda length: speed(fixed(tuning, length), settings))
-        least = max(THRESHOLDS, key=lambda least: speed(confident(tuning, least), settings))
-        rules = [("fixed", length, 0.0, fixed(found, length)) for length in lengths]
-        rules += [
-            ("tuned", best, 0.0, fixed(found, best)),
-            ("confident", settings.depth, least, confident(found, least)),
-            ("oracle", settings.depth, 0.0, cut(found, found.oracle())),
-        ]
-        for rule, length, threshold, blocks in rules:
-            counts = {key: getattr(blocks, key) for key in ("blocks", "drafted", "accepted", "steps", "emitted")}
-            table = pd.DataFrame(counts).assign(cost=cost(blocks, settings), rule=rule, draft_len=length)
-            parts.append(table.assign(request_id=range(len(table)), contender=name, threshold=threshold))
-        facts[name] = {"tuned": best, "threshold": least}
-    return pd.concat(parts, ignore_index=True), facts
+    from draftlab.engine.lengths import cut, draft_everywhere
+    from draftlab.latency.lookup import SURE
+
+    tuning, measured = (draft_everywhere(draft, answers, settings.depth) for answers in (recorded, held_out))
+    is_lookup = name == "lookup"
+
+    def fixed(drafted: Drafted, length: int) -> Blocks:
+        # Lookup drafts nothing where it finds nothing, as on an engine.
+        return cut(drafted, np.minimum(length, drafted.confident(SURE)) if is_lookup else drafted.fixed(length))
+
+    def confident(drafted: Drafted, threshold: float) -> Blocks:
+        return fixed(drafted, settings.depth) if is_lookup else cut(drafted, drafted.confident(threshold), asks=True)
+
+    lengths = range(1, settings.depth + 1)
+    best = max(lengths, key=lambda length: speed(fixed(tuning, length), settings))
+    least = max(THRESHOLDS, key=lambda threshold: speed(confident(tuning, threshold), settings))
+    rules = [("fixed", length, 0.0, fixed(measured, length)) for length in lengths]
+    rules += [
+        ("tuned", best, 0.0, fixed(measured, best)),
+        ("confident", settings.depth, least, confident(measured, least)),
+        ("oracle", settings.depth, 0.0, cut(measured, measured.oracle())),
+    ]
+    frames = []
+    for rule, length, threshold, blocks in rules:
+        counts = {key: getattr(blocks, key) for key in ("blocks", "drafted", "accepted", "steps", "emitted")}
+        rows = pd.DataFrame(counts).assign(cost=cost(blocks, settings), rule=rule, draft_len=length)
+        frames.append(rows.assign(request_id=range(len(rows)), contender=name, threshold=threshold))
+    return pd.concat(frames, ignore_index=True), {"tuned": best, "threshold": least}
 
 
 def cost(blocks: Blocks, settings: Settings) -> Float64[np.ndarray, " requests"]:

@@ -73,23 +73,22 @@ MEASURES = {
 
 
 class Inputs(TargetAndDraft):
-    """A pair, and the table of ``osd_online``: its block lengths."""
+    """The main pair, and the table of ``osd_online``, which has its block lengths."""
 
     online: Path
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """The main pair."""
         return cls(target=places.model("target"), draft=places.model("draft"), online=places.table("osd_online"))
 
     def reads(self, variants: Sequence[Any]) -> Files:
-        """The models and the table."""
+
         return {"models": [self.target, self.draft], "tables": [self.online]}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A pair and its block lengths before and after; ``train_gb``: the draft's weights in float32."""
+    """A pair, and its block lengths with the draft before and after learning; ``train_gb``: the draft's weights in float32."""
 
     name: str
     target: Moved
@@ -100,7 +99,6 @@ class Case:
 
     @property
     def block_lengths(self) -> dict[str, float]:
-        """By system."""
         return {"original": 1.0, "vsd": self.before, "osd": self.after}
 
 
@@ -110,14 +108,13 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
     from draftlab.models.weights import moved
 
-    size = Moved(settings.target_gb, settings.target_cache_gb)
-    small = Moved(settings.draft_gb, settings.draft_cache_gb)
-    before, after = (theory.expected_block_length(alpha, settings.draft_len) for alpha in settings.alphas)
-    own, own_small = moved(inputs.target), moved(inputs.draft)
+    printed = Moved(settings.target_gb, settings.target_cache_gb), Moved(settings.draft_gb, settings.draft_cache_gb)
+    lengths = (theory.expected_block_length(alpha, settings.draft_len) for alpha in settings.alphas)
+    target, draft = moved(inputs.target), moved(inputs.draft)
     cases = [
-        Case("printed", size, small, 2 * settings.draft_gb, *settings.rounded),
-        Case("unrounded", size, small, 2 * settings.draft_gb, before, after),
-        Case("ours", own, own_small, own_small.weights, *_measured(inputs.online, settings.dataset)),
+        Case("printed", *printed, 2 * settings.draft_gb, *settings.rounded),
+        Case("unrounded", *printed, 2 * settings.draft_gb, *lengths),
+        Case("ours", target, draft, draft.weights, *_measured(inputs.online, settings.dataset)),
     ]
     rows = [row for case in cases for row in (*_printed(case, settings), *_all_terms(case, settings))]
     return pd.DataFrame(rows), {}
@@ -138,6 +135,7 @@ def _printed(case: Case, settings: Settings) -> Iterator[dict[str, Any]]:
 
 
 def _all_terms(case: Case, settings: Settings) -> Iterator[dict[str, Any]]:
+    """The same with every term."""
     for batch, interval in itertools.product(settings.batch, settings.update_interval):
         systems = {
             name: theory.traffic_terms(
@@ -164,8 +162,8 @@ def _rows(
     needed = theory.break_even_block_length(per_block, fixed, online_fixed, case.before)
     for name, parts in systems.items():
         axes = {"inputs": case.name, "terms": terms, "batch": batch, "update_interval": interval, "system": name}
-        beside = {"gb": totals[name], "original_gb": totals["original"], "vsd_gb": totals["vsd"]}
-        yield axes | {"block_length": case.block_lengths[name], **parts, **beside, "break_even": needed}
+        sums = {"gb": totals[name], "original_gb": totals["original"], "vsd_gb": totals["vsd"]}
+        yield axes | {"block_length": case.block_lengths[name], **parts, **sums, "break_even": needed}
 
 
 def _measured(online: Path, dataset: str) -> tuple[float, float]:

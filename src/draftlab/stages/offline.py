@@ -31,7 +31,6 @@ class Row(Counts):
     """One held-out request, as one variant's draft serves it after so many epochs."""
 
     request_id: int = column("number of the held-out request")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     draft_len: int = column("tokens that the draft proposes per block", "tokens")
     epoch: float = column("epochs of distillation before the measurement", "epochs")
     sample_source: str = column("source of the tokens in the loss: teacher, student, a mixture, or none")
@@ -69,27 +68,32 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     """Distil and measure one variant, and keep its draft in ``out/draft`` if it is the one to save."""
     from draftlab.engine.answers import loops
     from draftlab.train import parallel
-    from draftlab.train.folders import Folders
     from draftlab.train.offline import distil
     from draftlab.train.sources import LIVE, Scene
 
     parallel.start()
     begin = time.process_time()
-    folders = Folders(inputs.answers, inputs.models, bench.kept)
-    learnt, held_out = (folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval"))
+    folders = inputs.folders(bench)
+    recorded, held_out = (
+        folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval")
+    )
     needs_target = settings.sample_source in LIVE or settings.live
     target = folders.target(settings.device, inputs.dtype) if needs_target else None
     draft = folders.draft(settings)
     eos_ids = folders.tokenizer.eos_ids
-    scene = Scene(draft, target, learnt, inputs.max_new_tokens, eos_ids, at_once=settings.sample_batch)
+    scene = Scene(draft, target, recorded, inputs.max_new_tokens, eos_ids, at_once=settings.sample_batch)
     rows, effort = distil(scene, held_out, settings, checkpoint=bench.out / f".{bench.number}.checkpoint.safetensors")
     is_wanted = bench.labels.get("method") == settings.save if settings.save else True
     if is_wanted and parallel.is_first():
         bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
-    rows = rows.assign(sample_source=settings.sample_source, loss=settings.loss, seed=settings.seed)
-    looping = [loops(own.answer_ids) for own in held_out.answers]
-    rows = rows.assign(looping=rows["request_id"].map(looping.__getitem__))
-    rows = rows.assign(parameters=folders.parameters(settings.draft))
+    looping = [loops(answer.answer_ids) for answer in held_out.answers]
+    rows = rows.assign(
+        sample_source=settings.sample_source,
+        loss=settings.loss,
+        seed=settings.seed,
+        looping=rows["request_id"].map(looping.__getitem__),
+        parameters=folders.parameters(settings.draft),
+    )
     return rows, folders.facts(effort, begin)
 
 
@@ -120,19 +124,18 @@ ESTIMATORS = {
     "sum of minima": ("replay", "overlap"),
     "OSD's repository": ("replay", "overlap_repo"),
 }
-"""What is measured, and the column that is counted over the visited tokens; live decoding is the truth."""
+"""For each estimator of alpha, how it is measured and its numerator, over the visited tokens; live decoding is the truth."""
 
 
 def estimators(rows: pd.DataFrame) -> pd.DataFrame:
     """Each row once per ``estimator`` of alpha, whose numerator is ``counted``."""
-
     import pandas as pd
 
-    parts = []
-    for name, (measured, counted) in ESTIMATORS.items():
-        own = rows[rows["measured"] == measured]
-        parts.append(own.assign(estimator=name, counted=own[counted]))
-    return pd.concat(parts, ignore_index=True)
+    frames = []
+    for name, (measured, numerator) in ESTIMATORS.items():
+        measurements = rows[rows["measured"] == measured]
+        frames.append(measurements.assign(estimator=name, counted=measurements[numerator]))
+    return pd.concat(frames, ignore_index=True)
 
 
 STAGE = stage_of(

@@ -1,8 +1,8 @@
 """Serve a stream with a draft that learns from it, and with drafts that stay as they are (OSD, Fig. 3).
 
-The path of a record: it takes its place in the stream (``_order``) and arrives with the target's recorded answer (``_arrive``). One draft
-serves it (``_drafts``); that draft may have been distilled before (``_prepare``). The record's acceptance is measured, and then the draft
-learns from it (``_serve``). It becomes a row of the table, alone or together with the neighbours in its bin (``run``).
+The path of a request: it gets its place in the stream (``_order``) and arrives with the target's recorded answer (``_arrive``). One draft
+serves it (``_drafts``), perhaps distilled before (``_prepare``). The request's acceptance is measured, and then the draft learns from it
+(``_serve``). The request becomes a row of the table, alone or with the neighbours in its bin (``run``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from draftlab.data.prompts import Prompt
     from draftlab.models import LanguageModel
-    from draftlab.train.folders import Folders
     from draftlab.train.learning import Effort
     from draftlab.train.traffic import Traffic
 
@@ -84,11 +83,11 @@ class Settings(Serving):
 
     @property
     def needs_held_out(self) -> bool:
-        """Whether held-out requests are measured, or taught to the router."""
+        """Whether held-out requests are measured, or train the router."""
         return bool(self.probes) or self.measured_on == "held_out" or self.drafts == "by_route"
 
     def part(self, name: Part) -> Stream:
-        """How a part of the stream is ordered: the stream itself, what is kept ``aside`` of it, or the ``held_out`` requests."""
+        """The order of a part of the stream: the stream itself, the requests set ``aside``, or the ``held_out`` requests."""
         assert self.stream is not None
         parts = {"stream": self.stream, "aside": self.stream.aside(self.aside), "held_out": self.stream.held_out()}
         return parts[name]
@@ -137,9 +136,9 @@ MEASURES = ALPHAS | {
 
 
 class Inputs(Distillation):
-    """Recorded answers and models; of a stream also its requests, the held-out ones, and how a ``router`` names their classes.
+    """Recorded answers and models; for a stream also its requests, its held-out requests, and how the ``router`` finds their classes.
 
-    ``classifier``: the one that the router ``hub`` asks.
+    ``classifier``: the model behind the router ``hub``.
     """
 
     requests: list[Path] = []
@@ -149,29 +148,23 @@ class Inputs(Distillation):
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """The cell's pair, and the requests of its stream if it has its own stream."""
-        found = Distillation.locate(variants, places).model_dump()
-        own = variants[0]
-        if own.stream is None:
-            return cls(**found)
-        label = own.stream.group_by
-        files = {
-            split: [places.prompts(dataset, split, label) for dataset in own.datasets] for split in ("train", "eval")
-        }
-        held_out = files["eval"] if any(variant.needs_held_out for variant in variants) else []
-        router = places.routers.get(label, "naive_bayes")
-        return cls(**found, requests=files["train"], held_out=held_out, router=router, classifier=places.classifier)
+        pair = Distillation.locate(variants, places).model_dump()
+        stream, datasets = variants[0].stream, variants[0].datasets
+        if stream is None:
+            return cls(**pair)
+        label = stream.group_by
+        needs_held_out = any(variant.needs_held_out for variant in variants)
+        return cls(
+            **pair,
+            requests=[places.prompts(dataset, "train", label) for dataset in datasets],
+            held_out=[places.prompts(dataset, "eval", label) for dataset in datasets] if needs_held_out else [],
+            router=places.routers.get(label, "naive_bayes"),
+            classifier=places.classifier,
+        )
 
     def reads(self, variants: Sequence[Any]) -> Files:
-        """The models and answers, and the requests of a stream."""
-        found = super().reads(variants)
-        return found | {"data": [*self.requests, *self.held_out]} if self.requests else found
-
-
-def _folders(inputs: Inputs, bench: Bench) -> Folders:
-    from draftlab.train.folders import Folders
-
-    return Folders(inputs.answers, inputs.models, bench.kept)
+        data = {"data": [*self.requests, *self.held_out]} if self.requests else {}
+        return super().reads(variants) | data
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
@@ -199,54 +192,54 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     rows = pd.concat(frames, ignore_index=True).sort_values(["split", "stream_index"], kind="stable")
     updates = rows.reindex(columns=["updates", "update_loss"]).fillna(0)  # none where nothing is learnt
     rows = rows.assign(updates=updates["updates"].astype(int), update_loss=updates["update_loss"].astype(float))
-    without = [] if settings.probes else ["after"]
-    without += [] if settings.stream else ["group", "segment"]
-    rows = binned(rows.drop(columns=without), settings.bin).assign(seed=settings.seed)
-    facts = _folders(inputs, bench).facts(effort, begin)
+    unused = [] if settings.probes else ["after"]
+    unused += [] if settings.stream else ["group", "segment"]
+    rows = binned(rows.drop(columns=unused), settings.bin).assign(seed=settings.seed)
+    facts = inputs.folders(bench).facts(effort, begin)
     if settings.timed:
         rows = rows.assign(cpu_seconds=facts["cpu_seconds"], peak_mb=peak_mb())
     return rows, facts
 
 
 def _arrive(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> Traffic:
-    """Requests in the order in which they arrive, with the target's recorded answers. A seed moves those of one class among themselves."""
+    """Requests in the order in which they arrive, with the target's recorded answers. The seed permutes the requests of each class."""
     from draftlab.train.traffic import along, whole
 
-    folders = _folders(inputs, bench)
+    folders = inputs.folders(bench)
     split, seed = ("eval", 0) if part == "held_out" else ("train", settings.seed)
     is_routed = settings.drafts == "by_route" and part == "stream"
+    key = (part, is_routed, settings.stream, settings.aside)
 
-    def arrived() -> Traffic:
+    def arrange() -> Traffic:
         answers = folders.joined(settings.datasets, split, settings.temperature)
         if settings.stream is None:
             traffic = whole(answers, settings.dataset)
         else:
             order = _route if is_routed else _order
-            key = (part, is_routed, settings.stream, settings.aside)
             traffic = along(bench.once(key, lambda: order(settings, inputs, bench, part)), answers)
         return traffic.in_bins(settings.bin)
 
-    key = (part, is_routed, settings.stream, settings.aside, settings.dataset, settings.temperature, settings.bin)
+    traffic = bench.once((*key, settings.dataset, settings.temperature, settings.bin), arrange)
     in_time = settings.stream is not None and settings.stream.kind == "by_time"
-    return bench.once(key, arrived).reordered(seed, settings.bin, in_time)
+    return traffic.reordered(seed, settings.bin, in_time)
 
 
 def _order(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> list[Prompt]:
-    """The requests of a part of the stream, without those that have no recorded answer."""
+    """The requests of a part of the stream that have a recorded answer, in their order."""
     from draftlab.data.prompts import Prompt
     from draftlab.data.streams import arrange
     from draftlab.files.json_files import read_jsonl
 
     split, files = ("eval", inputs.held_out) if part == "held_out" else ("train", inputs.requests)
-    folders = _folders(inputs, bench)
+    folders = inputs.folders(bench)
     passes = (folders.recorded(dataset, split, settings.temperature) for dataset in settings.datasets)
-    answered = {answer.id for found in passes for answer in found.answers}
+    answered = {answer.id for recorded in passes for answer in recorded.answers}
     prompts = (prompt for file in files for prompt in read_jsonl(file, Prompt))
     return arrange((prompt for prompt in prompts if prompt.id in answered), settings.part(part))
 
 
 def _route(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> list[Prompt]:
-    """The stream with the class that the router names for each request; routing.json beside the table says how often it is right."""
+    """The stream with the class that the router finds for each request; its accuracy goes into routing.json beside the table."""
     from draftlab.data.classify import classifier_of
     from draftlab.data.routing import routed
     from draftlab.files.json_files import write_json
@@ -259,7 +252,7 @@ def _route(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> list
 
 
 def _drafts(settings: Settings, stream: Traffic) -> dict[str, list[int]]:
-    """The class that each draft serves ("" for all classes), with the places of its requests."""
+    """The places of the requests that each draft serves, by class; "" is the class of a draft for all requests."""
     import numpy as np
 
     from draftlab.data.routing import by_route, misroute
@@ -272,51 +265,53 @@ def _drafts(settings: Settings, stream: Traffic) -> dict[str, list[int]]:
 
 
 def _prepare(
-    draft: LanguageModel, own: Traffic, name: str, settings: Settings, inputs: Inputs, bench: Bench
+    draft: LanguageModel, traffic: Traffic, name: str, settings: Settings, inputs: Inputs, bench: Bench
 ) -> tuple[Effort, set[int]]:
-    """Distil the draft before it serves; also return the places of its requests that it learnt from."""
+    """Distil the draft before it serves; also return the places of the requests of its ``traffic`` that it learnt from."""
     from draftlab.train.learning import Effort, train
     from draftlab.train.sources import Scene
 
     if settings.warm_on == "nothing":
         return Effort(), set()
     on_stream = settings.warm_on == "stream"
-    pool = own if on_stream else _arrive(settings, inputs, bench, "aside")
-    chosen = (
-        list(range(math.ceil(settings.warm_share * len(own)))) if on_stream else pool.first(settings.warm_share, name)
-    )
+    if on_stream:
+        pool, chosen = traffic, list(range(math.ceil(settings.warm_share * len(traffic))))
+    else:
+        pool = _arrive(settings, inputs, bench, "aside")
+        chosen = pool.first(settings.warm_share, name)
     steps = settings.warm_epochs * math.ceil(len(chosen) / settings.batch)
     if settings.warm_fair:
-        steps = int(own.trains.sum()) // settings.update_interval
-    scene, place = Scene(draft, None, pool.answers, inputs.max_new_tokens, ()), f".{bench.number}.warm.safetensors"
-    effort = train(scene, chosen, steps, settings, checkpoint=bench.out / place)
+        steps = int(traffic.trains.sum()) // settings.update_interval
+    scene = Scene(draft, None, pool.answers, inputs.max_new_tokens, ())
+    effort = train(scene, chosen, steps, settings, checkpoint=bench.out / f".{bench.number}.warm.safetensors")
     return effort, set(chosen) if on_stream else set()
 
 
 def _serve(
-    own: Traffic, name: str, number: int, settings: Settings, inputs: Inputs, bench: Bench
+    traffic: Traffic, name: str, number: int, settings: Settings, inputs: Inputs, bench: Bench
 ) -> tuple[pd.DataFrame, Effort]:
-    """Prepare one draft, then let it serve its requests or measure it on the held-out requests of its class."""
+    """Prepare one draft, then let it serve its ``traffic``, or measure it on the held-out requests of its class."""
     import numpy as np
     import pandas as pd
 
     from draftlab.train.live import live_server
     from draftlab.train.online import replay_server, serve, serve_unchanged
 
-    folders = _folders(inputs, bench)
+    folders = inputs.folders(bench)
     draft = folders.draft(settings)
-    effort, known = _prepare(draft, own, name, settings, inputs, bench)
+    effort, known = _prepare(draft, traffic, name, settings, inputs, bench)
     if settings.measured_on == "held_out":
         held_out = _arrive(settings, inputs, bench, "held_out")
         places = [place for place, group in enumerate(held_out.group) if name in ("", group)]
         rows = serve_unchanged(draft, held_out.take(places), settings.draft_len)
-        return rows.assign(stream_index=places, split="eval", after=len(own)), effort
+        return rows.assign(stream_index=places, split="eval", after=len(traffic)), effort
     # A draft is never measured on requests that it was distilled on.
-    left = [place for place in range(len(own)) if place not in known]
-    served = own.take(left) if known else own
+    left = [place for place in range(len(traffic)) if place not in known]
+    served = traffic.take(left) if known else traffic
     due = [math.ceil(len(served) * (part + 1) / settings.probes) for part in range(settings.probes)]
 
     def watch(start: int, end: int) -> list[pd.DataFrame]:
+        """Measure the draft on the held-out requests where a probe is due after ``start`` requests, up to ``end``."""
         now = [count for count in due if start < count <= end]
         held_out = _arrive(settings, inputs, bench, "held_out") if now else served
         return [serve_unchanged(draft, held_out, settings.draft_len).assign(after=count) for count in now]
@@ -333,8 +328,7 @@ def _serve(
     else:
         rows = serve_unchanged(draft, served, settings.draft_len)
         rows = pd.concat([rows, *watch(0, len(served))], ignore_index=True)
-    after = rows["after"].fillna(0).astype(int) if "after" in rows else 0
-    rows = rows.assign(after=after)
+    rows["after"] = rows["after"].fillna(0).astype(int) if "after" in rows else 0
     rows["split"] = np.where(rows["after"] > 0, "eval", "train")
     is_stream = rows["split"] == "train"
     rows.loc[is_stream, "stream_index"] = np.array(left, dtype=int)[rows.loc[is_stream, "stream_index"]]
@@ -343,22 +337,20 @@ def _serve(
 
 def update_interval(rows: pd.DataFrame) -> pd.DataFrame:
     """What each of the two sweeps varies beside the interval, in words."""
-    rate, replay = (
-        words + rows[key].map("{:g}".format)
-        for words, key in (("learning rate ", "learning_rate"), ("replay ", "replay"))
-    )
+    rate = "learning rate " + rows["learning_rate"].map("{:g}".format)
+    replay = "replay " + rows["replay"].map("{:g}".format)
     return rows.assign(setting=rate.where(rows["sweep"] == "learning_rate", replay))
 
 
 def routing_errors(rows: pd.DataFrame) -> pd.DataFrame:
-    """Whose ``drafts`` served, and the ``rate`` of requests sent to another draft on purpose, in percent."""
+    """Whether ``drafts`` were shared or separate, and the ``rate`` of requests sent to another draft on purpose, in percent."""
     is_shared = rows["method"] == "shared"
     rate = rows["method"].str.removeprefix("errors_").mask(is_shared, "0").astype(float)
     return rows.assign(rate=rate, drafts=rows["method"].where(is_shared, "separate"))
 
 
 def stream_length(rows: pd.DataFrame) -> pd.DataFrame:
-    """Requests of each stream, CPU milliseconds for each of them, and for each beyond the next shorter stream."""
+    """Requests of each stream, CPU milliseconds per request, and per request beyond the next shorter stream."""
     rows = rows.assign(served=rows.groupby("length")["stream_index"].transform("max") + 1)
     runs = rows.groupby("served")["cpu_seconds"].mean()
     added = runs.diff() / runs.index.to_series().diff()

@@ -53,7 +53,6 @@ class Row:
     emitted: int = column("tokens of the answer", "tokens")
     blocks: int = column("target calls")
     request_id: int = column("number of the held-out request in its topic")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     seed: int = column("seed of the stream's order and of the sampling")
     dataset: str = column("topic of the request")
     drafts: Literal["original", "shared, one", "shared", "routed, one", "routed", "specialists"] = column(
@@ -75,15 +74,13 @@ class Inputs(TargetAndDraft):
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """The cell's pair and its answers."""
         pair = variants[0].pair
         return cls(
             target=places.model("target", pair), draft=places.model("draft", pair), answers=places.recorded(pair)
         )
 
     def reads(self, variants: Sequence[Any]) -> Files:
-        """The models, and the answers to both splits of every topic."""
-        topics = dict.fromkeys(topic for own in variants for topic in own.topics)
+        topics = dict.fromkeys(topic for settings in variants for topic in settings.topics)
         names = [recorded_name(topic, split) for topic in topics for split in ("train", "eval")]
         return {
             "models": [self.target, self.draft],
@@ -94,8 +91,8 @@ class Inputs(TargetAndDraft):
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Let drafts learn along an i.i.d. mixture of the topics, then decode held-out requests with each arrangement of them.
 
-    Target calls and updates are equal for all: routing drafts each request with its topic's specialist, as many times as there are
-    specialists; the shared draft learnt all topics.
+    All arrangements make as many target calls and updates: routing drafts each request with its topic's specialist, as many times as there
+    are specialists; the shared draft learnt all topics.
     """
     import pandas as pd
 
@@ -112,15 +109,15 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
     check_sizes(inputs.target, inputs.draft)
     target, tokenizer = load_model(inputs.target, device=settings.device), load_tokenizer(inputs.target)
-    learnt, held_out = passes("train"), passes("eval")
+    recorded, held_out = passes("train"), passes("eval")
     frames = []
     for seed in settings.seeds:
-        stream, learning = _mixture(learnt, settings, seed), _learning(settings, seed)
+        stream, learning = _mixture(recorded, settings, seed), _learning(settings, seed)
         shared, *specialists = (fresh_draft() for _ in range(1 + len(settings.topics)))
         serve(shared, stream, learning)
         for topic, specialist in zip(settings.topics, specialists, strict=True):
-            own = [place for place, group in enumerate(stream.group) if group == topic]
-            serve(specialist, stream.take(own), learning)
+            of_topic = [place for place, group in enumerate(stream.group) if group == topic]
+            serve(specialist, stream.take(of_topic), learning)
         original = fresh_draft()
         for number, topic in enumerate(settings.topics):
             arranged = _arrangements(original, shared, specialists, number)
@@ -128,7 +125,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
             for (drafts, models), scheme in itertools.product(arranged.items(), settings.schemes):
                 if len(models) == 1 and scheme != settings.schemes[0]:
                     continue  # with one sequence every scheme is single-draft verification
-                rows = _decoded(target, models, requests, scheme, tokenizer.eos_ids, settings, seed)
+                rows = _decode(target, models, requests, scheme, tokenizer.eos_ids, settings, seed)
                 frames.append(
                     rows.assign(seed=seed, dataset=topic, drafts=drafts, num_drafts=len(models), scheme=scheme)
                 )
@@ -142,7 +139,7 @@ def _mixture(passes: Sequence[TargetPass], settings: Settings, seed: int) -> Tra
     from draftlab.engine.recording import join
     from draftlab.train.traffic import Traffic
 
-    mixed = join([found.take(range(settings.stream)) for found in passes])
+    mixed = join([recorded.take(range(settings.stream)) for recorded in passes])
     count = len(mixed.answers)
     drawn = np.random.default_rng(seed).permutation(count)
     groups = [settings.topics[number // settings.stream] for number in drawn]
@@ -150,29 +147,29 @@ def _mixture(passes: Sequence[TargetPass], settings: Settings, seed: int) -> Tra
 
 
 def _learning(settings: Settings, seed: int) -> Serving:
-    """How every draft learns: an update per ``update_interval`` of its own requests, so all specialists together make as many as the
-    shared draft."""
-    names = ("learning_rate", "update_interval", "loss", "loss_positions", "draft_len", "device")
-    own = {"dataset": "+".join(settings.topics), "seed": seed, "batch": settings.update_interval}
-    return Serving.model_validate(own | {name: getattr(settings, name) for name in names})
+    """How every draft learns: an update per ``update_interval`` requests that it serves, so all specialists together make as many updates
+    as the shared draft."""
+    names = {"learning_rate", "update_interval", "loss", "loss_positions", "draft_len", "device"}
+    others = {"dataset": "+".join(settings.topics), "seed": seed, "batch": settings.update_interval}
+    return Serving.model_validate(others | settings.model_dump(include=names))
 
 
 def _arrangements(
     original: LanguageModel, shared: LanguageModel, specialists: Sequence[LanguageModel], topic: int
 ) -> dict[str, list[LanguageModel]]:
-    """Which models draft a request of this topic; the router makes no mistakes here (``osd_routing`` measures them)."""
-    count, own = len(specialists), specialists[topic]
+    """The models that draft a request of this topic, by arrangement; the router makes no mistakes here (``osd_routing`` measures them)."""
+    count, routed = len(specialists), specialists[topic]
     return {
         "original": [original] * count,
         "shared, one": [shared],
         "shared": [shared] * count,
-        "routed, one": [own],
-        "routed": [own] * count,
+        "routed, one": [routed],
+        "routed": [routed] * count,
         "specialists": list(specialists),
     }
 
 
-def _decoded(
+def _decode(
     target: LanguageModel,
     models: list[LanguageModel],
     requests: Sequence[Answer],
@@ -202,7 +199,7 @@ def _decoded(
         generator=torch.Generator(target.device).manual_seed(seed),
     ).traces
     counts = ("accepted", "visited", "emitted")
-    rows = ({name: sum(getattr(t, name)) for name in counts} | {"blocks": len(t.emitted)} for t in traces)
+    rows = ({name: sum(getattr(trace, name)) for name in counts} | {"blocks": len(trace.emitted)} for trace in traces)
     return pd.DataFrame(rows).assign(request_id=range(len(requests)))
 
 

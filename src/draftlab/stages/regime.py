@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import NotNegative
-from draftlab.stages._inputs import OnPairs, RecordedPairs
+from draftlab.stages._inputs import OnPairs, PairsRow, RecordedPairs
 from draftlab.stages._stage import Bench, Facts, column, stage_of
 
 if TYPE_CHECKING:
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 
 SCHEMES = ("optimal", "hybrid", "importance_truncated", "k_seq", "specinfer", "single")
 BORDERS = (0.1, 0.5, 1.0, 2.0)
-"""Of the classes of target entropy, in nats."""
+"""Borders between the classes of target entropy, in nats."""
 ENTROPIES = ("under 0.1 nats", "0.1 to 0.5", "0.5 to 1", "1 to 2", "over 2 nats")
-"""The classes, in words."""
+"""The names of the classes."""
 
 
 class Settings(OnPairs):
@@ -29,11 +28,9 @@ class Settings(OnPairs):
     draft_temperature: list[NotNegative] = Field(min_length=1)
 
 
-class Row:
+class Row(PairsRow):
     """The positions of a request that share a class of entropy."""
 
-    request_id: int = column("number of the text; in the synthetic family each context is a text")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     entropy_class: int = column("entropy class of the target's distribution as it is verified; 0 is the lowest")
     positions: int = column("positions", "tokens")
     optimal: float = column("acceptance of the best scheme, summed over positions", "tokens")
@@ -42,10 +39,7 @@ class Row:
     k_seq: float = column("the same for K-SEQ", "tokens")
     specinfer: float = column("the same for SpecInfer", "tokens")
     single: float = column("the same for a single draft", "tokens")
-    dataset: str = column("dataset of the text")
     target_temperature: float = column("temperature of the target")
-    draft_temperature: float = column("temperature of the draft")
-    num_drafts: int = column("drafted tokens of a position")
 
 
 class Derived:
@@ -64,31 +58,27 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
     """Sum acceptance before the residual draw over the positions of each request and class of entropy."""
     import pandas as pd
 
-    from draftlab.core.sampling import Sampling
     from draftlab.core.verify.exact import by_position
     from draftlab.core.verify.schemes import token_verifier
-    from draftlab.engine.recorded_pairs import load_all
 
-    sampling = partial(Sampling, top_k=settings.top_k or None, top_p=settings.top_p)
-    pairs = load_all(inputs.pairs, settings.datasets, settings.positions, settings.synthetic_seed)
     frames = []
-    for (dataset, own), hot, draft_hot in itertools.product(
-        pairs.items(), settings.target_temperature, settings.draft_temperature
+    for (dataset, pairs), of_target, of_draft in itertools.product(
+        settings.load(inputs.pairs).items(), settings.target_temperature, settings.draft_temperature
     ):
-        target, draft = own.distributions(sampling(hot), sampling(draft_hot))
+        target, draft = pairs.distributions(settings.sampling(of_target), settings.sampling(of_draft))
         entropy = -(target * target.clamp_min(1e-300).log()).sum(-1)
         classes = (entropy[:, None] >= entropy.new_tensor(BORDERS)).sum(-1)
         accepted = {
             name: by_position(token_verifier(name), target, draft, settings.num_drafts).proc for name in SCHEMES
         }
-        rows = pd.DataFrame({"request_id": own.request, "entropy_class": classes, "positions": 1} | accepted)
+        rows = pd.DataFrame({"request_id": pairs.request, "entropy_class": classes, "positions": 1} | accepted)
         rows = rows.groupby(["request_id", "entropy_class"], as_index=False).sum()
-        frames.append(rows.assign(dataset=dataset, target_temperature=hot, draft_temperature=draft_hot))
+        frames.append(rows.assign(dataset=dataset, target_temperature=of_target, draft_temperature=of_draft))
     return pd.concat(frames, ignore_index=True).assign(num_drafts=settings.num_drafts), {}
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """What importance sampling accepts more than K-SEQ, and the target's entropy in words."""
+    """Acceptance of importance sampling minus that of K-SEQ, and the name of the entropy class."""
     rows = rows.sort_values("entropy_class", kind="stable")
     return rows.assign(
         over_k_seq=rows["importance_truncated"] - rows["k_seq"],

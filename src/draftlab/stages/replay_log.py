@@ -59,27 +59,26 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     import pandas as pd
 
     from draftlab.train import options
-    from draftlab.train.folders import Folders
 
     begin = time.process_time()
-    folders = Folders(inputs.answers, inputs.models, bench.kept)
+    folders = inputs.folders(bench)
     train, held_out = (folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval"))
-    draft, frames = folders.draft(settings), list[pd.DataFrame]()
+    draft, learner, frames = folders.draft(settings), folders.draft(settings), list[pd.DataFrame]()
+
+    def add(split: str, *tables: pd.DataFrame) -> None:
+        frames.extend(table.assign(split=split) for table in tables)
+
     for split, recorded in (("train", train), ("eval", held_out)):
-        both = [options.lookup(recorded, settings), options.model("as_it_comes", draft, recorded, settings)]
-        frames.append(pd.concat(both).assign(split=split))
-    learner = folders.draft(settings)
+        add(split, options.lookup(recorded, settings), options.model("as_it_comes", draft, recorded, settings))
     rows, online = options.serve(learner, train, settings)
-    frames += [
-        rows.assign(split="train"),
-        options.model("kept_learning", learner, held_out, settings).assign(split="eval"),
-    ]
+    add("train", rows)
+    add("eval", options.model("kept_learning", learner, held_out, settings))
     effort, offline = options.distil(draft, train, settings, bench.out / ".checkpoint.safetensors")
-    frames.append(options.model("distilled", draft, held_out, settings).assign(split="eval"))
-    frames.append(options.model("lookup_first", draft, held_out, settings).assign(split="eval"))
+    for option in ("distilled", "lookup_first"):
+        add("eval", options.model(option, draft, held_out, settings))
     if not settings.temperature:
         for option in ("distilled_confident", "lookup_first_confident"):
-            frames.append(options.confident(option, draft, held_out, settings).assign(split="eval"))
+            add("eval", options.confident(option, draft, held_out, settings))
     bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
     weights = {name: folders.parameters(name) for name in ("target", settings.draft)}
     facts: Facts = {"parameters": weights, "online": online, "offline": offline}

@@ -55,12 +55,9 @@ class Inputs(NoInputs):
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """The stream's side of the dataset."""
-        own = variants[0]
-        return cls(prompts=places.prompts(own.dataset, label=own.group_by))
+        return cls(prompts=places.prompts(variants[0].dataset, label=variants[0].group_by))
 
     def reads(self, variants: Sequence[Any]) -> Files:
-        """The requests."""
         return {"data": [self.prompts]}
 
 
@@ -77,10 +74,10 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Which half of the time a slice lies in, and the requests of a slice that OSD's Figure 2 counts."""
+    """The half of the time that a slice lies in, and the requests of a slice that OSD's Figure 2 counts."""
     half = (2 * rows["slice"] > rows["slice"].max()).map({True: "second", False: "first"})
-    named = rows["count"].where(rows["group"] != "English", 0)
-    return rows.assign(half=half, among=named.groupby([rows["group_by"], rows["slice"]]).transform("sum"))
+    counted = rows["count"].where(rows["group"] != "English", 0)
+    return rows.assign(half=half, among=counted.groupby([rows["group_by"], rows["slice"]]).transform("sum"))
 
 
 STAGE = stage_of(__name__)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NotNegative, Whole
-from draftlab.stages._inputs import OnPairs, RecordedPairs
+from draftlab.stages._inputs import OnPairs, PairsRow, RecordedPairs
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.stages.acceptance import Derived, derive
 
@@ -29,11 +28,9 @@ class Settings(OnPairs):
     rounds: int = Field(gt=0)
 
 
-class Row:
+class Row(PairsRow):
     """A request under Sinkhorn's scaling or a peer."""
 
-    request_id: int = column("number of the text; in the synthetic family each context is a text")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     acceptance_sum: float = column("acceptance before the residual draw, summed over positions", "tokens")
     positions: int = column("positions", "tokens")
     seconds: float = timing(
@@ -42,9 +39,6 @@ class Row:
     scheme: str = column("how drafts are verified")
     iterations: int = column("iterations of the scaling; 0 for other schemes")
     sharpness: float = column("sharpness of the kernel; 0 for other schemes")
-    dataset: str = column("dataset of the text")
-    draft_temperature: float = column("temperature of the draft")
-    num_drafts: int = column("drafted tokens of a position")
 
 
 MEASURES = {
@@ -57,23 +51,19 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
     """Acceptance of each contender, and the fastest of ``rounds`` interleaved computations, all positions as one batch."""
     import pandas as pd
 
-    from draftlab.core.sampling import Sampling
     from draftlab.core.verify.schemes import token_verifier
     from draftlab.core.verify.sinkhorn import sinkhorn_verifier
-    from draftlab.engine.recorded_pairs import load_all
 
     contenders = [(name, token_verifier(name), 0, 0.0) for name in PEERS]
     contenders += [
         ("sinkhorn", sinkhorn_verifier(count, sharpness), count, sharpness)
         for sharpness, count in itertools.product(settings.sharpness, settings.iterations)
     ]
-    sampling = partial(Sampling, top_k=settings.top_k or None, top_p=settings.top_p)
-    pairs = load_all(inputs.pairs, settings.datasets, settings.positions, settings.synthetic_seed)
     frames = []
-    for (dataset, own), temperature, drafts in itertools.product(
-        pairs.items(), settings.draft_temperature, settings.num_drafts
+    for (dataset, pairs), temperature, drafts in itertools.product(
+        settings.load(inputs.pairs).items(), settings.draft_temperature, settings.num_drafts
     ):
-        target, draft = own.distributions(sampling(1.0), sampling(temperature))
+        target, draft = pairs.distributions(settings.sampling(1.0), settings.sampling(temperature))
         distributions = draft[:, None].expand(-1, drafts, -1)
         spent = [float("inf")] * len(contenders)
         values = [target.sum(-1)] * len(contenders)
@@ -84,7 +74,7 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
                 values[place] = verifier.closed_form(target, distributions).proc
                 spent[place] = min(spent[place], time.thread_time() - start)
         for (name, _, count, sharpness), value, seconds in zip(contenders, values, spent, strict=True):
-            rows = pd.DataFrame({"request_id": own.request, "acceptance_sum": value, "positions": 1})
+            rows = pd.DataFrame({"request_id": pairs.request, "acceptance_sum": value, "positions": 1})
             rows = rows.groupby("request_id", as_index=False).sum()
             rows["seconds"] = rows["positions"] * seconds / len(target)
             rows = rows.assign(scheme=name, iterations=count, sharpness=sharpness)

@@ -34,7 +34,6 @@ class Row:
     """A request under a scheme, with the costs of a pair."""
 
     request_id: int = column("line of the request in its dataset's held-out file")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     dataset: str = column("dataset of the request")
     pair: str = column("whose costs: ours in torch, the inflated pair in llama.cpp, or a hardware profile")
     kind: str = column("projected from block efficiency and costs, or live: measured")
@@ -60,17 +59,15 @@ class Inputs(NoInputs):
 
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
-        """The tables of the run."""
         names = {"verifiers": "beyond_verifiers", "branches": "beyond_branches", "drafting": "osd_latency_alpha"}
         return cls(**{key: places.table(name) for key, name in names.items()})
 
     def reads(self, variants: Sequence[Any]) -> Files:
-        """The tables."""
         return {"tables": [self.verifiers, self.branches, self.drafting]}
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Divide what was emitted by what the blocks would take with the costs of each pair."""
+    """The emitted tokens of each request, and the time that its blocks would take at the costs of each pair."""
     import pandas as pd
 
     from draftlab.files.tables import read_table
@@ -90,16 +87,16 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         costs[name] = length * draft_step + drafts.map(verify) + selection, plain
     for name, (call, plain) in costs.items():
         seconds = rows["blocks"] * call.reindex(pd.MultiIndex.from_frame(rows[keys])).to_numpy()
-        own = rows.assign(seconds=seconds, plain_seconds=rows["emitted"] * plain)
-        frames.append(own.assign(pair=name, kind="projected"))
-    columns = [name for name in Row.__annotations__ if name != "split"]
+        projected = rows.assign(seconds=seconds, plain_seconds=rows["emitted"] * plain)
+        frames.append(projected.assign(pair=name, kind="projected"))
+    columns = list(Row.__annotations__)
     return pd.concat(frames, ignore_index=True).reindex(columns=columns), {}
 
 
 def _pairs(
     settings: Settings, inputs: Inputs, draft_len: int, num_drafts: Sequence[int]
 ) -> Iterator[tuple[str, float, float, dict[int, float]]]:
-    """Name, seconds of a plain step and of a draft's step, and of verifying each number of sequences in one call."""
+    """The name of each pair, and its seconds for a plain step, for a draft step, and for verifying each number of sequences in one call."""
     from draftlab.files.tables import read_table
     from draftlab.serving.profiles import load
 

@@ -26,7 +26,6 @@ class Row:
     """One token of the vocabulary in one held-out request, where it was proposed or written."""
 
     request_id: int = column("number of the held-out request")
-    split: str = column("train: requests of the stream; eval: held-out requests")
     token: int = column("id of the token")
     proposed: int = column("how often the draft proposed it and the target judged it", "times")
     accepted: int = column("how often the target accepted it", "times")
@@ -55,19 +54,18 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     """Count by token before (``method`` original) and after (distilled)."""
     import pandas as pd
 
-    from draftlab.train.folders import Folders
     from draftlab.train.learning import train
     from draftlab.train.sources import Scene
     from draftlab.train.tokens import token_counts
 
     begin = time.process_time()
-    folders = Folders(inputs.answers, inputs.models, bench.kept)
-    learnt, held_out = (folders.recorded(settings.dataset, split) for split in ("train", "eval"))
+    folders = inputs.folders(bench)
+    recorded, held_out = (folders.recorded(settings.dataset, split) for split in ("train", "eval"))
     draft = folders.draft(settings)
     before = token_counts(draft, held_out, settings.draft_len).assign(method="original")
-    requests = range(len(learnt.answers))
+    requests = range(len(recorded.answers))
     steps = settings.epochs * math.ceil(len(requests) / settings.batch)
-    effort = train(Scene(draft, None, learnt, inputs.max_new_tokens, ()), requests, steps, settings)
+    effort = train(Scene(draft, None, recorded, inputs.max_new_tokens, ()), requests, steps, settings)
     after = token_counts(draft, held_out, settings.draft_len).assign(method="distilled")
     table = pd.concat([before, after], ignore_index=True).assign(seed=settings.seed, dataset=settings.dataset)
     texts = {token: folders.tokenizer.decode([token]) for token in table["token"].unique()}
@@ -77,19 +75,17 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
 def recall(rows: pd.DataFrame) -> pd.DataFrame:
     """The rank of each token by how often the target writes it, per dataset, from 1; and each row once per ``statistic``, whose
     denominator is ``over``: precision over what was proposed, recall over what was written."""
-
     import numpy as np
     import pandas as pd
 
     written = rows[rows["method"] == "original"].groupby(["dataset", "token"])["generated"].sum()
-    rank = written.groupby(level="dataset").rank(method="first", ascending=False)
-    found = rank.reindex(pd.MultiIndex.from_frame(rows[["dataset", "token"]])).fillna(np.inf).to_numpy()
-    common = found <= 100
-    rows = rows.assign(rank=found, common=common, common_generated=rows["generated"].where(common, 0))
-    statistics = {"precision": "proposed", "recall": "generated"}
-    return pd.concat(
-        [rows.assign(statistic=name, over=rows[key]) for name, key in statistics.items()], ignore_index=True
-    )
+    ranks = written.groupby(level="dataset").rank(method="first", ascending=False)
+    rank = ranks.reindex(pd.MultiIndex.from_frame(rows[["dataset", "token"]])).fillna(np.inf).to_numpy()
+    common = rank <= 100
+    rows = rows.assign(rank=rank, common=common, common_generated=rows["generated"].where(common, 0))
+    denominators = {"precision": "proposed", "recall": "generated"}
+    frames = [rows.assign(statistic=name, over=rows[column]) for name, column in denominators.items()]
+    return pd.concat(frames, ignore_index=True)
 
 
 STAGE = stage_of(__name__, split="eval", inputs=Distillation, views={"recall": recall})

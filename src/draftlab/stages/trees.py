@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Dataset, TopP, Whole
-from draftlab.core.settings import Settings as Base
+from draftlab.core.settings import Count, Whole
+from draftlab.progress import progress
+from draftlab.stages._decoding import DecodedRow, Decoding, Inputs, open_work, write_texts
 from draftlab.stages._stage import Bench, Facts, column, stage_of
-from draftlab.stages.blocks import write
-from draftlab.stages.live import Inputs, batches
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,23 +23,16 @@ if TYPE_CHECKING:
     from draftlab.models import LanguageModel
 
 
-class Settings(Base):
+class Settings(Decoding):
     """Trees with these numbers of ``nodes``, at most ``draft_len`` tokens deep; ``width``: how many texts the dynamic rule extends at each depth."""
 
-    pair: str = "multidraft"
-    datasets: list[Dataset] = []
     nodes: list[Count] = Field(min_length=1)
     draft_len: int = Field(gt=1)
     width: Count = 8
     draft_temperature: float = Field(1.0, gt=0)
     target_temperature: float = Field(1.0, gt=0)
     top_k: Whole = 0
-    top_p: TopP = 1.0
-    requests: int = Field(gt=0)
-    batch: int = Field(gt=0)
-    max_new_tokens: int = Field(gt=0)
     past_end: bool = Field(False, description="continue texts past their end to max_new_tokens")
-    seed: Whole = 0
 
     @model_validator(mode="after")
     def _has_whole_sequences(self) -> Settings:
@@ -49,12 +41,9 @@ class Settings(Base):
         return self
 
 
-class Row:
+class Row(DecodedRow):
     """A request drafted with trees of a shape: expected counts, given its text."""
 
-    request_id: int = column("line of the request in its dataset's held-out file")
-    split: str = column("train: requests of the stream; eval: held-out requests")
-    dataset: str = column("dataset of the request")
     nodes: int = column("drafted tokens of a block", "tokens")
     shape: str = column(
         "how the tree is drafted; oracle: by the target itself; ceiling: a bound for every verifier of the sequences"
@@ -64,10 +53,6 @@ class Row:
     emitted: float = column("tokens that these calls emit", "tokens")
     draft_len: int = column("depth of the tree", "tokens")
     draft_temperature: float = column("temperature of the draft")
-    target_temperature: float = column("temperature of the target")
-    top_k: int = column("most probable tokens kept; 0: all")
-    top_p: float = column("probability mass kept")
-    seed: int = column("seed of the sampling")
 
 
 MEASURES = {
@@ -76,38 +61,24 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Let the target write, and count the blocks that each shape cuts from what it wrote."""
+    """Let the target write texts, and count the blocks into which trees of each shape cut them."""
     import pandas as pd
     import torch
 
-    from draftlab.core.sampling import Sampling
-    from draftlab.models import load_pair
-    from draftlab.progress import progress
-
-    answers = inputs.answers
-    target, draft, tokenizer = load_pair(inputs.target, inputs.draft, answers.dtype, answers.device)
-    room = target.context_len - settings.max_new_tokens - 2 * settings.draft_len
-    of_target, of_draft = (
-        Sampling(temperature, settings.top_k or None, settings.top_p)
-        for temperature in (settings.target_temperature, settings.draft_temperature)
-    )
-    work = [
-        (dataset, batch)
-        for dataset, file in inputs.prompts.items()
-        for batch in batches(file, settings.requests, settings.batch, tokenizer, answers.template, room)
-    ]
-    generator = torch.Generator(target.device).manual_seed(settings.seed)
-    frames, eos_ids = [], [] if settings.past_end else tokenizer.eos_ids
-    for number in progress(range(len(work)), "trees"):
-        dataset, batch = work[number]
-        texts = write(target, draft, batch, of_target, settings.max_new_tokens, eos_ids, generator)
+    work = open_work(settings, inputs)
+    temperatures = (settings.target_temperature, settings.draft_temperature)
+    of_target, of_draft = (settings.sampling(temperature, settings.top_k) for temperature in temperatures)
+    generator = torch.Generator(work.target.device).manual_seed(settings.seed)
+    frames, eos_ids = [], [] if settings.past_end else work.tokenizer.eos_ids
+    for dataset, batch in progress(work.batches, "trees"):
+        texts = write_texts(work, batch, of_target, settings.max_new_tokens, eos_ids, generator)
         prompts = [request.prompt_ids for request in batch]
-        for labels, found in _count(texts, prompts, settings, (target, of_target), (draft, of_draft)):
-            counts = {"blocks": found.stopped.sum(1), "emitted": found.emitted.sum(1)}
+        for labels, blocks in _count(texts, prompts, settings, (work.target, of_target), (work.draft, of_draft)):
+            counts = {"blocks": blocks.stopped.sum(1), "emitted": blocks.emitted.sum(1)}
             rows = pd.DataFrame({"request_id": [request.number for request in batch], **counts})
             frames.append(rows.assign(dataset=dataset, **labels))
-    kept = settings.model_dump(include={*Row.__annotations__} - {"nodes"})
-    return pd.concat(frames, ignore_index=True).assign(**kept), {}
+    names = ("draft_len", "draft_temperature", "target_temperature", "top_k", "top_p", "seed")
+    return pd.concat(frames, ignore_index=True).assign(**{name: getattr(settings, name) for name in names}), {}
 
 
 def _count(
@@ -130,12 +101,12 @@ def _count(
     from draftlab.engine.replay_trees import confident_trees, ranked_tree
 
     length, lengths = settings.draft_len, texts.lengths
-    each = iter(texts.token.tolist())
-    answers = [list(itertools.islice(each, count)) for count in lengths]
+    tokens = iter(texts.token.tolist())
+    answers = [list(itertools.islice(tokens, count)) for count in lengths]
     both = on_support(texts.target_probs, to_probs(texts.draft_logits, draft[1]))
     rank = (texts.draft_logits > texts.draft_logits.gather(-1, texts.token[:, None])).sum(-1).cpu().numpy()
     order = texts.draft_logits.topk(max(settings.nodes), -1).indices
-    likely = texts.target_probs.gather(-1, order).mean(0).tolist()  # how often the i-th child stands
+    likely = texts.target_probs.gather(-1, order).mean(0).tolist()  # how often the target writes the i-th child
     most = max(max(nodes // length, _delayed(nodes, length)[1]) for nodes in settings.nodes)
     (alike,) = survival([optimal], texts, [draft[1]], (most,))
     dynamic, known = (
@@ -143,8 +114,8 @@ def _count(
         for model, sampling in (draft, target)
     )
 
-    def certain(stands: np.ndarray) -> Blocks:
-        return count_blocks(np.pad(stands, ((0, 0), (0, length + 1 - stands.shape[1]))), np.asarray(lengths))
+    def certain(survives: np.ndarray) -> Blocks:
+        return count_blocks(np.pad(survives, ((0, 0), (0, length + 1 - survives.shape[1]))), np.asarray(lengths))
 
     for place, nodes in enumerate(settings.nodes):
         drafts, (trunk, branches) = nodes // length, _delayed(nodes, length)
@@ -153,7 +124,7 @@ def _count(
         best = optimum_iid(*both, drafts).cpu().numpy()
         late = (*[1] * trunk, branches, *[1] * (length - trunk - 1))
         ones = np.ones((len(rank), 1))
-        found = {
+        by_shape = {
             ("sequences", "optimal"): blocks(alike, lengths, (drafts,), length),
             ("without replacement", "rrs"): blocks(distinct, lengths, (drafts,), length),
             ("delayed", "optimal"): blocks(alike, lengths, (1,), length, widths=late),
@@ -163,7 +134,7 @@ def _count(
             ("oracle", "sampled"): certain(np.hstack([ones, known[place]])),
             ("ceiling", "none"): ceiling(alike, best, lengths, drafts, length),
         }
-        for (shape, scheme), counted in found.items():
+        for (shape, scheme), counted in by_shape.items():
             yield {"nodes": nodes, "shape": shape, "scheme": scheme}, counted
 
 

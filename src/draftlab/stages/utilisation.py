@@ -71,8 +71,8 @@ def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFram
             requests = load * settings.requests
             flops = theory.load_flops(settings.tokens_per_request, requests, settings.days, per_token)
             rate = {"requests_per_second": requests / (86_400 * settings.days), "flops_per_second": flops}
-            own = {"part": "load", "system": system, "load": load}
-            rows.append(own | rate | {"hardware_flops": settings.hardware_flops})
+            row = {"part": "load", "system": system, "load": load}
+            rows.append(row | rate | {"hardware_flops": settings.hardware_flops})
     for pair, target, draft, printed, alpha in settings.pairs:
         recomputed = theory.expected_block_length(alpha, settings.draft_len)
         for source, length in {"printed": printed, "recomputed": recomputed}.items():

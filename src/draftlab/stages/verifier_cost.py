@@ -6,12 +6,13 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Device, Whole
+from draftlab.core.settings import Count, Device, Flat, Whole
 from draftlab.core.settings import Settings as Base
 from draftlab.errors import UserError
 from draftlab.progress import progress
@@ -51,10 +52,10 @@ else:
     FilterName = Literal[tuple(FILTERS)]
 
 TURN = 5
-"""Decisions in a row on each turn, as after one target pass over 5 drafted tokens: the first finds its code out of the caches."""
+"""Decisions in a row on each turn, as after one target pass over 5 drafted tokens: the first one loads its code into the caches."""
 
 ROW_BY_ROW = "importance_truncated s=5, highs"
-"""Solved row by row: a batch costs it as much as its rows."""
+"""This solver takes one position at a time: a batch costs as much as its rows."""
 
 
 class Settings(Base):
@@ -99,7 +100,7 @@ MEASURES = {
 
 
 def contenders() -> dict[str, TokenVerifier]:
-    """The verifiers that take turns; one is there twice, for the noise of the same thing against itself."""
+    """The verifiers that take turns; ``single`` is there twice, to measure the noise."""
     from draftlab.core.verify.greedy import greedy
     from draftlab.core.verify.k_seq import k_seq
     from draftlab.core.verify.optimal import optimal
@@ -122,7 +123,7 @@ def contenders() -> dict[str, TokenVerifier]:
 
 
 def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """The cost of a decision at every size."""
+    """Measure every size on the chosen device."""
     import torch
 
     if settings.device == "cpu":
@@ -133,15 +134,17 @@ def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFram
 
 
 def measure(settings: Settings) -> pd.DataFrame:
-    """Median and 90th percentile of the time per decision, contenders in a new random order in each round: CPU time of one thread, or until
-    a GPU has finished. Both devices decide on the same distributions; a GPU draws other tokens from them."""
+    """Median and 90th percentile of the time per decision: CPU time of one thread, or the time until a GPU has finished.
+
+    Contenders have a new random order in each round. Both devices decide on the same distributions; a GPU draws other tokens from them.
+    """
     import pandas as pd
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     sizes = itertools.product(settings.vocabs, settings.filters, settings.num_drafts, settings.batches)
-    # A batch without truncation is gigabytes at 128k tokens, and nobody serves that.
+    # A batch without truncation takes gigabytes at 128k tokens, and nobody serves that.
     cells = [cell for cell in sizes if cell[3] == 1 or cell[1] != UNCUT]
     try:
         with torch.inference_mode():
@@ -160,32 +163,32 @@ def _cell(vocab: int, name: str, drafts: int, batch: int, settings: Settings) ->
 
     seed, device = settings.seed, settings.device
     rng = np.random.default_rng(seed)
-    made = _distributions(vocab, name, batch, torch.Generator().manual_seed(seed))
-    target, draft = (distribution.to(device) for distribution in made)
+    on_cpu = _distributions(vocab, name, batch, torch.Generator().manual_seed(seed))
+    target, draft = (distribution.to(device) for distribution in on_cpu)
     generator = torch.Generator(device).manual_seed(seed)
     dense = draft[:, None].expand(-1, drafts, -1)
     tokens = draft_tokens(dense, "iid", generator)
-    every: dict[str, Callable[[], Timed]] = {}
+    tasks: dict[str, Callable[[], Timed]] = {}
     if name != UNCUT:
-        finding = partial(restrict, target, dense, tokens)
-        every["restrict"] = lambda: finding
-        target, dense, tokens, _ = finding()
-    sorting, valuing = partial(ratio_order, target, dense[:, 0]), partial(optimum_iid, target, dense[:, 0], drafts)
-    every |= {"sort": lambda: sorting, "optimum value": lambda: valuing}
+        find_support = partial(restrict, target, dense, tokens)
+        tasks["restrict"] = lambda: find_support
+        target, dense, tokens, _ = find_support()
+    sort, evaluate = partial(ratio_order, target, dense[:, 0]), partial(optimum_iid, target, dense[:, 0], drafts)
+    tasks |= {"sort": lambda: sort, "optimum value": lambda: evaluate}
     for scheme, verifier in contenders().items():
         if batch == 1 or scheme != ROW_BY_ROW:
-            every[scheme] = partial(_decision, verifier, target, dense, generator)
+            tasks[scheme] = partial(_decision, verifier, target, dense, generator)
     rounds = settings.rounds if batch == 1 else max(5, settings.rounds // 2)
-    spent = _interleaved(every, rounds, rng, clock_of(device))
+    spent = _interleaved(tasks, rounds, rng, clock_of(device))
     rows = []
     for scheme, times in spent.items():
-        own, over = times / batch, (times - spent["single"]) / batch
-        (low, high), (over_low, over_high) = _interval(own, rng), _interval(over, rng)
+        per_position, over = times / batch, (times - spent["single"]) / batch
+        (low, high), (over_low, over_high) = _interval(per_position, rng), _interval(over, rng)
         rows.append(
             {
                 "scheme": scheme,
-                "ms": np.median(own),
-                "ms_p90": np.quantile(own, 0.9),
+                "ms": np.median(per_position),
+                "ms_p90": np.quantile(per_position, 0.9),
                 "ms_low": low,
                 "ms_high": high,
                 "over_single": np.median(over),
@@ -193,8 +196,8 @@ def _cell(vocab: int, name: str, drafts: int, batch: int, settings: Settings) ->
                 "over_single_high": over_high,
             }
         )
-    place = {"vocab": vocab, "filter": name, "support": target.shape[1], "num_drafts": drafts, "batch": batch}
-    return pd.DataFrame([place | row for row in rows])
+    size = {"vocab": vocab, "filter": name, "support": target.shape[1], "num_drafts": drafts, "batch": batch}
+    return pd.DataFrame([size | row for row in rows])
 
 
 def _distributions(vocab: int, name: str, batch: int, generator: Generator) -> tuple[Tensor, Tensor]:
@@ -205,13 +208,13 @@ def _distributions(vocab: int, name: str, batch: int, generator: Generator) -> t
 
     ranks = torch.arange(1, vocab + 1, dtype=torch.float64).log()
     noise = torch.randn(2, batch, vocab, dtype=torch.float64, generator=generator) / 2
-    made = FILTERS[name]
-    logits, sampling = noise[0] - made.slope * ranks, Sampling(top_k=made.top_k, top_p=made.top_p)
+    cut = FILTERS[name]
+    logits, sampling = noise[0] - cut.slope * ranks, Sampling(top_k=cut.top_k, top_p=cut.top_p)
     return to_probs(logits, sampling), to_probs(logits / 1.2 + noise[1], sampling)
 
 
 def _decision(verifier: TokenVerifier, target: Tensor, draft: Tensor, generator: Generator) -> Timed:
-    """Make one decision on freshly drafted tokens; the time of drafting does not count."""
+    """Draft tokens, and return a decision on them to be timed."""
     from draftlab.core.sampling import draft_tokens
 
     tokens = draft_tokens(draft, verifier.drafting, generator)
@@ -227,23 +230,23 @@ def _interval(values: Float64[np.ndarray, " rounds"], rng: np.random.Generator) 
 
 
 def _interleaved(
-    every: Mapping[str, Callable[[], Timed]], rounds: int, rng: np.random.Generator, clock: Callable[[], float]
+    tasks: Mapping[str, Callable[[], Timed]], rounds: int, rng: np.random.Generator, clock: Callable[[], float]
 ) -> dict[str, Float64[np.ndarray, " rounds"]]:
-    """Milliseconds per decision of each contender in each round; the first two rounds warm up.
+    """Milliseconds per decision of each task in each round; the first two rounds warm up.
 
-    Each round has an order of its own: who comes after whom decides what is in the caches.
+    Each round has a new order, because the task before decides what is in the caches.
     """
     import numpy as np
 
-    names = list(every)
+    names = list(tasks)
     spent: dict[str, list[float]] = {name: [] for name in names}
     for number in progress(range(rounds + 2), "rounds"):
         for place in rng.permutation(len(names)):
             name = names[place]
-            turn = [every[name]() for _ in range(TURN)]
+            decisions = [tasks[name]() for _ in range(TURN)]
             start = clock()
-            for timed in turn:
-                timed()
+            for decide in decisions:
+                decide()
             if number >= 2:
                 spent[name].append((clock() - start) * 1e3 / TURN)
     return {name: np.array(times) for name, times in spent.items()}
@@ -260,14 +263,24 @@ def clock_of(device: Device) -> Callable[[], float]:
     return time.thread_time if device == "cpu" else finished
 
 
+def bench(settings: Flat[Settings], *, out: Path | None = None) -> None:
+    """Print what a decision costs with each verifier, on one thread with the verifiers interleaved; OUT also gets the table as CSV."""
+    from draftlab.files.atomic import write_text
+
+    rows = measure(settings)
+    print(as_text(rows))
+    if out is not None:
+        write_text(out, rows.to_csv(index=False, lineterminator="\n"))
+
+
 def as_text(rows: pd.DataFrame) -> str:
     """The medians, one block per vocabulary and filter, one column per number of drafts and batch."""
     blocks = []
     for vocab, name in rows[["vocab", "filter"]].drop_duplicates().itertuples(index=False):
-        own = rows[(rows["vocab"] == vocab) & (rows["filter"] == name)]
-        wide = own.pivot_table(index="scheme", columns=["num_drafts", "batch"], values="ms", sort=False)
+        block = rows[(rows["vocab"] == vocab) & (rows["filter"] == name)]
+        wide = block.pivot_table(index="scheme", columns=["num_drafts", "batch"], values="ms", sort=False)
         wide.columns = [f"K={drafts} batch {batch}" for drafts, batch in wide.columns]
-        support = ", ".join(f"{count:,}" for count in sorted(own["support"].unique()))
+        support = ", ".join(f"{count:,}" for count in sorted(block["support"].unique()))
         blocks.append(
             f"vocabulary {vocab:,}, {name} (support {support}): ms per position\n{wide.round(4).to_string(na_rep='')}"
         )

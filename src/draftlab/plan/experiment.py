@@ -1,7 +1,4 @@
-"""The experiments' YAML files, and the cells that each is made of.
-
-A file that asks for anything unknown is refused before any job starts.
-"""
+"""The experiments' YAML files, and the cells of each. A file with anything unknown is refused before any job starts."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from draftlab.plan.figure import Figure, Shown
 from draftlab.plan.grids import Axis, combinations, validated
 from draftlab.plan.scale import Scale, Size
 from draftlab.stages import STAGES
-from draftlab.stages._stage import Stage, Variant, columns_of
+from draftlab.stages._stage import Stage, Variant
 
 CELL = re.compile(r"[A-Za-z0-9_.+-]+")
 """A cell's name is a folder, and a wildcard of the rules."""
@@ -43,7 +40,7 @@ class Finding(Settings):
     ``{gap}``, ``{left}``, ``{right}``, ``{n}``, ``{best}`` and ``{second}``. ``each`` repeats the difference for every value of these columns. A
     text that uses ``{each}`` (or ``{values}``, for the left side alone) is chosen from all of these results together (``level`` if they
     disagree), not from all rows pooled. ``measure`` names a measure of the stage, by default that of the ``layout``. ``digits`` follow the
-    interval, or are those of the layout if there is none. The text before the first colon of the first finding is the figure's title.
+    interval, or are the layout's if there is none. The text before the first colon of the first finding is the figure's title.
     """
 
     left: dict[str, Any] = {}
@@ -66,8 +63,8 @@ class Layout(Settings):
     """Which columns of an experiment's table become ``rows`` and ``columns`` of the printed table, and what a cell contains.
 
     A cell is a ``measure`` of the stage, by default the first one. ``best`` says whether large or small values are good. ``window`` keeps a
-    part of each stream, and ``where`` keeps rows with these values. ``exact`` says why a table without units to resample has no interval,
-    ``note`` what else a reader must know, and ``emulated`` that the target is inflated at scales up to laptop.
+    part of each stream, and ``where`` keeps rows with these values. ``exact`` is the reason why a table without units to resample has no
+    interval, ``note`` is a remark, and ``emulated`` means that the target is inflated at scales up to laptop.
     """
 
     rows: list[str] = Field(min_length=1)
@@ -89,7 +86,7 @@ class Experiment(Settings):
     question: str
     paper: Literal["osd", "mdss", "beyond"]
     artefact: str
-    finding: Annotated[list[Finding], BeforeValidator(lambda said: [said] if isinstance(said, dict) else said)] = []
+    finding: Annotated[list[Finding], BeforeValidator(lambda given: [given] if isinstance(given, dict) else given)] = []
     layout: Layout | None = None
     figure: Figure | None = None
     stage: str
@@ -100,24 +97,28 @@ class Experiment(Settings):
 
     @property
     def of_stage(self) -> Stage:
-        """The stage that it asks for."""
+        """The stage that runs its cells."""
         return STAGES[self.stage]
 
     def measure(self, name: str = "") -> Measure:
-        """A measure of its stage: the one of this name, else that of its layout, else the stage's first."""
+        """A measure of its stage: the one of this name, else the layout's, else the stage's first."""
         measures = self.of_stage.measures
         return measures[name or (self.layout.measure if self.layout else "") or next(iter(measures))]
 
     @property
     def compared(self) -> list[str]:
-        """What its rows differ in, in order: its axes, the settings that are lists, the axes inside its cells."""
+        """The columns in which its rows differ, in order: its axes, the settings that are lists, the axes inside its cells."""
         names = list(self.axes)
-        if not any("inner" in fixed for fixed in (self.fixed, *(size.fixed for size in self.scales.values()))):
+        every_fixed = [self.fixed, *(size.fixed for size in self.scales.values())]
+        if not any("inner" in fixed for fixed in every_fixed):
             named = [fields for values in self.axes.values() if isinstance(values, dict) for fields in values.values()]
-            names += [key for fields in named for key in fields if key in columns_of(self.of_stage.row)]
-        for fixed in (self.fixed, *(size.fixed for size in self.scales.values())):
+            names += [key for fields in named for key in fields if key in self.of_stage.columns]
+        for fixed in every_fixed:
             for key, value in fixed.items():
-                names += value if key == "inner" else [key] if isinstance(value, list) and len(value) > 1 else []
+                if key == "inner":
+                    names += value
+                elif isinstance(value, list) and len(value) > 1:
+                    names.append(key)
         return list(dict.fromkeys(names))
 
     def cells(
@@ -135,32 +136,32 @@ class Experiment(Settings):
         axes = {key: size.axes.get(key, values) for key, values in self.axes.items()}
         if datasets is not None and "dataset" in axes:
             axes["dataset"] = list(datasets)
-        found: dict[str, list[Variant]] = {}
+        cells: dict[str, list[Variant]] = {}
         for labels, fields in combinations(axes):
             settings = self.fixed | size.fixed | fields
             cell = ".".join(map(str, labels.values())) or "all"
-            if cell in found or not CELL.fullmatch(cell):
-                what = f"two cells named {cell!r}" if cell in found else f"{cell!r} cannot name a cell"
+            if cell in cells or not CELL.fullmatch(cell):
+                what = f"two cells named {cell!r}" if cell in cells else f"{cell!r} cannot name a cell"
                 remedy = "name each choice of axes with letters, digits, _ . + -"
                 raise where.blame(what, list(labels)[-1:], remedy=remedy)
             inner = validated(Inner, {"inner": settings.pop("inner", {})}, where).inner
-            found[cell] = [
-                Variant(labels | own, validated(self.of_stage.settings, settings | changes, where))
-                for own, changes in combinations(inner)
+            cells[cell] = [
+                Variant(labels | inner_labels, validated(self.of_stage.settings, settings | changes, where))
+                for inner_labels, changes in combinations(inner)
             ]
-        return found
+        return cells
 
     def check(self, scale: Scale, where: Place) -> None:
-        """Build every cell of one scale: a bad value is a ``UserError`` that names ``where`` it stands."""
+        """Build every cell of one scale; a bad value is a ``UserError`` that blames ``where``."""
         for variants in self.cells(scale, where).values():
-            check_datasets([name for own in variants for name in _named(own.settings)], where)
-            if len({getattr(own.settings, "pair", "") for own in variants}) > 1:
+            check_datasets([name for variant in variants for name in _datasets(variant.settings)], where)
+            if len({getattr(variant.settings, "pair", "") for variant in variants}) > 1:
                 raise where.blame("pair differs inside a cell", ["pair"], remedy="make it an axis: a cell has one pair")
 
     def at(self, scale: Scale, size: Size, file: Path) -> Experiment:
-        """The same experiment with the ``size`` that a scale's ``file`` gives it, over what its own file says of the scale."""
-        own = self.scales.get(scale, Size())
-        size = Size(axes=own.axes | size.axes, fixed=own.fixed | size.fixed)
+        """The same experiment with the ``size`` from a scale's ``file``, which overrides the size in the experiment's file."""
+        base = self.scales.get(scale, Size())
+        size = Size(axes=base.axes | size.axes, fixed=base.fixed | size.fixed)
         sized = self.model_copy(update={"scales": {**self.scales, scale: size}})
         sized.check(scale, Place(file, (("experiments",),)))
         return sized
@@ -173,12 +174,12 @@ class Inner(Settings):
 
 
 def place(file: Path | str, scale: Scale) -> Place:
-    """What an experiment's file says about a cell at ``scale``."""
+    """The places in an experiment's file that set a cell at ``scale``, to be blamed for an error."""
     return Place(file, (("scales", scale), ("fixed",), ("axes",)))
 
 
 def load_experiment(path: Path) -> Experiment:
-    """Read and check one experiment; every cell of every scale is built, so a bad value is found at once."""
+    """Read and check one experiment: every cell of every scale is built once."""
     if not NAME.fullmatch(path.stem):
         raise UserError("not an experiment's name", file=path, remedy="use only lower-case letters, digits and _")
     experiment = validated(Experiment, _expanded(read_yaml(path), Place(path)), Place(path))
@@ -197,9 +198,9 @@ def load_experiment(path: Path) -> Experiment:
 def _check_shown(experiment: Experiment, where: Place) -> None:
     """Check that finding, layout and figure name measures of the stage, and that the figure names columns of its tables."""
     curves = experiment.figure.curves if experiment.figure else None
-    named = [("finding", own.measure) for own in experiment.finding]
+    named = [("finding", finding.measure) for finding in experiment.finding]
     named += [("layout", experiment.layout.measure)] if experiment.layout else []
-    also = [own.measure for own in curves.also if isinstance(own, Shown)] if curves else []
+    also = [shown.measure for shown in curves.also if isinstance(shown, Shown)] if curves else []
     named += [("figure", name) for name in ([curves.measure, *also] if curves else [])]
     stage = experiment.of_stage
     for key, name in named:
@@ -217,21 +218,22 @@ def _expanded(values: Any, where: Place) -> Any:
     """Replace each ``profile: NAME`` in a file's values by the profile's keys; keys beside it take precedence."""
     if not isinstance(values, dict):
         return values
-    found = {key: _expanded(value, where) for key, value in values.items()}
-    if not isinstance(found.get("profile"), str):  # an axis may have this name
-        return found
-    if (name := found.pop("profile")) not in PROFILES:
+    expanded = {key: _expanded(value, where) for key, value in values.items()}
+    if not isinstance(expanded.get("profile"), str):  # an axis may have this name
+        return expanded
+    if (name := expanded.pop("profile")) not in PROFILES:
         raise where.blame(f"unknown profile {name!r}", [name], remedy=f"allowed: {', '.join(PROFILES)}")
-    return PROFILES[name] | found
+    return PROFILES[name] | expanded
 
 
-def _named(cell: Any) -> list[str]:
-    """All datasets that a cell names."""
-    names = [getattr(cell, "dataset", ""), *getattr(cell, "datasets", []), *getattr(cell, "topics", [])]
+def _datasets(settings: Any) -> list[str]:
+    """All datasets that the settings of a variant name."""
+    names = [getattr(settings, "dataset", ""), *getattr(settings, "datasets", []), *getattr(settings, "topics", [])]
     return [name for name in names if name]
 
 
 def check_datasets(names: Iterable[str], where: Place) -> None:
+    """Check that the registry has these datasets."""
     if unknown := sorted(set(names) - set(registry.load())):
         remedy = f"allowed: {', '.join(registry.load())}"
         raise where.blame(f"unknown dataset {unknown[0]!r}", unknown[:1], remedy=remedy)

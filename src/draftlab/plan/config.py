@@ -1,0 +1,109 @@
+"""What ``snakemake --config`` may contain, and checks of the files and models that it names."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from draftlab.core.settings import Settings, Template
+from draftlab.errors import UserError
+from draftlab.files.packages import PACKAGES, package_of
+from draftlab.files.seals import content_digest
+from draftlab.models.config import context_of
+from draftlab.plan.scale import Pair, Scale
+
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
+DIGESTS = Path("results/.digests.json")
+"""Digests of files outside the results, by path, inode, size and times."""
+
+
+class RunConfig(Settings):
+    """What ``snakemake --config key=value`` may say."""
+
+    scale: Scale = "laptop"
+    sizes: str | None = Field(None, description="a YAML file whose keys override the scale's file")
+    raw: str | None = Field(None, description="folder with the real datasets' raw files")
+    dataset: str | None = Field(None, description="a file with your own prompts")
+    target: str | None = Field(
+        None, description="folder or GGUF file of the target, or OWNER/NAME[@REVISION] on the hub"
+    )
+    draft: str | None = Field(None, description="folder or GGUF file of the draft, or OWNER/NAME[@REVISION] on the hub")
+    models: dict[str, str] = Field(
+        {}, description="models for single roles: {pair.role: MODEL}, such as {multidraft.target: FILE.gguf}"
+    )
+    answers: dict[str, Any] = Field(
+        {},
+        description="how the main pair's target answers, overriding the scale: {engine: openai, url: 'http://HOST:PORT/v1'}",
+    )
+    template: Template | None = Field(None, description="chat template for the prompts; own: the tokenizer's")
+    experiments: str | None = Field(
+        None,
+        description="reproduction (default), all, or names separated by commas; with your own prompts, those that need nothing else",
+    )
+    name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
+    tracker: Literal["tensorboard"] | None = Field(None, description="where to write the curves as well")
+    show_tokens: bool = Field(True, description="whether the report shows one request's text as tokens")
+
+    @field_validator("raw", "dataset", "target", "draft")
+    @classmethod
+    def _is_no_flag(cls, value: str | None) -> str | None:
+        """Prefix a file whose name begins with a dash, so that it is not read as a flag."""
+        return f"./{value}" if value and value.startswith("-") else value
+
+    @property
+    def answers_alone(self) -> bool:
+        """Whether the run only asks whether adaptation helps on the user's prompts."""
+        return self.dataset is not None and self.experiments is None
+
+    @property
+    def everywhere(self) -> dict[str, str]:
+        """The models, by role, that replace those of every pair."""
+        return {role: name for role in ("target", "draft") if (name := getattr(self, role))}
+
+    @property
+    def default_name(self) -> str:
+        """The scale and the keys that change it: the folder of the results, if ``name`` gives no other."""
+        keys = ("sizes", "raw", "dataset", "target", "draft", "models")
+        return "-".join([self.scale, *(key for key in keys if getattr(self, key))])
+
+
+def check_files(config: RunConfig, by_architecture: bool) -> None:
+    """Check that files and folders exist; a model ``owner/name`` that does not exist is left to the hub."""
+    models = {} if by_architecture else config.everywhere | config.models
+    for key, value in ({"raw": config.raw, "dataset": config.dataset} | models).items():
+        if not value:
+            continue
+        is_model = key in models
+        if set("{}") & set(value):
+            what = f"{key}: braces are wildcards in a workflow: {value}"
+            raise UserError(what, file="--config", remedy="rename the file or folder")
+        if is_model and package_of(value) in PACKAGES:
+            continue
+        if os.path.exists(value):
+            if is_model:
+                context_of(value)  # refuses what is not a model, or cannot be represented
+            continue
+        owner = value.split("/")[0]
+        if is_model and "@" not in value and os.path.isdir(owner):
+            what = f"{key}: no such folder: {value}, though {owner}/ exists"
+            remedy = "check the path; if you mean a model on the hub, give its revision: OWNER/NAME@main"
+            raise UserError(what, file="--config", remedy=remedy)
+        if not (is_model and HUB_ID.fullmatch(value)):
+            what = f"{key}: no such file or folder: {value}"
+            remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION" if is_model else "check the path"
+            raise UserError(what, file="--config", remedy=remedy)
+
+
+def content_of_model(name: str | None, weights: bool = True) -> str:
+    """Digest of a model that is a folder or a file, with or without its weights; '' for a hub id, whose revision names its content."""
+    return content_digest(name, weights, DIGESTS) if name else ""
+
+
+def context_of_drafts(pair: Pair) -> int:
+    """The longest request that all drafts of a pair in folders or files can read, as far as they say; 0: any."""
+    names = (recipe.model for recipe in pair.drafts.values())
+    return min((size for name in names if name and os.path.exists(name) and (size := context_of(name))), default=0)
