@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import tyro
 
-from draftlab.engine import recording
+from draftlab.engine import answering
 from draftlab.engine.settings import Answers
 from draftlab.files.scratch import scratch
 
@@ -40,7 +40,7 @@ def main(
             own = folder / "prompts.jsonl"
             own.write_text("".join(written[number :: len(ways)][:requests]), encoding="utf-8")
             wall, cpu = time.perf_counter(), sum(who.cpu_times()[:2])
-            found, _ = recording.answer(target, own, requests, settings)
+            found, _ = answering.answer(target, own, requests, settings)
             wall, cpu = time.perf_counter() - wall, sum(who.cpu_times()[:2]) - cpu
         read, tokens = sum(len(answer.prompt_ids) for answer in found.answers), sum(found.lengths)
         cells = [

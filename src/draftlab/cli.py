@@ -49,14 +49,14 @@ def answer(
 ) -> None:
     """Record the target's answers and its distribution at every position, once for all variants; CONTEXT: tokens that a draft can read (0: any)."""
     from draftlab.core.sampling import Sampling
-    from draftlab.engine import recording
+    from draftlab.engine import answering
     from draftlab.engine.answers import loops
 
     parts = out.parent / f".{out.name}.parts"
-    found, rejected = recording.answer(
+    found, rejected = answering.answer(
         target, prompts, requests, settings, sampling=Sampling(temperature), context=context, parts=parts
     )
-    recording.save(found, rejected, out)
+    answering.save(found, rejected, out)
     shutil.rmtree(parts)
     tokens, open_ended = sum(found.lengths), sum(not record.finished for record in found.answers)
     looping = sum(loops(record.answer_ids) for record in found.answers)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from draftlab.data.prompts import Prompt
-from draftlab.engine import recording
+from draftlab.engine import answering
 from draftlab.engine.answers import Answer
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.errors import UserError
@@ -141,7 +141,7 @@ def test_no_answered_request_is_too_long_for_a_draft(made, tmp_path):
     write_jsonl(tmp_path / "p.jsonl", [Prompt(str(n), "toy", "eval", "one two " * n) for n in (1, 9)])
     settings = Answers(max_new_tokens=8, template="plain")
     for context, kept in ((0, 2), (20, 1)):
-        found, rejected = recording.answer(made / "target", tmp_path / "p.jsonl", 9, settings, context=context)
+        found, rejected = answering.answer(made / "target", tmp_path / "p.jsonl", 9, settings, context=context)
         assert (len(found.answers), len(rejected)) == (kept, 2 - kept)
 
 

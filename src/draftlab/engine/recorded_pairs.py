@@ -16,7 +16,7 @@ from torch import Tensor
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.settings import Flat
 from draftlab.core.verify.exact import on_support
-from draftlab.engine import recording
+from draftlab.engine import answering
 from draftlab.engine.answers import Answer
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
@@ -86,7 +86,7 @@ def record_file(
 ) -> None:
     """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2), and what they were made from."""
     # The target is opened here and let go: two of it do not fit.
-    texts, _ = recording.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed)
+    texts, _ = answering.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed)
     target_model, draft_model, _ = load_pair(target, draft, settings.dtype, settings.device)
     record(target_model, draft_model, texts.answers, positions).save(out)
     write_json(out.with_suffix(".json"), digests(out.parents[2], models=[target, draft], data=[prompts]))

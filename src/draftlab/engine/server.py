@@ -122,7 +122,7 @@ class Server:
             )
 
     def answer(self, prompt: Sequence[int], ends: Collection[int], sampling: Sampling, seed: int) -> dict[str, Tensor]:
-        """One answer as ``recording`` keeps it: its length, tokens, and distributions."""
+        """One answer as a ``recording.Part``."""
         steps: list[Step] = []
         while len(steps) < self._settings.max_new_tokens and not (steps and steps[-1][0] in ends):
             known = [*prompt, *(token for token, _ in steps)]
