@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from jaxtyping import Float64
 
-    from draftlab.engine.lengths import Blocks
+    from draftlab.engine.replay_lengths import Blocks
 
 THRESHOLDS = tuple(step / 20 for step in range(20))
 
@@ -106,8 +106,8 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     import numpy as np
     import pandas as pd
 
-    from draftlab.engine.lengths import Drafted, cut, draft_everywhere
     from draftlab.engine.recording import load_pass
+    from draftlab.engine.replay_lengths import Drafted, cut, draft_everywhere
     from draftlab.latency.lookup import SURE
     from draftlab.models import load_model
     from draftlab.models.lookup import Lookup

@@ -16,9 +16,9 @@ from numpy.random import Generator
 
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.verify.bound import optimum_iid
-from draftlab.engine.lengths import cut, draft_everywhere
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import Agreement, Walk, agree_along, walk
+from draftlab.engine.replay_lengths import cut, draft_everywhere
 from draftlab.models import LanguageModel
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams, guesses_along

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from draftlab.core.sampling import Sampling
-from draftlab.engine.lengths import Drafted, cut, draft_everywhere
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
+from draftlab.engine.replay_lengths import Drafted, cut, draft_everywhere
 from draftlab.errors import UserError
 from draftlab.latency.loop import fixed, speculate
 from draftlab.models.gguf import export
