@@ -103,10 +103,12 @@ def record(
             prompts.append(text.prompt_ids)
             answers.append(ids)
     parts = [(prompts[i : i + batch], answers[i : i + batch]) for i in range(0, len(answers), batch)]
-    logits = [torch.cat([model.answer_logits(*part).float().cpu() for part in parts]) for model in (target, draft)]
+    of_target, of_draft = (
+        torch.cat([model.answer_logits(*part).float().cpu() for part in parts]) for model in (target, draft)
+    )
     token = torch.tensor(list(itertools.chain.from_iterable(answers)))
     lengths = torch.tensor([len(answer) for answer in answers])
-    return Pairs(*logits, token, torch.repeat_interleave(torch.arange(len(answers)), lengths))
+    return Pairs(of_target, of_draft, token, torch.repeat_interleave(torch.arange(len(answers)), lengths))
 
 
 def synthetic(seed: int, contexts: int = CONTEXTS, vocab: int = VOCAB) -> Pairs:

@@ -9,13 +9,13 @@ from draftlab.core.measure import Measure
 from draftlab.stages._counts import ALPHA, BLOCK_EFFICIENCY, UnroundedCounts
 from draftlab.stages._inputs import Distillation
 from draftlab.stages._stage import Bench, Facts, column, stage_of
-from draftlab.train.settings import Options
+from draftlab.train.settings import ReplayLog
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class Settings(Options):
+class Settings(ReplayLog):
     """Replay the requests of a log with every draft that could serve them."""
 
 
@@ -58,7 +58,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     """Replay every option, and keep the distilled draft in ``out/draft``."""
     import pandas as pd
 
-    from draftlab.train import options
+    from draftlab.train import replay_log
     from draftlab.train.folders import Folders
 
     begin = time.process_time()
@@ -66,20 +66,23 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     train, held_out = (folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval"))
     draft, frames = folders.draft(settings), list[pd.DataFrame]()
     for split, recorded in (("train", train), ("eval", held_out)):
-        both = [options.lookup(recorded, settings), options.model("as_it_comes", draft, recorded, settings)]
+        both = [
+            replay_log.lookup(recorded, settings),
+            replay_log.fixed_lengths("as_it_comes", draft, recorded, settings),
+        ]
         frames.append(pd.concat(both).assign(split=split))
     learner = folders.draft(settings)
-    rows, online = options.serve(learner, train, settings)
+    rows, online = replay_log.keep_learning(learner, train, settings)
     frames += [
         rows.assign(split="train"),
-        options.model("kept_learning", learner, held_out, settings).assign(split="eval"),
+        replay_log.fixed_lengths("kept_learning", learner, held_out, settings).assign(split="eval"),
     ]
-    effort, offline = options.distil(draft, train, settings, bench.out / ".checkpoint.safetensors")
-    frames.append(options.model("distilled", draft, held_out, settings).assign(split="eval"))
-    frames.append(options.model("lookup_first", draft, held_out, settings).assign(split="eval"))
+    effort, offline = replay_log.distil(draft, train, settings, bench.out / ".checkpoint.safetensors")
+    frames.append(replay_log.fixed_lengths("distilled", draft, held_out, settings).assign(split="eval"))
+    frames.append(replay_log.fixed_lengths("lookup_first", draft, held_out, settings).assign(split="eval"))
     if not settings.temperature:
         for option in ("distilled_confident", "lookup_first_confident"):
-            frames.append(options.confident(option, draft, held_out, settings).assign(split="eval"))
+            frames.append(replay_log.confident(option, draft, held_out, settings).assign(split="eval"))
     bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
     weights = {name: folders.parameters(name) for name in ("target", settings.draft)}
     facts: Facts = {"parameters": weights, "online": online, "offline": offline}

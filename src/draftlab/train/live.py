@@ -1,6 +1,6 @@
-"""Serving with the target itself: speculative decoding, whose verification yields what replay reads from a record.
+"""Serving by speculative decoding with the target itself.
 
-At temperature 0 it counts and learns exactly what replay does. It is for targets without recorded answers, and for checking replay.
+At temperature 0 it counts and learns exactly what replay does. It serves targets without recorded answers, and checks replay.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from draftlab.train.traffic import Traffic
 
 
 def live_server(target: LanguageModel, max_new_tokens: int, eos_ids: Collection[int]) -> Server:
-    """A server that decodes the prompts of its requests as one batch; the recorded answers are not looked at."""
+    """A server that decodes the prompts of its requests as one batch and ignores their recorded answers."""
 
     def server(
         draft: LanguageModel, traffic: Traffic, requests: Sequence[int], settings: Serving, rng: Generator
@@ -43,29 +43,30 @@ def live_server(target: LanguageModel, max_new_tokens: int, eos_ids: Collection[
             eos_ids=eos_ids,
             sampling=sampling,
             generator=torch.Generator(target.device).manual_seed(int(rng.integers(2**62))),
-            observe=lambda request, found: logits[request].append(found),
+            observe=lambda request, block_logits: logits[request].append(block_logits),
         ).traces
         kept = target.vocab_size if traffic.answers.ids is None else traffic.answers.ids.shape[1]
-        answers = _recorded(records, traces, logits, sampling, target.vocab_size, kept)
+        answers = _as_pass(records, traces, logits, sampling, target.vocab_size, kept)
         chosen = [
-            positions_to_learn([len(trace.answer_ids)], *_blocks(trace), settings.loss_positions) for trace in traces
+            positions_to_learn([len(trace.answer_ids)], *_starts_and_rejections(trace), settings.loss_positions)
+            for trace in traces
         ]
         return trace_counts(traces), [Lesson(answers, row, np.flatnonzero(c)) for row, c in enumerate(chosen)]
 
     return server
 
 
-def _blocks(trace: BlockTrace) -> tuple[Bool[np.ndarray, " positions"], Bool[np.ndarray, " positions"]]:
-    """The positions in an answer where blocks start, and those where a drafted token was rejected."""
+def _starts_and_rejections(trace: BlockTrace) -> tuple[Bool[np.ndarray, " positions"], Bool[np.ndarray, " positions"]]:
+    """The answer positions at which a block starts, and at which a drafted token was rejected."""
     starts, rejected = np.zeros((2, len(trace.answer_ids)), bool)
     begins = np.cumsum([0, *trace.emitted[:-1]])
     starts[begins] = True
-    refused = np.array(trace.visited) > np.array(trace.accepted)
-    rejected[(begins + trace.accepted)[refused]] = True
+    has_rejection = np.array(trace.visited) > np.array(trace.accepted)
+    rejected[(begins + trace.accepted)[has_rejection]] = True
     return starts, rejected
 
 
-def _recorded(
+def _as_pass(
     records: Sequence[Answer],
     traces: Sequence[BlockTrace],
     logits: Sequence[Sequence[Tensor]],
@@ -73,10 +74,9 @@ def _recorded(
     vocab_size: int,
     kept: int,
 ) -> TargetPass:
-    """The decoded answers as a recorded pass, with the distributions that verification used."""
+    """The decoded answers as a recorded pass, with the distributions that the verifier used."""
     tokens = torch.tensor([token for trace in traces for token in trace.answer_ids], device=logits[0][0].device)
-    every = torch.cat([block for blocks in logits for block in blocks])
-    distributions, ids = compact_distribution(every, tokens, kept)
+    distributions, ids = compact_distribution(torch.cat([block for blocks in logits for block in blocks]), tokens, kept)
     answers = [
         Answer(record.id, record.prompt_ids, trace.answer_ids, trace.finished)
         for record, trace in zip(records, traces, strict=True)
