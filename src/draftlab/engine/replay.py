@@ -44,9 +44,9 @@ class Agreement:
     """
 
     lengths: list[int]
-    ratio: Float64[np.ndarray, positions * depths]
-    overlap: Float64[np.ndarray, positions * depths]
-    repo: Float64[np.ndarray, positions * depths]
+    ratio: Float64[np.ndarray, "positions ..."]
+    overlap: Float64[np.ndarray, "positions ..."]
+    repo: Float64[np.ndarray, "positions ..."]
 
     def realise(self, rng: np.random.Generator) -> Agreement:
         """Draw the accept flag of every position, so that ``walk`` gives one run of live decoding instead of the expectation."""
@@ -193,14 +193,14 @@ def places_in(lengths: Int64[np.ndarray, " requests"]) -> tuple[Int64[np.ndarray
     return request, np.cumsum(lengths)[request] - np.arange(len(request))
 
 
-def ahead(values: Float64[np.ndarray, positions * depths], offset: int) -> Float64[np.ndarray, " positions"]:
+def ahead(values: Float64[np.ndarray, "positions ..."], offset: int) -> Float64[np.ndarray, " positions"]:
     """The value ``offset`` positions later, at that depth if values have depths; 0 beyond the end."""
     column = values[:, offset] if values.ndim > 1 else values
     return np.pad(column, (0, offset))[offset:]
 
 
 def at_its_depth(
-    values: Float64[np.ndarray, positions * depths], starts: Bool[np.ndarray, " positions"]
+    values: Float64[np.ndarray, "positions ..."], starts: Bool[np.ndarray, " positions"]
 ) -> Float64[np.ndarray, " positions"]:
     """The value of each position at the depth that it has in a block, where blocks begin at ``starts``."""
     if values.ndim == 1:
@@ -211,7 +211,7 @@ def at_its_depth(
 
 
 def prefix_acceptance(
-    ratio: Float64[np.ndarray, positions * depths],
+    ratio: Float64[np.ndarray, "positions ..."],
     left: Int64[np.ndarray, " positions"],
     draft_len: int,
     verifier: SingleVerifier,

@@ -14,7 +14,6 @@ from jaxtyping import Bool
 from numpy.random import Generator
 from torch import Tensor
 
-from draftlab.core.sampling import Sampling
 from draftlab.engine.answers import Answer
 from draftlab.engine.recording import TargetPass, compact_distribution
 from draftlab.engine.speculate import BlockTrace, speculate
@@ -46,12 +45,19 @@ def live_server(target: LanguageModel, max_new_tokens: int, eos_ids: Collection[
             observe=lambda request, block_logits: logits[request].append(block_logits),
         ).traces
         kept = target.vocab_size if traffic.answers.ids is None else traffic.answers.ids.shape[1]
-        answers = _as_pass(records, traces, logits, sampling, target.vocab_size, kept)
+        tokens = torch.tensor([token for trace in traces for token in trace.answer_ids], device=target.device)
+        every_logits = torch.cat([block for blocks in logits for block in blocks])
+        log_probs, ids = compact_distribution(every_logits, tokens, kept)
+        answers = [
+            Answer(record.id, record.prompt_ids, trace.answer_ids, trace.finished)
+            for record, trace in zip(records, traces, strict=True)
+        ]
+        decoded = TargetPass(answers, sampling, target.vocab_size, log_probs, ids if ids.shape[1] else None, forwards=0)
         chosen = [
             positions_to_learn([len(trace.answer_ids)], *_starts_and_rejections(trace), settings.loss_positions)
             for trace in traces
         ]
-        return trace_counts(traces), [Lesson(answers, row, np.flatnonzero(c)) for row, c in enumerate(chosen)]
+        return trace_counts(traces), [Lesson(decoded, row, np.flatnonzero(c)) for row, c in enumerate(chosen)]
 
     return server
 
@@ -64,21 +70,3 @@ def _starts_and_rejections(trace: BlockTrace) -> tuple[Bool[np.ndarray, " positi
     has_rejection = np.array(trace.visited) > np.array(trace.accepted)
     rejected[(begins + trace.accepted)[has_rejection]] = True
     return starts, rejected
-
-
-def _as_pass(
-    records: Sequence[Answer],
-    traces: Sequence[BlockTrace],
-    logits: Sequence[Sequence[Tensor]],
-    sampling: Sampling,
-    vocab_size: int,
-    kept: int,
-) -> TargetPass:
-    """The decoded answers as a recorded pass, with the distributions that the verifier used."""
-    tokens = torch.tensor([token for trace in traces for token in trace.answer_ids], device=logits[0][0].device)
-    distributions, ids = compact_distribution(torch.cat([block for blocks in logits for block in blocks]), tokens, kept)
-    answers = [
-        Answer(record.id, record.prompt_ids, trace.answer_ids, trace.finished)
-        for record, trace in zip(records, traces, strict=True)
-    ]
-    return TargetPass(answers, sampling, vocab_size, distributions, ids if ids.shape[1] else None, forwards=0)

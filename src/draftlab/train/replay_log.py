@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from draftlab.models import LanguageModel
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams, guesses_along
 from draftlab.train.learning import Effort, train
+from draftlab.train.offline import counts
 from draftlab.train.online import Lesson, check_interval, served_by
 from draftlab.train.online import serve as serve_stream
 from draftlab.train.settings import ReplayLog, Serving
@@ -43,14 +44,14 @@ def lookup(recorded: TargetPass, settings: ReplayLog) -> pd.DataFrame:
     If it finds nothing, nothing is drafted, and the block ends.
     """
     longest = max(settings.draft_lens)
-    hits, counts = [], []
+    hits, guess_counts = [], []
     for answer in recorded.answers:
         text = Ngrams(answer.prompt_ids)
         for token in answer.answer_ids:
             hits.append(text.guess == token)
-            counts.append(_count_guesses(text, longest))
+            guess_counts.append(_count_guesses(text, longest))
             text.append(token)
-    flags, guesses = np.asarray(hits, dtype=np.float64), np.asarray(counts, dtype=np.int64)
+    flags, guesses = np.asarray(hits, dtype=np.float64), np.asarray(guess_counts, dtype=np.int64)
     agree = Agreement(recorded.lengths, flags, flags, flags)
     frames = []
     for draft_len in settings.draft_lens:
@@ -95,20 +96,11 @@ def confident(option: str, draft: LanguageModel, recorded: TargetPass, settings:
     for draft_len, threshold in itertools.product(settings.draft_lens, settings.thresholds):
         short = drafted.upto(draft_len)
         blocks = cut(short, short.confident(threshold), asks=True)
-        counts = {
-            "accepted": blocks.accepted,
-            "visited": blocks.judged,
-            "overlap": blocks.accepted,
-            "overlap_repo": np.full(len(blocks.accepted), math.nan),
-            "blocks": blocks.blocks,
-            "emitted": blocks.emitted,
-            "drafted": blocks.drafted,
-            "empty": blocks.calls[:, 0],
-            "steps": blocks.steps,
-            "whole": blocks.whole,
-            "changes": blocks.changes,
-        }
-        frames.append(_table(recorded, draft_len, threshold, counts))
+        names = ("accepted", "blocks", "emitted", "drafted", "steps", "whole", "changes")
+        rows = pd.DataFrame({name: getattr(blocks, name) for name in names}).assign(
+            visited=blocks.judged, overlap=blocks.accepted, overlap_repo=math.nan, empty=blocks.calls[:, 0]
+        )
+        frames.append(_table(rows, recorded, draft_len, threshold))
     return pd.concat(frames, ignore_index=True).assign(option=option, proposal="greedy")
 
 
@@ -147,26 +139,21 @@ def _rows(
     def summed(values: Float64[np.ndarray, " positions"]) -> Float64[np.ndarray, " requests"]:
         return np.bincount(request, walked.starts * values, minlength=count)
 
-    counts = {
-        "accepted": walked.accepted,
-        "visited": walked.visited,
-        "overlap": walked.overlap,
-        "overlap_repo": walked.repo,
-        "blocks": walked.blocks,
-        "emitted": walked.emitted,
-        "drafted": summed(drafted.astype(float)),
-        "empty": summed((drafted == 0).astype(float)),
-        "steps": summed(steps),
-        "whole": walked.whole,
-        "changes": np.bincount(request[starts[1:]], changed.astype(float), minlength=count),
-    }
-    return _table(recorded, draft_len, 0.0, counts)
+    rows = counts(walked).assign(
+        drafted=summed(drafted.astype(float)),
+        empty=summed((drafted == 0).astype(float)),
+        steps=summed(steps),
+        whole=walked.whole,
+        changes=np.bincount(request[starts[1:]], changed.astype(float), minlength=count),
+    )
+    return _table(rows, recorded, draft_len)
 
 
-def _table(recorded: TargetPass, draft_len: int, threshold: float, counts: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """One row of ``counts`` per request, with its number and the length of its prompt."""
-    keys = {"request_id": range(len(recorded.answers)), "draft_len": draft_len, "threshold": threshold}
-    rows = pd.DataFrame(keys | {name: values.astype(float) for name, values in counts.items()})
+def _table(rows: pd.DataFrame, recorded: TargetPass, draft_len: int, threshold: float = 0.0) -> pd.DataFrame:
+    """Complete the counts of all requests: floating-point throughout, with the length of the block and of the prompt."""
+    rows = rows.astype(float).assign(request_id=range(len(rows)))
+    rows.insert(1, "draft_len", draft_len)
+    rows.insert(2, "threshold", threshold)
     prompt_tokens = [len(answer.prompt_ids) for answer in recorded.answers]
     return rows.assign(prompt_tokens=prompt_tokens, optimum_2=math.nan, optimum_4=math.nan)
 
