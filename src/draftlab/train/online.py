@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,33 @@ def stretches(trains: Bool[np.ndarray, " requests"], interval: int, lag: int) ->
         start = end
 
 
+@dataclass
+class _Progress:
+    """What a run has served and learnt so far, without the weights; ``fresh`` lessons wait for the next update, ``past`` lessons are replayed."""
+
+    rng: Generator
+    past: deque[Lesson]
+    fresh: list[Lesson] = field(default_factory=list)
+    frames: list[pd.DataFrame] = field(default_factory=list)
+    effort: Effort = field(default_factory=Effort)
+
+    def notes(self) -> dict[str, Any]:
+        """The state as a checkpoint keeps it."""
+        self.frames = [pd.concat(self.frames, ignore_index=True)]
+        lessons = {
+            name: [(one.request, one.where.tolist()) for one in getattr(self, name)] for name in ("fresh", "past")
+        }
+        rows = {name: values.tolist() for name, values in self.frames[0].items()}
+        return {"rows": rows, "rng": self.rng.bit_generator.state, "effort": vars(self.effort), **lessons}
+
+    def restore(self, notes: dict[str, Any], answers: TargetPass) -> None:
+        """Continue from the ``notes`` of a checkpoint."""
+        self.frames, self.effort = [pd.DataFrame(notes["rows"])], Effort(**notes["effort"])
+        self.rng.bit_generator.state = notes["rng"]
+        for lessons, kept in ((self.fresh, notes["fresh"]), (self.past, notes["past"])):
+            lessons.extend(Lesson(answers, request, np.array(where, dtype=int)) for request, where in kept)
+
+
 def serve(
     draft: LanguageModel,
     traffic: Traffic,
@@ -124,40 +151,24 @@ def serve(
     """
     learner = copy.deepcopy(draft) if settings.lag else draft
     optimizer = training.adamw(learner, settings.learning_rate)
-    rng = np.random.default_rng(settings.seed)
-    past: deque[Lesson] = deque(maxlen=settings.buffer or None)
-    fresh: list[Lesson] = []
+    run = _Progress(np.random.default_rng(settings.seed), deque(maxlen=settings.buffer or None))
     pending: deque[dict[str, Tensor]] = deque()
-    frames, effort = [], Effort()
     plan = list(stretches(traffic.trains, settings.update_interval, settings.lag))
     first, notes = 0, dict[str, Any]()
     checkpoint = checkpoint if server is replay_server and not settings.lag else None
     identity = _identity(draft, traffic, settings) if checkpoint else ""
     if checkpoint and (first := training.load_checkpoint(checkpoint, identity, learner, optimizer, notes)):
-        frames, rng.bit_generator.state = [pd.DataFrame(notes["rows"])], notes["rng"]
-        effort = Effort(**notes["effort"])
-        for lessons, kept in ((fresh, notes["fresh"]), (past, notes["past"])):
-            lessons.extend(Lesson(traffic.answers, request, np.array(where, dtype=int)) for request, where in kept)
+        run.restore(notes, traffic.answers)
     saved = time.monotonic()
     label = f"{settings.dataset or 'stream'} online"
     for number in progress(range(first, len(plan)), label, total=len(plan), initial=first):
         stretch = plan[number]
         requests = range(stretch.start, stretch.end)
-        rows, served = server(draft, traffic, requests, settings, rng)
-        frames.append(traffic.numbered(rows, requests).assign(updates=0, update_loss=0.0))
-        fresh += [lesson for request, lesson in zip(requests, served, strict=True) if traffic.trains[request]]
+        rows, lessons = server(draft, traffic, requests, settings, run.rng)
+        run.frames.append(traffic.numbered(rows, requests).assign(updates=0, update_loss=0.0))
+        run.fresh += [lesson for request, lesson in zip(requests, lessons, strict=True) if traffic.trains[request]]
         if stretch.updates:
-            older = rng.choice(len(past), min(settings.replay, len(past)), replace=False) if past else np.arange(0)
-            lessons = [*fresh, *(past[int(place)] for place in older)]
-            positions, loss = learn(learner, optimizer, lessons, settings)
-            frames[-1].loc[len(requests) - 1, "updates"] = int(positions > 0)
-            frames[-1].loc[len(requests) - 1, "update_loss"] = loss
-            effort.positions += positions
-            effort.tokens += sum(lesson.length for lesson in lessons)
-            effort.updates += positions > 0
-            if settings.replay:
-                past.extend(fresh)
-            fresh = []
+            _update(learner, optimizer, run, settings)
             if settings.lag:
                 pending.append({name: value.detach().clone() for name, value in learner.named_parameters()})
         if stretch.arrives and settings.lag:
@@ -165,21 +176,30 @@ def serve(
             with torch.no_grad():
                 for name, value in draft.named_parameters():
                     value.copy_(arrived[name])
-        frames += watch(stretch.start, stretch.end)
+        run.frames += watch(stretch.start, stretch.end)
         if checkpoint and time.monotonic() - saved > training.CHECKPOINT_SECONDS:
-            frames = [pd.concat(frames, ignore_index=True)]
-            notes = {
-                "rows": {name: values.tolist() for name, values in frames[0].items()},
-                "rng": rng.bit_generator.state,
-                "effort": vars(effort),
-                "fresh": [(lesson.request, lesson.where.tolist()) for lesson in fresh],
-                "past": [(lesson.request, lesson.where.tolist()) for lesson in past],
-            }
-            training.save_checkpoint(checkpoint, identity, learner, optimizer, number + 1, notes)
+            training.save_checkpoint(checkpoint, identity, learner, optimizer, number + 1, run.notes())
             saved = time.monotonic()
     if checkpoint:
         checkpoint.unlink(missing_ok=True)
-    return pd.concat(frames, ignore_index=True), effort
+    return pd.concat(run.frames, ignore_index=True), run.effort
+
+
+def _update(learner: LanguageModel, optimizer: torch.optim.Optimizer, run: _Progress, settings: Serving) -> None:
+    """Learn from the fresh lessons and a sample of the past ones, and note it in the row of the last request."""
+    past = run.past
+    older = run.rng.choice(len(past), min(settings.replay, len(past)), replace=False) if past else np.arange(0)
+    lessons = [*run.fresh, *(past[int(place)] for place in older)]
+    positions, loss = learn(learner, optimizer, lessons, settings)
+    rows = run.frames[-1]
+    rows.loc[len(rows) - 1, "updates"] = int(positions > 0)
+    rows.loc[len(rows) - 1, "update_loss"] = loss
+    run.effort.positions += positions
+    run.effort.tokens += sum(lesson.length for lesson in lessons)
+    run.effort.updates += positions > 0
+    if settings.replay:
+        past.extend(run.fresh)
+    run.fresh = []
 
 
 def _identity(draft: LanguageModel, traffic: Traffic, settings: Serving) -> str:
