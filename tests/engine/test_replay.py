@@ -132,9 +132,8 @@ def test_flags_are_cut_into_blocks(draft_len: int) -> None:
         np.testing.assert_array_equal(found.emitted, lengths)
         starts = [float(i in {sum(row[:j]) for j in range(len(row))}) for row in blocks for i in range(sum(row))]
         np.testing.assert_array_equal(found.starts, starts)
-        at_the_end = [
-            cut[-1] and row[-1] <= draft_len for cut, row in zip(cuts, blocks, strict=True)
-        ]  # no token follows
+        # No token follows a block that ends with an accepted draft at the end of its answer.
+        at_the_end = [cut[-1] and row[-1] <= draft_len for cut, row in zip(cuts, blocks, strict=True)]
         accepted = [sum(row) - len(row) + end for row, end in zip(blocks, at_the_end, strict=True)]
         np.testing.assert_array_equal(found.accepted, accepted)
         np.testing.assert_array_equal(found.overlap, found.accepted)
@@ -216,9 +215,7 @@ def test_reverse_kl_to_a_recorded_distribution_of_a_large_vocabulary_is_nearly_e
     found, best, whole = (
         LOSSES["reverse_kl"](draft, distribution) for distribution in (kept.target_logits([0]), even.log(), target)
     )
-    torch.testing.assert_close(
-        found, best, rtol=2e-3, atol=2e-3
-    )  # but for float16, the best that 64 tokens and the rest can say
+    torch.testing.assert_close(found, best, rtol=2e-3, atol=2e-3)  # apart from float16, the best that 64 tokens can do
     assert float((found - whole).abs().median()) < 5e-3
     assert float((found - whole).abs().max()) < 0.3  # at the flattest position, where the others hold a tenth
 

@@ -201,17 +201,9 @@ def test_positions_that_the_online_loss_sees():
     # request 0: accept, accept, bonus | reject | accept, (last, accepted or not) ; request 1: reject | reject
     starts, rejected, lengths = [1, 0, 0, 1, 1, 0, 1, 1], [0, 0, 0, 1, 0, 0, 1, 1], [6, 2]
     assert learn(starts, rejected, lengths, "all") == list(range(8))
-    assert learn(starts, rejected, lengths, "rejected") == [
-        3,
-        6,
-        7,
-    ]  # position 2 is the bonus: nothing was drafted there
+    assert learn(starts, rejected, lengths, "rejected") == [3, 6, 7], "position 2 is the bonus: nothing was drafted"
     assert learn(starts, rejected, lengths, "block_end") == [2, 3, 5, 6, 7]
-    assert learn(starts, rejected, lengths, "repository") == [
-        3,
-        4,
-        7,
-    ]  # one later; past the end of an answer there is nothing
+    assert learn(starts, rejected, lengths, "repository") == [3, 4, 7], "one later, but never past the end of an answer"
 
 
 # --- lag, replay, gates ------------------------------------------------------------------------------------------
@@ -379,11 +371,8 @@ def test_probes_on_held_out_requests(results, tmp_path, streams):
     static = probes[probes["method"] == "static"]
     assert_array_equal(*(static[static["after"] == after][COUNTS] for after in (16, 32)))
     learnt = probes[probes["method"] == "online"]
-    assert (
-        not learnt[learnt["after"] == 16]
-        .reset_index()[COUNTS]
-        .equals(learnt[learnt["after"] == 32].reset_index()[COUNTS])
-    )
+    early, late = (learnt[learnt["after"] == after].reset_index()[COUNTS] for after in (16, 32))
+    assert not early.equals(late)
 
 
 def test_bins_sum_requests(results, tmp_path):
