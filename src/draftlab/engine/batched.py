@@ -17,7 +17,7 @@ from draftlab.models.batching import pad_rows
 from draftlab.models.llama import LlamaDecoder
 
 
-class Rows:
+class ModelRows:
     """The cache of one model, and the tokens of each request that it has not read yet.
 
     Each request has ``num_drafts`` rows, which are equal except for the current block.
@@ -120,14 +120,14 @@ class BatchedPair:
         num_drafts, room = len(policy.draft_samplings), max_new_tokens + draft_len
         self.share = num_drafts // len(draft_decoders)
         self.tree = policy.tree or Tree.delayed(self.share, draft_len)
-        self.reader: TreeReader | Rows
+        self.reader: TreeReader | ModelRows
         if num_drafts > 1 and isinstance(decoder, LlamaDecoder):
             self.reader = TreeReader(decoder, prompts, policy.tree or Tree.delayed(num_drafts, draft_len), room)
         else:
-            self.reader = Rows(decoder, prompts, num_drafts, room)
+            self.reader = ModelRows(decoder, prompts, num_drafts, room)
         # With several drafts, a draft that did not write the accepted sequence reads up to a whole block of it at once.
         room += draft_len if len(draft_decoders) > 1 else 0
-        self.writers = [Rows(draft_decoder, prompts, self.share, room) for draft_decoder in draft_decoders]
+        self.writers = [ModelRows(draft_decoder, prompts, self.share, room) for draft_decoder in draft_decoders]
 
     def propose(self, left: Sequence[int]) -> Proposal:
         length = min(self.draft_len, max(left))
@@ -154,7 +154,7 @@ class BatchedPair:
                 model.take(kept)
 
 
-def _propose(writer: Rows, samplings: Sequence[Sampling], length: int, policy: Policy, tree: Tree) -> Proposal:
+def _propose(writer: ModelRows, samplings: Sequence[Sampling], length: int, policy: Policy, tree: Tree) -> Proposal:
     """Draft ``length`` tokens for each sequence with one model. Sequences of a tree share prefixes; without a tree, only the text so far."""
     drafts, is_greedy = writer.num_drafts, policy.is_greedy
     logits = writer.catch_up()
