@@ -19,8 +19,8 @@ from torch import Tensor
 from draftlab.core.settings import Flat, Template
 from draftlab.data import generators
 from draftlab.data.prompts import Prompt
-from draftlab.engine.answering import fitting
 from draftlab.engine.answers import Answer
+from draftlab.engine.fitting import fitting
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
