@@ -64,7 +64,7 @@ def asked(server: FakeServer, folder: Path, **settings: Any) -> TargetPass:
 
 
 def assert_same(found: TargetPass, exact: TargetPass) -> None:
-    """The same answers; every kept probability as the whole distribution has it, and the mass of the others."""
+    """The same answers, the same probabilities of the kept tokens, and the same mass of all others."""
     assert found.answers == exact.answers
     assert found.ids is not None
     whole, ids = exact.target_logits(range(REQUESTS)).exp(), found.ids.long()
@@ -158,7 +158,7 @@ def test_a_busy_server_is_asked_again(folder: Path) -> None:
 def test_a_killed_server_loses_and_doubles_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does one that comes back at another address; another version begins anew."""
+    """Nor does a server that comes back at another address; another version of the server starts again."""
     monkeypatch.setattr(server, "RETRIES", Retry(1, status_forcelist=[], allowed_methods=None))
     with (
         serve(toy(folder, dialect="vllm", fault=lambda number, _: 200 if number <= 5 else 0)) as toys,

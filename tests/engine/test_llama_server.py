@@ -53,7 +53,7 @@ def _built() -> None:
 
 @contextlib.contextmanager
 def serving(command: str, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """``llama-server`` with these flags, ready; it ends with the block."""
+    """Run ``llama-server`` with these flags; it is ready in the block and ends with it."""
     env = os.environ | {"LD_LIBRARY_PATH": str(Path(llama_cpp.__file__).parents[1] / "lib")}
     words = [str(BINARY), *shlex.split(command), "--host", "127.0.0.1", "--port", str(port)]
     with log.open("ab") as out, subprocess.Popen(words, env=env, stdout=out, stderr=out) as process:
@@ -92,7 +92,7 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def make_toy(folder: Path, noise: float = 0.0) -> None:
-    """Random weights made sharp; with some noise they are a draft of those without."""
+    """A random model with sharp answers; with noise it is a draft of the model without."""
     model = small_llama(32, 0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

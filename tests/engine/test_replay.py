@@ -68,7 +68,7 @@ def live_expectation(verifier: str, draft_len: int, text: tuple[int, ...] = ()) 
 @pytest.mark.parametrize("draft_len", [1, 2, 3])
 @pytest.mark.parametrize("verifier", sorted(PATH_VERIFIERS.keys() & {"single", "block"}))
 def test_replay_is_unbiased_over_the_text(verifier: str, draft_len: int) -> None:
-    """Mean of the replayed counts over the target's own texts = mean of the live counts; no sampling anywhere."""
+    """The mean of the replayed counts over all texts of the target is the mean of the live counts, without any sampling."""
     expected = np.zeros(5)
     for text in texts():
         target = torch.stack([distribution("target", text[:i]) for i in range(len(text))])
@@ -99,7 +99,7 @@ def test_realised_flags_average_to_the_expectation() -> None:
 
 
 def blocks_by_hand(flags: list[bool], draft_len: int) -> list[int]:
-    """Tokens emitted by each block, read off the flags the slow way."""
+    """Tokens emitted by each block, counted one by one."""
     blocks, at = [], 0
     while at < len(flags):
         accepted = 0

@@ -85,7 +85,7 @@ def live_expectation(
     + [(name, [1.0, 2.0]) for name in ("single", "specinfer", "importance_truncated", "importance")],
 )
 def test_replay_is_unbiased_over_the_text(name: str, temperatures: list[float]) -> None:
-    """Mean of the replayed counts over the target's own texts = mean of the live counts; no sampling anywhere."""
+    """The mean of the replayed counts over all texts of the target is the mean of the live counts, without any sampling."""
     verifier, expected = (TOKEN_VERIFIERS | VERIFIERS_BY_PATH)[name], np.zeros(2)
     same = len(set(temperatures)) == 1
     groups = (2,) if same else (1, 1)
