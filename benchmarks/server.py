@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import tyro
 
-from draftlab.engine import recording
+from draftlab.engine import answering
 from draftlab.engine.settings import Answers
 from draftlab.files.scratch import scratch
 
@@ -40,7 +40,7 @@ def main(
             file = folder / "prompts.jsonl"
             file.write_text("".join(lines[number :: len(cases)][:requests]), encoding="utf-8")
             wall, cpu = time.perf_counter(), sum(measured.cpu_times()[:2])
-            recorded, _ = recording.answer(target, file, requests, settings)
+            recorded, _ = answering.answer(target, file, requests, settings)
             wall, cpu = time.perf_counter() - wall, sum(measured.cpu_times()[:2]) - cpu
         read, tokens = sum(len(answer.prompt_ids) for answer in recorded.answers), sum(recorded.lengths)
         speeds = [f"{wall:.1f}", f"{tokens / wall:.1f}", f"{tokens / cpu:.1f}" if cpu else "-"]

@@ -48,14 +48,14 @@ def answer(
 ) -> None:
     """Record the target's answers and its distribution at every position, once for all variants; CONTEXT: tokens that a draft can read (0: any)."""
     from draftlab.core.sampling import Sampling
-    from draftlab.engine import recording
+    from draftlab.engine import answering
     from draftlab.engine.answers import loops
 
     parts = out.parent / f".{out.name}.parts"
-    recorded, rejected = recording.answer(
+    recorded, rejected = answering.answer(
         target, prompts, requests, settings, sampling=Sampling(temperature), context=context, parts=parts
     )
-    recording.save(recorded, rejected, out)
+    answering.save(recorded, rejected, out)
     shutil.rmtree(parts)
     answers = recorded.answers
     print(

@@ -25,7 +25,7 @@ import urllib3
 
 from draftlab.core.stats import ratio
 from draftlab.data.prompts import Prompt
-from draftlab.engine import recording
+from draftlab.engine import answering
 from draftlab.engine.recording import TargetPass
 from draftlab.engine.replay import agree_along, walk
 from draftlab.engine.settings import Answers
@@ -53,7 +53,7 @@ def _built() -> None:
 
 @contextlib.contextmanager
 def serving(command: str, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """``llama-server`` with these flags, ready; it ends with the block."""
+    """Run ``llama-server`` with these flags; it is ready in the block and ends with it."""
     env = os.environ | {"LD_LIBRARY_PATH": str(Path(llama_cpp.__file__).parents[1] / "lib")}
     words = [str(BINARY), *shlex.split(command), "--host", "127.0.0.1", "--port", str(port)]
     with log.open("ab") as out, subprocess.Popen(words, env=env, stdout=out, stderr=out) as process:
@@ -92,7 +92,7 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def make_toy(folder: Path, noise: float = 0.0) -> None:
-    """Random weights made sharp; with some noise they are a draft of those without."""
+    """A random model with sharp answers; with noise it is a draft of the model without."""
     model = small_llama(32, 0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -106,7 +106,7 @@ def make_toy(folder: Path, noise: float = 0.0) -> None:
 def answers(target: Path, parts: Path | None = None, **settings: Any) -> TargetPass:
     room = 12 if target.parent.name.startswith("toy") else ROOM
     how = Answers(max_new_tokens=room, template="plain", batch=4, keep=32, **settings)
-    return recording.answer(target, target.parent / "prompts.jsonl", 40, how, parts=parts)[0]
+    return answering.answer(target, target.parent / "prompts.jsonl", 40, how, parts=parts)[0]
 
 
 def test_the_server_killed_in_the_middle_gives_the_record_of_llama_cpp_in_process(target: Path, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_the_server_accepts_what_replay_predicts(tmp_path: Path) -> None:
         export(tmp_path / name, tmp_path / f"{name}.gguf")
     write_jsonl(tmp_path / "prompts.jsonl", [Prompt(f"p/{i}", "toy", "train", f"text {i * i}") for i in range(40)])
     how = Answers(max_new_tokens=40, template="plain", batch=8)
-    found, _ = recording.answer(tmp_path / "target", tmp_path / "prompts.jsonl", 40, how)
+    found, _ = answering.answer(tmp_path / "target", tmp_path / "prompts.jsonl", 40, how)
     assert load_tokenizer(tmp_path / "target").eos_ids == (2,)
     # The server drafts from its second token on: the first comes out of the prompt.
     longer = [n for n, answer in enumerate(found.answers) if len(answer.answer_ids) > 1]

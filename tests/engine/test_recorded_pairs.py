@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftlab.data.prompts import Prompt
-from draftlab.engine import recorded_pairs, recording
+from draftlab.engine import answering, recorded_pairs
 from draftlab.engine.settings import Answers
 from draftlab.files.json_files import write_jsonl
 from tests.pair import make_results
@@ -22,7 +22,7 @@ def test_the_target_that_wrote_is_gone_before_it_is_opened_again(
     make_results(tmp_path)
     write_jsonl(tmp_path / "prompts.jsonl", [Prompt(str(n), "toy", "eval", f"text {n}") for n in range(4)])
     written: list[weakref.ref[Any]] = []
-    load_model, load_pair = recording.load_model, recorded_pairs.load_pair
+    load_model, load_pair = answering.load_model, recorded_pairs.load_pair
 
     def watched(*given: Any) -> Any:
         model = load_model(*given)
@@ -33,7 +33,7 @@ def test_the_target_that_wrote_is_gone_before_it_is_opened_again(
         assert [model() for model in written] == [None]
         return load_pair(*given)
 
-    monkeypatch.setattr(recording, "load_model", watched)
+    monkeypatch.setattr(answering, "load_model", watched)
     monkeypatch.setattr(recorded_pairs, "load_pair", checked)
     target, draft, out = tmp_path / "models/target", tmp_path / "models/draft", tmp_path / "run/pairs/toy.safetensors"
     answers = Answers(max_new_tokens=4, template="plain")

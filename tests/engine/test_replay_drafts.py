@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def live_expectation(
     + [(name, [1.0, 2.0]) for name in ("single", "specinfer", "importance_truncated", "importance")],
 )
 def test_replay_is_unbiased_over_the_text(name: str, temperatures: list[float]) -> None:
-    """Mean of the replayed counts over the target's own texts = mean of the live counts; no sampling anywhere."""
+    """The mean of the replayed counts over all texts of the target is the mean of the live counts, without any sampling."""
     verifier, expected = (TOKEN_VERIFIERS | VERIFIERS_BY_PATH)[name], np.zeros(2)
     same = len(set(temperatures)) == 1
     groups = (2,) if same else (1, 1)
@@ -120,6 +121,36 @@ PROMPTS = [[1, 2 + i % 9] for i in range(300)]
 SAMPLING = Sampling(1.2, top_p=0.95)
 
 
+def check_against_live(
+    verifier: TokenVerifier | TreeVerifier,
+    drafts: list[Sampling],
+    groups: tuple[int, ...],
+    seed: int,
+    *,
+    first: tuple[int, ...] | None = None,
+    tail: Any = None,
+    tree: Tree | None = None,
+    widths: tuple[int, ...] | None = None,
+) -> None:
+    """Blocks per request of live decoding and of replay, 300 requests each: the difference lies within four standard errors."""
+    options = {"max_new_tokens": 24, "eos_ids": [0], "generator": torch.Generator().manual_seed(seed)}
+    traces = speculate(
+        MODEL, DRAFT, PROMPTS, draft_len=3, num_drafts=len(drafts), verifier=verifier, tail=tail, sampling=SAMPLING,
+        draft_sampling=drafts, tree=tree, **options,
+    ).traces  # fmt: skip
+    live = np.array([[len(trace.emitted), sum(trace.accepted)] for trace in traces], float)
+    written = generate(MODEL, PROMPTS, sampling=SAMPLING, **options)
+    with torch.inference_mode():
+        target, drafted = (model.answer_logits(PROMPTS, written) for model in (MODEL, DRAFT))
+    token = torch.tensor([token for text in written for token in text])
+    along = Texts(to_probs(target, SAMPLING), drafted, token, [len(text) for text in written])
+    (survived,) = survival([verifier], along, list(dict.fromkeys(drafts)), groups)
+    counted = blocks(survived, along.lengths, first or groups, 3, tail, widths)
+    ours = np.stack([counted.stopped.sum(1), counted.accepted.sum(1)], 1)
+    error = np.sqrt((live.var(0) + ours.var(0)) / len(PROMPTS))
+    assert (np.abs(live.mean(0) - ours.mean(0)) < 4 * error).all(), (live.mean(0), ours.mean(0), error)
+
+
 @pytest.mark.parametrize(
     ("name", "hot", "tail"),
     [(name, [1.5, 1.5, 1.5], None) for name in [*TOKEN_VERIFIERS, *VERIFIERS_BY_PATH] if name != "importance"]
@@ -127,48 +158,16 @@ SAMPLING = Sampling(1.2, top_p=0.95)
     + [("k_seq", [1.5, 1.5, 1.5], block), ("specinfer", [1.0, 2.0, 2.0], block)],
 )
 def test_a_sampled_run_of_the_live_loop_agrees(name: str, hot: list[float], tail: object) -> None:
-    """Blocks per request of live decoding and of replay, 300 requests each: the difference lies within four standard errors."""
-    verifier, generator = (TOKEN_VERIFIERS | VERIFIERS_BY_PATH)[name], torch.Generator().manual_seed(1)
-    drafts = [Sampling(t, top_p=0.95) for t in hot]
-    options = {"max_new_tokens": 24, "eos_ids": [0], "generator": generator}
-    traces = speculate(
-        MODEL, DRAFT, PROMPTS, draft_len=3, num_drafts=3, verifier=verifier, tail=tail, sampling=SAMPLING,
-        draft_sampling=drafts, **options,
-    ).traces  # fmt: skip
-    live = np.array([[len(trace.emitted), sum(trace.accepted)] for trace in traces], float)
-    written = generate(MODEL, PROMPTS, sampling=SAMPLING, **options)
-    with torch.inference_mode():
-        own, drafted = (model.answer_logits(PROMPTS, written) for model in (MODEL, DRAFT))
-    token = torch.tensor([token for text in written for token in text])
-    along = Texts(to_probs(own, SAMPLING), drafted, token, [len(text) for text in written])
     groups = (3,) if len(set(hot)) == 1 else (1, 2)
-    (found,) = survival([verifier], along, list(dict.fromkeys(drafts)), groups)
-    counted = blocks(found, along.lengths, groups, 3, tail)  # type: ignore[arg-type]
-    ours = np.stack([counted.stopped.sum(1), counted.accepted.sum(1)], 1)
-    error = np.sqrt((live.var(0) + ours.var(0)) / len(PROMPTS))
-    assert (np.abs(live.mean(0) - ours.mean(0)) < 4 * error).all(), (live.mean(0), ours.mean(0), error)
+    verifier = (TOKEN_VERIFIERS | VERIFIERS_BY_PATH)[name]
+    check_against_live(verifier, [Sampling(t, top_p=0.95) for t in hot], groups, 1, tail=tail)
 
 
 @pytest.mark.parametrize(("name", "widths"), [("optimal", (1, 3, 1)), ("rrs", (2, 2, 1)), ("k_seq", (2, 1, 2))])
 def test_branches_agree_with_a_sampled_run_of_the_live_loop(name: str, widths: tuple[int, ...]) -> None:
-    verifier, generator = TOKEN_VERIFIERS[name], torch.Generator().manual_seed(2)
-    tree, hot = Tree.of_widths(widths), Sampling(1.5, top_p=0.95)
-    options = {"max_new_tokens": 24, "eos_ids": [0], "generator": generator}
-    traces = speculate(
-        MODEL, DRAFT, PROMPTS, draft_len=3, num_drafts=tree.leaves, verifier=verifier, sampling=SAMPLING,
-        draft_sampling=hot, tree=tree, **options,
-    ).traces  # fmt: skip
-    live = np.array([[len(trace.emitted), sum(trace.accepted)] for trace in traces], float)
-    written = generate(MODEL, PROMPTS, sampling=SAMPLING, **options)
-    with torch.inference_mode():
-        own, drafted = (model.answer_logits(PROMPTS, written) for model in (MODEL, DRAFT))
-    token = torch.tensor([token for text in written for token in text])
-    along = Texts(to_probs(own, SAMPLING), drafted, token, [len(text) for text in written])
-    (found,) = survival([verifier], along, [hot], (2 if name == "rrs" else tree.leaves,))
-    counted = blocks(found, along.lengths, (1,), 3, widths=widths)
-    ours = np.stack([counted.stopped.sum(1), counted.accepted.sum(1)], 1)
-    error = np.sqrt((live.var(0) + ours.var(0)) / len(PROMPTS))
-    assert (np.abs(live.mean(0) - ours.mean(0)) < 4 * error).all(), (live.mean(0), ours.mean(0), error)
+    tree = Tree.of_widths(widths)
+    drafts, groups = [Sampling(1.5, top_p=0.95)] * tree.leaves, (2 if name == "rrs" else tree.leaves,)
+    check_against_live(TOKEN_VERIFIERS[name], drafts, groups, 2, first=(1,), tree=tree, widths=widths)
 
 
 def test_sequences_are_the_tree_that_branches_at_its_root() -> None:

@@ -20,7 +20,7 @@ PROMPTS, ANSWERS = [[1, 2], [3, 4, 5]], [[2, 1, 0, 3, 5, 5], [4, 4, 1]]
 
 
 def values(prompt: list[int], depth: int) -> dict[tuple[int, ...], float]:
-    """The draft's probability of every text of up to so many tokens."""
+    """The draft's probability of every text of up to ``depth`` tokens."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for length in range(1, depth + 1):
         before = list(itertools.product(range(VOCAB), repeat=length - 1))
@@ -34,7 +34,7 @@ def values(prompt: list[int], depth: int) -> dict[tuple[int, ...], float]:
 
 @pytest.mark.parametrize("nodes", [1, 4, 9, 25])
 def test_a_confident_tree_has_the_texts_of_highest_value(nodes: int) -> None:
-    """Wide enough to lose no text, against the values of all texts."""
+    """A search wide enough to lose no text, against the values of all texts."""
     (found,) = confident_trees(DRAFT, PROMPTS, ANSWERS, HOT, nodes=[nodes], depth=DEPTH, width=VOCAB**2)
     expected = []
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from draftlab.engine import policy
 from draftlab.engine.generate import GREEDY, generate
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
-from draftlab.engine.speculate import speculate
+from draftlab.engine.speculate import Decoded, speculate
 from draftlab.errors import UserError
 from draftlab.models import LanguageModel, load_model
 from draftlab.models.llama import Llama, LlamaCache, LlamaConfig
@@ -60,6 +61,22 @@ def near(model: Llama, noise: float) -> Llama:
 TARGET = make(3)
 DRAFT = near(TARGET, 0.1)
 PROMPTS = [[1, *range(5, 6 + i % 5), 7 + i] for i in range(9)]
+REQUESTS = [(str(number), prompt) for number, prompt in enumerate(PROMPTS)]
+
+
+def decode(
+    prompts: Sequence[Sequence[int]] = PROMPTS, target: Any = TARGET, draft: Any = DRAFT, **changes: Any
+) -> Decoded:
+    settings = {"draft_len": 4, "max_new_tokens": 20, "eos_ids": [EOS], "generator": torch.Generator().manual_seed(0)}
+    return speculate(target, draft, prompts, **(settings | changes))
+
+
+def answers_of(decoded: Decoded) -> list[list[int]]:
+    return [trace.answer_ids for trace in decoded.traces]
+
+
+def accepted_by(decoded: Decoded) -> int:
+    return sum(sum(trace.accepted) for trace in decoded.traces)
 
 
 def own_greedy(model: LanguageModel, prompt: Sequence[int], count: int, eos_ids: Sequence[int] = (EOS,)) -> list[int]:
@@ -85,46 +102,32 @@ def test_plain_greedy_is_the_models_own(expected: list[list[int]]) -> None:
 @pytest.mark.parametrize("draft_len", [1, 2, 5, 30])
 @pytest.mark.parametrize("batch", [1, 4, None])
 def test_greedy_output_is_the_targets_own(expected: list[list[int]], draft_len: int, batch: int | None) -> None:
-    settings = {"draft_len": draft_len, "max_new_tokens": 20, "eos_ids": [EOS]}
-    traces = speculate(TARGET, DRAFT, PROMPTS, batch=batch, **settings).traces  # type: ignore[arg-type]
-    assert [trace.answer_ids for trace in traces] == expected
-    assert sum(sum(trace.accepted) for trace in traces) > len(PROMPTS)
+    decoded = decode(draft_len=draft_len, batch=batch)
+    assert answers_of(decoded) == expected
+    assert accepted_by(decoded) > len(PROMPTS)
 
 
 @pytest.mark.parametrize("verifier", sorted(VERIFIERS))
 def test_greedy_target_with_sampled_drafts_says_the_same(expected: list[list[int]], verifier: str) -> None:
     """Any verifier, several sequences: at temperature 0 the target leaves no choice."""
     num_drafts = 1 if verifier == "block" else 3
-    decoded = speculate(
-        TARGET,
-        DRAFT,
-        PROMPTS,
-        draft_len=4,
-        max_new_tokens=20,
-        eos_ids=[EOS],
-        num_drafts=num_drafts,
-        verifier=verifier,
-        draft_sampling=Sampling(1.0, top_k=6),
-        generator=torch.Generator().manual_seed(0),
-    )
-    assert [trace.answer_ids for trace in decoded.traces] == expected
-    assert sum(sum(trace.accepted) for trace in decoded.traces) > len(PROMPTS)
+    decoded = decode(num_drafts=num_drafts, verifier=verifier, draft_sampling=Sampling(1.0, top_k=6))
+    assert answers_of(decoded) == expected
+    assert accepted_by(decoded) > len(PROMPTS)
 
 
 def test_recording_says_how_many_batches_are_answered(capsys: pytest.CaptureFixture[str]) -> None:
-    requests = [(str(number), prompt) for number, prompt in enumerate(PROMPTS)]
-    record(TARGET, requests, max_new_tokens=4, eos_ids=[EOS], batch_size=4)
+    record(TARGET, REQUESTS, max_new_tokens=4, eos_ids=[EOS], batch_size=4)
     batches = -(-len(PROMPTS) // 4)
     assert f"batches answered: {batches} of {batches}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("draft_len", [1, 3, 5, 16])
 def test_replay_equals_live_decoding_block_by_block(expected: list[list[int]], draft_len: int) -> None:
-    requests = [(str(number), prompt) for number, prompt in enumerate(PROMPTS)]
-    target_pass = record(TARGET, requests, max_new_tokens=20, eos_ids=[EOS], batch_size=4)
+    target_pass = record(TARGET, REQUESTS, max_new_tokens=20, eos_ids=[EOS], batch_size=4)
     assert [answer.answer_ids for answer in target_pass.answers] == expected
     replayed = replay(DRAFT, target_pass, draft_len)
-    live = speculate(TARGET, DRAFT, PROMPTS, draft_len=draft_len, max_new_tokens=20, eos_ids=[EOS]).traces
+    live = decode(draft_len=draft_len).traces
     for field in ("accepted", "visited", "overlap", "repo", "emitted"):
         np.testing.assert_array_equal(getattr(replayed, field), [sum(getattr(trace, field)) for trace in live])
     np.testing.assert_array_equal(replayed.blocks, [len(trace.emitted) for trace in live])
@@ -141,9 +144,7 @@ def test_replay_of_sampled_texts_agrees_with_live_decoding(verifier: str) -> Non
     generator = torch.Generator().manual_seed(1)
     target_pass = record(TARGET, requests, generator=generator, batch_size=500, **settings)
     replayed = replay(DRAFT, target_pass, 3, verifier=verifier)  # type: ignore[arg-type]
-    live = speculate(
-        TARGET, DRAFT, [prompt] * 3000, draft_len=3, verifier=verifier, generator=generator, **settings
-    ).traces
+    live = decode([prompt] * 3000, draft_len=3, verifier=verifier, generator=generator, **settings).traces
     fields = ("accepted", "visited", "overlap", "repo", "emitted") if verifier == "single" else ("accepted", "emitted")
     for field in fields:
         ours, theirs = getattr(replayed, field), np.array([sum(getattr(trace, field)) for trace in live])
@@ -155,24 +156,25 @@ def test_replay_of_sampled_texts_agrees_with_live_decoding(verifier: str) -> Non
 def test_replay_of_a_sampled_draft_along_greedy_texts_agrees_with_live_decoding() -> None:
     count, settings = 300, {"max_new_tokens": 12, "eos_ids": [EOS]}
     hot = Sampling(0.3)
-    target_pass = record(TARGET, [(str(number), prompt) for number, prompt in enumerate(PROMPTS)], **settings)  # type: ignore[arg-type]
+    target_pass = record(TARGET, REQUESTS, **settings)  # type: ignore[arg-type]
     replayed = replay(DRAFT, target_pass, 3, draft_sampling=hot)
     generator = torch.Generator().manual_seed(1)
-    options = {"draft_len": 3, "draft_sampling": hot, "generator": generator, **settings}
-    live = speculate(TARGET, DRAFT, PROMPTS * count, **options).traces  # type: ignore[arg-type]
+    live = decode(PROMPTS * count, draft_len=3, draft_sampling=hot, generator=generator, **settings).traces
     assert replayed.accepted.sum() < 0.5 * replay(DRAFT, target_pass, 3).accepted.sum()  # a hot draft is another draft
     for field in ("accepted", "visited", "overlap", "repo"):
         runs = np.array([sum(getattr(trace, field)) for trace in live]).reshape(count, len(PROMPTS)).sum(1)
         assert abs(getattr(replayed, field).sum() - runs.mean()) < 4 * runs.std() / np.sqrt(count), field
 
 
-def exact_distribution(model: Llama, prompt: list[int], sampling: Sampling, count: int) -> dict[tuple[int, ...], float]:
+def exact_distribution(
+    model: Llama, prompt: list[int], sampling: Sampling, count: int, eos_ids: Sequence[int] = (EOS,)
+) -> dict[tuple[int, ...], float]:
     """Probability of every text of up to ``count`` tokens, from whole-sequence forwards."""
     distribution: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(count):
         grown: dict[tuple[int, ...], float] = {}
         for text, reached in distribution.items():
-            if text and text[-1] == EOS:
+            if text and text[-1] in eos_ids:
                 grown[text] = reached
                 continue
             probs = to_probs(model.answer_logits([prompt], [[*text, 0]])[-1].detach(), sampling)
@@ -183,63 +185,49 @@ def exact_distribution(model: Llama, prompt: list[int], sampling: Sampling, coun
     return distribution
 
 
+def check_distribution(texts: Sequence[Sequence[int]], distribution: dict[tuple[int, ...], float]) -> None:
+    """Chi-square of sampled texts; texts of fewer than 5 expected samples form one class."""
+    counts, runs = Counter(map(tuple, texts)), len(texts)
+    assert counts.keys() <= distribution.keys()
+    common = [text for text, chance in distribution.items() if chance * runs >= 5]
+    seen = [counts[text] for text in common] + [runs - sum(counts[text] for text in common)]
+    expected = [runs * distribution[text] for text in common]
+    expected += [runs * (1 - sum(distribution[text] for text in common))]
+    if expected[-1] < 1e-6:
+        seen, expected = seen[:-1], expected[:-1]
+    assert stats.chisquare(seen, np.array(expected) * sum(seen) / sum(expected)).pvalue > 1e-4
+
+
 @pytest.mark.parametrize("verifier", sorted(VERIFIERS))
 def test_sampled_output_has_the_targets_distribution(verifier: str) -> None:
     """Chi-square over all texts of up to 3 tokens, thousands of runs in one ragged batch, fixed seed."""
     runs = 300 if verifier == "importance" else 3000  # a linear program per context
     target = make(3, vocab=6)
-    draft = near(target, 0.2)
     sampling = Sampling(0.9, top_k=4)
     prompts = [[1, 3], [1, 3, 5, 2]]
-    num_drafts = {"block": 1, "single": 1}.get(verifier, 2)
-    draft_sampling = [Sampling(0.9), Sampling(1.5, top_k=5)] if verifier == "specinfer" else Sampling(1.2)
-    decoded = speculate(
-        target,
-        draft,
+    decoded = decode(
         prompts * runs,
+        target,
+        near(target, 0.2),
         draft_len=2,
         max_new_tokens=3,
-        eos_ids=[EOS],
-        num_drafts=num_drafts,
+        num_drafts={"block": 1, "single": 1}.get(verifier, 2),
         verifier=verifier,
         sampling=sampling,
-        draft_sampling=draft_sampling,
+        draft_sampling=[Sampling(0.9), Sampling(1.5, top_k=5)] if verifier == "specinfer" else Sampling(1.2),
         generator=torch.Generator().manual_seed(4),
     )
-    accepted = 0
     for number, prompt in enumerate(prompts):
-        traces = decoded.traces[number::2]
-        accepted += sum(sum(trace.accepted) for trace in traces)
-        counts = Counter(tuple(trace.answer_ids) for trace in traces)
-        distribution = exact_distribution(target, prompt, sampling, 3)
-        assert counts.keys() <= distribution.keys()
-        common = [text for text, chance in distribution.items() if chance * runs >= 5]
-        rare = 1 - sum(distribution[text] for text in common)
-        seen = [counts[text] for text in common] + [sum(counts.values()) - sum(counts[text] for text in common)]
-        expected = [runs * distribution[text] for text in common] + [runs * rare]
-        if expected[-1] < 1e-6:
-            seen, expected = seen[:-1], expected[:-1]
-        assert stats.chisquare(seen, np.array(expected) * sum(seen) / sum(expected)).pvalue > 1e-4
-    assert runs / 3 < accepted < 6 * runs
+        check_distribution(answers_of(decoded)[number::2], exact_distribution(target, prompt, sampling, 3))
+    assert runs / 3 < accepted_by(decoded) < 6 * runs
 
 
 @pytest.mark.parametrize("verifier", ["rrs", "greedy"])
 def test_distinct_drafts_of_the_whole_vocabulary_never_miss(verifier: str) -> None:
     """As many distinct drafts as tokens hold whatever the target wants: drawn any other way, some would repeat and miss."""
     target = make(3, vocab=6)
-    traces = speculate(
-        target,
-        near(target, 0.2),
-        [[1, 3], [1, 3, 5]],
-        draft_len=1,
-        max_new_tokens=30,
-        eos_ids=[],
-        num_drafts=6,
-        verifier=verifier,
-        sampling=Sampling(1.0),
-        generator=torch.Generator().manual_seed(0),
-    ).traces
-    for trace in traces:
+    options = {"draft_len": 1, "max_new_tokens": 30, "eos_ids": [], "num_drafts": 6, "sampling": Sampling(1.0)}
+    for trace in decode([[1, 3], [1, 3, 5]], target, near(target, 0.2), verifier=verifier, **options).traces:
         assert trace.accepted == trace.visited == [1] * 15
 
 
@@ -248,9 +236,7 @@ def test_sampled_drafts_of_a_plain_generator_have_the_same_distribution() -> Non
     distribution = exact_distribution(target, [1, 3], Sampling(0.9), 2)
     settings = {"max_new_tokens": 2, "eos_ids": [EOS], "sampling": Sampling(0.9)}
     answers = generate(target, [[1, 3]] * 4000, generator=torch.Generator().manual_seed(0), **settings)
-    counts = Counter(map(tuple, answers))
-    seen, expected = zip(*((counts[text], 4000 * chance) for text, chance in distribution.items()), strict=True)
-    assert stats.chisquare(seen, np.array(expected) * 4000 / sum(expected)).pvalue > 1e-4
+    check_distribution(answers, distribution)
 
 
 def test_one_draft_is_verified_by_the_verifier_given() -> None:
@@ -261,12 +247,10 @@ def test_one_draft_is_verified_by_the_verifier_given() -> None:
         return Decision(torch.zeros(tokens.shape, dtype=torch.float64), lambda rows: target[rows])
 
     mine = TokenVerifier("mine", "iid", decide)  # lossless: it looks at no draft
-    options = {"sampling": Sampling(1.0), "generator": torch.Generator().manual_seed(0)}
-    traces = speculate(TARGET, DRAFT, PROMPTS, verifier=mine, **GOOD, **options).traces  # type: ignore[arg-type]
+    decoded = decode(draft_len=3, verifier=mine, sampling=Sampling(1.0))
     assert calls
-    assert (
-        np.mean([count for trace in traces for count in trace.accepted]) < 0.5
-    )  # DRAFT is often accepted, by chance alone here
+    accepted = [count for trace in decoded.traces for count in trace.accepted]
+    assert np.mean(accepted) < 0.5  # by chance alone; DRAFT is accepted much more often
 
 
 @pytest.mark.parametrize("verifier", ["k_seq", "specinfer", "optimal"])
@@ -280,10 +264,8 @@ def test_truncated_distributions_of_a_large_vocabulary_give_the_same_text(
 
     def texts(large: int) -> list[list[int]]:
         monkeypatch.setattr(policy, "LARGE_VOCAB", large)
-        generator = torch.Generator().manual_seed(3)
-        options = {"sampling": Sampling(1.0, top_k=6), "generator": generator, "num_drafts": 2, "verifier": verifier}
-        found = speculate(make(0), make(1), PROMPTS, draft_len=3, max_new_tokens=12, eos_ids={EOS}, **options)
-        return [trace.answer_ids for trace in found.traces]
+        options = {"sampling": Sampling(1.0, top_k=6), "num_drafts": 2, "verifier": verifier}
+        return answers_of(decode(target=make(0), draft=make(1), draft_len=3, max_new_tokens=12, **options))
 
     whole, restricted = texts(8192), texts(0)
     assert set(asked) == {False, True}
@@ -291,16 +273,7 @@ def test_truncated_distributions_of_a_large_vocabulary_give_the_same_text(
 
 
 def test_trace_adds_up() -> None:
-    decoded = speculate(
-        TARGET,
-        DRAFT,
-        PROMPTS,
-        draft_len=4,
-        max_new_tokens=20,
-        eos_ids=[EOS],
-        sampling=Sampling(1.0),
-        generator=torch.Generator().manual_seed(0),
-    )
+    decoded = decode(sampling=Sampling(1.0))
     for trace in decoded.traces:
         assert sum(trace.emitted) == len(trace.answer_ids) <= 20
         assert trace.finished == (trace.answer_ids[-1] == EOS)
@@ -342,7 +315,7 @@ class Counting:
 def test_no_token_is_read_twice() -> None:
     """Batch of one: the target reads last + drafted, the draft each drafted token at most once and what it has not seen."""
     target, draft = Counting(TARGET), Counting(DRAFT)
-    trace = speculate(target, draft, PROMPTS[:1], draft_len=4, max_new_tokens=20, eos_ids=[EOS]).traces[0]  # type: ignore[arg-type]
+    trace = decode(PROMPTS[:1], target, draft).traces[0]
     assert target.read == sum(trace.drafted) + len(trace.drafted)
     fully = sum(a == d for a, d in zip(trace.accepted[:-1], trace.drafted[:-1], strict=True))
     assert draft.read == sum(trace.drafted) + fully
@@ -351,8 +324,8 @@ def test_no_token_is_read_twice() -> None:
 def test_context_may_be_filled_to_the_last_place(expected: list[list[int]]) -> None:
     prompt = [3] * 44
     for prompts in ([prompt], [prompt, [1, 5]]):
-        decoded = speculate(TARGET, DRAFT, prompts, draft_len=7, max_new_tokens=20, eos_ids=[])
-        assert [trace.answer_ids for trace in decoded.traces] == [own_greedy(TARGET, p, 20, ()) for p in prompts]
+        decoded = decode(prompts, draft_len=7, eos_ids=[])
+        assert answers_of(decoded) == [own_greedy(TARGET, p, 20, ()) for p in prompts]
 
 
 def test_real_model_with_its_first_layers_as_draft(shared: Path) -> None:
@@ -361,11 +334,8 @@ def test_real_model_with_its_first_layers_as_draft(shared: Path) -> None:
     draft = Llama(dataclasses.replace(target.config, num_hidden_layers=3))
     draft.load_state_dict({k: v for k, v in target.state_dict().items() if not k.startswith(("layers.3", "layers.4"))})
     prompts = [[1, 403, 407], [1], [1, 410, 420, 430, 440]]
-    decoded = speculate(target, draft, prompts, draft_len=4, max_new_tokens=60, eos_ids=[1, 2])
-    assert [trace.answer_ids for trace in decoded.traces] == [own_greedy(target, p, 60, (1, 2)) for p in prompts]
-
-
-GOOD = {"draft_len": 3, "max_new_tokens": 20, "eos_ids": [EOS]}
+    decoded = decode(prompts, target, draft, max_new_tokens=60, eos_ids=[1, 2])
+    assert answers_of(decoded) == [own_greedy(target, p, 60, (1, 2)) for p in prompts]
 
 
 @pytest.mark.parametrize(
@@ -378,7 +348,7 @@ GOOD = {"draft_len": 3, "max_new_tokens": 20, "eos_ids": [EOS]}
         ({"max_new_tokens": 61}, "request 1 has 65 tokens, but the context holds 64"),
         ({"verifier": "magic"}, "unknown verifier 'magic'"),
         ({"verifier": "block", "num_drafts": 2}, "block verifies one sequence, not 2"),
-        ({"sampling": Sampling(1.0)}, "sampling without a generator"),
+        ({"sampling": Sampling(1.0), "generator": None}, "sampling without a generator"),
         ({"num_drafts": 2, "draft_sampling": [GREEDY] * 3}, "3 draft samplings for 2 drafts"),
         (
             {"num_drafts": 2, "verifier": "k_seq", "draft_sampling": [GREEDY, Sampling(1.0)]},
@@ -388,16 +358,16 @@ GOOD = {"draft_len": 3, "max_new_tokens": 20, "eos_ids": [EOS]}
 )
 def test_bad_input_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        speculate(TARGET, DRAFT, [[1, 2], [1, 2, 3, 4]], **(GOOD | change))  # type: ignore[arg-type]
+        decode([[1, 2], [1, 2, 3, 4]], **change)
 
 
 def test_different_vocabularies_and_contexts_are_refused() -> None:
     with pytest.raises(UserError, match=r"different vocabularies \(40 and 41 tokens\)"):
-        speculate(TARGET, make(1, vocab=41), [[1, 2]], **GOOD)  # type: ignore[arg-type]
+        decode([[1, 2]], draft=make(1, vocab=41))
     with pytest.raises(UserError, match="the context holds 16"):
-        speculate(TARGET, make(1, context=16), [[1, 2]], **GOOD)  # type: ignore[arg-type]
+        decode([[1, 2]], draft=make(1, context=16))
     with pytest.raises(UserError, match="no prompts"):
-        speculate(TARGET, DRAFT, [], **GOOD)  # type: ignore[arg-type]
+        decode([])
     with pytest.raises(UserError, match="request 0 has an empty prompt"):
         generate(TARGET, [[]], max_new_tokens=3, eos_ids=[EOS])
     for token in (40, -1):
@@ -434,26 +404,15 @@ def test_models_of_transformers_go_through_the_same_loop(kind: str, tmp_path: Pa
     target, draft = hub_pair(kind, tmp_path)
     expected = [own_greedy(target, prompt, 15) for prompt in PROMPTS]
     assert generate(target, PROMPTS, max_new_tokens=15, eos_ids=[EOS]) == expected
-    settings = {"draft_len": 3, "max_new_tokens": 15, "eos_ids": [EOS]}
-    live = speculate(target, draft, PROMPTS, **settings).traces
-    assert [trace.answer_ids for trace in live] == expected
-    several = speculate(
-        target,
-        draft,
-        PROMPTS,
-        num_drafts=3,
-        verifier="specinfer",
-        draft_sampling=Sampling(0.8),
-        generator=torch.Generator().manual_seed(0),
-        **settings,
-    ).traces
-    assert [trace.answer_ids for trace in several] == expected
-    for traces in (live, several):
-        assert sum(sum(trace.accepted) for trace in traces) > len(PROMPTS)
-    requests = [(str(number), prompt) for number, prompt in enumerate(PROMPTS)]
-    replayed = replay(draft, record(target, requests, max_new_tokens=15, eos_ids=[EOS]), 3)
-    np.testing.assert_array_equal(replayed.blocks, [len(trace.emitted) for trace in live])
-    np.testing.assert_array_equal(replayed.accepted, [sum(trace.accepted) for trace in live])
+    settings = {"target": target, "draft": draft, "draft_len": 3, "max_new_tokens": 15}
+    live = decode(**settings)
+    several = decode(num_drafts=3, verifier="specinfer", draft_sampling=Sampling(0.8), **settings)
+    for decoded in (live, several):
+        assert answers_of(decoded) == expected
+        assert accepted_by(decoded) > len(PROMPTS)
+    replayed = replay(draft, record(target, REQUESTS, max_new_tokens=15, eos_ids=[EOS]), 3)
+    np.testing.assert_array_equal(replayed.blocks, [len(trace.emitted) for trace in live.traces])
+    np.testing.assert_array_equal(replayed.accepted, [sum(trace.accepted) for trace in live.traces])
 
 
 @pytest.mark.parametrize("verifier", ["specinfer", "k_seq", "rrs", "greedy"])
@@ -464,31 +423,12 @@ def test_a_drafted_tree_has_the_targets_distribution(tree: Tree, verifier: str) 
     """The first three tokens of many answers against the target's exact probabilities; each token of the tree is read once."""
     target, draft = make(1, vocab=5), near(make(1, vocab=5), 0.6)
     sampling = Sampling(1.3, top_p=0.9)  # leaves few tokens: distinct children run out
-    prompt, count = [1, 2, 3], 3000
-    decoded = speculate(
-        target, draft, [prompt] * count, draft_len=tree.depth, num_drafts=tree.leaves, tree=tree, verifier=verifier,
+    prompt = [1, 2, 3]
+    decoded = decode(
+        [prompt] * 3000, target, draft, draft_len=tree.depth, num_drafts=tree.leaves, tree=tree, verifier=verifier,
         max_new_tokens=3, eos_ids=[], sampling=sampling, generator=torch.Generator().manual_seed(2),
     )  # fmt: skip
-    seen = Counter(tuple(trace.answer_ids) for trace in decoded.traces)
-    texts, chances = [()], [1.0]
-    for _ in range(3):
-        following = [
-            to_probs(target(torch.tensor([[*prompt, *text]]))[0, -1].detach(), sampling).tolist() for text in texts
-        ]
-        pairs = [
-            (c * q, (*text, y))
-            for c, text, row in zip(chances, texts, following, strict=True)
-            for y, q in enumerate(row)
-            if q
-        ]
-        chances, texts = [chance for chance, _ in pairs], [text for _, text in pairs]
-    assert set(seen) <= set(texts)
-    likely = [i for i, chance in enumerate(chances) if chance * count >= 5]
-    observed = [seen[texts[i]] for i in likely] + [count - sum(seen[texts[i]] for i in likely)]
-    expected = [chances[i] * count for i in likely] + [count * (1 - sum(chances[i] for i in likely))]
-    if expected[-1] < 1e-6:
-        observed, expected = observed[:-1], expected[:-1]
-    assert stats.chisquare(observed, np.array(expected) * sum(observed) / sum(expected)).pvalue > 1e-4
+    check_distribution(answers_of(decoded), exact_distribution(target, prompt, sampling, 3, eos_ids=()))
 
 
 def test_the_target_reads_each_token_of_a_tree_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,9 +443,7 @@ def test_the_target_reads_each_token_of_a_tree_once(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(LlamaCache, "states", count)
     target = make(1)
-    speculate(
-        target, near(target, 0.1), [[1, 2, 3]], draft_len=4, num_drafts=8, verifier="k_seq", max_new_tokens=20, eos_ids=[],
-        draft_sampling=Sampling(1e-6), generator=torch.Generator().manual_seed(0),
-    )  # fmt: skip
+    options = {"num_drafts": 8, "verifier": "k_seq", "eos_ids": [], "draft_sampling": Sampling(1e-6)}
+    decode([[1, 2, 3]], target, near(target, 0.1), **options)
     assert read
     assert max(read) == 5

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from draftlab.data.prompts import Prompt
-from draftlab.engine import recording
+from draftlab.engine import answering
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
@@ -47,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(model: Path) -> None:
-    recording.answer(model, model.parent / "prompts.jsonl", 1, SETTINGS)
+    answering.answer(model, model.parent / "prompts.jsonl", 1, SETTINGS)
 
 
 COMMANDS: dict[str, Callable[[Path], object]] = {

@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks import verdict_validate as calibration
 from draftlab.core.theory import expected_block_length
-from draftlab.engine.lengths import cut, draft_everywhere
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
+from draftlab.engine.replay_lengths import cut, draft_everywhere
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_json
 from draftlab.models import load_model

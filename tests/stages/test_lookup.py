@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftlab.engine.lengths import Blocks
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
+from draftlab.engine.replay_lengths import Blocks
 from draftlab.models import load_model
 from draftlab.models.lookup import Lookup
 from draftlab.stages import lookup

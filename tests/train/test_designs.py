@@ -71,7 +71,7 @@ def test_a_trimmed_head_is_saved_with_its_tokens(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "hard_label"])
 def test_losses_of_a_trimmed_head_have_the_gradient_of_the_whole_vocabulary(name):
-    """The reference: its logits over the whole vocabulary, tokens outside of probability exp(-40), as good as zero, yet finite."""
+    """Reference: logits over the whole vocabulary, where tokens outside the head have probability exp(-40), nearly zero but finite."""
     generator = torch.Generator().manual_seed(0)
     target = 2 * torch.randn(3, 12, generator=generator)
     kept, labels = torch.tensor([1, 4, 8, 9]), torch.tensor([1, 8, 9])

@@ -22,15 +22,8 @@ from draftlab.stages._stage import Bench
 from draftlab.train import folders, learning, offline, sources, tokens, training
 from draftlab.train.designs import trim_head
 from tests.conftest import ROOT
-from tests.pair import inputs_of, make_results, run_cell
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("results")
-    make_results(folder)
-    return folder
-
+from tests.pair import inputs_of, run_cell
+from tests.train.conftest import alpha, weights
 
 VALUES = {"dataset": "toy", "epochs": 8, "batch": 8, "learning_rate": 1e-2, "draft_len": 3}
 
@@ -43,10 +36,6 @@ def run(results, out, inner=None, **changes):
     return run_cell("offline", results, out, VALUES | changes, inner)
 
 
-def alpha(rows):
-    return rows["overlap"].sum() / rows["visited"].sum()
-
-
 def scene(results, target=True):
     draft = load_model(results / "models/draft")
     return sources.Scene(
@@ -56,10 +45,6 @@ def scene(results, target=True):
         12,
         {2},
     )
-
-
-def weights(model):
-    return torch.cat([value.detach().flatten() for _, value in model.named_parameters()])
 
 
 # --- offline -----------------------------------------------------------------------------------------------------
@@ -75,7 +60,7 @@ def test_distillation_raises_alpha_on_held_out_requests(results, tmp_path):
 
 
 def test_an_embedding_can_stay_as_it_is(results, tmp_path):
-    """A head of its own learns; the embedding does not, and the optimizer keeps nothing for it."""
+    """The head learns; the embedding does not, and the optimizer keeps no state for it."""
     own = scene(results, target=False)
     own = dataclasses.replace(own, draft=trim_head(own.draft, range(2, 40)))
     before = {name: value.detach().clone() for name, value in own.draft.named_parameters()}
@@ -191,7 +176,7 @@ def test_who_writes(results):
 
 @pytest.mark.parametrize("source", sorted(sources.LIVE))
 def test_no_more_requests_are_decoded_together_than_fit(results, source, monkeypatch):
-    """One batch of an update may be larger than what fits; the same samples come out."""
+    """An update of more requests than fit in memory gives the same samples."""
     decoder = type(scene(results).draft.decoder())
     seen, prefill = [], decoder.prefill
 
@@ -215,7 +200,7 @@ def test_no_more_requests_are_decoded_together_than_fit(results, source, monkeyp
 
 @pytest.mark.parametrize("source", sorted(sources.LIVE))
 def test_the_target_is_read_in_the_type_of_its_answers(results, tmp_path, source, monkeypatch):
-    """Half the memory; what the loss sees is in float32."""
+    """The target takes half the memory, and the loss is computed in float32."""
     seen = []
     inputs = inputs_of(results).model_copy(update={"dtype": "bfloat16"})
     losses = learning.losses_at
@@ -249,7 +234,7 @@ def sampled(results, temperature):
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("source", sorted(sources.SOURCES))
 def test_nothing_is_left_to_learn_for_the_target_itself(results, source, temperature):
-    """The losses compare distributions at temperature 1, whatever the answers were sampled at."""
+    """The losses compare distributions at temperature 1, at whatever temperature the answers were sampled."""
     found = sampled(results, temperature)
     samples = sources.SOURCES[source](found, range(16), torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -274,7 +259,7 @@ def test_fine_tuning_learns_the_tokens_that_the_target_wrote(results, source):
 
 @pytest.mark.parametrize("source", ["mix_request", "mix_token"])
 def test_coins_are_drawn_where_the_generator_is(results, monkeypatch, source):
-    """Torch's own rule on a GPU, which refuses a generator of another device."""
+    """On a GPU torch refuses a generator of another device."""
 
     class Far:
         device = torch.device("cuda")
@@ -419,18 +404,11 @@ def test_a_draft_larger_than_the_target_is_refused(results, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(results, tmp_path):
-    """Also where a batch of one request leaves the other process none."""
+    """Also if a batch has only one request, so that the other process has none."""
     words = plan.flags(settings(batch=47, epochs=3, probes=2))
     paths = ["--answers", results / "answers", "--models", results / "models", "--max-new-tokens", 12]
-    launchers = {
-        "one": [],
-        "two": [
-            "-m",
-            "torch.distributed.run",
-            "--nproc_per_node",
-            "2",
-        ],  # accelerate itself launches several only on GPUs
-    }
+    # Accelerate's own launcher starts several processes only on GPUs.
+    launchers = {"one": [], "two": ["-m", "torch.distributed.run", "--nproc_per_node", "2"]}
     for name, launcher in launchers.items():
         command = [sys.executable, *launcher, "-m", "draftlab", "offline", *words, *paths, "--out", tmp_path / name]
         done = subprocess.run(
@@ -447,7 +425,7 @@ def test_two_processes_learn_what_one_does(results, tmp_path):
 
 
 def test_processes_part_before_a_model_is_loaded(results, tmp_path, monkeypatch):
-    """Joining gives each process a GPU of its own; models loaded earlier would all lie on the first one."""
+    """Each process is assigned a GPU when it joins; models that were loaded earlier would all be on the first GPU."""
     happened = []
     monkeypatch.setattr("draftlab.train.parallel.PROCESSES", 2)
     monkeypatch.setattr("draftlab.train.parallel._state", lambda: happened.append("joined"))

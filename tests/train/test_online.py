@@ -21,19 +21,13 @@ from draftlab.stages import STAGES
 from draftlab.train import online, traffic, training
 from draftlab.train.live import live_server
 from draftlab.train.online import positions_to_learn
-from tests.pair import ROOM, make_results, run_cell
+from tests.pair import ROOM, run_cell
+from tests.train.conftest import alpha, weights
 
 VALUES = {"dataset": "toy", "batch": 8, "learning_rate": 1e-2, "update_interval": 8, "draft_len": 3}
 OTHER = {"toy": "other", "other": "toy"}
 STREAM = {"kind": "concatenated", "per_group": 16}
 COUNTS = ["accepted", "visited", "overlap", "overlap_repo", "blocks", "emitted"]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("results")
-    make_results(folder)
-    return folder
 
 
 def settings(**changes):
@@ -44,10 +38,6 @@ def run(results, tmp_path, inner=None, **changes):
     return run_cell("online", results, tmp_path, VALUES | changes, inner)
 
 
-def alpha(rows):
-    return rows["overlap"].sum() / rows["visited"].sum()
-
-
 @pytest.fixture
 def stream(results):
     return traffic.whole(load_pass(results / "answers/toy.train"), "toy")
@@ -55,10 +45,6 @@ def stream(results):
 
 def draft_of(results):
     return load_model(results / "models/draft")
-
-
-def weights(model):
-    return torch.cat([value.detach().flatten() for _, value in model.named_parameters()])
 
 
 # --- serving -----------------------------------------------------------------------------------------------------
@@ -73,7 +59,7 @@ def test_alpha_of_a_request_is_measured_before_the_update_that_uses_it(results, 
 
 
 def test_a_request_never_sees_an_update_from_itself_or_later(results, stream):
-    """Another answer to the last request changes no row but its own."""
+    """Whether the last request updates the draft changes no row."""
     other = dataclasses.replace(stream, trains=np.append(np.ones(47, bool), False))
     found = [online.serve(draft_of(results), s, settings(update_interval=1))[0] for s in (stream, other)]
     pd.testing.assert_frame_equal(*(rows.drop(columns=["updates", "update_loss"]) for rows in found))
@@ -96,7 +82,7 @@ class Killed(Exception):
 @pytest.mark.parametrize("changes", [{"replay": 4}, {"loss_positions": "all", "buffer": 3, "replay": 2}, {"bin": 4}])
 @pytest.mark.parametrize("killed_after", [5, 17, 30])
 def test_a_killed_stream_goes_on_to_the_same_bytes(results, tmp_path, monkeypatch, changes, killed_after):
-    """Of counts, losses, probes on the way, and of the draft that is kept."""
+    """Counts, losses, probes and the saved draft are the same as without a kill."""
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     chosen = {"inner": {"method": {"online": {}}}, "save": "online", "update_interval": 5, **changes}
     served = []
@@ -136,7 +122,7 @@ def test_the_draft_at_the_end_of_the_stream_is_kept_with_the_loss_of_every_updat
 
 
 def test_live_serving_is_replay(results, stream):
-    """Same counts, same updates, same weights at temperature 0: replay loses nothing, and the target runs no second forward."""
+    """Same counts, same updates, same weights at temperature 0: replay loses nothing, and the target makes no second forward pass."""
     target = load_model(results / "models/target")
     forwards = []
     real = target.answer_logits
@@ -201,17 +187,9 @@ def test_positions_that_the_online_loss_sees():
     # request 0: accept, accept, bonus | reject | accept, (last, accepted or not) ; request 1: reject | reject
     starts, rejected, lengths = [1, 0, 0, 1, 1, 0, 1, 1], [0, 0, 0, 1, 0, 0, 1, 1], [6, 2]
     assert learn(starts, rejected, lengths, "all") == list(range(8))
-    assert learn(starts, rejected, lengths, "rejected") == [
-        3,
-        6,
-        7,
-    ]  # position 2 is the bonus: nothing was drafted there
+    assert learn(starts, rejected, lengths, "rejected") == [3, 6, 7], "position 2 is the bonus: nothing was drafted"
     assert learn(starts, rejected, lengths, "block_end") == [2, 3, 5, 6, 7]
-    assert learn(starts, rejected, lengths, "repository") == [
-        3,
-        4,
-        7,
-    ]  # one later; past the end of an answer there is nothing
+    assert learn(starts, rejected, lengths, "repository") == [3, 4, 7], "one later, but never past the end of an answer"
 
 
 # --- lag, replay, gates ------------------------------------------------------------------------------------------
@@ -271,7 +249,7 @@ def test_seeds_give_other_orders_of_the_same_requests(results, stream):
 
 
 def test_rows_name_their_request_in_every_order(results, tmp_path, streams):
-    """What an interval draws is a request with all its seeds, not a place of the stream that each seed gives to another one."""
+    """An interval draws requests with all their seeds, not places of the stream, which hold another request in each seed."""
     table, _ = mixed(results, tmp_path, streams, learns=False, probes=1, inner={"seed": [0, 1]})
     first, second = (rows.set_index(["split", "request_id"])[[*COUNTS, "group"]] for _, rows in table.groupby("seed"))
     pd.testing.assert_frame_equal(first, second, check_like=True)  # a draft that learns nothing counts a request alike
@@ -287,7 +265,7 @@ def test_rows_name_their_request_in_every_order(results, tmp_path, streams):
 
 @pytest.fixture
 def streams(results, tmp_path):
-    """The requests of toy and other: every fourth request to be served reads like one of the other class."""
+    """The requests of toy and other; every fourth served request reads like a request of the other class."""
 
     def write(dataset, split):
         path = tmp_path / "data" / dataset / f"{split}.jsonl"
@@ -304,7 +282,7 @@ def streams(results, tmp_path):
 
 
 def mixed(results, tmp_path, streams, inner=None, **changes):
-    """16 toy requests and then 16 other ones; the rest is aside."""
+    """A stream of 16 requests of toy and then 16 of other; the rest is set aside."""
     values = {"dataset": "", "of": ["toy", "other"], "stream": STREAM, "aside": 32, "update_interval": 4}
     return run_cell("online", results, tmp_path / "cell", VALUES | values | changes, inner, **streams)
 
@@ -379,11 +357,8 @@ def test_probes_on_held_out_requests(results, tmp_path, streams):
     static = probes[probes["method"] == "static"]
     assert_array_equal(*(static[static["after"] == after][COUNTS] for after in (16, 32)))
     learnt = probes[probes["method"] == "online"]
-    assert (
-        not learnt[learnt["after"] == 16]
-        .reset_index()[COUNTS]
-        .equals(learnt[learnt["after"] == 32].reset_index()[COUNTS])
-    )
+    early, late = (learnt[learnt["after"] == after].reset_index()[COUNTS] for after in (16, 32))
+    assert not early.equals(late)
 
 
 def test_bins_sum_requests(results, tmp_path):

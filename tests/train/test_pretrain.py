@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from draftlab.data.prompts import Prompt
-from draftlab.engine import recording
+from draftlab.engine import answering
 from draftlab.engine.answers import Answer
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.errors import UserError
@@ -82,7 +82,7 @@ def test_the_draft_shares_the_tokenizer_and_never_sees_a_prompt(made, tmp_path, 
 
 
 def test_a_draft_learns_reference_answers_where_prompts_have_some(made, tmp_path):
-    """As a target of the same recipe would; prompts without any leave it to public text."""
+    """It then equals a target of the same recipe; without reference answers it learns public text."""
     make_draft(made, RECIPE, tmp_path / "answers", prompts=(made / "prompts.jsonl",))
     assert answer_loss(tmp_path / "answers") == answer_loss(made / "target")
     write_jsonl(tmp_path / "p.jsonl", [Prompt("0", "toy", "train", "hello")])
@@ -117,7 +117,7 @@ def test_a_pickle_that_is_no_checkpoint_is_refused(made, tmp_path, monkeypatch):
 
 
 def test_prompts_that_fit_no_target_are_refused_before_anything_is_trained(made, tmp_path):
-    """A target to be trained, one that exists, and a draft that reads less than it; not one that says nothing of its context."""
+    """For a target to be trained, an existing target, and a draft with a shorter context; not for a model without a stated context."""
     long, out, asked = tmp_path / "long.jsonl", tmp_path / "out", {"max_new_tokens": 8, "template": "plain"}
     write_jsonl(long, [Prompt("0", "toy", "eval", "one two " * 20)])
     existing = RECIPE.model_copy(update={"model": str(made / "target"), "context": 512})
@@ -134,14 +134,14 @@ def test_prompts_that_fit_no_target_are_refused_before_anything_is_trained(made,
 
 
 def test_no_answered_request_is_too_long_for_a_draft(made, tmp_path):
-    """One that is trained reads what the target does; one that exists may read less, and the answers keep to that."""
+    """A trained draft has the context of its target; an existing draft may have less, which limits the answers."""
     short = RECIPE.model_copy(update={"context": 32, "steps": 1})
     make_draft(made, short, tmp_path / "draft", prompts=(made / "prompts.jsonl",))
     assert load_model(tmp_path / "draft").context_len == load_model(made / "target").context_len == 64
     write_jsonl(tmp_path / "p.jsonl", [Prompt(str(n), "toy", "eval", "one two " * n) for n in (1, 9)])
     settings = Answers(max_new_tokens=8, template="plain")
     for context, kept in ((0, 2), (20, 1)):
-        found, rejected = recording.answer(made / "target", tmp_path / "p.jsonl", 9, settings, context=context)
+        found, rejected = answering.answer(made / "target", tmp_path / "p.jsonl", 9, settings, context=context)
         assert (len(found.answers), len(rejected)) == (kept, 2 - kept)
 
 

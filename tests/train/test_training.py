@@ -61,7 +61,7 @@ def test_a_run_killed_at_any_step_ends_with_the_same_weights(tmp_path, monkeypat
 
 
 def test_what_takes_long_to_save_is_saved_more_rarely(tmp_path, monkeypatch):
-    """A step takes a second. Saves of 3 s, twice what is quick, come after every 20 s instead of 10."""
+    """A step takes 1 s. A save of 3 s is twice as long as a quick one, so it comes every 20 s instead of 10."""
     now, saves = [0.0], []
 
     def save(path, identity, model, optimizer, step, notes):
@@ -82,7 +82,7 @@ def test_what_takes_long_to_save_is_saved_more_rarely(tmp_path, monkeypatch):
 
 
 def test_a_gradient_that_is_no_number_is_refused():
-    """The square root is 0 at 0, and its slope there is infinite: the loss alone says nothing."""
+    """The square root is 0 at 0, where its slope is infinite: the loss is finite, the gradient is not."""
     for clip in (0.0, 1.0):
         weight = nn.Parameter(torch.zeros(1))
         optimizer = torch.optim.AdamW([weight])
@@ -139,7 +139,7 @@ def test_schedule_warms_up_and_ends_at_its_floor():
 
 @pytest.mark.parametrize(("shape", "warmup", "floor"), [("cosine", 3, 0.05), ("cosine", 0, 0.0), ("constant", 5, 0.0)])
 def test_every_step_has_its_learning_rate_to_the_last_bit(tmp_path, monkeypatch, shape, warmup, floor):
-    """The weights of published tables follow from these numbers; a run that was killed and resumed has the same."""
+    """The weights behind published tables depend on these numbers, and a resumed run has the same."""
 
     def formula(step):
         if step < warmup:

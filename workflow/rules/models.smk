@@ -176,7 +176,7 @@ rule answer:
         target=subpath(input.target, parent=True),
         out=subpath(output.answers, parent=True),
         gpus=on_gpus,
-        code=code("engine.recording"),
+        code=code("engine.answering"),
     message:
         "Record the target's answers: {wildcards.pair} {wildcards.dataset} {wildcards.split}"
     shell:

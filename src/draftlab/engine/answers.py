@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Answer:
-    """The target's answer to one prompt, in token ids; ``finished`` when it ends in the end-of-text token."""
+    """The target's answer to one prompt, in token ids; ``finished`` if it ends with the end-of-text token."""
 
     id: str
     prompt_ids: list[int]
@@ -23,10 +23,10 @@ def recorded_name(dataset: str, split: str, temperature: float = 0.0) -> str:
 
 
 def loops(tokens: Sequence[int], size: int = 6, times: int = 3) -> bool:
-    """Whether some ``size`` tokens in a row occur at least ``times`` times: a small model that repeats itself is easy to draft for.
+    """Whether some run of ``size`` tokens occurs at least ``times`` times. A model that repeats itself is easy to draft for.
 
     >>> loops([1, 2] * 8), loops(range(20))
     (True, False)
     """
-    met = Counter(tuple(tokens[at : at + size]) for at in range(len(tokens) - size + 1))
-    return max(met.values(), default=0) >= times
+    runs = Counter(tuple(tokens[at : at + size]) for at in range(len(tokens) - size + 1))
+    return max(runs.values(), default=0) >= times

@@ -17,8 +17,8 @@ from draftlab.models.batching import pad_rows
 from draftlab.models.llama import LlamaDecoder
 
 
-class Side:
-    """One of the two models in the loop: its cache, and the tokens of each request that it has not read yet.
+class ModelRows:
+    """The cache of one model, and the tokens of each request that it has not read yet.
 
     Each request has ``num_drafts`` rows, which are equal except for the current block.
     """
@@ -32,14 +32,14 @@ class Side:
         self.begin = self.cache.lengths
 
     def read(self, tokens: Int64[Tensor, "batch drafts new"]) -> Float[Tensor, "batch drafts new+1 vocab"]:
-        """Read the one unread token and the drafted ones; the logits after each."""
+        """Read the one unread token and the drafted tokens; return the logits after each."""
         self.begin = self.cache.lengths
         last = torch.tensor(self.unread, device=self.device)[:, None].expand(-1, self.num_drafts, -1)
         logits = self.cache.extend(torch.cat([last, tokens], -1).flatten(0, 1))
         return logits.view(*tokens.shape[:2], -1, logits.shape[-1])
 
     def catch_up(self) -> Float[Tensor, "rows vocab"]:
-        """Read the unread tokens, one or two by request; the logits after the last of them."""
+        """Read the unread tokens, one or more per request; return the logits after the last of them."""
         self.begin = self.cache.lengths
         counts = [len(tokens) for tokens in self.unread for _ in range(self.num_drafts)]
         tokens = pad_rows(self.unread).to(self.device)
@@ -51,10 +51,10 @@ class Side:
         last = torch.tensor(counts, device=self.device) - 1
         return logits[torch.arange(len(counts), device=self.device), last]
 
-    def settle(self, verdict: Verdict, own: Sequence[Sequence[int]] | None = None) -> None:
-        """Keep the accepted part of the block in all rows of a request; the tokens of it not yet read and the new token stay unread.
+    def settle(self, verdict: Verdict, read: Sequence[Sequence[int]] | None = None) -> None:
+        """Keep the accepted part of the block in all rows of a request. What this model has not read of it, and the new token, stay unread.
 
-        ``own`` are the tokens that this side has read for each request, if they may differ from the accepted ones.
+        ``read``: the tokens of the block that this model has read for each request, if they may differ from the accepted sequence.
         """
         if self.num_drafts > 1:
             winners = [
@@ -63,11 +63,11 @@ class Side:
             self.cache.take(winners, since=self.begin)
         known = [self.begin[place * self.num_drafts] + len(tokens) for place, tokens in enumerate(self.unread)]
         lengths = []
-        for place, stands in enumerate(verdict.stands):
-            same = stands if own is None else agreed(own[place], verdict.drafted[place][:stands])
+        for place, accepted in enumerate(verdict.stands):
+            same = accepted if read is None else agreed(read[place], verdict.drafted[place][:accepted])
             length = min(known[place] + same, self.cache.lengths[place * self.num_drafts])
-            unread = known[place] + stands - length
-            self.unread[place] = [*verdict.drafted[place][stands - unread : stands], verdict.token[place]]
+            unread = known[place] + accepted - length
+            self.unread[place] = [*verdict.drafted[place][accepted - unread : accepted], verdict.token[place]]
             lengths += [length] * self.num_drafts
         self.cache.crop(lengths)
 
@@ -77,15 +77,15 @@ class Side:
         self.cache.take([place * self.num_drafts + draft for place in places for draft in range(self.num_drafts)])
 
 
-class Reader:
-    """The target in the loop if sequences share their beginnings: one row for each request, with each token of its tree read once."""
+class TreeReader:
+    """A target that reads a tree of sequences in one row per request, each token of the tree once."""
 
     def __init__(self, decoder: LlamaDecoder, prompts: Sequence[Sequence[int]], shape: Tree, room: int) -> None:
         self.cache, self.unread = decoder.prefill(prompts, room + shape.nodes)
         self.shape = shape
 
     def read(self, tokens: Int64[Tensor, "batch drafts new"]) -> Float[Tensor, "batch drafts new+1 vocab"]:
-        """Read the unread token and the drafted ones under it; the logits after each, along each sequence."""
+        """Read the unread token and the tree below it; return the logits along each sequence."""
         self.begin, self.tree = self.cache.lengths, self.shape.merged(tokens)
         nodes = torch.cat([self.unread[:, None], tokens.flatten(1).gather(1, self.tree.places)], -1)
         logits = self.cache.decoder.project(self.cache.states(nodes, self.tree)).view(*nodes.shape, -1)
@@ -105,7 +105,7 @@ class Reader:
 
 
 class BatchedPair:
-    """A target that reads the sequences of all drafts at once, as a tree where it is our own Llama; each writer holds the cache of one draft."""
+    """A target and one or several draft models (``writers``). The target reads all sequences at once, as a tree if it is our own Llama."""
 
     def __init__(
         self,
@@ -120,14 +120,14 @@ class BatchedPair:
         num_drafts, room = len(policy.draft_samplings), max_new_tokens + draft_len
         self.share = num_drafts // len(draft_decoders)
         self.tree = policy.tree or Tree.delayed(self.share, draft_len)
-        self.reader: Reader | Side
+        self.reader: TreeReader | ModelRows
         if num_drafts > 1 and isinstance(decoder, LlamaDecoder):
-            self.reader = Reader(decoder, prompts, policy.tree or Tree.delayed(num_drafts, draft_len), room)
+            self.reader = TreeReader(decoder, prompts, policy.tree or Tree.delayed(num_drafts, draft_len), room)
         else:
-            self.reader = Side(decoder, prompts, num_drafts, room)
-        # With several drafts, one that did not write the accepted sequence reads up to a whole block of it at once.
+            self.reader = ModelRows(decoder, prompts, num_drafts, room)
+        # With several drafts, a draft that did not write the accepted sequence reads up to a whole block of it at once.
         room += draft_len if len(draft_decoders) > 1 else 0
-        self.writers = [Side(draft_decoder, prompts, self.share, room) for draft_decoder in draft_decoders]
+        self.writers = [ModelRows(draft_decoder, prompts, self.share, room) for draft_decoder in draft_decoders]
 
     def propose(self, left: Sequence[int]) -> Proposal:
         length = min(self.draft_len, max(left))
@@ -150,12 +150,12 @@ class BatchedPair:
         for number, writer in enumerate(self.writers):
             writer.settle(verdict, None if len(self.writers) == 1 else self.proposed[:, number].tolist())
         if 0 < len(kept) < len(verdict.token):
-            for side in (self.reader, *self.writers):
-                side.take(kept)
+            for model in (self.reader, *self.writers):
+                model.take(kept)
 
 
-def _propose(writer: Side, samplings: Sequence[Sampling], length: int, policy: Policy, tree: Tree) -> Proposal:
-    """Draft ``length`` tokens for each sequence with one model; sequences of a tree share prefixes, others only the text so far."""
+def _propose(writer: ModelRows, samplings: Sequence[Sampling], length: int, policy: Policy, tree: Tree) -> Proposal:
+    """Draft ``length`` tokens for each sequence with one model. Sequences of a tree share prefixes; without a tree, only the text so far."""
     drafts, is_greedy = writer.num_drafts, policy.is_greedy
     logits = writer.catch_up()
     tokens: list[Tensor] = []
@@ -176,34 +176,35 @@ def _propose(writer: Side, samplings: Sequence[Sampling], length: int, policy: P
         distributions.append(probs)
     drafted = torch.stack(tokens, -1)
     if policy.drafting in ("without_replacement", "greedy"):
-        drafted = _repeat(drafted, tree)
+        drafted = _align_repeats(drafted, tree)
     return Proposal(drafted, torch.stack(distributions, 2) if distributions else None)
 
 
 def _draw(
     probs: Float64[Tensor, "batch drafts vocab"], tree: Tree, depth: int, drafting: Drafting, generator: Generator
 ) -> Int64[Tensor, "batch drafts"]:
-    """Draw a token for each sequence; children of one node are drawn jointly, as the verifier requires, others independently."""
+    """Draw a token for each sequence. Children of one node are drawn jointly, as the verifier requires; different nodes independently."""
     parents = tree.first[:, depth - 1] if depth else torch.zeros_like(tree.first[:, 0])
     drawn = torch.zeros(probs.shape[:2], dtype=torch.int64, device=probs.device)
     families = [
         ((parents == parent) & tree.own[:, depth]).nonzero()[:, 0].tolist() for parent in sorted(set(parents.tolist()))
     ]
-    only = [rows[0] for rows in families if len(rows) == 1]
-    for rows in [only, *(rows for rows in families if len(rows) > 1)]:
+    only_children = [rows[0] for rows in families if len(rows) == 1]
+    for rows in [only_children, *(rows for rows in families if len(rows) > 1)]:
         if rows:
-            own = probs if len(rows) == probs.shape[1] else probs[:, rows]
-            drawn[:, rows] = draft_tokens(own, "independent" if rows is only else drafting, generator)
+            selected = probs if len(rows) == probs.shape[1] else probs[:, rows]
+            how = "independent" if rows is only_children else drafting
+            drawn[:, rows] = draft_tokens(selected, how, generator)
     return drawn[:, tree.first[:, depth].to(probs.device)]
 
 
-def _repeat(tokens: Int64[Tensor, "batch drafts length"], tree: Tree) -> Int64[Tensor, "batch drafts length"]:
-    """If there are fewer distinct tokens than children, let a child that repeats another's token repeat its whole sequence."""
+def _align_repeats(tokens: Int64[Tensor, "batch drafts length"], tree: Tree) -> Int64[Tensor, "batch drafts length"]:
+    """Let a child that repeats another child's token repeat its whole sequence; this occurs where fewer tokens than children are possible."""
     numbers = torch.arange(tokens.shape[1], device=tokens.device)
     for depth in range(tokens.shape[-1]):
         alike = (tokens[:, :, None, : depth + 1] == tokens[:, None, :, : depth + 1]).all(-1)
         earlier = alike.int().argmax(-1)
-        leader = tree.first[:, depth].to(tokens.device)  # the sequence that drew the token that each one shares
+        leader = tree.first[:, depth].to(tokens.device)  # the sequence that drew the token for all that share it
         again = (earlier < numbers)[:, leader] & tree.exists[:, depth].to(tokens.device)
         tokens = tokens.gather(1, earlier[:, leader].where(again, numbers)[..., None].expand_as(tokens))
     return tokens

@@ -32,9 +32,9 @@ def generate(
     batch: int | None = None,
     observe: Observer | None = None,
 ) -> list[list[int]]:
-    """Answers of ``model`` alone, one token per forward pass, ``batch`` prompts at a time (default: all).
+    """Answer the prompts with ``model`` alone, ``batch`` at a time (default: all).
 
-    An answer ends with its first end-of-text token, and its row then leaves the batch. ``UserError`` for a prompt that leaves no room for
+    An answer ends with its first end-of-text token, and its row then leaves the batch. ``UserError`` if a prompt leaves no room for
     ``max_new_tokens``.
     """
     check_requests(model, prompts, max_new_tokens, batch)
@@ -71,13 +71,13 @@ def _choose(
 
 
 def batches(count: int, size: int | None) -> Iterator[list[int]]:
-    """The numbers from 0 to ``count``, ``size`` at a time."""
+    """The numbers below ``count``, ``size`` at a time (None: all)."""
     size = size or count
     return (list(range(start, min(start + size, count))) for start in range(0, count, size))
 
 
 def check_requests(model: Decodable, prompts: Sequence[Sequence[int]], max_new_tokens: int, batch: int | None) -> None:
-    """``UserError`` unless there are prompts, all their tokens are in the vocabulary, and every prompt fits the context with its whole answer."""
+    """``UserError`` unless there are prompts, their tokens are in the vocabulary, and each fits the context with its answer."""
     if not prompts:
         raise UserError("no prompts", remedy="give one or more")
     for name, value in (("max_new_tokens", max_new_tokens), ("batch", 1 if batch is None else batch)):

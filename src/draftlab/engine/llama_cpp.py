@@ -1,4 +1,4 @@
-"""A GGUF target decoded by llama.cpp, with a sequence for each row of a batch, as plain decoding and recording need it."""
+"""A GGUF target in llama.cpp for plain decoding and recording, with one sequence per row of a batch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.llama_cpp import BATCH, LlamaCpp
 
 WEIGHTS: dict[str, Weights] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "fast": "q8_0"}
-"""What a folder without a GGUF file is exported as."""
+"""The GGUF type to which a folder without a GGUF file is exported, by ``dtype``."""
 
 
 @contextlib.contextmanager
 def open_gguf(target: Path, settings: Answers) -> Iterator[GgufTarget]:
-    """The target in llama.cpp: a GGUF file, the file from which a folder was made, or an export of the folder."""
+    """Open a GGUF file, the file from which a folder was made, or an export of the folder."""
     sizes = read_sizes(target)
     if sizes.get("model_type") == "t5":
         raise UserError(
@@ -46,7 +46,7 @@ def open_gguf(target: Path, settings: Answers) -> Iterator[GgufTarget]:
 
 
 class GgufTarget:
-    """A ``Decodable``, its ``Decoder`` and the ``Cache`` of one batch: row ``b`` is llama.cpp's sequence ``rows[b]``."""
+    """A ``Decodable``, its ``Decoder``, and the ``Cache`` of one batch. Row b is sequence ``rows[b]`` in llama.cpp."""
 
     def __init__(self, path: Path, sizes: Mapping[str, Any], gpu_layers: int = 0) -> None:
         self.vocab_size, self.context_len = int(sizes["vocab_size"]), int(sizes["max_position_embeddings"])
@@ -76,29 +76,30 @@ class GgufTarget:
         fed = [(token, at, row) for row, prompt in enumerate(prompts) for at, token in enumerate(prompt[:-1])]
         for start in range(0, len(fed), BATCH):
             tokens, positions, rows = zip(*fed[start : start + BATCH], strict=True)
-            wanted = [False] * (len(tokens) - 1) + [True]  # llama.cpp wants to be asked for something
+            wanted = [False] * (len(tokens) - 1) + [True]  # llama.cpp requires the logits of at least one token
             model.decode(tokens, positions, [(row,) for row in rows], wanted)
         return self, torch.tensor([prompt[-1] for prompt in prompts])
 
     def extend(self, tokens: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch 1 vocab"]:
-        """The logits are llama.cpp's own memory, valid until the next call."""
+        """The logits lie in llama.cpp's memory and are valid until the next call."""
         assert self._model is not None
         logits = self._model.decode(tokens[:, 0].tolist(), self.lengths, [(row,) for row in self.rows])
         self.lengths = [length + 1 for length in self.lengths]
         return torch.from_numpy(logits)[:, None]
 
     def crop(self, lengths: Sequence[int]) -> None:
-        raise NotImplementedError("plain decoding forgets nothing")
+        raise NotImplementedError("plain decoding never crops")
 
     def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
         self.rows, self.lengths = [self.rows[row] for row in rows], [self.lengths[row] for row in rows]
 
     def _with_room(self, sequences: int, length: int) -> LlamaCpp:
-        """The model with a cache for this many sequences of this length; it is opened again if its cache is smaller."""
-        has = self._model.settings if self._model else None
-        if not has or sequences > has.sequences or length > has.context_length:
-            self.close()
-            threads = min(torch.get_num_threads(), len(usable()))
-            self._model = LlamaCpp(self._path, Settings(length, threads, self._gpu_layers, sequences))
-        assert self._model is not None
+        """The model with a cache for this many sequences of this length; opened again if its cache is too small."""
+        if self._model:
+            settings = self._model.settings
+            if sequences <= settings.sequences and length <= settings.context_length:
+                return self._model
+        self.close()
+        threads = min(torch.get_num_threads(), len(usable()))
+        self._model = LlamaCpp(self._path, Settings(length, threads, self._gpu_layers, sequences))
         return self._model

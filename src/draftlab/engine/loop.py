@@ -1,7 +1,7 @@
 """The one speculative loop: propose, read, verify, settle.
 
-A draft proposes tokens, the target reads them all in one forward pass, and a verifier keeps the first of them and adds a token of the target's.
-The text follows the target's distribution exactly; at temperature 0 it is the target's own greedy text.
+A draft proposes tokens, the target reads them all in one forward pass, and a verifier accepts the first few and adds one token. The text
+follows the target's distribution exactly; at temperature 0 it is the target's greedy text.
 
 A ``Pair`` implements the four verbs: ``batched.BatchedPair`` and ``tree.TreePair`` decode batches in torch, and ``latency.loop.Alone`` decodes
 one request on an engine. The loop yields a ``Step`` for each block; traces, observers and clocks wrap the loop.
@@ -17,8 +17,11 @@ Reading = TypeVar("Reading")
 
 
 class Verdict(NamedTuple):
-    """By request: the ``drafted`` tokens of the sequence ``path`` that was accepted furthest, how many were accepted, the ``token`` that follows,
-    and the terms of alpha at each drafted position of that sequence, where the pair measures them."""
+    """What a verifier decided for each request.
+
+    ``drafted``: the tokens of the accepted sequence, number ``path`` of those proposed; ``stands``: how many of them are accepted; ``token``:
+    the token that follows. ``overlap`` and ``repo`` are the terms of alpha at each drafted position, where the pair measures them.
+    """
 
     drafted: list[list[int]]
     path: list[int]
@@ -32,7 +35,7 @@ class Pair(Protocol[Proposal, Reading]):
     """A target and its drafts, with the caches of the requests under way."""
 
     def propose(self, left: Sequence[int]) -> Proposal:
-        """Draft tokens after the text of each request, which may get ``left`` more tokens."""
+        """Draft tokens for each request, which may get ``left`` more tokens."""
         ...
 
     def read(self, proposal: Proposal) -> Reading:
@@ -44,12 +47,12 @@ class Pair(Protocol[Proposal, Reading]):
         ...
 
     def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
-        """Keep the accepted tokens in the caches, crop the rest, and go on with the requests at ``kept``."""
+        """Keep the accepted tokens in the caches, crop the rest, and continue with the requests at ``kept``."""
         ...
 
 
 class Step(NamedTuple, Generic[Reading]):
-    """One block: the requests it served, how many tokens each may still get, the tokens ``emitted``, and the decisions behind them."""
+    """One block: the requests it served, how many tokens each could get, the tokens ``emitted``, and the verdict and logits behind them."""
 
     rows: list[int]
     left: list[int]
@@ -84,16 +87,16 @@ def _cut(tokens: list[int], eos_ids: Collection[int]) -> list[int]:
     return tokens
 
 
-def agreed(own: Iterable[int], others: Sequence[int]) -> int:
-    """How many of the ``others`` equal ``own``, up to the first difference."""
-    for place, (a, b) in enumerate(zip(own, others, strict=False)):
+def agreed(tokens: Iterable[int], others: Sequence[int]) -> int:
+    """How many of the ``others`` equal ``tokens``, up to the first difference."""
+    for place, (a, b) in enumerate(zip(tokens, others, strict=False)):
         if a != b:
             return place
     return len(others)
 
 
 def close_gaps(keep: Sequence[bool]) -> list[int]:
-    """The places to keep, in an order that moves as few as possible: those at the end fill the gaps."""
+    """The places to keep, in an order that moves as few as possible: places at the end fill the gaps."""
     count = sum(keep)
     if count == len(keep):
         return list(range(count))
@@ -102,7 +105,7 @@ def close_gaps(keep: Sequence[bool]) -> list[int]:
 
 
 class Timed(Generic[Proposal, Reading]):
-    """A pair whose verbs are timed: ``laps`` holds, for each block, the clock before it and after each of the four."""
+    """A pair with timed verbs: ``laps`` holds, for each block, the clock before it and after each of the four verbs."""
 
     def __init__(self, pair: Pair[Proposal, Reading], clock: Callable[[], float]) -> None:
         self.pair, self.clock = pair, clock

@@ -1,4 +1,4 @@
-"""Recorded pairs: the logits of target and draft at the positions of sampled answers, which acceptance experiments read instead of models."""
+"""Recorded pairs: the logits of target and draft along sampled answers, which acceptance experiments read instead of models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.settings import Flat
 from draftlab.core.verify.exact import on_support
-from draftlab.engine import recording
+from draftlab.engine import answering
 from draftlab.engine.answers import Answer
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
@@ -34,7 +34,7 @@ CONTEXTS, VOCAB = 80, 5000  # of the synthetic family
 
 @dataclass(frozen=True)
 class Pairs:
-    """Logits at ``positions`` places of texts; ``token`` is the next token of the text, and ``request`` the number of the text."""
+    """Logits at positions of texts; ``token`` is the next token of the text, and ``request`` the number of the text."""
 
     target_logits: Float[Tensor, "positions vocab"]
     draft_logits: Float[Tensor, "positions vocab"]
@@ -43,18 +43,17 @@ class Pairs:
 
     @property
     def is_text(self) -> bool:
-        """Whether positions follow one another in texts of the target; else each stands alone."""
+        """Whether positions follow one another in texts; otherwise each position is a text by itself."""
         return bool((self.request[1:] == self.request[:-1]).any())
 
     def first(self, positions: int) -> Pairs:
-        """The first ``positions`` of them, or all."""
-        kept = (self.target_logits, self.draft_logits, self.token, self.request)
-        return Pairs(*(tensor[:positions] for tensor in kept))
+        """The first ``positions`` positions, or all if there are fewer."""
+        return Pairs(**{name: tensor[:positions] for name, tensor in vars(self).items()})
 
     def distributions(
         self, target: Sampling, draft: Sampling
     ) -> tuple[Float64[Tensor, "positions support"], Float64[Tensor, "positions support"]]:
-        """Those of target and draft, each sampled in its way, on the tokens that either can produce."""
+        """The distributions of target and draft under these samplings, on the tokens that either can produce."""
         return on_support(to_probs(self.target_logits, target), to_probs(self.draft_logits, draft))
 
     def save(self, out: Path) -> None:
@@ -66,7 +65,7 @@ class Pairs:
 
 
 def load_pairs(path: Path) -> Pairs:
-    """Read what ``Pairs.save`` wrote; a file that is missing, damaged or of another kind is a ``UserError``."""
+    """Read what ``Pairs.save`` wrote; ``UserError`` if the file is missing, damaged or of another kind."""
     try:
         return Pairs(**load_file(verify(path)))
     except (SafetensorError, OSError, TypeError) as error:
@@ -78,15 +77,15 @@ def load_all(folder: Path, datasets: Sequence[str], positions: int, synthetic_se
     pairs = {name: load_pairs(folder / f"{name}.safetensors") for name in datasets}
     if synthetic_seed is not None:
         pairs["synthetic"] = synthetic(synthetic_seed)
-    return {name: own.first(positions) for name, own in pairs.items()}
+    return {name: recorded.first(positions) for name, recorded in pairs.items()}
 
 
 def record_file(
     settings: Flat[Answers], *, target: Path, draft: Path, prompts: Path, positions: int, seed: int = 0, out: Path
 ) -> None:
     """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2), and what they were made from."""
-    # The target is opened here and let go: two of it do not fit.
-    texts, _ = recording.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed)
+    # This opens the target and frees it again: two copies do not fit.
+    texts, _ = answering.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed)
     target_model, draft_model, _ = load_pair(target, draft, settings.dtype, settings.device)
     record(target_model, draft_model, texts.answers, positions).save(out)
     write_json(out.with_suffix(".json"), digests(out.parents[2], models=[target, draft], data=[prompts]))
@@ -97,28 +96,26 @@ def record(
     target: LanguageModel, draft: LanguageModel, texts: Sequence[Answer], positions: int, batch: int = 16
 ) -> Pairs:
     """Logits of target and draft at the first ``positions`` answer positions, in float32."""
-    kept: list[Answer] = []
-    count = 0
-    for answer in texts:
-        ids = answer.answer_ids[: positions - count]
-        count += len(ids)
-        if ids:
-            kept.append(Answer(answer.id, answer.prompt_ids, ids, answer.finished))
-    starts = range(0, len(kept), batch)
-    batches = [
-        ([a.prompt_ids for a in kept[i : i + batch]], [a.answer_ids for a in kept[i : i + batch]]) for i in starts
-    ]
-    logits = [torch.cat([model.answer_logits(*part).float().cpu() for part in batches]) for model in (target, draft)]
-    lengths = torch.tensor([len(answer.answer_ids) for answer in kept])
-    token = torch.tensor(list(itertools.chain.from_iterable(answer.answer_ids for answer in kept)))
-    return Pairs(logits[0], logits[1], token, torch.repeat_interleave(torch.arange(len(kept)), lengths))
+    prompts: list[list[int]] = []
+    answers: list[list[int]] = []
+    for text in texts:
+        if ids := text.answer_ids[: positions - sum(map(len, answers))]:
+            prompts.append(text.prompt_ids)
+            answers.append(ids)
+    parts = [(prompts[i : i + batch], answers[i : i + batch]) for i in range(0, len(answers), batch)]
+    of_target, of_draft = (
+        torch.cat([model.answer_logits(*part).float().cpu() for part in parts]) for model in (target, draft)
+    )
+    token = torch.tensor(list(itertools.chain.from_iterable(answers)))
+    lengths = torch.tensor([len(answer) for answer in answers])
+    return Pairs(of_target, of_draft, token, torch.repeat_interleave(torch.arange(len(answers)), lengths))
 
 
 def synthetic(seed: int, contexts: int = CONTEXTS, vocab: int = VOCAB) -> Pairs:
-    """Distributions like those of language models, without a model: noisy power distributions of mixed steepness, the draft a noisier view of the target.
+    """Logits like a language model's, without a model: noisy power distributions of mixed steepness; the draft is the target with more noise.
 
-    Each context is a separate text. At top-p 0.95 and K = 2, the schemes compare as in the family of ``docs/theory.md``, section 5: which of
-    them leads depends on how much higher the draft's temperature is.
+    Each context is a text by itself. At top-p 0.95 and K = 2, the schemes compare as in the family of ``docs/theory.md``, section 5: which
+    scheme leads depends on how much higher the draft's temperature is.
     """
     generator = torch.Generator().manual_seed(seed)
     ranks = torch.arange(1, vocab + 1).log()

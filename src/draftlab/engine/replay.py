@@ -1,15 +1,15 @@
 """Acceptance of any draft along a recorded target pass: only the draft runs, the target never runs again.
 
-Speculative decoding is lossless, so the emitted text follows the target's distribution whatever the draft: a text that the target
-sampled (or decoded greedily) by itself serves every draft. Given that text, only the division into blocks is random. A token y at a
-visited position is emitted with probability target(y) in all, and drafted and accepted with probability min(target, draft)(y), so
+Speculative decoding is lossless: the emitted text follows the target's distribution whatever the draft. So a text that the target wrote
+alone serves every draft, and given that text, only its division into blocks is random. At a visited position, token y is emitted with
+probability target(y), and drafted and accepted with probability min(target, draft)(y). Hence
 
     P(accepted | y) = min(1, draft(y) / target(y)),     independently at each position.
 
-``walk`` sums over these accept flags exactly (no sampling), so its counts are conditional expectations given the text: they are unbiased, have
-less variance than live decoding, and equal the counts of live decoding if the flags are 0 or 1, as at temperature 0. With block
+``walk`` sums over these accept flags exactly, without sampling. Its counts are conditional expectations given the text: unbiased, with less
+variance than live decoding, and equal to the counts of live decoding if the flags are 0 or 1, as at temperature 0. With block
 verification, the first i tokens of a block are accepted with probability min over j <= i of prod_{l <= j} draft(y_l)/target(y_l),
-capped at 1 (the path weight of Sun et al. 2025, Eq. 4, divided by the text's own probability).
+capped at 1 (the path weight of Sun et al. 2025, Eq. 4, divided by the probability of the text).
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Agreement:
     """How well draft and target agree at each answer position of some requests, one request after the other.
 
     ``ratio`` = draft(y) / target(y) at the emitted token y; ``overlap`` = sum_x min(target, draft); ``repo`` = sum_x draft min(target, draft),
-    the expectation of what OSD's repository adds per drafted token (``alpha_repo``). Heads on the target guess deeper positions of a block
-    from further back, so their arrays have a second axis, the depth.
+    the expectation of what OSD's repository adds per drafted token (``alpha_repo``). Medusa heads guess a token from a state that is further
+    back the deeper it is in its block, so their arrays have a second axis, the depth.
     """
 
     lengths: list[int]
-    ratio: Float64[np.ndarray, positions * depths]
-    overlap: Float64[np.ndarray, positions * depths]
-    repo: Float64[np.ndarray, positions * depths]
+    ratio: Float64[np.ndarray, "positions ..."]
+    overlap: Float64[np.ndarray, "positions ..."]
+    repo: Float64[np.ndarray, "positions ..."]
 
     def realise(self, rng: np.random.Generator) -> Agreement:
-        """Draw the accept flag of every position; ``walk`` then gives one run of live decoding instead of the expectation."""
+        """Draw the accept flag of every position, so that ``walk`` gives one run of live decoding instead of the expectation."""
         flags = rng.random(len(self.ratio)) < self.ratio
         return dataclasses.replace(self, ratio=flags.astype(np.float64))
 
@@ -65,7 +65,7 @@ def agreement(
 ) -> Agreement:
     """Compare draft and target at the emitted ``tokens``, which the target sampled with ``sampling``; logits are those at temperature 1.
 
-    At temperature 0 the target's distribution is concentrated on y: ``ratio`` and ``overlap`` are draft(y), and ``repo`` is its square. For a
+    At temperature 0 the target's distribution is concentrated on y: ``ratio`` and ``overlap`` are draft(y), and ``repo`` is draft(y)^2. For a
     greedy draft, all three are 0 or 1.
 
     **Arguments:**
@@ -75,7 +75,7 @@ def agreement(
     - `sampling`: how the target wrote the tokens.
     - `draft_sampling`: how the draft samples; None: like the target.
 
-    **Returns:** three numbers at each position.
+    **Returns:** an `Agreement` of these requests.
 
     >>> logits = torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log()
     >>> target = torch.tensor([[0.8, 0.2], [0.8, 0.2]]).log()
@@ -93,7 +93,7 @@ def agreement(
     target = to_probs(target_logits, sampling)
     at_draft, at_target = (probs.gather(-1, tokens[:, None])[:, 0] for probs in (draft, target))
     shared = target.minimum(draft)
-    # float16 can push the emitted token out of a nucleus whose border it sat on: then nothing is known, and it counts as rejected.
+    # In float16 the emitted token can fall out of a nucleus that it was on the border of. It then counts as rejected.
     ratio = torch.where(at_target > 0, at_draft / at_target, 0.0)
     parts = (ratio, shared.sum(-1), (draft * shared).sum(-1))
     return Agreement(list(lengths), *(part.cpu().numpy() for part in parts))
@@ -106,20 +106,20 @@ def tree_agreement(
     lengths: Sequence[int],
     tree: Tree,
 ) -> Agreement:
-    """Whether each emitted token is among a tree's guesses, at every depth that it may have in a block; for greedy guesses only."""
-    at = head_logits.gather(-1, tokens.expand(len(head_logits), -1)[..., None])
-    rank = (head_logits > at).sum(-1)
+    """Whether each emitted token is among a tree's greedy guesses, at every depth that it may have in a block."""
+    emitted_logit = head_logits.gather(-1, tokens.expand(len(head_logits), -1)[..., None])
+    rank = (head_logits > emitted_logit).sum(-1)
     flags = (rank < torch.tensor(tree.widths, device=rank.device)[:, None]).T.double().cpu().numpy()
     return Agreement(list(lengths), flags, flags, flags)
 
 
 @dataclass(frozen=True)
 class Walk:
-    """The blocks of every request, as expected counts given its text; whole numbers at temperature 0.
+    """Expected counts of the blocks of each request, given its text; whole numbers at temperature 0.
 
     ``alpha`` = overlap / visited, ``alpha_accepted`` = accepted / visited, ``alpha_repo`` = repo / visited,
-    ``block_efficiency`` = emitted / blocks; divide sums over requests. Of ``whole`` blocks every drafted token is accepted. ``reached`` and
-    ``starts`` are the probabilities that a position is visited, and that a block starts there.
+    ``block_efficiency`` = emitted / blocks; divide sums over requests. ``whole``: blocks of which every drafted token is accepted.
+    ``reached`` and ``starts``: the probability that a position is visited, and that a block starts there.
     """
 
     accepted: Float64[np.ndarray, " requests"]
@@ -134,9 +134,9 @@ class Walk:
 
 
 def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") -> Walk:
-    """Cut the recorded answers into blocks of up to ``draft_len`` drafted tokens and one token of the target's.
+    """Cut the recorded answers into blocks of up to ``draft_len`` drafted tokens and one token of the target.
 
-    An answer ends where its text ends: nothing is drafted beyond it, and its last token may be an accepted draft.
+    Nothing is drafted beyond the end of an answer, and its last token may be a drafted one.
 
     **Arguments:**
     - `agree`: the result of `agreement`.
@@ -146,8 +146,8 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
     **Returns:** expected counts of each request.
 
     >>> exact = np.array([1.0, 1.0, 0.0, 1.0, 1.0])  # the draft misses the third token
-    >>> found = walk(Agreement([5], exact, exact, exact), draft_len=2)
-    >>> found.blocks, found.accepted
+    >>> walked = walk(Agreement([5], exact, exact, exact), draft_len=2)
+    >>> walked.blocks, walked.accepted
     (array([2.]), array([4.]))
     """
     if verifier not in get_args(SingleVerifier):
@@ -160,9 +160,9 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
         )
     lengths = np.asarray(agree.lengths, dtype=np.int64)
     request, left = places_in(lengths)
-    stands = stands_of(agree.ratio, left, draft_len, verifier)
-    starts = starts_of(stands, lengths)
-    weighted = starts[:, None] * stands
+    accepted = prefix_acceptance(agree.ratio, left, draft_len, verifier)
+    starts = block_starts(accepted, lengths)
+    weighted = starts[:, None] * accepted
     reached, overlap, repo = np.zeros((3, len(request)))
     for offset in range(draft_len):
         inside = np.flatnonzero(left > offset)
@@ -188,56 +188,55 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
 
 
 def places_in(lengths: Int64[np.ndarray, " requests"]) -> tuple[Int64[np.ndarray, " positions"], ...]:
-    """The request of each position, and how many of its positions are left, including this one."""
+    """The request of each position, and how many of its positions are left, including this position."""
     request = np.repeat(np.arange(len(lengths)), lengths)
     return request, np.cumsum(lengths)[request] - np.arange(len(request))
 
 
-def ahead(values: Float64[np.ndarray, positions * depths], offset: int) -> Float64[np.ndarray, " positions"]:
+def ahead(values: Float64[np.ndarray, "positions ..."], offset: int) -> Float64[np.ndarray, " positions"]:
     """The value ``offset`` positions later, at that depth if values have depths; 0 beyond the end."""
     column = values[:, offset] if values.ndim > 1 else values
     return np.pad(column, (0, offset))[offset:]
 
 
 def at_its_depth(
-    values: Float64[np.ndarray, positions * depths], starts: Bool[np.ndarray, " positions"]
+    values: Float64[np.ndarray, "positions ..."], starts: Bool[np.ndarray, " positions"]
 ) -> Float64[np.ndarray, " positions"]:
     """The value of each position at the depth that it has in a block, where blocks begin at ``starts``."""
     if values.ndim == 1:
         return values
     place = np.arange(len(values))
     depth = place - np.maximum.accumulate(np.where(starts, place, 0))
-    found: Float64[np.ndarray, " positions"] = values[place, depth.clip(max=values.shape[1] - 1)]
-    return found
+    return np.asarray(values[place, depth.clip(max=values.shape[1] - 1)])
 
 
-def stands_of(
-    ratio: Float64[np.ndarray, positions * depths],
+def prefix_acceptance(
+    ratio: Float64[np.ndarray, "positions ..."],
     left: Int64[np.ndarray, " positions"],
     draft_len: int,
     verifier: SingleVerifier,
 ) -> Float64[np.ndarray, "positions lengths"]:
     """Entry [t, i]: probability that the first i drafted tokens of a block that starts at t are accepted, given the text."""
-    stands = np.zeros((len(ratio), draft_len + 1))
-    stands[:, 0] = 1.0
+    accepted = np.zeros((len(ratio), draft_len + 1))
+    accepted[:, 0] = 1.0
     path = np.ones(len(ratio))
     for i in range(draft_len):
         here = ahead(ratio, i)
         if verifier == "single":
             path = path * np.minimum(here, 1.0)
-            stands[:, i + 1] = path
+            accepted[:, i + 1] = path
         else:
             path = path * here
-            stands[:, i + 1] = np.minimum(stands[:, i], path)
-        stands[left <= i, i + 1] = 0.0
-    return stands
+            accepted[:, i + 1] = np.minimum(accepted[:, i], path)
+        accepted[left <= i, i + 1] = 0.0
+    return accepted
 
 
-def starts_of(
-    stands: Float64[np.ndarray, "positions lengths"], lengths: Int64[np.ndarray, " requests"]
+def block_starts(
+    accepted: Float64[np.ndarray, "positions lengths"], lengths: Int64[np.ndarray, " requests"]
 ) -> Float64[np.ndarray, " positions"]:
-    """Probability that a block starts at each position: the one before it stopped just short of it."""
-    stops = stands - np.pad(stands[:, 1:], ((0, 0), (0, 1)))
+    """Probability that a block starts at each position, from ``prefix_acceptance``: the block before it ends just before the position."""
+    stops = accepted - np.pad(accepted[:, 1:], ((0, 0), (0, 1)))
     longest, steps = int(lengths.max(initial=0)), stops.shape[1]
     place = np.arange(longest) < lengths[:, None]
     by_request = np.zeros((len(lengths), longest, steps))
@@ -257,16 +256,16 @@ def agree_along(
     draft_sampling: Sampling | None = None,
     batch_size: int = 16,
 ) -> Agreement:
-    """Agreement of a draft with a recorded pass, from one teacher-forced forward pass of the draft per batch of requests.
+    """Agreement of a draft with a recorded pass, by one teacher-forced forward pass of the draft per batch of requests.
 
-    The result serves every draft length and verifier: see ``walk``.
+    The result serves every draft length and verifier of ``walk``.
 
     **Arguments:**
     - `draft`: a model.
     - `target_pass`: recorded answers of a target with its distributions.
     - `requests`: numbers of the requests to use; None: all.
     - `draft_sampling`: how the draft samples; None: like the target.
-    - `batch_size`: requests in one forward.
+    - `batch_size`: requests in one forward pass.
 
     **Returns:** an `Agreement` over these requests, in their order.
     """
@@ -282,10 +281,8 @@ def agree_along(
     if isinstance(draft, Medusa) and target_pass.sampling.temperature:
         raise UserError("heads cannot be replayed along sampled answers", remedy="use greedy answers, or decode live")
     answers = [target_pass.answers[number] for number in chosen]
-    order = sorted(
-        range(len(chosen)), key=lambda place: len(answers[place].prompt_ids) + len(answers[place].answer_ids)
-    )
-    parts: dict[int, tuple[np.ndarray, ...]] = {}
+    order = sorted(range(len(chosen)), key=lambda p: len(answers[p].prompt_ids) + len(answers[p].answer_ids))
+    parts: dict[int, np.ndarray] = {}
     for start in range(0, len(order), batch_size):
         batch = order[start : start + batch_size]
         with torch.inference_mode():
@@ -295,13 +292,12 @@ def agree_along(
         distribution = logits if greedy else target_pass.target_logits([chosen[p] for p in batch], logits.device)
         lengths = [len(answers[p].answer_ids) for p in batch]
         if isinstance(draft, Medusa):
-            found = tree_agreement(logits, tokens, lengths, draft.tree)
+            agree = tree_agreement(logits, tokens, lengths, draft.tree)
         else:
-            found = agreement(logits, distribution, tokens, lengths, target_pass.sampling, draft_sampling)
-        cuts = np.cumsum(lengths)[:-1]
-        pieces = zip(*(np.split(part, cuts) for part in (found.ratio, found.overlap, found.repo)), strict=True)
-        parts |= dict(zip(batch, pieces, strict=True))
-    joined = (np.concatenate([parts[p][i] for p in range(len(chosen))] or [np.zeros(0)]) for i in range(3))
+            agree = agreement(logits, distribution, tokens, lengths, target_pass.sampling, draft_sampling)
+        values = np.stack([agree.ratio, agree.overlap, agree.repo])
+        parts |= dict(zip(batch, np.split(values, np.cumsum(lengths)[:-1], axis=1), strict=True))
+    joined = np.concatenate([parts[p] for p in range(len(chosen))] or [np.zeros((3, 0))], axis=1)
     return Agreement([len(answer.answer_ids) for answer in answers], *joined)
 
 
@@ -314,7 +310,7 @@ def replay(
     requests: Sequence[int] | None = None,
     draft_sampling: Sampling | None = None,
 ) -> Walk:
-    """Acceptance of ``draft`` along a recorded pass: what live decoding of the same requests would count, without running the target.
+    """The counts of live decoding of recorded requests with ``draft``, without running the target.
 
     **Arguments:**
     - `draft`, `target_pass`, `requests`, `draft_sampling`: as for `agree_along`.

@@ -1,10 +1,10 @@
 """Blocks of several drafted sequences along texts of the target, computed exactly, without sampling a draft.
 
-``replay`` handles one draft. Here the state of a block is how many drafts of each group agree with the text so far. At each position of a block
-the verifier gives the distribution of how many survive (``core.verify.survivors``), and a dynamic programme over depth and survivors gives the
-probability that the first i drafted tokens of a block that starts there are accepted. The distribution of block starts is computed as in
-``replay``. All counts are conditional expectations given the text, so their only noise is that of the texts. A selected path that is verified as
-a block (``docs/theory.md``, section 7) has the same states; its tokens are accepted according to the smallest of its running products of ratios.
+``replay`` handles one draft. Here the state of a block is how many drafts of each group agree with the text so far. At each position the
+verifier gives the distribution of how many survive (``core.verify.survivors``). A dynamic programme over depth and survivors then gives the
+probability that the first i drafted tokens of a block are accepted, and blocks start as in ``replay``. All counts are conditional
+expectations given the text, so their only noise is that of the texts. A path that is selected first and verified as a block
+(``docs/theory.md``, section 7) has the same states; its tokens are accepted by the smallest of its running products of ratios.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
-from draftlab.engine.replay import SingleVerifier, ahead, places_in, stands_of, starts_of
+from draftlab.engine.replay import SingleVerifier, ahead, block_starts, places_in, prefix_acceptance
 from draftlab.errors import UserError
 
 AT_ONCE = 2**20
-"""The most entries of a table of distributions that are held at once."""
+"""The most entries of a table of distributions in memory."""
 
 State = tuple[int, ...]
 """How many drafts of each group still agree with the text."""
@@ -36,7 +36,7 @@ State = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Texts:
-    """Positions of the target's texts, one text after the other: the distributions they were drawn from, the draft's logits, and the tokens."""
+    """Texts of the target, one after the other: at each position the target's distribution, the draft's logits, and the written token."""
 
     target_probs: Float64[Tensor, "positions vocab"]
     draft_logits: Float[Tensor, "positions vocab"]
@@ -46,9 +46,10 @@ class Texts:
 
 @dataclass(frozen=True)
 class Survival:
-    """For each position and state, the probability of each state after it; ``ratio`` = draft / target at the written token, by group.
+    """The probability of each next state, by position and state; ``ratio`` = draft / target at the written token, by group.
 
-    ``by_path``: for a path that is selected first and verified as a whole; entries are multiplied by the selected token's probability over the target's.
+    ``by_path``: a path is selected first and verified as a whole. Entries are then multiplied by the selected token's probability over the
+    target's.
     """
 
     states: list[State]
@@ -59,10 +60,11 @@ class Survival:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of each request by the number of drafted tokens that they keep, as expected counts given its text.
+    """Expected counts of the blocks of each request, given its text, by the number of drafted tokens that they keep.
 
-    ``stopped[r, i]``: blocks that keep exactly i tokens; ``emitted[r, i]``: the tokens they emit; ``judged[r, i]``: blocks whose drafted token
-    at depth i was judged; ``accepted[r, i]``: those of them whose token was accepted. Block efficiency is ``emitted / stopped``, sums over sums.
+    ``stopped[r, i]``: blocks that keep exactly i tokens; ``emitted[r, i]``: the tokens that they emit; ``judged[r, i]``: blocks whose drafted
+    token at depth i was judged; ``accepted[r, i]``: blocks whose drafted token at depth i was accepted. Block efficiency is
+    ``emitted / stopped``, sums over sums.
     """
 
     stopped: Float64[np.ndarray, "requests lengths"]
@@ -72,7 +74,7 @@ class Blocks:
 
 
 def states_of(groups: Sequence[int], verifier: TokenVerifier | TreeVerifier) -> list[State]:
-    """Every possible number of survivors in these groups, none first; of distinct drafts, at most one survives."""
+    """All possible numbers of survivors in these groups, none first; of distinct drafts, at most one survives."""
     if isinstance(verifier, TokenVerifier) and verifier.is_distinct:
         (count,) = groups
         return [(0,), (1,), (count,)] if count > 1 else [(0,), (1,)]
@@ -84,57 +86,59 @@ def survival(
 ) -> list[Survival]:
     """For each verifier, the distribution of how many drafts survive at each position.
 
-    Distributions are computed once for all verifiers, for part of the positions at a time and those with few possible tokens first, because all
-    positions of a part are padded to the longest one.
+    Distributions are computed once for all verifiers, on parts of the positions. Positions with similar numbers of possible tokens form a
+    part, because all of a part are padded to the longest.
 
     **Arguments:**
     - `verifiers`: one or more; each sees the groups in the given order.
-    - `texts`: what the target wrote.
+    - `texts`: texts of the target.
     - `drafts`: how each group of drafts is sampled.
     - `groups`: how many drafts each has.
 
     **Returns:** one `Survival` for each verifier.
     """
-    probs = torch.stack([to_probs(texts.draft_logits, own) for own in drafts], 1)
+    probs = torch.stack([to_probs(texts.draft_logits, sampling) for sampling in drafts], 1)
     token = texts.token[:, None]
     written = texts.target_probs.gather(-1, token)
     drafted = probs.gather(-1, token[:, None].expand(-1, len(drafts), -1))[..., 0]
     support = ((texts.target_probs > 0) | (probs > 0).any(1)).sum(-1)
-    every = [states_of(groups, verifier) for verifier in verifiers]
-    tables = [np.zeros((len(token), len(states), len(states))) for states in every]
+    states_by_verifier = [states_of(groups, verifier) for verifier in verifiers]
+    tables = [np.zeros((len(token), len(states), len(states))) for states in states_by_verifier]
     for rows in _parts(support):
-        # The text's own token may be in neither distribution (float32 on two ways): it is then written nowhere, and the block ends.
-        kept, own, columns, ids = restrict(texts.target_probs[rows], probs[rows], token[rows].repeat(1, len(drafts)))
+        # Rounding can leave the written token in neither distribution; the block then ends.
+        target, draft, columns, ids = restrict(
+            texts.target_probs[rows], probs[rows], token[rows].repeat(1, len(drafts))
+        )
         column = columns[:, 0].clamp_max(ids.shape[1] - 1)
         missing = (ids.gather(-1, column[:, None])[:, 0] != token[rows, 0]).cpu().numpy()
-        position = Position(kept, list(own.unbind(1)), column)
-        for verifier, states, table in zip(verifiers, every, tables, strict=True):
-            found = _tables(verifier, position, states)
-            found[missing] = np.eye(len(states))[0]
-            table[rows.cpu().numpy()] = found
+        position = Position(target, list(draft.unbind(1)), column)
+        for verifier, states, table in zip(verifiers, states_by_verifier, tables, strict=True):
+            part = _transitions(verifier, position, states)
+            part[missing] = np.eye(len(states))[0]
+            table[rows.cpu().numpy()] = part
     ratio = torch.where(written > 0, drafted / written, 0.0).T.cpu().numpy()
     return [
         Survival(states, table, ratio, isinstance(verifier, TreeVerifier))
-        for verifier, states, table in zip(verifiers, every, tables, strict=True)
+        for verifier, states, table in zip(verifiers, states_by_verifier, tables, strict=True)
     ]
 
 
 def _parts(support: Int64[Tensor, " positions"]) -> Iterator[Int64[Tensor, " rows"]]:
-    """Split the positions into parts of about ``AT_ONCE`` entries, with similar supports in each."""
+    """Split the positions into parts of at most ``AT_ONCE`` entries, with similar supports in each."""
     sizes, order = support.sort()
     begin = 0
     while begin < len(order):
-        end = begin + int(
-            (sizes[begin:] * torch.arange(1, len(order) - begin + 1, device=sizes.device) <= AT_ONCE).sum()
-        )
-        end = min(max(end, begin + 1), int((sizes <= 1.5 * sizes[begin] + 8).sum()))
+        entries = sizes[begin:] * torch.arange(1, len(order) - begin + 1, device=sizes.device)
+        end = begin + max(1, int((entries <= AT_ONCE).sum()))
+        end = min(end, int((sizes <= 1.5 * sizes[begin] + 8).sum()))
         yield order[begin:end]
         begin = end
 
 
-def _tables(
+def _transitions(
     verifier: TokenVerifier | TreeVerifier, position: Position, states: list[State]
 ) -> Float64[np.ndarray, "positions states states"]:
+    """The probability of each next state, from the verifier's distribution of survivors in each state; without drafts there are none after."""
     place = {state: number for number, state in enumerate(states)}
     table = np.zeros((len(position.token), len(states), len(states)))
     table[:, 0, 0] = 1.0
@@ -142,41 +146,39 @@ def _tables(
         if not any(state):
             continue
         order: Order = tuple(group for group, count in enumerate(state) for _ in range(count))
-        found = verifier.transitions(position, order).cpu().numpy()
-        survivors = itertools.product(*(range(size) for size in found.shape[1:]))
-        table[:, number, [place[after] for after in survivors]] = found.reshape(len(found), -1)
+        probs = verifier.transitions(position, order).cpu().numpy()
+        survivors = itertools.product(*(range(size) for size in probs.shape[1:]))
+        table[:, number, [place[after] for after in survivors]] = probs.reshape(len(probs), -1)
     return table
 
 
 def blocks(
-    found: Survival,
+    survived: Survival,
     lengths: Sequence[int],
     groups: Sequence[int],
     draft_len: int,
     tail: PathVerifier | None = None,
     widths: Sequence[int] | None = None,
 ) -> Blocks:
-    """Cut the texts into blocks of sequences of ``draft_len`` tokens.
-
-    An answer ends where its text ends: nothing is drafted past it.
+    """Cut the texts into blocks of sequences of ``draft_len`` tokens; nothing is drafted beyond the end of a text.
 
     **Arguments:**
-    - `found`: an element of the result of `survival`.
+    - `survived`: an element of the result of `survival`.
     - `lengths`: number of positions of each text.
     - `groups`: how many sequences each group starts with.
     - `draft_len`: tokens of a sequence, at least 1.
     - `tail`: verifies the rest of a sequence once it is the only one left; None: token by token.
     - `widths`: into how many branches each sequence of a single group divides at each depth: (K, 1, 1) means K sequences, (1, K, 1) means
-      K sequences that share their first token; None: as the groups say.
+      K sequences that share their first token; None: the sequences of `groups`, which share nothing.
 
     **Returns:** expected counts of each text.
     """
     length = np.asarray(lengths, dtype=np.int64)
-    return count_blocks(stands_along(found, length, groups, draft_len, tail, widths), length)
+    return count_blocks(_prefix_acceptance(survived, length, groups, draft_len, tail, widths), length)
 
 
-def stands_along(
-    found: Survival,
+def _prefix_acceptance(
+    survived: Survival,
     lengths: Int64[np.ndarray, " requests"],
     groups: Sequence[int],
     draft_len: int,
@@ -189,42 +191,43 @@ def stands_along(
     if widths is not None and (len(widths) != draft_len or len(groups) > 1):
         raise UserError(f"widths {list(widths)} for {draft_len} tokens", remedy="give one per token, and one group")
     request, left = places_in(lengths)
-    stands = np.zeros((len(request), draft_len + 1))
-    stands[:, 0] = 1.0
-    if found.by_path:
-        _along_a_path(found, stands, groups[0], draft_len)
+    accepted = np.zeros((len(request), draft_len + 1))
+    accepted[:, 0] = 1.0
+    if survived.by_path:
+        _add_along_path(survived, accepted, groups[0], draft_len)
     else:
-        _along_survivors(found, stands, left, groups, draft_len, tail, widths)
-    return np.where(np.arange(draft_len + 1) <= left[:, None], stands, 0.0)
+        _add_along_survivors(survived, accepted, left, groups, draft_len, tail, widths)
+    return np.where(np.arange(draft_len + 1) <= left[:, None], accepted, 0.0)
 
 
-def _along_survivors(
-    found: Survival,
-    stands: Float64[np.ndarray, "positions lengths"],
+def _add_along_survivors(
+    survived: Survival,
+    accepted: Float64[np.ndarray, "positions lengths"],
     left: Int64[np.ndarray, " positions"],
     groups: Sequence[int],
     draft_len: int,
     tail: PathVerifier | None,
     widths: Sequence[int] | None,
 ) -> None:
-    alone = [(found.states.index(tuple(row)), g) for g, row in enumerate(np.eye(len(groups), dtype=int).tolist())]
+    """Fill ``accepted`` by following the states of a block; a sequence that is left alone goes to the ``tail``, if there is one."""
+    alone = [(survived.states.index(tuple(row)), g) for g, row in enumerate(np.eye(len(groups), dtype=int).tolist())]
     kind: SingleVerifier = "block" if tail is not None and tail.name == "block" else "single"
-    here = np.zeros((len(stands), len(found.states)))
-    here[:, found.states.index((1,) if widths else tuple(groups))] = 1.0
+    here = np.zeros((len(accepted), len(survived.states)))
+    here[:, survived.states.index((1,) if widths else tuple(groups))] = 1.0
     for depth in range(draft_len):
         if widths:
-            here = _branch(here, found.states, widths[depth])
+            here = _branch(here, survived.states, widths[depth])
         if tail is not None:
             for state, group in alone:
-                rest = stands_of(found.ratio[group], left, draft_len - depth, kind)
+                rest = prefix_acceptance(survived.ratio[group], left, draft_len - depth, kind)
                 moved = here[:, state].copy()
                 here[:, state] = 0.0
                 for more in range(1, draft_len - depth + 1):
-                    stands[:, depth + more] += moved * ahead(rest[:, more], depth)
-        step = np.concatenate([found.tables[depth:], np.zeros_like(found.tables[:depth])])
+                    accepted[:, depth + more] += moved * ahead(rest[:, more], depth)
+        step = np.concatenate([survived.tables[depth:], np.zeros_like(survived.tables[:depth])])
         here = np.einsum("ts,tsr->tr", here, step)
         here[:, 0] = 0.0
-        stands[:, depth + 1] += here.sum(-1)
+        accepted[:, depth + 1] += here.sum(-1)
 
 
 def _branch(
@@ -238,21 +241,21 @@ def _branch(
     return branched
 
 
-def _along_a_path(
-    found: Survival, stands: Float64[np.ndarray, "positions lengths"], drafts: int, draft_len: int
+def _add_along_path(
+    survived: Survival, accepted: Float64[np.ndarray, "positions lengths"], drafts: int, draft_len: int
 ) -> None:
-    """``E min_(j <= i) prod_(l <= j) r(y_l) / q(y_l)``, capped at 1, over the number of drafts that share the path, depth after depth."""
-    ratio = found.tables[..., 1:].sum(-1)
-    share = found.tables / np.where(ratio > 0, ratio, 1.0)[..., None]
+    """Fill ``accepted`` with ``E min_(j <= i) prod_(l <= j) r(y_l) / q(y_l)``, capped at 1, over the number of drafts that share the path."""
+    ratio = survived.tables[..., 1:].sum(-1)
+    share = survived.tables / np.where(ratio > 0, ratio, 1.0)[..., None]
 
     def descend(depth: int, drafts: int, chance: Float64[np.ndarray, " positions"], path: Any, least: Any) -> None:
         path = path * ahead(ratio[:, drafts], depth)
         least = np.minimum(least, path)
-        stands[:, depth + 1] += chance * least
+        accepted[:, depth + 1] += chance * least
         for after in range(1, drafts + 1) if depth + 1 < draft_len else ():
             descend(depth + 1, after, chance * ahead(share[:, drafts, after], depth), path, least)
 
-    descend(0, drafts, *np.ones((3, len(stands))))
+    descend(0, drafts, *np.ones((3, len(accepted))))
 
 
 LEVELS = np.linspace(0.05, 1, 20)
@@ -260,32 +263,31 @@ LEVELS = np.linspace(0.05, 1, 20)
 
 
 def ceiling(
-    found: Survival,
+    survived: Survival,
     best: Float64[np.ndarray, " positions"],
     lengths: Sequence[int],
     num_drafts: int,
     draft_len: int,
 ) -> Blocks:
-    """An upper bound for every verifier of K i.i.d. sequences, on average at the blocks of ``found``: tokens emitted, and the blocks.
+    """An upper bound on the tokens that any verifier of K i.i.d. sequences emits, on average at the blocks of ``survived``; and these blocks.
 
     **Arguments:**
     - `best`: the best acceptance of K drafts at each position (``optimum_iid``); it bounds the first token of a block.
 
     A later prefix x of i tokens is one of K i.i.d. draws with probability at most ``min_H 1 + q(H) - p(H)^K`` over sets of prefixes (``optimum_iid``
     again). Since ``p^K >= K c^(K-1) p - (K-1) c^K`` for any c, ``1 + (K-1) c^K - l + E_q min(1, l p(x)/q(x))`` with ``l = K c^(K-1)`` is a bound that
-    texts of the target estimate without bias. The best c of ``LEVELS`` is chosen for each depth, separately for five classes of ``best``, and for each
-    half of the requests on the other half: chosen on the same texts, the bound would be too low.
+    texts of the target estimate without bias. The best c of ``LEVELS`` is chosen for each depth and each of five classes of ``best``, for each
+    half of the requests on the other half, since a choice on the same texts would make the bound too low.
     """
     length = np.asarray(lengths, dtype=np.int64)
     request, left = places_in(length)
-    stands = stands_along(found, length, (num_drafts,), draft_len)
-    starts = starts_of(stands, length)
-    most, path = 1.0 + np.where(left > 1, best, 0.0), found.ratio[0]
+    starts = block_starts(_prefix_acceptance(survived, length, (num_drafts,), draft_len), length)
+    most, path = 1.0 + np.where(left > 1, best, 0.0), survived.ratio[0]
     classes = np.digitize(best, np.quantile(best, [0.2, 0.4, 0.6, 0.8]))
     slope = num_drafts * LEVELS ** (num_drafts - 1)
     fixed = 1 + (num_drafts - 1) * LEVELS**num_drafts - slope
     for depth in range(1, draft_len):
-        path = path * ahead(found.ratio[0], depth)
+        path = path * ahead(survived.ratio[0], depth)
         bound = fixed + np.minimum(1, slope * path[:, None])
         for number, half in itertools.product(range(5), range(2)):
             alike = (classes == number) & (left > depth + 1)
@@ -298,12 +300,12 @@ def ceiling(
     return Blocks(stopped=sums[0], emitted=sums[1], judged=none, accepted=none)
 
 
-def count_blocks(stands: Float64[np.ndarray, "positions lengths"], lengths: Int64[np.ndarray, " requests"]) -> Blocks:
-    """Blocks that start where the previous ones stop, from the probability that their first i drafted tokens are accepted."""
+def count_blocks(accepted: Float64[np.ndarray, "positions lengths"], lengths: Int64[np.ndarray, " requests"]) -> Blocks:
+    """Count blocks, given the probability that the first i drafted tokens of a block at each position are accepted."""
     request, left = places_in(lengths)
-    stands = np.where(np.arange(stands.shape[1]) <= left[:, None], stands, 0.0)
-    weighted = starts_of(stands, lengths)[:, None] * stands
-    kept = np.arange(stands.shape[1])
+    kept = np.arange(accepted.shape[1])
+    accepted = np.where(kept <= left[:, None], accepted, 0.0)
+    weighted = block_starts(accepted, lengths)[:, None] * accepted
     stopped = weighted - np.pad(weighted[:, 1:], ((0, 0), (0, 1)))
     none = np.zeros((len(request), 1))
 

@@ -1,7 +1,7 @@
-"""Trees of tokens that are determined by the text before them, along texts of the target, computed exactly from the draft alone.
+"""Trees of tokens that follow from the text before them, along texts of the target, computed exactly from the draft alone.
 
-The best way to verify such a tree is to draw the target's token and look for it among the children (``sampled``): the drafted tokens are not random,
-so each node is accepted with the probability of its text. A block keeps the longest path of the text through its tree.
+The drafted tokens are not random, so the best verifier draws the target's token and looks for it among the children (``sampled``). Each
+node is accepted with the probability of its text. A block keeps the longest path of the text through its tree.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from jaxtyping import Bool, Float64, Int64
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
 from draftlab.engine.replay import ahead
+from draftlab.engine.replay_lengths import prefill_everywhere
 from draftlab.models import LanguageModel
 
 
 def ranked_tree(tree: Tree, rank: Int64[np.ndarray, " positions"]) -> Float64[np.ndarray, "positions depth+1"]:
-    """Whether the first i tokens of a block that begins at each position are accepted, if the i-th child is the draft's i-th most probable token.
+    """Whether the first i tokens of a block are accepted, for a block at each position; child i of a node is the draft's i-th most probable token.
 
     **Arguments:**
-    - `rank`: how many tokens the draft prefers to the written one.
+    - `rank`: how many tokens are more probable to the draft than the written token.
 
     >>> ranked_tree(Tree.of_parents([-1, 0, 0, 2]), np.array([1, 0, 7]))
     array([[1., 1., 1.],
@@ -33,11 +34,11 @@ def ranked_tree(tree: Tree, rank: Int64[np.ndarray, " positions"]) -> Float64[np
     for node in range(1, tree.nodes):
         parent = int(tree.parents[node])
         child[parent, (child[parent] < tree.nodes).sum()] = node
-    at, stands = np.zeros(len(rank), dtype=np.int64), [np.ones(len(rank))]
+    at, accepted = np.zeros(len(rank), dtype=np.int64), [np.ones(len(rank))]
     for depth in range(tree.depth):
         at = child[at, ahead(rank, depth).clip(max=tree.nodes)]
-        stands.append((at < tree.nodes).astype(float))
-    return np.stack(stands, 1)
+        accepted.append((at < tree.nodes).astype(float))
+    return np.stack(accepted, 1)
 
 
 @torch.inference_mode()
@@ -51,35 +52,32 @@ def confident_trees(
     depth: int,
     width: int,
 ) -> list[Bool[np.ndarray, "positions depth"]]:
-    """The same for trees of the texts that the draft is most confident of (EAGLE-2: Li et al. 2024, arXiv 2406.16858, section 4).
+    """The same for the trees that the draft is most confident of (EAGLE-2: Li et al. 2024, arXiv 2406.16858, section 4).
 
-    The value of a text is the product of the draft's probabilities. At each depth, the ``width`` texts with the highest values get their ``width``
-    most probable children. Of all texts, those with the highest values form the tree: one tree for each number of ``nodes``.
+    The value of a text is the product of the draft's probabilities. At each depth, the ``width`` texts of highest value get their ``width``
+    most probable children. The texts of highest value form the tree: one tree for each number of ``nodes``.
     """
-    decoder, found = draft.decoder(), list[list[np.ndarray]]()
+    decoder, agreements = draft.decoder(), list[list[np.ndarray]]()
     for prompt, answer in zip(prompts, answers, strict=True):
-        count, text, beams = len(answer), [*prompt, *answer], 1
-        cache, _ = decoder.prefill([text], depth)
-        cache.take([0] * count)
-        cache.crop([len(prompt) + place - 1 for place in range(count)])
-        token = torch.tensor(text[len(prompt) - 1 : -1], device=draft.device)
+        count, beams = len(answer), 1
+        cache, token = prefill_everywhere(decoder, prompt, answer, depth)
         padded = torch.tensor([*answer, *[-1] * depth], device=draft.device)
         first = torch.arange(count, device=draft.device)[:, None]
         value, agrees = torch.ones_like(first, dtype=torch.float64), torch.ones_like(first, dtype=torch.bool)
-        every, ours = list[torch.Tensor](), list[torch.Tensor]()
+        values, written = list[torch.Tensor](), list[torch.Tensor]()  # of all texts, and of the answer's text, by depth
         for level in range(depth):
             probs = to_probs(cache.extend(token[:, None])[:, 0], sampling).view(count, beams, -1)
             chances, children = probs.topk(min(width, probs.shape[-1]), -1)
             value = (value[..., None] * chances).flatten(1)
             agrees = (agrees[..., None] & (children == padded[level : level + count, None, None])).flatten(1)
-            every.append(value)
-            ours.append((value * agrees).amax(1))
+            values.append(value)
+            written.append((value * agrees).amax(1))
             value, best = value.topk(min(width, value.shape[1]), -1)
             agrees, token = agrees.gather(1, best), children.flatten(1).gather(1, best).flatten()
             if level + 1 < depth:
                 cache.take((first * beams + best // children.shape[-1]).flatten().tolist())
                 beams = best.shape[1]
-        own = torch.stack(ours, 1)
-        better = (torch.cat(every, 1)[:, None] > own[..., None]).sum(-1)
-        found.append([((own > 0) & (better < number)).cpu().numpy() for number in nodes])
-    return [np.concatenate(parts) for parts in zip(*found, strict=True)]
+        by_depth = torch.stack(written, 1)
+        better = (torch.cat(values, 1)[:, None] > by_depth[..., None]).sum(-1)
+        agreements.append([((by_depth > 0) & (better < number)).cpu().numpy() for number in nodes])
+    return [np.concatenate(parts) for parts in zip(*agreements, strict=True)]

@@ -1,8 +1,8 @@
-"""The target on an OpenAI-compatible server: its answers, and the most probable tokens at each position, by id.
+"""The target on an OpenAI-compatible server: its answers, and the most probable tokens at each position.
 
-Prompts are sent as token ids, so the chat template is ours and the server tokenizes nothing. llama.cpp's server and vLLM name tokens by id; a
-server that gives only their text is refused, since several ids may have the same text. The log-probabilities are those before temperature, top-k
-and top-p, as both servers give them. The mass of the other tokens is 1 minus the sum of the named ones, as exact as the server's float32 softmax.
+Prompts are sent as token ids, so the chat template is ours and the server tokenizes nothing. llama.cpp's server and vLLM name tokens by id.
+A server that gives only the text of a token is refused, since several ids may have the same text. Both servers give log-probabilities before
+temperature, top-k and top-p. The mass of all other tokens is 1 minus the sum of the named tokens, as exact as the server's float32 softmax.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from draftlab.models.config import read_sizes
 RETRIES = Retry(
     total=9, backoff_factor=0.5, backoff_max=60, status_forcelist=PASSING, allowed_methods=None, raise_on_status=False
 )
-"""A server that is busy, or gone for two minutes, is asked again; ``Retry-After`` is obeyed."""
+"""Retries outlast a busy server, or one that is gone for two minutes; ``Retry-After`` is obeyed."""
 
 TIMEOUT = Timeout(connect=30, read=1800)
-"""Seconds; an answer is sent when it is whole, and may have waited for others."""
+"""Seconds. An answer is sent when it is complete, and may wait for others."""
 
 PROBE = "The quick brown fox (2024-07-26):\n\tdef f(x):  return x ** 31  # naïve café, “quoted”, 東京, Привет 🙂 don't"
 
 LEAST = 2.0**-24
-"""Of the mass of the others: what float32 can tell from none."""
+"""The least mass of all other tokens: what float32 can distinguish from 0."""
 
 LOWEST = -9999.0
-"""A log-probability; vLLM's own bound, and float16 has no room for llama.cpp's."""
+"""The least log-probability: vLLM's bound; llama.cpp's does not fit float16."""
 
 Step = tuple[int, dict[int, float]]
-"""A token, and the log-probabilities of the most probable ones and of itself."""
+"""The emitted token, and log-probabilities by token: the most probable tokens and the emitted one."""
 
 
 class Server:
-    """One model on one server. ``description`` is what the server says about it."""
+    """One model on one server. ``description``: model, server and version as the server reports them."""
 
     def __init__(self, target: Path, settings: Answers) -> None:
         self._settings, self._url = settings, settings.url.rstrip("/")
@@ -56,30 +56,31 @@ class Server:
         config = read_sizes(target)
         self.vocab_size = int(config["vocab_size"])
         self._keep = min(settings.keep, self.vocab_size - 1)
-        served = self._chosen(self._ask("/models").get("data", []), settings.served)
+        served = self._choose(self._ask("/models").get("data", []), settings.served)
         self._name = str(served.get("id"))
-        props, root = self._ask("/props", of_api=False, must=False), self._ask("/version", of_api=False, must=False)
+        of_llama_cpp, of_vllm = (self._ask(path, of_api=False, must=False) for path in ("/props", "/version"))
         limits = [
             config.get("max_position_embeddings"),
             served.get("max_model_len"),  # vLLM
-            props.get("default_generation_settings", {}).get("n_ctx"),  # llama.cpp, of one of its slots
+            of_llama_cpp.get("default_generation_settings", {}).get("n_ctx"),  # of one slot
         ]
         self.context_len = min(int(limit) for limit in limits if limit)
-        version = root.get("version") or props.get("build_info")
+        version = of_vllm.get("version") or of_llama_cpp.get("build_info")
         self.description = {"model": self._name, "server": served.get("owned_by"), "version": version}
 
-    def _chosen(self, models: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-        found = [model for model in models if not name or model.get("id") == name]
-        if len(found) != 1:
+    def _choose(self, models: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+        """The served model of this name, or the only one."""
+        candidates = [model for model in models if not name or model.get("id") == name]
+        if len(candidates) != 1:
             names = ", ".join(str(model.get("id")) for model in models) or "nothing"
             remedy = "set answers.served to the target's name there"
             raise UserError(f"{name or 'one model'} was expected, but it serves {names}", file=self._url, remedy=remedy)
-        return found[0]
+        return candidates[0]
 
     def _ask(
         self, path: str, body: Mapping[str, Any] | None = None, *, of_api: bool = True, must: bool = True
     ) -> dict[str, Any]:
-        """Return the server's reply at ``path``; nothing if it fails and ``must`` is not set."""
+        """The server's reply at ``path``; {} on failure if ``must`` is False."""
         url = (self._url if of_api else self._url.removesuffix("/v1")) + path
         try:
             reply = self._pool.request("GET" if body is None else "POST", url, json=body)
@@ -96,25 +97,27 @@ class Server:
         if isinstance(answer, dict):
             answer = answer.get("error", answer)
             answer = answer.get("message", answer) if isinstance(answer, dict) else answer
-        remedy = {
-            401: f"put its key into the environment variable {API_KEY}",
-            403: f"put its key into the environment variable {API_KEY}",
-            404: "check answers.url (it ends in /v1) and answers.served",
-        }.get(
-            reply.status,
-            "check answers.keep (vLLM names 20 tokens unless --max-logprobs allows more) and the server's log",
-        )
+        match reply.status:
+            case 401 | 403:
+                remedy = f"put its key into the environment variable {API_KEY}"
+            case 404:
+                remedy = "check answers.url (it ends in /v1) and answers.served"
+            case _:
+                remedy = (
+                    "check answers.keep (vLLM names 20 tokens unless --max-logprobs allows more) and the server's log"
+                )
         raise UserError(f"the server says {reply.status}: {self._public(answer)[:300]}", file=url, remedy=remedy)
 
     def _public(self, message: object) -> str:
-        """An error message of the server or the network, without the API key."""
+        """``message`` without the API key."""
         return str(message).replace(self._key or "\0", "…")
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """``UserError`` unless the server reads text as the model folder's tokenizer does: ids must mean the same to both."""
+        """``UserError`` unless the server tokenizes a text as ``tokenizer`` does."""
+        text = {"content": PROBE, "prompt": PROBE}  # llama.cpp's name for the text, and vLLM's
         flags = {"add_special": False, "add_special_tokens": False, "parse_special": False}
-        words = {"model": self._name, "content": PROBE, "prompt": PROBE}  # llama.cpp's name for the text, and vLLM's
-        theirs, ours = self._ask("/tokenize", words | flags, of_api=False).get("tokens"), tokenizer.encode(PROBE)
+        theirs = self._ask("/tokenize", {"model": self._name} | text | flags, of_api=False).get("tokens")
+        ours = tokenizer.encode(PROBE)
         if theirs != ours:
             what = f"it reads a text as tokens {str(theirs)[:60]}, but the tokenizer in the target's folder as {str(ours)[:60]}"
             raise UserError(
@@ -122,25 +125,25 @@ class Server:
             )
 
     def answer(self, prompt: Sequence[int], ends: Collection[int], sampling: Sampling, seed: int) -> dict[str, Tensor]:
-        """One answer as ``recording`` keeps it: its length, tokens, and distributions."""
+        """One answer as a ``recording.Part``."""
         steps: list[Step] = []
         while len(steps) < self._settings.max_new_tokens and not (steps and steps[-1][0] in ends):
-            known = [*prompt, *(token for token, _ in steps)]
-            found, is_cut = self._steps(known, self._settings.max_new_tokens - len(steps), ends, sampling, seed)
-            steps += found
+            text = [*prompt, *(token for token, _ in steps)]
+            new, is_cut = self._steps(text, self._settings.max_new_tokens - len(steps), ends, sampling, seed)
+            steps += new
             if not is_cut:
                 break
             if not (steps and steps[-1][0] in ends):
-                known = [*prompt, *(token for token, _ in steps)]
-                steps.append(self._hidden(known, ends, sampling, seed))
+                text += [token for token, _ in new]
+                steps.append(self._omitted_step(text, ends, sampling, seed))
         last = next((at for at, (token, _) in enumerate(steps) if token in ends), len(steps))
         return self._compact(steps[: last + 1])
 
     def _steps(
         self, prompt: Sequence[int], room: int, ends: Collection[int], sampling: Sampling, seed: int, **more: Any
     ) -> tuple[list[Step], bool]:
-        """Return at most ``room`` tokens after ``prompt``, and whether the server omitted some; nothing after these is returned."""
-        asked = {
+        """At most ``room`` steps after ``prompt``, up to the first that the server omitted; and whether it omitted any."""
+        request = {
             "model": self._name,
             "prompt": list(prompt),
             "max_tokens": room,
@@ -154,12 +157,12 @@ class Server:
             "min_p": 0.0,
             "repetition_penalty": 1.0,  # vLLM takes it from the model's generation_config.json
             "repeat_penalty": 1.0,
-            "samplers": ["temperature", "top_k", "top_p"],  # llama.cpp's own order is another
+            "samplers": ["temperature", "top_k", "top_p"],  # the order matters; llama.cpp's default differs
         }
-        reply = self._ask("/completions", asked | more)
+        reply = self._ask("/completions", request | more)
         try:
             choice = reply["choices"][0]["logprobs"]
-            if choice is None and self.description["server"] == "llamacpp":  # it left out every token
+            if choice is None and self.description["server"] == "llamacpp":  # it omitted every token
                 choice = {"content": []}
             if "content" in choice:
                 steps, is_cut = _of_llama_cpp(choice["content"], int(reply["usage"]["completion_tokens"]))
@@ -180,9 +183,11 @@ class Server:
             raise UserError("an answer without any token", file=self._url, remedy="check the server's log")
         return steps, is_cut
 
-    def _hidden(self, prompt: Sequence[int], ends: Collection[int], sampling: Sampling, seed: int) -> Step:
-        """The greedy token after ``prompt``, of which llama.cpp's server says nothing because it ends within a character: another token is
-        forced in its place, and the distribution is the one before that."""
+    def _omitted_step(self, prompt: Sequence[int], ends: Collection[int], sampling: Sampling, seed: int) -> Step:
+        """The greedy step after ``prompt`` that llama.cpp's server omitted, because its token ends within a character.
+
+        Another token is forced in its place; the reply then has the distribution before the forced token.
+        """
         if sampling.temperature:
             what = "llama.cpp's server leaves out sampled tokens that end within a character"
             raise UserError(what, file=self._url, remedy="use engine llama_cpp or transformers for sampled answers")
@@ -195,26 +200,29 @@ class Server:
 
     def _compact(self, steps: Sequence[Step]) -> dict[str, Tensor]:
         """The ``keep`` most probable tokens of each position, always including the emitted one, and the mass of all others."""
-        tokens = [token for token, _ in steps]
-        ids = [sorted(top, key=top.__getitem__, reverse=True)[: self._keep] for _, top in steps]
-        ids = [own if token in own else [*own[:-1], token] for own, token in zip(ids, tokens, strict=True)]
-        kept = [[max(top[i], LOWEST) for i in own] for own, (_, top) in zip(ids, steps, strict=True)]
-        rows = [[*own, math.log(max(1 - math.fsum(map(math.exp, own)), LEAST))] for own in kept]
+        ids, rows = [], []
+        for token, top in steps:
+            kept = sorted(top, key=top.__getitem__, reverse=True)[: self._keep]
+            if token not in kept:
+                kept[-1] = token
+            log_probs = [max(top[i], LOWEST) for i in kept]
+            ids.append(kept)
+            rows.append([*log_probs, math.log(max(1 - math.fsum(map(math.exp, log_probs)), LEAST))])
         return {
             "lengths": torch.tensor([len(steps)]),
-            "tokens": torch.tensor(tokens),
+            "tokens": torch.tensor([token for token, _ in steps]),
             "log_probs": torch.tensor(rows).half(),
             "ids": torch.tensor(ids, dtype=torch.int32),
         }
 
 
 def _of_llama_cpp(content: Sequence[Mapping[str, Any]], count: int) -> tuple[list[Step], bool]:
-    """Its steps up to the first token that it left out of ``count``: bytes of that one stand before the bytes of the next."""
+    """Parse llama.cpp's reply, up to the first of ``count`` tokens that it omitted; the next token then also has the bytes of the omitted one."""
     steps: list[Step] = []
     for entry in content:
-        token, top = int(entry["id"]), {int(own["id"]): float(own["logprob"]) for own in entry["top_logprobs"]}
-        piece = next((own["bytes"] for own in entry["top_logprobs"] if own["id"] == token), entry["bytes"])
-        if len(content) < count and piece != entry["bytes"]:
+        token, top = int(entry["id"]), {int(t["id"]): float(t["logprob"]) for t in entry["top_logprobs"]}
+        token_bytes = next((t["bytes"] for t in entry["top_logprobs"] if t["id"] == token), entry["bytes"])
+        if len(content) < count and token_bytes != entry["bytes"]:
             return steps, True
         steps.append((token, top | {token: float(entry["logprob"])}))
     return steps, len(content) < count
@@ -226,9 +234,8 @@ def _of_vllm(logprobs: Mapping[str, Any]) -> list[Step]:
     def number(name: str) -> int:
         return int(name.partition("token_id:")[2])  # a ValueError for any other text
 
+    emitted = zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
     return [
-        (number(token), {number(name): float(value) for name, value in top.items()} | {number(token): float(own)})
-        for token, own, top in zip(
-            logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
-        )
+        (number(token), {number(name): float(value) for name, value in top.items()} | {number(token): float(log_prob)})
+        for token, log_prob, top in emitted
     ]

@@ -14,12 +14,12 @@ class Recipe(Settings):
     """A model: one that exists, or one that is trained on the spot.
 
     ``model`` names an existing model: a folder, a GGUF file, ``package:NAME`` (``files.packages``), or ``owner/name[@revision]`` on the hub.
-    A T5 has ``layers`` in its encoder and as many in its decoder. ``learns`` says what a small draft is trained on: public text
-    (``documents``), or the reference answers that a small target also learns. ``design`` says what a draft starts from: random weights
+    A T5 has ``layers`` in its encoder and as many in its decoder. ``learns``: what a small draft is trained on, public text
+    (``documents``), or the reference answers that a small target also learns. ``design``: what a draft starts from, random weights
     (``scratch``); the target's embedding, first ``layers`` layers, norm and head (``pruned``); or the target's embedding projected on its first
     ``hidden`` principal components, below new layers (``pca``). ``head`` is the number of tokens that the draft can propose: the most frequent
-    ones in the recorded answers to the stream's requests (0: all). With ``fill``, if this traffic has too few, the first tokens of the
-    vocabulary are added; they are the common ones in a tokenizer that was trained by merging pairs.
+    tokens in the recorded answers to the stream's requests (0: all). If there are too few of them, ``fill`` adds the first tokens of the
+    vocabulary, which are common in a tokenizer that was trained by merging pairs.
     """
 
     model: str | None = None

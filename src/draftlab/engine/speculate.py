@@ -1,4 +1,4 @@
-"""Speculative decoding of prompts in torch, with a trace of each block of each request."""
+"""Speculative decoding in torch, with a trace of the blocks of each request."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ BlockObserver = Callable[[int, Float[Tensor, "emitted vocab"]], None]
 
 @dataclass
 class BlockTrace:
-    """One request, decoded: its answer, and what each of its blocks did.
+    """The answer to one request, and what each of its blocks did.
 
-    Per block: tokens ``drafted`` per sequence; ``visited`` of them (accepted, or the first rejected one); ``accepted``; tokens ``emitted``;
-    ``overlap``, the sum of sum_x min(target, draft) over the visited positions; ``repo``, that of min(target, draft) at the
+    Per block: tokens ``drafted`` in each sequence; ``visited``, the accepted tokens and the first rejected one; ``accepted``; tokens
+    ``emitted``; ``overlap``, the sum over visited positions of sum_x min(target, draft); ``repo``, the sum of min(target, draft) at the
     drafted token (OSD's estimator). ``alpha`` = overlap / visited, ``block_efficiency`` = emitted / blocks, sums over sums.
     """
 
@@ -49,31 +49,31 @@ class BlockTrace:
     repo: list[float] = field(default_factory=list)
 
     def add(self, step: Step[Tensor], place: int, eos_ids: Collection[int]) -> None:
-        """Append what a block did to the request at ``place``, counted as far as its answer goes."""
+        """Append a block of the request at ``place``, counted up to the end of the answer."""
         verdict, emitted, left = step.verdict, step.emitted[place], step.left[place]
-        drafted, stands = len(verdict.drafted[place]), verdict.stands[place]
-        visited = min(stands + (stands < drafted), len(emitted))
+        drafted, accepted = len(verdict.drafted[place]), verdict.stands[place]
+        visited = min(accepted + (accepted < drafted), len(emitted))
         self.answer_ids += emitted
         self.finished = emitted[-1] in eos_ids
         self.drafted.append(min(drafted, left))
         self.visited.append(visited)
-        self.accepted.append(min(stands, len(emitted)))
+        self.accepted.append(min(accepted, len(emitted)))
         self.emitted.append(len(emitted))
         self.overlap.append(sum(verdict.overlap[place][:visited]))
         self.repo.append(sum(verdict.repo[place][:visited]))
 
     @classmethod
     def plain(cls, answer: list[int]) -> BlockTrace:
-        """The trace of plain decoding: a call per token, nothing drafted."""
+        """The trace of plain decoding: one call per token, nothing drafted."""
         nothing = [0] * len(answer)
         return cls(answer, drafted=nothing, visited=nothing, accepted=nothing, emitted=[1] * len(answer))
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Decoded prompts: one trace per request, the number of blocks (forward passes of the target), and the seconds spent in each part of the loop.
+    """One trace per request, the number of blocks (forward passes of the target), and the seconds in each part of the loop.
 
-    ``transform_seconds`` is the time to turn the target's logits into distributions; ``verify_seconds`` does not include it.
+    ``transform_seconds``: turning the target's logits into distributions; not part of ``verify_seconds``.
     """
 
     traces: list[BlockTrace]
@@ -103,15 +103,14 @@ def speculate(
     batch: int | None = None,
     tree: Tree | None = None,
 ) -> Decoded:
-    """Speculative decoding, ``batch`` prompts at a time (default: all), with any verifier (or its name in ``VERIFIERS``) and
-    ``num_drafts`` sequences per request.
+    """Decode ``batch`` prompts at a time (default: all) with ``num_drafts`` drafted sequences per request.
 
-    ``draft`` is one model, or one per sequence. It samples like the target unless ``draft_sampling`` says otherwise, for all
-    sequences or for each. ``tail`` verifies the rest of a sequence once it is the only one left. An answer ends with its first
-    end-of-text token or at exactly ``max_new_tokens``. The sequences of a ``tree`` share their beginnings; without a tree, they share
-    nothing. A ``Medusa`` draft guesses a tree: ``draft_len`` and ``num_drafts`` are its depth and number of leaves, and siblings are
-    distinct, as ``rrs`` and ``greedy`` expect. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt that leaves no
-    room, a verifier that does not fit the drafts, or sampling without a generator.
+    ``verifier`` is an object or a name in ``VERIFIERS``; ``tail`` verifies the rest of a sequence once it is the only one left. ``draft`` is
+    one model, or one per sequence; ``draft_sampling`` is that of all sequences, or of each (default: like the target). The sequences of a
+    ``tree`` share prefixes; without a tree, they share nothing. A ``Medusa`` draft guesses a tree of depth ``draft_len`` with ``num_drafts``
+    leaves, whose siblings are distinct, as ``rrs`` and ``greedy`` expect. An answer ends with its first end-of-text token or at exactly
+    ``max_new_tokens``. ``UserError`` for a ``draft_len`` below 1, different vocabularies, a prompt that leaves no room, a verifier that does
+    not fit the drafts, or sampling without a generator.
     """
     drafts = list(draft) if isinstance(draft, Sequence) else [draft]
     policy = make_policy(

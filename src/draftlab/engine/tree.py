@@ -1,4 +1,4 @@
-"""The loop's four verbs with Medusa heads: the target guesses a tree from its last state, and reads it in one pass."""
+"""The loop's four verbs with Medusa heads: they guess a tree from the target's last state, and the target reads it in one pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from draftlab.models.medusa import Medusa
 
 
 class TreePair:
-    """Target and draft in one; the tree's depth and leaves are ``draft_len`` and ``num_drafts``."""
+    """A target with heads as its draft; the tree's depth and leaves are ``draft_len`` and ``num_drafts``."""
 
     def __init__(
         self, heads: Medusa, decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, policy: Policy
@@ -34,7 +34,7 @@ class TreePair:
         self.state = self.cache.states(torch.tensor([prompt[-2:-1] for prompt in prompts], device=self.unread.device))
 
     def propose(self, left: Sequence[int]) -> Proposal:
-        """The guesses of each head at the last state: its most probable tokens, or as the verifier wants them drawn."""
+        """Guess with each head at the last state: its most probable tokens, or tokens drawn as the verifier requires."""
         policy = self.policy
         logits, siblings = self.heads.guess(self.state), self.tree.siblings.to(self.state.device)
         distributions = None if policy.is_greedy else to_probs(logits, policy.draft_samplings[0])
@@ -44,15 +44,16 @@ class TreePair:
                 guesses = logits[:, depth].topk(width).indices
             else:
                 assert policy.generator is not None
-                drafting = policy.token_verifier.drafting if policy.token_verifier and width > 1 else "independent"
+                drafting = policy.drafting if width > 1 else "independent"
                 guesses = draft_tokens(distributions[:, depth, None].expand(-1, width, -1), drafting, policy.generator)
             columns.append(guesses[:, siblings[:, depth]])
         tokens = torch.stack(columns, -1)
-        spread = None if distributions is None else distributions[:, None].expand(-1, tokens.shape[1], -1, -1)
-        return Proposal(tokens, spread)
+        if distributions is not None:
+            distributions = distributions[:, None].expand(-1, tokens.shape[1], -1, -1)
+        return Proposal(tokens, distributions)
 
     def read(self, proposal: Proposal) -> Float[Tensor, "batch leaves depth+1 vocab"]:
-        """Read the unread token and the tree under it; the logits along each leaf's sequence."""
+        """Read the unread token and the tree below it; return the logits along each leaf's sequence."""
         tokens, self.begin = proposal.tokens, self.cache.lengths
         nodes = torch.cat([self.unread[:, None], tokens.flatten(1)[:, self.tree.places.to(tokens.device)]], -1)
         states = self.cache.states(nodes, self.tree)
@@ -63,7 +64,7 @@ class TreePair:
         return judge(proposal, reading, self.policy)
 
     def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
-        """Keep the accepted part of the block; the heads guess next from its last state."""
+        """Keep the accepted path and its last state, from which the heads guess next."""
         device = self.states.device
         nodes = self.tree.paths.to(device)[torch.tensor(verdict.path, device=device)]
         self.cache.gather(self.begin, nodes)

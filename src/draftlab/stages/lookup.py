@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from jaxtyping import Float64
 
-    from draftlab.engine.lengths import Blocks, Drafted
     from draftlab.engine.recording import TargetPass
+    from draftlab.engine.replay_lengths import Blocks, Drafted
     from draftlab.models import LanguageModel
 
 THRESHOLDS = tuple(step / 20 for step in range(20))
@@ -130,7 +130,7 @@ def _replay(
     import numpy as np
     import pandas as pd
 
-    from draftlab.engine.lengths import cut, draft_everywhere
+    from draftlab.engine.replay_lengths import cut, draft_everywhere
     from draftlab.latency.lookup import SURE
 
     tuning, measured = (draft_everywhere(draft, answers, settings.depth) for answers in (recorded, held_out))

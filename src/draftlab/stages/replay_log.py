@@ -9,13 +9,13 @@ from draftlab.core.measure import Measure
 from draftlab.stages._counts import ALPHA, BLOCK_EFFICIENCY, UnroundedCounts
 from draftlab.stages._inputs import Distillation
 from draftlab.stages._stage import Bench, Facts, column, stage_of
-from draftlab.train.settings import Options
+from draftlab.train.settings import ReplayLog
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class Settings(Options):
+class Settings(ReplayLog):
     """Replay the requests of a log with every draft that could serve them."""
 
 
@@ -58,7 +58,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     """Replay every option, and keep the distilled draft in ``out/draft``."""
     import pandas as pd
 
-    from draftlab.train import options
+    from draftlab.train import replay_log
 
     begin = time.process_time()
     folders = inputs.folders(bench)
@@ -69,16 +69,20 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         frames.extend(table.assign(split=split) for table in tables)
 
     for split, recorded in (("train", train), ("eval", held_out)):
-        add(split, options.lookup(recorded, settings), options.model("as_it_comes", draft, recorded, settings))
-    rows, online = options.serve(learner, train, settings)
+        add(
+            split,
+            replay_log.lookup(recorded, settings),
+            replay_log.fixed_lengths("as_it_comes", draft, recorded, settings),
+        )
+    rows, online = replay_log.keep_learning(learner, train, settings)
     add("train", rows)
-    add("eval", options.model("kept_learning", learner, held_out, settings))
-    effort, offline = options.distil(draft, train, settings, bench.out / ".checkpoint.safetensors")
+    add("eval", replay_log.fixed_lengths("kept_learning", learner, held_out, settings))
+    effort, offline = replay_log.distil(draft, train, settings, bench.out / ".checkpoint.safetensors")
     for option in ("distilled", "lookup_first"):
-        add("eval", options.model(option, draft, held_out, settings))
+        add("eval", replay_log.fixed_lengths(option, draft, held_out, settings))
     if not settings.temperature:
         for option in ("distilled_confident", "lookup_first_confident"):
-            add("eval", options.confident(option, draft, held_out, settings))
+            add("eval", replay_log.confident(option, draft, held_out, settings))
     bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
     weights = {name: folders.parameters(name) for name in ("target", settings.draft)}
     facts: Facts = {"parameters": weights, "online": online, "offline": offline}

@@ -1,9 +1,9 @@
 """Distillation of a draft from the target: offline over epochs, online while it serves.
 
-    offline    on recorded answers, or on tokens that the draft helps to write (``sources``), then measured on held-out requests
-    online     along a stream of recorded requests (``traffic``), or live beside the target (``live``)
-    learning   one update: logits, loss, micro-batches; the same for all
-    jobs       what a cell of the workflow runs: every variant of its settings
+    offline    epochs over recorded answers, or over tokens that the draft helps to write (``sources``), measured on held-out requests
+    online     along a stream of recorded requests (``traffic``), or together with the target (``live``)
+    learning   updates of a draft on answers, the same for every source and loss
+    training   the optimisation loop with its checkpoints
 
-Acceptance is measured by replay (``draftlab.engine.replay``): the target answers each request once, and never runs for it again.
+Acceptance is measured by replay (``draftlab.engine.replay``): the target answers each request only once.
 """

@@ -1,4 +1,4 @@
-"""What serving and updates of a draft cost, in measured seconds and in bytes."""
+"""The cost of serving with a draft and of updating it, in measured seconds and in bytes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from draftlab.train.settings import Serving
 from draftlab.train.traffic import Traffic
 
 STEPS = 8
-"""Steps in a row of one timing: a single one is too short for the clock."""
+"""Steps in one timing: a single step is too short for the clock."""
 
 Prices = dict[str, Float64[np.ndarray, " measurements"]]
-"""Seconds of a step of ``draft`` and ``larger``, of verifying a block (``target``), of an update of ``larger`` and of one at each interval."""
+"""Measured seconds by name: a step of the ``draft`` or ``larger`` draft, reading a block (``target``), and each kind of update."""
 
 
 def affordable(every: Traffic, after: int, tokens: float) -> list[int]:
-    """The requests that follow the first ``after`` and together hold this many tokens."""
+    """The requests after the first ``after`` that together hold this many tokens."""
     records = every.answers.answers[after:]
     read = np.cumsum([len(record.prompt_ids) + len(record.answer_ids) for record in records])
-    return list(range(after, after + 1 + int((read < tokens).sum())))[: len(records)]
+    return list(range(after, after + min(len(records), 1 + int((read < tokens).sum()))))
 
 
 def priced(
@@ -42,9 +42,9 @@ def priced(
     update: str = "",
     share: float = 0.0,
 ) -> pd.DataFrame:
-    """Seconds and bytes of serving each request with the draft ``name``, and of its ``share`` of an ``update``.
+    """Add the seconds and bytes of serving each request with the draft ``name``, and of its ``share`` of an ``update``.
 
-    Record r has the prices of measurement r modulo their number, so an interval over requests holds their noise too.
+    Request r has the prices of measurement r modulo their number, so that an interval over requests includes their noise.
     """
     at = rows["stream_index"].to_numpy() % len(prices["target"])
     block = draft_len * prices[name][at] + prices["target"][at]
@@ -78,9 +78,9 @@ def measure(
     context: int,
     measurements: int,
 ) -> Prices:
-    """Interleaved timings of every step and update, the first of each left out; updates are those of copies."""
+    """Time every step and update in turn; the first measurement of each is left out, and copies of the drafts are updated."""
     clock = clock_of(settings.device)
-    found: dict[str, list[float]] = {}
+    prices: dict[str, list[float]] = {}
     prompt = [3] * context
     widths = {"draft": 1, "larger": 1, "target": settings.draft_len + 1}
     with torch.inference_mode():
@@ -108,5 +108,5 @@ def measure(
             seconds[name] = clock() - begin
         if number >= 0:
             for name, taken in seconds.items():
-                found.setdefault(name, []).append(taken)
-    return {name: np.array(taken) for name, taken in found.items()}
+                prices.setdefault(name, []).append(taken)
+    return {name: np.array(taken) for name, taken in prices.items()}

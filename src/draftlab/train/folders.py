@@ -1,4 +1,4 @@
-"""What the variants of a cell open, each once: the target's recorded answers, the models, and their tokenizer."""
+"""The recorded answers, models and tokenizer that the variants of a cell share, each read once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders of recorded ``answers`` and of ``models``; ``kept``: what was read from them."""
+    """The folders of recorded ``answers`` and of ``models``, and what has been read from them (``kept``)."""
 
     answers: Path
     models: Path
@@ -31,7 +31,7 @@ class Folders:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The one that target and drafts share."""
+        """The tokenizer that target and drafts share."""
         return self.once("tokenizer", lambda: load_tokenizer(self.models / "target"))
 
     def recorded(self, dataset: str, split: str, temperature: float = 0.0) -> TargetPass:
@@ -40,40 +40,38 @@ class Folders:
         return self.once(name, lambda: load_pass(self.answers / name))
 
     def joined(self, datasets: Sequence[str], split: str, temperature: float = 0.0) -> TargetPass:
-        """The same of several datasets, one after the other."""
+        """The recorded answers to one split of several datasets, one after the other."""
         key = ("joined", *datasets, split, temperature)
         return self.once(key, lambda: join([self.recorded(name, split, temperature) for name in datasets]))
 
     def target(self, device: str, dtype: Dtype = "float32") -> LanguageModel:
-        """The target itself, for what no record can answer."""
+        """The target itself."""
         return self.once(("target", device), lambda: load_model(self.models / "target", dtype, device))
 
     def parameters(self, model: str) -> int:
-        """Weights of a model."""
+        """The number of weights of a model."""
         return self.once(("parameters", model), lambda: parameter_count(self.models / model))
 
     def draft(self, settings: Training, name: str = "") -> LanguageModel:
-        """A fresh copy of the draft, or of the one called ``name``; ``UserError`` for one larger than the target."""
+        """A fresh copy of the draft, or of the draft ``name``; ``UserError`` if it is larger than the target."""
         folder = self.models / (name or settings.draft)
         check_sizes(self.models / "target", folder)
         return load_model(folder, device=settings.device)
 
     def save(self, draft: LanguageModel, original: str, out: Path) -> None:
-        """Write a distilled draft with the tokenizer of the draft that it came from."""
+        """Write a distilled draft with the tokenizer of the draft that it was made from."""
         draft.save(out)
         load_tokenizer(self.models / original).save(out)
         seal(out)
 
     def facts(self, effort: Effort, begin: float) -> dict[str, Any]:
-        """The facts for ``run.json`` of a run that began at ``begin`` CPU seconds; the recorded tokens serve all its variants."""
+        """The facts for ``run.json`` of a run that began at ``begin`` CPU seconds."""
         passes = [kept for name, kept in self.kept.items() if isinstance(kept, TargetPass) and isinstance(name, str)]
-        tokens = sum(sum(kept.lengths) for kept in passes)
-        seconds = round(time.process_time() - begin, 3)
         counts = {name: count for name, count in dataclasses.asdict(effort).items() if name != "milliseconds"}
         return counts | {
-            "recorded_tokens": tokens,
+            "recorded_tokens": sum(sum(recorded.lengths) for recorded in passes),  # they serve all variants
             "processes": parallel.PROCESSES,
-            "cpu_seconds": seconds,
+            "cpu_seconds": round(time.process_time() - begin, 3),
         }
 
     def once(self, key: object, make: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""What training sees of a draft whose head may be trimmed: its logits, and the place of a token among them."""
+"""The logits of a draft in training, whose head may be trimmed, and the column of a token in them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def kept_by(draft: LanguageModel) -> Int[Tensor, " head"] | None:
 def columns_of(
     tokens: Int[Tensor, " positions"], kept: Int[Tensor, " head"], vocab_size: int
 ) -> Int[Tensor, " positions"]:
-    """The place of each token in the head, and of tokens outside it the place after the last one."""
-    places = torch.full((vocab_size,), len(kept), device=kept.device)
-    places[kept] = torch.arange(len(kept), device=kept.device)
-    return places[tokens]
+    """The column of each token in the head; tokens outside the head get the column after the last."""
+    columns = torch.full((vocab_size,), len(kept), device=kept.device)
+    columns[kept] = torch.arange(len(kept), device=kept.device)
+    return columns[tokens]
 
 
 def answer_logits(
@@ -33,8 +33,10 @@ def answer_logits(
     autocast: bool,
     where: Tensor | None = None,
 ) -> Float[Tensor, "positions head"]:
-    """The draft's logits at the answer positions (or those of ``where``) with gradient, in bfloat16 products if ``autocast``; of a
-    trimmed head those of its tokens alone."""
+    """The draft's logits with gradient at the answer positions ``where`` (None: all), in bfloat16 products if ``autocast``.
+
+    A trimmed head gives the logits of its tokens alone.
+    """
     call = draft.head_logits if isinstance(draft, Llama) else draft.answer_logits
     with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
         return call(prompts, answers, where).float()

@@ -1,6 +1,6 @@
-"""Serving with the target itself: speculative decoding, whose verification yields what replay reads from a record.
+"""Serving by speculative decoding with the target itself.
 
-At temperature 0 it counts and learns exactly what replay does. It is for targets without recorded answers, and for checking replay.
+At temperature 0 it counts and learns exactly what replay does. It serves targets without recorded answers, and checks replay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from jaxtyping import Bool
 from numpy.random import Generator
 from torch import Tensor
 
-from draftlab.core.sampling import Sampling
 from draftlab.engine.answers import Answer
 from draftlab.engine.recording import TargetPass, compact_distribution
 from draftlab.engine.speculate import BlockTrace, speculate
@@ -26,7 +25,7 @@ from draftlab.train.traffic import Traffic
 
 
 def live_server(target: LanguageModel, max_new_tokens: int, eos_ids: Collection[int]) -> Server:
-    """A server that decodes the prompts of its requests as one batch; the recorded answers are not looked at."""
+    """A server that decodes the prompts of its requests as one batch and ignores their recorded answers."""
 
     def server(
         draft: LanguageModel, traffic: Traffic, requests: Sequence[int], settings: Serving, rng: Generator
@@ -43,42 +42,31 @@ def live_server(target: LanguageModel, max_new_tokens: int, eos_ids: Collection[
             eos_ids=eos_ids,
             sampling=sampling,
             generator=torch.Generator(target.device).manual_seed(int(rng.integers(2**62))),
-            observe=lambda request, found: logits[request].append(found),
+            observe=lambda request, block_logits: logits[request].append(block_logits),
         ).traces
         kept = target.vocab_size if traffic.answers.ids is None else traffic.answers.ids.shape[1]
-        answers = _recorded(records, traces, logits, sampling, target.vocab_size, kept)
-        chosen = [
-            positions_to_learn([len(trace.answer_ids)], *_blocks(trace), settings.loss_positions) for trace in traces
+        tokens = torch.tensor([token for trace in traces for token in trace.answer_ids], device=target.device)
+        every_logits = torch.cat([block for blocks in logits for block in blocks])
+        log_probs, ids = compact_distribution(every_logits, tokens, kept)
+        answers = [
+            Answer(record.id, record.prompt_ids, trace.answer_ids, trace.finished)
+            for record, trace in zip(records, traces, strict=True)
         ]
-        return trace_counts(traces), [Lesson(answers, row, np.flatnonzero(c)) for row, c in enumerate(chosen)]
+        decoded = TargetPass(answers, sampling, target.vocab_size, log_probs, ids if ids.shape[1] else None, forwards=0)
+        chosen = [
+            positions_to_learn([len(trace.answer_ids)], *_starts_and_rejections(trace), settings.loss_positions)
+            for trace in traces
+        ]
+        return trace_counts(traces), [Lesson(decoded, row, np.flatnonzero(c)) for row, c in enumerate(chosen)]
 
     return server
 
 
-def _blocks(trace: BlockTrace) -> tuple[Bool[np.ndarray, " positions"], Bool[np.ndarray, " positions"]]:
-    """The positions in an answer where blocks start, and those where a drafted token was rejected."""
+def _starts_and_rejections(trace: BlockTrace) -> tuple[Bool[np.ndarray, " positions"], Bool[np.ndarray, " positions"]]:
+    """The answer positions at which a block starts, and at which a drafted token was rejected."""
     starts, rejected = np.zeros((2, len(trace.answer_ids)), bool)
     begins = np.cumsum([0, *trace.emitted[:-1]])
     starts[begins] = True
-    refused = np.array(trace.visited) > np.array(trace.accepted)
-    rejected[(begins + trace.accepted)[refused]] = True
+    has_rejection = np.array(trace.visited) > np.array(trace.accepted)
+    rejected[(begins + trace.accepted)[has_rejection]] = True
     return starts, rejected
-
-
-def _recorded(
-    records: Sequence[Answer],
-    traces: Sequence[BlockTrace],
-    logits: Sequence[Sequence[Tensor]],
-    sampling: Sampling,
-    vocab_size: int,
-    kept: int,
-) -> TargetPass:
-    """The decoded answers as a recorded pass, with the distributions that verification used."""
-    tokens = torch.tensor([token for trace in traces for token in trace.answer_ids], device=logits[0][0].device)
-    every = torch.cat([block for blocks in logits for block in blocks])
-    distributions, ids = compact_distribution(every, tokens, kept)
-    answers = [
-        Answer(record.id, record.prompt_ids, trace.answer_ids, trace.finished)
-        for record, trace in zip(records, traces, strict=True)
-    ]
-    return TargetPass(answers, sampling, vocab_size, distributions, ids if ids.shape[1] else None, forwards=0)

@@ -1,4 +1,4 @@
-"""Offline distillation: epochs over the answers of any sample source, measured on held-out requests."""
+"""Offline distillation: epochs over the answers of a sample source, measured on held-out requests."""
 
 from __future__ import annotations
 
@@ -22,33 +22,29 @@ from draftlab.train.sources import Scene
 def distil(scene: Scene, held_out: TargetPass, settings: Offline, *, checkpoint: Path) -> tuple[pd.DataFrame, Effort]:
     """Distil ``scene.draft``, and measure it on ``held_out``: before each of ``probes`` parts of every epoch, and at the end.
 
-    Rows: ``epoch, request``, the counts of ``counts``, and the tokens and CPU seconds of training until then. Measurements are kept beside the checkpoint, so a killed run has them all; of several
-    processes the first one measures along the way.
+    Rows: ``epoch, request``, the counts of ``counts``, and the tokens and CPU seconds of training so far. Measurements are kept beside the
+    checkpoint, for a run that is killed. Of several processes only the first measures along the way.
     """
     if settings.sample_source == "none":
         return _at(0.0, measure(scene, held_out, settings), Effort(), settings), Effort()
-    requests = range(min(settings.requests or len(scene.recorded.answers), len(scene.recorded.answers)))
+    requests = range(len(scene.recorded.answers))[: settings.requests or None]
     per_epoch = math.ceil(len(requests) / settings.batch)
-    steps = settings.epochs * per_epoch
-    due = (
-        {round(part * per_epoch / settings.probes) for part in range(settings.probes * settings.epochs)}
-        if settings.probes
-        else set()
-    )
-    seen, effort = checkpoint.with_suffix(".csv"), Effort()
+    probes = range(settings.probes * settings.epochs)
+    due = {round(probe * per_epoch / settings.probes) for probe in probes}
+    measured, effort = checkpoint.with_suffix(".csv"), Effort()
 
     def watch(step: int) -> None:
         if step in due and parallel.is_first():
-            done = pd.read_csv(seen) if step and seen.exists() else pd.DataFrame()
-            done = done[done["epoch"] < step / per_epoch] if len(done) else done
+            earlier = pd.read_csv(measured) if step and measured.exists() else pd.DataFrame()
+            earlier = earlier[earlier["epoch"] < step / per_epoch] if len(earlier) else earlier
             rows = _at(step / per_epoch, measure(scene, held_out, settings), effort, settings)
-            with atomic_path(seen) as temporary:
-                pd.concat([done, rows]).to_csv(temporary, index=False)
+            with atomic_path(measured) as temporary:
+                pd.concat([earlier, rows]).to_csv(temporary, index=False)
 
     train(
         scene,
         requests,
-        steps,
+        settings.epochs * per_epoch,
         settings,
         settings.sample_source,
         sample_batch=settings.sample_batch,
@@ -58,19 +54,19 @@ def distil(scene: Scene, held_out: TargetPass, settings: Offline, *, checkpoint:
     )
     rows = _at(float(settings.epochs), measure(scene, held_out, settings), effort, settings)
     if due and parallel.is_first():
-        rows = pd.concat([pd.read_csv(seen), rows], ignore_index=True)
-        seen.unlink()
+        rows = pd.concat([pd.read_csv(measured), rows], ignore_index=True)
+        measured.unlink()
     return rows, effort
 
 
 def _at(epoch: float, rows: pd.DataFrame, effort: Effort, settings: Offline) -> pd.DataFrame:
-    """Add columns to the rows that say how far training was."""
+    """Add the columns of training progress."""
     rows = rows.assign(epoch=epoch, tokens=effort.tokens)
     return rows.assign(learning_seconds=effort.milliseconds / 1e3) if settings.timed else rows
 
 
 def measure(scene: Scene, held_out: TargetPass, settings: Offline) -> pd.DataFrame:
-    """Acceptance of the draft along recorded answers: one row per request and draft length; ``live`` ones are decoded as well."""
+    """Acceptance of the draft along recorded answers, one row per request and draft length; with ``live``, also by decoding."""
     agree = agree_along(scene.draft, held_out)
     lengths = [settings.draft_len, *settings.draft_lens]
     rows = pd.concat([counts(walk(agree, length)).assign(draft_len=length) for length in lengths], ignore_index=True)
@@ -93,7 +89,7 @@ def measure(scene: Scene, held_out: TargetPass, settings: Offline) -> pd.DataFra
 
 
 def trace_counts(traces: Sequence[BlockTrace]) -> pd.DataFrame:
-    """The counts of requests that were decoded, in the columns of ``counts``."""
+    """The counts of decoded requests, in the columns of ``counts``."""
     columns = {"accepted": "accepted", "visited": "visited", "overlap": "overlap", "overlap_repo": "repo"}
     rows = pd.DataFrame({name: [sum(getattr(trace, key)) for trace in traces] for name, key in columns.items()})
     blocks, emitted = ([of(trace.emitted) for trace in traces] for of in (len, sum))
@@ -101,15 +97,7 @@ def trace_counts(traces: Sequence[BlockTrace]) -> pd.DataFrame:
 
 
 def counts(walked: Walk) -> pd.DataFrame:
-    """Numerators and denominators, one row per request: ``accepted, visited, overlap, overlap_repo, blocks, emitted``."""
-    return pd.DataFrame(
-        {
-            "request_id": range(len(walked.accepted)),
-            "accepted": walked.accepted,
-            "visited": walked.visited,
-            "overlap": walked.overlap,
-            "overlap_repo": walked.repo,
-            "blocks": walked.blocks,
-            "emitted": walked.emitted,
-        }
-    )
+    """Numerators and denominators, one row per request."""
+    names = ("accepted", "visited", "overlap", "repo", "blocks", "emitted")
+    rows = pd.DataFrame({"request_id": range(len(walked.emitted))} | {name: getattr(walked, name) for name in names})
+    return rows.rename(columns={"repo": "overlap_repo"})

@@ -1,7 +1,7 @@
 """Online distillation: serve a stream in order and learn from what was served (OSD, Algorithm 1).
 
-The requests between two changes of the served draft form one batch. What is learnt from a request is decided, and its acceptance is
-measured, before any update that uses the request. Serving means replay here, or decoding together with the target (``live``).
+The requests between two changes of the served draft form one batch. A request is measured, and its positions to learn from are chosen,
+before any update that uses it. Serving means replay, or decoding together with the target (``live``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from draftlab.train.traffic import Traffic
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the buffer keeps of a request: its text, the answer positions ``where`` the loss is taken, and the target's distributions there."""
+    """A request to learn from: its text, and the answer positions ``where`` the loss is taken."""
 
     answers: TargetPass
     request: int
@@ -62,13 +62,13 @@ class Lesson:
 
 
 Server = Callable[[LanguageModel, Traffic, Sequence[int], Serving, Generator], tuple[pd.DataFrame, list[Lesson]]]
-"""A function that serves requests with a draft, and returns their counts and what to learn from each."""
+"""A function that serves requests with a draft, and returns their counts and their lessons."""
 
 
 def replay_server(
     draft: LanguageModel, traffic: Traffic, requests: Sequence[int], settings: Serving, rng: Generator
 ) -> tuple[pd.DataFrame, list[Lesson]]:
-    """Serve by replay: one forward of the draft, none of the target."""
+    """Serve by replay: one forward pass of the draft, none of the target."""
     agree = agree_along(draft, traffic.answers, requests, batch_size=len(requests))
     return served_by(agree, traffic, requests, settings, rng)
 
@@ -76,7 +76,7 @@ def replay_server(
 def served_by(
     agree: Agreement, traffic: Traffic, requests: Sequence[int], settings: Serving, rng: Generator
 ) -> tuple[pd.DataFrame, list[Lesson]]:
-    """What a draft that agrees so well with the target on ``requests`` counts, and what it learns from each."""
+    """The counts and lessons of ``requests``, given the draft's agreement with the target."""
     walked = walk(agree, settings.draft_len)
     rows = counts(walked)
     if traffic.answers.sampling.temperature:  # at temperature 0 the flags are 0 or 1 already
@@ -90,7 +90,7 @@ def served_by(
 
 @dataclass(frozen=True)
 class Stretch:
-    """Requests ``start`` to ``end``, all served by one state of the draft; then an update is made, or an earlier one arrives."""
+    """Requests ``start`` to ``end``, all served by one state of the draft. At its end the draft ``updates``, or an earlier update ``arrives``."""
 
     start: int
     end: int
@@ -99,13 +99,40 @@ class Stretch:
 
 
 def stretches(trains: Bool[np.ndarray, " requests"], interval: int, lag: int) -> Iterator[Stretch]:
-    """Cut a stream after every ``interval``-th request that trains, and ``lag`` requests later."""
+    """Cut a stream after every ``interval``-th request that trains, and again ``lag`` requests later."""
     marks = np.flatnonzero(trains & (np.cumsum(trains) % interval == 0)) + 1
     updates, arrivals = set(marks.tolist()), set((marks + lag).tolist())
     start = 0
     for end in sorted(point for point in updates | arrivals | {len(trains)} if point <= len(trains)):
         yield Stretch(start, end, end in updates, end in arrivals)
         start = end
+
+
+@dataclass
+class _Progress:
+    """What a run has served and learnt so far, without the weights; ``fresh`` lessons wait for the next update, ``past`` lessons are replayed."""
+
+    rng: Generator
+    past: deque[Lesson]
+    fresh: list[Lesson] = field(default_factory=list)
+    frames: list[pd.DataFrame] = field(default_factory=list)
+    effort: Effort = field(default_factory=Effort)
+
+    def notes(self) -> dict[str, Any]:
+        """The state as a checkpoint keeps it."""
+        self.frames = [pd.concat(self.frames, ignore_index=True)]
+        lessons = {
+            name: [(one.request, one.where.tolist()) for one in getattr(self, name)] for name in ("fresh", "past")
+        }
+        rows = {name: values.tolist() for name, values in self.frames[0].items()}
+        return {"rows": rows, "rng": self.rng.bit_generator.state, "effort": vars(self.effort), **lessons}
+
+    def restore(self, notes: dict[str, Any], answers: TargetPass) -> None:
+        """Continue from the ``notes`` of a checkpoint."""
+        self.frames, self.effort = [pd.DataFrame(notes["rows"])], Effort(**notes["effort"])
+        self.rng.bit_generator.state = notes["rng"]
+        for lessons, kept in ((self.fresh, notes["fresh"]), (self.past, notes["past"])):
+            lessons.extend(Lesson(answers, request, np.array(where, dtype=int)) for request, where in kept)
 
 
 def serve(
@@ -117,78 +144,70 @@ def serve(
     watch: Callable[[int, int], list[pd.DataFrame]] = lambda start, end: [],
     checkpoint: Path | None = None,
 ) -> tuple[pd.DataFrame, Effort]:
-    """Serve ``traffic`` with ``draft``, which learns on the way; one row of counts per request, ``record`` its place in the stream, with the
-    loss of the update that was made after it.
+    """Serve ``traffic`` with ``draft``, which learns on the way; one row of counts per request, with the loss of the update after it.
 
-    With a ``lag``, a second copy learns, and its weights reach the served copy that many requests later. ``watch(start, end)`` is called
-    after each stretch, and the rows that it returns are appended. A killed replay resumes from ``checkpoint`` (without a ``lag``).
+    With a ``lag``, a copy learns, and its weights reach the served draft that many requests later. ``watch(start, end)`` is called after
+    each stretch, and its rows are appended. A killed replay without a ``lag`` resumes from ``checkpoint``.
     """
     learner = copy.deepcopy(draft) if settings.lag else draft
     optimizer = training.adamw(learner, settings.learning_rate)
-    rng = np.random.default_rng(settings.seed)
-    past: deque[Lesson] = deque(maxlen=settings.buffer or None)
-    fresh: list[Lesson] = []
-    under_way: deque[dict[str, Tensor]] = deque()
-    frames, effort = [], Effort()
+    run = _Progress(np.random.default_rng(settings.seed), deque(maxlen=settings.buffer or None))
+    pending: deque[dict[str, Tensor]] = deque()
     plan = list(stretches(traffic.trains, settings.update_interval, settings.lag))
     first, notes = 0, dict[str, Any]()
     checkpoint = checkpoint if server is replay_server and not settings.lag else None
     identity = _identity(draft, traffic, settings) if checkpoint else ""
     if checkpoint and (first := training.load_checkpoint(checkpoint, identity, learner, optimizer, notes)):
-        frames, rng.bit_generator.state = [pd.DataFrame(notes["rows"])], notes["rng"]
-        effort = Effort(**notes["effort"])
-        for lessons, kept in ((fresh, notes["fresh"]), (past, notes["past"])):
-            lessons.extend(Lesson(traffic.answers, request, np.array(where, dtype=int)) for request, where in kept)
+        run.restore(notes, traffic.answers)
     saved = time.monotonic()
     label = f"{settings.dataset or 'stream'} online"
     for number in progress(range(first, len(plan)), label, total=len(plan), initial=first):
         stretch = plan[number]
         requests = range(stretch.start, stretch.end)
-        rows, served = server(draft, traffic, requests, settings, rng)
-        frames.append(traffic.numbered(rows, requests).assign(updates=0, update_loss=0.0))
-        fresh += [lesson for request, lesson in zip(requests, served, strict=True) if traffic.trains[request]]
+        rows, lessons = server(draft, traffic, requests, settings, run.rng)
+        run.frames.append(traffic.numbered(rows, requests).assign(updates=0, update_loss=0.0))
+        run.fresh += [lesson for request, lesson in zip(requests, lessons, strict=True) if traffic.trains[request]]
         if stretch.updates:
-            older = rng.choice(len(past), min(settings.replay, len(past)), replace=False) if past else np.arange(0)
-            lessons = [*fresh, *(past[int(place)] for place in older)]
-            seen, loss = learn(learner, optimizer, lessons, settings)
-            frames[-1].loc[len(requests) - 1, "updates"] = int(seen > 0)
-            frames[-1].loc[len(requests) - 1, "update_loss"] = loss
-            effort.positions += seen
-            effort.tokens += sum(lesson.length for lesson in lessons)
-            effort.updates += seen > 0
-            if settings.replay:
-                past.extend(fresh)
-            fresh = []
+            _update(learner, optimizer, run, settings)
             if settings.lag:
-                under_way.append({name: value.detach().clone() for name, value in learner.named_parameters()})
+                pending.append({name: value.detach().clone() for name, value in learner.named_parameters()})
         if stretch.arrives and settings.lag:
-            arrived = under_way.popleft()
+            arrived = pending.popleft()
             with torch.no_grad():
                 for name, value in draft.named_parameters():
                     value.copy_(arrived[name])
-        frames += watch(stretch.start, stretch.end)
+        run.frames += watch(stretch.start, stretch.end)
         if checkpoint and time.monotonic() - saved > training.CHECKPOINT_SECONDS:
-            frames = [pd.concat(frames, ignore_index=True)]
-            notes = {
-                "rows": {name: values.tolist() for name, values in frames[0].items()},
-                "rng": rng.bit_generator.state,
-                "effort": vars(effort),
-                "fresh": [(lesson.request, lesson.where.tolist()) for lesson in fresh],
-                "past": [(lesson.request, lesson.where.tolist()) for lesson in past],
-            }
-            training.save_checkpoint(checkpoint, identity, learner, optimizer, number + 1, notes)
+            training.save_checkpoint(checkpoint, identity, learner, optimizer, number + 1, run.notes())
             saved = time.monotonic()
     if checkpoint:
         checkpoint.unlink(missing_ok=True)
-    return pd.concat(frames, ignore_index=True), effort
+    return pd.concat(run.frames, ignore_index=True), run.effort
+
+
+def _update(learner: LanguageModel, optimizer: torch.optim.Optimizer, run: _Progress, settings: Serving) -> None:
+    """Learn from the fresh lessons and a sample of the past ones, and note it in the row of the last request."""
+    past = run.past
+    older = run.rng.choice(len(past), min(settings.replay, len(past)), replace=False) if past else np.arange(0)
+    lessons = [*run.fresh, *(past[int(place)] for place in older)]
+    positions, loss = learn(learner, optimizer, lessons, settings)
+    rows = run.frames[-1]
+    rows.loc[len(rows) - 1, "updates"] = int(positions > 0)
+    rows.loc[len(rows) - 1, "update_loss"] = loss
+    run.effort.positions += positions
+    run.effort.tokens += sum(lesson.length for lesson in lessons)
+    run.effort.updates += positions > 0
+    if settings.replay:
+        past.extend(run.fresh)
+    run.fresh = []
 
 
 def _identity(draft: LanguageModel, traffic: Traffic, settings: Serving) -> str:
-    """The identity of a checkpoint: settings, code, the draft before it learnt, and the stream."""
+    """The identity of a checkpoint: settings, code, the draft before learning, and the stream."""
     texts = [(record.prompt_ids, record.answer_ids) for record in traffic.answers.answers]
     stream = hashlib.sha256(repr([texts, traffic.request.tolist(), traffic.trains.tolist()]).encode()).hexdigest()
-    start, given = (training.digest(found) for found in (dict(draft.named_parameters()), traffic.answers.tensors))
-    return f"{settings!r} {code_digest(__name__)} {start} {stream} {given}"
+    weights, distributions = training.digest(dict(draft.named_parameters())), training.digest(traffic.answers.tensors)
+    return f"{settings!r} {code_digest(__name__)} {weights} {stream} {distributions}"
 
 
 def serve_unchanged(draft: LanguageModel, traffic: Traffic, draft_len: int) -> pd.DataFrame:
@@ -203,7 +222,7 @@ def learn(
     lessons: Sequence[Lesson],
     settings: Serving,
 ) -> tuple[int, float]:
-    """One update on lessons, the mean over all their positions; returns how many, and the loss. Without a position nothing happens."""
+    """One update on the mean loss over all positions of the lessons; returns their number and the loss. Without positions nothing happens."""
     lessons = [lesson for lesson in lessons if len(lesson.where)]
     if not lessons:
         return 0, 0.0
@@ -236,9 +255,9 @@ def positions_to_learn(
 ) -> Bool[np.ndarray, " positions"]:
     """Flags of the answer positions to learn from, for answers of these ``lengths``, one after the other.
 
-    ``starts``: a block starts there; ``rejected``: the draft's token was refused there. ``rejected``: those (OSD, Algorithm 1); ``all``:
-    every position; ``block_end``: the token that the target added to each block, bonus tokens too; ``repository``: one position after
-    those, as OSD's repository computes it.
+    ``starts``: a block starts there; ``rejected``: the drafted token was rejected there. ``which`` positions: ``rejected`` (OSD, Algorithm
+    1); ``all``; ``block_end``, where the target added a token to a block, bonus tokens too; ``repository``, one position after each
+    ``block_end``, as in OSD's repository.
     """
     if which == "all":
         return np.ones(len(starts), bool)
@@ -252,7 +271,7 @@ def positions_to_learn(
 
 
 def clock_of(device: str) -> Callable[[], float]:
-    """CPU seconds of this process, or on a GPU the time once it has finished."""
+    """A clock: CPU seconds of this process, or the time when a GPU has finished its work."""
     if device == "cpu":
         return time.process_time
 
@@ -264,6 +283,6 @@ def clock_of(device: str) -> Callable[[], float]:
 
 
 def whole_answers(stream: Traffic, first: int, count: int) -> list[Lesson]:
-    """Every position of this many requests from ``first`` on, the stream begun again at its end."""
+    """Lessons on every position of ``count`` requests from ``first`` on; at its end the stream starts again."""
     requests = [(first + i) % len(stream) for i in range(count)]
     return [Lesson(stream.answers, r, np.arange(stream.answers.lengths[r])) for r in requests]

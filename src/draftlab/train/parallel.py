@@ -1,6 +1,6 @@
-"""Several processes working as one (``accelerate launch draftlab ...``): each takes its share of a batch, and gradients are added up.
+"""Training in several processes (``accelerate launch draftlab ...``): each takes its share of a batch, and gradients are added up.
 
-With one process, the usual case, this module does nothing, and ``accelerate`` is not imported. Its ``Accelerator`` would wrap the model in DDP,
+With one process, the usual case, nothing happens here, and ``accelerate`` is not imported. Its ``Accelerator`` would wrap the model in DDP,
 which hooks only ``forward`` and expects equally many backward passes from each process; here a process may get no request of a batch.
 """
 
@@ -25,7 +25,7 @@ def _state() -> Any:
 
 
 def start() -> None:
-    """Join the other processes. This assigns each process its own GPU, so no model may be on "cuda" before."""
+    """Join the other processes. Each is assigned a GPU, so no model may be on "cuda" before."""
     if PROCESSES > 1:
         _state()
 
@@ -36,7 +36,7 @@ def is_first() -> bool:
 
 
 def my_share(requests: Sequence[int]) -> Sequence[int]:
-    """The requests of a batch that this process works on; none when there are more processes than requests."""
+    """The requests of a batch for this process; none if there are more processes than requests."""
     return requests if PROCESSES == 1 else requests[_state().process_index :: PROCESSES]
 
 

@@ -1,7 +1,7 @@
-"""The small models of the scales that download nothing: a tokenizer, a target, and a draft that knows something else.
+"""The small models of the scales that download nothing: a tokenizer, a target, and a draft that was trained on other text.
 
-The target learns the answers of the datasets' own training rows. The draft sees only public text that belongs to no prompt, so it starts with a
-low acceptance, which is the starting point of online distillation.
+The target learns the answers of the datasets' training rows. The draft sees only public text that belongs to no prompt. Its acceptance is
+therefore low, which is where online distillation starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from draftlab.core.settings import Flat, Template
 from draftlab.data import generators
 from draftlab.data.prompts import Prompt
 from draftlab.engine.answers import Answer
-from draftlab.engine.recording import fitting
+from draftlab.engine.fitting import fitting
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_dir
@@ -36,12 +36,12 @@ from draftlab.train.designs import frequent_tokens, project, prune, trim_head
 from draftlab.train.heads import answer_logits, columns_of, kept_by
 
 TOKENIZER_TEXTS = 2000  # per dataset, and as many public documents
-BUCKET = 16  # batches are cut from runs of this many batches sorted by length, so little of a batch is padding
+BUCKET = 16  # batches are cut from runs of this many batches sorted by length, so that they need little padding
 
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids with the loss on those from ``answer`` on."""
+    """A text in token ids; the loss is taken on the answer."""
 
     prompt: list[int]
     answer: list[int]
@@ -78,9 +78,9 @@ def make_tokenizer(
             size = {} if recipe.family == "t5" else {"max_position_embeddings": recipe.context}
             write_json(folder / "config.json", ids | size)
         answers = Answers.model_validate({"max_new_tokens": max_new_tokens, "template": template})
-        known = [size for size in (draft_context, context_of(folder)) if size]
-        for path in asked if known else ():
-            fitting(path, 1, load_tokenizer(folder), answers, min(known))
+        contexts = [size for size in (draft_context, context_of(folder)) if size]
+        for path in asked if contexts else ():
+            fitting(path, 1, load_tokenizer(folder), answers, min(contexts))
 
 
 def make_target(
@@ -100,15 +100,15 @@ def make_target(
         hub.copy_model(recipe.model, out)
         check_content(recipe.model, content)
         return
-    words = load_tokenizer(tokenizer)
-    examples = _answered(prompts, words, template)
+    encoder = load_tokenizer(tokenizer)
+    examples = _answered(prompts, encoder, template)
     if not examples:
         raise UserError(
             "no prompt has a reference answer",
             file=prompts[0],
             remedy="name a target that exists: --config target=FOLDER",
         )
-    _train(_untrained(recipe, words.vocab_size), examples, words, recipe, out, "target")
+    _train(_untrained(recipe, encoder.vocab_size), examples, encoder, recipe, out, "target")
 
 
 def make_draft(
@@ -124,42 +124,45 @@ def make_draft(
 ) -> None:
     """Make the draft: train it on reference answers, on public text where there are none, or fetch the one that --model names.
 
-    A design made from the ``target`` needs its folder. The tokens of a trimmed head are the most frequent ones in the recorded
-    ``answers``, or in what the draft is trained on.
+    A design made from the ``target`` needs its folder. The tokens of a trimmed head are the most frequent tokens in the recorded
+    ``answers``, or in the text that the draft is trained on.
     """
-    words = load_tokenizer(tokenizer)
+    encoder = load_tokenizer(tokenizer)
     if recipe.model:
         hub.copy_model(recipe.model, out)
-        check_same_tokenizer(words, load_tokenizer(out))
+        check_same_tokenizer(encoder, load_tokenizer(out))
         check_content(recipe.model, content)
         return
-    begin = words.encode_prompt("", "plain") or [words.eos_ids[0]]  # not every model has a token before a text
-    examples = _answered(prompts, words, template) or [
-        Example(begin, [*words.encode(text), words.eos_ids[0]])
+    begin = encoder.encode_prompt("", "plain") or [encoder.eos_ids[0]]  # not every model has a token before a text
+    examples = _answered(prompts, encoder, template) or [
+        Example(begin, [*encoder.encode(text), encoder.eos_ids[0]])
         for text in generators.public_documents(recipe.documents, recipe.seed)
     ]
-    context = max(recipe.context, context_of(tokenizer))  # no request that the target answers is too long for it
-    model = _untrained(recipe.model_copy(update={"context": context}), words.vocab_size, target)
+    context = max(recipe.context, context_of(tokenizer))  # for every request that the target answers
+    model = _untrained(recipe.model_copy(update={"context": context}), encoder.vocab_size, target)
     if recipe.head:
         if not isinstance(model, Llama):
             raise UserError("only a Llama's head can be trimmed", remedy="set head to 0")
-        records = [own for path in answers for own in read_jsonl(path, Answer)]
-        texts = [own.answer_ids for own in records] or [example.answer for example in examples]
-        asked, rest = [own.prompt_ids for own in records], range(words.vocab_size) if recipe.fill else ()
-        tokens, share = frequent_tokens(texts, recipe.head, words.eos_ids, asked, rest)
+        records = [record for path in answers for record in read_jsonl(path, Answer)]
+        texts = [record.answer_ids for record in records] or [example.answer for example in examples]
+        asked, rest = [record.prompt_ids for record in records], range(encoder.vocab_size) if recipe.fill else ()
+        tokens, share = frequent_tokens(texts, recipe.head, encoder.eos_ids, asked, rest)
         source = "recorded answers" if answers else "the text it learns"
         print(f"head: {len(tokens):,} of {model.vocab_size:,} tokens, {share:.1%} of {source}", flush=True)
         model = trim_head(model, tokens)
-    _train(model, examples, words, recipe, out, "draft")
+    _train(model, examples, encoder, recipe, out, "draft")
 
 
-def _answered(prompts: Sequence[Path], words: Tokenizer, template: str) -> list[Example]:
-    """Yield the prompts that have a reference answer, each with its answer."""
+def _answered(prompts: Sequence[Path], tokenizer: Tokenizer, template: str) -> list[Example]:
+    """The prompts that have a reference answer, with it."""
     return [
-        Example(words.encode_prompt(record.text, template), [*words.encode(f" {record.reference}"), words.eos_ids[0]])
+        Example(
+            tokenizer.encode_prompt(prompt.text, template),
+            [*tokenizer.encode(f" {prompt.reference}"), tokenizer.eos_ids[0]],
+        )
         for path in prompts
-        for record in read_jsonl(path, Prompt)
-        if record.reference
+        for prompt in read_jsonl(path, Prompt)
+        if prompt.reference
     ]
 
 
@@ -198,12 +201,12 @@ def _train(
 
 def _untrained(recipe: Recipe, vocab_size: int, target: Path | None = None) -> LanguageModel:
     """The untrained model of a design, with a whole head."""
-    whole = load_model(target) if target and recipe.design != "scratch" else None
-    if recipe.design != "scratch" and not isinstance(whole, Llama):
-        what = f"the design {recipe.design} needs a target" + (" that is a Llama" if whole else "")
+    source = load_model(target) if target and recipe.design != "scratch" else None
+    if recipe.design != "scratch" and not isinstance(source, Llama):
+        what = f"the design {recipe.design} needs a target" + (" that is a Llama" if source else "")
         raise UserError(what, file=target, remedy="name one with --target, or make the draft from scratch")
-    if recipe.design == "pruned" and isinstance(whole, Llama):
-        return prune(whole, recipe.layers)
+    if recipe.design == "pruned" and isinstance(source, Llama):
+        return prune(source, recipe.layers)
     generator = torch.Generator().manual_seed(recipe.seed)
     if recipe.family == "t5":
         return hf.new_t5(vocab_size, recipe.hidden, recipe.ffn, recipe.layers, recipe.heads, generator)
@@ -216,21 +219,19 @@ def _untrained(recipe: Recipe, vocab_size: int, target: Path | None = None) -> L
         num_key_value_heads=recipe.heads,
         max_position_embeddings=recipe.context,
     )
-    return project(whole, config, generator) if isinstance(whole, Llama) else Llama(config).initialise(generator)
+    return project(source, config, generator) if isinstance(source, Llama) else Llama(config).initialise(generator)
 
 
 def _batches(examples: Sequence[Example], size: int, count: int, seed: int) -> Iterator[list[Example]]:
     """``count`` batches in a seeded order; texts of similar length share a batch."""
     rng = random.Random(seed)
     while count > 0:
-        order = rng.sample(range(len(examples)), len(examples))
+        order = rng.sample(examples, len(examples))
         batches: list[list[Example]] = []
         for start in range(0, len(order), size * BUCKET):
-            run = sorted(
-                order[start : start + size * BUCKET],
-                key=lambda index: len(examples[index].prompt + examples[index].answer),
-            )
-            batches += [[examples[index] for index in run[at : at + size]] for at in range(0, len(run), size)]
+            run = order[start : start + size * BUCKET]
+            run.sort(key=lambda example: len(example.prompt + example.answer))
+            batches += [run[at : at + size] for at in range(0, len(run), size)]
         rng.shuffle(batches)
         yield from batches[:count]
         count -= len(batches)

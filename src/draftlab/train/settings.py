@@ -1,4 +1,4 @@
-"""What training a draft may say, offline and online. Free of torch: the Snakefile imports it."""
+"""Settings of training a draft, offline and online. Free of torch: the Snakefile imports it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ else:
 class Training(Settings):
     """Settings that offline and online distillation share.
 
-    ``batch``: requests per update of a draft trained on recorded answers. ``micro_batch`` (0: all) of them go through one forward pass, and
-    gradients are added up. ``temperature`` is that of target and draft when they decode; the loss is always at temperature 1.
+    ``batch``: requests per update when a draft is trained on recorded answers. ``micro_batch`` (0: all) of them go through one forward pass,
+    and gradients are added up. ``temperature``: at which target and draft decode; the loss is always at temperature 1.
     """
 
     dataset: Dataset = ""
@@ -58,9 +58,9 @@ class Training(Settings):
 class Offline(Training):
     """How a draft is distilled offline, and how it is measured.
 
-    ``requests`` (0: all) bounds what it learns from. ``sample_batch`` requests are answered at once when the draft takes part: the
-    draft that answered is then up to ``sample_batch / batch`` updates old. ``probes`` is the number of measurements in each epoch. ``live``
-    also decodes the held-out requests with target and draft together, and counts.
+    It learns from ``requests`` (0: all). If the draft takes part in answering, ``sample_batch`` requests are answered at once, so the
+    draft that answered is up to ``sample_batch / batch`` updates old. ``probes``: measurements in each epoch. ``live``: also decode the
+    held-out requests with target and draft together, and count.
     """
 
     sample_source: SampleSource = "teacher"
@@ -88,8 +88,8 @@ class Serving(Training):
     buffer: int = Field(0, ge=0)
 
 
-class Options(Serving):
-    """Several ways to serve a log, each replayed for every one of ``draft_lens``.
+class ReplayLog(Serving):
+    """Several options to serve a log, each replayed for all ``draft_lens``.
 
     The draft is distilled on the stream for ``epochs`` epochs; another copy serves the stream once and learns from it. The optimum of two
     and four drafts is computed on the first ``ceiling`` requests.

@@ -1,4 +1,4 @@
-"""Token by token: what a draft proposes, which of it the target accepts, and what the target writes (OSD, Fig. 7 and Table 6)."""
+"""Counts and a view token by token: drafted, accepted, and written by the target (OSD, Fig. 7 and Table 6)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,22 @@ from draftlab.models import LanguageModel, Tokenizer, load_model, load_tokenizer
 
 @dataclass(frozen=True)
 class Proposals:
-    """Greedy drafting along some answers, one after the other: the drafted tokens, the tokens of the answers, and which positions were judged."""
+    """Greedy drafting along some answers, one after the other: drafted and written tokens, and whether a position was judged."""
 
     drafted: Int[np.ndarray, " positions"]
     written: Int[np.ndarray, " positions"]
     visited: Bool[np.ndarray, " positions"]
     lengths: list[int]
 
+    @property
+    def accepted(self) -> Bool[np.ndarray, " positions"]:
+        """Whether the drafted token was accepted."""
+        return np.asarray(self.visited & (self.drafted == self.written))
+
 
 @torch.inference_mode()
 def propose(draft: LanguageModel, records: Sequence[Answer], draft_len: int) -> Proposals:
-    """What ``draft`` proposes along recorded answers, at every position, and which of them a block of ``draft_len`` reaches."""
+    """Draft greedily at every position of recorded answers; blocks of ``draft_len`` visit some of them."""
     logits = draft.answer_logits([r.prompt_ids for r in records], [r.answer_ids for r in records])
     drafted = logits.argmax(-1).cpu().numpy()
     written = np.array([token for record in records for token in record.answer_ids])
@@ -42,21 +47,20 @@ def propose(draft: LanguageModel, records: Sequence[Answer], draft_len: int) -> 
 
 
 def token_counts(draft: LanguageModel, answers: TargetPass, draft_len: int, batch_size: int = 16) -> pd.DataFrame:
-    """Rows ``request, token, proposed, accepted, generated``, those that are not all zero, for greedy drafting.
+    """How often each token of a request's text was ``proposed``, ``accepted`` and ``generated``, with greedy drafting.
 
-    ``proposed``: drafted at a visited position; ``accepted`` of those; ``generated``: written in the answer, whoever wrote it. Precision
+    ``proposed``: drafted at a visited position; ``accepted``: proposed and accepted; ``generated``: in the answer, drafted or not. Precision
     is accepted / proposed, recall accepted / generated, summed over requests.
     """
     frames = []
     for start in range(0, len(answers.answers), batch_size):
         records = answers.answers[start : start + batch_size]
-        found = propose(draft, records, draft_len)
-        request = np.repeat(np.arange(start, start + len(records)), found.lengths)
-        agreed = found.drafted == found.written
+        proposals = propose(draft, records, draft_len)
+        request = np.repeat(np.arange(start, start + len(records)), proposals.lengths)
         parts = {
-            "proposed": (found.drafted, found.visited),
-            "accepted": (found.drafted, found.visited & agreed),
-            "generated": (found.written, np.ones_like(agreed)),
+            "proposed": (proposals.drafted, proposals.visited),
+            "accepted": (proposals.drafted, proposals.accepted),
+            "generated": (proposals.written, np.ones_like(proposals.visited)),
         }
         frames += [
             pd.DataFrame({"request_id": request[chosen], "token": token[chosen], "what": name})
@@ -69,29 +73,30 @@ def token_counts(draft: LanguageModel, answers: TargetPass, draft_len: int, batc
 def token_view(
     before: LanguageModel, after: LanguageModel, answers: TargetPass, tokenizer: Tokenizer, draft_len: int
 ) -> dict[str, Any]:
-    """One request of greedy ``answers``, token by token, with two drafts: the request with the median gain in accepted tokens, not a showpiece.
+    """One request of greedy ``answers``, token by token, with two drafts: the request with the median gain in accepted tokens.
 
     Each side is a list of ``token`` and ``kind``: drafted and ``accepted``, drafted and ``rejected``, or written by the ``target``.
     """
     drafts = {"before": before, "after": after}
-    found = {
+    proposals = {
         name: [propose(draft, [record], draft_len) for record in answers.answers] for name, draft in drafts.items()
     }
-    accepted = {name: [int((p.visited & (p.drafted == p.written)).sum()) for p in own] for name, own in found.items()}
+    accepted = {name: [int(p.accepted.sum()) for p in by_request] for name, by_request in proposals.items()}
     gain = np.subtract(accepted["after"], accepted["before"])
     chosen = int(np.argsort(gain, kind="stable")[len(gain) // 2])
     record = answers.answers[chosen]
-    sides = {name: _kinds(own[chosen], tokenizer) for name, own in found.items()}
+    sides = {name: _kinds(by_request[chosen], tokenizer) for name, by_request in proposals.items()}
     return {"request_id": record.id, "prompt": tokenizer.decode(record.prompt_ids), "draft_len": draft_len, **sides}
 
 
-def _kinds(found: Proposals, tokenizer: Tokenizer) -> list[dict[str, str]]:
-    """The tokens of one answer in reading order; a rejected token comes before the one that the target wrote instead."""
+def _kinds(proposals: Proposals, tokenizer: Tokenizer) -> list[dict[str, str]]:
+    """The tokens of one answer in reading order; a rejected token comes before the token that the target wrote instead."""
     rows = []
-    for place, (drafted, written, visited) in enumerate(zip(found.drafted, found.written, found.visited, strict=True)):
+    positions = zip(proposals.drafted, proposals.written, proposals.visited, strict=True)
+    for place, (drafted, written, visited) in enumerate(positions):
         kinds = [("accepted", drafted)] if drafted == written else [("rejected", drafted), ("target", written)]
-        before = found.written[:place].tolist()
-        begin = len(tokenizer.decode(before))  # a token's own text: alone, some tokenizers drop the space before it
+        before = proposals.written[:place].tolist()
+        begin = len(tokenizer.decode(before))  # decoded alone, a token loses the space before it in some tokenizers
         for kind, token in kinds if visited else [("target", written)]:
             rows.append({"token": tokenizer.decode([*before, int(token)])[begin:], "kind": kind})
     return rows
@@ -100,5 +105,5 @@ def _kinds(found: Proposals, tokenizer: Tokenizer) -> list[dict[str, str]]:
 def write_view(*, before: Path, after: Path, answers: Path, dataset: str, draft_len: int, out: Path) -> None:
     """Write the accepted and rejected tokens of one request with two drafts, BEFORE and AFTER, for the report."""
     drafts = load_model(before), load_model(after)
-    found = token_view(*drafts, load_pass(answers), load_tokenizer(after), draft_len)
-    write_json(out, {"dataset": dataset, **found})
+    view = token_view(*drafts, load_pass(answers), load_tokenizer(after), draft_len)
+    write_json(out, {"dataset": dataset, **view})

@@ -1,9 +1,8 @@
-"""Requests in the order in which they arrive, with what the target answered to each, and which class they belong to."""
+"""Recorded requests in the order in which they arrive, with their classes."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ from draftlab.errors import UserError
 class Traffic:
     """Recorded requests in order.
 
-    ``group``: the class of each; ``route``: the class that a router named; ``segment``: the block of the stream that it stands in;
-    ``trains``: whether a draft may learn from it; ``request``: its number, the same in every order of the same recorded passes
-    (after ``in_bins`` that of the first of its bin).
+    Of each request: ``group``, its class; ``route``, the class that a router chose; ``segment``, its block of the stream; ``trains``,
+    whether a draft may learn from it; ``request``, its number, the same in every order of the recorded passes (after ``in_bins`` the number
+    of the first request in its bin).
     """
 
     answers: TargetPass
@@ -43,8 +42,8 @@ class Traffic:
         return Traffic(self.answers.take(places), groups, routes, *rest)
 
     def numbered(self, rows: pd.DataFrame, places: Sequence[int]) -> pd.DataFrame:
-        """The counts of the requests at ``places`` with ``stream_index``, the place, and ``request_id``: seeds move the one, not the other.
-        And with their ``group`` and ``segment``."""
+        """Add to the counts of the requests at ``places`` their ``stream_index`` (the place, which depends on the seed), ``request_id``,
+        ``group`` and ``segment``."""
         chosen = list(places)
         return rows.assign(
             stream_index=chosen,
@@ -54,65 +53,73 @@ class Traffic:
         )
 
     def first(self, share: float, name: str = "") -> list[int]:
-        """Places of the first ``share`` of each class's requests; of the class ``name`` alone if it is given."""
-        classes = [name] if name else dict.fromkeys(self.group)
-        own = {one: [place for place, group in enumerate(self.group) if group == one] for one in classes}
-        chosen = [place for places in own.values() for place in places[: math.ceil(share * len(places))]]
+        """Places of the first ``share`` of each class's requests, or of the class ``name`` alone."""
+        chosen: list[int] = []
+        for group in [name] if name else dict.fromkeys(self.group):
+            places = self._places(group).tolist()
+            chosen += places[: math.ceil(share * len(places))]
         if not chosen:
             raise UserError(f"no request of class {name!r} was kept aside", remedy="set aside requests of each class")
         return sorted(chosen)
 
     def in_bins(self, size: int) -> Traffic:
-        """The same requests; each ``size`` neighbours of one class go by the number of their first."""
+        """The same requests, where each ``size`` neighbours of one class have the number of the first of them."""
         first = np.empty_like(self.request)
-        for own in self._bins(size):
-            first[own] = self.request[own[0]]
+        for group in dict.fromkeys(self.group):
+            for places in self._bins(size, group):
+                first[places] = self.request[places[0]]
         return dataclasses.replace(self, request=first)
 
     def reordered(self, seed: int, bin_size: int = 1, in_time: bool = False) -> Traffic:
-        """The same sequence of classes with each class's requests in another order; seed 0 leaves them as they are.
+        """The same sequence of classes with each class's requests in another order; seed 0 keeps the order.
 
-        At temperature 0 an online run has no other chance in it: this is what its seeds repeat. Neighbours of one bin stay together, so
-        that a bin sums the same requests in every seed; ``in_time`` only they change places, and the stream's course in time stays.
+        At temperature 0 the order is the only thing that the seeds of an online run change. Neighbours of one bin stay together, so that a
+        bin sums the same requests in every seed. With ``in_time``, requests change places only within their bin, and the stream keeps its
+        course in time.
         """
         if seed == 0:
             return self
         rng = np.random.default_rng(seed)
-        places = np.arange(len(self))
-        for _, bins in itertools.groupby(self._bins(bin_size), lambda own: self.group[own[0]]):
-            own = list(bins)
-            order = range(len(own)) if in_time else rng.permutation(len(own))
-            places[np.concatenate(own)] = np.concatenate([rng.permutation(own[number]) for number in order])
-        return dataclasses.replace(self.take(places.tolist()), segment=self.segment, trains=self.trains)
+        order = np.arange(len(self))
+        for group in dict.fromkeys(self.group):
+            bins = list(self._bins(bin_size, group))
+            numbers = range(len(bins)) if in_time else rng.permutation(len(bins))
+            order[np.concatenate(bins)] = np.concatenate([rng.permutation(bins[number]) for number in numbers])
+        return dataclasses.replace(self.take(order.tolist()), segment=self.segment, trains=self.trains)
 
-    def _bins(self, size: int) -> Iterator[Int[np.ndarray, " size"]]:
-        """The places of every ``size`` consecutive requests of one class, class by class."""
-        for name in dict.fromkeys(self.group):
-            own = np.flatnonzero([group == name for group in self.group])
-            yield from (own[start : start + size] for start in range(0, len(own), size))
+    def _places(self, group: str) -> Int[np.ndarray, " places"]:
+        """The places of the requests of a class."""
+        return np.flatnonzero([one == group for one in self.group])
+
+    def _bins(self, size: int, group: str) -> Iterator[Int[np.ndarray, " size"]]:
+        """The places of every ``size`` consecutive requests of a class."""
+        places = self._places(group)
+        return (places[start : start + size] for start in range(0, len(places), size))
 
 
 def whole(answers: TargetPass, group: str) -> Traffic:
-    """All recorded requests of one dataset, in their order; every one may train."""
+    """All recorded requests of one dataset, in their order; a draft may learn from each."""
     count = len(answers.answers)
-    ones = np.ones(count, bool)
-    return Traffic(answers, [group] * count, [group] * count, np.zeros(count, int), ones, np.arange(count))
+    groups, segments, trains = [group] * count, np.zeros(count, int), np.ones(count, bool)
+    return Traffic(answers, groups, groups, segments, trains, np.arange(count))
 
 
 def along(prompts: Sequence[Prompt], answers: TargetPass) -> Traffic:
-    """The requests of a stream (``data.streams``) with their recorded answers, which number them."""
-    known = {answer.id: number for number, answer in enumerate(answers.answers)}
+    """The requests of a stream (``data.streams``), with the numbers of their recorded answers."""
+    number_of = {answer.id: number for number, answer in enumerate(answers.answers)}
     groups = [str(prompt.meta["group"]) for prompt in prompts]
     routes = [str(prompt.meta.get("route", group)) for prompt, group in zip(prompts, groups, strict=True)]
     segments = np.array([int(prompt.meta["segment"]) for prompt in prompts])
     trains = np.array([bool(prompt.meta["update"]) for prompt in prompts])
-    numbers = np.array([known[prompt.id] for prompt in prompts], dtype=int)
+    numbers = np.array([number_of[prompt.id] for prompt in prompts], dtype=int)
     return Traffic(answers.take(numbers), groups, routes, segments, trains, numbers)
 
 
 def binned(rows: pd.DataFrame, size: int) -> pd.DataFrame:
-    """Sums over the requests of one bin (``Traffic.in_bins``: the same ones in every seed) that stand at ``size`` neighbouring places;
-    ``record`` is the first of these places, ``requests`` how many they are."""
+    """Sums over requests of one bin (``Traffic.in_bins``) at ``size`` neighbouring places, the same requests in every seed.
+
+    ``stream_index`` becomes the first of these places; ``requests`` is the number of requests.
+    """
     if size == 1:
         return rows
     keys = [key for key in ("split", "after", "group", "segment") if key in rows]

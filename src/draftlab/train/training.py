@@ -1,6 +1,6 @@
-"""The optimisation loop that pre-training and offline distillation share.
+"""The optimisation loop of pre-training and offline distillation.
 
-Each step is a pure function of its number, so a killed run resumes from its last checkpoint and ends with the same weights.
+Each step depends only on its number, so a killed run resumes from its last checkpoint and ends with the same weights.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from draftlab.files.atomic import atomic_path
 from draftlab.progress import progress
 
 CHECKPOINT_SECONDS = 30.0
-QUICK_SAVE = 1.5  # seconds; what takes longer to save is saved as much more rarely
+QUICK_SAVE = 1.5  # seconds; if a save takes n times longer, saves are n times rarer
 
 
 class Trainable(Protocol):
-    """What has named parameters: our own Llama, the adapter around transformers, any torch module."""
+    """A model with named parameters: our own Llama, the adapter around transformers, any torch module."""
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
@@ -40,7 +40,7 @@ class Trainable(Protocol):
 class Schedule:
     """Learning rate over ``steps``: linear warm-up, then constant, or a cosine down to ``floor`` of the peak.
 
-    The rate is computed in closed form: torch's own schedulers go from step to step and round differently, which would give other weights.
+    The rate is in closed form: torch's schedulers go from step to step and round differently, which would change the weights.
     """
 
     peak: float
@@ -65,9 +65,9 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.999),
     weight_decay: float = 0.0,
 ) -> torch.optim.AdamW:
-    """AdamW over all parameters that learn; ``fit`` multiplies the ``learning_rate`` by its schedule."""
-    learning = [weight for weight in model.parameters() if weight.requires_grad]
-    return torch.optim.AdamW(learning, learning_rate, betas, weight_decay=weight_decay, fused=True)
+    """AdamW over all trainable parameters; ``fit`` multiplies the ``learning_rate`` by its schedule."""
+    trainable = [weight for weight in model.parameters() if weight.requires_grad]
+    return torch.optim.AdamW(trainable, learning_rate, betas, weight_decay=weight_decay, fused=True)
 
 
 Reduce = Callable[[Iterable[nn.Parameter]], None]
@@ -80,9 +80,9 @@ def update(
     clip: float,
     reduce: Reduce | None = None,
 ) -> float:
-    """One optimizer step on the sum of ``losses`` (micro-batches, each already weighted); return the sum.
+    """One optimizer step on the sum of ``losses`` (weighted micro-batches); returns the sum.
 
-    Gradients are clipped to norm ``clip``; 0 leaves them as they are. A loss or a gradient that is not finite is a ``UserError``.
+    Gradients are clipped to norm ``clip`` (0: not clipped). ``UserError`` if a loss or a gradient is not finite.
     """
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
@@ -118,11 +118,11 @@ def fit(
     notes: dict[str, int] | None = None,
     reduce: Reduce | None = None,
 ) -> list[float]:
-    """Run ``schedule.steps`` updates on ``losses(step)``; return the loss of each step that ran in this process.
+    """Run ``schedule.steps`` updates on ``losses(step)``; returns the loss of each step that ran in this process.
 
-    With a ``checkpoint`` file, the state is saved twice a minute (less often if it is large), after a multiple of ``checkpoint_every`` steps; a file
-    with another ``identity`` (settings, code) or another architecture is ignored. ``notes`` are counts that ``losses`` keeps; a resumed run continues
-    with those of the checkpoint.
+    The state is saved in the ``checkpoint`` file twice a minute (less often if it is large), after a multiple of ``checkpoint_every`` steps.
+    A file of another ``identity`` (settings, code) or architecture is ignored. ``notes`` are counts that ``losses`` keeps; a resumed run
+    continues with the counts of its checkpoint.
     """
     notes = {} if notes is None else notes
     start = load_checkpoint(checkpoint, identity, model, optimizer, notes) if checkpoint else 0
@@ -155,7 +155,7 @@ def save_checkpoint(
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """A digest of the values: safetensors has none, and training would continue unnoticed with a flipped bit."""
+    """A digest of the values. A safetensors file has none, so a flipped bit in a checkpoint would go unnoticed."""
     whole = hashlib.sha256()
     for name in sorted(tensors):
         whole.update(tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
@@ -165,7 +165,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def load_checkpoint(
     path: Path, identity: str, model: Trainable, optimizer: torch.optim.Optimizer, notes: dict[str, Any]
 ) -> int:
-    """Restore a checkpoint with this ``identity`` and return its step; 0 if there is none that can be used."""
+    """Restore a checkpoint of this ``identity`` and return its step; 0 if there is no such checkpoint, or it is damaged."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from urllib3 import Retry
 
 from draftlab import plan
+from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt
-from draftlab.engine import recording, server
+from draftlab.engine import answering, server
 from draftlab.engine.recording import TargetPass, load_pass
 from draftlab.engine.replay import agree_along
 from draftlab.engine.settings import Answers
@@ -50,10 +51,8 @@ def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answers(folder: Path, parts: Path | None = None, temperature: float = 0.0, **settings: Any) -> TargetPass:
     how = Answers.model_validate({"max_new_tokens": 12, "template": "plain", "batch": 4, "keep": KEEP} | settings)
-    sampling = recording.Sampling(temperature)
-    return recording.answer(folder / "target", folder / "prompts.jsonl", REQUESTS, how, sampling=sampling, parts=parts)[
-        0
-    ]
+    prompts, sampling = folder / "prompts.jsonl", Sampling(temperature)
+    return answering.answer(folder / "target", prompts, REQUESTS, how, sampling=sampling, parts=parts)[0]
 
 
 def toy(folder: Path, **settings: Any) -> FakeServer:
@@ -65,7 +64,7 @@ def asked(server: FakeServer, folder: Path, **settings: Any) -> TargetPass:
 
 
 def assert_same(found: TargetPass, exact: TargetPass) -> None:
-    """The same answers; every kept probability as the whole distribution has it, and the mass of the others."""
+    """The same answers, the same probabilities of the kept tokens, and the same mass of all others."""
     assert found.answers == exact.answers
     assert found.ids is not None
     whole, ids = exact.target_logits(range(REQUESTS)).exp(), found.ids.long()
@@ -106,7 +105,7 @@ def test_llama_cpp_in_process_gives_the_record_that_torch_gives(folder: Path, tm
     export(folder / "target", tmp_path / "target.gguf")
     (tmp_path / "prompts.jsonl").symlink_to(folder / "prompts.jsonl")
     how = Answers(max_new_tokens=12, template="plain", batch=4, engine="llama_cpp")
-    again, _ = recording.answer(tmp_path / "target.gguf", tmp_path / "prompts.jsonl", REQUESTS, how)
+    again, _ = answering.answer(tmp_path / "target.gguf", tmp_path / "prompts.jsonl", REQUESTS, how)
     assert again.answers == exact.answers
 
 
@@ -159,7 +158,7 @@ def test_a_busy_server_is_asked_again(folder: Path) -> None:
 def test_a_killed_server_loses_and_doubles_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does one that comes back at another address; another version begins anew."""
+    """Nor does a server that comes back at another address; another version of the server starts again."""
     monkeypatch.setattr(server, "RETRIES", Retry(1, status_forcelist=[], allowed_methods=None))
     with (
         serve(toy(folder, dialect="vllm", fault=lambda number, _: 200 if number <= 5 else 0)) as toys,

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from draftlab.core.sampling import Sampling
-from draftlab.engine.lengths import Drafted, cut, draft_everywhere
 from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
+from draftlab.engine.replay_lengths import Drafted, cut, draft_everywhere
 from draftlab.errors import UserError
 from draftlab.latency.loop import fixed, speculate
 from draftlab.models.gguf import export
@@ -71,7 +71,7 @@ def test_a_length_that_follows_the_confidence_is_that_of_the_engine(pair, tmp_pa
 
 
 def test_the_oracle_drafts_what_stands_and_asks_cost_a_step():
-    """Two answers: 3 tokens stand at the first start, none at the second; then the second answer, of which nothing is known."""
+    """Two answers: at the first position 3 drafted tokens are accepted, at later ones fewer; nothing is accepted in the second answer."""
     drafted = Drafted([5, 2], np.array([3, 2, 1, 0, 0, 0, 0]), np.tile([0.9, 0.8, 0.3, 1.0], (7, 1)))
     oracle = cut(drafted, drafted.oracle())
     assert oracle.blocks.tolist() == [2, 2]

@@ -1,0 +1,143 @@
+"""Blocks of varying length along recorded greedy answers: drafts from every position, and the blocks that a rule for the length gives.
+
+At temperature 0 it is known in advance what the draft proposes at each position of an answer, how confident it is of each token, and how
+many tokens are accepted. A rule gives a length for every position, and the blocks follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from draftlab.engine.recording import TargetPass
+from draftlab.errors import UserError
+from draftlab.models import Cache, Decoder, LanguageModel
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """For a block that begins at each answer position, request after request: how many drafted tokens are accepted (``accepted``), and the
+    draft's probability of each (``confidence``). Nothing is accepted beyond the end of an answer."""
+
+    lengths: list[int]
+    accepted: Int64[np.ndarray, " positions"]
+    confidence: Float64[np.ndarray, "positions depth"]
+
+    @property
+    def depth(self) -> int:
+        """The longest block."""
+        return int(self.confidence.shape[1])
+
+    def upto(self, depth: int) -> Drafted:
+        """The same with blocks of at most ``depth``."""
+        return replace(self, confidence=self.confidence[:, :depth])
+
+    def fixed(self, draft_len: int) -> Int64[np.ndarray, " positions"]:
+        """The same length at each position."""
+        return np.full(len(self.accepted), draft_len)
+
+    def confident(self, least: float) -> Int64[np.ndarray, " positions"]:
+        """As many tokens in a row as the draft gives probability ``least`` or more."""
+        return np.asarray((self.confidence >= least).cumprod(1).sum(1))
+
+    def oracle(self) -> Int64[np.ndarray, " positions"]:
+        """As many tokens as are accepted, which no real rule can know."""
+        return self.accepted
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Counts of each request under a rule.
+
+    ``calls``: target calls by the number of drafted tokens that they read (0, 1, ...); ``accepted``, ``judged`` and ``emitted`` tokens;
+    ``steps`` of the draft model; ``whole``: blocks of the greatest length whose tokens are all accepted; ``changes``: calls that read another
+    number of drafted tokens than the call before.
+    """
+
+    calls: Int64[np.ndarray, "requests lengths"]
+    accepted: Int64[np.ndarray, " requests"]
+    judged: Int64[np.ndarray, " requests"]
+    steps: Int64[np.ndarray, " requests"]
+    emitted: Int64[np.ndarray, " requests"]
+    whole: Int64[np.ndarray, " requests"]
+    changes: Int64[np.ndarray, " requests"]
+
+    @property
+    def blocks(self) -> Int64[np.ndarray, " requests"]:
+        """Target calls."""
+        return np.asarray(self.calls.sum(1))
+
+    @property
+    def drafted(self) -> Int64[np.ndarray, " requests"]:
+        """Drafted tokens."""
+        return np.asarray(self.calls @ np.arange(self.calls.shape[1]))
+
+
+@torch.inference_mode()
+def draft_everywhere(draft: LanguageModel, recorded: TargetPass, depth: int) -> Drafted:
+    """Draft ``depth`` tokens greedily at every position of every recorded answer; ``UserError`` if the answers were sampled."""
+    if recorded.sampling.temperature:
+        raise UserError("sampled answers have no fixed blocks", remedy="use answers that were decoded at temperature 0")
+    decoder, accepted, confidences = draft.decoder(), list[np.ndarray](), list[np.ndarray]()
+    for record in recorded.answers:
+        answer = record.answer_ids
+        cache, token = prefill_everywhere(decoder, record.prompt_ids, answer, depth)
+        proposed, confidence = list[Tensor](), list[Tensor]()
+        for _ in range(depth):
+            logits = cache.extend(token[:, None])[:, 0].float()
+            highest, token = logits.max(-1)
+            looked_up = (logits > -torch.inf).sum(-1) == 1  # by prompt lookup; a model is never quite certain
+            confidence.append((highest - logits.logsumexp(-1)).exp().clamp(max=1 - 1e-7).masked_fill(looked_up, 1.0))
+            proposed.append(token)
+        padded = np.array([*answer, *[-1] * depth])  # beyond the end of the answer nothing agrees
+        expected = np.lib.stride_tricks.sliding_window_view(padded, depth)[: len(answer)]
+        agrees = torch.stack(proposed, 1).cpu().numpy() == expected
+        accepted.append(agrees.cumprod(1).sum(1))
+        confidences.append(torch.stack(confidence, 1).cpu().numpy().astype(np.float64))
+    return Drafted(recorded.lengths, np.concatenate(accepted), np.concatenate(confidences))
+
+
+def prefill_everywhere(
+    decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], room: int
+) -> tuple[Cache, Int64[Tensor, " positions"]]:
+    """A cache with one row per answer position, which has read the text before the position except its last token; and this token."""
+    text = [*prompt, *answer]
+    cache, last = decoder.prefill([text], room)
+    cache.take([0] * len(answer))
+    cache.crop([len(prompt) + place - 1 for place in range(len(answer))])
+    return cache, torch.tensor(text[len(prompt) - 1 : -1], device=last.device)
+
+
+def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool = False) -> Blocks:
+    """Cut the answers into blocks, each of the length that ``lengths`` has where it begins.
+
+    The draft model makes a step for each drafted token of a confidence below 1 (prompt lookup needs none). If the rule ``asks`` for the
+    confidence of the next token before it stops, that is one more step.
+    """
+    steps = (drafted.confidence < 1).cumsum(1)
+    requests = len(drafted.lengths)
+    calls = np.zeros((requests, drafted.depth + 1), dtype=np.int64)
+    kept, judged, made, whole, changes = np.zeros((5, requests), dtype=np.int64)
+    begin = 0
+    for request, length in enumerate(drafted.lengths):
+        place, before = 0, None
+        while place < length:
+            at = begin + place
+            wanted = int(lengths[at])
+            accepted = min(wanted, int(drafted.accepted[at]))
+            looked = min(wanted + asks, drafted.depth)
+            calls[request, wanted] += 1
+            kept[request] += accepted
+            judged[request] += min(accepted + 1, wanted)
+            made[request] += steps[at, looked - 1] if looked else 0
+            whole[request] += accepted == drafted.depth
+            changes[request] += before not in (None, wanted)
+            before = wanted
+            place += accepted + 1
+        begin += length
+    return Blocks(calls, kept, judged, made, np.array(drafted.lengths, dtype=np.int64), whole, changes)

@@ -1,0 +1,227 @@
+"""Replay a log with every option to serve it: prompt lookup, a draft, lookup before a draft, and a draft that keeps learning.
+
+Each option gives counts for every draft length, and the steps that the draft model makes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float64, Int64
+from numpy.random import Generator
+
+from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.verify.bound import optimum_iid
+from draftlab.engine.generate import GREEDY
+from draftlab.engine.recording import TargetPass
+from draftlab.engine.replay import Agreement, Walk, agree_along, walk
+from draftlab.engine.replay_lengths import cut, draft_everywhere
+from draftlab.models import LanguageModel
+from draftlab.models.lookup import Lookup
+from draftlab.models.ngrams import Ngrams, guesses_along
+from draftlab.train.learning import Effort, train
+from draftlab.train.offline import counts
+from draftlab.train.online import Lesson, check_interval, served_by
+from draftlab.train.online import serve as serve_stream
+from draftlab.train.settings import ReplayLog, Serving
+from draftlab.train.sources import Scene
+from draftlab.train.traffic import Traffic, whole
+
+BATCH = 4
+"""Requests in one forward pass where whole distributions are compared."""
+
+
+def lookup(recorded: TargetPass, settings: ReplayLog) -> pd.DataFrame:
+    """Prompt lookup alone. It guesses one token, which is accepted if the text continues with it, at every temperature.
+
+    If it finds nothing, nothing is drafted, and the block ends.
+    """
+    longest = max(settings.draft_lens)
+    hits, guess_counts = [], []
+    for answer in recorded.answers:
+        text = Ngrams(answer.prompt_ids)
+        for token in answer.answer_ids:
+            hits.append(text.guess == token)
+            guess_counts.append(_count_guesses(text, longest))
+            text.append(token)
+    flags, guesses = np.asarray(hits, dtype=np.float64), np.asarray(guess_counts, dtype=np.int64)
+    agree = Agreement(recorded.lengths, flags, flags, flags)
+    frames = []
+    for draft_len in settings.draft_lens:
+        rows = _rows(walk(agree, draft_len), recorded, draft_len, guesses.clip(max=draft_len), np.zeros(len(guesses)))
+        frames.append(rows.assign(whole=0.0))  # no model has to catch up
+    proposals = ["greedy", "probabilistic"] if recorded.sampling.temperature else ["greedy"]
+    return pd.concat([frame.assign(option="lookup", proposal=p) for frame in frames for p in proposals])
+
+
+def _count_guesses(text: Ngrams, longest: int) -> int:
+    """How many tokens in a row lookup can guess after ``text``, at most ``longest``; leaves ``text`` as it is."""
+    end = len(text.tokens)
+    while len(text.tokens) < end + longest and text.guess is not None:
+        text.append(text.guess)
+    count = len(text.tokens) - end
+    text.trim(end)
+    return count
+
+
+def fixed_lengths(option: str, draft: LanguageModel, recorded: TargetPass, settings: ReplayLog) -> pd.DataFrame:
+    """A draft model at every draft length and with every way to propose; in the option ``lookup_first`` after prompt lookup."""
+    lookup_first = option == "lookup_first"
+    model = Lookup(draft, joined=True) if lookup_first else draft
+    looked_up = _looked_up(recorded) if lookup_first else np.zeros(sum(recorded.lengths), dtype=bool)
+    frames = []
+    for proposal, sampling in _proposals(recorded).items():
+        agree = agree_along(model, recorded, draft_sampling=sampling, batch_size=BATCH)
+        frames.append(_all_lengths(agree, recorded, settings, looked_up).assign(option=option, proposal=proposal))
+    rows = pd.concat(frames, ignore_index=True)
+    return rows if lookup_first or not settings.ceiling else _with_optimum(rows, draft, recorded, settings.ceiling)
+
+
+def confident(option: str, draft: LanguageModel, recorded: TargetPass, settings: ReplayLog) -> pd.DataFrame:
+    """Blocks that end where the draft's confidence is below a threshold, for every draft length and threshold.
+
+    In the option ``lookup_first_confident`` prompt lookup comes first. The answers must be greedy: only then is it known what the draft
+    proposes at each position.
+    """
+    model = Lookup(draft, joined=True) if option == "lookup_first_confident" else draft
+    drafted = draft_everywhere(model, recorded, max(settings.draft_lens))
+    frames = []
+    for draft_len, threshold in itertools.product(settings.draft_lens, settings.thresholds):
+        short = drafted.upto(draft_len)
+        blocks = cut(short, short.confident(threshold), asks=True)
+        names = ("accepted", "blocks", "emitted", "drafted", "steps", "whole", "changes")
+        rows = pd.DataFrame({name: getattr(blocks, name) for name in names}).assign(
+            visited=blocks.judged, overlap=blocks.accepted, overlap_repo=math.nan, empty=blocks.calls[:, 0]
+        )
+        frames.append(_table(rows, recorded, draft_len, threshold))
+    return pd.concat(frames, ignore_index=True).assign(option=option, proposal="greedy")
+
+
+def _proposals(recorded: TargetPass) -> dict[str, Sampling]:
+    """The ways in which a draft may propose for this target; for greedy text there is only one."""
+    sampled = {"probabilistic": recorded.sampling} if recorded.sampling.temperature else {}
+    return sampled | {"greedy": GREEDY}
+
+
+def _all_lengths(
+    agree: Agreement, recorded: TargetPass, settings: ReplayLog, looked_up: Bool[np.ndarray, " positions"]
+) -> pd.DataFrame:
+    """Counts for every draft length; the model makes no step for a token that is ``looked_up``."""
+    frames = []
+    for draft_len in settings.draft_lens:
+        padded = np.pad(looked_up, (0, draft_len))
+        steps = draft_len - sum(padded[i : i + len(looked_up)].astype(float) for i in range(draft_len))
+        drafted = np.full(len(looked_up), draft_len)
+        frames.append(_rows(walk(agree, draft_len), recorded, draft_len, drafted, np.asarray(steps)))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _rows(
+    walked: Walk,
+    recorded: TargetPass,
+    draft_len: int,
+    drafted: Int64[np.ndarray, " positions"],
+    steps: Float64[np.ndarray, " positions"],
+) -> pd.DataFrame:
+    """One row per request. ``drafted`` and ``steps`` are those of a block that starts at each position."""
+    count = len(recorded.lengths)
+    request = np.repeat(np.arange(count), recorded.lengths)
+    starts = np.flatnonzero(walked.starts > 0.5)  # blocks differ in length only where their starts are certain
+    changed = (np.diff(drafted[starts]) != 0) & (np.diff(request[starts]) == 0)
+
+    def summed(values: Float64[np.ndarray, " positions"]) -> Float64[np.ndarray, " requests"]:
+        return np.bincount(request, walked.starts * values, minlength=count)
+
+    rows = counts(walked).assign(
+        drafted=summed(drafted.astype(float)),
+        empty=summed((drafted == 0).astype(float)),
+        steps=summed(steps),
+        whole=walked.whole,
+        changes=np.bincount(request[starts[1:]], changed.astype(float), minlength=count),
+    )
+    return _table(rows, recorded, draft_len)
+
+
+def _table(rows: pd.DataFrame, recorded: TargetPass, draft_len: int, threshold: float = 0.0) -> pd.DataFrame:
+    """Complete the counts of all requests: floating-point throughout, with the length of the block and of the prompt."""
+    rows = rows.astype(float).assign(request_id=range(len(rows)))
+    rows.insert(1, "draft_len", draft_len)
+    rows.insert(2, "threshold", threshold)
+    prompt_tokens = [len(answer.prompt_ids) for answer in recorded.answers]
+    return rows.assign(prompt_tokens=prompt_tokens, optimum_2=math.nan, optimum_4=math.nan)
+
+
+def _looked_up(recorded: TargetPass) -> Bool[np.ndarray, " positions"]:
+    """Whether prompt lookup guesses a token at each answer position."""
+    texts = [([*a.prompt_ids, *a.answer_ids], len(a.prompt_ids)) for a in recorded.answers]
+    return np.array([guess is not None for text, begin in texts for guess in guesses_along(text, begin)])
+
+
+@torch.inference_mode()
+def _with_optimum(rows: pd.DataFrame, draft: LanguageModel, recorded: TargetPass, requests: int) -> pd.DataFrame:
+    """Add the most that K drafts could accept: ``1 + min_H target(H) - draft(H)^K`` where the draft samples (Khisti et al., Theorem 3),
+    otherwise whether the emitted token is among the draft's K most probable tokens."""
+    for number, answer in enumerate(recorded.answers[:requests]):
+        logits = draft.answer_logits([answer.prompt_ids], [answer.answer_ids])
+        tokens = torch.tensor(answer.answer_ids, device=logits.device)
+        is_request = rows["request_id"] == number
+        for drafts in (2, 4):
+            best = (logits.topk(drafts, -1).indices == tokens[:, None]).any(-1).double().sum()
+            rows.loc[is_request & (rows["proposal"] == "greedy"), f"optimum_{drafts}"] = float(best)
+            if recorded.sampling.temperature:
+                target = to_probs(recorded.target_logits([number], logits.device), recorded.sampling)
+                sums = optimum_iid(target, to_probs(logits, recorded.sampling), drafts).sum()
+                rows.loc[is_request & (rows["proposal"] == "probabilistic"), f"optimum_{drafts}"] = float(sums)
+    return rows
+
+
+def distil(
+    draft: LanguageModel, recorded: TargetPass, settings: ReplayLog, checkpoint: Path
+) -> tuple[Effort, dict[str, float]]:
+    """Distil the draft on the whole stream; returns the effort, and the updates and seconds that it took."""
+    steps = settings.epochs * math.ceil(len(recorded.answers) / settings.batch)
+    begin = time.monotonic()
+    requests = range(len(recorded.answers))
+    effort = train(Scene(draft, None, recorded, 0, ()), requests, steps, settings, checkpoint=checkpoint)
+    return effort, {"updates": steps, "seconds": time.monotonic() - begin}
+
+
+def keep_learning(
+    draft: LanguageModel, recorded: TargetPass, settings: ReplayLog
+) -> tuple[pd.DataFrame, dict[str, float]]:
+    """Serve the stream with a draft that learns on the way: counts for every draft length, before any update on the same request, and the
+    updates and seconds of learning."""
+    frames: list[pd.DataFrame] = []
+    replay_seconds = 0.0
+
+    def server(
+        draft: LanguageModel, traffic: Traffic, requests: Sequence[int], settings_: Serving, rng: Generator
+    ) -> tuple[pd.DataFrame, list[Lesson]]:
+        nonlocal replay_seconds
+        begin = time.monotonic()
+        served = traffic.take(list(requests)).answers
+        nothing = np.zeros(sum(served.lengths), dtype=bool)
+        agrees = {
+            proposal: agree_along(draft, served, draft_sampling=sampling, batch_size=BATCH)
+            for proposal, sampling in _proposals(served).items()
+        }
+        for proposal, agree in agrees.items():
+            rows = _all_lengths(agree, served, settings, nothing).assign(option="kept_learning", proposal=proposal)
+            frames.append(rows.assign(request_id=rows["request_id"] + requests[0]))
+        result = served_by(next(iter(agrees.values())), traffic, requests, settings_, rng)
+        replay_seconds += time.monotonic() - begin
+        return result
+
+    stream = whole(recorded, settings.dataset)
+    check_interval(stream, settings)
+    begin = time.monotonic()
+    _, effort = serve_stream(draft, stream, settings, server=server)
+    seconds = time.monotonic() - begin - replay_seconds
+    return pd.concat(frames, ignore_index=True), {"updates": effort.updates, "seconds": seconds}
