@@ -16,11 +16,11 @@ from draftlab.conformance.tables import Table
 from draftlab.core.sampling import Drafting, draft_tokens
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.bound import optimum_iid, ratio_order
-from draftlab.core.verify.importance import full
+from draftlab.core.verify.importance import full_program
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.optimal import _selected
 from draftlab.core.verify.single import single
-from draftlab.core.verify.split import split_direct, split_highs
+from draftlab.core.verify.truncated_program import split_direct, split_highs
 from draftlab.core.verify.token import Acceptance, TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.errors import UserError
@@ -30,9 +30,9 @@ TOURNAMENT = sys.modules["draftlab.core.verify.optimal"]
 """The module, whose name in its package is that of the verifier."""
 TOKEN_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier)}
 VARIANTS = TOKEN_VERIFIERS | {
-    "importance, iid": full("iid"),
-    "importance, without replacement": full("without_replacement"),
-    "importance, greedy": full("greedy"),
+    "importance, iid": full_program("iid"),
+    "importance, without replacement": full_program("without_replacement"),
+    "importance, greedy": full_program("greedy"),
     "truncated s=1": truncated(Truncation(1)),
     "truncated s=2, first": truncated(Truncation(2, 2)),
     "truncated s=3, highs": truncated(Truncation(3, solver="highs")),
@@ -237,7 +237,7 @@ def test_truncated_program_keeps_its_bound_and_reaches_the_optimum_with_all_toke
         distributions = (
             draft.expand(2, -1) if number % 2 else torch.stack([draft, random_distribution(len(draft), generator)])
         )
-        best = float(full().acceptance(target, distributions).proc)
+        best = float(full_program().acceptance(target, distributions).proc)
         excess = (target - distributions.prod(0)).sort(descending=True).values.clamp_min(0)
         for size, more in itertools.product(range(1, len(target) + 1), (0, 1, 99)):
             found = float(truncated(Truncation(size, size + more)).acceptance(target, distributions).proc)
@@ -436,7 +436,7 @@ def test_enumeration_in_parts_changes_nothing(name: str, monkeypatch: pytest.Mon
 def test_full_program_refuses_a_vocabulary() -> None:
     distribution = torch.full((1200,), 1 / 1200, dtype=torch.float64)
     with pytest.raises(UserError, match="1200 tokens and 2 drafts make 1440000 tuples"):
-        full().distribution(distribution, distribution.expand(2, -1), torch.tensor([0, 1]))
+        full_program().distribution(distribution, distribution.expand(2, -1), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("name", ["single", "specinfer", "k_seq", "rrs", "optimal", "greedy", "importance_truncated"])

@@ -16,6 +16,13 @@ Drafting = Literal["iid", "independent", "without_replacement", "greedy"]
 """How the K tokens of a position are drafted. ``iid``: one distribution, with replacement; ``independent``: one distribution per draft;
 ``without_replacement``: one distribution, each token once; ``greedy``: the K - 1 most probable tokens, then one draw from the rest."""
 
+Table = Float64[Tensor, "batch vocab"]
+"""One number for each token, row by row: a distribution, or weights that need not sum to 1."""
+Tables = Float64[Tensor, "batch drafts vocab"]
+"""The same for each draft."""
+Tokens = Int64[Tensor, "batch drafts"]
+"""The K drafted tokens of each row."""
+
 FIRST_SORT = 1024
 """Top-p sorts this many tokens first (a sixteenth of a small vocabulary), four times as many when they do not hold enough mass, and so on."""
 

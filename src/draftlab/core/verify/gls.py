@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from draftlab.core.sampling import restrict
+from draftlab.core.sampling import Table, Tables, Tokens, restrict
 from draftlab.core.verify.bound import ranks, ratio_order
 from draftlab.core.verify.single import SMALLEST
-from draftlab.core.verify.survivors import Order, Position, grow
+from draftlab.core.verify.survivors import Order, Position, add_draft
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
 STEP = 0.25
@@ -23,7 +23,7 @@ TIMES = torch.arange(-37, 4, STEP, dtype=torch.float64).exp()
 AT_ONCE = 2**21
 """The most entries of a table over positions, times and tokens that are held at once."""
 
-Table = Float64[Tensor, "batch times vocab"]
+Timed = Float64[Tensor, "batch times vocab"]
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class _Race:
     """
 
     rank: Int64[Tensor, "batch vocab"]
-    mass: Float64[Tensor, "batch vocab"]
-    step: Float64[Tensor, "batch vocab"]
+    mass: Table
+    step: Table
 
     @classmethod
-    def of(cls, target: Float64[Tensor, "batch vocab"], draft: Float64[Tensor, "batch vocab"]) -> _Race:
+    def of(cls, target: Table, draft: Table) -> _Race:
         order = ratio_order(target, draft)
         drafted = draft.gather(-1, order)
         ratio = (target.gather(-1, order) / drafted).where(drafted > 0, torch.inf)
@@ -47,7 +47,7 @@ class _Race:
         gap = torch.cat([ratio[:, 1:], torch.full_like(ratio[:, :1], torch.inf)], -1) - ratio
         return cls(ranks(order), mass, mass * gap.nan_to_num(torch.inf, posinf=torch.inf))
 
-    def levels(self, times: Float64[Tensor, " times"]) -> tuple[Table, Table, Table]:
+    def levels(self, times: Float64[Tensor, " times"]) -> tuple[Timed, Timed, Timed]:
         """Of each token, at level ``r t``: the chance that no level is below it, and that chance's integral up to it, and from it on."""
         time = times[:, None]
         before = self.step.cumsum(-1).roll(1, -1)
@@ -59,22 +59,18 @@ class _Race:
         return calm.gather(-1, rank), (parts.cumsum(-1) - parts).gather(-1, rank), later.gather(-1, rank)
 
 
-def _parts(target: Float64[Tensor, "batch vocab"]) -> Iterator[Float64[Tensor, " times"]]:
+def _parts(target: Table) -> Iterator[Float64[Tensor, " times"]]:
     """The times, as many at once as fit."""
     return iter(torch.split(TIMES.to(target.device), max(1, AT_ONCE // max(1, target.numel()))))
 
 
-def _races(target: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]) -> list[_Race]:
+def _races(target: Table, draft_probs: Tables) -> list[_Race]:
     if draft_probs.stride(1) == 0:  # one distribution, expanded
         return [_Race.of(target, draft_probs[:, 0])] * draft_probs.shape[1]
     return [_Race.of(target, draft) for draft in draft_probs.unbind(1)]
 
 
-def _decide(
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch drafts vocab"],
-    tokens: Int64[Tensor, "batch drafts"],
-) -> Decision:
+def _decide(target_probs: Table, draft_probs: Tables, tokens: Tokens) -> Decision:
     """``P(Y = y, the drafts)``: at some time draft k's exponential of y is the first to be passed, none of any draft is before.
 
     Until then draft j is x_j with ``p(x_j)`` times the integral of levels above ``r(x_j) t``; draft k is x_k at once if that is y, else if
@@ -105,9 +101,7 @@ def _decide(
     return Decision(given.gather(-1, tokens) / times_drawn, lambda rows: given[rows].scatter(-1, tokens[rows], 0.0))
 
 
-def _acceptance(
-    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
-) -> Acceptance:
+def _acceptance(target_probs: Table, draft_probs: Tables) -> Acceptance:
     """``1 - sum_y q(y) sum_k int (1 - calm_k) prod_(j != k) (1 - p_j later_j) exp(-K t) dt``: y is passed first, and no draft is y."""
     races = _races(target_probs, draft_probs)
     missed = torch.zeros_like(target_probs)
@@ -126,12 +120,12 @@ def _survivors(position: Position, order: Order) -> Tensor:
     """The same with the number of drafts that are y: at each time a draft has passed first, or none has yet."""
     count, times = len(position.token), TIMES.to(position.target.device)
     weight = (STEP * times * torch.exp(-len(order) * times)).expand(count, -1).flatten()
-    waiting = Position(position.target, position.groups, position.token).nobody().repeat_interleave(len(times), 0)
+    waiting = Position(position.target, position.groups, position.token).start().repeat_interleave(len(times), 0)
     fired = torch.zeros_like(waiting)
     for group in order:
-        calm, later = position.once(("race", group), partial(_at_token, position, group))
-        fired = grow(fired, group, 1 - later, later) + grow(waiting, group, 1 - calm, calm)
-        waiting = grow(waiting, group, 1 - later, later)
+        calm, later = position.cached(("race", group), partial(_at_token, position, group))
+        fired = add_draft(fired, group, 1 - later, later) + add_draft(waiting, group, 1 - calm, calm)
+        waiting = add_draft(waiting, group, 1 - later, later)
     shape = fired.shape[1:]
     table = (fired.flatten(1) * weight[:, None]).view(count, len(times), -1).sum(1)
     return (table * position.at(position.target)[:, None]).view(count, *shape)

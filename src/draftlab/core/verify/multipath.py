@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from draftlab.core.sampling import Table, Tokens
 from draftlab.core.verify.block import block
 from draftlab.core.verify.bound import ranks, ratio_order
 from draftlab.core.verify.optimal import in_order, key_survivors, select_by_key
@@ -17,17 +18,15 @@ from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.tree import Stop, TreeVerifier
 
 Select = Callable[
-    [Float64[Tensor, "batch vocab"], Float64[Tensor, "batch vocab"], Int64[Tensor, "batch drafts"]],
-    tuple[Float64[Tensor, "batch drafts"], Float64[Tensor, "batch vocab"]],
+    [Table, Table, Tokens],
+    tuple[Float64[Tensor, "batch drafts"], Table],
 ]
 """``(target, draft, tokens) ->`` the probability that each of K i.i.d. drafts is selected, and the distribution of the selected token."""
 
 
 def select_highest(
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch vocab"],
-    tokens: Int64[Tensor, "batch drafts"],
-) -> tuple[Float64[Tensor, "batch drafts"], Float64[Tensor, "batch vocab"]]:
+    target_probs: Table, draft_probs: Table, tokens: Tokens
+) -> tuple[Float64[Tensor, "batch drafts"], Table]:
     """The draft with the largest ``q/p``. Its token follows ``P_l^K - P_(l-1)^K``, where P is the draft's mass up to each token in this order."""
     order = ratio_order(target_probs, draft_probs)
     rank = ranks(order).gather(-1, tokens)
@@ -39,8 +38,8 @@ def select_highest(
 
 def _highest_survivors(position: Position, order: Order) -> Float64[Tensor, "positions drafts+1"]:
     """m of k drafts are y, and the others come before it: ``binom(k, m) p^m P_(l-1)^(k-m)``."""
-    places, _, draft = position.once("order", lambda: in_order(position))
-    rank = position.once("rank", lambda: ranks(places).gather(-1, position.token[:, None]))
+    places, _, draft = position.cached("order", lambda: in_order(position))
+    rank = position.cached("rank", lambda: ranks(places).gather(-1, position.token[:, None]))
     own, k = position.at(position.groups[0]), len(order)
     before = (draft.cumsum(-1) - draft).gather(-1, rank)[:, 0].clamp_min(0)
     every = [math.comb(k, m) * own**m * before ** (k - m) for m in range(1, k + 1)]

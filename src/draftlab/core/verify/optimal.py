@@ -14,6 +14,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
+from draftlab.core.sampling import Table, Tables, Tokens
 from draftlab.core.verify.bound import optimum_iid, ranks, ratio_order
 from draftlab.core.verify.single import SMALLEST, accept_probs
 from draftlab.core.verify.survivors import Order, Position
@@ -28,17 +29,13 @@ class _Tournament:
     """Who wins, and what the winner's token is distributed as, in ratio order."""
 
     order: Int64[Tensor, "batch vocab"]
-    target: Float64[Tensor, "batch vocab"]
-    selected: Float64[Tensor, "batch vocab"]
-    rank: Int64[Tensor, "batch drafts"]
+    target: Table
+    selected: Table
+    rank: Tokens
     chosen: Float64[Tensor, "batch drafts"]
 
 
-def _decide(
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch drafts vocab"],
-    tokens: Int64[Tensor, "batch drafts"],
-) -> Decision:
+def _decide(target_probs: Table, draft_probs: Tables, tokens: Tokens) -> Decision:
     won = _tournament(target_probs, draft_probs[:, 0], tokens)
     chance = accept_probs(won.target.gather(-1, won.rank), won.selected.gather(-1, won.rank))
 
@@ -50,20 +47,14 @@ def _decide(
 
 
 def select_by_key(
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch vocab"],
-    tokens: Int64[Tensor, "batch drafts"],
-) -> tuple[Float64[Tensor, "batch drafts"], Float64[Tensor, "batch vocab"]]:
+    target_probs: Table, draft_probs: Table, tokens: Tokens
+) -> tuple[Float64[Tensor, "batch drafts"], Table]:
     """The probability that each draft wins the tournament, and the distribution of the winner's token."""
     won = _tournament(target_probs, draft_probs, tokens)
     return won.chosen, torch.empty_like(won.selected).scatter_(-1, won.order, won.selected)
 
 
-def _tournament(
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch vocab"],
-    tokens: Int64[Tensor, "batch drafts"],
-) -> _Tournament:
+def _tournament(target_probs: Table, draft_probs: Table, tokens: Tokens) -> _Tournament:
     num_drafts = tokens.shape[1]
     order = ratio_order(target_probs, draft_probs)
     target, draft = target_probs.gather(-1, order), draft_probs.gather(-1, order)
@@ -80,9 +71,7 @@ def _tournament(
     return _Tournament(order, target, selected, rank, _largest_key(_key_distribution(own, win, gain, place)))
 
 
-def _moved(
-    excess: Float64[Tensor, "batch vocab"], peak: Float64[Tensor, "batch vocab"], rank: Int64[Tensor, "batch drafts"]
-) -> tuple[Int64[Tensor, "batch columns"], Int64[Tensor, "batch drafts"]] | None:
+def _moved(excess: Table, peak: Table, rank: Tokens) -> tuple[Int64[Tensor, "batch columns"], Tokens] | None:
     """The places of the tokens with a key that moves and of the drafted ones, and where among them the drafted ones stand; None if they are most
     tokens. A row with fewer ends with copies of its last token: what they want or have comes after everything that is matched.
 
@@ -102,32 +91,26 @@ def _moved(
     return columns, count.gather(-1, rank) - 1
 
 
-def _peak(excess: Float64[Tensor, "batch vocab"]) -> Float64[Tensor, "batch vocab"]:
+def _peak(excess: Table) -> Table:
     """Running maximum from the left (from 0) up to the overall maximum, from the right after it: the smaller of the two."""
     return excess.cummax(-1).values.clamp_min_(0).minimum(excess.flip(-1).cummax(-1).values.flip(-1))
 
 
-def _selected_from(
-    target: Float64[Tensor, "batch vocab"], peak: Float64[Tensor, "batch vocab"]
-) -> Float64[Tensor, "batch vocab"]:
+def _selected_from(target: Table, peak: Table) -> Table:
     """The distribution of the selected token, ``r_l = q_l + M_l - M_{l-1}``."""
     selected = target + peak
     selected[:, 1:].sub_(peak[:, :-1])
     return selected.clamp_min_(0)
 
 
-def _selected(
-    target: Float64[Tensor, "batch vocab"], draft: Float64[Tensor, "batch vocab"], num_drafts: int
-) -> tuple[Float64[Tensor, "batch vocab"], Float64[Tensor, "batch vocab"]]:
+def _selected(target: Table, draft: Table, num_drafts: int) -> tuple[Table, Table]:
     """The distribution of the selected token, in ratio order, and how often a key in each token's own interval wins."""
     mass = draft.cumsum(-1)
     selected = _selected_from(target, _peak(mass**num_drafts - target.cumsum(-1)))
     return selected, _win(mass, mass - draft, num_drafts)
 
 
-def _win(
-    upper: Float64[Tensor, "batch vocab"], lower: Float64[Tensor, "batch vocab"], num_drafts: int
-) -> Float64[Tensor, "batch vocab"]:
+def _win(upper: Table, lower: Table, num_drafts: int) -> Table:
     """``phi_l = sum_i P_l^i P_{l-1}^(K-1-i)``: with a key in the l-th interval a draft is selected ``p_l phi_l`` of the time."""
     if num_drafts == 1:
         return torch.ones_like(upper)
@@ -138,12 +121,7 @@ def _win(
     return total
 
 
-def _key_distribution(
-    draft: Float64[Tensor, "batch vocab"],
-    win: Float64[Tensor, "batch vocab"],
-    gain: Float64[Tensor, "batch vocab"],
-    rank: Int64[Tensor, "batch drafts"],
-) -> Float64[Tensor, "batch drafts vocab"]:
+def _key_distribution(draft: Table, win: Table, gain: Table, rank: Tokens) -> Tables:
     """Probability that the key of each drafted token lies in each token's interval.
 
     A token that wants more (``gain > 0``) swaps key mass ``x_ij / (phi_j - phi_i)`` with one that has excess; the ``x_ij`` match the
@@ -165,7 +143,7 @@ def _key_distribution(
     return swapped.div_(total.clamp_min(1)).scatter_add_(-1, rank[..., None], (1 - total).clamp_min_(0))
 
 
-def _largest_key(key_distribution: Float64[Tensor, "batch drafts vocab"]) -> Float64[Tensor, "batch drafts"]:
+def _largest_key(key_distribution: Tables) -> Float64[Tensor, "batch drafts"]:
     """Probability that each draft has the largest key: ``sum_l W_k(l) E prod_{j != k} (F_j(l) + W_j(l) v)``, ``v`` uniform.
 
     The mean over ``v`` of that polynomial of degree K - 1 is a Gauss-Legendre sum, exact with ``ceil(K / 2)`` nodes.
@@ -196,9 +174,7 @@ def _gauss_legendre(count: int) -> list[tuple[float, float]]:
     return [((node + 1) / 2, weight / 2) for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True)]
 
 
-def _acceptance(
-    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
-) -> Acceptance:
+def _acceptance(target_probs: Table, draft_probs: Tables) -> Acceptance:
     best = optimum_iid(target_probs, draft_probs[:, 0], draft_probs.shape[1])
     return Acceptance(best, best)
 
@@ -218,8 +194,8 @@ def key_survivors(
     interval, and the integral a Gauss-Legendre sum.
     """
     num_drafts, token = len(order), position.token[:, None]
-    places, target, draft = position.once("order", lambda: in_order(position))
-    rank = position.once("rank", lambda: ranks(places).gather(-1, token))
+    places, target, draft = position.cached("order", lambda: in_order(position))
+    rank = position.cached("rank", lambda: ranks(places).gather(-1, token))
     selected, win = _selected(target, draft, num_drafts)
     key = _key_distribution(draft, win, selected.addcmul(draft, win, value=-1), rank)[:, 0]
     own = draft.gather(-1, rank)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.core.verify.path import PathVerifier
-from draftlab.core.verify.split import DIRECT_LIMIT, Solver
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
+from draftlab.core.verify.truncated_program import DIRECT_LIMIT, Solver
 from draftlab.errors import UserError
 
 
