@@ -18,7 +18,7 @@ from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.bound import optimum_iid, ratio_order
 from draftlab.core.verify.importance import full_program
 from draftlab.core.verify.joint import joint_distribution
-from draftlab.core.verify.optimal import _selected
+from draftlab.core.verify.optimal import selected_and_win_rate
 from draftlab.core.verify.single import single
 from draftlab.core.verify.truncated_program import split_direct, split_highs
 from draftlab.core.verify.token import Acceptance, TokenVerifier
@@ -101,8 +101,8 @@ def test_a_tournament_of_the_keys_that_move_is_exact(drafts: int, monkeypatch: p
     """Large tables are cut to these keys. Here small ones are, which can be enumerated: they stand among tokens that nobody emits."""
     monkeypatch.setattr(TOURNAMENT, "LARGE", 0)
     cuts = []
-    moved = TOURNAMENT._moved
-    monkeypatch.setattr(TOURNAMENT, "_moved", lambda *tables: cuts.append(found := moved(*tables)) or found)
+    moved = TOURNAMENT._moving
+    monkeypatch.setattr(TOURNAMENT, "_moving", lambda *tables: cuts.append(found := moved(*tables)) or found)
     for target, draft in (
         torch.nn.functional.pad(torch.stack(pair), (6, 8)) for pair in random_pairs(60, seed=7, largest=5)
     ):
@@ -140,8 +140,8 @@ def test_a_large_table_is_cut_to_few_keys(drafts: int, monkeypatch: pytest.Monke
     target /= target.sum(-1, keepdim=True)
     tokens = draft_tokens(draft[:, None].expand(-1, drafts, -1), "iid", generator)
     widths = []
-    win = TOURNAMENT._win
-    monkeypatch.setattr(TOURNAMENT, "_win", lambda *tables: widths.append(tables[0].shape[1]) or win(*tables))
+    win = TOURNAMENT._win_rate
+    monkeypatch.setattr(TOURNAMENT, "_win_rate", lambda *tables: widths.append(tables[0].shape[1]) or win(*tables))
     found = TOURNAMENT.select_by_key(target, draft, tokens)
     monkeypatch.setattr(TOURNAMENT, "LARGE", 10**6)
     expected = TOURNAMENT.select_by_key(target, draft, tokens)
@@ -158,7 +158,7 @@ def test_no_token_of_the_tournament_swaps_more_than_it_has(drafts: int) -> None:
     for q, p in random_pairs(200, seed=drafts):
         order = ratio_order(q[None], p[None])[0]
         target, draft = q[order], p[order]
-        selected, win = (found[0] for found in _selected(target[None], draft[None], drafts))
+        selected, win = (found[0] for found in selected_and_win_rate(target[None], draft[None], drafts))
         assert float(selected.sum()) == pytest.approx(1, abs=1e-12)
         best = float(optimum_iid(q[None], p[None], drafts))
         assert float(target.minimum(selected).sum()) == pytest.approx(best, abs=1e-12)

@@ -65,8 +65,9 @@ class PathVerifier:
         target = check_probs(target_probs, "target_probs")
         draft = _check_path(target, draft_probs, tokens)
         decision = self.decide(target[None], draft[None], tokens[None])
-        copies = [table.expand(len(target), -1, -1) for table in (target, draft)]
-        residual = _residual(*copies, decision.weight[0], torch.arange(len(target), device=target.device))
+        size = len(target)
+        lengths = torch.arange(size, device=target.device)
+        residual = _residual(target.expand(size, -1, -1), draft.expand(size, -1, -1), decision.weight[0], lengths)
         return decision.stop[0][:, None] * residual / residual.sum(-1, keepdim=True)
 
     def sample(
