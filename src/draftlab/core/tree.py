@@ -17,7 +17,8 @@ from draftlab.errors import UserError
 class Tree:
     """One tree, or one for each request of a batch: the nodes on the path to each leaf, from node 0, the known token at the root.
 
-    Each leaf is one drafted sequence; a shorter sequence repeats its last node. The drafts after a node are its children, ordered by their first leaves.
+    Each leaf is one drafted sequence; a shorter sequence repeats its last node. The drafts after a node are its children, ordered by their first
+    leaves.
     """
 
     paths: Int64[Tensor, "*batch leaves depth+1"]

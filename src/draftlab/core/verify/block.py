@@ -16,10 +16,10 @@ def _decide(target_probs: TargetPath, draft_probs: DraftPath, tokens: PathTokens
     weight = torch.stack(weights, -1)
     excess = (weight[:, :-1, None] * target_probs[:, :-1] - draft_probs).clamp_min(0).sum(-1)
     total = excess + 1 - weight[:, :-1]
-    # 0 / 0 means that w_i = 1 and that both next distributions agree. The next token then stands too, so the path never ends here.
-    stands = torch.cat([(excess / total).where(total > 0, 1.0), weight[:, -1:]], -1)
-    later = torch.cat([(1 - stands[:, 1:]).flip(-1).cumprod(-1).flip(-1), torch.ones_like(stands[:, :1])], -1)
-    return PathDecision(stands * later, weight)
+    # 0 / 0 means that w_i = 1 and that both next distributions agree. The next token is then kept too, so the path never ends here.
+    keep = torch.cat([(excess / total).where(total > 0, 1.0), weight[:, -1:]], -1)
+    later = torch.cat([(1 - keep[:, 1:]).flip(-1).cumprod(-1).flip(-1), torch.ones_like(keep[:, :1])], -1)
+    return PathDecision(keep * later, weight)
 
 
 block = PathVerifier("block", _decide)

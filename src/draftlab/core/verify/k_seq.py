@@ -133,4 +133,4 @@ def _survivors(position: Position, order: Order) -> Tensor:
 
 
 k_seq = TokenVerifier("k_seq", "iid", _decide, _acceptance, survivors=_survivors)
-"""Accept each i.i.d. draft with ``min(1, q / (rho p))``; after K rejections draw from what is left of the target (SpecTr: Sun et al. 2023, Alg. 2)."""
+"""Accept each i.i.d. draft with ``min(1, q / (rho p))``, else draw from what is left of the target (SpecTr: Sun et al. 2023, Alg. 2)."""

@@ -34,7 +34,7 @@ from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.token import Acceptance, Decision, Rows, TokenVerifier
 
 LARGE = 1 << 13
-"""Tables with more entries are cut to the tokens whose keys move (``_moving``), a few dozen in a row; with fewer, the cut takes longer than it saves."""
+"""Tables with more entries are cut to the few dozen tokens whose keys move (``_moving``). Smaller tables are not: the cut takes longer than it saves."""
 
 
 @dataclass(frozen=True)

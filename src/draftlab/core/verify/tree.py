@@ -53,7 +53,7 @@ class TreeVerifier:
     def distribution(
         self, target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences
     ) -> dict[tuple[int, ...], float]:
-        """The exact distribution of the emitted tokens (the accepted ones and the one after), given the drafted sequences.
+        """The exact distribution of the emitted tokens (the accepted tokens and the one after), given the drafted sequences.
 
         **Arguments:**
         - `target_probs`: the target's distribution after each prefix of each sequence, shape `(drafts, positions, vocab)`.
