@@ -59,9 +59,8 @@ def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float
     The nucleus is the smallest set of most probable tokens whose mass is at least ``top_p``. NaN or +inf logits are a ``UserError``.
     """
     highest, best = logits.max(-1, keepdim=True)
-    if not bool(highest.isfinite().all()):
-        where = _first(~highest.isfinite()[..., 0])
-        raise UserError(f"logits{where} hold NaN, +inf or no finite value", remedy="check the model and its dtype")
+    broken = ~highest.isfinite()[..., 0]
+    _refuse(broken, "logits", "hold NaN, +inf or no finite value", "check the model and its dtype")
     if sampling.temperature == 0:
         return torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(-1, best, 1.0)
     # Subtract the maximum before the division, so that a tiny temperature does not overflow.
@@ -134,12 +133,9 @@ def greedy_tokens(draft_probs: Float64[Tensor, "*batch vocab"], num: int) -> Int
 def check_support(draft_probs: Float64[Tensor, "*batch vocab"], num_drafts: int) -> None:
     """Refuse more drafts without replacement than there are tokens of positive probability."""
     support = (draft_probs > 0).sum(-1)
-    if bool((support < num_drafts).any()):
-        where = _first(support < num_drafts)
-        raise UserError(
-            f"draft_probs{where} has {int(support.min())} tokens of positive probability, fewer than num_drafts = {num_drafts}",
-            remedy="lower num_drafts, raise top_k or top_p, or draft with replacement",
-        )
+    problem = f"has {int(support.min())} tokens of positive probability, fewer than num_drafts = {num_drafts}"
+    remedy = "lower num_drafts, raise top_k or top_p, or draft with replacement"
+    _refuse(support < num_drafts, "draft_probs", problem, remedy)
 
 
 def check_probs(probs: Float[Tensor, "*batch vocab"], name: str) -> Float64[Tensor, "*batch vocab"]:
@@ -154,14 +150,10 @@ def check_probs(probs: Float[Tensor, "*batch vocab"], name: str) -> Float64[Tens
     total = wide.sum(-1)
     bad = ~((total - 1).abs() <= SUM_TOLERANCE[probs.dtype])  # NaN fails every comparison
     if bool(bad.any()):
-        where = _first(bad)
         value = float(total[bad][0])
-        what = "holds NaN" if value != value else f"sums to {value:.6g}, not 1"
-        raise UserError(
-            f"{name}{where} {what}", remedy="pass probabilities (softmax the logits, renormalise after a filter)"
-        )
-    if bool((wide < 0).any()):
-        raise UserError(f"{name}{_first(wide < 0)} is negative", remedy="pass probabilities, not logits or differences")
+        problem = "holds NaN" if value != value else f"sums to {value:.6g}, not 1"
+        _refuse(bad, name, problem, "pass probabilities (softmax the logits, renormalise after a filter)")
+    _refuse(wide < 0, name, "is negative", "pass probabilities, not logits or differences")
     return wide / total[..., None]
 
 
@@ -201,29 +193,27 @@ def _check_tokens(
     if tokens.dtype != torch.int64:
         raise UserError(f"tokens has dtype {tokens.dtype}", remedy="pass token ids as torch.int64")
     outside = (tokens < 0) | (tokens >= draft.shape[-1])
-    if bool(outside.any()):
-        raise UserError(
-            f"tokens{_first(outside)} is outside the vocabulary", remedy="pass token ids from 0 to vocab - 1"
-        )
-    impossible = draft.gather(-1, tokens[..., None])[..., 0] == 0
-    if bool(impossible.any()):
-        raise UserError(
-            f"tokens{_first(impossible)} was drafted but has draft probability 0",
-            remedy="verify with exactly the draft probabilities (after temperature, top-k, top-p) that were sampled from",
-        )
-    in_order = tokens.sort(-1).values
-    repeated = (in_order[..., 1:] == in_order[..., :-1]).any(-1)
-    if distinct and bool(repeated.any()):
-        raise UserError(
-            f"tokens{_first(repeated)} repeats a token, but these drafts are drawn without replacement",
-            remedy="use a verifier for drafts with replacement: specinfer, k_seq or optimal",
+    _refuse(outside, "tokens", "is outside the vocabulary", "pass token ids from 0 to vocab - 1")
+    _refuse(
+        draft.gather(-1, tokens[..., None])[..., 0] == 0,
+        "tokens",
+        "was drafted but has draft probability 0",
+        "verify with exactly the draft probabilities (after temperature, top-k, top-p) that were sampled from",
+    )
+    if distinct:
+        ascending = tokens.sort(-1).values
+        _refuse(
+            (ascending[..., 1:] == ascending[..., :-1]).any(-1),
+            "tokens",
+            "repeats a token, but these drafts are drawn without replacement",
+            "use a verifier for drafts with replacement: specinfer, k_seq or optimal",
         )
 
 
-def _first(bad: Tensor) -> str:
-    """The first index where ``bad`` is true, as ``[i, j]``; empty for a table without a batch."""
-    index = bad.nonzero()[0].tolist()
-    return str(index) if index else ""
+def _refuse(bad: Tensor, name: str, problem: str, remedy: str) -> None:
+    """Raise ``name[i, j] problem`` for the first index where ``bad`` is true."""
+    if bool(bad.any()):
+        raise UserError(f"{name}{bad.nonzero()[0].tolist() or ''} {problem}", remedy=remedy)
 
 
 def restrict(
