@@ -89,7 +89,7 @@ def test_linear_program_is_the_minimum_over_all_sets(drafting: str) -> None:
         if int((draft > 0).sum()) < drafts:
             continue
         distributions = independent(draft, drafts, generator) if drafting == "independent" else draft.expand(drafts, -1)
-        joint = joint_distribution(distributions, drafting)  # type: ignore[arg-type]
+        joint = joint_distribution(distributions, drafting)
         assert optimum_by_lp(target, joint) == pytest.approx(optimum_by_subsets(target, joint), abs=1e-6)
         coupling = optimal_coupling(target, joint)
         torch.testing.assert_close(coupling.chosen.sum(-1), torch.ones(len(joint.probs), dtype=torch.float64))

@@ -80,7 +80,7 @@ def test_bad_logits_say_where(bad: float) -> None:
 @pytest.mark.parametrize("settings", [{"temperature": -1.0}, {"temperature": torch.inf}, {"top_k": 0}, {"top_p": 0.0}])
 def test_bad_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(UserError):
-        Sampling(**settings)  # type: ignore[arg-type]
+        Sampling(**settings)
 
 
 def test_draws_follow_the_weights_and_never_hit_zero() -> None:

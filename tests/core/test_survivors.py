@@ -23,7 +23,6 @@ CLOSED |= {
 
 def check(verifier: TokenVerifier, position: Position, order: Order) -> None:
     """The closed form equals the enumeration at every token that the target can write, and sums to 1."""
-    assert verifier.survivors is not None
     actual = verifier.transitions(position, order)
     oracle = verifier.enumerated_survivors(position, order)
     at_target = position.at(position.target)
