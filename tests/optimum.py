@@ -1,4 +1,4 @@
-"""The best acceptance once more, by other ways than the project's own: over all sets of tokens, and by the ratio order without replacement."""
+"""The best acceptance computed independently of the package: over all sets of tokens, and by the ratio order without replacement."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def optimum_without_replacement(
     before = torch.nn.functional.pad(draft.cumsum(-1)[:-1], (1, 0))
     if num_drafts == 2:
         after = torch.nn.functional.pad(draft.flip(-1).cumsum(-1).flip(-1)[1:], (0, 1))
-        odds = draft / (before + after)  # the other terms summed: 1 - p has no digits left on a peaked distribution
+        odds = draft / (before + after)  # the other terms are summed: 1 - p has no digits left on a peaked distribution
         inside = draft * torch.nn.functional.pad(odds.cumsum(-1)[:-1], (1, 0)) + odds * before
     else:
         joint = joint_distribution(draft.expand(num_drafts, -1), "without_replacement")

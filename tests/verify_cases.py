@@ -1,4 +1,4 @@
-"""Random small distributions for the tests of verifiers: diffuse, peaked, with zeros and ties, near point masses, over fourteen decades."""
+"""What the tests of verifiers share: the verifiers of each kind, and random small distributions of several families."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
+from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify.token import TokenVerifier
+from draftlab.core.verify.tree import TreeVerifier
+
+TOKEN_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier)}
+TREE_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, TreeVerifier)}
+
 
 def random_distribution(vocab: int, generator: Generator) -> Tensor:
-    """One distribution of a family drawn at random."""
+    """One distribution of a random family: diffuse, peaked, with zeros and ties, near a point mass, or over fourteen decades."""
     weights = torch.rand(vocab, dtype=torch.float64, generator=generator)
     family = int(torch.randint(7, (1,), generator=generator))
     if family == 1:
@@ -36,3 +43,9 @@ def random_pairs(count: int, seed: int, smallest: int = 2, largest: int = 6) -> 
     for _ in range(count):
         vocab = int(torch.randint(smallest, largest + 1, (1,), generator=generator))
         yield random_distribution(vocab, generator), random_distribution(vocab, generator)
+
+
+def random_distributions(*shape: int, seed: int) -> Tensor:
+    """Distributions along the last axis, moderately peaked."""
+    weights = torch.rand(*shape, dtype=torch.float64, generator=Generator().manual_seed(seed)) ** 2
+    return weights / weights.sum(-1, keepdim=True)

@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.bound import optimal_coupling, optimum_by_lp, optimum_iid
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.polyhedral import acceptance_cone
-from draftlab.core.verify.token import TokenVerifier
 from tests.optimum import accepts_always, optimum_by_subsets, optimum_without_replacement
-from tests.verify_cases import random_distribution, random_pairs
+from tests.verify_cases import TOKEN_VERIFIERS, random_distribution, random_pairs
 
 ORACLES = [  # num_drafts, target, draft, optimum, SpecInfer's acceptance before the residual draw
     (2, "309/500 177/500 7/250", "373/1000 29/50 47/1000", "988871/1000000", "169277/200000"),
@@ -49,12 +47,10 @@ def test_exact_rational_oracles(drafts: int, target: str, draft: str, optimum: s
     target_exact, draft_exact = fractions(target), fractions(draft)
     assert exact_optimum(target_exact, draft_exact, drafts) == Fraction(optimum)
     assert exact_specinfer(target_exact, draft_exact, drafts) == Fraction(specinfer)
-    q = torch.tensor([float(x) for x in target_exact], dtype=torch.float64)
-    p = torch.tensor([float(x) for x in draft_exact], dtype=torch.float64)
-    verifiers = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier)}
+    q, p = torch.tensor([[float(x) for x in exact] for exact in (target_exact, draft_exact)], dtype=torch.float64)
     for name, expected in (("optimal", optimum), ("specinfer", specinfer)):
-        found = verifiers[name].acceptance(q, p.expand(drafts, -1))
-        assert float(found.proc) == pytest.approx(float(Fraction(expected)), abs=1e-15)
+        actual = TOKEN_VERIFIERS[name].acceptance(q, p.expand(drafts, -1))
+        assert float(actual.proc) == pytest.approx(float(Fraction(expected)), abs=1e-15)
 
 
 @pytest.mark.parametrize("drafts", [1, 2, 3, 4])
@@ -71,13 +67,11 @@ def test_one_sort_holds_without_replacement(drafts: int) -> None:
         if int((draft > 0).sum()) < drafts:
             continue
         expected = optimum_by_subsets(target, joint_distribution(draft.expand(drafts, -1), "without_replacement"))
-        found = optimum_without_replacement(target, draft, drafts)
-        assert found == pytest.approx(expected, abs=1e-12)
+        actual = optimum_without_replacement(target, draft, drafts)
+        assert actual == pytest.approx(expected, abs=1e-12)
         # Distinct drafts are never worse than repeated ones, and RRS is one way to use them.
-        assert float(optimum_iid(target[None], draft[None], drafts)) <= found + 1e-12
-        rrs = VERIFIERS["rrs"]
-        assert isinstance(rrs, TokenVerifier)
-        assert float(rrs.acceptance(target, draft.expand(drafts, -1)).proc) <= found + 1e-9
+        assert float(optimum_iid(target[None], draft[None], drafts)) <= actual + 1e-12
+        assert float(TOKEN_VERIFIERS["rrs"].acceptance(target, draft.expand(drafts, -1)).proc) <= actual + 1e-9
         seen += 1
     assert seen > 80
 
@@ -95,7 +89,7 @@ def test_linear_program_is_the_minimum_over_all_sets(drafting: str) -> None:
         if int((draft > 0).sum()) < drafts:
             continue
         distributions = independent(draft, drafts, generator) if drafting == "independent" else draft.expand(drafts, -1)
-        joint = joint_distribution(distributions, drafting)  # type: ignore[arg-type]
+        joint = joint_distribution(distributions, drafting)
         assert optimum_by_lp(target, joint) == pytest.approx(optimum_by_subsets(target, joint), abs=1e-6)
         coupling = optimal_coupling(target, joint)
         torch.testing.assert_close(coupling.chosen.sum(-1), torch.ones(len(joint.probs), dtype=torch.float64))

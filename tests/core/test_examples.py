@@ -1,4 +1,4 @@
-"""The examples of docstrings run, and every function of the modules that people import from has one, and says what it takes and returns."""
+"""Examples in docstrings run. Every public function that people import has one, and lists its arguments and what it returns."""
 
 import doctest
 import functools
@@ -27,17 +27,16 @@ SOME = {
 @pytest.mark.parametrize("name", [*ALL, *SOME])
 def test_the_examples_run(name):
     module = importlib.import_module(name)
-    found = {test.name.removeprefix(f"{name}."): test for test in doctest.DocTestFinder().find(module)}
-    functions = inspect.getmembers(module, lambda it: inspect.isfunction(it) and it.__module__ == name)
-    wanted = SOME.get(name) or {own for own, _ in functions if not own.startswith("_")}
-    assert wanted
-    assert [own for own in sorted(wanted) if not found[own].examples] == []
-    for own in sorted(wanted):
-        function = functools.reduce(getattr, own.split("."), module)
-        listed, _, returned = inspect.getdoc(function).partition("**Returns:**")
-        said = " ".join(line.partition(": ")[0] for line in listed.splitlines() if line.startswith("- `"))
-        assert re.findall(r"`(\w+)`", said) == [
-            name for name in inspect.signature(function).parameters if name != "self"
-        ], own
+    examples = {test.name.removeprefix(f"{name}."): test.examples for test in doctest.DocTestFinder().find(module)}
+    members = inspect.getmembers(module, lambda it: inspect.isfunction(it) and it.__module__ == name)
+    functions = sorted(SOME.get(name) or {member for member, _ in members if not member.startswith("_")})
+    assert functions
+    assert [path for path in functions if not examples[path]] == []
+    for path in functions:
+        function = functools.reduce(getattr, path.split("."), module)
+        arguments, _, returned = inspect.getdoc(function).partition("**Returns:**")
+        listed = " ".join(line.partition(": ")[0] for line in arguments.splitlines() if line.startswith("- `"))
+        parameters = [name for name in inspect.signature(function).parameters if name != "self"]
+        assert re.findall(r"`(\w+)`", listed) == parameters, path
         assert returned
     assert doctest.testmod(module).failed == 0

@@ -60,7 +60,6 @@ def test_zero_target_probability_is_safe(name: str) -> None:
         return
     torch.testing.assert_close(loss, torch.tensor([DEFINITIONS[name](TARGET, DRAFT)]), atol=1e-6, rtol=1e-5)
     loss.sum().backward()
-    assert draft.grad is not None
     assert draft.grad.isfinite().all()
 
 
@@ -73,7 +72,6 @@ def test_zero_probability_on_both_sides_is_safe(name: str) -> None:
     expected = DEFINITIONS[name](TARGET[:3], [0.2, 0.3, 0.5])
     torch.testing.assert_close(got, torch.tensor([expected]), atol=1e-6, rtol=1e-5)
     got.sum().backward()
-    assert draft.grad is not None
     assert draft.grad.isfinite().all()
 
 
@@ -83,7 +81,6 @@ def test_gradient_is_the_finite_difference(name: str) -> None:
     draft, target = (torch.randn(2, 5, generator=generator) for _ in range(2))
     draft.requires_grad_()
     LOSSES[name](draft, target).sum().backward()
-    assert draft.grad is not None
     step = 1e-2
     for row in range(2):
         for token in range(5):
@@ -125,5 +122,4 @@ def test_a_label_outside_a_trimmed_head_teaches_nothing() -> None:
     loss = LOSSES["hard_label"](draft, torch.tensor([[0.0, 0.0, 5.0]]))
     loss.sum().backward()
     assert loss.tolist() == [0.0]
-    assert draft.grad is not None
     assert draft.grad.tolist() == [[0.0, 0.0, 0.0]]

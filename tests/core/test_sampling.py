@@ -18,10 +18,9 @@ from draftlab.core.sampling import (
     restrict,
     to_probs,
 )
-from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.joint import joint_distribution
-from draftlab.core.verify.token import TokenVerifier
 from draftlab.errors import UserError
+from tests.verify_cases import TOKEN_VERIFIERS
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -53,8 +52,8 @@ def test_tiny_temperature_does_not_overflow() -> None:
 def test_top_p_is_the_smallest_set_that_holds_it(vocab: int, top_p: float) -> None:
     logits = torch.randn(2, vocab, generator=generator())  # flat: the nucleus is larger than the first sort
     probs = logits.double().softmax(-1)
-    found = to_probs(logits, Sampling(top_p=top_p))
-    for before, after in zip(probs, found, strict=True):
+    actual = to_probs(logits, Sampling(top_p=top_p))
+    for before, after in zip(probs, actual, strict=True):
         kept = after > 0
         assert float(before[kept].sum()) >= top_p
         assert float(before[kept].sum() - before[kept].min()) < top_p
@@ -81,7 +80,7 @@ def test_bad_logits_say_where(bad: float) -> None:
 @pytest.mark.parametrize("settings", [{"temperature": -1.0}, {"temperature": torch.inf}, {"top_k": 0}, {"top_p": 0.0}])
 def test_bad_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(UserError):
-        Sampling(**settings)  # type: ignore[arg-type]
+        Sampling(**settings)
 
 
 def test_draws_follow_the_weights_and_never_hit_zero() -> None:
@@ -119,7 +118,7 @@ def test_without_replacement_on_a_peaked_distribution() -> None:
 
 @pytest.mark.parametrize("drafting", ["without_replacement", "greedy"])
 def test_there_are_never_more_distinct_drafts_than_tokens(drafting: Drafting) -> None:
-    """The first token stands in for those that do not exist."""
+    """The first token stands in for drafts that do not exist."""
     one = to_probs(torch.tensor([[[5.0, 0, 0, 0]]]).expand(1, 2, 4), Sampling(top_p=0.9))
     assert draft_tokens(one, drafting, generator()).tolist() == [[0, 0]]
     probs = torch.stack([distribution(3, 2, 1, 0, 0), distribution(3, 0, 1, 0, 0)])[:, None].expand(-1, 4, -1)
@@ -134,9 +133,9 @@ def test_there_are_never_more_distinct_drafts_than_tokens(drafting: Drafting) ->
 def test_half_precision_is_renormalised_in_float64() -> None:
     exact = torch.randn(4, 1000, generator=generator()).softmax(-1)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        found = check_probs(exact.to(dtype), "target_probs")
-        assert found.dtype == torch.float64
-        torch.testing.assert_close(found.sum(-1), torch.ones(4, dtype=torch.float64), rtol=1e-14, atol=0)
+        actual = check_probs(exact.to(dtype), "target_probs")
+        assert actual.dtype == torch.float64
+        torch.testing.assert_close(actual.sum(-1), torch.ones(4, dtype=torch.float64), rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +185,8 @@ def test_restriction_to_the_support_changes_no_decision() -> None:
     torch.testing.assert_close(ids.gather(-1, columns), tokens)
     torch.testing.assert_close(small_target.sum(-1), torch.ones(6, dtype=torch.float64))
     checked = 0
-    for verifier in VERIFIERS.values():
-        if isinstance(verifier, TokenVerifier) and verifier.drafting in ("iid", "independent"):
+    for verifier in TOKEN_VERIFIERS.values():
+        if not verifier.is_distinct:
             dense = verifier.distribution(target, draft, tokens)
             sparse = torch.zeros_like(dense).scatter_add_(
                 -1, ids, verifier.distribution(small_target, small_draft, columns)

@@ -9,9 +9,9 @@ from draftlab.core import stats
 
 
 def test_ratio_sums_before_it_divides():
-    found = stats.ratio([1, 9], [10, 10])
-    assert found.estimate == 0.5
-    assert found.n == 2
+    actual = stats.ratio([1, 9], [10, 10])
+    assert actual.estimate == 0.5
+    assert actual.n == 2
     assert stats.ratio([1, 90], [10, 100]).estimate == pytest.approx(91 / 110)
 
 
@@ -21,8 +21,8 @@ def test_interval_covers_the_truth_at_its_rate():
     for trial in range(200):
         visited = rng.integers(5, 60, 80)
         accepted = rng.binomial(visited, 0.7)
-        found = stats.ratio(accepted, visited, seed=trial)
-        hits += found.low <= 0.7 <= found.high
+        actual = stats.ratio(accepted, visited, seed=trial)
+        hits += actual.low <= 0.7 <= actual.high
     assert 0.90 <= hits / 200 <= 0.98
 
 
@@ -39,9 +39,9 @@ def test_paired_difference_is_tighter_than_two_intervals():
     visited = rng.integers(20, 60, 100)
     easy = rng.random(100) * 0.5
     before, after = visited * easy, visited * (easy + 0.1)
-    found = stats.ratio_difference(after, visited, before, visited)
-    assert found.estimate == pytest.approx(0.1)
-    assert found.high - found.low < 1e-9
+    actual = stats.ratio_difference(after, visited, before, visited)
+    assert actual.estimate == pytest.approx(0.1)
+    assert actual.high - actual.low < 1e-9
     assert stats.ratio(before, visited).high - stats.ratio(before, visited).low > 0.02
 
 
@@ -64,6 +64,6 @@ def test_no_denominator_is_nan_not_zero():
 
 def test_rows_with_an_empty_axis_have_a_line_of_the_table() -> None:
     frame = pd.DataFrame({"replay": [0.0, np.nan, np.nan], "request_id": [0, 0, 1], "hits": [1, 2, 3], "tries": 4})
-    found = stats.ratio_table(frame, "hits", "tries", ["replay"])
-    np.testing.assert_array_equal(found["replay"], [0.0, np.nan])
-    np.testing.assert_array_equal(found["estimate"], [1 / 4, 5 / 8])
+    actual = stats.ratio_table(frame, "hits", "tries", ["replay"])
+    np.testing.assert_array_equal(actual["replay"], [0.0, np.nan])
+    np.testing.assert_array_equal(actual["estimate"], [1 / 4, 5 / 8])

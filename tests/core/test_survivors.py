@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
-from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.specinfer import rrs
 from draftlab.core.verify.survivors import Order, Position, transitions
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.core.verify.typical import typical
 from draftlab.errors import UserError
-from tests.verify_cases import random_pairs
+from tests.verify_cases import TOKEN_VERIFIERS, random_pairs
 
-CLOSED = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier) and v.survivors}
+CLOSED = {name: v for name, v in TOKEN_VERIFIERS.items() if v.survivors}
 CLOSED |= {
     "truncated s=1": truncated(Truncation(1)),
     "truncated s=2 of 3": truncated(Truncation(2, 3)),
@@ -26,15 +23,14 @@ CLOSED |= {
 
 def check(verifier: TokenVerifier, position: Position, order: Order) -> None:
     """The closed form equals the enumeration at every token that the target can write, and sums to 1."""
-    assert verifier.survivors is not None
-    found = verifier.transitions(position, order)
+    actual = verifier.transitions(position, order)
     oracle = verifier.enumerated_survivors(position, order)
     at_target = position.at(position.target)
     for row in (at_target > 1e-9).nonzero()[:, 0].tolist():
         torch.testing.assert_close(
-            found[row], oracle[row] / at_target[row], rtol=0, atol=1e-11 / float(at_target[row]) ** 0.5 + 1e-12
+            actual[row], oracle[row] / at_target[row], rtol=0, atol=1e-11 / float(at_target[row]) ** 0.5 + 1e-12
         )
-    torch.testing.assert_close(found.flatten(1).sum(-1), torch.ones(len(found), dtype=torch.float64))
+    torch.testing.assert_close(actual.flatten(1).sum(-1), torch.ones(len(actual), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("drafts", [1, 2, 3])
@@ -53,9 +49,7 @@ def test_identical_drafts(name: str, drafts: int) -> None:
 @pytest.mark.parametrize("name", [name for name, v in CLOSED.items() if v.drafting == "independent"])
 def test_drafts_of_different_distributions(name: str, order: Order) -> None:
     cases = list(random_pairs(40, seed=9, smallest=4, largest=4))
-    for (target, one), (two, three) in (
-        itertools.batched(cases, 2) if hasattr(itertools, "batched") else zip(cases[::2], cases[1::2], strict=True)
-    ):
+    for (target, one), (two, three) in zip(cases[::2], cases[1::2], strict=True):
         groups = [draft.expand(4, -1) for draft in (one, two, three)]
         position = Position(target.expand(4, -1), groups[: max(order) + 1], torch.arange(4))
         check(CLOSED[name], position, order)

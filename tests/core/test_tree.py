@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from draftlab.core.tree import Tree, optimal_tree
-from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.sequence import sequences_distribution
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.errors import UserError
+from tests.verify_cases import TOKEN_VERIFIERS
 
 Context = tuple[int, ...]
 
@@ -39,7 +39,7 @@ def models(vocab: int, depth: int) -> tuple[dict[Context, Tensor], dict[Context,
 def drafted(
     tree: Tree, draft: dict[Context, Tensor], verifier: TokenVerifier
 ) -> list[tuple[dict[int, Context], float]]:
-    """Every way to draft the nodes: the tokens up to each, and how likely; the children of a node together, as the verifier wants them."""
+    """Every way to draft the nodes, with its probability: the tokens up to each node; the children of a node are drafted together."""
     ways: list[tuple[dict[int, Context], float]] = [({0: ()}, 1.0)]
     for node in range(tree.nodes):
         children = [child for child in range(1, tree.nodes) if int(tree.parents[child]) == node]
@@ -56,7 +56,7 @@ def drafted(
 
 
 def kept_on_average(tree: Tree, acceptance: Sequence[Sequence[float]]) -> float:
-    """The drafted tokens of a tree that stand on average: the sum over its nodes of the chance that all on the way to it stand."""
+    """The drafted tokens accepted on average: the sum over nodes of the probability that all on the path to the node are accepted."""
     chances = torch.tensor([1.0, *[0.0] * (tree.nodes - 1)], dtype=torch.float64)
     for leaf, depth in tree.own.T.nonzero()[:, [1, 0]].tolist():
         parent, node = tree.paths[leaf, depth : depth + 2].tolist()
@@ -67,25 +67,24 @@ def kept_on_average(tree: Tree, acceptance: Sequence[Sequence[float]]) -> float:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["single", "specinfer", "k_seq", "optimal", "rrs", "greedy", "sampled", "gls"])
 def test_a_tree_emits_the_targets_distribution(name: str, shape: str) -> None:
-    tree, verifier, vocab = SHAPES[shape], VERIFIERS[name], 2 if shape == "binary" else 3
-    assert isinstance(verifier, TokenVerifier)
+    tree, verifier, vocab = SHAPES[shape], TOKEN_VERIFIERS[name], 2 if shape == "binary" else 3
     target, draft = models(vocab, tree.depth + 1)
-    found: dict[Context, float] = defaultdict(float)
+    actual: dict[Context, float] = defaultdict(float)
     for known, chance in drafted(tree, draft, verifier):
         ways = [[known[node] for node in path] for path in tree.paths.tolist()]
         tokens = torch.tensor([[after[-1] for after in way[1:]] for way in ways])
         q = torch.stack([torch.stack([target[at] for at in way]) for way in ways])
         p = torch.stack([torch.stack([draft[at] for at in way[:-1]]) for way in ways])
         for emitted, share in sequences_distribution(verifier, q, p, tokens, tree).items():
-            # What is short of the longest is completed by the target; then every text has the target's probability.
+            # The target completes shorter outputs; every text then has the target's probability.
             for rest in itertools.product(range(vocab), repeat=tree.depth + 1 - len(emitted)):
-                found[*emitted, *rest] += chance * share * probability(target, emitted, rest)
+                actual[*emitted, *rest] += chance * share * probability(target, emitted, rest)
     for text in itertools.product(range(vocab), repeat=tree.depth + 1):
-        assert found[text] == pytest.approx(probability(target, (), text), abs=1e-12)
+        assert actual[text] == pytest.approx(probability(target, (), text), abs=1e-12)
 
 
 def probability(model: dict[Context, Tensor], text: Context, rest: Context) -> float:
-    """That the model goes on with ``rest`` after ``text``."""
+    """The probability that the model continues ``text`` with ``rest``."""
     return math.prod(float(model[(*text, *rest[:i])][token]) for i, token in enumerate(rest))
 
 
@@ -100,7 +99,7 @@ def test_equal_beginnings_are_one_node() -> None:
 
 
 def test_the_static_optimum_is_the_best_of_all_trees() -> None:
-    """Against every tree of so many nodes; the acceptance of later children need not fall."""
+    """Against every tree with the same number of nodes; a later child may have a higher acceptance."""
     acceptance = [[0.5, 0.3, 0.1], [0.2, 0.6], [0.7]]
     for nodes in range(1, 7):
         every = []

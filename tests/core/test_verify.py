@@ -14,25 +14,23 @@ from torch import Tensor
 from draftlab.conformance import check_distribution
 from draftlab.conformance.tables import Table
 from draftlab.core.sampling import Drafting, draft_tokens
-from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.bound import optimum_iid, ratio_order
-from draftlab.core.verify.importance import full
+from draftlab.core.verify.importance import full_program
 from draftlab.core.verify.joint import joint_distribution
-from draftlab.core.verify.optimal import _selected
+from draftlab.core.verify.optimal import selected_and_win_rate
 from draftlab.core.verify.single import single
-from draftlab.core.verify.split import split_direct, split_highs
 from draftlab.core.verify.token import Acceptance, TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
+from draftlab.core.verify.truncated_program import split_direct, split_highs
 from draftlab.errors import UserError
-from tests.verify_cases import random_distribution, random_pairs
+from tests.verify_cases import TOKEN_VERIFIERS, random_distribution, random_distributions, random_pairs
 
 TOURNAMENT = sys.modules["draftlab.core.verify.optimal"]
 """The module, whose name in its package is that of the verifier."""
-TOKEN_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier)}
 VARIANTS = TOKEN_VERIFIERS | {
-    "importance, iid": full("iid"),
-    "importance, without replacement": full("without_replacement"),
-    "importance, greedy": full("greedy"),
+    "importance, iid": full_program("iid"),
+    "importance, without replacement": full_program("without_replacement"),
+    "importance, greedy": full_program("greedy"),
     "truncated s=1": truncated(Truncation(1)),
     "truncated s=2, first": truncated(Truncation(2, 2)),
     "truncated s=3, highs": truncated(Truncation(3, solver="highs")),
@@ -84,7 +82,7 @@ def test_emitted_distribution_is_the_target_with_many_drafts(name: str, drafts: 
 
 
 def test_optimal_swaps_stay_symmetric_under_rounding() -> None:
-    """Found by search: the quotient of a swap is rounding here, and a cap on one side alone left an error of 5e-10."""
+    """A case from a search: the quotient of a swap is rounding here, and a cap on one side alone left an error of 5e-10."""
     target, draft = (
         torch.tensor([float.fromhex(x) for x in distribution.split()], dtype=torch.float64)
         for distribution in (
@@ -98,11 +96,11 @@ def test_optimal_swaps_stay_symmetric_under_rounding() -> None:
 
 @pytest.mark.parametrize("drafts", [1, 2, 3, 4])
 def test_a_tournament_of_the_keys_that_move_is_exact(drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large tables are cut to these keys. Here small ones are, which can be enumerated: they stand among tokens that nobody emits."""
+    """Large tables are cut to these keys. Here small tables are, which can be enumerated, placed among tokens of probability 0."""
     monkeypatch.setattr(TOURNAMENT, "LARGE", 0)
     cuts = []
-    moved = TOURNAMENT._moved
-    monkeypatch.setattr(TOURNAMENT, "_moved", lambda *tables: cuts.append(found := moved(*tables)) or found)
+    moved = TOURNAMENT._moving
+    monkeypatch.setattr(TOURNAMENT, "_moving", lambda *tables: cuts.append(moved(*tables)) or cuts[-1])
     for target, draft in (
         torch.nn.functional.pad(torch.stack(pair), (6, 8)) for pair in random_pairs(60, seed=7, largest=5)
     ):
@@ -124,11 +122,11 @@ def test_copies_of_the_last_token_that_fill_a_row_match_nothing(monkeypatch: pyt
         draft[row, :-last], draft[row, -last:] = 0.3 / (60 - last), 0.7 / last
         target[row, -last:] = 1 / last
     tokens = torch.tensor([[56, 58], [45, 59]])
-    found = []
+    actual = []
     for large in (0, 10**6):
         monkeypatch.setattr(TOURNAMENT, "LARGE", large)
-        found.append(torch.cat(TOURNAMENT.select_by_key(target, draft, tokens), -1))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+        actual.append(torch.cat(TOURNAMENT.select_by_key(target, draft, tokens), -1))
+    torch.testing.assert_close(*actual, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("drafts", [2, 4, 8])
@@ -140,13 +138,13 @@ def test_a_large_table_is_cut_to_few_keys(drafts: int, monkeypatch: pytest.Monke
     target /= target.sum(-1, keepdim=True)
     tokens = draft_tokens(draft[:, None].expand(-1, drafts, -1), "iid", generator)
     widths = []
-    win = TOURNAMENT._win
-    monkeypatch.setattr(TOURNAMENT, "_win", lambda *tables: widths.append(tables[0].shape[1]) or win(*tables))
-    found = TOURNAMENT.select_by_key(target, draft, tokens)
+    win = TOURNAMENT._win_rate
+    monkeypatch.setattr(TOURNAMENT, "_win_rate", lambda *tables: widths.append(tables[0].shape[1]) or win(*tables))
+    actual = TOURNAMENT.select_by_key(target, draft, tokens)
     monkeypatch.setattr(TOURNAMENT, "LARGE", 10**6)
     expected = TOURNAMENT.select_by_key(target, draft, tokens)
-    for own, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(own, other, rtol=0, atol=1e-9)
+    for cut, whole in zip(actual, expected, strict=True):
+        torch.testing.assert_close(cut, whole, rtol=0, atol=1e-9)
     assert widths[0] < 700
     assert widths[1] == 2000
 
@@ -158,7 +156,7 @@ def test_no_token_of_the_tournament_swaps_more_than_it_has(drafts: int) -> None:
     for q, p in random_pairs(200, seed=drafts):
         order = ratio_order(q[None], p[None])[0]
         target, draft = q[order], p[order]
-        selected, win = (found[0] for found in _selected(target[None], draft[None], drafts))
+        selected, win = (table[0] for table in selected_and_win_rate(target[None], draft[None], drafts))
         assert float(selected.sum()) == pytest.approx(1, abs=1e-12)
         best = float(optimum_iid(q[None], p[None], drafts))
         assert float(target.minimum(selected).sum()) == pytest.approx(best, abs=1e-12)
@@ -190,10 +188,10 @@ def test_closed_form_acceptance_is_what_enumeration_gives(name: str) -> None:
         proc, member = float(given.proc @ joint.probs), float(given.member @ joint.probs)
         assert proc <= member + 1e-12
         if verifier.closed_form is not None:
-            found = verifier.closed_form(target[None], distributions[None])
-            assert float(found.proc) == pytest.approx(proc, abs=1e-12)
-            if not bool(found.member.isnan()):
-                assert float(found.member) == pytest.approx(member, abs=1e-12)
+            actual = verifier.closed_form(target[None], distributions[None])
+            assert float(actual.proc) == pytest.approx(proc, abs=1e-12)
+            if not bool(actual.member.isnan()):
+                assert float(actual.member) == pytest.approx(member, abs=1e-12)
         complete = verifier.acceptance(target, distributions)
         assert float(complete.proc) == pytest.approx(proc, abs=1e-12)
         assert float(complete.member) == pytest.approx(member, abs=1e-12)
@@ -202,8 +200,7 @@ def test_closed_form_acceptance_is_what_enumeration_gives(name: str) -> None:
 
 
 def test_acceptance_is_unknown_where_it_cannot_be_enumerated() -> None:
-    distribution = torch.rand(3000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    distribution = distribution / distribution.sum()
+    distribution = random_distributions(3000, seed=0)
     assert bool(TOKEN_VERIFIERS["rrs"].acceptance(distribution, distribution.expand(2, -1)).proc.isnan())
 
 
@@ -213,8 +210,8 @@ def test_acceptance_is_unknown_where_it_cannot_be_enumerated() -> None:
 def test_one_draft_is_single_draft_verification(name: str) -> None:
     for target, draft in random_pairs(20, seed=6, smallest=3):
         tokens = (draft > 0).nonzero()[:1, 0]
-        found = TOKEN_VERIFIERS[name].distribution(target, draft[None], tokens)
-        torch.testing.assert_close(found, single.distribution(target, draft[None], tokens), rtol=0, atol=1e-12)
+        actual = TOKEN_VERIFIERS[name].distribution(target, draft[None], tokens)
+        torch.testing.assert_close(actual, single.distribution(target, draft[None], tokens), rtol=0, atol=1e-12)
 
 
 def test_orderings_that_hold() -> None:
@@ -223,10 +220,10 @@ def test_orderings_that_hold() -> None:
         drafts = 2 + number % 2
         distributions = draft.expand(drafts, -1)
         names = ["single", "specinfer", "k_seq", "optimal"]
-        proc = [float(TOKEN_VERIFIERS[name].acceptance(target, distributions).proc) for name in names]
-        member = [float(TOKEN_VERIFIERS[name].acceptance(target, distributions).member) for name in names[1:]]
-        assert all(low <= high + 1e-9 for low, high in itertools.pairwise(proc))
-        assert all(low <= high + 1e-9 for low, high in itertools.pairwise(member))
+        actual = [TOKEN_VERIFIERS[name].acceptance(target, distributions) for name in names]
+        proc, member = [float(each.proc) for each in actual], [float(each.member) for each in actual[1:]]
+        for rising in (proc, member):
+            assert all(low <= high + 1e-9 for low, high in itertools.pairwise(rising))
         if int((draft > 0).sum()) >= drafts:
             assert proc[1] <= float(TOKEN_VERIFIERS["rrs"].acceptance(target, distributions).proc) + 1e-9
 
@@ -237,14 +234,14 @@ def test_truncated_program_keeps_its_bound_and_reaches_the_optimum_with_all_toke
         distributions = (
             draft.expand(2, -1) if number % 2 else torch.stack([draft, random_distribution(len(draft), generator)])
         )
-        best = float(full().acceptance(target, distributions).proc)
+        best = float(full_program().acceptance(target, distributions).proc)
         excess = (target - distributions.prod(0)).sort(descending=True).values.clamp_min(0)
         for size, more in itertools.product(range(1, len(target) + 1), (0, 1, 99)):
-            found = float(truncated(Truncation(size, size + more)).acceptance(target, distributions).proc)
-            assert best - float(excess[size:].sum()) - 1e-6 <= found <= best + 1e-6
-        assert found == pytest.approx(best, abs=1e-6)
+            actual = float(truncated(Truncation(size, size + more)).acceptance(target, distributions).proc)
+            assert best - float(excess[size:].sum()) - 1e-6 <= actual <= best + 1e-6
+        assert actual == pytest.approx(best, abs=1e-6)
         if number % 2:
-            assert found == pytest.approx(float(optimum_iid(target[None], draft[None], 2)), abs=1e-12)
+            assert actual == pytest.approx(float(optimum_iid(target[None], draft[None], 2)), abs=1e-12)
 
 
 def test_direct_solution_is_the_linear_programs() -> None:
@@ -269,11 +266,11 @@ def test_direct_solution_refuses_a_large_program() -> None:
 
 
 def test_several_stages_are_not_optimal() -> None:
-    """With three drafts the truncated program loses to the optimum even over all tokens, sometimes; it must not be taken for it."""
+    """With three drafts the truncated program may miss the optimum even over all tokens."""
     gaps = []
     for target, draft in random_pairs(60, seed=11, smallest=3):
-        found = truncated(Truncation(6)).acceptance(target, draft.expand(3, -1)).proc
-        gaps.append(float(optimum_iid(target[None], draft[None], 3) - found))
+        actual = truncated(Truncation(6)).acceptance(target, draft.expand(3, -1)).proc
+        gaps.append(float(optimum_iid(target[None], draft[None], 3) - actual))
     assert min(gaps) > -1e-12
     assert max(gaps) > 1e-4
 
@@ -283,16 +280,11 @@ def test_greedy_with_two_drafts_is_spechub() -> None:
     for target, draft in random_pairs(60, seed=12, smallest=3):
         if int((draft > 0).sum()) < 2:
             continue
-        top = int(draft.argmax())
-        rest = draft.clone()
-        rest[top] = 0
-        rest = rest / rest.sum()
-        others = target.clone()
-        others[top] = 0
-        expected = float(target[top] + others.minimum(rest).sum())
-        found = TOKEN_VERIFIERS["greedy"].acceptance(target, draft.expand(2, -1))
-        assert float(found.member) == pytest.approx(expected, abs=1e-12)
-        assert float(found.proc) == pytest.approx(expected, abs=1e-12)
+        top = draft.argmax()
+        rest = draft.index_fill(0, top, 0)
+        expected = float(target[top] + target.index_fill(0, top, 0).minimum(rest / rest.sum()).sum())
+        actual = TOKEN_VERIFIERS["greedy"].acceptance(target, draft.expand(2, -1))
+        assert [float(actual.member), float(actual.proc)] == pytest.approx([expected] * 2, abs=1e-12)
         seen += 1
     assert seen > 30
 
@@ -314,9 +306,8 @@ def test_figure_2_of_mdss(first: float, second: float, best: float, k_seq: float
     target = torch.tensor([first, second, 1 - first - second], dtype=torch.float64)
     draft = torch.full((2, 3), 1 / 3, dtype=torch.float64)
     for name, expected in (("optimal", best), ("importance", best), ("k_seq", k_seq), ("specinfer", specinfer)):
-        found = TOKEN_VERIFIERS[name].acceptance(target, draft)
-        assert float(found.proc) == pytest.approx(expected, abs=1.5e-6)
-        assert float(found.member) == pytest.approx(expected, abs=1.5e-6)
+        actual = TOKEN_VERIFIERS[name].acceptance(target, draft)
+        assert [float(actual.member), float(actual.proc)] == pytest.approx([expected] * 2, abs=1.5e-6)
 
 
 @pytest.mark.parametrize("name", TOKEN_VERIFIERS)
@@ -389,13 +380,13 @@ def test_low_precision_inputs_are_lossless_for_their_renormalised_distribution(d
     draft = torch.tensor([0.6, 0.3, 0.1]).to(dtype)
     exact = target.double() / target.double().sum()
     distributions = (draft.double() / draft.double().sum()).expand(2, -1)
-    found = check_distribution(
+    actual = check_distribution(
         lambda q, p, x: single.distribution(target, draft.expand(2, -1), x),
         "iid",
         2,
         [Table("low", exact, distributions)],
     )
-    assert found.lossless
+    assert actual.lossless
 
 
 def test_bad_input_is_refused_at_the_door() -> None:
@@ -436,7 +427,7 @@ def test_enumeration_in_parts_changes_nothing(name: str, monkeypatch: pytest.Mon
 def test_full_program_refuses_a_vocabulary() -> None:
     distribution = torch.full((1200,), 1 / 1200, dtype=torch.float64)
     with pytest.raises(UserError, match="1200 tokens and 2 drafts make 1440000 tuples"):
-        full().distribution(distribution, distribution.expand(2, -1), torch.tensor([0, 1]))
+        full_program().distribution(distribution, distribution.expand(2, -1), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("name", ["single", "specinfer", "k_seq", "rrs", "optimal", "greedy", "importance_truncated"])
@@ -460,7 +451,7 @@ def test_a_vocabulary_of_many_tokens(name: str) -> None:
 
 
 def test_gls_is_the_race_of_shared_exponentials() -> None:
-    """Exponentials drawn first, as a server would: drafts and target take the least of their own; the target's token given the drafts."""
+    """Draw the exponentials first, as a server would, and count the target's token given the drafts."""
     target = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     draft = torch.tensor([[0.2, 0.2, 0.6], [0.4, 0.5, 0.1]], dtype=torch.float64)
     count = 200_000

@@ -12,23 +12,14 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from draftlab.conformance import Budget, check_sequence_distribution, check_verifier
-from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
+from draftlab.core.verify import PATH_VERIFIERS
 from draftlab.core.verify.block import block
 from draftlab.core.verify.path import single_path
 from draftlab.core.verify.sequence import sequences_distribution, verify_sequences
 from draftlab.core.verify.single import single
 from draftlab.core.verify.specinfer import rrs
-from draftlab.core.verify.token import TokenVerifier
-from draftlab.core.verify.tree import TreeVerifier
 from draftlab.errors import UserError
-
-TOKEN_VERIFIERS = {name: v for name, v in VERIFIERS.items() if isinstance(v, TokenVerifier)}
-
-
-def random_distributions(*shape: int, seed: int) -> Tensor:
-    weights = torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) ** 2
-    return weights / weights.sum(-1, keepdim=True)
-
+from tests.verify_cases import TOKEN_VERIFIERS, TREE_VERIFIERS, random_distributions
 
 SIZES = [(3, 2, 2), (2, 3, 2), (3, 1, 3), (2, 2, 3)]
 FITTING = [
@@ -43,28 +34,25 @@ FITTING = [
 def test_sequence_distribution_is_the_targets(name: str, vocab: int, length: int, drafts: int) -> None:
     """Joint distribution of the first ``length + 1`` emitted tokens; the models depend on the context; different drafters where allowed."""
     verifier = TOKEN_VERIFIERS[name]
-    found = check_sequence_distribution(
+    actual = check_sequence_distribution(
         partial(sequences_distribution, verifier), verifier.drafting, vocab, length, drafts
     )
-    assert found.cases == vocab ** (length * drafts) or verifier.drafting in ("without_replacement", "greedy")
-    assert found.error <= 1e-12
-
-
-TREES = {name: v for name, v in VERIFIERS.items() if isinstance(v, TreeVerifier)}
+    assert actual.cases == vocab ** (length * drafts) or verifier.drafting in ("without_replacement", "greedy")
+    assert actual.error <= 1e-12
 
 
 @pytest.mark.parametrize("size", [(3, 2, 1), (3, 2, 2), (2, 3, 2), (2, 2, 3)])
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", TREE_VERIFIERS)
 def test_tree_verifiers_emit_the_targets_distribution(name: str, size: tuple[int, int, int]) -> None:
     """The first ``length + 1`` tokens over every set of drafted sequences; a stop is a distribution whatever was drafted."""
-    found = check_sequence_distribution(TREES[name].distribution, "iid", *size)
-    assert found.cases == size[0] ** (size[1] * size[2])
-    assert found.error <= 1e-12
+    actual = check_sequence_distribution(TREE_VERIFIERS[name].distribution, "iid", *size)
+    assert actual.cases == size[0] ** (size[1] * size[2])
+    assert actual.error <= 1e-12
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", TREE_VERIFIERS)
 def test_tree_samplers_follow_their_distribution(name: str) -> None:
-    assert check_verifier(TREES[name], budget=Budget(max_samples=5000)).lossless
+    assert check_verifier(TREE_VERIFIERS[name], budget=Budget(max_samples=5000)).lossless
 
 
 def kept(name: str, target: dict[tuple[int, ...], Tensor], draft: dict[tuple[int, ...], Tensor], length: int) -> float:
@@ -75,13 +63,12 @@ def kept(name: str, target: dict[tuple[int, ...], Tensor], draft: dict[tuple[int
         chance = math.prod(float(draft[path[:i]][path[i]]) for path in pair for i in range(length))
         q = torch.stack([torch.stack([target[path[:i]] for i in range(length + 1)]) for path in pair])
         p = torch.stack([torch.stack([draft[path[:i]] for i in range(length)]) for path in pair])
-        verifier = VERIFIERS[name]
-        found = (
-            verifier.distribution(q, p, torch.tensor(pair))
-            if isinstance(verifier, TreeVerifier)
+        actual = (
+            TREE_VERIFIERS[name].distribution(q, p, torch.tensor(pair))
+            if name in TREE_VERIFIERS
             else sequences_distribution(TOKEN_VERIFIERS[name], q, p, torch.tensor(pair))
         )
-        total += chance * sum(share * (len(tokens) - 1) for tokens, share in found.items())
+        total += chance * sum(share * (len(tokens) - 1) for tokens, share in actual.items())
     return total
 
 
@@ -108,15 +95,15 @@ def test_path_verifiers_are_lossless(name: str) -> None:
 def test_single_path_is_single_drafts_in_a_row() -> None:
     target, draft = random_distributions(4, 5, seed=1), random_distributions(3, 5, seed=2)
     tokens = torch.tensor([1, 4, 2])
-    found = single_path.distribution(target, draft, tokens)
+    actual = single_path.distribution(target, draft, tokens)
     stands = 1.0
     for i, token in enumerate(tokens.tolist()):
         distribution = single.distribution(target[i], draft[i : i + 1], tokens[i : i + 1])
         elsewhere = distribution.clone()
         elsewhere[token] = 0  # the residual never gives back a rejected draft, so its mass is that of acceptance
-        torch.testing.assert_close(found[i], stands * elsewhere)
+        torch.testing.assert_close(actual[i], stands * elsewhere)
         stands *= float(distribution[token])
-    torch.testing.assert_close(found[3], stands * target[3])
+    torch.testing.assert_close(actual[3], stands * target[3])
 
 
 def test_block_verification_keeps_at_least_as_many_tokens() -> None:
@@ -207,7 +194,7 @@ def test_a_path_needs_a_bonus_distribution_and_at_least_one_token() -> None:
 @pytest.mark.parametrize("truncated", [False, True])
 @pytest.mark.parametrize("name", TOKEN_VERIFIERS)
 def test_walk_follows_its_distribution(name: str, truncated: bool) -> None:
-    """On the whole tables, and on those tokens alone that truncated distributions leave of a larger vocabulary."""
+    """On whole tables, and on the few tokens that a truncation leaves of a larger vocabulary."""
     verifier = TOKEN_VERIFIERS[name]
     count = 1000 if name == "importance" else 20_000
     tokens = torch.tensor([[0, 1], [2, 0], [1, 1]])  # distinct first tokens: fits every way of drafting
@@ -232,7 +219,7 @@ def test_walk_follows_its_distribution(name: str, truncated: bool) -> None:
         table[..., places] = distributions
     tokens = places[tokens]
     distribution = {tuple(places[list(prefix)].tolist()): chance for prefix, chance in distribution.items()}
-    found = verify_sequences(
+    actual = verify_sequences(
         verifier,
         wide[0].expand(count, -1, -1, -1),
         wide[1].expand(count, -1, -1, -1),
@@ -241,7 +228,7 @@ def test_walk_follows_its_distribution(name: str, truncated: bool) -> None:
         truncated=truncated,
     )
     emitted: dict[tuple[int, ...], int] = dict.fromkeys(distribution, 0)
-    for path, length, token in zip(found.path.tolist(), found.length.tolist(), found.token.tolist(), strict=True):
+    for path, length, token in zip(actual.path.tolist(), actual.length.tolist(), actual.token.tolist(), strict=True):
         emitted[(*tokens[path, :length].tolist(), token)] += 1
     counts = torch.tensor(list(emitted.values()))
     expected = torch.tensor(list(distribution.values()), dtype=torch.float64)

@@ -1,10 +1,12 @@
 """Distillation losses: how far the draft's next-token distribution is from the target's, one number per position.
 
-Every loss is ``(draft_logits, target_logits) -> loss per position``; masking and the mean happen once, in ``distill``. Both distributions
-are softmaxes at temperature 1 (OSD trains this way at every decoding temperature). Gradients flow only to the draft; each loss computes its
-gradient in closed form, in half the time that autograd takes. A logit of -inf means probability zero. On the target's side, such a token
-contributes nothing. On the draft's side, it is a token outside a trimmed head, which no weight of the draft can change: ``forward_kl`` and
-``hard_label`` leave its term out (it would be infinite), and the other losses treat it like any other token.
+Every loss is ``(draft_logits, target_logits) -> loss per position``; ``distill`` masks positions and takes the mean. Both distributions are
+softmaxes at temperature 1 (OSD trains this way at every decoding temperature). Gradients flow only to the draft, and each loss has its
+gradient in closed form, which takes half as long as autograd.
+
+A logit of -inf means probability 0. A token that the target excludes contributes nothing. A token that the draft excludes lies outside its
+trimmed head, where no weight of the draft can change it: ``forward_kl`` and ``hard_label`` leave out its term, which would be infinite, and the
+other losses treat it like any other token.
 """
 
 from __future__ import annotations
@@ -48,8 +50,7 @@ def reverse_kl(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
     Infinite if the draft gives mass to a token with target probability zero.
 
     **Arguments:**
-    - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
-    - `target_logits`: of the target, same shape.
+    - `draft_logits`, `target_logits`: as for `forward_kl`.
 
     **Returns:** nats at each position, shape `(*positions,)`.
 
@@ -69,8 +70,7 @@ def jsd(draft_logits: Logits, target_logits: Logits, beta: float = 0.5) -> Float
     It never exceeds the entropy of (beta, 1 - beta), even between disjoint distributions.
 
     **Arguments:**
-    - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
-    - `target_logits`: of the target, same shape.
+    - `draft_logits`, `target_logits`: as for `forward_kl`.
     - `beta`: weight of the target in the mixture, in (0, 1).
 
     **Returns:** nats at each position, shape `(*positions,)`.
@@ -82,17 +82,16 @@ def jsd(draft_logits: Logits, target_logits: Logits, beta: float = 0.5) -> Float
     (target, log_target), (draft, log_draft) = _distribution(target_logits), _distribution(draft_logits)
     log_mixture = torch.lerp(draft, target, beta).clamp_min_(torch.finfo(draft.dtype).tiny).log_()
     slope = log_draft.sub_(log_mixture)
-    of_draft = _dot(draft, slope)
-    value = beta * _dot(target, log_target.sub_(log_mixture)) + (1 - beta) * of_draft
-    return _with_gradient(draft_logits, value, (1 - beta) * _through_softmax(draft, slope, of_draft))
+    mean = _dot(draft, slope)
+    value = beta * _dot(target, log_target.sub_(log_mixture)) + (1 - beta) * mean
+    return _with_gradient(draft_logits, value, (1 - beta) * _through_softmax(draft, slope, mean))
 
 
 def tvd(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*positions"]:
     """Total variation, 1 - sum_x min(target, draft) = half the sum of |target - draft|: the probability of a rejection.
 
     **Arguments:**
-    - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
-    - `target_logits`: of the target, same shape.
+    - `draft_logits`, `target_logits`: as for `forward_kl`.
 
     **Returns:** a probability at each position, shape `(*positions,)`.
 
@@ -112,8 +111,7 @@ def hard_label(draft_logits: Logits, target_logits: Logits) -> Float[Tensor, "*p
     For sampled answers, pass ``one_hot_logits(answer_ids, vocab)`` as the target's logits.
 
     **Arguments:**
-    - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
-    - `target_logits`: of the target, same shape.
+    - `draft_logits`, `target_logits`: as for `forward_kl`.
 
     **Returns:** nats at each position, shape `(*positions,)`.
 
@@ -133,8 +131,7 @@ def jeffreys(draft_logits: Logits, target_logits: Logits, beta: float = 0.9) -> 
     """beta KL(target || draft) + (1 - beta) KL(draft || target), which OSD's repository calls "jsd".
 
     **Arguments:**
-    - `draft_logits`: of the draft, shape `(*positions, vocab)`; gradients flow to them.
-    - `target_logits`: of the target, same shape.
+    - `draft_logits`, `target_logits`: as for `forward_kl`.
     - `beta`: weight of the forward part, in [0, 1].
 
     **Returns:** nats at each position, shape `(*positions,)`.
@@ -174,7 +171,7 @@ def one_hot_logits(tokens: Int[Tensor, "*positions"], vocab: int) -> Float[Tenso
 
 
 def _distribution(logits: Logits) -> tuple[Logits, Logits]:
-    """Probabilities and their logarithms, without gradient; log 0 is replaced by the lowest float, so that 0 log 0 is 0."""
+    """Probabilities and their logarithms, without gradient; the lowest float stands for log 0, so that 0 log 0 is 0."""
     logits = logits.detach().float()
     return logits.softmax(-1), logits.log_softmax(-1).clamp_min_(torch.finfo(logits.dtype).min)
 
@@ -184,16 +181,16 @@ def _dot(left: Logits, right: Logits) -> Float[Tensor, "*positions"]:
 
 
 def _through_softmax(draft: Logits, slope: Logits, mean: Float[Tensor, "*positions"]) -> Logits:
-    """The gradient to the logits, given the gradient ``slope`` to the draft's probabilities and its ``mean`` under them."""
+    """The gradient to the logits, from the gradient ``slope`` to the draft's probabilities and its ``mean`` under them."""
     return (slope - mean[..., None]).mul_(draft)
 
 
 def _with_gradient(logits: Logits, value: Float[Tensor, "*positions"], gradient: Logits) -> Float[Tensor, "*positions"]:
     """The ``value`` of a loss, whose ``gradient`` to the logits is known."""
-    return cast(Tensor, _Known.apply(logits, value, gradient))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _KnownGradient.apply(logits, value, gradient))  # type: ignore[no-untyped-call]
 
 
-class _Known(torch.autograd.Function):
+class _KnownGradient(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, logits: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
         context.save_for_backward(gradient)

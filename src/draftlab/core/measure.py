@@ -1,4 +1,4 @@
-"""What is measured on the rows of a table: the ratio of two columns, or the mean of one."""
+"""A quantity measured on the rows of a table: the ratio of two columns, or the mean of one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Measure:
-    """``sum(numerator) / sum(denominator)`` over some rows, or the mean of ``numerator`` if there is no ``denominator``.
+    """``sum(numerator) / sum(denominator)`` over rows, or the mean of ``numerator`` if there is no ``denominator``.
 
-    ``label`` and ``unit`` name the quantity on an axis and in a caption: ``Measure("emitted", "blocks", "block efficiency",
-    "tokens per target call")``.
+    ``label`` and ``unit`` name it on axes and in captions: ``Measure("emitted", "blocks", "block efficiency", "tokens per target call")``.
     """
 
     numerator: str

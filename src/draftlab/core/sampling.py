@@ -1,4 +1,4 @@
-"""Turn logits into probabilities, draw tokens from them, and check what a verifier is given; all in float64."""
+"""Turn logits into probabilities, draw tokens from them, and check the input of verifiers; all in float64."""
 
 from __future__ import annotations
 
@@ -16,21 +16,28 @@ Drafting = Literal["iid", "independent", "without_replacement", "greedy"]
 """How the K tokens of a position are drafted. ``iid``: one distribution, with replacement; ``independent``: one distribution per draft;
 ``without_replacement``: one distribution, each token once; ``greedy``: the K - 1 most probable tokens, then one draw from the rest."""
 
+Table = Float64[Tensor, "batch vocab"]
+"""One number for each token, row by row: a distribution, or weights that need not sum to 1."""
+Tables = Float64[Tensor, "batch drafts vocab"]
+"""The same for each draft."""
+Tokens = Int64[Tensor, "batch drafts"]
+"""The K drafted tokens of each row."""
+
 FIRST_SORT = 1024
-"""Top-p sorts this many tokens first (a sixteenth of a small vocabulary), four times as many when they do not hold enough mass, and so on."""
+"""Top-p first sorts this many tokens (a sixteenth of a small vocabulary), and four times as many again while their mass is too small."""
 
 WHOLE_SORT = 4096
-"""Vocabularies up to this size are sorted whole at once."""
+"""Vocabularies up to this size are sorted whole."""
 
 SUM_TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
-"""How far probabilities of a dtype may be from a sum of 1: what a softmax at a vocabulary of 128k leaves, with a margin."""
+"""How far the sum of probabilities of a dtype may be from 1: the rounding of a softmax over 128k tokens, with a margin."""
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How logits become probabilities, in this order: ``temperature`` (0 is greedy), the ``top_k`` largest, the ``top_p`` nucleus.
 
-    A verifier must get the draft's probabilities exactly as tokens were drawn from them. The filtered target counts as the target.
+    A verifier needs exactly the draft probabilities from which the tokens were drawn. The filtered target counts as the target.
     """
 
     temperature: float = 1.0
@@ -49,15 +56,14 @@ class Sampling:
 def to_probs(logits: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float64[Tensor, "*batch vocab"]:
     """Probabilities of the next token: softmax at a temperature, then top-k, then top-p, renormalised, in float64.
 
-    The nucleus is the smallest set of most probable tokens that holds at least ``top_p``. NaN or +inf logits are a ``UserError``.
+    The nucleus is the smallest set of most probable tokens whose mass is at least ``top_p``. NaN or +inf logits are a ``UserError``.
     """
     highest, best = logits.max(-1, keepdim=True)
-    if not bool(highest.isfinite().all()):
-        where = _first(~highest.isfinite()[..., 0])
-        raise UserError(f"logits{where} hold NaN, +inf or no finite value", remedy="check the model and its dtype")
+    broken = ~highest.isfinite()[..., 0]
+    _refuse(broken, "logits", "hold NaN, +inf or no finite value", "check the model and its dtype")
     if sampling.temperature == 0:
         return torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(-1, best, 1.0)
-    # The maximum is subtracted before the division: a tiny temperature must not overflow.
+    # Subtract the maximum before the division, so that a tiny temperature does not overflow.
     probs = ((logits.double() - highest.double()) / sampling.temperature).softmax(-1)
     if sampling.top_k is None and sampling.top_p == 1:
         return probs
@@ -96,13 +102,11 @@ def draw(weights: Float64[Tensor, "*batch vocab"], num: int, generator: Generato
     return torch.searchsorted(mass, uniform * mass[..., -1:], right=True)
 
 
-def draft_tokens(
-    draft_probs: Float64[Tensor, "batch drafts vocab"], drafting: Drafting, generator: Generator
-) -> Int64[Tensor, "batch drafts"]:
-    """Draft one token per row of ``draft_probs``; pass a single distribution as ``probs[:, None].expand(-1, num_drafts, -1)``.
+def draft_tokens(draft_probs: Tables, drafting: Drafting, generator: Generator) -> Tokens:
+    """Draft a token from each of the K distributions; pass a single distribution as ``probs[:, None].expand(-1, num_drafts, -1)``.
 
-    Without replacement (and greedily) there are never more drafts than tokens of positive probability. Any further places repeat the first
-    token, and ``verify_sequences`` looks at it only once.
+    Distinct drafts (``without_replacement``, ``greedy``) are at most as many as the tokens of positive probability. Further places repeat the
+    first token, which ``verify_sequences`` then uses once.
     """
     drafts = draft_probs.shape[1]
     if drafting == "independent":
@@ -113,7 +117,7 @@ def draft_tokens(
     tokens = greedy_tokens(rest, drafts - 1 if drafting == "greedy" else 0)
     rest.scatter_(-1, tokens, 0.0)
     while tokens.shape[1] < drafts:
-        # Drawn tokens leave and what remains is summed again: the remaining mass as "1 - used" loses all digits on a peaked distribution.
+        # What remains is summed again: 1 minus the drawn mass loses all digits on a peaked distribution.
         drawn = draw(rest, 1, generator).clamp_max(rest.shape[-1] - 1)
         rest.scatter_(-1, drawn, 0.0)
         tokens = torch.cat([tokens, drawn], -1)
@@ -127,18 +131,15 @@ def greedy_tokens(draft_probs: Float64[Tensor, "*batch vocab"], num: int) -> Int
 
 
 def check_support(draft_probs: Float64[Tensor, "*batch vocab"], num_drafts: int) -> None:
-    """Refuse to draft more tokens without replacement than there are."""
+    """Refuse more drafts without replacement than there are tokens of positive probability."""
     support = (draft_probs > 0).sum(-1)
-    if bool((support < num_drafts).any()):
-        where = _first(support < num_drafts)
-        raise UserError(
-            f"draft_probs{where} has {int(support.min())} tokens of positive probability, fewer than num_drafts = {num_drafts}",
-            remedy="lower num_drafts, raise top_k or top_p, or draft with replacement",
-        )
+    problem = f"has {int(support.min())} tokens of positive probability, fewer than num_drafts = {num_drafts}"
+    remedy = "lower num_drafts, raise top_k or top_p, or draft with replacement"
+    _refuse(support < num_drafts, "draft_probs", problem, remedy)
 
 
 def check_probs(probs: Float[Tensor, "*batch vocab"], name: str) -> Float64[Tensor, "*batch vocab"]:
-    """``probs`` in float64, renormalised; NaN, negative entries or a sum other than 1 are a ``UserError`` that says where."""
+    """``probs`` in float64, renormalised. NaN, negative entries and sums other than 1 are a ``UserError`` that says where."""
     if probs.dtype not in SUM_TOLERANCE:
         raise UserError(f"{name} has dtype {probs.dtype}", remedy="pass floating-point probabilities")
     if probs.numel() == 0:
@@ -149,14 +150,10 @@ def check_probs(probs: Float[Tensor, "*batch vocab"], name: str) -> Float64[Tens
     total = wide.sum(-1)
     bad = ~((total - 1).abs() <= SUM_TOLERANCE[probs.dtype])  # NaN fails every comparison
     if bool(bad.any()):
-        where = _first(bad)
         value = float(total[bad][0])
-        what = "holds NaN" if value != value else f"sums to {value:.6g}, not 1"
-        raise UserError(
-            f"{name}{where} {what}", remedy="pass probabilities (softmax the logits, renormalise after a filter)"
-        )
-    if bool((wide < 0).any()):
-        raise UserError(f"{name}{_first(wide < 0)} is negative", remedy="pass probabilities, not logits or differences")
+        problem = "holds NaN" if value != value else f"sums to {value:.6g}, not 1"
+        _refuse(bad, name, problem, "pass probabilities (softmax the logits, renormalise after a filter)")
+    _refuse(wide < 0, name, "is negative", "pass probabilities, not logits or differences")
     return wide / total[..., None]
 
 
@@ -166,7 +163,7 @@ def check_drafted(
     tokens: Int64[Tensor, "*batch drafts"] | None = None,
     drafting: Drafting = "independent",
 ) -> tuple[Float64[Tensor, "*batch vocab"], Float64[Tensor, "*batch drafts vocab"]]:
-    """Both tables, checked and in float64; different vocabularies, and tokens that cannot have been drafted this way, are refused."""
+    """Both tables in float64. Bad probabilities, different vocabularies and tokens that cannot have been drafted this way are a ``UserError``."""
     if target_probs.shape[-1] != draft_probs.shape[-1]:
         raise UserError(
             f"target_probs has {target_probs.shape[-1]} tokens and draft_probs {draft_probs.shape[-1]}",
@@ -196,51 +193,48 @@ def _check_tokens(
     if tokens.dtype != torch.int64:
         raise UserError(f"tokens has dtype {tokens.dtype}", remedy="pass token ids as torch.int64")
     outside = (tokens < 0) | (tokens >= draft.shape[-1])
-    if bool(outside.any()):
-        raise UserError(
-            f"tokens{_first(outside)} is outside the vocabulary", remedy="pass token ids from 0 to vocab - 1"
-        )
-    impossible = draft.gather(-1, tokens[..., None])[..., 0] == 0
-    if bool(impossible.any()):
-        raise UserError(
-            f"tokens{_first(impossible)} was drafted but has draft probability 0",
-            remedy="verify with exactly the draft probabilities (after temperature, top-k, top-p) that were sampled from",
-        )
-    in_order = tokens.sort(-1).values
-    repeated = (in_order[..., 1:] == in_order[..., :-1]).any(-1)
-    if distinct and bool(repeated.any()):
-        raise UserError(
-            f"tokens{_first(repeated)} repeats a token, but these drafts are drawn without replacement",
-            remedy="use a verifier for drafts with replacement: specinfer, k_seq or optimal",
+    _refuse(outside, "tokens", "is outside the vocabulary", "pass token ids from 0 to vocab - 1")
+    _refuse(
+        draft.gather(-1, tokens[..., None])[..., 0] == 0,
+        "tokens",
+        "was drafted but has draft probability 0",
+        "verify with exactly the draft probabilities (after temperature, top-k, top-p) that were sampled from",
+    )
+    if distinct:
+        ascending = tokens.sort(-1).values
+        _refuse(
+            (ascending[..., 1:] == ascending[..., :-1]).any(-1),
+            "tokens",
+            "repeats a token, but these drafts are drawn without replacement",
+            "use a verifier for drafts with replacement: specinfer, k_seq or optimal",
         )
 
 
-def _first(bad: Tensor) -> str:
-    """The first index where ``bad`` is true, as text ``[i, j]``; empty for a table without a batch."""
-    index = bad.nonzero()[0].tolist()
-    return str(index) if index else ""
+def _refuse(bad: Tensor, name: str, problem: str, remedy: str) -> None:
+    """Raise ``name[i, j] problem`` for the first index where ``bad`` is true."""
+    if bool(bad.any()):
+        raise UserError(f"{name}{bad.nonzero()[0].tolist() or ''} {problem}", remedy=remedy)
 
 
 def restrict(
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch drafts vocab"],
-    tokens: Int64[Tensor, "batch drafts"],
+    target_probs: Table, draft_probs: Tables, tokens: Tokens
 ) -> tuple[
     Float64[Tensor, "batch support"],
     Float64[Tensor, "batch drafts support"],
-    Int64[Tensor, "batch drafts"],
+    Tokens,
     Int64[Tensor, "batch support"],
 ]:
-    """The same position restricted to the tokens that the target or the drafts can produce: both tables, the tokens, and each column's token id.
+    """Keep only the tokens that the target or a draft can produce, which are few after top-p or top-k.
 
-    After top-p the support is tiny compared with the vocabulary; rows with a smaller support end in columns of probability 0.
+    Returns both tables and the drafted tokens in the new columns, and each column's token id. Rows with a smaller support end in columns of
+    probability 0.
     """
     distributions = draft_probs[:, :1] if draft_probs.stride(1) == 0 else draft_probs  # one distribution, expanded
     used = (target_probs > 0) | (distributions > 0).any(1)
     row, token = used.nonzero(as_tuple=True)
     count = torch.bincount(row, minlength=len(used))
     column = torch.arange(len(row), device=row.device) - (count.cumsum(-1) - count)[row]
-    # Rows with fewer tokens are filled with an id beyond the vocabulary: ids stay sorted, which finds the drafted ones.
+    # Short rows are filled with an id beyond the vocabulary, so that ids stay sorted for the search of the drafted tokens.
     vocab = target_probs.shape[1]
     ids = torch.full((len(used), int(count.max())), vocab, dtype=torch.int64, device=used.device)
     ids[row, column] = token

@@ -1,4 +1,4 @@
-"""The base class of all settings in files and on command lines, and the types of number that they use."""
+"""The base class of all settings in files and on command lines, and the types of their fields."""
 
 from __future__ import annotations
 

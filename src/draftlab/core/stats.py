@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 ENOUGH = 30
-"""Requests below which nothing is called better or worse: their spread leaves every answer open."""
+"""With fewer requests nothing is called better or worse: their spread leaves every answer open."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its bootstrap interval (95 %) and the number of requests ``n`` behind it."""
+    """An estimate, its bootstrap interval (95 %) and its number of requests ``n``."""
 
     estimate: float
     low: float
@@ -33,14 +33,14 @@ class Interval:
     n: int
 
 
-def _interval(units: Sequence[ArrayLike], statistic: Callable[[Any], Any], seed: int) -> Interval:
-    """The ``statistic`` of the sums over units, with the percentile interval of resampled units."""
-    return _bootstrap(statistic, seed, *(np.asarray(values, float).tobytes() for values in units))
+def _interval(columns: Sequence[ArrayLike], statistic: Callable[[Any], Any], seed: int) -> Interval:
+    """The ``statistic`` of the sums over requests, with the percentile interval over resampled requests."""
+    return _bootstrap(statistic, seed, *(np.asarray(values, float).tobytes() for values in columns))
 
 
-@functools.cache  # a figure, its table and its answer ask for the same
-def _bootstrap(statistic: Callable[[Any], Any], seed: int, *units: bytes) -> Interval:
-    samples = np.array([np.frombuffer(values) for values in units])
+@functools.cache  # a figure, its table and its finding need the same interval
+def _bootstrap(statistic: Callable[[Any], Any], seed: int, *columns: bytes) -> Interval:
+    samples = np.array([np.frombuffer(values) for values in columns])
     n = samples.shape[1]
 
     def of_sums(*drawn: NDArray[np.float64], axis: int = -1) -> Any:
@@ -50,10 +50,8 @@ def _bootstrap(statistic: Callable[[Any], Any], seed: int, *units: bytes) -> Int
         estimate = float(of_sums(*samples))
         if n < 2 or not np.isfinite(estimate):
             return Interval(estimate, float("nan"), float("nan"), n)
-        from scipy.stats import (
-            DegenerateDataWarning,
-            bootstrap,
-        )  # takes half a second to load, and exact figures do not need it
+        # Loading this takes half a second, which exact figures do not need.
+        from scipy.stats import DegenerateDataWarning, bootstrap
 
         with warnings.catch_warnings(action="ignore", category=DegenerateDataWarning):
             drawn = bootstrap(
@@ -62,11 +60,11 @@ def _bootstrap(statistic: Callable[[Any], Any], seed: int, *units: bytes) -> Int
                 paired=True,
                 vectorized=True,
                 n_resamples=RESAMPLES,
-                batch=max(1, 60_000 // n),  # so that a batch of resamples fits in the processor's cache
+                batch=max(1, 60_000 // n),  # fits into the processor's cache
                 method="percentile",
                 rng=np.random.default_rng(seed),
             ).bootstrap_distribution
-    # scipy's own interval is NaN as soon as one resample has nothing to divide by; that resample alone says nothing.
+    # scipy's interval is NaN if the denominator of a single resample is 0; leave out that resample.
     low, high = np.nanquantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(estimate, float(low), float(high), n)
 
@@ -84,7 +82,7 @@ def _percent(sums: Any) -> Any:
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike, *, seed: int = 0) -> Interval:
-    """``sum(numerator) / sum(denominator)``, one entry per request; NaN without a positive denominator.
+    """``sum(numerator) / sum(denominator)`` over requests; NaN without a positive denominator.
 
     **Arguments:**
     - `numerator`, `denominator`: one number for each request.
@@ -92,8 +90,8 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike, *, seed: int = 0) -> Int
 
     **Returns:** the ratio, its interval, and the number of requests.
 
-    >>> found = ratio([1, 2, 3], [2, 4, 6])
-    >>> found.estimate, found.n
+    >>> acceptance = ratio([1, 2, 3], [2, 4, 6])
+    >>> acceptance.estimate, acceptance.n
     (0.5, 3)
     """
     return _interval((numerator, denominator), _quotient, seed)
@@ -107,7 +105,7 @@ def ratio_difference(
     *,
     seed: int = 0,
 ) -> Interval:
-    """Difference of two ratios over the same requests (paired); if its interval excludes 0, the ratios differ at 95 %.
+    """Difference of two ratios over the same requests (paired). If its interval excludes 0, the ratios differ at 95 %.
 
     **Arguments:**
     - `numerator`, `denominator`: one number for each request.
@@ -119,8 +117,7 @@ def ratio_difference(
     >>> ratio_difference([3, 3], [4, 4], [1, 1], [4, 4]).estimate
     0.5
     """
-    samples = (numerator, denominator, baseline_numerator, baseline_denominator)
-    return _interval(samples, _difference, seed)
+    return _interval((numerator, denominator, baseline_numerator, baseline_denominator), _difference, seed)
 
 
 def percent_of(one: tuple[ArrayLike, ArrayLike], other: tuple[ArrayLike, ArrayLike], *, seed: int = 0) -> Interval:
@@ -147,13 +144,13 @@ def ratio_table(
     request: str = "request_id",
     seed: int = 0,
 ) -> pd.DataFrame:
-    """One row per group of ``by`` with ``estimate, ci_low, ci_high, n``; rows of one request (its seeds) form one cluster.
+    """The ratio of two columns in each group of ``by``; the rows of one request (its seeds) are resampled together.
 
     **Arguments:**
     - `frame`: one row for each observation.
     - `numerator`, `denominator`: names of two of its columns.
     - `by`: columns that identify a group.
-    - `request`: column that identifies a cluster, which is resampled as a whole.
+    - `request`: column that identifies a request.
     - `seed`: seed of the bootstrap.
 
     **Returns:** a table with the columns of `by`, and `estimate`, `ci_low`, `ci_high`, `n`.
@@ -168,14 +165,14 @@ def ratio_table(
     rows = []
     for key, group in frame.groupby(list(by), sort=False, dropna=False):  # an axis may be empty in some rows
         sums = group.groupby(request, sort=False)[[numerator, denominator]].sum()
-        found = ratio(sums[numerator], sums[denominator], seed=seed)
-        values = {"estimate": found.estimate, "ci_low": found.low, "ci_high": found.high, "n": found.n}
+        of_group = ratio(sums[numerator], sums[denominator], seed=seed)
+        values = {"estimate": of_group.estimate, "ci_low": of_group.low, "ci_high": of_group.high, "n": of_group.n}
         rows.append(dict(zip(by, key, strict=True)) | values)
     return pd.DataFrame(rows, columns=[*by, "estimate", "ci_low", "ci_high", "n"])
 
 
 def moving_ratio(numerator: ArrayLike, denominator: ArrayLike, window: int) -> NDArray[np.float64]:
-    """At each entry, the ratio over the last ``window`` entries (fewer at the start); it never looks ahead.
+    """At each entry, the ratio over the last ``window`` entries, or over fewer at the start.
 
     **Arguments:**
     - `numerator`, `denominator`: one number for each entry, in order.

@@ -102,7 +102,7 @@ class Moved:
 def memory_traffic(
     target: Moved, draft: Moved, *, tokens: int, block_length: float, online_block_length: float, update_interval: int
 ) -> dict[str, dict[str, float]]:
-    """GB of weights loaded for one request, by system and term: ``L M``; ``(L/a1) M + L m``; ``(L/a2) M + L m + m L / I`` (OSD, Table 5).
+    """GB of weights loaded for one request: ``L M``; ``(L/a1) M + L m``; ``(L/a2) M + L m + m L / I`` (OSD, Table 5).
 
     **Arguments:**
     - `target`, `draft`: GB of each model (M, m).
@@ -121,21 +121,20 @@ def memory_traffic(
             "memory_traffic needs positive numbers", remedy="check tokens, sizes, block lengths and the interval"
         )
     plain, drafts = tokens * target.weights, tokens * draft.weights
+    systems = {
+        "original": (plain, 0.0, 0.0),
+        "vsd": (plain / block_length, drafts, 0.0),
+        "osd": (plain / online_block_length, drafts, drafts / update_interval),
+    }
     return {
-        "original": {"target_gb": plain, "draft_gb": 0.0, "cache_gb": 0.0, "update_gb": 0.0},
-        "vsd": {"target_gb": plain / block_length, "draft_gb": drafts, "cache_gb": 0.0, "update_gb": 0.0},
-        "osd": {
-            "target_gb": plain / online_block_length,
-            "draft_gb": drafts,
-            "cache_gb": 0.0,
-            "update_gb": drafts / update_interval,
-        },
+        system: {"target_gb": target_gb, "draft_gb": draft_gb, "cache_gb": 0.0, "update_gb": update_gb}
+        for system, (target_gb, draft_gb, update_gb) in systems.items()
     }
 
 
 UPDATE_COPIES = 10
-"""How often an update of AdamW in float32 moves the weights' bytes: they are read forward, backward and once more, and written; gradients
-are written and read; each of the two moments is read and written. Activations come on top."""
+"""How often an update of AdamW in float32 moves the bytes of the weights. It reads the weights forward, backward and once more, and writes them;
+writes and reads gradients; and reads and writes each of two moments. Activations are not counted."""
 
 
 def traffic_terms(
@@ -152,9 +151,9 @@ def traffic_terms(
 ) -> dict[str, float]:
     """GB moved for one request, with the terms that OSD's Table 5 leaves out; ``draft_len`` 0 and ``block_length`` 1 mean plain decoding.
 
-    There are ``tokens / block_length`` calls of the target, each after ``draft_len`` (k) steps of the draft, which Table 5 counts as one step
-    per emitted token. ``batch`` requests share a load of the weights. Both caches are read at ``context`` tokens, and k + 1 entries are
-    verified and written. An update moves ``UPDATE_COPIES`` times ``train_gb`` (the draft's weights in float32).
+    The target is called ``tokens / block_length`` times, each time after ``draft_len`` (k) steps of the draft; Table 5 counts one step per
+    emitted token. ``batch`` requests share a load of the weights. Both caches are read at ``context`` tokens, and k + 1 entries are verified
+    and written. An update moves ``UPDATE_COPIES`` times ``train_gb``.
 
     **Arguments:**
     - `target`, `draft`: GB of each model's weights, and of a token in its cache.
@@ -181,7 +180,7 @@ def traffic_terms(
 
 
 def break_even_block_length(per_block: float, fixed: float, online_fixed: float, block_length: float) -> float:
-    """The block length from which updates pay off: ``per_block / a + online_fixed = per_block / block_length + fixed``, solved for a; inf: none.
+    """The block length a from which updates pay off: ``per_block / a + online_fixed = per_block / block_length + fixed``; inf: no length does.
 
     **Arguments:**
     - `per_block`: the cost that is divided by the block length.
@@ -198,7 +197,7 @@ def break_even_block_length(per_block: float, fixed: float, online_fixed: float,
 
 
 def update_flops_ratio(draft_len: int, block_length: float, target_flops: float, draft_flops: float) -> float:
-    """Work of the target over work of the draft with updates, ``(k+1) F_p / ((k + 3a) F_q)`` (OSD, App. A.4).
+    """FLOPs of the target over FLOPs of the draft with its updates, ``(k+1) F_p / ((k + 3a) F_q)`` (OSD, App. A.4).
 
     **Arguments:**
     - `draft_len`: drafted tokens per block (k).

@@ -1,4 +1,4 @@
-"""Token trees: drafted sequences that share their beginnings, which a model reads in one pass, each token once."""
+"""Token trees: drafted sequences with shared beginnings, of which a model reads each token once, in one pass."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from draftlab.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """The nodes on the path from node 0 (the known token at the root) to each leaf: one tree, or one for each request of a batch.
+    """One tree, or one for each request of a batch: the nodes on the path to each leaf, from node 0, the known token at the root.
 
-    Each leaf is one drafted sequence; a shorter sequence repeats its last node. The drafts at a node are its children, ordered by their first leaves.
+    Each leaf is one drafted sequence; a shorter sequence repeats its last node. The drafts after a node are its children, ordered by their first
+    leaves.
     """
 
     paths: Int64[Tensor, "*batch leaves depth+1"]
 
     @classmethod
     def of_parents(cls, parents: Sequence[int]) -> Tree:
-        """From the node that each node follows, which must be an earlier one; node 0 follows none, and its entry is ignored."""
+        """The tree with this parent of each node, which must be an earlier node; the entry of node 0 is ignored."""
         late = [node for node in range(1, len(parents)) if not 0 <= parents[node] < node]
         if late or len(parents) < 2:
             raise UserError(
                 f"the parents {list(parents)} do not form a tree of drafted tokens",
                 remedy="give 2 or more nodes, each after its parent",
             )
-        ways = [[0]]
+        paths = [[0]]
         for node in range(1, len(parents)):
-            ways.append([*ways[parents[node]], node])
-        leaves = [way for node, way in enumerate(ways) if node not in parents[1:]]
+            paths.append([*paths[parents[node]], node])
+        leaves = [path for node, path in enumerate(paths) if node not in parents[1:]]
         longest = max(map(len, leaves))
-        return cls(torch.tensor([way + way[-1:] * (longest - len(way)) for way in sorted(leaves)]))
+        return cls(torch.tensor([path + path[-1:] * (longest - len(path)) for path in sorted(leaves)]))
 
     @classmethod
     def of_widths(cls, widths: Sequence[int]) -> Tree:
-        """Each of the ``widths[d]`` guesses at depth d follows every guess at depth d - 1 (Cai et al. 2024, section 2.1.2), nodes by depth."""
+        """The tree in which every node at depth d - 1 has ``widths[d]`` children (Cai et al. 2024, section 2.1.2); nodes are numbered by depth."""
         if not widths or min(widths) < 1:
             raise UserError(f"the tree has widths {list(widths)}", remedy="give 1 or more guesses for each depth")
         parents, last = [-1], [0]
@@ -52,7 +53,7 @@ class Tree:
 
     @classmethod
     def delayed(cls, num_drafts: int, draft_len: int, trunk: int = 0) -> Tree:
-        """Sequences that share their first ``trunk`` tokens and then branch; 0: K sequences that share nothing."""
+        """K sequences that share their first ``trunk`` tokens and then branch; 0: they share nothing."""
         if not 0 <= trunk < draft_len:
             raise UserError(
                 f"{trunk} of {draft_len} tokens are shared", remedy="let the sequences branch before they end"
@@ -60,12 +61,12 @@ class Tree:
         return cls.of_widths([1] * trunk + [num_drafts] + [1] * (draft_len - trunk - 1))
 
     def merged(self, tokens: Int64[Tensor, "batch leaves depth"]) -> Tree:
-        """The tree of each request once its tokens are known: nodes that were drawn separately, but have equal tokens on equal paths, become one."""
+        """The tree of each request, given its tokens: nodes that were drawn separately become one if they have equal tokens on equal paths."""
         exists = self.exists[..., : tokens.shape[-1]].to(tokens.device).expand(tokens.shape)
         alike = (tokens[:, :, None] == tokens[:, None]) & exists[:, :, None] & exists[:, None]
         first = alike.cumprod(-1).argmax(2)
-        own = exists & (first == torch.arange(tokens.shape[1], device=tokens.device)[:, None])
-        number = own.flatten(1).cumsum(-1).view(own.shape).gather(1, first)
+        is_new = exists & (first == torch.arange(tokens.shape[1], device=tokens.device)[:, None])
+        number = is_new.flatten(1).cumsum(-1).view(is_new.shape).gather(1, first)
         nodes = [torch.zeros_like(tokens[..., 0])]
         for depth in range(tokens.shape[-1]):
             nodes.append(number[..., depth].where(exists[..., depth], nodes[-1]))
@@ -73,17 +74,17 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Tokens of the longest sequence."""
+        """The number of tokens of the longest sequence."""
         return self.paths.shape[-1] - 1
 
     @property
     def leaves(self) -> int:
-        """Drafted sequences."""
+        """The number of drafted sequences."""
         return self.paths.shape[-2]
 
     @functools.cached_property
     def nodes(self) -> int:
-        """The number of nodes, including node 0; in a batch, that of the largest tree."""
+        """The number of nodes, node 0 included; in a batch, of the largest tree."""
         return int(self.paths.max()) + 1
 
     @property
@@ -93,7 +94,7 @@ class Tree:
 
     @functools.cached_property
     def sees(self) -> Bool[Tensor, "*batch nodes nodes"]:
-        """The attention mask: entry [i, j] says whether node j is node i or one of its ancestors."""
+        """The attention mask: entry [i, j] is True if node j is node i or one of its ancestors."""
         paths = self.paths.view(-1, self.leaves, self.depth + 1)
         sees = torch.zeros(len(paths), self.nodes, self.nodes, dtype=torch.bool, device=paths.device)
         rows = torch.arange(len(paths), device=paths.device)[:, None, None]
@@ -109,37 +110,37 @@ class Tree:
     @functools.cached_property
     def parents(self) -> Int64[Tensor, "*batch nodes"]:
         """The parent of each node; node 0 is its own parent."""
-        found = torch.zeros(*self.paths.shape[:-2], self.nodes, dtype=torch.int64, device=self.paths.device)
+        parents = torch.zeros(*self.paths.shape[:-2], self.nodes, dtype=torch.int64, device=self.paths.device)
         before, after = self.paths[..., :-1].flatten(-2), self.paths[..., 1:].flatten(-2)
         moved = before != after
-        return found.scatter_(-1, after.where(moved, 0), before.where(moved, 0))
+        return parents.scatter_(-1, after.where(moved, 0), before.where(moved, 0))
 
     @functools.cached_property
     def places(self) -> Int64[Tensor, "*batch nodes-1"]:
-        """Where the token of each node except node 0 is found among the leaves' sequences, flattened."""
+        """For each node except node 0, the index of its token in the leaves' sequences, flattened."""
         flat = self.paths[..., 1:].flatten(-2)
         numbers = torch.arange(1, self.nodes, device=flat.device)
         return (flat[..., None, :] == numbers[:, None]).int().argmax(-1)
 
     @functools.cached_property
     def first(self) -> Int64[Tensor, "*batch leaves depth"]:
-        """The first leaf under the same node: its sequence drew the token, and the others share it."""
+        """For each token of each sequence, the first leaf below its node: that sequence drew the token, and the others share it."""
         nodes = self.paths[..., 1:]
         return (nodes[..., :, None, :] == nodes[..., None, :, :]).int().argmax(-2)
 
     @functools.cached_property
     def exists(self) -> Bool[Tensor, "*batch leaves depth"]:
-        """Whether each sequence is that long."""
+        """Whether each sequence has a token at each depth."""
         return self.paths[..., 1:] != self.paths[..., :-1]
 
     @functools.cached_property
     def own(self) -> Bool[Tensor, "*batch leaves depth"]:
-        """Whether each sequence drew that token itself."""
+        """Whether each sequence drew its token itself."""
         return self.exists & (self.first == torch.arange(self.leaves, device=self.paths.device)[:, None])
 
     @functools.cached_property
     def siblings(self) -> Int64[Tensor, "*batch leaves depth"]:
-        """Which child of its parent each node of a sequence is."""
+        """The number of each node among its siblings, from 0."""
         own, first = self.own, self.first
         under = torch.cat([torch.zeros_like(first[..., :1]), first[..., :-1]], -1)  # the first leaf under the parent
         number = torch.zeros_like(first)
@@ -150,21 +151,22 @@ class Tree:
 
 
 def optimal_tree(acceptance: Sequence[Sequence[float]], nodes: int) -> Tree:
-    """The tree of ``nodes`` drafted tokens that keeps the most on average (Sequoia's dynamic programme: Chen et al. 2024, arXiv 2402.12374).
+    """The tree whose accepted tokens are most on average (Chen et al. 2024, Sequoia, arXiv 2402.12374), by dynamic programming.
 
     **Arguments:**
     - `acceptance`: entry `[d][i]` is the probability that the i-th child at depth d is the accepted one, given that its parent is accepted.
+    - `nodes`: number of drafted tokens.
     """
     if nodes < 1 or not acceptance or not all(acceptance):
         raise UserError(f"a tree of {nodes} tokens over {len(acceptance)} depths", remedy="give 1 or more of both")
 
     @functools.cache
     def best(depth: int, child: int, left: int) -> tuple[float, int]:
-        """The most that ``left`` tokens keep under an accepted node, from this child on, and how many of them go to this child and its subtree."""
+        """The most tokens accepted if ``left`` are drafted below an accepted node, from this child on; and how many of them belong to this child."""
         if depth == len(acceptance) or child == len(acceptance[depth]) or not left:
             return 0.0, 0
         share = acceptance[depth][child]
-        # Children are drawn in order: without this one there are no later ones.
+        # Children are drawn in order, so there is no later child without this one.
         splits = [
             (share * (1 + best(depth + 1, 0, take - 1)[0]) + best(depth, child + 1, left - take)[0], take)
             for take in range(1, left + 1)

@@ -1,14 +1,26 @@
 """Verifiers: lossless ways to choose among drafted tokens, by name.
 
 Formulas in this package write q for the target's distribution (``target_probs``) and p for the draft's (``draft_probs``), as MDSS does; OSD writes
-them the other way round. K drafts of a position are ``x_1 .. x_K``; ``(z)_+`` is max(z, 0).
+them the other way round. The K drafts of a position are ``x_1 .. x_K``; ``(z)_+`` is max(z, 0).
+
+What is verified, the module of its interface, and the verifiers:
+
+* K drafts of one position, ``token``: ``single``, ``specinfer`` (with ``rrs``), ``k_seq``, ``importance``, ``truncated``
+  (``importance_truncated``), ``hybrid``, ``optimal``, ``greedy``, ``sampled``, ``gls``, ``sinkhorn``, and ``typical``, which is not lossless;
+* one path of L tokens, ``path``: ``single_path`` in the same module, ``block``;
+* K sequences token by token, ``sequence``: any verifier of one position;
+* K sequences as one tree, ``tree``: ``traversal``, ``multipath`` (``greedy_block``, ``optimal_block``).
+
+The best acceptance of any verifier is computed in ``bound`` and checked in ``polyhedral``. ``joint`` enumerates drafts, ``exact`` averages over
+them, and ``survivors`` counts the drafts that agree with a text. ``truncated_program`` solves the linear program of ``truncated``. ``schemes``
+finds the verifier that a settings file names.
 
 Sources: Leviathan et al. 2023 (arXiv 2211.17192), ``single``; Miao et al. 2024 (SpecInfer, 2305.09781), ``specinfer``; Sun et al. 2023
 (SpecTr, 2310.15141), ``k_seq``; Jeon et al. 2024 (RSD, 2402.14160), ``rrs``; Khisti et al. 2025 (MDSS, 2410.18234), ``importance``,
 ``importance_truncated``, ``polyhedral``; Hu et al. 2025 (2502.18779), ``bound``, ``greedy``; Sun et al. 2024 (SpecHub, 2411.05289),
-``greedy`` of two drafts; Weng et al. 2025 (2505.12398), ``traversal``; greedy multi-path block verification (2602.16961), ``greedy_block``; Rowan et al. 2025 (2506.05632), ``gls``; Sun et al. 2025 (block
-verification, 2403.10444), ``block``, to which HSD (2601.05724) is equivalent; Cai et al. 2024 (Medusa, 2401.10774), ``typical``. ``docs/theory.md``,
-section 10, says what is not implemented, and why.
+``greedy`` with two drafts; Weng et al. 2025 (2505.12398), ``traversal``; 2602.16961, ``greedy_block``; Rowan et al. 2025 (2506.05632), ``gls``;
+Sun et al. 2025 (2403.10444), ``block``, to which HSD (2601.05724) is equivalent; Cai et al. 2024 (Medusa, 2401.10774), ``typical``.
+``docs/theory.md``, section 10, lists what is not implemented, and why.
 """
 
 from __future__ import annotations
@@ -49,4 +61,4 @@ VERIFIERS: dict[str, TokenVerifier | PathVerifier | TreeVerifier] = {
 }
 
 PATH_VERIFIERS: dict[str, PathVerifier] = {"single": single_path, "block": block}
-"""Verifiers of one drafted path: the loop with one draft uses them, all positions at once."""
+"""Verifiers of one drafted path. The loop with one draft uses them, for all positions at once."""

@@ -1,7 +1,8 @@
-"""The best acceptance that any lossless verifier can have: by one sort for i.i.d. drafts, and by a linear program for any drafts.
+"""The best acceptance of any lossless verifier: by one sort for i.i.d. drafts, by a linear program for any drafts.
 
-``alpha* = min_H 1 + q(H) - g(H)`` over sets of tokens H, ``g(H)`` the probability that all drafts lie in H (Hu et al. 2025; Khisti et
-al. 2025, Theorem 3). It is the minimum cut of the flow from drafted sets to tokens, so it holds for any number of drafts and any joint distribution.
+``alpha* = min_H 1 + q(H) - g(H)`` over sets of tokens H, where ``g(H)`` is the probability that all drafts lie in H (Hu et al. 2025; Khisti
+et al. 2025, Theorem 3). It is the minimum cut of a flow from drafted sets to tokens, so it holds for any number of drafts with any joint
+distribution (``docs/theory.md``, sections 1 to 3).
 """
 
 from __future__ import annotations
@@ -15,37 +16,37 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 from torch import Tensor
 
+from draftlab.core.sampling import Table
 from draftlab.core.verify.joint import JointDistribution
 
 
-def argsort(values: Float64[Tensor, "batch vocab"]) -> Int64[Tensor, "batch vocab"]:
-    """Ascending order of each row, NaN last; on a CPU numpy's vectorised sort, six times torch's at 128k tokens. A GPU's 0 / 0 is a negative
-    NaN, which its sort puts first."""
+def argsort(values: Table) -> Int64[Tensor, "batch vocab"]:
+    """Ascending order of each row, NaN last.
+
+    On a CPU numpy's vectorised sort is used, which is six times as fast as torch's at 128k tokens.
+    """
     if values.device.type == "cpu":
         return torch.from_numpy(np.argsort(values.numpy(), -1))
+    # A GPU's 0 / 0 is a negative NaN, which its sort puts first.
     return values.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(-1)
 
 
 def ranks(order: Int64[Tensor, "batch vocab"]) -> Int64[Tensor, "batch vocab"]:
-    """The place of each token in a full order."""
+    """The rank of each token in a full order."""
     return torch.empty_like(order).scatter_(
         -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
     )
 
 
-def ratio_order(
-    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch vocab"]
-) -> Int64[Tensor, "batch vocab"]:
-    """Tokens in ascending order of ``q/p``, with those that the draft cannot produce last."""
+def ratio_order(target_probs: Table, draft_probs: Table) -> Int64[Tensor, "batch vocab"]:
+    """Tokens in ascending order of ``q/p``; tokens that the draft cannot produce come last."""
     return argsort(target_probs / draft_probs)  # x / 0 is infinite, 0 / 0 NaN, and both sort last
 
 
-def optimum_iid(
-    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch vocab"], num_drafts: int
-) -> Float64[Tensor, " batch"]:
+def optimum_iid(target_probs: Table, draft_probs: Table, num_drafts: int) -> Float64[Tensor, " batch"]:
     """The best acceptance of K i.i.d. drafts, ``min_H 1 + q(H) - p(H)^K`` (Khisti et al. 2025, Theorem 3; Hu et al. 2025), by one sort.
 
-    A prefix of the ratio order attains the minimum, since ``m^K`` is convex: ``1 - max_l P_l^K - Q_l``.
+    Since ``m^K`` is convex, a prefix of the ratio order attains the minimum: ``1 - max_l (P_l^K - Q_l)``, with prefix sums P and Q.
 
     **Arguments:**
     - `target_probs`: the target's distribution, shape `(batch, vocab)`, float64.
@@ -66,17 +67,17 @@ def optimum_iid(
 
 @dataclass(frozen=True)
 class Coupling:
-    """How to select one draft from each tuple of a joint distribution, and the distribution of the selected token."""
+    """The probability that each draft of each tuple is selected, and the distribution of the selected token."""
 
     chosen: Float64[Tensor, "tuples drafts"]
     selected: Float64[Tensor, " vocab"]
 
 
 def optimal_coupling(target_probs: Float64[Tensor, " vocab"], joint: JointDistribution) -> Coupling:
-    """Select drafts so that ``sum min(q, r)`` is largest: a flow from drafted sets to tokens, ``max sum f``, ``sum_y f_Sy <= m_S``,
-    ``sum_S f_Sy <= q_y`` (Khisti et al. 2025, Theorem 1), by scipy's HiGHS.
+    """Select drafts so that ``sum min(q, r)`` is largest, r the selected token's distribution (Khisti et al. 2025, Theorem 1).
 
-    ``r`` is recomputed from the clipped solution, so the verifier stays lossless whatever the solver's tolerance (1e-7).
+    Solves the flow from drafted sets to tokens, ``max sum f``, ``sum_y f_Sy <= m_S``, ``sum_S f_Sy <= q_y``, by scipy's HiGHS. ``r`` is
+    recomputed from the clipped solution, so a verifier that uses it is lossless whatever the solver's tolerance (1e-7).
     """
     tokens = np.sort(joint.tokens.numpy(), -1)
     tokens[:, 1:][tokens[:, 1:] == tokens[:, :-1]] = -1
@@ -94,26 +95,25 @@ def optimal_coupling(target_probs: Float64[Tensor, " vocab"], joint: JointDistri
         raise RuntimeError(f"HiGHS found no solution: {solved.message}")
     flow = np.zeros(sets.shape)
     flow[row, column] = np.clip(solved.x, 0, None)
-    # What the flow leaves of a set's mass goes to its members alike, and the whole is normalised: a distribution on each set.
+    # The mass of a set that the flow leaves is divided equally among its members; then normalise, for a distribution on each set.
     members = sets >= 0
     flow += members * ((mass - flow.sum(-1)).clip(0) / members.sum(-1))[:, None]
     share = flow / flow.sum(-1, keepdims=True)
     of_tuple = which.ravel()
     same = joint.tokens.numpy()[:, :, None] == sets[of_tuple][:, None, :]
-    chosen = (same * (share[of_tuple] / np.maximum(same.sum(1), 1))[:, None, :]).sum(-1)
-    picked = torch.from_numpy(chosen)
-    selected = torch.zeros_like(target_probs).index_add_(
-        0, joint.tokens.flatten(), (picked * joint.probs[:, None]).flatten()
-    )
-    return Coupling(picked, selected)
+    chosen = torch.from_numpy((same * (share[of_tuple] / np.maximum(same.sum(1), 1))[:, None, :]).sum(-1))
+    mass_of_draft = (chosen * joint.probs[:, None]).flatten()
+    return Coupling(chosen, torch.zeros_like(target_probs).index_add_(0, joint.tokens.flatten(), mass_of_draft))
 
 
 def optimum_by_lp(target_probs: Float64[Tensor, " vocab"], joint: JointDistribution) -> float:
-    """The best acceptance for any joint distribution of the drafts: ``sum min(q, r)`` at the linear program's solution, accurate to 1e-6.
+    """The best acceptance for any joint distribution of the drafts, ``sum min(q, r)`` by the linear program (Khisti et al. 2025, Theorem 1).
+
+    Accurate to 1e-6, the solver's tolerance.
 
     **Arguments:**
     - `target_probs`: the target's distribution, shape `(vocab,)`, float64.
-    - `joint`: every tuple of drafted tokens with its probability (`joint_distribution`).
+    - `joint`: every tuple of drafted tokens with its probability, from `joint_distribution`.
 
     **Returns:** acceptance in [0, 1].
 

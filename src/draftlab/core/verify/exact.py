@@ -1,4 +1,4 @@
-"""What a verifier does on average over its drafts, computed exactly: in closed form if there is one, else by enumeration."""
+"""The acceptance and the output of a verifier on average over its drafts, exact: in closed form if there is one, else by enumeration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from draftlab.core.sampling import restrict
-from draftlab.core.verify.joint import joint_distribution
-from draftlab.core.verify.specinfer import MOST_TUPLES, distinct_tuples
+from draftlab.core.verify.joint import MOST_TUPLES, distinct_tuples, joint_distribution
 from draftlab.core.verify.token import Acceptance, TokenVerifier
 from draftlab.errors import UserError
 
@@ -18,7 +17,7 @@ from draftlab.errors import UserError
 def on_support(
     target: Float64[Tensor, "positions vocab"], draft: Float64[Tensor, "positions vocab"]
 ) -> tuple[Float64[Tensor, "positions support"], Float64[Tensor, "positions support"]]:
-    """Both distributions on the tokens that either can produce."""
+    """Both distributions, restricted to the tokens that one of them can produce."""
     target, drafts, _, _ = restrict(target, draft[:, None], torch.zeros(len(target), 1, dtype=torch.int64))
     return target, drafts[:, 0]
 
@@ -29,10 +28,9 @@ def by_position(
     draft: Float64[Tensor, "positions support"],
     num_drafts: int,
 ) -> Acceptance:
-    """Both acceptances at each position for drafts of one distribution; ``single`` has one draft.
+    """The acceptance at each position for K drafts of one distribution (``single``: one draft).
 
-    Without replacement, K is reduced to the number of tokens that can be drafted. Too many tuples for an enumeration are a
-    ``UserError``.
+    Without replacement there are no more drafts than tokens. Too many tuples for an enumeration are a ``UserError``.
     """
     if verifier.name == "single":
         num_drafts = 1
@@ -47,7 +45,7 @@ def by_position(
 
 
 def _without_replacement(verifier: TokenVerifier, target: Tensor, draft: Tensor, num_drafts: int) -> Acceptance:
-    """Every ordered tuple of distinct tokens, positions of one support size at once."""
+    """Enumerates every ordered tuple of distinct tokens, positions of one support size at once."""
     for support in sorted(set((draft > 0).sum(-1).tolist())):
         if math.perm(support, min(num_drafts, support)) > MOST_TUPLES:
             raise _too_many(verifier, num_drafts, support)
@@ -70,9 +68,9 @@ def _too_many(verifier: TokenVerifier, num_drafts: int, support: int) -> UserErr
 def distribution_error(
     verifier: TokenVerifier, target: Float64[Tensor, "points vocab"], draft: Float64[Tensor, "points drafts vocab"]
 ) -> Float64[Tensor, " points"]:
-    """Largest difference between the target and the distribution of the emitted token over all drafts: 0 if lossless (MDSS Theorem 1).
+    """``max_y |P(Y = y) - q(y)|`` at each point, over all drafts: 0 if the verifier is lossless (Khisti et al. 2025, Theorem 1).
 
-    The drafts of every point follow the distributions of the first.
+    The drafts of every point are drawn from the distributions of the first.
     """
     joint = joint_distribution(draft[0], "independent")
     shape = (len(target), len(joint.probs))

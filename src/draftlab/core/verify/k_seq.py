@@ -1,29 +1,28 @@
-"""K-SEQ from SpecTr: every i.i.d. draft gets the same probability of acceptance, which depends on one factor computed from both distributions."""
+"""K-SEQ (SpecTr): every i.i.d. draft is accepted by the same rule, with one factor that is computed from both distributions."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from torch import Tensor
 from torch.nn.functional import pad
 
+from draftlab.core.sampling import Table, Tables, Tokens
 from draftlab.core.verify.bound import argsort
 from draftlab.core.verify.single import accept_probs
-from draftlab.core.verify.survivors import Order, Position, align, free, grow, scale
+from draftlab.core.verify.survivors import Order, Position, add_draft, add_unseen, scale, sum_tables
 from draftlab.core.verify.token import Acceptance, Decision, Rows, TokenVerifier, drawable
 
 TOLERANCE = 1e-15
-"""Newton stops at this distance from feasibility. Any factor on the feasible side is lossless; this one is the best to rounding."""
+"""Newton's method stops this close to the root. Every factor on the feasible side is lossless; this one is the best, up to rounding."""
 
 
-def discount(
-    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch vocab"], num_drafts: int
-) -> Float64[Tensor, "batch 1"]:
+def discount(target_probs: Table, draft_probs: Table, num_drafts: int) -> Float64[Tensor, "batch 1"]:
     """``rho*``, the smallest ``rho`` in [1, K] with ``1 - (1 - beta)^K <= rho beta``, ``beta = sum min(p, q / rho)`` (Sun et al. 2023, Alg. 2).
 
-    With ``u = 1 / rho`` sorted token ratios ``p/q`` cut [1/K, 1] into pieces on which ``beta = a + b u``. On the piece that holds the
-    root ``F(u) = beta / u - 1 + (1 - beta)^K`` is convex and falling, so Newton from its left end converges and stays feasible.
+    Let ``u = 1 / rho``. The sorted ratios ``p/q`` cut [1/K, 1] into pieces on which ``beta = a + b u``. On the piece with the root,
+    ``F(u) = beta / u - 1 + (1 - beta)^K`` is convex and falling, so Newton's method from its left end converges and stays feasible.
 
     **Arguments:**
     - `target_probs`: the target's distribution, shape `(batch, vocab)`, float64.
@@ -49,7 +48,7 @@ def discount(
 
 
 def _roots(pieces: Float64[np.ndarray, "batch 3"], num_drafts: int) -> Float64[np.ndarray, " batch"]:
-    """The root of ``F`` on one piece for each row; in numpy: on three numbers a row a tensor operation costs five times as much."""
+    """The root of ``F`` on the given piece ``(a, b, left end)`` of each row; in numpy, since torch takes five times as long on so few numbers."""
     inside, slope, start = pieces.T
     inverse: Float64[np.ndarray, " batch"] = np.maximum(start, 1 / num_drafts)
     for _ in range(50):
@@ -73,21 +72,12 @@ def _rejections(beta: Float64[Tensor, "batch num"], num_drafts: int) -> Float64[
     return total
 
 
-def _decide(
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch drafts vocab"],
-    tokens: Int64[Tensor, "batch drafts"],
-) -> Decision:
+def _decide(target_probs: Table, draft_probs: Tables, tokens: Tokens) -> Decision:
     return decide_at(discount(target_probs, draft_probs[:, 0], tokens.shape[1]), target_probs, draft_probs, tokens)
 
 
-def decide_at(
-    factor: Float64[Tensor, "batch 1"],
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch drafts vocab"],
-    tokens: Int64[Tensor, "batch drafts"],
-) -> Decision:
-    """The decision once the factor is known."""
+def decide_at(factor: Float64[Tensor, "batch 1"], target_probs: Table, draft_probs: Tables, tokens: Tokens) -> Decision:
+    """The decision with a known factor."""
     num_drafts, draft = tokens.shape[1], draft_probs[:, 0]
     scaled = target_probs / factor
     chance = accept_probs(scaled.gather(-1, tokens), draft.gather(-1, tokens))
@@ -100,18 +90,12 @@ def decide_at(
     return Decision(chance * missed, residual)
 
 
-def _acceptance(
-    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
-) -> Acceptance:
+def _acceptance(target_probs: Table, draft_probs: Tables) -> Acceptance:
     return acceptance_at(discount(target_probs, draft_probs[:, 0], draft_probs.shape[1]), target_probs, draft_probs)
 
 
-def acceptance_at(
-    factor: Float64[Tensor, "batch 1"],
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch drafts vocab"],
-) -> Acceptance:
-    """``proc = 1 - (1 - beta)^K``; a residual token is a rejected draft with ``1 - (1 - (p - q / rho)_+ / (1 - beta))^K``."""
+def acceptance_at(factor: Float64[Tensor, "batch 1"], target_probs: Table, draft_probs: Tables) -> Acceptance:
+    """``proc = 1 - (1 - beta)^K``. A residual token y is a rejected draft with ``1 - (1 - (p - q / rho)_+(y) / (1 - beta))^K``."""
     num_drafts, draft = draft_probs.shape[1], draft_probs[:, 0]
     scaled = target_probs / factor
     emitted = draft.minimum(scaled)
@@ -125,27 +109,27 @@ def acceptance_at(
 
 
 def factor_along(position: Position, order: Order) -> Float64[Tensor, "positions 1"]:
-    """The factor for this number of drafts at the positions of a text, computed once."""
+    """The factor at the positions of a text, computed once for each number of drafts."""
     draft, count = position.groups[order[0]], len(order)
-    found: Tensor = position.once(("discount", count), lambda: discount(position.target, draft, count))
-    return found
+    factor: Tensor = position.cached(("discount", count), lambda: discount(position.target, draft, count))
+    return factor
 
 
 def _survivors(position: Position, order: Order) -> Tensor:
-    """As SpecInfer's, every round alike: ``c = min(p, q/rho)(y)``, ``e = (p - q/rho)_+(y)``, ``n = 1 - beta - e``, then the residual at y."""
+    """SpecInfer's polynomial with equal rounds: ``c = min(p, q/rho)(y)``, ``e = (p - q/rho)_+(y)``, ``n = 1 - beta - e``, then the residual."""
     num_drafts, group = len(order), order[0]
     draft = position.groups[group]
     emitted = draft.minimum(position.target / factor_along(position, order))
     beta = emitted.sum(-1, keepdim=True).clamp_max(1)
-    shared = position.at(emitted)
-    agrees = position.at(draft) - shared
-    differs = (1 - beta[:, 0] - agrees).clamp_min(0)
+    c = position.at(emitted)
+    e = position.at(draft) - c
+    n = (1 - beta[:, 0] - e).clamp_min(0)
     residual = drawable((position.target - emitted * _rejections(beta, num_drafts)).clamp_min(0), position.target)
-    rejected, accepted = position.nobody(), []
+    rejected, accepted = position.start(), []
     for j in range(num_drafts):
-        accepted.append(free(position, grow(rejected, group, torch.zeros_like(shared), shared), order[j + 1 :]))
-        rejected = grow(rejected, group, differs, agrees)
-    return align([*accepted, scale(rejected, position.at(residual) / residual.sum(-1))])
+        accepted.append(add_unseen(position, add_draft(rejected, group, torch.zeros_like(c), c), order[j + 1 :]))
+        rejected = add_draft(rejected, group, n, e)
+    return sum_tables([*accepted, scale(rejected, position.at(residual) / residual.sum(-1))])
 
 
 k_seq = TokenVerifier("k_seq", "iid", _decide, _acceptance, survivors=_survivors)

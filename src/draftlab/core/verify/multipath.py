@@ -1,4 +1,4 @@
-"""Select one path of several without regard to whether it will be accepted, then verify it as a block; each depth selects one token among K."""
+"""Select one of several drafted paths, depth by depth and without regard to acceptance, then verify the selected path as a block."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from torch import Tensor
 
+from draftlab.core.sampling import Table, Tokens
 from draftlab.core.verify.block import block
 from draftlab.core.verify.bound import ranks, ratio_order
-from draftlab.core.verify.optimal import in_order, key_survivors, select_by_key
+from draftlab.core.verify.optimal import in_ratio_order, key_survivors, select_by_key
+from draftlab.core.verify.sequence import DraftAlong, Sequences, TargetAlong
 from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.tree import Stop, TreeVerifier
 
-Select = Callable[
-    [Float64[Tensor, "batch vocab"], Float64[Tensor, "batch vocab"], Int64[Tensor, "batch drafts"]],
-    tuple[Float64[Tensor, "batch drafts"], Float64[Tensor, "batch vocab"]],
-]
+Select = Callable[[Table, Table, Tokens], tuple[Float64[Tensor, "batch drafts"], Table]]
 """``(target, draft, tokens) ->`` the probability that each of K i.i.d. drafts is selected, and the distribution of the selected token."""
 
 
 def select_highest(
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch vocab"],
-    tokens: Int64[Tensor, "batch drafts"],
-) -> tuple[Float64[Tensor, "batch drafts"], Float64[Tensor, "batch vocab"]]:
-    """The draft with the largest ``q/p``. Its token follows ``P_l^K - P_(l-1)^K``, where P is the draft's mass up to each token in this order."""
+    target_probs: Table, draft_probs: Table, tokens: Tokens
+) -> tuple[Float64[Tensor, "batch drafts"], Table]:
+    """Select the draft with the largest ``q/p``. It follows ``P_l^K - P_(l-1)^K``, with the draft's prefix sums P in ratio order."""
     order = ratio_order(target_probs, draft_probs)
     rank = ranks(order).gather(-1, tokens)
     first = torch.zeros_like(tokens, dtype=torch.float64).scatter_(-1, rank.argmax(-1, keepdim=True), 1.0)
@@ -38,25 +35,20 @@ def select_highest(
 
 
 def _highest_survivors(position: Position, order: Order) -> Float64[Tensor, "positions drafts+1"]:
-    """m of k drafts are y, and the others come before it: ``binom(k, m) p^m P_(l-1)^(k-m)``."""
-    places, _, draft = position.once("order", lambda: in_order(position))
-    rank = position.once("rank", lambda: ranks(places).gather(-1, position.token[:, None]))
-    own, k = position.at(position.groups[0]), len(order)
+    """m of k drafts equal y, and all others have a smaller ratio: ``binom(k, m) p^m P_(l-1)^(k-m)``."""
+    _, draft, rank = in_ratio_order(position)
+    at_draft, k = position.at(position.groups[0]), len(order)
     before = (draft.cumsum(-1) - draft).gather(-1, rank)[:, 0].clamp_min(0)
-    every = [math.comb(k, m) * own**m * before ** (k - m) for m in range(1, k + 1)]
-    return torch.stack([torch.zeros_like(own), *every], -1)
+    joint = [math.comb(k, m) * at_draft**m * before ** (k - m) for m in range(1, k + 1)]
+    return torch.stack([torch.zeros_like(at_draft), *joint], -1)
 
 
-def _stops(
-    select: Select,
-    target_probs: Float64[Tensor, "drafts positions vocab"],
-    draft_probs: Float64[Tensor, "drafts path vocab"],
-    tokens: Int64[Tensor, "drafts path"],
-) -> list[Stop]:
-    """Every path that may be selected, and the stops of block verification along it."""
+def _stops(select: Select, target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences) -> list[Stop]:
+    """The stops of block verification along every path that may be selected."""
     stops: list[Stop] = []
 
     def descend(members: list[int], depth: int, reached: float, rows: list[Tensor]) -> None:
+        """Go down the paths that ``members`` share so far; ``rows`` are the distributions of the selected tokens."""
         path = members[0]
         if depth == tokens.shape[1]:
             selected = torch.stack(rows)
@@ -69,10 +61,11 @@ def _stops(
             return
         drawn = tokens[members, depth]
         chosen, selected = select(target_probs[path, depth][None], draft_probs[path, depth][None], drawn[None])
-        for token in dict.fromkeys(drawn.tolist()):
+        by_member = dict(zip(members, drawn.tolist(), strict=True))
+        for token in dict.fromkeys(by_member.values()):
             chance = float(chosen[0, drawn == token].sum())
             if chance > 0:
-                same = [member for member, own in zip(members, drawn.tolist(), strict=True) if own == token]
+                same = [member for member in members if by_member[member] == token]
                 descend(same, depth + 1, reached * chance, [*rows, selected[0]])
 
     descend(list(range(len(tokens))), 0, 1.0, [])
@@ -80,15 +73,14 @@ def _stops(
 
 
 greedy_block = TreeVerifier("greedy_block", "iid", partial(_stops, select_highest), _highest_survivors)
-"""Greedy multi-path block verification (arXiv 2602.16961): the path of largest q/p, depth after depth, verified as a block against the distribution
-of the path that is selected.
+"""Greedy multi-path block verification (arXiv 2602.16961): select the largest ``q/p`` at each depth, then verify the path as a block.
 
-How many sequences share the path so far is part of the state of both chains: given the token it is drawn alike whether target or
-draft wrote it, so it cancels in every ratio, and the verifier is lossless.
+The block's draft distribution is that of the selected path. How many sequences share the path so far is part of the state: given the token,
+it is drawn alike whether target or draft wrote the token, so it cancels in every ratio, and the verifier is lossless.
 """
 
 optimal_block = TreeVerifier("optimal_block", "iid", partial(_stops, select_by_key), lambda *at: key_survivors(*at)[0])
-"""Ours: the key tournament selects, which alone reaches the best acceptance at one position, and block verification judges the path.
+"""Ours: the key tournament of ``optimal`` selects, and block verification judges the path.
 
-It never keeps fewer tokens on average than ``optimal``, which verifies the same path token by token (``docs/theory.md``, section 7).
+It keeps at least as many tokens on average as ``optimal``, which verifies the same path token by token (``docs/theory.md``, section 7).
 """

@@ -9,29 +9,33 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import check_drafted, check_probs, draw
+from draftlab.core.sampling import Table, check_drafted, check_probs, draw
 from draftlab.core.verify.single import accept_probs
 from draftlab.core.verify.token import drawable
 from draftlab.errors import UserError
 
+TargetPath = Float64[Tensor, "batch positions vocab"]
+"""The target's distribution at the L + 1 positions of a path; the last one gives the bonus token."""
+DraftPath = Float64[Tensor, "batch path vocab"]
+"""The draft's distribution at the L drafted positions."""
+PathTokens = Int64[Tensor, "batch path"]
+"""The L drafted tokens."""
+
 
 @dataclass(frozen=True)
 class PathDecision:
-    """``stop[i]``: probability that exactly i drafted tokens are accepted; the next token then follows ``(weight[i] q - p)_+`` at that position."""
+    """``stop[i]`` is the probability that exactly i drafted tokens are accepted; the next token then follows ``(weight[i] q - p)_+`` there."""
 
     stop: Float64[Tensor, "batch positions"]
     weight: Float64[Tensor, "batch positions"]
 
 
-PathDecide = Callable[
-    [Float64[Tensor, "batch positions vocab"], Float64[Tensor, "batch path vocab"], Int64[Tensor, "batch path"]],
-    PathDecision,
-]
+PathDecide = Callable[[TargetPath, DraftPath, PathTokens], PathDecision]
 
 
 @dataclass(frozen=True)
 class PathVerifier:
-    """A lossless way to verify one path of L drafted tokens; ``positions`` is L + 1: the last one gives the bonus token."""
+    """A lossless way to verify one path of L drafted tokens."""
 
     name: str
     decide: PathDecide
@@ -42,14 +46,16 @@ class PathVerifier:
         draft_probs: Float64[Tensor, "path vocab"],
         tokens: Int64[Tensor, " path"],
     ) -> Float64[Tensor, "positions vocab"]:
-        """The exact distribution of the outcome given the path: entry ``[i, y]`` is the probability that i tokens are accepted and y follows.
+        """The exact distribution of the outcome, given the path: entry ``[i, y]`` is the probability that i tokens are accepted and y follows.
 
         **Arguments:**
         - `target_probs`: the target's distribution at each of the L + 1 positions, shape `(positions, vocab)`.
         - `draft_probs`: the draft's distribution at the L drafted positions, shape `(path, vocab)`.
         - `tokens`: the drafted ids, shape `(path,)`.
 
-        **Returns:** probabilities, shape `(positions, vocab)`, which sum to 1 in all.
+        **Returns:** probabilities, shape `(positions, vocab)`; all of them together sum to 1.
+
+        **Raises:** `UserError` if a table is not a distribution, or if the path cannot have been drawn from it.
 
         >>> target, draft = torch.tensor([[0.5, 0.5]] * 2).double(), torch.tensor([[0.8, 0.2]]).double()
         >>> single_path.distribution(target, draft, torch.tensor([0]))
@@ -59,27 +65,26 @@ class PathVerifier:
         target = check_probs(target_probs, "target_probs")
         draft = _check_path(target, draft_probs, tokens)
         decision = self.decide(target[None], draft[None], tokens[None])
-        lengths = torch.arange(len(target), device=target.device)
-        residual = _residual(
-            target.expand(len(target), -1, -1), draft.expand(len(target), -1, -1), decision.weight[0], lengths
-        )
+        size = len(target)
+        lengths = torch.arange(size, device=target.device)
+        residual = _residual(target.expand(size, -1, -1), draft.expand(size, -1, -1), decision.weight[0], lengths)
         return decision.stop[0][:, None] * residual / residual.sum(-1, keepdim=True)
 
     def sample(
         self,
-        target_probs: Float64[Tensor, "batch positions vocab"],
-        draft_probs: Float64[Tensor, "batch path vocab"],
-        tokens: Int64[Tensor, "batch path"],
+        target_probs: TargetPath,
+        draft_probs: DraftPath,
+        tokens: PathTokens,
         generator: Generator,
         *,
         check: bool = True,
     ) -> tuple[Int64[Tensor, " batch"], Int64[Tensor, " batch"]]:
-        """Draw from the distribution: how many drafted tokens are accepted in each row, and the token that follows them.
+        """Draw the outcome of each row: how many drafted tokens are accepted, and the token after them.
 
         **Arguments:**
         - `target_probs`, `draft_probs`, `tokens`: as for `distribution`, with a batch axis in front.
         - `generator`: draws the outcome.
-        - `check`: if False, the tables are not checked.
+        - `check`: if False, tables and tokens are not checked, which saves a pass over them.
 
         **Returns:** numbers of accepted tokens and token ids, shape `(batch,)` each.
         """
@@ -93,12 +98,9 @@ class PathVerifier:
 
 
 def _residual(
-    target: Float64[Tensor, "batch positions vocab"],
-    draft: Float64[Tensor, "batch path vocab"],
-    weight: Float64[Tensor, " batch"],
-    length: Int64[Tensor, " batch"],
-) -> Float64[Tensor, "batch vocab"]:
-    """Weights of the token after ``length`` standing ones: ``(weight q - p)_+``, and ``q`` where the whole path stands."""
+    target: TargetPath, draft: DraftPath, weight: Float64[Tensor, " batch"], length: Int64[Tensor, " batch"]
+) -> Table:
+    """Weights of the token after ``length`` accepted ones: ``(weight q - p)_+``, or ``q`` after a path that is accepted whole."""
     rows = torch.arange(len(target), device=target.device)
     path = draft.shape[1]
     at = target[rows, length]
@@ -108,31 +110,23 @@ def _residual(
 
 
 def _check_path(target: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
-    """The draft's table in float64; a path of L tokens needs L draft distributions and L + 1 target distributions."""
+    """The draft's table in float64; L tokens need L draft distributions and L + 1 target distributions."""
     if draft_probs.shape[-2] != target.shape[-2] - 1 or draft_probs.shape[-2] == 0:
         raise UserError(
             f"{target.shape[-2]} target distributions for a path of {draft_probs.shape[-2]} tokens",
             remedy="draft at least 1 token and pass one target distribution more than drafted tokens: the last gives the bonus token",
         )
-    flat = tokens.reshape(-1, 1)
-    vocab = target.shape[-1]
-    return check_drafted(
-        target[..., :-1, :].reshape(-1, vocab), draft_probs.reshape(-1, 1, draft_probs.shape[-1]), flat
-    )[1].view(draft_probs.shape)
+    each = target[..., :-1, :].reshape(-1, target.shape[-1]), draft_probs.reshape(-1, 1, draft_probs.shape[-1])
+    return check_drafted(*each, tokens.reshape(-1, 1))[1].view(draft_probs.shape)
 
 
-def _single(
-    target_probs: Float64[Tensor, "batch positions vocab"],
-    draft_probs: Float64[Tensor, "batch path vocab"],
-    tokens: Int64[Tensor, "batch path"],
-) -> PathDecision:
-    accept = accept_probs(
-        target_probs[:, :-1].gather(-1, tokens[..., None]), draft_probs.gather(-1, tokens[..., None])
-    )[..., 0]
+def _token_by_token(target_probs: TargetPath, draft_probs: DraftPath, tokens: PathTokens) -> PathDecision:
+    at_target, at_draft = (probs.gather(-1, tokens[..., None]) for probs in (target_probs[:, :-1], draft_probs))
+    accept = accept_probs(at_target, at_draft)[..., 0]
     ones = accept.new_ones(len(accept), 1)
-    stands = torch.cat([ones, accept], -1).cumprod(-1)
-    return PathDecision(stands * torch.cat([1 - accept, ones], -1), ones.expand(-1, accept.shape[1] + 1))
+    reached = torch.cat([ones, accept], -1).cumprod(-1)
+    return PathDecision(reached * torch.cat([1 - accept, ones], -1), ones.expand(-1, accept.shape[1] + 1))
 
 
-single_path = PathVerifier("single", _single)
-"""Token after token: the path stands up to its first rejection, each token with ``min(1, q/p)`` (Leviathan et al. 2023, Alg. 1)."""
+single_path = PathVerifier("single", _token_by_token)
+"""Token by token: each is accepted with ``min(1, q/p)``, and the path ends at the first rejection (Leviathan et al. 2023, Alg. 1)."""

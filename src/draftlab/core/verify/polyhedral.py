@@ -1,4 +1,4 @@
-"""The polyhedral check of the optimum: which inequalities say that drafts can always be accepted, found by double description."""
+"""The polyhedral check of the optimum: all inequalities under which drafts can always be accepted, by double description."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Cone:
-    """Facets of the cone of (target, set masses) pairs with acceptance 1: those of the two expected kinds, and any other.
+    """The cone of (target, masses of drafted sets) with acceptance 1: its facets, and how many are of the two expected kinds or of any other.
 
-    ``facets`` are their rows, ``row @ (target, set masses) >= 0``, up to the equality of both sums; ``sets`` the sets of drafts.
+    A facet is a row with ``row @ (target, masses) >= 0``, up to the equality of both sums. ``sets`` are the sets of drafts.
     """
 
     dimension: int
@@ -27,7 +27,7 @@ class Cone:
 
     @property
     def inequalities(self) -> list[str]:
-        """The facets as inequalities between target probabilities q and masses m of drafted sets."""
+        """The facets as text, between target probabilities q and masses m of drafted sets."""
         names = [f"q{token + 1}" for token in range(self.dimension - len(self.sets))]
         names += ["m" + "".join(str(token + 1) for token in sorted(members)) for members in self.sets]
         lines = []
@@ -38,9 +38,9 @@ class Cone:
 
 
 def acceptance_cone(num_tokens: int, num_drafts: int) -> Cone:
-    """Facets of the cone spanned by ``e_q(y) + e_m(S)``, y in S, S the sets of at most K tokens (Khisti et al. 2025, App. D).
+    """The cone spanned by ``e_q(y) + e_m(S)`` for y in S, where S are the sets of at most K tokens (Khisti et al. 2025, App. D).
 
-    Expected are only ``m_S >= 0`` and ``q(H) >= sum of m_S over S inside H``, every proper non-empty H: Theorem 2 for any number of drafts.
+    The expected facets are ``m_S >= 0`` and ``q(H) >= sum of m_S over S inside H`` for every proper non-empty H: Theorem 2 for any K.
     """
     tokens = range(num_tokens)
     sets = [set(s) for size in range(1, min(num_tokens, num_drafts) + 1) for s in combinations(tokens, size)]
@@ -48,8 +48,8 @@ def acceptance_cone(num_tokens: int, num_drafts: int) -> Cone:
     identity = np.eye(dimension)
     rays = [identity[y] + identity[num_tokens + i] for i, members in enumerate(sets) for y in sorted(members)]
     generators = cdd.matrix_from_array([[0.0, *ray] for ray in rays], rep_type=cdd.RepType.GENERATOR)
-    found = cdd.copy_inequalities(cdd.polyhedron_from_matrix(generators))
-    facets = [np.array(row[1:]) for i, row in enumerate(found.array) if i not in found.lin_set]
+    inequalities = cdd.copy_inequalities(cdd.polyhedron_from_matrix(generators))
+    facets = [np.array(row[1:]) for i, row in enumerate(inequalities.array) if i not in inequalities.lin_set]
     nonnegative = {tuple(identity[num_tokens + i]) for i in range(len(sets))}
     subsets = set()
     for size in range(1, num_tokens):
@@ -71,7 +71,7 @@ def acceptance_cone(num_tokens: int, num_drafts: int) -> Cone:
 
 
 def _canonical(facet: NDArray[np.float64], num_tokens: int) -> tuple[float, ...]:
-    """The facet without its multiple of the equality ``sum q = sum m``: smallest coefficient of q is 0, largest size is 1."""
+    """The facet without its multiple of the equality ``sum q = sum m``, scaled: the smallest coefficient of q is 0, the largest of all is 1."""
     shift = facet[:num_tokens].min()
     moved = facet - shift * np.r_[np.ones(num_tokens), -np.ones(len(facet) - num_tokens)]
     return tuple(np.round(moved / np.abs(moved).max(), 9) + 0.0)

@@ -1,19 +1,18 @@
-"""The scheme that a settings file names: a token verifier, with its size if it has one, and what verifies the rest of a path."""
+"""The verifiers that settings name: of one position, of a tree, and of the rest of a path."""
 
 from __future__ import annotations
 
 from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.core.verify.path import PathVerifier
-from draftlab.core.verify.split import DIRECT_LIMIT, Solver
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
+from draftlab.core.verify.truncated_program import DIRECT_LIMIT, Solver
 from draftlab.errors import UserError
 
 
 def token_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVerifier:
-    """The token verifier of this name; ``importance_truncated`` with a linear program over ``lp_threshold`` tokens that ranks
-    ``alphabet`` tokens (0: all)."""
+    """The token verifier of this name. ``importance_truncated`` solves a program over ``lp_threshold`` tokens and ranks ``alphabet`` (0: all)."""
     if name == "importance_truncated":
         solver: Solver = "direct" if lp_threshold <= DIRECT_LIMIT else "highs"
         return truncated(Truncation(lp_threshold, alphabet or None, solver))
@@ -31,7 +30,7 @@ def any_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVe
 
 
 def tail_of(name: str) -> PathVerifier | None:
-    """What verifies the rest of a path once only one sequence is left: nothing special, or ``block``."""
+    """The verifier of the rest of a path once only one sequence is left; None for an empty name: token by token."""
     if not name:
         return None
     if name not in PATH_VERIFIERS:

@@ -1,4 +1,4 @@
-"""K drafted sequences of L tokens: those that agree with the emitted token continue together."""
+"""K drafted sequences of L tokens, verified token by token: the sequences that agree with the emitted token continue together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import draw, restrict
+from draftlab.core.sampling import Tokens, draw, restrict
 from draftlab.core.tree import Tree
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.token import TokenVerifier
+
+TargetAlong = Float64[Tensor, "drafts positions vocab"]
+"""The target's distribution at the L + 1 positions of each of K sequences."""
+DraftAlong = Float64[Tensor, "drafts path vocab"]
+"""The draft's distribution at the L drafted positions."""
+Sequences = Int64[Tensor, "drafts path"]
+"""The drafted tokens."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +31,10 @@ class Standing:
 
 
 def _voters(
-    verifier: TokenVerifier, active: Bool[Tensor, "batch drafts"], tokens: Int64[Tensor, "batch drafts"]
+    verifier: TokenVerifier, active: Bool[Tensor, "batch drafts"], tokens: Tokens
 ) -> Bool[Tensor, "batch drafts"]:
-    """Which active sequences bring a draft: all of them, or, where drafts are distinct, the first with each token."""
-    if verifier.drafting in ("iid", "independent"):
+    """The active sequences that bring a draft: all of them, or the first with each token if drafts are distinct."""
+    if not verifier.is_distinct:
         return active
     earlier = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device).tril(-1)
     repeated = (tokens[:, :, None] == tokens[:, None, :]) & active[:, None, :] & earlier
@@ -47,28 +54,32 @@ def verify_sequences(
 ) -> Standing:
     """Verify K sequences, position after position: the token verifier sees the drafts of the sequences that still agree.
 
-    Given the emitted prefix, the survivors' next tokens are still independent, so each step, and the whole, is lossless (Miao et al.
-    2024; Khisti et al. 2025, section 5). There are at most as many distinct drafts as tokens to draft: a sequence that repeats another adds
-    none. A sequence that is accepted to its end is followed by a token of the target. The sequences of a ``tree`` are the paths to its
-    leaves; a token that several of them share is one draft. ``tail`` verifies the rest of a sequence once it is the only one left: the rest
-    is still a draft given the emitted prefix. Distributions that are ``truncated`` (by top-k or top-p) are verified on the tokens that remain.
+    Given the emitted prefix, the next tokens of these sequences are still independent, so each step is lossless, and so is the whole (Miao
+    et al. 2024; Khisti et al. 2025, section 5). A token of the target follows a sequence that is accepted to its end. Distinct drafts are at
+    most as many as the tokens that can be drafted; a sequence that repeats another then adds no draft.
+
+    **Arguments:**
+    - `verifier`: chooses among the drafts of a position.
+    - `target_probs`, `draft_probs`, `tokens`: the sequences, and both distributions along them.
+    - `generator`: draws the outcome.
+    - `tail`: verifies the rest of a sequence once it is the only one left; the rest is still a draft given the emitted prefix.
+    - `truncated`: whether top-k or top-p left few tokens; only these are then given to the verifier.
+    - `tree`: its paths to the leaves are the sequences; a token that several of them share is one draft.
+
+    **Returns:** the accepted tokens of each row, and the token after them.
     """
     batch, drafts, length = tokens.shape
     active = torch.ones(batch, drafts, dtype=torch.bool, device=tokens.device)
-    stands = torch.zeros(batch, dtype=torch.int64, device=tokens.device)
-    token = torch.full_like(stands, -1)
+    accepted = torch.zeros(batch, dtype=torch.int64, device=tokens.device)
+    token = torch.full_like(accepted, -1)
     for depth in range(length):
         if tail is not None:
             alone = ((active.sum(-1) == 1) & (token < 0)).nonzero()[:, 0]
             if len(alone):
                 last = active[alone].double().argmax(-1)
-                rest = (
-                    target_probs[alone, last, depth:],
-                    draft_probs[alone, last, depth:],
-                    tokens[alone, last, depth:],
-                )
-                more, token[alone] = tail.sample(*rest, generator, check=False)
-                stands[alone] += more
+                target, draft, rest = (table[alone, last, depth:] for table in (target_probs, draft_probs, tokens))
+                more, token[alone] = tail.sample(target, draft, rest, generator, check=False)
+                accepted[alone] += more
         drafted = active if tree is None else active & tree.own[:, depth].to(active.device)
         voters = _voters(verifier, drafted, tokens[..., depth]) & (token < 0)[:, None]
         counts = voters.sum(-1)
@@ -90,23 +101,23 @@ def verify_sequences(
                 agrees &= tree.exists[:, depth].to(active.device)
             goes_on = agrees.any(-1)
             active[rows[goes_on]] = agrees[goes_on]
-            stands[rows[goes_on]] += 1
+            accepted[rows[goes_on]] += 1
             token[rows[~goes_on]] = emitted[~goes_on]
     path = active.double().argmax(-1)
     whole = (token < 0).nonzero()[:, 0]
     if len(whole):
-        token[whole] = draw(target_probs[whole, path[whole], stands[whole]], 1, generator)[:, 0]
-    return Standing(path, stands, token)
+        token[whole] = draw(target_probs[whole, path[whole], accepted[whole]], 1, generator)[:, 0]
+    return Standing(path, accepted, token)
 
 
 def sequences_distribution(
     verifier: TokenVerifier,
-    target_probs: Float64[Tensor, "drafts positions vocab"],
-    draft_probs: Float64[Tensor, "drafts path vocab"],
-    tokens: Int64[Tensor, "drafts path"],
+    target_probs: TargetAlong,
+    draft_probs: DraftAlong,
+    tokens: Sequences,
     tree: Tree | None = None,
 ) -> dict[tuple[int, ...], float]:
-    """The exact distribution of the tokens that ``verify_sequences`` emits (the accepted ones and the one after), given the drafted sequences."""
+    """The exact distribution of the tokens that ``verify_sequences`` emits, given the drafted sequences: emitted tokens -> probability."""
     distribution: dict[tuple[int, ...], float] = {}
 
     def descend(prefix: tuple[int, ...], active: Bool[Tensor, " drafts"], reached: float) -> None:

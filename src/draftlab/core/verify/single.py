@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftlab.core.verify.survivors import Order, Position, align, free, grow
+from draftlab.core.sampling import Table, Tables, Tokens
+from draftlab.core.verify.survivors import Order, Position, add_draft, add_unseen, sum_tables
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
 SMALLEST = torch.finfo(torch.float64).tiny
-"""Divides a 0 in place of a 0."""
+"""Replaces a denominator of 0 where the numerator is 0 too."""
 
 
 def accept_probs(
@@ -33,7 +34,9 @@ def accept_probs(
 def reject_residual(
     target_probs: Float64[Tensor, "*batch vocab"], draft_probs: Float64[Tensor, "*batch vocab"]
 ) -> Float64[Tensor, "*batch vocab"]:
-    """``(q - p)_+``, normalised: the distribution of the token after a rejection. If it is zero, which happens with probability 0, it is ``q``.
+    """``(q - p)_+``, normalised: the distribution of the token after a rejection (Leviathan et al. 2023, Alg. 1).
+
+    It is ``q`` where ``q = p``: a rejection then has probability 0, but rounding reaches it.
 
     **Arguments:**
     - `target_probs`: the target's distribution, shape `(*batch, vocab)`.
@@ -49,11 +52,33 @@ def reject_residual(
     return (excess / total).where(total > 0, target_probs)
 
 
-def _decide(
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch drafts vocab"],
-    tokens: Int64[Tensor, "batch drafts"],
+def select_then_verify(
+    target_probs: Table, selected: Table, chosen: Float64[Tensor, "batch drafts"], tokens: Tokens
 ) -> Decision:
+    """Select draft k with probability ``chosen[k]``, so that its token follows ``selected`` (r), then verify it as the single draft of r.
+
+    The selected token is accepted with ``min(1, q/r)``; else the new token follows ``(q - r)_+``. This canonical decomposition loses
+    nothing: with the best choice of r it reaches the best acceptance of any lossless scheme, ``sum min(q, r)`` (Khisti et al. 2025, Theorem 1).
+
+    **Arguments:**
+    - `target_probs`: the target's distribution (q), shape `(batch, vocab)`.
+    - `selected`: the distribution of the selected token (r), same shape.
+    - `chosen`: probability that each draft is selected, given the drafts, shape `(batch, drafts)`.
+    - `tokens`: the drafted ids, same shape.
+
+    **Returns:** the decision.
+    """
+    chance = accept_probs(target_probs.gather(-1, tokens), selected.gather(-1, tokens))
+    return Decision(chosen * chance, lambda rows: (target_probs[rows] - selected[rows]).clamp_min(0))
+
+
+def selection_acceptance(target_probs: Table, selected: Table) -> Acceptance:
+    """The acceptance of ``select_then_verify``: ``proc = sum min(q, r)``. Whether a residual token was drafted has no closed form."""
+    proc = target_probs.minimum(selected).sum(-1)
+    return Acceptance(proc, torch.full_like(proc, torch.nan))
+
+
+def _decide(target_probs: Table, draft_probs: Tables, tokens: Tokens) -> Decision:
     first = tokens[:, :1]
     accept = accept_probs(target_probs.gather(-1, first), draft_probs[:, 0].gather(-1, first))
     return Decision(
@@ -61,30 +86,28 @@ def _decide(
     )
 
 
-def _acceptance(
-    target_probs: Float64[Tensor, "batch vocab"], draft_probs: Float64[Tensor, "batch drafts vocab"]
-) -> Acceptance:
-    """``proc = sum min(q, p_1)``; a residual token may still be one of the unused drafts: ``1 - prod_{k>1} (1 - p_k)``."""
+def _acceptance(target_probs: Table, draft_probs: Tables) -> Acceptance:
+    """``proc = sum min(q, p_1)``. A residual token y may still equal an unused draft, with ``1 - prod_{k>1} (1 - p_k(y))``."""
     proc = target_probs.minimum(draft_probs[:, 0]).sum(-1)
     unused = 1 - (1 - draft_probs[:, 1:]).prod(1)
     return Acceptance(proc, proc + ((target_probs - draft_probs[:, 0]).clamp_min(0) * unused).sum(-1))
 
 
 def _survivors(position: Position, order: Order) -> Tensor:
-    """The first draft is y and accepted, ``min(q, p)``; or rejected, y or not, and the residual is y. The others agree by chance."""
-    group, table = order[0], position.nobody()
+    """Either the first draft is y and accepted, ``min(q, p)``, or it is rejected and the residual is y. The other drafts equal y by chance."""
+    group, table = order[0], position.start()
     draft = position.groups[group]
     at_target, at_draft = position.at(position.target), position.at(draft)
     shared = at_target.minimum(at_draft)
     missed = 1 - position.target.minimum(draft).sum(-1)
     residual = position.at(reject_residual(position.target, draft))
-    accepted = grow(table, group, torch.zeros_like(shared), shared)
-    rejected = grow(table, group, (missed - (at_draft - shared)) * residual, (at_draft - shared) * residual)
-    return free(position, align([accepted, rejected]), order[1:])
+    accepted = add_draft(table, group, torch.zeros_like(shared), shared)
+    rejected = add_draft(table, group, (missed - (at_draft - shared)) * residual, (at_draft - shared) * residual)
+    return add_unseen(position, sum_tables([accepted, rejected]), order[1:])
 
 
 single = TokenVerifier("single", "independent", _decide, _acceptance, survivors=_survivors)
 """Accept the first draft with probability ``min(1, q/p)``, else draw from ``(q - p)_+`` normalised (Leviathan et al. 2023, Alg. 1).
 
-It reads the first draft only; ``q`` is the target and ``p`` the draft.
+It ignores all other drafts.
 """

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
-from jaxtyping import Float64, Int64
-from torch import Tensor
 
-from draftlab.core.verify.canonical import select_then_verify
+from draftlab.core.sampling import Table, Tables, Tokens
+from draftlab.core.verify.single import select_then_verify, selection_acceptance
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
 
@@ -16,18 +13,21 @@ def sinkhorn_verifier(iterations: int, sharpness: float) -> TokenVerifier:
     """Select draft k with probability ``b(x_k) / sum of b over the distinct drafts``, then verify it (Khisti et al. 2025, Theorem 1).
 
     ``b`` scales the columns of the kernel ``e^(-sharpness [y not drafted])`` between drafted tuples and tokens (Cuturi 2013). The selected
-    token's distribution is summed exactly, so the verifier is lossless after any number of iterations; 0 iterations start from ``b = q``.
+    token's distribution is summed exactly, so the verifier is lossless after any number of iterations; 0 iterations keep ``b = q``.
     """
-    selecting = partial(_select, iterations, sharpness)
-    return TokenVerifier("sinkhorn", "independent", partial(_decide, selecting), partial(_acceptance, selecting))
+
+    def decide(target_probs: Table, draft_probs: Tables, tokens: Tokens) -> Decision:
+        weights, selected = _select(iterations, sharpness, target_probs, draft_probs)
+        share = weights.gather(-1, tokens) / (tokens[:, :, None] == tokens[:, None, :]).sum(-1)
+        return select_then_verify(target_probs, selected, share / share.sum(-1, keepdim=True), tokens)
+
+    def acceptance(target_probs: Table, draft_probs: Tables) -> Acceptance:
+        return selection_acceptance(target_probs, _select(iterations, sharpness, target_probs, draft_probs)[1])
+
+    return TokenVerifier("sinkhorn", "independent", decide, acceptance)
 
 
-def _select(
-    iterations: int,
-    sharpness: float,
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch drafts vocab"],
-) -> tuple[Float64[Tensor, "batch vocab"], Float64[Tensor, "batch vocab"]]:
+def _select(iterations: int, sharpness: float, target_probs: Table, draft_probs: Tables) -> tuple[Table, Table]:
     """The weights ``b`` and the distribution of the selected token."""
     drafts, vocab = draft_probs.shape[1:]
     tuples = torch.cartesian_prod(*[torch.arange(vocab)] * drafts).view(-1, drafts)
@@ -36,36 +36,11 @@ def _select(
     outside = torch.tensor(-sharpness, dtype=torch.float64).exp()
     weights = target_probs
     for _ in range(iterations):
-        rows = mass / ((1 - outside) * (weights @ members.T) + outside * weights.sum(-1, keepdim=True)).clamp_min(
-            1e-300
-        )
+        reached = (1 - outside) * (weights @ members.T) + outside * weights.sum(-1, keepdim=True)
+        rows = mass / reached.clamp_min(1e-300)
         columns = (1 - outside) * (rows @ members) + outside * rows.sum(-1, keepdim=True)
         weights = target_probs / columns.clamp_min(1e-300)
         weights = weights / weights.amax(-1, keepdim=True)
     # A token that the target never emits is selected only where nothing else was drafted.
     weights = weights.clamp_min(1e-30)
     return weights, weights * ((mass / (weights @ members.T)) @ members)
-
-
-def _decide(
-    selecting: partial[tuple[Tensor, Tensor]],
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch drafts vocab"],
-    tokens: Int64[Tensor, "batch drafts"],
-) -> Decision:
-    weights, selected = selecting(target_probs, draft_probs)
-    at = weights.gather(-1, tokens)
-    same = tokens[:, :, None] == tokens[:, None, :]
-    share = at / same.sum(-1)
-    return select_then_verify(target_probs, selected, share / share.sum(-1, keepdim=True), tokens)
-
-
-def _acceptance(
-    selecting: partial[tuple[Tensor, Tensor]],
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch drafts vocab"],
-) -> Acceptance:
-    """``proc = sum min(q, r)``; membership has no closed form."""
-    _, selected = selecting(target_probs, draft_probs)
-    proc = target_probs.minimum(selected).sum(-1)
-    return Acceptance(proc, torch.full_like(proc, torch.nan))

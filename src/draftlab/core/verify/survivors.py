@@ -1,12 +1,12 @@
-"""How many of K drafts survive a position of a text written by the target, computed exactly, given the token written there.
+"""How many of K drafts survive each position of a text that the target wrote, computed exactly.
 
-K sequences are drafted, and those that agree with the emitted token y continue together. A text of the target already fixes y. What remains
-random is which drafts agree with it: ``T(k -> m) = P(Y = y, m of k drafts equal y) / q(y)``, because a lossless verifier emits
-y with probability q(y). With m = 0 the block ends, and y is its correction.
+K sequences are drafted. The sequences whose token equals the emitted token y continue together. The text fixes y, so only the number of
+drafts that equal y is random: ``T(k -> m) = P(Y = y, m of k drafts equal y) / q(y)``, since a lossless verifier emits y with probability
+q(y). If m = 0, the block ends, and y is its correction.
 
-Drafts from one distribution form a group, of which only the number matters. A table has one axis for each group of drafts: entry
-``[m_1, ..., m_G]`` is the probability that m_g of group g survive. Verifiers supply their formula (``TokenVerifier.survivors``); others are
-enumerated.
+Drafts from one distribution form a group, of which only the number matters. A table of survivors has one axis for each group: entry
+``[m_1, ..., m_G]`` is the probability that m_g drafts of group g equal y. A verifier has a formula for it (``TokenVerifier.survivors``),
+or every tuple of drafts is enumerated. ``docs/theory.md``, section 6, lists the formulas.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Position:
-    """What is known about the positions of a text: the distributions of the target and of each group of drafts, and the tokens written.
+    """Positions of a text: the distributions of the target and of each group of drafts, and the token written at each.
 
-    ``memo`` keeps what orders of drafts share: the order (0, 0) begins as (0, 0, 1) does.
+    ``memo`` keeps what several orders of drafts share: the order (0, 0) begins as (0, 0, 1) does.
     """
 
     target: Float64[Tensor, "positions vocab"]
@@ -40,56 +40,53 @@ class Position:
         """The entry of the written token."""
         return table.gather(-1, self.token[:, None])[:, 0]
 
-    def once(self, key: object, make: Callable[[], Any]) -> Any:
-        """What ``make`` makes, made once."""
+    def cached(self, key: object, compute: Callable[[], Any]) -> Any:
+        """The value of ``compute()``, computed at the first call with this key."""
         if key not in self.memo:
-            self.memo[key] = make()
+            self.memo[key] = compute()
         return self.memo[key]
 
-    def nobody(self) -> Tensor:
-        """The table before any draft is looked at: none of no group agrees with the text."""
+    def start(self) -> Tensor:
+        """The table of survivors before any draft is seen: none, with probability 1."""
         return self.target.new_ones(len(self.target), *[1] * len(self.groups))
 
 
 Survivors = Callable[[Position, Order], Tensor]
-"""The joint probability of the emitted token y and of each number of survivors, not yet divided by q(y); what remains is that of none."""
+"""The joint probability of the emitted token y and of each number of survivors, not yet divided by q(y); entry 0 is not needed."""
 
 
-def grow(table: Tensor, group: int, differs: Tensor, agrees: Tensor) -> Tensor:
-    """One more draft of ``group``: it differs from the text or agrees with it, with these (joint) probabilities."""
+def add_draft(table: Tensor, group: int, differs: Tensor, equal: Tensor) -> Tensor:
+    """One more draft of ``group``, which differs from the written token or equals it, with these (joint) probabilities."""
     axis = group + 1
-    shape = list(table.shape)
-    shape[axis] = 1
-    zeros = table.new_zeros(shape)
-    view = (-1, *[1] * (table.dim() - 1))
-    return torch.cat([table * differs.view(view), zeros], axis) + torch.cat([zeros, table * agrees.view(view)], axis)
+    none = torch.zeros_like(table.narrow(axis, 0, 1))
+    return torch.cat([scale(table, differs), none], axis) + torch.cat([none, scale(table, equal)], axis)
 
 
-def align(tables: Sequence[Tensor]) -> Tensor:
-    """The sum of tables of different numbers of drafts."""
+def add_unseen(position: Position, table: Tensor, order: Order) -> Tensor:
+    """Further drafts that the verifier never looks at: each equals the written token with its own probability."""
+    for group in order:
+        at = position.at(position.groups[group])
+        table = add_draft(table, group, 1 - at, at)
+    return table
+
+
+def sum_tables(tables: Sequence[Tensor]) -> Tensor:
+    """The sum of tables over different numbers of drafts."""
     shape = [max(sizes) for sizes in zip(*(table.shape for table in tables), strict=True)]
     missing = [
-        [amount for size, own in zip(shape[::-1], table.shape[::-1], strict=True) for amount in (0, size - own)]
+        [amount for size, present in zip(shape[::-1], table.shape[::-1], strict=True) for amount in (0, size - present)]
         for table in tables
     ]
     return torch.stack([pad(table, more) for table, more in zip(tables, missing, strict=True)]).sum(0)
 
 
-def scale(table: Tensor, by: Float64[Tensor, " positions"]) -> Tensor:
-    """Each position's table times its factor."""
-    return table * by.view(-1, *[1] * (table.dim() - 1))
-
-
-def free(position: Position, table: Tensor, order: Order) -> Tensor:
-    """Drafts that are no longer looked at agree with the text by chance."""
-    for group in order:
-        at = position.at(position.groups[group])
-        table = grow(table, group, 1 - at, at)
-    return table
+def scale(table: Tensor, factor: Float64[Tensor, " positions"]) -> Tensor:
+    """Multiply the table of each position by its factor."""
+    return table * factor.view(-1, *[1] * (table.dim() - 1))
 
 
 def transitions(survivors: Survivors, position: Position, order: Order) -> Tensor:
-    """``T(order -> m)``: entry ``[t, m_1, ..., m_G]`` given the text; a token that the target cannot write ends the block."""
+    """``T(order -> m)``: entry ``[t, m_1, ..., m_G]`` given the text. A token that the target cannot write ends the block."""
     at_target = position.at(position.target)
     joint = survivors(position, order)
     possible = (at_target > 0).view(-1, *[1] * (joint.dim() - 1))

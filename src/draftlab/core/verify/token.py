@@ -1,4 +1,4 @@
-"""What every token verifier is: one pure decision, from which its exact distribution, its sampler and its acceptance follow."""
+"""Verifiers of K drafted tokens at one position: a pure decision, from which the exact distribution, the sampler and the acceptance follow."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import Drafting, check_drafted, draw
+from draftlab.core.sampling import Drafting, Table, Tables, Tokens, check_drafted, draw
 from draftlab.core.verify.joint import AT_ONCE, joint_distribution, tuples_exist
 from draftlab.core.verify.survivors import Order, Position, Survivors, transitions
 from draftlab.errors import UserError
 
 Rows = Int64[Tensor, " rows"] | slice
-"""Some rows of a batch, or ``slice(None)`` for all of them, which copies nothing."""
+"""Rows of a batch; ``slice(None)`` stands for all of them and copies nothing."""
 
 
 @dataclass(frozen=True)
 class Decision:
     """What a verifier does with the drafted tokens of each row: emit draft k with probability ``accept[k]``, else draw a new token.
 
-    ``residual(rows)`` gives the weights of the new token for these rows; they need not sum to 1. It is called only for rows that
-    rejected every draft, so a cheap verifier never touches the vocabulary of the others.
+    ``residual(rows)`` returns the weights of the new token, which need not sum to 1. It is called only for rows whose drafts were all
+    rejected, so that a cheap verifier never touches the vocabulary of the other rows.
     """
 
     accept: Float64[Tensor, "batch drafts"]
@@ -32,21 +32,23 @@ class Decision:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """``proc``: accepted before the residual draw; ``member``: the emitted token is among the drafts. NaN if not known."""
+    """``proc``: probability of acceptance before the residual draw; ``member``: that the emitted token is one of the drafts. NaN: not known."""
 
     proc: Float64[Tensor, "*batch"]
     member: Float64[Tensor, "*batch"]
 
 
-Decide = Callable[
-    [Float64[Tensor, "batch vocab"], Float64[Tensor, "batch drafts vocab"], Int64[Tensor, "batch drafts"]], Decision
-]
-ClosedForm = Callable[[Float64[Tensor, "batch vocab"], Float64[Tensor, "batch drafts vocab"]], Acceptance]
+Decide = Callable[[Table, Tables, Tokens], Decision]
+ClosedForm = Callable[[Table, Tables], Acceptance]
 
 
 @dataclass(frozen=True)
 class TokenVerifier:
-    """A way to choose among K drafted tokens at one position, for drafts made in the way ``drafting``; lossless unless it says otherwise."""
+    """A way to choose among K drafted tokens at one position; lossless unless ``is_lossless`` is False.
+
+    ``drafting`` is the way in which it needs the tokens drafted. ``closed_form`` is the acceptance over all drafts, and ``survivors`` the
+    number of drafts that equal the emitted token; what a verifier lacks is computed by enumeration.
+    """
 
     name: str
     drafting: Drafting
@@ -61,9 +63,9 @@ class TokenVerifier:
         draft_probs: Float64[Tensor, "*batch drafts vocab"],
         tokens: Int64[Tensor, "*batch drafts"],
     ) -> Float64[Tensor, "*batch vocab"]:
-        """The exact distribution of the emitted token given the drafted ones: ``sum_k accept_k [y = x_k] + (1 - sum_k accept_k) residual``.
+        """The exact distribution of the emitted token y, given the drafts: ``sum_k accept_k [y = x_k] + (1 - sum_k accept_k) residual(y)``.
 
-        Averaged over the drafts, it equals ``target_probs``; this is what lossless means. Invalid probabilities are a ``UserError``.
+        A verifier is lossless if the mean of this distribution over the drafts is ``target_probs``.
 
         **Arguments:**
         - `target_probs`: the target's distribution, shape `(*batch, vocab)`.
@@ -82,10 +84,8 @@ class TokenVerifier:
         target, draft = check_drafted(target_probs, draft_probs, tokens, self.drafting)
         return self._distribution(*_flat(target, draft, tokens))[0].view(target.shape)
 
-    def _distribution(
-        self, target: Tensor, draft: Tensor, tokens: Tensor
-    ) -> tuple[Float64[Tensor, "batch vocab"], Float64[Tensor, " batch"]]:
-        """The distribution of each row, and the part of it that is accepted before the residual draw."""
+    def _distribution(self, target: Tensor, draft: Tensor, tokens: Tensor) -> tuple[Table, Float64[Tensor, " batch"]]:
+        """The distribution of each row, and its probability of acceptance before the residual draw."""
         decision = self.decide(target, draft, tokens)
         accepted = decision.accept.sum(-1)
         residual = drawable(decision.residual(slice(None)), target)
@@ -93,15 +93,9 @@ class TokenVerifier:
         return distribution.scatter_add(-1, tokens, decision.accept), accepted
 
     def sample(
-        self,
-        target_probs: Float64[Tensor, "batch vocab"],
-        draft_probs: Float64[Tensor, "batch drafts vocab"],
-        tokens: Int64[Tensor, "batch drafts"],
-        generator: Generator,
-        *,
-        check: bool = True,
+        self, target_probs: Table, draft_probs: Tables, tokens: Tokens, generator: Generator, *, check: bool = True
     ) -> tuple[Int64[Tensor, " batch"], Bool[Tensor, " batch"]]:
-        """Draw the emitted token of each row from its distribution; also whether it was accepted before the residual draw.
+        """Draw the emitted token of each row, and whether it was accepted before the residual draw.
 
         **Arguments:**
         - `target_probs`, `draft_probs`, `tokens`: as for `distribution`, with one batch axis.
@@ -134,7 +128,7 @@ class TokenVerifier:
         draft_probs: Float64[Tensor, "*batch drafts vocab"],
         tokens: Int64[Tensor, "*batch drafts"],
     ) -> Acceptance:
-        """Both acceptances given the drafted tokens, computed exactly; their mean over drawn drafts estimates ``acceptance``.
+        """The exact acceptance, given the drafted tokens; its mean over drawn drafts estimates ``acceptance``.
 
         **Arguments:**
         - `target_probs`, `draft_probs`, `tokens`: as for `distribution`.
@@ -149,7 +143,7 @@ class TokenVerifier:
     def acceptance(
         self, target_probs: Float64[Tensor, "*batch vocab"], draft_probs: Float64[Tensor, "*batch drafts vocab"]
     ) -> Acceptance:
-        """Both acceptances over the drafts: in closed form if there is one, else by enumeration; NaN beyond a million tuples.
+        """The exact acceptance over all drafts: in closed form, or by enumeration. NaN if there are more than a million tuples of drafts.
 
         **Arguments:**
         - `target_probs`, `draft_probs`: as for `distribution`.
@@ -162,50 +156,44 @@ class TokenVerifier:
         tensor(0.6900, dtype=torch.float64)
         """
         target, draft = check_drafted(target_probs, draft_probs, drafting=self.drafting)
-        flat_target, flat_draft = target.reshape(-1, target.shape[-1]), draft.reshape(-1, *draft.shape[-2:])
-        unknown = torch.full((len(flat_target),), torch.nan, dtype=torch.float64, device=target.device)
-        found = self.closed_form(flat_target, flat_draft) if self.closed_form else Acceptance(unknown, unknown)
-        if bool(found.member.isnan().any()) and tuples_exist(draft.shape[-1], draft.shape[-2]):
-            rows = [self._enumerated(*row) for row in zip(flat_target, flat_draft, strict=True)]
-            found = Acceptance(torch.stack([row.proc for row in rows]), torch.stack([row.member for row in rows]))
-        return Acceptance(found.proc.view(target.shape[:-1]), found.member.view(target.shape[:-1]))
+        batch, vocab, drafts = target.shape[:-1], target.shape[-1], draft.shape[-2]
+        target, draft = target.reshape(-1, vocab), draft.reshape(-1, drafts, vocab)
+        unknown = torch.full_like(target[:, 0], torch.nan)
+        exact = self.closed_form(target, draft) if self.closed_form else Acceptance(unknown, unknown)
+        if bool(exact.member.isnan().any()) and tuples_exist(vocab, drafts):
+            rows = [self._enumerated(*row) for row in zip(target, draft, strict=True)]
+            exact = Acceptance(torch.stack([row.proc for row in rows]), torch.stack([row.member for row in rows]))
+        return Acceptance(exact.proc.view(batch), exact.member.view(batch))
 
     def transitions(self, position: Position, order: Order) -> Tensor:
-        """How many drafts of each group survive at each position of a text, computed exactly: see ``survivors``.
+        """The exact probability of each number of survivors at each position of a text (module ``survivors``).
 
-        Uses the verifier's own formula, else enumeration (more than a million tuples are a ``UserError``). Of distinct drafts, at most one survives.
+        Uses the verifier's own formula, else enumeration (more than a million tuples are a ``UserError``). At most one of distinct drafts survives.
         """
         if not self.is_lossless:
             raise UserError(f"{self.name} is not lossless", remedy="its texts are not the target's: decode live")
         return transitions(self.survivors or self.enumerated_survivors, position, order)
 
     def enumerated_survivors(self, position: Position, order: Order) -> Tensor:
-        """The same from the distribution of the emitted token given each tuple of drafts."""
-        groups = len(position.groups)
-        most = [1] if self.is_distinct else [order.count(group) for group in range(groups)]
+        """The table of survivors, from the distribution of the emitted token given each tuple of drafts."""
+        groups = range(len(position.groups))
+        most = [1] if self.is_distinct else [order.count(group) for group in groups]
         table = position.target.new_zeros(len(position.token), *(count + 1 for count in most))
         for row, token in enumerate(position.token.tolist()):
-            target, draft = position.target[row], torch.stack([position.groups[group][row] for group in order])
+            draft = torch.stack([position.groups[group][row] for group in order])
             count = min(len(order), int((draft[0] > 0).sum())) if self.is_distinct else len(order)
-            draft = draft[:count]
-            joint = joint_distribution(draft, self.drafting)
-            emitted = self.distribution(
-                target.expand(len(joint.probs), -1), draft.expand(len(joint.probs), -1, -1), joint.tokens
-            )
-            agree = joint.tokens == token
-            places = tuple(
-                sum(
-                    (agree[:, k].long() for k in range(count) if order[k] == group),
-                    torch.zeros_like(joint.tokens[:, 0]),
-                )
-                for group in range(groups)
-            )
-            table[row].index_put_(places, joint.probs * emitted[:, token], accumulate=True)
+            joint = joint_distribution(draft[:count], self.drafting)
+            tuples = len(joint.probs)
+            target, drafts = position.target[row].expand(tuples, -1), draft[:count].expand(tuples, -1, -1)
+            emitted = self.distribution(target, drafts, joint.tokens)
+            equal = (joint.tokens == token).long()
+            numbers = tuple(equal[:, [k for k in range(count) if order[k] == group]].sum(-1) for group in groups)
+            table[row].index_put_(numbers, joint.probs * emitted[:, token], accumulate=True)
         return table
 
     @property
     def is_distinct(self) -> bool:
-        """Whether its drafts of a position are distinct tokens."""
+        """Whether the drafts of a position are distinct tokens."""
         return self.drafting in ("without_replacement", "greedy")
 
     def _enumerated(self, target: Float64[Tensor, " vocab"], draft: Float64[Tensor, "drafts vocab"]) -> Acceptance:
@@ -218,14 +206,12 @@ class TokenVerifier:
         return Acceptance(proc, member)
 
 
-def _flat(target: Tensor, draft: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _flat(target: Tensor, draft: Tensor, tokens: Tensor) -> tuple[Table, Tables, Tokens]:
     """The three tables with one batch axis."""
     vocab, drafts = draft.shape[-1], draft.shape[-2]
     return target.reshape(-1, vocab), draft.reshape(-1, drafts, vocab), tokens.reshape(-1, drafts)
 
 
-def drawable(
-    weights: Float64[Tensor, "rows vocab"], target: Float64[Tensor, "rows vocab"]
-) -> Float64[Tensor, "rows vocab"]:
-    """A residual of zero (target and draft agree) is reached with probability 0, but rounding reaches it: fall back to the target."""
+def drawable(weights: Table, target: Table) -> Table:
+    """The weights of a residual, or the target where they are all 0: then target and draft agree, and only rounding leads here."""
     return torch.where(weights.sum(-1, keepdim=True) > 0, weights, target)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float64, Int64
-from torch import Tensor
-
+from draftlab.core.verify.sequence import DraftAlong, Sequences, TargetAlong
 from draftlab.core.verify.tree import Stop, TreeVerifier
 
 
-def _stops(
-    target_probs: Float64[Tensor, "drafts positions vocab"],
-    draft_probs: Float64[Tensor, "drafts path vocab"],
-    tokens: Int64[Tensor, "drafts path"],
-) -> list[Stop]:
+def _stops(target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences) -> list[Stop]:
     stops: list[Stop] = []
     reached = 1.0
 
@@ -42,8 +36,10 @@ def _stops(
 
 
 traversal = TreeVerifier("traversal", "iid", _stops)
-"""Traversal verification (Weng et al. 2025, arXiv 2505.12398): a child has weight ``w = min(1, w_parent q/p)``; leaf after leaf, in the order
-drafted, stands with its weight; where one is rejected its parent goes on with ``q <- (w q - p)_+ / S``, ``w <- S / (S + 1 - w)``.
+"""Traversal verification (Weng et al. 2025, arXiv 2505.12398).
 
-For i.i.d. sequences p stays as it is; equal tokens are one node, and count as often as they were drawn. Of one sequence it is block verification.
+A child has weight ``w = min(1, w_parent q/p)``. Leaves are tested in the order drafted, and a leaf is accepted with its weight. After a rejection
+its parent continues with ``q <- (w q - p)_+ / S``, ``w <- S / (S + 1 - w)``, where S is the sum of ``(w q - p)_+``.
+
+For i.i.d. sequences p stays as it is. Equal tokens are one node and count as often as they were drawn. With one sequence this is block verification.
 """

@@ -1,4 +1,4 @@
-"""Verifiers of a whole tree of drafted sequences: where the walk through it may stop, with what probability, and what follows there."""
+"""Verifiers of a whole tree of drafted sequences: where verification may stop, with what probability, and the token that follows there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from torch import Generator, Tensor
 
 from draftlab.core.sampling import Drafting, draw
-from draftlab.core.verify.sequence import Standing
+from draftlab.core.verify.sequence import DraftAlong, Sequences, Standing, TargetAlong
 from draftlab.core.verify.survivors import Order, Position, Survivors
 from draftlab.core.verify.token import drawable
 from draftlab.errors import UserError
@@ -27,22 +27,15 @@ class Stop:
     weights: Float64[Tensor, " vocab"]
 
 
-Stops = Callable[
-    [
-        Float64[Tensor, "drafts positions vocab"],
-        Float64[Tensor, "drafts path vocab"],
-        Int64[Tensor, "drafts path"],
-    ],
-    list[Stop],
-]
+Stops = Callable[[TargetAlong, DraftAlong, Sequences], list[Stop]]
 
 
 @dataclass(frozen=True)
 class TreeVerifier:
     """A lossless way to verify K sequences as one tree: all stops given the drafted tokens, from which distribution and sampler follow.
 
-    ``selected``, where one path is selected and then verified as a block: the joint probability that the path goes on with the written token and
-    of how many drafts agree with it, which replay needs (``docs/theory.md``, section 6).
+    ``selected`` exists if one path is selected and then verified as a block: the joint probability that the path goes on with the written
+    token and of how many drafts agree with it. Replay needs it (``docs/theory.md``, section 7).
     """
 
     name: str
@@ -58,12 +51,9 @@ class TreeVerifier:
         return torch.where(at_target > 0, self.selected(position, order) / at_target.where(at_target > 0, 1.0), 0.0)
 
     def distribution(
-        self,
-        target_probs: Float64[Tensor, "drafts positions vocab"],
-        draft_probs: Float64[Tensor, "drafts path vocab"],
-        tokens: Int64[Tensor, "drafts path"],
+        self, target_probs: TargetAlong, draft_probs: DraftAlong, tokens: Sequences
     ) -> dict[tuple[int, ...], float]:
-        """The exact distribution of the emitted tokens (the accepted ones and the one after), given the drafted sequences.
+        """The exact distribution of the emitted tokens (the accepted tokens and the one after), given the drafted sequences.
 
         **Arguments:**
         - `target_probs`: the target's distribution after each prefix of each sequence, shape `(drafts, positions, vocab)`.
@@ -72,14 +62,14 @@ class TreeVerifier:
 
         **Returns:** tuple of emitted token ids -> its probability.
         """
-        found: dict[tuple[int, ...], float] = defaultdict(float)
+        distribution: dict[tuple[int, ...], float] = defaultdict(float)
         for stop in self.stops(target_probs, draft_probs, tokens):
-            stands = tuple(tokens[stop.path, : stop.length].tolist())
+            accepted = tuple(tokens[stop.path, : stop.length].tolist())
             weights = _weights(stop, target_probs)
             for token, chance in enumerate((stop.chance * weights / weights.sum()).tolist()):
                 if chance > 0:
-                    found[*stands, token] += chance
-        return dict(found)
+                    distribution[*accepted, token] += chance
+        return dict(distribution)
 
     def sample(
         self,
@@ -105,5 +95,5 @@ class TreeVerifier:
         return Standing(*(torch.tensor(part, device=tokens.device) for part in zip(*drawn, strict=True)))
 
 
-def _weights(stop: Stop, target_probs: Float64[Tensor, "drafts positions vocab"]) -> Float64[Tensor, " vocab"]:
+def _weights(stop: Stop, target_probs: TargetAlong) -> Float64[Tensor, " vocab"]:
     return drawable(stop.weights[None], target_probs[stop.path, stop.length][None])[0]

@@ -1,27 +1,22 @@
-"""Typical acceptance: a drafted token is accepted if the target finds it plausible. Not lossless."""
+"""Typical acceptance: accept a drafted token that the target finds plausible. Not lossless."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float64, Int64
-from torch import Tensor
 
+from draftlab.core.sampling import Table, Tables, Tokens
 from draftlab.core.verify.token import Decision, TokenVerifier
 
 EPSILON, DELTA = 0.09, 0.3
 """The constants of Medusa's code; its paper asks for delta = sqrt(epsilon)."""
 
 
-def _decide(
-    target_probs: Float64[Tensor, "batch vocab"],
-    draft_probs: Float64[Tensor, "batch drafts vocab"],
-    tokens: Int64[Tensor, "batch drafts"],
-) -> Decision:
+def _decide(target_probs: Table, draft_probs: Tables, tokens: Tokens) -> Decision:
     entropy = torch.special.entr(target_probs).sum(-1, keepdim=True)
-    chance = target_probs.gather(-1, tokens)
-    plausible = chance > (DELTA * (-entropy).exp()).clamp_max(EPSILON)
-    best = (chance * plausible).argmax(-1, keepdim=True)
-    accept = torch.zeros_like(chance).scatter_(-1, best, plausible.gather(-1, best).double())
+    probs = target_probs.gather(-1, tokens)
+    plausible = probs > (DELTA * (-entropy).exp()).clamp_max(EPSILON)
+    best = (probs * plausible).argmax(-1, keepdim=True)
+    accept = torch.zeros_like(probs).scatter_(-1, best, plausible.gather(-1, best).double())
     return Decision(accept, lambda rows: target_probs[rows])
 
 

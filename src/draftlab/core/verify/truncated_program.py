@@ -1,4 +1,4 @@
-"""The linear program of truncated importance sampling: split the mass of each pair of tokens between the two."""
+"""The linear program of truncated importance sampling: split the mass of each pair of tokens between its two tokens."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from torch import Tensor
 from draftlab.errors import UserError
 
 Solver = Literal["direct", "highs"]
-"""``direct``: by minimum cuts over all subsets, a batch at once, up to 12 tokens; ``highs``: scipy's linear program, row by row."""
+"""``direct``: by minimum cuts over all subsets of up to 12 tokens, for a batch at once; ``highs``: scipy's linear program, row by row."""
 
 Split = Callable[
     [Float64[Tensor, "batch size"], Float64[Tensor, "batch size size"]], Float64[Tensor, "batch size size"]
 ]
 
 DIRECT_LIMIT = 12
+"""The most tokens of the direct solution, which tries all 2^12 subsets."""
 
 
 def split_direct(
     room: Float64[Tensor, "batch size"], mass: Float64[Tensor, "batch size size"]
 ) -> Float64[Tensor, "batch size size"]:
-    """Split the mass of each pair {i, j} between i and j so that ``sum_i min(room_i, share_i)`` is largest; exact, no LP.
+    """Split the mass of each pair {i, j} between i and j so that ``sum_i min(room_i, share_i)`` is largest; exact, without a solver.
 
-    The largest sum is a maximum flow, the smallest cut over subsets T: ``sum_{i in T} room_i + mass of the pairs not inside T``.
-    Pairs are settled one after another: a split is allowed if no cut that separates the pair falls below the optimum.
+    The largest sum is a maximum flow: the smallest cut over subsets T, ``sum_{i in T} room_i + mass of the pairs not inside T``. Pairs are
+    split one after another; a split is allowed if no cut that separates the pair falls below the optimum.
     """
     member, outside, (left, right), apart, sides = _subset_tables(room.shape[-1], room.device)
     masses = mass[:, left, right].T
@@ -38,11 +39,11 @@ def split_direct(
     cuts -= cuts.amin(0)
     split = torch.zeros_like(mass)
     for i, j, total, subsets, side in zip(left.tolist(), right.tolist(), masses, apart, sides, strict=True):
-        # T holds i but not j: the cut pays j's share of the pair. T holds j but not i: it pays i's. What is left of a cut is its slack.
+        # ``cuts`` is the slack of each cut. A cut with i and without j loses i's share of it; a cut with j and without i loses j's.
         only_left, only_right = cuts[subsets].amin(1)
-        own = only_left.clamp_min(0).minimum(total / 2).maximum(total - only_right).minimum(total)
-        split[:, i, j], split[:, j, i] = own, total - own
-        cuts.addr_(side[:, 0], own, alpha=-1).addr_(side[:, 1], total - own, alpha=-1)
+        share = only_left.clamp_min(0).minimum(total / 2).maximum(total - only_right).minimum(total)
+        split[:, i, j], split[:, j, i] = share, total - share
+        cuts.addr_(side[:, 0], share, alpha=-1).addr_(side[:, 1], total - share, alpha=-1)
     return split
 
 
@@ -56,9 +57,9 @@ def _subset_tables(
     Int64[Tensor, "pairs 2 quarter"],
     Float64[Tensor, "pairs subsets 2"],
 ]:
-    """Subsets as 0/1 rows; which of the pairs i < j are not inside each; the pairs; per pair the subsets that hold one of the two.
+    """Subsets as 0/1 rows; the pairs i < j that are not inside each, as 0/1 rows; the pairs; the subsets that separate each pair.
 
-    The last are listed (i but not j, then j but not i), and once more as 0/1 columns.
+    The last are given as two lists (with i but not j, with j but not i), and again as two 0/1 columns.
     """
     if size > DIRECT_LIMIT:
         raise UserError(
@@ -76,8 +77,10 @@ def _subset_tables(
 def split_highs(
     room: Float64[Tensor, "batch size"], mass: Float64[Tensor, "batch size size"]
 ) -> Float64[Tensor, "batch size size"]:
-    """The same split by scipy's HiGHS, as in the paper: ``max sum z``, ``z_i <= room_i``, ``z_i <= sum_j share_ij``
-    (Khisti et al. 2025, section 4). ``milp`` without an integer is the same program as ``linprog``, with a third less around it."""
+    """The same split by scipy's HiGHS: ``max sum z``, ``z_i <= room_i``, ``z_i <= sum_j share_ij`` (Khisti et al. 2025, section 4).
+
+    ``milp`` without integers solves the same program as ``linprog`` in two thirds of the time.
+    """
     batch, size = room.shape
     room_, mass_ = room.numpy(force=True), mass.numpy(force=True)
     left, right = np.triu_indices(size, 1)
