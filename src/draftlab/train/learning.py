@@ -18,9 +18,9 @@ from torch import Tensor
 from draftlab.core.losses import LOSSES, one_hot_logits
 from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
-from draftlab.models.llama import Llama
+from draftlab.models.llama import Llama, columns_of
 from draftlab.train import parallel, training
-from draftlab.train.heads import answer_logits, columns_of, kept_by
+from draftlab.train.heads import answer_logits, kept_by
 from draftlab.train.settings import Training
 from draftlab.train.sources import LIVE, SOURCES, Samples, Scene
 
@@ -128,26 +128,22 @@ def _terms(draft: LanguageModel, samples: Samples, settings: Training, effort: E
 def losses_at(
     name: str,
     logits: Float[Tensor, "positions head"],
-    target_logits: Float[Tensor, "positions vocab"],
+    target_logits: Float[Tensor, "positions columns"],
     labels: Int[Tensor, " positions"],
     kept: Int[Tensor, " head"] | None = None,
 ) -> Float[Tensor, " positions"]:
     """The loss at each position; fine-tuning uses the tokens as they were written, sampled or not, and no distribution.
 
-    Of a head trimmed to the tokens H (``kept``) ``logits`` are those of H. All other tokens become one, of probability
-    ``1 - target(H)`` to the target and 0 to the draft. Every loss is then what it is over the whole vocabulary, up to a constant:
+    If the head is trimmed to the tokens H (``kept``), ``logits`` are those of H and ``target_logits`` those of ``on_head``: all other tokens
+    count as one, of probability ``1 - target(H)`` to the target and 0 to the draft. Every loss is then what it is over the whole vocabulary, up to a constant:
     a token x outside H adds 0 to KL(draft || target), ``beta target(x) log(1 / beta)`` to the JSD and ``target(x) / 2`` to the total
     variation, and of KL(target || draft) what stays is ``sum over x in H of target(x) log(target(x) / draft(x))``, whose gradient is
     target(H) times that of the divergence between the distributions on H.
     """
     target_logits, labels = target_logits.to(logits.device), labels.to(logits.device)
     if name == "hard_label":
-        columns = labels if kept is None else columns_of(labels, kept, target_logits.shape[-1])
+        columns = labels if kept is None else columns_of(labels, kept)
         target_logits = one_hot_logits(columns, logits.shape[-1] + (kept is not None))
-    elif kept is not None:
-        inside = target_logits.log_softmax(-1)[:, kept]
-        rest = (1 - inside.exp().sum(-1, keepdim=True)).clamp_min(torch.finfo(inside.dtype).tiny)
-        target_logits = torch.cat([inside, rest.log()], -1)
     if kept is not None:
         logits = F.pad(logits, (0, 1), value=-torch.inf)
     return LOSSES[name](logits, target_logits)
