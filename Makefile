@@ -1,13 +1,13 @@
-# make reproduce · reproduce-llm · rehearse · test · figures · publish · check · docs · smoke · clean: each makes .venv itself when it is missing or outdated.
+# Targets: reproduce, reproduce-llm, rehearse, test, figures, publish, check, docs, smoke, clean. Each makes .venv first if it is missing or outdated.
 SHELL := /bin/sh
 PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PATH
 export OMP_NUM_THREADS ?= 1
 CONFIG ?=
-# Words for Snakemake, which neither make nor the shell may read as their own language.
+# Arguments for Snakemake; neither make nor the shell may expand them.
 override CONFIG := $(value CONFIG)
 export CONFIG
-# Two workers, a file each, whose tests share a run or models. The longest files come first, so that both workers end at once.
+# Two workers, each with whole files, because the tests of a file share a run or models. The longest files come first, so that both workers end together.
 IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_workflow.py tests/workflow/test_workflow_real.py tests/workflow tests
 
 WHEEL := dist/.wheel
@@ -39,7 +39,7 @@ test: .venv/ready  ## the fast tests and one end-to-end run at scale=smoke
 test-slow: .venv/ready  ## the slow tests too
 	pytest $(IN_TURNS) -m "not faults and not slurm and not fuzz and not server and not gpu"
 
-test-faults: .venv/ready  ## kill a run at 30 or more random moments and compare its tables with those of an undisturbed run
+test-faults: .venv/ready  ## kill a run at 30 or more random moments and compare its tables with an undisturbed run's
 	pytest -s -m faults
 
 test-fuzz: .venv/ready  ## feed 10,750 damaged inputs to the parsers, in bounded memory (DRAFTLAB_FUZZ=10: ten times as many)
@@ -104,7 +104,7 @@ wheel: .venv/ready  ## dist/draftlab-*.whl, with the workflow inside: pip instal
 clean:  ## remove what runs made; .venv and the compiled wheel stay
 	rm -rf results/*/ site .snakemake logs .pytest_cache .mypy_cache .ruff_cache
 
-# .venv is rebuilt if llama.cpp's flags differ from those it was made with; if no flags are given, it is kept.
+# .venv is rebuilt if LLAMA_CMAKE_ARGS is given and differs from the flags that it was made with.
 made_with := $(shell cat .venv/llama-flags 2>/dev/null)
 ifneq ($(or $(strip $(LLAMA_CMAKE_ARGS)),$(made_with)),$(made_with))
 .PHONY: .venv/ready

@@ -37,8 +37,8 @@ pip() {
     fail "pip $1 failed (details: $log)"
 }
 
-# The instructions that this processor has and the compiler knows, one by one: without them verifying several tokens costs
-# almost as much as decoding them, and speculation hardly pays. GGML_NATIVE would add AMX, which gcc 12 compiles into a crash.
+# Flags for the instructions that both this processor and the compiler know. Without them, verifying several tokens costs almost
+# as much as decoding them, and speculation hardly pays. GGML_NATIVE would add AMX, which gcc 12 compiles into a crash.
 has() { grep -qw "$1" "${CPUINFO:-/proc/cpuinfo}" 2>/dev/null && "$2" "$3" -fsyntax-only -x c++ /dev/null 2>/dev/null; }
 kernels() {
     for pair in avx512bw:AVX512 avx512vbmi:AVX512_VBMI avx512_vnni:AVX512_VNNI avx512_bf16:AVX512_BF16 avx_vnni:AVX_VNNI; do
@@ -60,14 +60,14 @@ compile() {  # the wheel of llama.cpp for these flags, unless it is in the cache
     : >"$log"
     ls "$wheels"/$wheel >/dev/null 2>&1 && return
     mkdir -p "$wheels"
-    # Not nproc, which goes by OMP_NUM_THREADS. Without --no-cache-dir pip hands out a wheel that it built earlier, whatever the flags were.
+    # nproc would obey OMP_NUM_THREADS. Without --no-cache-dir, pip reuses a wheel that it built earlier, even with other flags.
     CMAKE_ARGS=$flags CMAKE_BUILD_PARALLEL_LEVEL=$(getconf _NPROCESSORS_ONLN) pip wheel --no-cache-dir --no-deps -w "$wheels" "$llama"
 }
-choose() {  # what llama.cpp is compiled with besides what is always asked for: $1
+choose() {  # sets the flags of llama.cpp, $1 in addition to the usual ones, and the folder of their wheel
     flags="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF$1 $more"
     wheels=${XDG_CACHE_HOME:-$HOME/.cache}/draftlab/wheels-$(printf '%s' "$flags" | cksum | cut -d' ' -f1)
 }
-works() {  # the wheel replaces one of the same version that was built otherwise
+works() {  # install the wheel, even over the same version built with other flags, and check it
     pip install --force-reinstall --no-deps "$wheels"/$wheel
     pip install -c envs/constraints.txt -e ".[dev]"
     .venv/bin/python -m draftlab.latency.self_check >>"$log" 2>&1
@@ -75,7 +75,7 @@ works() {  # the wheel replaces one of the same version that was built otherwise
 
 step "making .venv with $("$python" --version)"
 "$python" -m venv .venv >>"$log" 2>&1 || fail "cannot make .venv (details: $log)"
-more=${LLAMA_CMAKE_ARGS-$(cat .venv/llama-flags 2>/dev/null || :)}  # none named: as it was
+more=${LLAMA_CMAKE_ARGS-$(cat .venv/llama-flags 2>/dev/null || :)}  # default: the flags of the last build
 kernels=$(kernels)
 choose "$kernels"
 if [ -e "$wheels/fails" ]; then kernels="" && choose ""; fi
