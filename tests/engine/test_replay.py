@@ -50,17 +50,17 @@ def live_expectation(verifier: str, draft_len: int, text: tuple[int, ...] = ()) 
         draft = torch.stack([distribution("draft", text + path[:i]) for i in range(path_len)])
         drafted = float(torch.stack([draft[i, token] for i, token in enumerate(path)]).prod())
         outcomes = PATH_VERIFIERS[verifier].distribution(target, draft, torch.tensor(path))
-        for stands, following in itertools.product(range(path_len + 1), range(VOCAB)):
-            probability = drafted * float(outcomes[stands, following])
+        for accepted, following in itertools.product(range(path_len + 1), range(VOCAB)):
+            probability = drafted * float(outcomes[accepted, following])
             if probability == 0:
                 continue
-            emitted = (*path[:stands], following)[: LONGEST - len(text)]
+            emitted = (*path[:accepted], following)[: LONGEST - len(text)]
             if EOS in emitted:
                 emitted = emitted[: emitted.index(EOS) + 1]
-            visited = min(stands + (stands < path_len), len(emitted))
+            visited = min(accepted + (accepted < path_len), len(emitted))
             shared = target[:visited].minimum(draft[:visited])
             repo = (draft[:visited] * shared).sum()
-            counts = np.array([min(stands, len(emitted)), visited, float(shared.sum()), float(repo), 1.0])
+            counts = np.array([min(accepted, len(emitted)), visited, float(shared.sum()), float(repo), 1.0])
             total += probability * (counts + live_expectation(verifier, draft_len, text + emitted))
     return total
 

@@ -223,8 +223,8 @@ def test_one_verified_token_has_the_targets_distribution() -> None:
     emitted = np.zeros(5)
     for token, u, v in itertools.product(range(5), first, second):
         rng = Uniforms([u, v])
-        stands, after = loop.verify([token], [draft_probs], np.stack([target_probs] * 2), rng)  # type: ignore[arg-type]
-        emitted[token if stands else after] += draft_probs[token] / 3000
+        accepted, after = loop.verify([token], [draft_probs], np.stack([target_probs] * 2), rng)  # type: ignore[arg-type]
+        emitted[token if accepted else after] += draft_probs[token] / 3000
     np.testing.assert_allclose(emitted, target_probs, atol=0.01)
 
 

@@ -63,7 +63,7 @@ class ModelRows:
             self.cache.take(winners, since=self.begin)
         known = [self.begin[place * self.num_drafts] + len(tokens) for place, tokens in enumerate(self.unread)]
         lengths = []
-        for place, accepted in enumerate(verdict.stands):
+        for place, accepted in enumerate(verdict.accepted):
             same = accepted if read is None else agreed(read[place], verdict.drafted[place][:accepted])
             length = min(known[place] + same, self.cache.lengths[place * self.num_drafts])
             unread = known[place] + accepted - length
@@ -95,7 +95,7 @@ class TreeReader:
         """Keep the accepted path of the tree; the new token stays unread."""
         rows = torch.arange(len(verdict.path), device=self.unread.device)
         self.cache.gather(self.begin, self.tree.paths[rows, torch.tensor(verdict.path, device=rows.device)])
-        self.cache.crop([begin + 1 + stands for begin, stands in zip(self.begin, verdict.stands, strict=True)])
+        self.cache.crop([begin + 1 + accepted for begin, accepted in zip(self.begin, verdict.accepted, strict=True)])
         self.unread = torch.tensor(verdict.token, device=rows.device)
 
     def take(self, places: Sequence[int]) -> None:

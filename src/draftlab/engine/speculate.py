@@ -51,7 +51,7 @@ class BlockTrace:
     def add(self, step: Step[Tensor], place: int, eos_ids: Collection[int]) -> None:
         """Append a block of the request at ``place``, counted up to the end of the answer."""
         verdict, emitted, left = step.verdict, step.emitted[place], step.left[place]
-        drafted, accepted = len(verdict.drafted[place]), verdict.stands[place]
+        drafted, accepted = len(verdict.drafted[place]), verdict.accepted[place]
         visited = min(accepted + (accepted < drafted), len(emitted))
         self.answer_ids += emitted
         self.finished = emitted[-1] in eos_ids

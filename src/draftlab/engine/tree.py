@@ -68,9 +68,9 @@ class TreePair:
         device = self.states.device
         nodes = self.tree.paths.to(device)[torch.tensor(verdict.path, device=device)]
         self.cache.gather(self.begin, nodes)
-        self.cache.crop([begin + 1 + stands for begin, stands in zip(self.begin, verdict.stands, strict=True)])
+        self.cache.crop([begin + 1 + accepted for begin, accepted in zip(self.begin, verdict.accepted, strict=True)])
         rows = torch.arange(len(nodes), device=device)
-        self.state = self.states[rows, nodes[rows, torch.tensor(verdict.stands, device=device)]]
+        self.state = self.states[rows, nodes[rows, torch.tensor(verdict.accepted, device=device)]]
         self.unread = torch.tensor(verdict.token, device=device)
         if 0 < len(kept) < len(nodes):
             self.cache.take(kept)

@@ -105,7 +105,7 @@ def speculate(
     before, timed, started = len(pair.text), Timed(pair, clock), clock()
     for step in steps(timed, 1, max_new_tokens, eos):
         begun, drafted, _, _, settled = timed.laps[-1]
-        blocks.append(Block(len(step.verdict.drafted[0]), step.verdict.stands[0], drafted - begun, settled - drafted))
+        blocks.append(Block(len(step.verdict.drafted[0]), step.verdict.accepted[0], drafted - begun, settled - drafted))
         tokens += step.emitted[0]
     seconds = clock() - started
     crop((target, draft), before + len(tokens) - 1)
@@ -160,13 +160,13 @@ class Alone:
     def verify(self, proposal: tuple[list[int], list[Probs]], reading: Logits | Int[np.ndarray, " tokens"]) -> Verdict:
         tokens, draft_probs = proposal
         if self.temperature == 0:
-            stands = agreed(reading, tokens)
-            return Verdict([tokens], [0], [stands], [int(reading[stands])])
-        stands, token = verify(tokens, draft_probs, to_probs(reading, self.temperature), self.rng)
-        return Verdict([tokens], [0], [stands], [token])
+            accepted = agreed(reading, tokens)
+            return Verdict([tokens], [0], [accepted], [int(reading[accepted])])
+        accepted, token = verify(tokens, draft_probs, to_probs(reading, self.temperature), self.rng)
+        return Verdict([tokens], [0], [accepted], [token])
 
     def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
-        self.text += [*verdict.drafted[0][: verdict.stands[0]], verdict.token[0]]
+        self.text += [*verdict.drafted[0][: verdict.accepted[0]], verdict.token[0]]
         crop((self.target, self.draft), len(self.text) - 1)
 
 
