@@ -13,8 +13,8 @@ from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.block import block
-from draftlab.core.verify.bound import optimum_iid
 from draftlab.core.verify.joint import joint_distribution
+from draftlab.core.verify.optimum import optimum_iid
 from draftlab.core.verify.sequence import sequences_distribution
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier

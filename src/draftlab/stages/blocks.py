@@ -133,9 +133,8 @@ def _grouped(every: Iterable[Contender], key: Callable[[Contender], tuple[float,
 
 def _count(group: Iterable[Contender], texts: Texts, settings: Settings) -> Iterator[tuple[Contender, Blocks]]:
     """Count the blocks of contenders that share a target; contenders with the same draft distributions are computed together."""
-    from draftlab.core.sampling import to_probs
-    from draftlab.core.verify.bound import optimum_iid
-    from draftlab.core.verify.exact import on_support
+    from draftlab.core.sampling import restrict_pair, to_probs
+    from draftlab.core.verify.optimum import optimum_iid
     from draftlab.engine.replay_drafts import blocks, ceiling, survival
 
     def distributions(contender: Contender) -> tuple[float, ...]:
@@ -155,7 +154,7 @@ def _count(group: Iterable[Contender], texts: Texts, settings: Settings) -> Iter
             survived = survivals[key(contender)]
             yield contender, blocks(survived, texts.lengths, _sizes(contender), settings.draft_len, contender.tail)
             if settings.ceiling and contender.scheme == "optimal_block":
-                both = on_support(texts.target_probs, to_probs(texts.draft_logits, samplings[0]))
+                both = restrict_pair(texts.target_probs, to_probs(texts.draft_logits, samplings[0]))
                 best = optimum_iid(*both, contender.num_drafts).cpu().numpy()
                 bound = ceiling(survived, best, texts.lengths, contender.num_drafts, settings.draft_len)
                 yield replace(contender, scheme=CEILING), bound

@@ -127,7 +127,7 @@ class Contender:
     @property
     def verifier(self) -> TokenVerifier | TreeVerifier:
         """The verifier of each position; ``single`` where the scheme verifies a single draft by blocks."""
-        from draftlab.core.verify.schemes import any_verifier
+        from draftlab.core.verify import any_verifier
 
         name = self.scheme.partition("+")[0]
         return any_verifier("single" if name == "block" else name, self.lp_threshold or 5, self.alphabet)
@@ -135,7 +135,7 @@ class Contender:
     @property
     def tail(self) -> PathVerifier | None:
         """The verifier of the rest of a sequence once it is the only one left."""
-        from draftlab.core.verify.schemes import tail_of
+        from draftlab.core.verify import tail_of
 
         return tail_of(self.scheme if self.scheme == "block" else self.scheme.partition("+")[2])
 

@@ -51,7 +51,7 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
     """Acceptance of each contender, and the fastest of ``rounds`` interleaved computations, all positions as one batch."""
     import pandas as pd
 
-    from draftlab.core.verify.schemes import token_verifier
+    from draftlab.core.verify import token_verifier
     from draftlab.core.verify.sinkhorn import sinkhorn_verifier
 
     contenders = [(name, token_verifier(name), 0, 0.0) for name in PEERS]

@@ -104,8 +104,9 @@ def contenders() -> dict[str, TokenVerifier]:
     from draftlab.core.verify.greedy import greedy
     from draftlab.core.verify.k_seq import k_seq
     from draftlab.core.verify.optimal import optimal
+    from draftlab.core.verify.rrs import rrs
     from draftlab.core.verify.single import single
-    from draftlab.core.verify.specinfer import rrs, specinfer
+    from draftlab.core.verify.specinfer import specinfer
     from draftlab.core.verify.truncated import Truncation, truncated
 
     return {
@@ -159,7 +160,7 @@ def _cell(vocab: int, name: str, drafts: int, batch: int, settings: Settings) ->
     import torch
 
     from draftlab.core.sampling import draft_tokens, restrict
-    from draftlab.core.verify.bound import optimum_iid, ratio_order
+    from draftlab.core.verify.optimum import optimum_iid, ratio_order
 
     seed, device = settings.seed, settings.device
     rng = np.random.default_rng(seed)

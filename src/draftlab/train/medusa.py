@@ -16,8 +16,8 @@ import torch
 
 from draftlab.core.sampling import Sampling
 from draftlab.core.verify.greedy import greedy
+from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.single import single
-from draftlab.core.verify.specinfer import rrs
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.typical import typical
 from draftlab.engine.generate import GREEDY, generate
