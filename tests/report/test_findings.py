@@ -29,7 +29,7 @@ def test_every_experiment_answers_its_question(name):
         sentence = _sentence(name)
         assert sentence.endswith(".")
         assert "{" not in sentence
-        exact = tidy.unit(TABLES[name]()) is None or "(one run each)" in sentence
+        exact = tidy.resampled_column(TABLES[name]()) is None or "(one run each)" in sentence
         assert exact or re.search(r"\[[+-]?[0-9.]+, [+-]?[0-9.]+\]", sentence), "no interval"
 
 

@@ -88,7 +88,7 @@ def _row(claim: Mapping[str, str], judgement: Judgement, experiments: Sequence[s
     """A row of the ledger: the facts of the ``claim``, our value, and the verdict."""
     ours = judgement.ours or Interval(np.nan, np.nan, np.nan, 0)
     answered = [name for name in dict.fromkeys(experiments) if name in tables.frames and judgement.ours is not None]
-    units = {tidy.units(tables.frames[name]) or "rows" for name in answered}
+    units = {tidy.resampled_name(tables.frames[name]) or "rows" for name in answered}
     return {
         **claim,
         "ours": float(f"{ours.estimate:.6g}"),

@@ -22,7 +22,7 @@ from draftlab.files.tables import read_table
 from draftlab.files.yaml_files import Place, read_yaml
 from draftlab.plan import Scale, refused
 from draftlab.report import tidy
-from draftlab.report.contrast import Contrast, Rows
+from draftlab.report.contrast import Contrast, Selection
 
 FOLDER = WORKFLOW / "published"
 PAPERS = {"osd": "OSD", "mdss": "MDSS", "related": "related"}
@@ -42,7 +42,7 @@ class Selection(Entry):
     """What to compute from a table: a ``measure`` of its stage; with ``largest``, the largest value of the measure's numerator.
 
     With ``percent_of``, filters that select other rows, the result is a percentage of the measure of those rows; with
-    ``percent_over`` it is by how many percent it exceeds it. The bootstrap resamples the units of the table (``tidy.unit``).
+    ``percent_over`` it is by how many percent it exceeds it. The bootstrap resamples the units of the table (``tidy.resampled_column``).
     """
 
     table: str
@@ -51,7 +51,7 @@ class Selection(Entry):
     percent_of: dict[str, Any] = {}
     percent_over: dict[str, Any] = {}
 
-    def rows(self, filters: Mapping[str, Any]) -> Rows:
+    def rows(self, filters: Mapping[str, Any]) -> Selection:
         """The rows that ``filters`` selects; its keys ``table`` and ``measure`` override those of this selection."""
         table, name = str(filters.get("table", self.table)), str(filters.get("measure", self.measure))
         where = {key: value for key, value in filters.items() if key not in ("table", "measure")}
@@ -60,7 +60,7 @@ class Selection(Entry):
         if name not in known:
             remedy = f"allowed: {', '.join(known)}" if known else "name an experiment of workflow/experiments"
             raise UserError(f"a rule asks {table} for {name!r}", file=FOLDER, remedy=remedy)
-        return Rows(table, known[name], where, largest=self.largest)
+        return Selection(table, known[name], where, largest=self.largest)
 
     def measured(self, filters: Mapping[str, Any]) -> Contrast:
         """The contrast for the rows that ``filters`` selects: an estimate, or a percentage of other rows."""
