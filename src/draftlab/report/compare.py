@@ -87,10 +87,10 @@ def _relative(one: pd.Series, two: pd.Series) -> float:
 def _timed_claims(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
     """The ids of claims that read a measured column, or a derived column of a table that has measured columns."""
 
-    def timed(selection: published.Selection) -> bool:
-        columns = tables.get(selection.table, pd.DataFrame()).columns
-        exact = {column for column in columns if not is_measured(selection.table, column)}
-        read = set(selection.rows({}).measure.columns)
+    def timed(estimand: published.Estimand) -> bool:
+        columns = tables.get(estimand.table, pd.DataFrame()).columns
+        exact = {column for column in columns if not is_measured(estimand.table, column)}
+        read = set(estimand.rows({}).measure.columns)
         return len(exact) < len(columns) and not read <= exact
 
     known = published.load()

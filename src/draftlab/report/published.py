@@ -38,7 +38,7 @@ class Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Selection(Entry):
+class Estimand(Entry):
     """What to compute from a table: a ``measure`` of its stage; with ``largest``, the largest value of the measure's numerator.
 
     With ``percent_of``, filters that select other rows, the result is a percentage of the measure of those rows; with
@@ -51,8 +51,8 @@ class Selection(Entry):
     percent_of: dict[str, Any] = {}
     percent_over: dict[str, Any] = {}
 
-    def rows(self, filters: Mapping[str, Any]) -> Selection:
-        """The rows that ``filters`` selects; its keys ``table`` and ``measure`` override those of this selection."""
+    def select(self, filters: Mapping[str, Any]) -> Selection:
+        """The rows that ``filters`` select; their keys ``table`` and ``measure`` override the table and the measure."""
         table, name = str(filters.get("table", self.table)), str(filters.get("measure", self.measure))
         where = {key: value for key, value in filters.items() if key not in ("table", "measure")}
         plan = tidy.plan_of(table)
@@ -65,11 +65,11 @@ class Selection(Entry):
     def measured(self, filters: Mapping[str, Any]) -> Contrast:
         """The contrast for the rows that ``filters`` selects: an estimate, or a percentage of other rows."""
         base = self.percent_of or self.percent_over
-        right = self.rows({**filters, **base}) if base else None
-        return Contrast(self.rows(filters), right, relation="percent_more" if self.percent_over else "percent")
+        right = self.select({**filters, **base}) if base else None
+        return Contrast(self.select(filters), right, relation="percent_more" if self.percent_over else "percent")
 
 
-class Rule(Selection):
+class Rule(Estimand):
     """How our table answers a printed number.
 
     - ``where``: for each printed setting, the filter of the table's columns that each of its values stands for. ``same`` means a column
@@ -110,7 +110,7 @@ class Claim(Entry):
     rule: Rule | None = None
 
 
-class Comparison(Selection):
+class Comparison(Estimand):
     """A comparison of the rows ``left`` with the rows (or the constant) ``right``, repeated for every value of the columns ``each``.
 
     ``expect`` is about left - right: ``not_less``, ``not_greater`` and ``similar`` allow ``margin``, ``greater`` and ``less`` require
@@ -127,8 +127,8 @@ class Comparison(Selection):
     @property
     def contrast(self) -> Contrast:
         """The difference between both sides."""
-        right = self.rows(self.right) if isinstance(self.right, dict) else self.right
-        return Contrast(self.rows(self.left), right, each=self.each)
+        right = self.select(self.right) if isinstance(self.right, dict) else self.right
+        return Contrast(self.select(self.left), right, each=self.each)
 
 
 class Statement(Entry):
