@@ -123,7 +123,7 @@ def test_a_measurement_and_its_figure_at_reduced_width(
     ((own,),) = run.cells(experiment).values()
     settings = own.settings.model_copy(update=ON_CPU | {"backend": backend} | SMALLER[experiment])
     words = flags(settings, target="vicuna-7b/16", draft="llama-160m/16", out=tmp_path / "cell")
-    draftlab(monkeypatch, run.known[experiment].stage.replace("_", "-"), *words)
+    draftlab(monkeypatch, run.at_scale[experiment].stage.replace("_", "-"), *words)
     (record,) = read_json(tmp_path / "cell" / "run.json")["runs"]
     assert record["target"]["engine"] == {"llama_cpp": "llama.cpp", "torch": "torch"}[backend]
     assert record["target"]["parameters"] > 5 * record["drafts"][0]["parameters"]

@@ -96,13 +96,13 @@ class Experiment(Settings):
     scales: dict[Scale, Size]
 
     @property
-    def of_stage(self) -> Stage:
+    def stage_kind(self) -> Stage:
         """The stage that runs its cells."""
         return STAGES[self.stage]
 
     def measure(self, name: str = "") -> Measure:
         """A measure of its stage: the one of this name, else the layout's, else the stage's first."""
-        measures = self.of_stage.measures
+        measures = self.stage_kind.measures
         return measures[name or (self.layout.measure if self.layout else "") or next(iter(measures))]
 
     @property
@@ -112,7 +112,7 @@ class Experiment(Settings):
         every_fixed = [self.fixed, *(size.fixed for size in self.scales.values())]
         if not any("inner" in fixed for fixed in every_fixed):
             named = [fields for values in self.axes.values() if isinstance(values, dict) for fields in values.values()]
-            names += [key for fields in named for key in fields if key in self.of_stage.columns]
+            names += [key for fields in named for key in fields if key in self.stage_kind.columns]
         for fixed in every_fixed:
             for key, value in fixed.items():
                 if key == "inner":
@@ -146,7 +146,7 @@ class Experiment(Settings):
                 raise where.blame(what, list(labels)[-1:], remedy=remedy)
             inner = validated(Inner, {"inner": settings.pop("inner", {})}, where).inner
             cells[cell] = [
-                Variant(labels | inner_labels, validated(self.of_stage.settings, settings | changes, where))
+                Variant(labels | inner_labels, validated(self.stage_kind.settings, settings | changes, where))
                 for inner_labels, changes in combinations(inner)
             ]
         return cells
@@ -186,7 +186,7 @@ def load_experiment(path: Path) -> Experiment:
     if experiment.stage not in STAGES:
         remedy = f"allowed: {', '.join(sorted(STAGES))}"
         raise Place(path).blame(f"unknown stage {experiment.stage!r}", ["stage"], remedy=remedy)
-    if experiment.view and experiment.view not in (views := experiment.of_stage.views):
+    if experiment.view and experiment.view not in (views := experiment.stage_kind.views):
         remedy = f"allowed: {', '.join(views)}" if views else "remove it"
         raise Place(path).blame(f"unknown view {experiment.view!r} of {experiment.stage}", ["view"], remedy=remedy)
     for scale in experiment.scales:
@@ -202,7 +202,7 @@ def _check_shown(experiment: Experiment, where: Place) -> None:
     named += [("layout", experiment.layout.measure)] if experiment.layout else []
     also = [shown.measure for shown in curves.also if isinstance(shown, Shown)] if curves else []
     named += [("figure", name) for name in ([curves.measure, *also] if curves else [])]
-    stage = experiment.of_stage
+    stage = experiment.stage_kind
     for key, name in named:
         if name and name not in stage.measures:
             what, remedy = f"unknown measure {name!r} of {experiment.stage}", f"allowed: {', '.join(stage.measures)}"

@@ -48,10 +48,12 @@ def validated(kind: type[S], values: Any, where: Place) -> S:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise refused(error, where, kind) from None
+        raise settings_error(error, where, kind) from None
 
 
-def refused(error: ValidationError, where: Place | None = None, kind: type[BaseModel] | None = None) -> UserError:
+def settings_error(
+    error: ValidationError, where: Place | None = None, kind: type[BaseModel] | None = None
+) -> UserError:
     """The first fault in some settings of ``kind``, in one line; for an unknown key, with the known keys."""
     # A misspelt key also makes the right one missing; report the misspelling.
     first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")

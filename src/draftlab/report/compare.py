@@ -40,7 +40,7 @@ class Difference:
 def is_measured(table: str, column: str) -> bool:
     """Whether the stage of an experiment declares that this column depends on how long something took."""
     plan = tidy.plan_of(table)
-    sizes = [] if plan is None else [(plan.of_stage, plan.fixed | size.fixed) for size in plan.scales.values()]
+    sizes = [] if plan is None else [(plan.stage_kind, plan.fixed | size.fixed) for size in plan.scales.values()]
     return any(stage.is_timed(column, settings) for stage, settings in sizes)
 
 
@@ -90,7 +90,7 @@ def _timed_claims(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
     def timed(estimand: published.Estimand) -> bool:
         columns = tables.get(estimand.table, pd.DataFrame()).columns
         exact = {column for column in columns if not is_measured(estimand.table, column)}
-        read = set(estimand.rows({}).measure.columns)
+        read = set(estimand.select({}).measure.columns)
         return len(exact) < len(columns) and not read <= exact
 
     known = published.load()

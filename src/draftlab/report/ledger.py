@@ -227,7 +227,7 @@ def _gaps(
                 continue
             against = _filters(other_rule, other["settings"])
             if against is not None and against.get("measure") == filters.get("measure"):
-                result = compute(Contrast(rule.rows(filters), other_rule.rows(against)), tables)
+                result = compute(Contrast(rule.select(filters), other_rule.select(against)), tables)
                 later = position[other["claim_id"]] > position[row["claim_id"]]
                 if result is not None and later and _compares(other, other_rule, row, published):
                     shared.append(_name(row, other))

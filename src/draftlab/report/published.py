@@ -20,7 +20,7 @@ from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
 from draftlab.files.tables import read_table
 from draftlab.files.yaml_files import Place, read_yaml
-from draftlab.plan import Scale, refused
+from draftlab.plan import Scale, settings_error
 from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Selection
 
@@ -56,7 +56,7 @@ class Estimand(Entry):
         table, name = str(filters.get("table", self.table)), str(filters.get("measure", self.measure))
         where = {key: value for key, value in filters.items() if key not in ("table", "measure")}
         plan = tidy.plan_of(table)
-        known = {} if plan is None else plan.of_stage.measures
+        known = {} if plan is None else plan.stage_kind.measures
         if name not in known:
             remedy = f"allowed: {', '.join(known)}" if known else "name an experiment of workflow/experiments"
             raise UserError(f"a rule asks {table} for {name!r}", file=FOLDER, remedy=remedy)
@@ -280,4 +280,4 @@ def _yaml(path: Path, kind: type[T]) -> T:
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        raise refused(error, Place(path)) from None
+        raise settings_error(error, Place(path)) from None

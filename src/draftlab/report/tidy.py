@@ -35,8 +35,8 @@ def derive(experiment: str, rows: pd.DataFrame) -> pd.DataFrame:
     plan = plan_of(experiment)
     if plan is None:
         return rows
-    rows = plan.of_stage.derive(rows)
-    return plan.of_stage.views[plan.view](rows) if plan.view else rows
+    rows = plan.stage_kind.derive(rows)
+    return plan.stage_kind.views[plan.view](rows) if plan.view else rows
 
 
 @functools.cache
