@@ -55,8 +55,8 @@ class Bigram:
     def greedy(self, tokens: Sequence[int]) -> np.ndarray:
         return self.extend(tokens).argmax(-1)
 
-    def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
-        return confident_argmax(self.prefill(tokens), least)
+    def guess(self, tokens: Sequence[int], min_prob: float = 0.0) -> int | None:
+        return confident_argmax(self.prefill(tokens), min_prob)
 
     def trim(self, length: int) -> None:
         assert length <= len(self.tokens)

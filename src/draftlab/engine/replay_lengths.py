@@ -41,9 +41,9 @@ class Drafted:
         """The same length at each position."""
         return np.full(len(self.accepted), draft_len)
 
-    def confident(self, least: float) -> Int64[np.ndarray, " positions"]:
-        """As many tokens in a row as the draft gives probability ``least`` or more."""
-        return np.asarray((self.confidence >= least).cumprod(1).sum(1))
+    def confident(self, min_prob: float) -> Int64[np.ndarray, " positions"]:
+        """As many tokens in a row as the draft gives probability ``min_prob`` or more."""
+        return np.asarray((self.confidence >= min_prob).cumprod(1).sum(1))
 
     def oracle(self) -> Int64[np.ndarray, " positions"]:
         """As many tokens as are accepted, which no real rule can know."""

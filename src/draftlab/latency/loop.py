@@ -92,16 +92,16 @@ def speculate(
     temperature: float = 0.0,
     rng: np.random.Generator | None = None,
     eos: Collection[int] = (),
-    least: float = 0.0,
+    min_prob: float = 0.0,
 ) -> Generation:
     """Speculative decoding (Leviathan et al. 2023, Alg. 1): the text is distributed as ``decode``'s, and equals it when greedy.
 
-    A block ends early where the draft's most probable token has a probability below ``least``. That depends on the distribution
+    A block ends early where the draft's most probable token has a probability below ``min_prob``. That depends on the distribution
     alone, not on the token drawn from it, so the text stays lossless.
     """
     check_pair(target, draft)
     clock, blocks, tokens = target.clock(), list[Block](), list[int]()
-    pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), temperature, rng, least)
+    pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), temperature, rng, min_prob)
     before, timed, started = len(pair.text), Timed(pair, clock), clock()
     for step in steps(timed, 1, max_new_tokens, eos):
         begun, drafted, _, _, settled = timed.laps[-1]
@@ -117,7 +117,7 @@ class Alone:
 
     It exists beside ``engine.batched`` because a process that measures llama.cpp loads no torch, whose tensors between two calls cost
     70 to 100 microseconds a call. Between blocks the target has cached all but the last token. A block is drafted whole unless the draft
-    falls below ``least``, since llama.cpp rebuilds its graph when the batch shape changes.
+    falls below ``min_prob``, since llama.cpp rebuilds its graph when the batch shape changes.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class Alone:
         draft_len: Callable[[], int],
         temperature: float,
         rng: np.random.Generator | None,
-        least: float = 0.0,
+        min_prob: float = 0.0,
     ) -> None:
         self.target, self.draft, self.draft_len = target, draft, draft_len
-        self.temperature, self.least, self.rng = temperature, least, rng or np.random.default_rng(0)
+        self.temperature, self.min_prob, self.rng = temperature, min_prob, rng or np.random.default_rng(0)
         self.context = min(target.context_length, draft.context_length)
         self.text = _begin([target, draft], prompt, max_new_tokens)
 
@@ -142,10 +142,10 @@ class Alone:
         pending = self.text[len(self.draft.tokens) :]
         for _ in range(min(self.draft_len(), self.context - len(self.text))):
             if self.temperature == 0:
-                token = self.draft.guess(pending, self.least)
+                token = self.draft.guess(pending, self.min_prob)
             else:
                 probs.append(to_probs(self.draft.extend(pending)[-1], self.temperature))
-                token = draw(probs[-1], self.rng) if probs[-1].max() >= self.least else None
+                token = draw(probs[-1], self.rng) if probs[-1].max() >= self.min_prob else None
             if token is None:
                 break
             tokens.append(token)

@@ -246,15 +246,15 @@ def measure(
         rng = np.random.default_rng([settings.seed, settings.first + number])
         if name in (PLAIN, AGAIN):
             return decode(target, prompt, length, temperature=settings.temperature, rng=rng), 0
-        draft, draft_len, least = contenders[name]
+        draft, draft_len, min_prob = contenders[name]
         before = draft.steps if isinstance(draft, Lookup) else 0
         written = speculate(
-            target, draft, prompt, length, draft_len, temperature=settings.temperature, rng=rng, least=least
+            target, draft, prompt, length, draft_len, temperature=settings.temperature, rng=rng, min_prob=min_prob
         )
         if isinstance(draft, Lookup):
             return written, draft.steps - before
         # A block that ends early took one step more: the one whose token was not drafted.
-        unsure = sum(block.drafted < settings.draft_len for block in written.blocks) if least else 0
+        unsure = sum(block.drafted < settings.draft_len for block in written.blocks) if min_prob else 0
         return written, sum(block.drafted for block in written.blocks) + unsure
 
     names = [PLAIN, *contenders, AGAIN]
