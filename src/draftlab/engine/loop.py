@@ -20,7 +20,7 @@ class Verdict(NamedTuple):
     """What a verifier decided for each request.
 
     ``drafted``: the tokens of the chosen sequence, number ``path`` of the proposed ones; ``accepted``: how many of them are kept;
-    ``token``: the token that follows. ``overlap`` and ``repo`` are the terms of alpha at each drafted position, where the pair measures them.
+    ``token``: the token that follows. ``overlap`` and ``overlap_repo`` are the terms of alpha at each drafted position, where the pair measures them.
     """
 
     drafted: list[list[int]]
@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
     accepted: list[int]
     token: list[int]
     overlap: Sequence[list[float]] = ()
-    repo: Sequence[list[float]] = ()
+    overlap_repo: Sequence[list[float]] = ()
 
 
 class Pair(Protocol[Proposal, Reading]):

@@ -16,13 +16,13 @@ from draftlab.errors import UserError
 from draftlab.stages._counts import ALPHA, BLOCK_EFFICIENCY, UnroundedCounts
 from draftlab.stages._inputs import Distillation
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
-from draftlab.train.settings import Timed
+from draftlab.train.settings import TimedServing
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class Settings(Timed):
+class Settings(TimedServing):
     """The cost of updates against what they save, for each of ``intervals``, and against a larger static draft with the same compute.
 
     The stream is the first ``requests`` of the dataset. The draft ``larger`` is distilled beforehand on the requests that follow, with as many

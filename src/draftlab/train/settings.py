@@ -104,7 +104,7 @@ class ReplayLog(Serving):
     ceiling: int = Field(12, ge=0)
 
 
-class Timed(Serving):
+class TimedServing(Serving):
     """Learning that is timed beside decoding; ``inflated_layers`` and ``inflated_ffn`` as for an ``Engine``."""
 
     requests: int = Field(gt=0)
