@@ -87,7 +87,7 @@ class TreeReader:
     def read(self, tokens: Int64[Tensor, "batch drafts new"]) -> Float[Tensor, "batch drafts new+1 vocab"]:
         """Read the unread token and the tree below it; return the logits along each sequence."""
         self.begin, self.tree = self.cache.lengths, self.shape.merged(tokens)
-        nodes = torch.cat([self.unread[:, None], tokens.flatten(1).gather(1, self.tree.places)], -1)
+        nodes = torch.cat([self.unread[:, None], tokens.flatten(1).gather(1, self.tree.token_index)], -1)
         logits = self.cache.decoder.project(self.cache.states(nodes, self.tree)).view(*nodes.shape, -1)
         return logits[torch.arange(len(nodes), device=nodes.device)[:, None, None], self.tree.paths]
 
@@ -187,7 +187,8 @@ def _draw(
     parents = tree.first[:, depth - 1] if depth else torch.zeros_like(tree.first[:, 0])
     drawn = torch.zeros(probs.shape[:2], dtype=torch.int64, device=probs.device)
     families = [
-        ((parents == parent) & tree.own[:, depth]).nonzero()[:, 0].tolist() for parent in sorted(set(parents.tolist()))
+        ((parents == parent) & tree.is_drawn[:, depth]).nonzero()[:, 0].tolist()
+        for parent in sorted(set(parents.tolist()))
     ]
     only_children = [rows[0] for rows in families if len(rows) == 1]
     for rows in [only_children, *(rows for rows in families if len(rows) > 1)]:

@@ -55,7 +55,7 @@ class TreePair:
     def read(self, proposal: Proposal) -> Float[Tensor, "batch leaves depth+1 vocab"]:
         """Read the unread token and the tree below it; return the logits along each leaf's sequence."""
         tokens, self.begin = proposal.tokens, self.cache.lengths
-        nodes = torch.cat([self.unread[:, None], tokens.flatten(1)[:, self.tree.places.to(tokens.device)]], -1)
+        nodes = torch.cat([self.unread[:, None], tokens.flatten(1)[:, self.tree.token_index.to(tokens.device)]], -1)
         states = self.cache.states(nodes, self.tree)
         self.states = states.view(*nodes.shape, -1)
         return self.cache.decoder.project(states).view(*nodes.shape, -1)[:, self.tree.paths.to(nodes.device)]

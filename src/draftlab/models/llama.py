@@ -34,7 +34,7 @@ from draftlab.files.seals import seal
 from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.config import read_config
 from draftlab.models.products import causal_attention, linear
-from draftlab.models.trimmed import KEPT
+from draftlab.models.trimmed import HEAD_TOKENS
 from draftlab.models.weights import read_weights, write_model
 
 PACKED = {torch.float32: range(1 << 15, 1 << 22), torch.bfloat16: range(1 << 15, 1 << 25)}
@@ -201,7 +201,7 @@ class Llama(nn.Module):
         if not config.tie_word_embeddings:
             tensors["lm_head.weight"] = self.head
         if self.kept is not None:
-            tensors[KEPT] = self.kept
+            tensors[HEAD_TOKENS] = self.kept
         for number, layer in enumerate(self.layers):
             query, key, value = torch.split(layer.qkv, [heads * dim, kv * dim, kv * dim])
             gate, up = layer.gate_up.chunk(2)
@@ -461,7 +461,7 @@ def _rotations(config: LlamaConfig, device: torch.device) -> Complex[Tensor, "co
 def _hidden_by(tree: Tree, begin: Int[Tensor, "batch 1"], end: int) -> Bool[Tensor, "batch 1 nodes end"]:
     """For each node of a tree that starts at ``begin``, which of the first ``end`` tokens of its row it may not see."""
     # Column 0 stands for what was read before the tree, the last one for what lies beyond it.
-    hides = F.pad(~tree.sees.to(begin.device), (1, 1))
+    hides = F.pad(~tree.attention_mask.to(begin.device), (1, 1))
     hides[..., -1] = True
     offset = (torch.arange(end, device=begin.device) - begin).clamp(-1, tree.nodes) + 1
     hidden = hides.expand(len(begin), -1, -1).gather(-1, offset[:, None].expand(-1, tree.nodes, -1))
@@ -545,7 +545,7 @@ def _from_hub(config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tens
     if not config.tie_word_embeddings:
         state["head"] = take("lm_head.weight")
     if config.head_tokens:
-        state["kept"] = take(KEPT)
+        state["kept"] = take(HEAD_TOKENS)
     for number in range(config.num_hidden_layers):
         part = functools.partial("model.layers.{}.{}.weight".format, number)
         query, key = (together(take(part(f"self_attn.{name}_proj")), config.head_dim) for name in "qk")

@@ -71,8 +71,8 @@ def _memory(
 ) -> float:
     length = theory.expected_block_length(alpha, int(draft_len))
     traffic = theory.memory_traffic(
-        theory.Moved(target_gb, 0.0),
-        theory.Moved(draft_gb, 0.0),
+        theory.ModelSize(target_gb, 0.0),
+        theory.ModelSize(draft_gb, 0.0),
         tokens=int(tokens),
         update_interval=int(interval),
         block_length=length,

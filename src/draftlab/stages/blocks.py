@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, field_validator, model_validator
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Whole
+from draftlab.core.settings import NonNegativeInt
 from draftlab.errors import UserError
 from draftlab.progress import progress
 from draftlab.stages._decoding import Inputs, Request, open_work, write_texts
@@ -34,7 +34,7 @@ class Settings(Contest):
         False, description="continue texts past their end to max_new_tokens, as serving benchmarks do"
     )
     by_depth: bool = Field(False, description="one row for each number of drafted tokens that a block may keep")
-    timed: Whole = Field(
+    timed: NonNegativeInt = Field(
         0, description="requests of each batch that every contender also decodes live, to time its selection"
     )
     ceiling: bool = Field(

@@ -73,7 +73,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     import pandas as pd
 
     from draftlab.latency.pair import load_inflated
-    from draftlab.models.weights import moved
+    from draftlab.models.weights import model_size
     from draftlab.train.break_even import affordable, measure, priced
     from draftlab.train.learning import Effort, train
     from draftlab.train.online import serve, serve_unchanged
@@ -105,7 +105,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         measurements=settings.measurements,
     )
     names = {"target": "target", "draft": settings.draft, "larger": settings.larger}
-    sizes = {role: moved(inputs.models / name) for role, name in names.items()}
+    sizes = {role: model_size(inputs.models / name) for role, name in names.items()}
     price = functools.partial(
         priced, sizes=sizes, prices=prices, draft_len=settings.draft_len, context=settings.context
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Whole
+from draftlab.core.settings import Count, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
@@ -22,7 +22,7 @@ class Settings(Base):
     cases: int = Field(
         gt=0, description="random distributions per size, on which formula and linear program are compared"
     )
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
 
 
 class Row:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Dataset, Under1
+from draftlab.core.settings import Dataset, ShareBelow1
 from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
@@ -52,7 +52,7 @@ class Settings(Engine):
     first: int = Field(0, ge=0, description="number of the first of these requests among the recorded ones")
     max_new_tokens: int = Field(gt=0)
     adaptive: bool = Field(False, description="also decode with a draft length that follows the acceptance")
-    confidence: Under1 = Field(
+    confidence: ShareBelow1 = Field(
         0,
         description="also decode with blocks that end where the draft gives its token less than this probability; 0: do not",
     )

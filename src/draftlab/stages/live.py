@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, NotNegative, Whole
+from draftlab.core.settings import Count, NonNegativeInt, NotNegative
 from draftlab.progress import progress
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs, Request, Work, open_work
 from draftlab.stages._schemes import LiveScheme
@@ -47,9 +47,9 @@ class Contest(Decoding):
     draft_temperature: list[NotNegative] = Field(min_length=1)
     first_temperature: NotNegative | None = None
     target_temperature: list[NotNegative] = Field([1.0], min_length=1)
-    top_k: list[Whole] = Field([0], min_length=1)
+    top_k: list[NonNegativeInt] = Field([0], min_length=1)
     lp_threshold: list[Count] = Field([5], min_length=1)
-    alphabet: list[Whole] = Field([0], min_length=1)
+    alphabet: list[NonNegativeInt] = Field([0], min_length=1)
 
 
 class Settings(Contest):

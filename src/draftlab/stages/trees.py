@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Whole
+from draftlab.core.settings import Count, NonNegativeInt
 from draftlab.progress import progress
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs, open_work, write_texts
 from draftlab.stages._stage import Bench, Facts, column, stage_of
@@ -31,7 +31,7 @@ class Settings(Decoding):
     width: Count = 8
     draft_temperature: float = Field(1.0, gt=0)
     target_temperature: float = Field(1.0, gt=0)
-    top_k: Whole = 0
+    top_k: NonNegativeInt = 0
     past_end: bool = Field(False, description="continue texts past their end to max_new_tokens")
 
     @model_validator(mode="after")

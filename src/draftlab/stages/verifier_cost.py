@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Device, Flat, Whole
+from draftlab.core.settings import Count, Device, Flat, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.errors import UserError
 from draftlab.progress import progress
@@ -67,7 +67,7 @@ class Settings(Base):
     filters: list[FilterName] = Field(default=["top-p .95, sharp", "top-p .95, peaked", UNCUT], min_length=1)
     rounds: Count = 40
     device: Device = Field("cpu", description="the scale sets it (``compute``)")
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
 
 
 class Row:
