@@ -69,7 +69,7 @@ def settings_error(
         what = f"{key}: give a mapping, not {first['input']!r}"
     elif first["type"] != "too_short" and not isinstance(first["input"], dict):
         what += f", not {first['input']!r}"
-    return where.blame(what, first["loc"], remedy=remedy) if where else UserError(what, remedy=remedy)
+    return where.error(what, first["loc"], remedy=remedy) if where else UserError(what, remedy=remedy)
 
 
 def _keys(kind: Any, outer: Sequence[str | int]) -> list[str]:

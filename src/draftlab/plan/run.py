@@ -170,7 +170,7 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     for name, size in settings.experiments.items():
         if name not in every:
             what, remedy = f"no experiment named {name!r}", "name those of experiments/"
-            raise Place(path).blame(what, ["experiments", name], remedy=remedy)
+            raise Place(path).error(what, ["experiments", name], remedy=remedy)
         every[name] = every[name].at(run.scale, size, path)
     at_scale = {name: experiment for name, experiment in every.items() if run.scale in experiment.scales}
     chosen = _choose(run, every, at_scale, settings)
@@ -268,7 +268,7 @@ def _check_needs(settings: ScaleSettings, workflow: Path, where: Place) -> None:
         rule, _, pair = name.partition(".")
         if rule not in rules or (pair and pair not in settings.pairs):
             what, remedy = f"needs: no rule asks for {name!r}", f"allowed: {', '.join(sorted(rules))}"
-            raise where.blame(what, ["needs", name], remedy=remedy)
+            raise where.error(what, ["needs", name], remedy=remedy)
 
 
 def _choose(
