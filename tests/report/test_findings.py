@@ -155,7 +155,7 @@ def _settled(left, right):
 PAIRS = [
     pytest.param(name, comparison, finding, sign, id=f"{name}-{comparison.table}")
     for name, statement in published.load().statements.items()
-    for comparison in statement.holds
+    for comparison in statement.comparisons
     for finding in findings.findings_of(comparison.table)
     if isinstance(comparison.right, dict)
     and isinstance(finding.right, dict)
@@ -189,7 +189,7 @@ def test_no_sentence_contradicts_the_verdict_of_its_statement(data, name, compar
     if not path.exists():
         pytest.skip("not published at this scale")
     known, tables = published.load(), {comparison.table: tidy.read(path)}
-    statement = known.statements[name].model_copy(update={"holds": [comparison]})
+    statement = known.statements[name].model_copy(update={"comparisons": [comparison]})
     alone = dataclasses.replace(known, numbers=known.numbers.iloc[:0], statements={name: statement}, checks={})
     verdict = ledger.judge_claims(alone, tables, data.parent.name).iloc[0]
     side = _side(comparison.table, tables[comparison.table], finding)

@@ -95,7 +95,7 @@ def _timed_claims(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
 
     known = published.load()
     rules = {name for name, claim in known.claims.items() if claim.rule is not None and timed(claim.rule)}
-    statements = {name for name, statement in known.statements.items() if any(map(timed, statement.holds))}
+    statements = {name for name, statement in known.statements.items() if any(map(timed, statement.comparisons))}
     return frozenset(known.numbers["claim_id"][known.numbers["claim"].isin(rules)]) | statements
 
 

@@ -304,11 +304,11 @@ def _statement_row(
         "claim_id": name,
         "paper": statement.paper,
         "location": statement.location,
-        "quantity": statement.says,
+        "quantity": statement.text,
         "setting": "",
         "published": "in words",
     }
-    return _row(facts, judgement, [comparison.table for comparison in statement.holds], tables)
+    return _row(facts, judgement, [comparison.table for comparison in statement.comparisons], tables)
 
 
 def _judge_statement(statement: Statement, tables: Tables, scale: Scale) -> Judgement:
@@ -318,11 +318,11 @@ def _judge_statement(statement: Statement, tables: Tables, scale: Scale) -> Judg
     """
     compared = [
         (comparison, ", ".join(f"{key} {value}" for key, value in result.group.items()), result.value)
-        for comparison in statement.holds
+        for comparison in statement.comparisons
         for result in compute_each(comparison.contrast, tables)
     ]
     if not compared:
-        missing = list(dict.fromkeys(comparison.table for comparison in statement.holds))
+        missing = list(dict.fromkeys(comparison.table for comparison in statement.comparisons))
         verb = "do" if len(missing) > 1 else "does"
         return replace(NOT_RUN, note=f"{', '.join(missing)} {verb} not run this at this scale" if missing else "")
     clear = [_clearance(comparison, correct(gap, len(compared))) for comparison, _, gap in compared]
@@ -330,7 +330,7 @@ def _judge_statement(statement: Statement, tables: Tables, scale: Scale) -> Judg
     undecided = len(compared) - held - failed
     least = min(range(len(compared)), key=lambda place: (clear[place][1] >= 0, clear[place][0]))
     _, group, gap = compared[least]
-    margins = sorted({comparison.margin for comparison in statement.holds if comparison.margin})
+    margins = sorted({comparison.margin for comparison in statement.comparisons if comparison.margin})
     allowed = f" within {' or '.join(f'{margin:g}' for margin in margins)}" if margins else ""
     count = f"{held} of {len(compared)} comparisons hold{allowed}"
     count += (f", {failed} fail" if failed else "") + (f", {undecided} undecided" if undecided else "")

@@ -132,12 +132,12 @@ class Comparison(Estimand):
 
 
 class Statement(Entry):
-    """A claim in words: ``holds`` lists what our tables must show, ``check`` names what the printed numbers must show."""
+    """A claim in words: ``comparisons`` list what our tables must show, ``check`` names what the printed numbers must show."""
 
     paper: Literal["OSD", "MDSS"]
     location: str
-    says: str
-    holds: list[Comparison] = []
+    text: str
+    comparisons: list[Comparison] = []
     check: str | None = None
     same_setting: list[Scale] = ["paper"]
     explanation: str = ""
@@ -160,7 +160,7 @@ class Check(Entry):
     the check fails, so that the note can say which values the numbers do agree with. ``derives``: the formula is the whole claim.
     """
 
-    says: str
+    text: str
     claim: str
     where: dict[str, Wanted] = {}
     formula: str
