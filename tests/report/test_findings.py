@@ -159,7 +159,7 @@ PAIRS = [
     for finding in findings.findings_of(comparison.table)
     if isinstance(comparison.right, dict)
     and isinstance(finding.right, dict)
-    and tidy.plan_of(comparison.table).measure(finding.measure) == comparison.rows(comparison.left).measure
+    and tidy.plan_of(comparison.table).measure(finding.measure) == comparison.select(comparison.left).measure
     for sign, sides in ((1, (comparison.left, comparison.right)), (-1, (comparison.right, comparison.left)))
     if _settled(*sides) == _settled(finding.left, finding.right) != {}
 ]
