@@ -113,9 +113,9 @@ def speculate(
 
 
 class Alone:
-    """The loop's verbs for one request, on engines that hand over numpy arrays and choose greedily themselves.
+    """The pair of the loop (``engine.loop.Pair``) for a single request, on engines that return numpy arrays and choose greedy tokens.
 
-    It exists beside ``engine.batched`` because a process that measures llama.cpp loads no torch, whose tensors between two calls cost
+    It exists beside ``engine.batched`` because a process that measures llama.cpp must not load torch: torch tensors between two calls cost
     70 to 100 microseconds a call. Between blocks the target has cached all but the last token. A block is drafted whole unless the draft
     falls below ``min_prob``, since llama.cpp rebuilds its graph when the batch shape changes.
     """
@@ -153,7 +153,7 @@ class Alone:
         return tokens, probs
 
     def read(self, proposal: tuple[list[int], list[Probs]]) -> Logits | Int[np.ndarray, " tokens"]:
-        """The target's own choice after each token, or its logits where it samples."""
+        """The target's greedy token after each token, or its logits where it samples."""
         call = self.target.greedy if self.temperature == 0 else self.target.extend
         return call([self.text[-1], *proposal[0]])
 
@@ -221,9 +221,9 @@ def _begin(models: Sequence[LatencyBackend], prompt: Sequence[int], max_new_toke
 
 
 def begin(backend: LatencyBackend, prompt: Sequence[int]) -> list[int]:
-    """Make the cache ready to answer ``prompt``; the text that the answer is appended to, all but its last token cached.
+    """Make the cache ready to answer ``prompt``. Return the text that the answer continues; all but its last token are cached.
 
-    Of an encoder-decoder that text is the start token alone: its encoder has read the prompt.
+    For an encoder-decoder this text is the start token alone: its encoder has read the prompt.
     """
     if backend.decoder_start is None:
         resume(backend, prompt[:-1])
