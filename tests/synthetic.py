@@ -83,7 +83,8 @@ def _expected(name: str, experiment: plan.Experiment) -> dict[str, list[Any]]:
     known, stage = _published(), experiment.stage_kind
     rules = [claim.rule for claim in known.claims.values() if claim.rule and name in str(claim.rule)]
     statements = [statement for statement in known.statements.values() if name in str(statement.model_dump())]
-    sources = [source.model_dump() for source in (experiment, *rules, *statements)]
+    # The text of a statement is not the values of a column named text.
+    sources = [source.model_dump(exclude={"text"}) for source in (experiment, *rules, *statements)]
     module = Path(plan.__file__).parents[1] / "report/figures" / f"{name}.py"
     code = "".join(
         inspect.getsource(view) for view in [stage.derive, stage.views.get(experiment.view, len)] if view is not len
