@@ -15,7 +15,7 @@ from draftlab.core.losses import LOSSES
 from draftlab.core.sampling import Sampling
 from draftlab.engine.answers import Answer, loops
 from draftlab.engine.generate import generate
-from draftlab.engine.recording import TargetPass, _batches, compact_distribution, join, load_pass, record
+from draftlab.engine.recording import TargetPass, _batches, compact_distribution, join, load_pass, on_head, record
 from draftlab.engine.replay import agree_along
 from draftlab.errors import UserError
 from draftlab.files.seals import RECORD
@@ -70,6 +70,21 @@ def test_large_vocabularies_keep_the_largest_and_the_emitted_token(monkeypatch: 
     assert (np.abs(other.overlap - one.overlap) <= tail + 1e-3).all()
     everything = part.target_logits(range(len(REQUESTS))).exp().sum(-1)
     torch.testing.assert_close(everything, torch.ones_like(everything), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("stored", ["the whole vocabulary", "eight tokens"])
+def test_a_trimmed_head_sees_its_tokens_and_all_others_as_one(monkeypatch: pytest.MonkeyPatch, stored: str) -> None:
+    if stored == "eight tokens":
+        monkeypatch.setattr("draftlab.engine.recording.WHOLE_VOCAB", 39)
+    kept = record(make(0), REQUESTS, max_new_tokens=12, eos_ids={2}, keep=8)
+    assert (kept.ids is None) == (stored == "the whole vocabulary")
+    head = torch.tensor([7, 0, 31, 4, 2])
+    whole = kept.target_logits([1, 0]).softmax(-1)
+    assert kept.ids is None or (kept.ids[..., None] == head).any(), "no token of the head is stored"
+    columns = kept.target_logits([1, 0], head=head).exp()
+    torch.testing.assert_close(columns[:, :-1], whole[:, head], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(columns[:, -1], 1 - whole[:, head].sum(-1), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(columns, on_head(whole.log(), head).exp(), atol=1e-6, rtol=1e-5)
 
 
 def test_reverse_kl_to_a_recorded_distribution_of_a_large_vocabulary_is_nearly_exact() -> None:

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from draftlab.core.losses import LOSSES
+from draftlab.engine.recording import on_head
 from draftlab.engine.settings import Recipe
 from draftlab.engine.speculate import speculate
 from draftlab.errors import UserError
 from draftlab.models import load_model
-from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.llama import Llama, LlamaConfig, columns_of
 from draftlab.train.designs import frequent_tokens, project, prune, trim_head
-from draftlab.train.heads import columns_of
 from draftlab.train.learning import losses_at
 from tests.pair import small_llama
 
@@ -80,7 +80,7 @@ def test_losses_of_a_trimmed_head_have_the_gradient_of_the_whole_vocabulary(name
     for trimmed in (True, False):
         logits = start.clone().requires_grad_()
         if trimmed:
-            losses = losses_at(name, logits, target, labels, kept)
+            losses = losses_at(name, logits, on_head(target, kept), labels, kept)
         else:
             outside = (logits.logsumexp(-1, keepdim=True) - 40).expand(3, 12)
             losses = losses_at(name, outside.index_copy(1, kept, logits), target, labels)
@@ -93,12 +93,12 @@ def test_losses_of_a_trimmed_head_have_the_gradient_of_the_whole_vocabulary(name
 def test_fine_tuning_passes_over_tokens_outside_the_head():
     kept, labels = torch.tensor([1, 4, 8]), torch.tensor([4, 5])
     logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    losses = losses_at("hard_label", logits, torch.zeros(2, 12), labels, kept)
+    losses = losses_at("hard_label", logits, torch.zeros(2, 4), labels, kept)
     assert losses[1] == 0
     torch.testing.assert_close(losses[0], -logits[0].log_softmax(-1)[1])
     losses.sum().backward()
     assert logits.grad[1].abs().sum() == 0 < logits.grad[0].abs().sum()
-    assert columns_of(labels, kept, 12).tolist() == [1, 3]
+    assert columns_of(labels, kept).tolist() == [1, 3]
 
 
 def test_the_most_frequent_tokens_and_their_share():

@@ -129,14 +129,14 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
     import torch
 
     from draftlab.models import gguf_import, hf, llama
+    from draftlab.models.products import has_fast_bfloat16
 
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
             raise UserError(f"no GPU for device {device!r}", remedy="use device cpu")
         set_up_gpu()
     if dtype == "fast":
-        has_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        dtype = "bfloat16" if has_bfloat16 or device != "cpu" else "float32"
+        dtype = "bfloat16" if has_fast_bfloat16(device) else "float32"
     if is_gguf(folder):
         return gguf_import.read_model(folder).to(torch.device(device), getattr(torch, dtype))
     config = read_config(folder)

@@ -419,6 +419,18 @@ def spread(
     return logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf).index_copy_(-1, kept, logits)
 
 
+def columns_of(tokens: Int[Tensor, "*rows"], kept: Int[Tensor, " head"]) -> Int[Tensor, "*rows"]:
+    """The column of each token in a head of the tokens ``kept``; tokens outside the head get the column after the last.
+
+    >>> columns_of(tensor([0, 7]), tensor([3, 0]))
+    tensor([1, 2])
+    """
+    size = int(torch.cat([tokens.flatten(), kept]).max()) + 1
+    columns = torch.full((size,), len(kept), device=kept.device)
+    columns[kept] = torch.arange(len(kept), device=kept.device)
+    return columns[tokens]
+
+
 def _block(
     hidden: Float[Tensor, "batch len width"],
     layer: Layer,

@@ -94,6 +94,12 @@ def onednn_is_faster() -> bool:
     return bool(mkldnn.is_available() and has.get("avx512_f") and not has.get("amx_tile"))
 
 
+@functools.cache
+def has_fast_bfloat16(device: str) -> bool:
+    """Whether products in bfloat16 are faster than in float32: on a GPU, and on a CPU with instructions for them."""
+    return device != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 def _gains(*tensors: Tensor) -> bool:
     """Whether oneDNN is faster than MKL for these tensors."""
     on_cpu = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)

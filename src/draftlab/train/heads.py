@@ -1,4 +1,4 @@
-"""The logits of a draft in training, whose head may be trimmed, and the column of a token in them."""
+"""The logits of a draft in training, whose head may be trimmed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,12 @@ from torch import Tensor
 
 from draftlab.models import LanguageModel
 from draftlab.models.llama import Llama
+from draftlab.models.products import has_fast_bfloat16
 
 
 def kept_by(draft: LanguageModel) -> Int[Tensor, " head"] | None:
     """The tokens of a trimmed head; None: the whole vocabulary."""
     return draft.kept if isinstance(draft, Llama) else None
-
-
-def columns_of(
-    tokens: Int[Tensor, " positions"], kept: Int[Tensor, " head"], vocab_size: int
-) -> Int[Tensor, " positions"]:
-    """The column of each token in the head; tokens outside the head get the column after the last."""
-    columns = torch.full((vocab_size,), len(kept), device=kept.device)
-    columns[kept] = torch.arange(len(kept), device=kept.device)
-    return columns[tokens]
 
 
 def answer_logits(
@@ -33,10 +25,10 @@ def answer_logits(
     autocast: bool,
     where: Tensor | None = None,
 ) -> Float[Tensor, "positions head"]:
-    """The draft's logits with gradient at the answer positions ``where`` (None: all), in bfloat16 products if ``autocast``.
+    """The draft's logits with gradient at the answer positions ``where`` (None: all).
 
-    A trimmed head gives the logits of its tokens alone.
+    With ``autocast``, products are in bfloat16 if the device is fast at it. A trimmed head gives the logits of its tokens alone.
     """
     call = draft.head_logits if isinstance(draft, Llama) else draft.answer_logits
-    with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast):
+    with torch.autocast(draft.device.type, torch.bfloat16, enabled=autocast and has_fast_bfloat16(draft.device.type)):
         return call(prompts, answers, where).float()

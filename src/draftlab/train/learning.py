@@ -18,9 +18,9 @@ from torch import Tensor
 from draftlab.core.losses import LOSSES, one_hot_logits
 from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
-from draftlab.models.llama import Llama
+from draftlab.models.llama import Llama, columns_of
 from draftlab.train import parallel, training
-from draftlab.train.heads import answer_logits, columns_of, kept_by
+from draftlab.train.heads import answer_logits, kept_by
 from draftlab.train.settings import Training
 from draftlab.train.sources import LIVE, SOURCES, Samples, Scene
 
@@ -130,26 +130,23 @@ def _terms(draft: LanguageModel, samples: Samples, settings: Training, effort: E
 def losses_at(
     name: str,
     logits: Float[Tensor, "positions head"],
-    target_logits: Float[Tensor, "positions vocab"],
+    target_logits: Float[Tensor, "positions columns"],
     labels: Int[Tensor, " positions"],
     kept: Int[Tensor, " head"] | None = None,
 ) -> Float[Tensor, " positions"]:
     """The loss at each position; fine-tuning uses the tokens as they were written, sampled or not, and no distribution.
 
-    If the head is trimmed to the tokens H (``kept``), ``logits`` are the logits of H. All other tokens are merged into a single token, with
-    probability ``1 - target(H)`` under the target and 0 under the draft. Every loss then equals its value over the whole vocabulary up to a
-    constant: a token x outside H adds 0 to KL(draft || target), ``beta target(x) log(1 / beta)`` to the JSD and ``target(x) / 2`` to the
-    total variation. Of KL(target || draft), ``sum over x in H of target(x) log(target(x) / draft(x))`` remains, whose gradient is target(H)
-    times that of the divergence between the distributions on H.
+    If the head is trimmed to the tokens H (``kept``), ``logits`` are the logits of H and ``target_logits`` come from ``on_head``. All other
+    tokens are merged into a single token, with probability ``1 - target(H)`` under the target and 0 under the draft. Every loss then equals
+    its value over the whole vocabulary up to a constant: a token x outside H adds 0 to KL(draft || target),
+    ``beta target(x) log(1 / beta)`` to the JSD and ``target(x) / 2`` to the total variation. Of KL(target || draft),
+    ``sum over x in H of target(x) log(target(x) / draft(x))`` remains, whose gradient is target(H) times that of the divergence between the
+    distributions on H.
     """
     target_logits, labels = target_logits.to(logits.device), labels.to(logits.device)
     if name == "hard_label":
-        columns = labels if kept is None else columns_of(labels, kept, target_logits.shape[-1])
+        columns = labels if kept is None else columns_of(labels, kept)
         target_logits = one_hot_logits(columns, logits.shape[-1] + (kept is not None))
-    elif kept is not None:
-        inside = target_logits.log_softmax(-1)[:, kept]
-        rest = (1 - inside.exp().sum(-1, keepdim=True)).clamp_min(torch.finfo(inside.dtype).tiny)
-        target_logits = torch.cat([inside, rest.log()], -1)
     if kept is not None:
         logits = F.pad(logits, (0, 1), value=-torch.inf)
     return LOSSES[name](logits, target_logits)

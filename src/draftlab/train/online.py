@@ -55,10 +55,9 @@ class Lesson:
         """The target's tokens at the chosen positions."""
         return torch.tensor(self.answers.answers[self.request].answer_ids)[torch.from_numpy(self.where)]
 
-    @property
-    def target_logits(self) -> Float[Tensor, "chosen vocab"]:
-        """The target's log-probabilities at the chosen positions."""
-        return self.answers.target_logits([self.request])[torch.from_numpy(self.where)]
+    def target_logits(self, head: Int[Tensor, " head"] | None = None) -> Float[Tensor, "chosen columns"]:
+        """The target's log-probabilities at the chosen positions, of every token or ``on_head``."""
+        return self.answers.target_logits([self.request], head=head)[torch.from_numpy(self.where)]
 
 
 Server = Callable[[LanguageModel, Traffic, Sequence[int], Serving, Generator], tuple[pd.DataFrame, list[Lesson]]]
@@ -231,10 +230,10 @@ def learn(
     where = torch.from_numpy(np.concatenate([b + lesson.where for b, lesson in zip(begins, lessons, strict=True)]))
     prompts, texts = [record.prompt_ids for record in records], [record.answer_ids for record in records]
     logits = answer_logits(learner, prompts, texts, settings.autocast, where)
-    distributions, labels = (
-        torch.cat([getattr(lesson, name) for lesson in lessons]) for name in ("target_logits", "labels")
-    )
-    loss = losses_at(settings.loss, logits, distributions, labels, kept_by(learner)).mean()
+    head = kept_by(learner)
+    target_logits = torch.cat([lesson.target_logits(head) for lesson in lessons])
+    labels = torch.cat([lesson.labels for lesson in lessons])
+    loss = losses_at(settings.loss, logits, target_logits, labels, head).mean()
     return len(where), training.update(optimizer, [loss], settings.clip)
 
 

@@ -29,11 +29,11 @@ from draftlab.files.json_files import read_jsonl, write_json
 from draftlab.files.seals import check_content, seal
 from draftlab.models import LanguageModel, Tokenizer, check_same_tokenizer, hf, hub, load_model, load_tokenizer
 from draftlab.models.config import context_of
-from draftlab.models.llama import Llama, LlamaConfig
+from draftlab.models.llama import Llama, LlamaConfig, columns_of
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.train import training
 from draftlab.train.designs import frequent_tokens, project, prune, trim_head
-from draftlab.train.heads import answer_logits, columns_of, kept_by
+from draftlab.train.heads import answer_logits, kept_by
 
 TOKENIZER_TEXTS = 2000  # per dataset, and as many public documents
 BUCKET = 16  # batches are cut from runs of this many batches sorted by length, so that they need little padding
@@ -181,7 +181,7 @@ def _train(
         logits = answer_logits(model, prompts, texts, torch.backends.cpu.get_cpu_capability() == "AVX512")
         answers = torch.tensor([token for text in texts for token in text])
         if head is not None:
-            answers = columns_of(answers, head, model.vocab_size)
+            answers = columns_of(answers, head)
         yield F.cross_entropy(logits, answers, ignore_index=-1 if head is None else len(head))
 
     training.fit(

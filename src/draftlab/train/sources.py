@@ -17,8 +17,9 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from draftlab.engine.generate import Observer, generate
-from draftlab.engine.recording import TargetPass
+from draftlab.engine.recording import TargetPass, on_head
 from draftlab.models import Cache, LanguageModel
+from draftlab.train.heads import kept_by
 
 SHARE = 0.5
 """The share of requests (``mix_request``) or tokens (``mix_token``) that the target writes."""
@@ -41,12 +42,12 @@ class Scene:
 
 @dataclass(frozen=True)
 class Samples:
-    """Answers to some requests, and at each answer position, request after request, the target's logits (temperature 1) and the
-    token that it wrote there, or its most probable one where the draft wrote."""
+    """Answers to some requests. At each answer position, request after request: the target's logits at temperature 1 (``on_head`` if the
+    draft's head is trimmed), and the token that the target wrote there, or its most probable one where the draft wrote."""
 
     prompts: list[list[int]]
     answers: list[list[int]]
-    target_logits: Float[Tensor, "positions vocab"]
+    target_logits: Float[Tensor, "positions columns"]
     labels: Int[Tensor, " positions"]
     scored: int = 0
 
@@ -69,7 +70,8 @@ def teacher(scene: Scene, requests: Sequence[int], generator: Generator) -> Samp
     records = [scene.recorded.answers[request] for request in requests]
     prompts, answers = [record.prompt_ids for record in records], [record.answer_ids for record in records]
     labels = torch.tensor([token for answer in answers for token in answer])
-    return Samples(prompts, answers, scene.recorded.target_logits(requests, scene.draft.device), labels)
+    logits = scene.recorded.target_logits(requests, scene.draft.device, kept_by(scene.draft))
+    return Samples(prompts, answers, logits, labels)
 
 
 def student(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
@@ -114,7 +116,7 @@ def mix_token(scene: Scene, requests: Sequence[int], generator: Generator) -> Sa
     answers = _write(scene, mixture, prompts, generator, keep)
     at = [seen[row, position] for row, answer in enumerate(answers) for position in range(len(answer))]
     distributions, labels = (torch.stack(values) for values in zip(*at, strict=True))
-    return Samples(prompts, answers, distributions, labels, sum(map(len, answers)))
+    return Samples(prompts, answers, _on_head(scene, distributions), labels, sum(map(len, answers)))
 
 
 SOURCES: dict[str, Source] = {
@@ -163,7 +165,14 @@ def _score(scene: Scene, prompts: list[list[int]], answers: list[list[int]]) -> 
         logits = scene.target.answer_logits([prompts[p] for p in batch], [answers[p] for p in batch])
         logits_of |= dict(zip(batch, torch.split(logits.float(), [len(answers[p]) for p in batch]), strict=True))
     distributions = torch.cat([logits_of[place] for place in range(len(answers))])
-    return Samples(prompts, answers, distributions, distributions.argmax(-1), sum(map(len, answers)))
+    labels = distributions.argmax(-1)
+    return Samples(prompts, answers, _on_head(scene, distributions), labels, sum(map(len, answers)))
+
+
+def _on_head(scene: Scene, logits: Float[Tensor, "positions vocab"]) -> Float[Tensor, "positions columns"]:
+    """The columns that the loss of this draft compares."""
+    head = kept_by(scene.draft)
+    return logits if head is None else on_head(logits, head)
 
 
 class _Mixture:
