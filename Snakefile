@@ -38,7 +38,7 @@ except UserError as error:
     raise WorkflowError(str(error)) from None
 
 if workflow.is_main_process and not workflow.dryrun:
-    seals.print_removed(RUN.folder)
+    seals.remove_and_report_damaged(RUN.folder)
 
 LOGS = RUN.folder / "logs"
 DATA = RUN.settings.data

@@ -32,7 +32,7 @@ from draftlab.latency.comparison import compare
 from draftlab.latency.loop import Block, DraftLength, Generation, begin, fixed, speculate
 from draftlab.latency.pair import inflated
 from draftlab.models import hf, load_tokenizer
-from draftlab.models.backend import Settings
+from draftlab.models.backend import EngineOptions
 from draftlab.models.chat import around_message
 from draftlab.models.cores import pinned
 from draftlab.models.gguf import export
@@ -138,8 +138,8 @@ def bench(
         assisted = _assisted(expensive, draft, tokenizer.eos_ids)
         with (
             pinned(1),  # the tools too
-            LlamaCpp(files["-m"], Settings(CONTEXT)) as big,
-            LlamaCpp(files["-md"], Settings(CONTEXT)) as small,
+            LlamaCpp(files["-m"], EngineOptions(CONTEXT)) as big,
+            LlamaCpp(files["-md"], EngineOptions(CONTEXT)) as small,
         ):
 
             def loop(ids: list[int], draft_lens: DraftLength, tokens: int, tool: Tool | None = None) -> Run:

@@ -27,7 +27,7 @@ def jobs(run: Run, log: Path) -> Iterator[tuple[str, str, float, int]]:
             line = command.strip("'\"")
             if cell := CELL.match(line):
                 name, wildcards = "/".join(cell.groups()), cell.groupdict()
-                rule = run.known[wildcards["experiment"]].stage
+                rule = run.at_scale[wildcards["experiment"]].stage
             elif made := MADE.match(line):
                 name = made["path"]
                 pair, kind, file_name = name.split("/")

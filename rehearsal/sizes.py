@@ -58,7 +58,7 @@ def sizes(run: Run) -> dict[str, Any]:
     settings = run.settings
     experiments = {}
     for name, experiment in run.experiments.items():
-        scale, fields = experiment.scales[run.scale], experiment.of_stage.settings.model_fields
+        scale, fields = experiment.scales[run.scale], experiment.stage_kind.settings.model_fields
         defaults = {key: fields[key].default for key in fields if key in CAPS | AMOUNTS}
         fixed: dict[str, Any] = {key: value for key, value in defaults.items() if isinstance(value, int)}
         fixed |= experiment.fixed | scale.fixed

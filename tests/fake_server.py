@@ -48,7 +48,7 @@ class FakeServer:
     shift: int = 0
     stops: bool = True
     url: str = ""
-    asked: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    requests: Counter[tuple[int, ...]] = field(default_factory=Counter)
     hidden: int = 0
     together: int = 0
     now: int = 0
@@ -165,7 +165,7 @@ def serve(server: FakeServer) -> Iterator[FakeServer]:
                 time.sleep(0.005)
                 server.change(reply)
                 with server.lock:
-                    server.asked[tuple(body["prompt"])] += 1
+                    server.requests[tuple(body["prompt"])] += 1
                 return self.reply(reply)
             finally:
                 with server.lock:

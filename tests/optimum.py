@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from draftlab.core.sampling import check_support
-from draftlab.core.verify.bound import optimum_iid, ratio_order
 from draftlab.core.verify.joint import JointDistribution, joint_distribution
+from draftlab.core.verify.optimum import optimum_iid, ratio_order
 
 
 def accepts_always(

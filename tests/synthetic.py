@@ -47,7 +47,7 @@ Effects = Mapping[str, Mapping[Any, float] | float]
 def table(name: str, effects: Effects | None = None, scale: str = "laptop", **sizes: int) -> pd.DataFrame:
     """The table of one experiment. A stage that reads nothing and measures no time is run instead."""
     experiment = _sized(name)
-    stage, rng = experiment.of_stage, np.random.default_rng(0)
+    stage, rng = experiment.stage_kind, np.random.default_rng(0)
     computed = stage.inputs is NoInputs and not any(column.timed for column in stage.columns.values())
     scales = (*(["smoke"] * computed), scale, *experiment.scales)
     scale = next(candidate for candidate in scales if candidate in experiment.scales)
@@ -80,10 +80,11 @@ def _published() -> published.Published:
 
 def _expected(name: str, experiment: plan.Experiment) -> dict[str, list[Any]]:
     """The values by column that the experiment, its figure and the papers' claims use; empty for a column that is only named."""
-    known, stage = _published(), experiment.of_stage
+    known, stage = _published(), experiment.stage_kind
     rules = [claim.rule for claim in known.claims.values() if claim.rule and name in str(claim.rule)]
     statements = [statement for statement in known.statements.values() if name in str(statement.model_dump())]
-    sources = [source.model_dump() for source in (experiment, *rules, *statements)]
+    # The text of a statement is not the values of a column named text.
+    sources = [source.model_dump(exclude={"text"}) for source in (experiment, *rules, *statements)]
     module = Path(plan.__file__).parents[1] / "report/figures" / f"{name}.py"
     code = "".join(
         inspect.getsource(view) for view in [stage.derive, stage.views.get(experiment.view, len)] if view is not len

@@ -84,7 +84,7 @@ rule paper_figures:
         # A digest, because Snakemake stores the parameters once for each of hundreds of files.
         experiment_files=lambda wildcards: sha256(
             repr(
-                [printed_parts(name) for name in PUBLISHED if name in RUN.known]
+                [printed_parts(name) for name in PUBLISHED if name in RUN.at_scale]
             ).encode()
         ).hexdigest(),
         code=code(

@@ -81,7 +81,7 @@ def _verb_of(stage: Stage) -> Callable[..., None]:
     function.__annotations__["settings"] = Annotated[stage.settings, as_flags]
     if function is verb:
         function.__annotations__["inputs"] = Annotated[stage.inputs, as_flags]
-    function.__doc__ = f"{stage.does}."
+    function.__doc__ = f"{stage.summary}."
     return function
 
 
@@ -188,7 +188,7 @@ def exit_on_error(call: Callable[[], object]) -> None:
     try:
         call()
     except (UserError, ValidationError) as error:
-        reason = plan.refused(error) if isinstance(error, ValidationError) else error
+        reason = plan.settings_error(error) if isinstance(error, ValidationError) else error
         sys.exit(f"draftlab: error: {reason}")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -90,17 +90,17 @@ def serve(place: str, parent: int) -> None:
                         return
                     for stream in streams:
                         os.close(stream)
-                    running[pid] = (connection, time.monotonic(), request["words"])
+                    running[pid] = (connection, time.monotonic(), request["arguments"])
                     selector.register(connection, selectors.EVENT_READ, pid)
                 elif key.fileobj is woken:
                     woken.recv(4096)
                     while running and (ended := os.wait4(-1, os.WNOHANG))[0]:
                         pid, status, used = ended
-                        connection, began, words = running.pop(pid)
+                        connection, began, arguments = running.pop(pid)
                         if connection in selector.get_map():
                             selector.unregister(connection)
                         answer(connection, os.waitstatus_to_exitcode(status))
-                        report(used, began, words)
+                        report(used, began, arguments)
                 elif key.data in running:  # the client is gone, or is asked to end
                     selector.unregister(key.fileobj)
                     os.kill(key.data, signal.SIGTERM)
@@ -124,13 +124,13 @@ def answer(connection: socket.socket, code: int) -> None:
         connection.send(bytes([code if code >= 0 else 128 - code]))
 
 
-def report(used: resource.struct_rusage, began: float, words: list[str]) -> None:
+def report(used: resource.struct_rusage, began: float, arguments: list[str]) -> None:
     """Print a line with the times and the memory of one verb."""
     cpu, wall = used.ru_utime + used.ru_stime, time.monotonic() - began
-    print(f"{cpu:.2f}\t{wall:.2f}\t{used.ru_maxrss // 1024}\t{' '.join(words)!r}", flush=True)
+    print(f"{cpu:.2f}\t{wall:.2f}\t{used.ru_maxrss // 1024}\t{' '.join(arguments)!r}", flush=True)
 
 
-def become(streams: list[int], words: list[str], cwd: str, environment: dict[str, str]) -> None:
+def become(streams: list[int], arguments: list[str], cwd: str, environment: dict[str, str]) -> None:
     """Give this fork the streams, arguments, folder and environment of the process that it replaces."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -142,7 +142,7 @@ def become(streams: list[int], words: list[str], cwd: str, environment: dict[str
     os.environ.update(environment)
     os.chdir(cwd)
     tempfile.tempdir = None
-    sys.argv = ["draftlab", *words]
+    sys.argv = ["draftlab", *arguments]
 
 
 def import_all() -> None:

@@ -35,9 +35,10 @@ from draftlab.core.verify.greedy import greedy
 from draftlab.core.verify.k_seq import k_seq
 from draftlab.core.verify.optimal import optimal
 from draftlab.core.verify.path import PathVerifier, single_path
+from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.sequence import sequences_distribution
 from draftlab.core.verify.single import accept_probs, reject_residual, single
-from draftlab.core.verify.specinfer import rrs, specinfer
+from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.token import Decision, TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.errors import UserError

@@ -10,7 +10,7 @@ import pytest
 
 ALL = ["draftlab.core.losses", "draftlab.core.stats", "draftlab.core.theory"]
 SOME = {
-    "draftlab.core.verify.bound": {"optimum_iid", "optimum_by_lp"},
+    "draftlab.core.verify.optimum": {"optimum_iid", "optimum_by_lp"},
     "draftlab.core.verify.joint": {"joint_distribution"},
     "draftlab.core.verify.k_seq": {"discount"},
     "draftlab.core.verify.path": {"PathVerifier.distribution"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftlab.core.verify.specinfer import rrs
+from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.survivors import Order, Position, transitions
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated

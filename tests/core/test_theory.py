@@ -32,7 +32,7 @@ def test_acceptance_of_one_emits_the_whole_block():
 
 
 def test_table_5_gigabytes():
-    pair = theory.Moved(14, 0), theory.Moved(0.32, 0)
+    pair = theory.ModelSize(14, 0), theory.ModelSize(0.32, 0)
     terms = theory.memory_traffic(*pair, tokens=128, block_length=1.4, online_block_length=3.4, update_interval=8)
     rounded = {system: sum(parts.values()) for system, parts in terms.items()}
     assert rounded["original"] == 1792

@@ -58,7 +58,7 @@ def drafted(
 def kept_on_average(tree: Tree, acceptance: Sequence[Sequence[float]]) -> float:
     """The drafted tokens accepted on average: the sum over nodes of the probability that all on the path to the node are accepted."""
     chances = torch.tensor([1.0, *[0.0] * (tree.nodes - 1)], dtype=torch.float64)
-    for leaf, depth in tree.own.T.nonzero()[:, [1, 0]].tolist():
+    for leaf, depth in tree.is_drawn.T.nonzero()[:, [1, 0]].tolist():
         parent, node = tree.paths[leaf, depth : depth + 2].tolist()
         chances[node] = chances[parent] * acceptance[depth][int(tree.siblings[leaf, depth])]
     return float(chances.sum() - 1)
@@ -93,7 +93,7 @@ def test_equal_beginnings_are_one_node() -> None:
     assert tree.paths.tolist() == [[[0, 1, 2], [0, 1, 3], [0, 1, 2]], [[0, 1, 2], [0, 3, 4], [0, 5, 6]]]
     assert tree.nodes == 7
     assert tree.depths[0, :4].tolist() == [0, 1, 2, 2]
-    assert tree.sees[1, 4].nonzero()[:, 0].tolist() == [0, 3, 4]
+    assert tree.attention_mask[1, 4].nonzero()[:, 0].tolist() == [0, 3, 4]
     uneven = Tree.of_parents([-1, 0, 0, 2]).merged(torch.tensor([[[5, 5], [5, 5]], [[5, 5], [4, 5]]]))
     assert uneven.paths.tolist() == [[[0, 1, 1], [0, 1, 2]], [[0, 1, 1], [0, 2, 3]]]
 

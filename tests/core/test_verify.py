@@ -14,10 +14,10 @@ from torch import Tensor
 from draftlab.conformance import check_distribution
 from draftlab.conformance.tables import Table
 from draftlab.core.sampling import Drafting, draft_tokens
-from draftlab.core.verify.bound import optimum_iid, ratio_order
 from draftlab.core.verify.importance import full_program
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.optimal import selected_and_win_rate
+from draftlab.core.verify.optimum import optimum_iid, ratio_order
 from draftlab.core.verify.single import single
 from draftlab.core.verify.token import Acceptance, TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated

@@ -15,9 +15,9 @@ from draftlab.conformance import Budget, check_sequence_distribution, check_veri
 from draftlab.core.verify import PATH_VERIFIERS
 from draftlab.core.verify.block import block
 from draftlab.core.verify.path import single_path
+from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.sequence import sequences_distribution, verify_sequences
 from draftlab.core.verify.single import single
-from draftlab.core.verify.specinfer import rrs
 from draftlab.errors import UserError
 from tests.verify_cases import TOKEN_VERIFIERS, TREE_VERIFIERS, random_distributions
 

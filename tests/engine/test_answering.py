@@ -152,7 +152,7 @@ def test_a_busy_server_is_asked_again(folder: Path) -> None:
         found = asked(toys, folder)
     assert_same(found, answers(folder))
     assert toys.number == REQUESTS + 4
-    assert set(toys.asked.values()) == {1}
+    assert set(toys.requests.values()) == {1}
 
 
 def test_a_killed_server_loses_and_doubles_nothing(
@@ -170,11 +170,11 @@ def test_a_killed_server_loses_and_doubles_nothing(
     with serve(toy(folder, dialect="vllm")) as again:
         found = asked(again, folder, parts=tmp_path, batch=3)
     assert_same(found, answers(folder))
-    assert sum(again.asked.values()) == REQUESTS - kept
-    assert not set(toys.asked) & set(again.asked)
+    assert sum(again.requests.values()) == REQUESTS - kept
+    assert not set(toys.requests) & set(again.requests)
     with serve(toy(folder)) as other:
         asked(other, folder, parts=tmp_path)
-    assert len(other.asked) >= REQUESTS
+    assert len(other.requests) >= REQUESTS
 
 
 def _texts(reply: dict[str, Any]) -> None:

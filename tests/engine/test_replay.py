@@ -40,7 +40,7 @@ def texts(prefix: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
 
 
 def live_expectation(verifier: str, draft_len: int, text: tuple[int, ...] = ()) -> np.ndarray:
-    """Expected (accepted, visited, overlap, repo, blocks) of live decoding from ``text`` on, by enumerating every path and outcome."""
+    """Expected (accepted, visited, overlap, overlap_repo, blocks) of live decoding from ``text`` on, by enumerating every path and outcome."""
     if text and (text[-1] == EOS or len(text) == LONGEST):
         return np.zeros(5)
     path_len = min(draft_len, LONGEST - len(text))
@@ -50,17 +50,17 @@ def live_expectation(verifier: str, draft_len: int, text: tuple[int, ...] = ()) 
         draft = torch.stack([distribution("draft", text + path[:i]) for i in range(path_len)])
         drafted = float(torch.stack([draft[i, token] for i, token in enumerate(path)]).prod())
         outcomes = PATH_VERIFIERS[verifier].distribution(target, draft, torch.tensor(path))
-        for stands, following in itertools.product(range(path_len + 1), range(VOCAB)):
-            probability = drafted * float(outcomes[stands, following])
+        for accepted, following in itertools.product(range(path_len + 1), range(VOCAB)):
+            probability = drafted * float(outcomes[accepted, following])
             if probability == 0:
                 continue
-            emitted = (*path[:stands], following)[: LONGEST - len(text)]
+            emitted = (*path[:accepted], following)[: LONGEST - len(text)]
             if EOS in emitted:
                 emitted = emitted[: emitted.index(EOS) + 1]
-            visited = min(stands + (stands < path_len), len(emitted))
+            visited = min(accepted + (accepted < path_len), len(emitted))
             shared = target[:visited].minimum(draft[:visited])
-            repo = (draft[:visited] * shared).sum()
-            counts = np.array([min(stands, len(emitted)), visited, float(shared.sum()), float(repo), 1.0])
+            overlap_repo = (draft[:visited] * shared).sum()
+            counts = np.array([min(accepted, len(emitted)), visited, float(shared.sum()), float(overlap_repo), 1.0])
             total += probability * (counts + live_expectation(verifier, draft_len, text + emitted))
     return total
 
@@ -77,7 +77,7 @@ def test_replay_is_unbiased_over_the_text(verifier: str, draft_len: int) -> None
         agree = agreement(draft.log(), target.log(), torch.tensor(text), [len(text)], Sampling())
         found = walk(agree, draft_len, verifier)  # type: ignore[arg-type]
         expected += probability * np.array(
-            [found.accepted[0], found.visited[0], found.overlap[0], found.repo[0], found.blocks[0]]
+            [found.accepted[0], found.visited[0], found.overlap[0], found.overlap_repo[0], found.blocks[0]]
         )
     live = live_expectation(verifier, draft_len)
     if verifier == "single":
@@ -91,7 +91,7 @@ def test_realised_flags_average_to_the_expectation() -> None:
     agree = Agreement([7, 5], rng.random(12) * 1.3, rng.random(12), rng.random(12))
     expected = walk(agree, 3)
     runs = [walk(agree.realise(rng), 3) for _ in range(4000)]
-    for field in ("accepted", "visited", "overlap", "repo", "blocks"):
+    for field in ("accepted", "visited", "overlap", "overlap_repo", "blocks"):
         values = np.array([getattr(run, field) for run in runs])
         error = values.std(0) / np.sqrt(len(runs))
         assert (np.abs(values.mean(0) - getattr(expected, field)) < 4 * error + 1e-12).all(), field

@@ -13,8 +13,8 @@ from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
 from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.block import block
-from draftlab.core.verify.bound import optimum_iid
 from draftlab.core.verify.joint import joint_distribution
+from draftlab.core.verify.optimum import optimum_iid
 from draftlab.core.verify.sequence import sequences_distribution
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
@@ -22,6 +22,7 @@ from draftlab.engine.generate import generate
 from draftlab.engine.replay import agreement, walk
 from draftlab.engine.replay_drafts import Survival, Texts, blocks, ceiling, survival
 from draftlab.engine.speculate import speculate
+from draftlab.errors import UserError
 from tests.engine.test_replay import EOS, LONGEST, VOCAB, distribution, texts
 from tests.engine.test_speculate import make, near
 
@@ -113,6 +114,14 @@ def test_one_draft_is_the_replay_of_one_draft(verifier: str) -> None:
     np.testing.assert_allclose(ours.stopped.sum(1), its.blocks)
     np.testing.assert_allclose(ours.accepted.sum(1), its.accepted)
     np.testing.assert_allclose(ours.emitted.sum(1), its.emitted)
+
+
+@pytest.mark.parametrize("name", ["k_seq", "rrs", "greedy_block"])
+def test_a_verifier_of_one_distribution_refuses_two(name: str) -> None:
+    along = Texts(torch.full((1, 4), 0.25).double(), torch.zeros(1, 4), torch.tensor([1]), [1])
+    verifiers = [TOKEN_VERIFIERS["specinfer"], (TOKEN_VERIFIERS | VERIFIERS_BY_PATH)[name]]
+    with pytest.raises(UserError, match=rf"{name} needs drafts of one distribution .*leave the scheme out"):
+        survival(verifiers, along, [Sampling(1.0), Sampling(2.0)], (1, 1))
 
 
 MODEL = make(3, vocab=12)

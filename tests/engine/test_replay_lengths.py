@@ -56,12 +56,12 @@ def test_a_length_that_follows_the_confidence_is_that_of_the_engine(pair, tmp_pa
         model.save(tmp_path / name)
         export(tmp_path / name, tmp_path / f"{name}.gguf", vocabulary=False)
     with LlamaCpp(tmp_path / "target.gguf") as alone, LlamaCpp(tmp_path / "draft.gguf") as own:
-        for least in (0.05, 0.2):
+        for min_prob in (0.05, 0.2):
             found = [
-                speculate(alone, own, record.prompt_ids, len(record.answer_ids), fixed(4), least=least).blocks
+                speculate(alone, own, record.prompt_ids, len(record.answer_ids), fixed(4), min_prob=min_prob).blocks
                 for record in recorded.answers
             ]
-            blocks = cut(drafted, drafted.confident(least), asks=True)
+            blocks = cut(drafted, drafted.confident(min_prob), asks=True)
             assert blocks.blocks.tolist() == [len(own) for own in found]
             assert blocks.drafted.tolist() == [sum(block.drafted for block in own) for own in found]
             assert 0 < blocks.drafted.sum() < 4 * blocks.blocks.sum()

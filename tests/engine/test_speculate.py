@@ -128,7 +128,7 @@ def test_replay_equals_live_decoding_block_by_block(expected: list[list[int]], d
     assert [answer.answer_ids for answer in target_pass.answers] == expected
     replayed = replay(DRAFT, target_pass, draft_len)
     live = decode(draft_len=draft_len).traces
-    for field in ("accepted", "visited", "overlap", "repo", "emitted"):
+    for field in ("accepted", "visited", "overlap", "overlap_repo", "emitted"):
         np.testing.assert_array_equal(getattr(replayed, field), [sum(getattr(trace, field)) for trace in live])
     np.testing.assert_array_equal(replayed.blocks, [len(trace.emitted) for trace in live])
     starts = [at in {0, *np.cumsum(trace.emitted)} for trace in live for at in range(len(trace.answer_ids))]
@@ -145,7 +145,11 @@ def test_replay_of_sampled_texts_agrees_with_live_decoding(verifier: str) -> Non
     target_pass = record(TARGET, requests, generator=generator, batch_size=500, **settings)
     replayed = replay(DRAFT, target_pass, 3, verifier=verifier)  # type: ignore[arg-type]
     live = decode([prompt] * 3000, draft_len=3, verifier=verifier, generator=generator, **settings).traces
-    fields = ("accepted", "visited", "overlap", "repo", "emitted") if verifier == "single" else ("accepted", "emitted")
+    fields = (
+        ("accepted", "visited", "overlap", "overlap_repo", "emitted")
+        if verifier == "single"
+        else ("accepted", "emitted")
+    )
     for field in fields:
         ours, theirs = getattr(replayed, field), np.array([sum(getattr(trace, field)) for trace in live])
         error = np.sqrt((ours.var() + theirs.var()) / 3000)
@@ -161,7 +165,7 @@ def test_replay_of_a_sampled_draft_along_greedy_texts_agrees_with_live_decoding(
     generator = torch.Generator().manual_seed(1)
     live = decode(PROMPTS * count, draft_len=3, draft_sampling=hot, generator=generator, **settings).traces
     assert replayed.accepted.sum() < 0.5 * replay(DRAFT, target_pass, 3).accepted.sum()  # a hot draft is another draft
-    for field in ("accepted", "visited", "overlap", "repo"):
+    for field in ("accepted", "visited", "overlap", "overlap_repo"):
         runs = np.array([sum(getattr(trace, field)) for trace in live]).reshape(count, len(PROMPTS)).sum(1)
         assert abs(getattr(replayed, field).sum() - runs.mean()) < 4 * runs.std() / np.sqrt(count), field
 

@@ -17,7 +17,7 @@ from draftlab.engine.recorded_pairs import Pairs, load_pairs
 from draftlab.engine.recording import load_pass
 from draftlab.errors import UserError
 from draftlab.files import seals
-from draftlab.files.seals import check_content, content_digest, print_removed, remove_damaged, seal, verify
+from draftlab.files.seals import check_content, content_digest, remove_and_report_damaged, remove_damaged, seal, verify
 from draftlab.models import load_model
 from draftlab.models.hub import copy_model
 from tests.pair import make_results
@@ -70,7 +70,7 @@ def test_other_bytes_are_refused_and_made_again(
     with pytest.raises(UserError, match="its content is not what was written here") as error:
         READERS[name](file)
     assert error.value.file == file
-    print_removed(run)
+    remove_and_report_damaged(run)
     assert f"{file}: damaged, or changed since" in capsys.readouterr().err
     assert not file.exists()
     declared = {"answers": "answers.jsonl", "models": "config.json", "pairs": file.name}[Path(name).parts[1]]

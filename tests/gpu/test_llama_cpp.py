@@ -19,14 +19,14 @@ from draftlab.errors import UserError
 from draftlab.latency.controlled import continue_text
 from draftlab.latency.loop import decode, fixed, speculate
 from draftlab.latency.self_check import write_toy
-from draftlab.models.backend import Settings
+from draftlab.models.backend import EngineOptions
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp, describe_build
 from tests.gpu.measured import measured
 
 pytestmark = pytest.mark.gpu
 
-CPU, GPU = Settings(context_length=256), Settings(context_length=256, gpu_layers=-1)
+CPU, GPU = EngineOptions(context_length=256), EngineOptions(context_length=256, gpu_layers=-1)
 PROMPT = [30, 4, 8, 100, 2, 60]
 
 
@@ -68,8 +68,8 @@ def test_f16_gives_the_cpu_s_distributions_and_text(file: Path, device: str) -> 
         assert (expected.argmax(-1) == found.argmax(-1))[apart].all()
 
 
-@pytest.mark.parametrize("where", [(GPU, GPU), (GPU, CPU), (CPU, GPU), (Settings(256, gpu_layers=2), CPU)])
-def test_speculation_leaves_greedy_text_as_it_is(file: Path, where: tuple[Settings, Settings]) -> None:
+@pytest.mark.parametrize("where", [(GPU, GPU), (GPU, CPU), (CPU, GPU), (EngineOptions(256, gpu_layers=2), CPU)])
+def test_speculation_leaves_greedy_text_as_it_is(file: Path, where: tuple[EngineOptions, EngineOptions]) -> None:
     """Target and draft on one device, or on two, or the target on both. The draft is the target itself: nearly all of its tokens stand."""
     with LlamaCpp(file, where[0]) as target, LlamaCpp(file, where[1]) as draft:
         plain = decode(target, PROMPT, 60)
@@ -81,7 +81,7 @@ def test_speculation_leaves_greedy_text_as_it_is(file: Path, where: tuple[Settin
 
 def test_what_does_not_fit_is_an_error(file: Path) -> None:
     with pytest.raises(UserError, match="cannot open a context"):
-        LlamaCpp(file, Settings(context_length=60_000_000, gpu_layers=-1))
+        LlamaCpp(file, EngineOptions(context_length=60_000_000, gpu_layers=-1))
     with LlamaCpp(file, GPU) as model:  # and the next one is not disturbed
         assert len(model.extend([1, 2, 3])) == 3
 

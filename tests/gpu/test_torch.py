@@ -10,7 +10,7 @@ import torch
 
 from draftlab.core.sampling import Sampling, draft_tokens, to_probs
 from draftlab.core.verify import VERIFIERS
-from draftlab.core.verify.bound import argsort
+from draftlab.core.verify.optimum import argsort
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import record

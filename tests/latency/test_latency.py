@@ -55,8 +55,8 @@ class Bigram:
     def greedy(self, tokens: Sequence[int]) -> np.ndarray:
         return self.extend(tokens).argmax(-1)
 
-    def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
-        return confident_argmax(self.prefill(tokens), least)
+    def guess(self, tokens: Sequence[int], min_prob: float = 0.0) -> int | None:
+        return confident_argmax(self.prefill(tokens), min_prob)
 
     def trim(self, length: int) -> None:
         assert length <= len(self.tokens)
@@ -223,8 +223,8 @@ def test_one_verified_token_has_the_targets_distribution() -> None:
     emitted = np.zeros(5)
     for token, u, v in itertools.product(range(5), first, second):
         rng = Uniforms([u, v])
-        stands, after = loop.verify([token], [draft_probs], np.stack([target_probs] * 2), rng)  # type: ignore[arg-type]
-        emitted[token if stands else after] += draft_probs[token] / 3000
+        accepted, after = loop.verify([token], [draft_probs], np.stack([target_probs] * 2), rng)  # type: ignore[arg-type]
+        emitted[token if accepted else after] += draft_probs[token] / 3000
     np.testing.assert_allclose(emitted, target_probs, atol=0.01)
 
 

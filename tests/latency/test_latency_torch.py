@@ -14,7 +14,7 @@ from draftlab.latency.self_check import write_toy
 from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import ARCHITECTURES, on_meta, reduced
 from draftlab.latency.torch_backend import open_torch
-from draftlab.models.backend import Settings
+from draftlab.models.backend import EngineOptions
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.stages import latency_alpha, latency_branches, latency_cost, latency_length, latency_update
@@ -27,7 +27,7 @@ ON_TORCH = Engine(backend="torch")
 def test_torch_and_llama_cpp_agree(tmp_path: Path) -> None:
     write_toy(tmp_path / "target", num_hidden_layers=2)
     export(tmp_path / "target", tmp_path / "target.gguf", vocabulary=False)
-    model = open_torch(tmp_path / "target", ON_TORCH, Settings(context_length=128))
+    model = open_torch(tmp_path / "target", ON_TORCH, EngineOptions(context_length=128))
     with LlamaCpp(tmp_path / "target.gguf") as reference:
         np.testing.assert_allclose(model.extend([1, 5, 9]), reference.extend([1, 5, 9]), atol=1e-4)
         np.testing.assert_allclose(model.prefill([4]), reference.prefill([4]), atol=1e-4)
@@ -47,7 +47,7 @@ def test_torch_and_llama_cpp_agree(tmp_path: Path) -> None:
 def test_speculative_text_in_torch(tmp_path: Path) -> None:
     write_toy(tmp_path / "target", num_hidden_layers=2)
     write_toy(tmp_path / "draft", seed=1)
-    target, draft = (open_torch(tmp_path / name, ON_TORCH, Settings()) for name in ("target", "draft"))
+    target, draft = (open_torch(tmp_path / name, ON_TORCH, EngineOptions()) for name in ("target", "draft"))
     plain = decode(target, [1, 5], 40).tokens
     assert speculate(target, draft, [1, 5], 40, fixed(3)).tokens == plain
     sampled = speculate(target, target, [1, 5], 12, fixed(3), temperature=1.0)
@@ -101,7 +101,7 @@ def test_tables_of_the_papers_pairs_at_reduced_width(target: str, draft: str) ->
 
 def test_probes_in_torch_append_and_forget() -> None:
     for name in ("llama-160m/16", "t5-small/16"):
-        model = open_torch(Path(name), ON_TORCH, Settings(context_length=64))
+        model = open_torch(Path(name), ON_TORCH, EngineOptions(context_length=64))
         model.fill(3, 10)
         for _ in range(20):
             model.probe(5)
@@ -110,12 +110,12 @@ def test_probes_in_torch_append_and_forget() -> None:
 
 def test_what_torch_cannot_do_is_refused() -> None:
     with pytest.raises(UserError, match="no folder or architecture named 'gpt-5'"):
-        open_torch(Path("gpt-5"), ON_TORCH, Settings())
+        open_torch(Path("gpt-5"), ON_TORCH, EngineOptions())
     with pytest.raises(UserError, match="torch has no q8_0 weights"):
-        open_torch(Path("llama-160m/16"), Engine(backend="torch", weights="q8_0"), Settings())
+        open_torch(Path("llama-160m/16"), Engine(backend="torch", weights="q8_0"), EngineOptions())
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no GPU"):
-            open_torch(Path("llama-160m/16"), Engine(backend="torch", device="cuda"), Settings())
+            open_torch(Path("llama-160m/16"), Engine(backend="torch", device="cuda"), EngineOptions())
     branches = latency_branches.Settings(num_drafts=[2], draft_len=2, blocks=1, backend="torch")
     with pytest.raises(UserError, match=r"need llama\.cpp"):
         latency_branches.run(branches, Target(target=Path("llama-160m/16")), Bench(Path()))

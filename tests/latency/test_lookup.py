@@ -10,7 +10,7 @@ from draftlab.engine.replay import replay
 from draftlab.latency.lookup import SURE, Lookup
 from draftlab.latency.loop import decode, fixed, speculate
 from draftlab.models import load_model, lookup
-from draftlab.models.backend import Settings
+from draftlab.models.backend import EngineOptions
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 from tests.models.test_lookup import passages
@@ -33,7 +33,7 @@ def test_in_llama_cpp_it_counts_what_replay_counts(models: dict[str, Path], join
     recorded = record(target, [(str(i), p) for i, p in enumerate(prompts)], max_new_tokens=16, eos_ids={2})
     model = load_model(models["draft"]) if joined else target
     walked = replay(lookup.Lookup(model, joined=joined), recorded, 3)
-    engine = Settings(context_length=64)
+    engine = EngineOptions(context_length=64)
     with (
         LlamaCpp(models["target"].with_suffix(".gguf"), engine) as alone,
         LlamaCpp(models["draft"].with_suffix(".gguf"), engine) as draft,
@@ -42,7 +42,7 @@ def test_in_llama_cpp_it_counts_what_replay_counts(models: dict[str, Path], join
         blocks = []
         for answer in recorded.answers:
             text = (answer.prompt_ids, len(answer.answer_ids))
-            found = speculate(alone, drafting, *text, fixed(3), least=0.0 if joined else SURE)
+            found = speculate(alone, drafting, *text, fixed(3), min_prob=0.0 if joined else SURE)
             assert found.tokens == answer.answer_ids == decode(alone, *text).tokens
             blocks.append(found.blocks)
     accepted = sum(block.accepted for request in blocks for block in request)
@@ -60,13 +60,13 @@ def test_a_block_ends_where_the_draft_is_unsure(models: dict[str, Path]) -> None
         LlamaCpp(models["draft"].with_suffix(".gguf")) as draft,
     ):
         drafted = []
-        for least in (0.0, 0.1, 0.3, 1.1):
-            found = [speculate(alone, draft, prompt, 6, fixed(4), least=least) for prompt in passages(12)]
+        for min_prob in (0.0, 0.1, 0.3, 1.1):
+            found = [speculate(alone, draft, prompt, 6, fixed(4), min_prob=min_prob) for prompt in passages(12)]
             assert [one.tokens for one in found] == [decode(alone, prompt, 6).tokens for prompt in passages(12)]
             drafted.append(sum(block.drafted for one in found for block in one.blocks))
         assert drafted[0] > drafted[1] > drafted[2] > drafted[3] == 0
         rng = np.random.default_rng(0)
-        sampled = speculate(alone, draft, [5, 9, 11], 40, fixed(4), temperature=1.0, rng=rng, least=0.1)
+        sampled = speculate(alone, draft, [5, 9, 11], 40, fixed(4), temperature=1.0, rng=rng, min_prob=0.1)
         assert len(sampled.tokens) == 40
         assert 0 < sum(block.drafted for block in sampled.blocks) < 4 * len(sampled.blocks)
 

@@ -19,7 +19,7 @@ from draftlab.files.json_files import read_json
 from draftlab.latency.pair import open_pair
 from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import random_gguf, random_model
-from draftlab.models.backend import Settings
+from draftlab.models.backend import EngineOptions
 from draftlab.models.gguf import random_weights
 from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.plan import Run, flags, load_run
@@ -123,7 +123,7 @@ def test_a_measurement_and_its_figure_at_reduced_width(
     ((own,),) = run.cells(experiment).values()
     settings = own.settings.model_copy(update=ON_CPU | {"backend": backend} | SMALLER[experiment])
     words = flags(settings, target="vicuna-7b/16", draft="llama-160m/16", out=tmp_path / "cell")
-    draftlab(monkeypatch, run.known[experiment].stage.replace("_", "-"), *words)
+    draftlab(monkeypatch, run.at_scale[experiment].stage.replace("_", "-"), *words)
     (record,) = read_json(tmp_path / "cell" / "run.json")["runs"]
     assert record["target"]["engine"] == {"llama_cpp": "llama.cpp", "torch": "torch"}[backend]
     assert record["target"]["parameters"] > 5 * record["drafts"][0]["parameters"]
@@ -144,7 +144,7 @@ def test_a_measurement_and_its_figure_at_reduced_width(
 def test_a_random_gguf_has_the_size_of_the_architecture(tmp_path: Path, weights: str) -> None:
     random_gguf("tinyllama-1.1b/16", tmp_path / "model.gguf", weights)  # type: ignore[arg-type]
     expected = random_model("tinyllama-1.1b/16", torch.float32, torch.device("cpu"))
-    with LlamaCpp(tmp_path / "model.gguf", Settings(context_length=64)) as model:
+    with LlamaCpp(tmp_path / "model.gguf", EngineOptions(context_length=64)) as model:
         logits = model.extend([1, 5, 9]).copy()
         found = model.describe()
     assert found["parameters"] == sum(weight.numel() for weight in expected.parameters())

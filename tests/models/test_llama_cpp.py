@@ -10,7 +10,7 @@ import pytest
 
 from draftlab.errors import UserError
 from draftlab.models import llama_cpp
-from draftlab.models.backend import Settings
+from draftlab.models.backend import EngineOptions
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
 from tests.models.test_gguf import toy
@@ -32,10 +32,10 @@ def test_engine_limits_are_errors_not_aborts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         LlamaCpp(tmp_path / "absent.gguf")
     with pytest.raises(UserError, match="finds no GPU"):
-        LlamaCpp(file, Settings(gpu_layers=-1))
+        LlamaCpp(file, EngineOptions(gpu_layers=-1))
     with pytest.raises(UserError, match="cores"):
-        Settings(threads=len(os.sched_getaffinity(0)) + 1)
-    with LlamaCpp(file, Settings(context_length=256)) as model:
+        EngineOptions(threads=len(os.sched_getaffinity(0)) + 1)
+    with LlamaCpp(file, EngineOptions(context_length=256)) as model:
         with pytest.raises(UserError, match="do not fit the context of 256"):
             model.prefill([1] * 300)
         model.trim(0)
@@ -62,5 +62,5 @@ def test_flash_attention_and_a_half_precision_cache_are_for_gpus(gpu_layers, fla
     monkeypatch.setattr(llama_cpp.lib, "llama_model_free", lambda model: None)
     monkeypatch.setattr(llama_cpp.lib, "llama_init_from_model", lambda model, parameters: opened.append(parameters))
     with pytest.raises(UserError, match="cannot open a context"):
-        llama_cpp._open_context(None, Settings(gpu_layers=gpu_layers))
+        llama_cpp._open_context(None, EngineOptions(gpu_layers=gpu_layers))
     assert (opened[0].flash_attn_type, opened[0].type_k, opened[0].type_v) == (flash, cache, cache)

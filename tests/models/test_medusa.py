@@ -38,19 +38,21 @@ def test_a_tree_is_its_leaves_paths():
     assert (tree.leaves, tree.depth) == (6, 2)
     assert tree.paths.tolist() == [[0, 1, 3], [0, 1, 4], [0, 1, 5], [0, 2, 6], [0, 2, 7], [0, 2, 8]]
     assert tree.depths.tolist() == [0, 1, 1, 2, 2, 2, 2, 2, 2]
-    assert [int(node) for node in tree.sees[7].nonzero()] == [0, 2, 7]
+    assert [int(node) for node in tree.attention_mask[7].nonzero()] == [0, 2, 7]
     tokens = torch.tensor([[10, 20], [10, 21], [10, 22], [11, 20], [11, 21], [11, 22]])
-    assert tokens.flatten()[tree.places].tolist() == [10, 11, 20, 21, 22, 20, 21, 22]
+    assert tokens.flatten()[tree.token_index].tolist() == [10, 11, 20, 21, 22, 20, 21, 22]
 
 
 def test_reading_a_tree_is_reading_each_of_its_sequences():
     tree = Tree.of_widths((2, 3))
     prompts = [[1, 5, 9, 7], [1, 8]]
     tokens = torch.randint(5, 30, (2, 6, 2), generator=torch.Generator().manual_seed(0))
-    tokens = torch.where(tree.paths[:, 1:] > 0, tokens.flatten(1)[:, tree.places][:, tree.paths[:, 1:] - 1], tokens)
+    tokens = torch.where(
+        tree.paths[:, 1:] > 0, tokens.flatten(1)[:, tree.token_index][:, tree.paths[:, 1:] - 1], tokens
+    )
     with torch.inference_mode():
         cache, following = TARGET.prefill(prompts, 32)
-        nodes = torch.cat([following[:, None], tokens.flatten(1)[:, tree.places]], -1)
+        nodes = torch.cat([following[:, None], tokens.flatten(1)[:, tree.token_index]], -1)
         found = TARGET.decoder().project(cache.states(nodes, tree)).view(2, 9, -1)[:, tree.paths]
         for row, leaf in itertools.product(range(2), range(6)):
             whole = TARGET(torch.tensor([[*prompts[row], *tokens[row, leaf].tolist()]]))[0, -3:]

@@ -530,7 +530,7 @@ def test_a_scale_extends_another_and_names_the_experiments_it_runs(tmp_path):
     assert drafts[0].model_dump(exclude={"steps", "documents"}) == drafts[1].model_dump(exclude={"steps", "documents"})
     assert list(short.cells("osd_offline")) == ["gsm8k", "spider"]
     assert {variant.settings.learning_rate for variant in short.cells("osd_offline")["spider"]} == {2.0e-3}
-    assert "mdss_cone" not in long.known, "what neither file names does not exist at the scale"
+    assert "mdss_cone" not in long.at_scale, "what neither file names does not exist at the scale"
 
 
 @pytest.mark.parametrize(

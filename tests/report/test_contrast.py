@@ -11,10 +11,10 @@ from draftlab.core import stats
 from draftlab.core.measure import Measure
 from draftlab.errors import UserError
 from draftlab.report import tidy
-from draftlab.report.contrast import Contrast, Rows, Tables, compute, compute_each, decide, show
+from draftlab.report.contrast import Contrast, Selection, Tables, compute, compute_each, decide, show
 
 RATE = Measure("hits", "tries")
-A, B = Rows("t", RATE, {"method": "a"}), Rows("t", RATE, {"method": "b"})
+A, B = Selection("t", RATE, {"method": "a"}), Selection("t", RATE, {"method": "b"})
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_numbers_rise_and_words_stay_as_they_came(rows):
 def test_the_best_is_ranked_by_its_end(rows, sign, best):
     worst = rows[rows["method"] == "a"].assign(method="c", hits=lambda rows: rows["hits"] - 1)
     tables = Tables({"t": pd.concat([rows, worst])})
-    found = compute(Contrast(Rows("t", RATE), best=["method"], sign=sign), tables)
+    found = compute(Contrast(Selection("t", RATE), best=["method"], sign=sign), tables)
     assert [option["method"] for option in found.options] == best
     assert found.stands_out
     assert found.value.estimate == pytest.approx(found.left.estimate - found.right.estimate)
@@ -103,7 +103,7 @@ def test_the_best_stands_out_only_from_all_others():
         {"request_id": [*range(20)] * 3, "method": ["a"] * 20 + ["b"] * 20 + ["c"] * 20, "tries": 10.0}
     )
     table["hits"] = [5 + i % 3 for i in range(20)] + [5 + (i + 1) % 3 for i in range(20)] + [1.0] * 20
-    ask = Contrast(Rows("t", RATE), best=["method"])
+    ask = Contrast(Selection("t", RATE), best=["method"])
     assert not compute(ask, Tables({"t": table})).stands_out
     assert compute(ask, Tables({"t": table[table["method"] != "b"]})).stands_out
     assert compute(ask, Tables({"t": table[table["method"] == "b"]})) is None, "nothing to compare with"
@@ -124,21 +124,21 @@ def test_an_empty_axis_is_a_group_of_its_own_but_in_an_exact_table(rows):
 
 
 def test_without_a_denominator_it_is_the_mean(rows):
-    found = compute(Contrast(Rows("t", Measure("hits"), {"method": "a"})), Tables({"t": rows}))
+    found = compute(Contrast(Selection("t", Measure("hits"), {"method": "a"})), Tables({"t": rows}))
     assert found.value.estimate == pytest.approx((1 + 9 + 4 + 8) / 4)
 
 
 def test_a_column_that_is_not_there_is_refused(rows):
     with pytest.raises(UserError, match="table t has no column 'way'"):
-        compute(Contrast(Rows("t", RATE, {"way": 1})), Tables({"t": rows}))
+        compute(Contrast(Selection("t", RATE, {"way": 1})), Tables({"t": rows}))
     with pytest.raises(UserError, match="table t has no column 'tries'"):
         compute(Contrast(A), Tables({"t": rows.drop(columns="tries")}))
 
 
 def test_absent_tables_and_absent_rows_have_no_result(rows):
     assert compute(Contrast(A), Tables({})) is None
-    assert compute(Contrast(Rows("t", RATE, {"method": "c"})), Tables({"t": rows})) is None
-    assert compute(Contrast(A, Rows("t", RATE, {"method": "c"})), Tables({"t": rows})) is None
+    assert compute(Contrast(Selection("t", RATE, {"method": "c"})), Tables({"t": rows})) is None
+    assert compute(Contrast(A, Selection("t", RATE, {"method": "c"})), Tables({"t": rows})) is None
     assert compute_each(Contrast(A, each=["dataset"]), Tables({})) == []
 
 
@@ -169,5 +169,5 @@ def test_it_is_shown_with_its_interval():
 @pytest.mark.parametrize("apart", ["dataset", "split", "moment"])
 def test_the_same_number_elsewhere_is_another_unit(apart):
     rows = pd.DataFrame({"block": [0, 1, 0, 1], "seconds": 1.0})
-    assert tidy.clusters(rows).nunique() == 2
-    assert tidy.clusters(rows.assign(**{apart: [0, 0, 1, 1]})).nunique() == 4
+    assert tidy.resampled_ids(rows).nunique() == 2
+    assert tidy.resampled_ids(rows.assign(**{apart: [0, 0, 1, 1]})).nunique() == 4

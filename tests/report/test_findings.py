@@ -29,7 +29,7 @@ def test_every_experiment_answers_its_question(name):
         sentence = _sentence(name)
         assert sentence.endswith(".")
         assert "{" not in sentence
-        exact = tidy.unit(TABLES[name]()) is None or "(one run each)" in sentence
+        exact = tidy.resampled_column(TABLES[name]()) is None or "(one run each)" in sentence
         assert exact or re.search(r"\[[+-]?[0-9.]+, [+-]?[0-9.]+\]", sentence), "no interval"
 
 
@@ -155,11 +155,11 @@ def _settled(left, right):
 PAIRS = [
     pytest.param(name, comparison, finding, sign, id=f"{name}-{comparison.table}")
     for name, statement in published.load().statements.items()
-    for comparison in statement.holds
+    for comparison in statement.comparisons
     for finding in findings.findings_of(comparison.table)
     if isinstance(comparison.right, dict)
     and isinstance(finding.right, dict)
-    and tidy.plan_of(comparison.table).measure(finding.measure) == comparison.rows(comparison.left).measure
+    and tidy.plan_of(comparison.table).measure(finding.measure) == comparison.select(comparison.left).measure
     for sign, sides in ((1, (comparison.left, comparison.right)), (-1, (comparison.right, comparison.left)))
     if _settled(*sides) == _settled(finding.left, finding.right) != {}
 ]
@@ -189,7 +189,7 @@ def test_no_sentence_contradicts_the_verdict_of_its_statement(data, name, compar
     if not path.exists():
         pytest.skip("not published at this scale")
     known, tables = published.load(), {comparison.table: tidy.read(path)}
-    statement = known.statements[name].model_copy(update={"holds": [comparison]})
+    statement = known.statements[name].model_copy(update={"comparisons": [comparison]})
     alone = dataclasses.replace(known, numbers=known.numbers.iloc[:0], statements={name: statement}, checks={})
     verdict = ledger.judge_claims(alone, tables, data.parent.name).iloc[0]
     side = _side(comparison.table, tables[comparison.table], finding)

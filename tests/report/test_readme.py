@@ -93,7 +93,7 @@ def test_a_stage_that_changed_makes_the_page_of_tables_stale(copy, monkeypatch):
         section = text.split(f"## {name}\n")[1].split("\n## ")[0]
         for key in [*stage.settings.model_fields, *stage.all_columns, *stage.measures, *stage.views]:
             assert f"| `{key}` |" in section, (name, key)
-    changed = dataclasses.replace(STAGES["region"], does="Something else")
+    changed = dataclasses.replace(STAGES["region"], summary="Something else")
     monkeypatch.setitem(STAGES, "region", changed)
     with pytest.raises(
         UserError, match=r"tables\.md: it differs from the code and the committed tables \(run `draftlab readme`\)"

@@ -135,11 +135,13 @@ def test_no_draft_is_draft_length_0_of_each_kind_of_weights():
 def test_the_caption_of_a_binned_stream_names_its_unit(column, sizes):
     binned = _rows(0.3).rename(columns={"request_id": column}).assign(requests=lambda rows: [*sizes] * (len(rows) // 2))
     binned["stream_index"] = binned[column]
-    caption = tables.caption("x", tables.summary(binned, LAYOUT, HITS), LAYOUT, HITS, tidy.units(binned), "smoke")
+    caption = tables.caption(
+        "x", tables.summary(binned, LAYOUT, HITS), LAYOUT, HITS, tidy.resampled_name(binned), "smoke"
+    )
     assert "n = 40 groups of up to 10 requests per cell, 95 % bootstrap interval over groups of up to 10" in caption
-    assert tidy.units(_rows(0.3)) == "requests"
-    assert tidy.units(_rows(0.3).assign(requests=600)) == "requests", "requests that a draft learnt from"
-    assert tidy.units(pd.DataFrame({"x": [1]})) is None
+    assert tidy.resampled_name(_rows(0.3)) == "requests"
+    assert tidy.resampled_name(_rows(0.3).assign(requests=600)) == "requests", "requests that a draft learnt from"
+    assert tidy.resampled_name(pd.DataFrame({"x": [1]})) is None
 
 
 @pytest.mark.parametrize("name", list(PLANS))

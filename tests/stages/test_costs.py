@@ -15,7 +15,7 @@ from draftlab import plan
 from draftlab.core import theory
 from draftlab.errors import UserError
 from draftlab.models.llama import Llama, LlamaConfig
-from draftlab.models.weights import moved
+from draftlab.models.weights import model_size
 from draftlab.report import findings
 from draftlab.stages import break_even, medusa, memory_traffic
 from draftlab.stages._stage import Bench
@@ -23,7 +23,7 @@ from draftlab.train.folders import Folders
 from tests.pair import inputs_of, make_results
 from tests.synthetic import FOLDER, TABLES
 
-PAIR = theory.Moved(14.0, 5.24288e-4), theory.Moved(0.32, 3.6864e-5)
+PAIR = theory.ModelSize(14.0, 5.24288e-4), theory.ModelSize(0.32, 3.6864e-5)
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +81,12 @@ def test_a_draft_is_read_once_per_drafted_token_and_caches_grow_with_the_context
 def test_heads_may_be_wider_than_their_share_of_the_model(tmp_path: Path):
     llama = Llama(LlamaConfig(320, 32, 64, 2, 4, 2, 64, head_dim=16, tie_word_embeddings=False))
     llama.save(tmp_path)
-    found = moved(tmp_path)
+    found = model_size(tmp_path)
     assert found.cache == pytest.approx(4e-9 * 2 * 2 * 2 * 16)
     assert found.weights == pytest.approx(4e-9 * sum(weight.numel() for weight in llama.parameters()))
     (tmp_path / "config.json").write_text('{"d_model": 512}')
     with pytest.raises(UserError, match="use a decoder-only model"):
-        moved(tmp_path)
+        model_size(tmp_path)
 
 
 def test_the_break_even_block_length_moves_as_many_bytes():

@@ -23,7 +23,7 @@ def test_the_published_tables_hold_those_of_every_latency_stage() -> None:
 def test_derived_columns_are_declared(name: str, path: Path) -> None:
     plan = tidy.plan_of(name)
     assert plan is not None
-    stage = plan.of_stage
+    stage = plan.stage_kind
     if stage.derived is NoColumns and not stage.name.startswith("latency_"):
         pytest.skip("declares nothing yet")
     rows = read_table(path)

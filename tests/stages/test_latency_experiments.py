@@ -26,7 +26,7 @@ from draftlab.latency.pair import open_pair
 from draftlab.latency.self_check import write_toy
 from draftlab.latency.settings import Engine
 from draftlab.latency.trainer import training
-from draftlab.models.backend import Settings
+from draftlab.models.backend import EngineOptions
 from draftlab.models.cores import can_pin, pinned, usable
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
@@ -67,7 +67,7 @@ class Clockwork:
         self.tokens.extend(tokens)
         return (np.array(tokens) + self.stride) % self.vocab_size
 
-    def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
+    def guess(self, tokens: Sequence[int], min_prob: float = 0.0) -> int | None:
         return int(self.greedy(tokens)[-1])
 
     def extend(self, tokens: Sequence[int]) -> np.ndarray:
@@ -211,7 +211,7 @@ def test_cost_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
 
 def test_probes_leave_no_trace(models: dict[str, Path], tmp_path: Path) -> None:
     export(models["target"], tmp_path / "target.gguf", vocabulary=False)
-    with LlamaCpp(tmp_path / "target.gguf", Settings(context_length=64, sequences=3)) as model:
+    with LlamaCpp(tmp_path / "target.gguf", EngineOptions(context_length=64, sequences=3)) as model:
         expected = model.extend([1, 5, 9]).copy()
         model.fill(3, 20)
         for _ in range(30):
@@ -223,7 +223,7 @@ def test_probes_leave_no_trace(models: dict[str, Path], tmp_path: Path) -> None:
 def test_a_batch_too_large_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
     """llama.cpp aborts the process on more tokens than n_batch."""
     export(models["target"], tmp_path / "target.gguf", vocabulary=False)
-    with LlamaCpp(tmp_path / "target.gguf", Settings(context_length=600)) as model:
+    with LlamaCpp(tmp_path / "target.gguf", EngineOptions(context_length=600)) as model:
         model.prefill([1] * 600)  # in parts
         model.trim(0)
         with pytest.raises(UserError, match="600 tokens in one call"):
@@ -234,8 +234,8 @@ def test_buffers_do_not_depend_on_the_length_that_was_asked_for(models: dict[str
     """A short context would lower n_batch, and with it the time of a step: 104 and 112 tokens must be one measurement."""
     export(models["target"], tmp_path / "target.gguf", vocabulary=False)
     with (
-        LlamaCpp(tmp_path / "target.gguf", Settings(context_length=104)) as one,
-        LlamaCpp(tmp_path / "target.gguf", Settings(context_length=112)) as other,
+        LlamaCpp(tmp_path / "target.gguf", EngineOptions(context_length=104)) as one,
+        LlamaCpp(tmp_path / "target.gguf", EngineOptions(context_length=112)) as other,
     ):
         rooms = [lib.llama_n_batch(model._context) for model in (one, other)]
         assert rooms[0] == rooms[1] >= 256
@@ -244,7 +244,7 @@ def test_buffers_do_not_depend_on_the_length_that_was_asked_for(models: dict[str
 def test_an_impossible_cache_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
     export(models["target"], tmp_path / "target.gguf", vocabulary=False)
     with pytest.raises(UserError, match="cannot open a context"):
-        LlamaCpp(tmp_path / "target.gguf", Settings(sequences=1000))
+        LlamaCpp(tmp_path / "target.gguf", EngineOptions(sequences=1000))
 
 
 # --- length ------------------------------------------------------------------------------------------------------
@@ -505,7 +505,7 @@ def test_branches_in_one_call_give_the_logits_of_each_alone(models: dict[str, Pa
     export(models["target"], tmp_path / "target.gguf", vocabulary=False)
     branches = [[3, 4, 5], [7, 8, 9], [3, 8, 2]]
     with (
-        LlamaCpp(tmp_path / "target.gguf", Settings(sequences=4, shared=True)) as model,
+        LlamaCpp(tmp_path / "target.gguf", EngineOptions(sequences=4, shared=True)) as model,
         LlamaCpp(tmp_path / "target.gguf") as alone,
     ):
         model.prefill([1, 5, 9])

@@ -7,7 +7,7 @@ import pytest
 
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
-from draftlab.engine.replay_lengths import Blocks
+from draftlab.engine.replay_lengths import BlockCounts
 from draftlab.models import load_model
 from draftlab.models.lookup import Lookup
 from draftlab.stages import lookup
@@ -51,7 +51,7 @@ def test_every_draft_by_every_rule(results):
 def test_a_call_costs_what_was_measured_for_its_tokens():
     calls = np.array([[3, 0, 0, 0, 0], [0, 1, 2, 0, 1]])
     zero = np.zeros(2, dtype=np.int64)
-    blocks = Blocks(calls, zero, zero, np.array([0, 10]), zero, zero, zero)
+    blocks = BlockCounts(calls, zero, zero, np.array([0, 10]), zero, zero, zero)
     settings = lookup.Settings(dataset="toy", cost_ratio=0.1, verify_cost=[0.6, 0.7])
     assert lookup.cost(blocks, settings) == pytest.approx([3, 1.6 + 2 * 1.7 + 1.9 + 1])
     assert lookup.cost(blocks, lookup.Settings(dataset="toy", cost_ratio=0)) == pytest.approx([3, 4 + 9 * 0.15])

@@ -13,12 +13,13 @@ from pydantic import ValidationError
 
 from draftlab.conformance import check_distribution
 from draftlab.core import stats
-from draftlab.core.sampling import Sampling, to_probs
-from draftlab.core.verify.exact import by_position, distribution_error, on_support
+from draftlab.core.sampling import Sampling, restrict_pair, to_probs
+from draftlab.core.verify import token_verifier
+from draftlab.core.verify.acceptance import by_position, distribution_error
 from draftlab.core.verify.joint import joint_distribution
-from draftlab.core.verify.schemes import token_verifier
+from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.sinkhorn import sinkhorn_verifier
-from draftlab.core.verify.specinfer import rrs, specinfer
+from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.engine import recorded_pairs as recorded
 from draftlab.engine.answers import Answer
@@ -170,7 +171,7 @@ def test_without_replacement_the_enumeration_by_batches_is_that_of_the_verifier(
     target = to_probs(found.target_logits, Sampling(1.0, 4))
     draft = to_probs(found.draft_logits, Sampling(1.5, 5, 0.9))  # supports of several sizes
     assert (draft > 0).sum(-1).unique().numel() > 1
-    exact = by_position(rrs, *on_support(target, draft), drafts)
+    exact = by_position(rrs, *restrict_pair(target, draft), drafts)
     for row, (q, p) in enumerate(zip(target, draft, strict=True)):
         count = min(drafts, int((p > 0).sum()))
         support = ((q > 0) | (p > 0)).nonzero()[:, 0]
@@ -182,7 +183,7 @@ def test_without_replacement_the_enumeration_by_batches_is_that_of_the_verifier(
 
 def test_too_many_tuples_are_refused():
     found = recorded.synthetic(1, contexts=2, vocab=40)
-    distributions = on_support(to_probs(found.target_logits, Sampling()), to_probs(found.draft_logits, Sampling()))
+    distributions = restrict_pair(to_probs(found.target_logits, Sampling()), to_probs(found.draft_logits, Sampling()))
     for name in ("rrs", "importance"):
         with pytest.raises(UserError, match="no exact acceptance at 4 drafts on 40 tokens"):
             by_position(token_verifier(name), *distributions, 4)
@@ -229,7 +230,7 @@ def test_the_synthetic_family_has_the_regimes_of_the_reference():
     found = recorded.synthetic(0)
     means = {}
     for temperature in (1.0, 1.6):
-        distributions = on_support(
+        distributions = restrict_pair(
             to_probs(found.target_logits, Sampling(1.0, None, 0.95)),
             to_probs(found.draft_logits, Sampling(temperature, None, 0.95)),
         )
@@ -256,7 +257,7 @@ def test_the_cone_has_no_facets_but_the_expected_ones_and_the_formula_is_the_pro
 
 
 def test_the_difference_sees_a_wrong_formula(monkeypatch):
-    monkeypatch.setattr("draftlab.core.verify.bound.optimum_iid", lambda q, p, k: q.minimum(p).sum(-1))
+    monkeypatch.setattr("draftlab.core.verify.optimum.optimum_iid", lambda q, p, k: q.minimum(p).sum(-1))
     assert cone.largest_difference(3, 2, 6, 0) > 0.01
 
 

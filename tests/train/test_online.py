@@ -257,7 +257,7 @@ def test_rows_name_their_request_in_every_order(results, tmp_path, streams):
     served = table[table["split"] == "train"]
     assert sorted(served["request_id"].unique()) == [*range(16), *range(48, 64)]  # 48 answers of toy come first
     assert sorted(table[table["split"] == "eval"]["request_id"].unique()) == list(range(32))
-    assert tidy.unit(table) == "request_id"
+    assert tidy.resampled_column(table) == "request_id"
 
 
 # --- streams of several datasets ---------------------------------------------------------------------------------

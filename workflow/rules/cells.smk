@@ -49,7 +49,7 @@ for STAGE in STAGES.values():
             ),
             code=code(f"stages.{STAGE.name}"),
         message:
-            f"{STAGE.does}: {{wildcards.experiment}} {{wildcards.cell}}"
+            f"{STAGE.summary}: {{wildcards.experiment}} {{wildcards.cell}}"
         shell:
             r"""
             printf '%s\n' {params.cell:q} >{output.cell:q}

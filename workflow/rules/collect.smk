@@ -17,7 +17,7 @@ rule collect:
     log:
         "results/{run}/logs/collect/{experiment}.log",
     wildcard_constraints:
-        experiment="|".join(RUN.known),
+        experiment="|".join(RUN.at_scale),
     priority: 1
     conda:
         "../../envs/cpu.yaml"

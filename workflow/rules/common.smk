@@ -104,13 +104,13 @@ def every(pattern):
 
 def printed_parts(name):
     """The parts of an experiment's YAML file that shape its table and figure; a change redraws them."""
-    experiment = RUN.known[name]
+    experiment = RUN.at_scale[name]
     return str((experiment.finding, experiment.layout, experiment.figure))
 
 
 def drawn_by(name):
     """The module of draftlab.report.figures that draws an experiment, if it has one."""
-    return plan.module_of(name, RUN.known[name].figure if name in RUN.known else None)
+    return plan.module_of(name, RUN.at_scale[name].figure if name in RUN.at_scale else None)
 
 
 def named_models(wildcards):

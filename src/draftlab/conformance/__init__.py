@@ -17,7 +17,7 @@ from draftlab.conformance.sequences import Context, check_sequence_distribution,
 from draftlab.conformance.sequential import BUDGET, Budget, Sampled, check_sampler, check_samples
 from draftlab.core.sampling import Drafting
 from draftlab.core.verify.path import PathVerifier
-from draftlab.core.verify.sequence import Standing, sequences_distribution, verify_sequences
+from draftlab.core.verify.sequence import Outcome, sequences_distribution, verify_sequences
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.tree import TreeVerifier
 
@@ -100,7 +100,7 @@ def _path_sample(
 
 
 def _walk_sample(
-    verify: Callable[[Tensor, Tensor, Tensor, Generator], Standing],
+    verify: Callable[[Tensor, Tensor, Tensor, Generator], Outcome],
     target: Tensor,
     draft: Tensor,
     tokens: Tensor,

@@ -243,3 +243,11 @@ def restrict(
     target = target_probs.gather(-1, within) * filled
     draft = distributions.gather(-1, within[:, None].expand(-1, distributions.shape[1], -1)) * filled[:, None]
     return target, draft.expand(-1, draft_probs.shape[1], -1), torch.searchsorted(ids, tokens.contiguous()), within
+
+
+def restrict_pair(
+    target: Float64[Tensor, "positions vocab"], draft: Float64[Tensor, "positions vocab"]
+) -> tuple[Float64[Tensor, "positions support"], Float64[Tensor, "positions support"]]:
+    """Both distributions, restricted to the tokens that one of them can produce."""
+    target, drafts, _, _ = restrict(target, draft[:, None], torch.zeros(len(target), 1, dtype=torch.int64))
+    return target, drafts[:, 0]

@@ -8,9 +8,9 @@ import tyro
 from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(gt=0)]
-Whole = Annotated[int, Field(ge=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Under1 = Annotated[float, Field(ge=0, lt=1)]
+ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Dataset = str

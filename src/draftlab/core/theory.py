@@ -92,7 +92,7 @@ def distillation_speedup(alpha_before: float, alpha_after: float, draft_len: int
 
 
 @dataclass(frozen=True)
-class Moved:
+class ModelSize:
     """Size of one model's weights, and of one token in its cache, in GB."""
 
     weights: float
@@ -100,7 +100,13 @@ class Moved:
 
 
 def memory_traffic(
-    target: Moved, draft: Moved, *, tokens: int, block_length: float, online_block_length: float, update_interval: int
+    target: ModelSize,
+    draft: ModelSize,
+    *,
+    tokens: int,
+    block_length: float,
+    online_block_length: float,
+    update_interval: int,
 ) -> dict[str, dict[str, float]]:
     """GB of weights loaded for one request: ``L M``; ``(L/a1) M + L m``; ``(L/a2) M + L m + m L / I`` (OSD, Table 5).
 
@@ -112,7 +118,7 @@ def memory_traffic(
 
     **Returns:** GB by system (`original`, `vsd`, `osd`) and term.
 
-    >>> gb = memory_traffic(Moved(14, 0), Moved(1, 0), tokens=10, block_length=2, online_block_length=4, update_interval=5)
+    >>> gb = memory_traffic(ModelSize(14, 0), ModelSize(1, 0), tokens=10, block_length=2, online_block_length=4, update_interval=5)
     >>> gb["osd"]
     {'target_gb': 35.0, 'draft_gb': 10, 'cache_gb': 0.0, 'update_gb': 2.0}
     """
@@ -138,8 +144,8 @@ writes and reads gradients; and reads and writes each of two moments. Activation
 
 
 def traffic_terms(
-    target: Moved,
-    draft: Moved,
+    target: ModelSize,
+    draft: ModelSize,
     *,
     tokens: int,
     context: float,
@@ -164,7 +170,7 @@ def traffic_terms(
 
     **Returns:** GB by term.
 
-    >>> plain = traffic_terms(Moved(14, 0.001), Moved(1, 0), tokens=10, context=99, draft_len=0, block_length=1)
+    >>> plain = traffic_terms(ModelSize(14, 0.001), ModelSize(1, 0), tokens=10, context=99, draft_len=0, block_length=1)
     >>> plain["target_gb"], round(plain["cache_gb"], 3)
     (140.0, 1.0)
     """

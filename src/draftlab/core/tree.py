@@ -93,19 +93,19 @@ class Tree:
         return [int(number) + 1 for number in self.siblings.flatten(0, -2).amax(0)]
 
     @functools.cached_property
-    def sees(self) -> Bool[Tensor, "*batch nodes nodes"]:
-        """The attention mask: entry [i, j] is True if node j is node i or one of its ancestors."""
+    def attention_mask(self) -> Bool[Tensor, "*batch nodes nodes"]:
+        """Entry [i, j] is True if node j is node i or one of its ancestors."""
         paths = self.paths.view(-1, self.leaves, self.depth + 1)
-        sees = torch.zeros(len(paths), self.nodes, self.nodes, dtype=torch.bool, device=paths.device)
+        mask = torch.zeros(len(paths), self.nodes, self.nodes, dtype=torch.bool, device=paths.device)
         rows = torch.arange(len(paths), device=paths.device)[:, None, None]
         for depth in range(self.depth + 1):
-            sees[rows, paths[:, :, depth, None], paths[:, :, : depth + 1]] = True
-        return sees.view(*self.paths.shape[:-2], self.nodes, self.nodes)
+            mask[rows, paths[:, :, depth, None], paths[:, :, : depth + 1]] = True
+        return mask.view(*self.paths.shape[:-2], self.nodes, self.nodes)
 
     @functools.cached_property
     def depths(self) -> Int64[Tensor, "*batch nodes"]:
         """The distance of each node from node 0."""
-        return (self.sees.sum(-1) - 1).clamp_min(0)
+        return (self.attention_mask.sum(-1) - 1).clamp_min(0)
 
     @functools.cached_property
     def parents(self) -> Int64[Tensor, "*batch nodes"]:
@@ -116,7 +116,7 @@ class Tree:
         return parents.scatter_(-1, after.where(moved, 0), before.where(moved, 0))
 
     @functools.cached_property
-    def places(self) -> Int64[Tensor, "*batch nodes-1"]:
+    def token_index(self) -> Int64[Tensor, "*batch nodes-1"]:
         """For each node except node 0, the index of its token in the leaves' sequences, flattened."""
         flat = self.paths[..., 1:].flatten(-2)
         numbers = torch.arange(1, self.nodes, device=flat.device)
@@ -134,18 +134,18 @@ class Tree:
         return self.paths[..., 1:] != self.paths[..., :-1]
 
     @functools.cached_property
-    def own(self) -> Bool[Tensor, "*batch leaves depth"]:
+    def is_drawn(self) -> Bool[Tensor, "*batch leaves depth"]:
         """Whether each sequence drew its token itself."""
         return self.exists & (self.first == torch.arange(self.leaves, device=self.paths.device)[:, None])
 
     @functools.cached_property
     def siblings(self) -> Int64[Tensor, "*batch leaves depth"]:
         """The number of each node among its siblings, from 0."""
-        own, first = self.own, self.first
+        drawn, first = self.is_drawn, self.first
         under = torch.cat([torch.zeros_like(first[..., :1]), first[..., :-1]], -1)  # the first leaf under the parent
         number = torch.zeros_like(first)
         for leaf in range(self.leaves):
-            same = (under[..., :leaf, :] == under[..., leaf, None, :]) & own[..., :leaf, :]
+            same = (under[..., :leaf, :] == under[..., leaf, None, :]) & drawn[..., :leaf, :]
             number[..., leaf, :] = same.sum(-2)
         return number.gather(-2, first)
 

@@ -63,7 +63,7 @@ class ModelRows:
             self.cache.take(winners, since=self.begin)
         known = [self.begin[place * self.num_drafts] + len(tokens) for place, tokens in enumerate(self.unread)]
         lengths = []
-        for place, accepted in enumerate(verdict.stands):
+        for place, accepted in enumerate(verdict.accepted):
             same = accepted if read is None else agreed(read[place], verdict.drafted[place][:accepted])
             length = min(known[place] + same, self.cache.lengths[place * self.num_drafts])
             unread = known[place] + accepted - length
@@ -87,7 +87,7 @@ class TreeReader:
     def read(self, tokens: Int64[Tensor, "batch drafts new"]) -> Float[Tensor, "batch drafts new+1 vocab"]:
         """Read the unread token and the tree below it; return the logits along each sequence."""
         self.begin, self.tree = self.cache.lengths, self.shape.merged(tokens)
-        nodes = torch.cat([self.unread[:, None], tokens.flatten(1).gather(1, self.tree.places)], -1)
+        nodes = torch.cat([self.unread[:, None], tokens.flatten(1).gather(1, self.tree.token_index)], -1)
         logits = self.cache.decoder.project(self.cache.states(nodes, self.tree)).view(*nodes.shape, -1)
         return logits[torch.arange(len(nodes), device=nodes.device)[:, None, None], self.tree.paths]
 
@@ -95,7 +95,7 @@ class TreeReader:
         """Keep the accepted path of the tree; the new token stays unread."""
         rows = torch.arange(len(verdict.path), device=self.unread.device)
         self.cache.gather(self.begin, self.tree.paths[rows, torch.tensor(verdict.path, device=rows.device)])
-        self.cache.crop([begin + 1 + stands for begin, stands in zip(self.begin, verdict.stands, strict=True)])
+        self.cache.crop([begin + 1 + accepted for begin, accepted in zip(self.begin, verdict.accepted, strict=True)])
         self.unread = torch.tensor(verdict.token, device=rows.device)
 
     def take(self, places: Sequence[int]) -> None:
@@ -187,7 +187,8 @@ def _draw(
     parents = tree.first[:, depth - 1] if depth else torch.zeros_like(tree.first[:, 0])
     drawn = torch.zeros(probs.shape[:2], dtype=torch.int64, device=probs.device)
     families = [
-        ((parents == parent) & tree.own[:, depth]).nonzero()[:, 0].tolist() for parent in sorted(set(parents.tolist()))
+        ((parents == parent) & tree.is_drawn[:, depth]).nonzero()[:, 0].tolist()
+        for parent in sorted(set(parents.tolist()))
     ]
     only_children = [rows[0] for rows in families if len(rows) == 1]
     for rows in [only_children, *(rows for rows in families if len(rows) > 1)]:

@@ -16,7 +16,7 @@ from draftlab.errors import UserError
 from draftlab.files.scratch import scratch
 from draftlab.files.seals import verify
 from draftlab.files.weights import is_gguf
-from draftlab.models.backend import Settings
+from draftlab.models.backend import EngineOptions
 from draftlab.models.config import read_sizes
 from draftlab.models.cores import usable
 from draftlab.models.gguf import Weights, export
@@ -101,5 +101,5 @@ class GgufTarget:
                 return self._model
         self.close()
         threads = min(torch.get_num_threads(), len(usable()))
-        self._model = LlamaCpp(self._path, Settings(length, threads, self._gpu_layers, sequences))
+        self._model = LlamaCpp(self._path, EngineOptions(length, threads, self._gpu_layers, sequences))
         return self._model

@@ -19,16 +19,16 @@ Reading = TypeVar("Reading")
 class Verdict(NamedTuple):
     """What a verifier decided for each request.
 
-    ``drafted``: the tokens of the accepted sequence, number ``path`` of those proposed; ``stands``: how many of them are accepted; ``token``:
-    the token that follows. ``overlap`` and ``repo`` are the terms of alpha at each drafted position, where the pair measures them.
+    ``drafted``: the tokens of the chosen sequence, number ``path`` of the proposed ones; ``accepted``: how many of them are kept;
+    ``token``: the token that follows. ``overlap`` and ``overlap_repo`` are the terms of alpha at each drafted position, where the pair measures them.
     """
 
     drafted: list[list[int]]
     path: list[int]
-    stands: list[int]
+    accepted: list[int]
     token: list[int]
     overlap: Sequence[list[float]] = ()
-    repo: Sequence[list[float]] = ()
+    overlap_repo: Sequence[list[float]] = ()
 
 
 class Pair(Protocol[Proposal, Reading]):
@@ -70,8 +70,8 @@ def steps(
         proposal = pair.propose(left)
         reading = pair.read(proposal)
         verdict = pair.verify(proposal, reading)
-        blocks = zip(verdict.drafted, verdict.stands, verdict.token, left, strict=True)
-        emitted = [_cut([*drafted[:stands], token][:most], eos_ids) for drafted, stands, token, most in blocks]
+        blocks = zip(verdict.drafted, verdict.accepted, verdict.token, left, strict=True)
+        emitted = [_cut([*drafted[:accepted], token][:most], eos_ids) for drafted, accepted, token, most in blocks]
         after = [most - len(new) for most, new in zip(left, emitted, strict=True)]
         kept = close_gaps([more > 0 and new[-1] not in eos_ids for more, new in zip(after, emitted, strict=True)])
         pair.settle(verdict, kept)

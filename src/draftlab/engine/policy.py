@@ -159,8 +159,8 @@ def judge(proposal: Proposal, logits: Float[Tensor, "batch drafts positions voca
     rows = torch.arange(len(path), device=path.device)
     chosen = tokens[rows, path]
     shared = target_probs[rows, path, :-1].minimum(draft_probs[rows, path])
-    repo = shared.gather(-1, chosen[..., None])[..., 0]
-    parts = (chosen, path, accepted, token, shared.sum(-1), repo)
+    overlap_repo = shared.gather(-1, chosen[..., None])[..., 0]
+    parts = (chosen, path, accepted, token, shared.sum(-1), overlap_repo)
     return Verdict(*(part.tolist() for part in parts))
 
 

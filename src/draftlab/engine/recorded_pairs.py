@@ -13,9 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftlab.core.sampling import Sampling, to_probs
+from draftlab.core.sampling import Sampling, restrict_pair, to_probs
 from draftlab.core.settings import Flat
-from draftlab.core.verify.exact import on_support
 from draftlab.engine import answering
 from draftlab.engine.answers import Answer
 from draftlab.engine.settings import Answers
@@ -54,7 +53,7 @@ class Pairs:
         self, target: Sampling, draft: Sampling
     ) -> tuple[Float64[Tensor, "positions support"], Float64[Tensor, "positions support"]]:
         """The distributions of target and draft under these samplings, on the tokens that either can produce."""
-        return on_support(to_probs(self.target_logits, target), to_probs(self.draft_logits, draft))
+        return restrict_pair(to_probs(self.target_logits, target), to_probs(self.draft_logits, draft))
 
     def save(self, out: Path) -> None:
         """Write one safetensors file, whole or not at all."""

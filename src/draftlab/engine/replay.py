@@ -38,7 +38,7 @@ SingleVerifier = Literal["single", "block"]
 class Agreement:
     """How well draft and target agree at each answer position of some requests, one request after the other.
 
-    ``ratio`` = draft(y) / target(y) at the emitted token y; ``overlap`` = sum_x min(target, draft); ``repo`` = sum_x draft min(target, draft),
+    ``ratio`` = draft(y) / target(y) at the emitted token y; ``overlap`` = sum_x min(target, draft); ``overlap_repo`` = sum_x draft min(target, draft),
     the expectation of what OSD's repository adds per drafted token (``alpha_repo``). Medusa heads guess a token from a state that is further
     back the deeper it is in its block, so their arrays have a second axis, the depth.
     """
@@ -46,7 +46,7 @@ class Agreement:
     lengths: list[int]
     ratio: Float64[np.ndarray, "positions ..."]
     overlap: Float64[np.ndarray, "positions ..."]
-    repo: Float64[np.ndarray, "positions ..."]
+    overlap_repo: Float64[np.ndarray, "positions ..."]
 
     def realise(self, rng: np.random.Generator) -> Agreement:
         """Draw the accept flag of every position, so that ``walk`` gives one run of live decoding instead of the expectation."""
@@ -65,7 +65,7 @@ def agreement(
 ) -> Agreement:
     """Compare draft and target at the emitted ``tokens``, which the target sampled with ``sampling``; logits are those at temperature 1.
 
-    At temperature 0 the target's distribution is concentrated on y: ``ratio`` and ``overlap`` are draft(y), and ``repo`` is draft(y)^2. For a
+    At temperature 0 the target's distribution is concentrated on y: ``ratio`` and ``overlap`` are draft(y), and ``overlap_repo`` is draft(y)^2. For a
     greedy draft, all three are 0 or 1.
 
     **Arguments:**
@@ -117,7 +117,7 @@ def tree_agreement(
 class Walk:
     """Expected counts of the blocks of each request, given its text; whole numbers at temperature 0.
 
-    ``alpha`` = overlap / visited, ``alpha_accepted`` = accepted / visited, ``alpha_repo`` = repo / visited,
+    ``alpha`` = overlap / visited, ``alpha_accepted`` = accepted / visited, ``alpha_repo`` = overlap_repo / visited,
     ``block_efficiency`` = emitted / blocks; divide sums over requests. ``whole``: blocks of which every drafted token is accepted.
     ``reached`` and ``starts``: the probability that a position is visited, and that a block starts there.
     """
@@ -125,7 +125,7 @@ class Walk:
     accepted: Float64[np.ndarray, " requests"]
     visited: Float64[np.ndarray, " requests"]
     overlap: Float64[np.ndarray, " requests"]
-    repo: Float64[np.ndarray, " requests"]
+    overlap_repo: Float64[np.ndarray, " requests"]
     blocks: Float64[np.ndarray, " requests"]
     whole: Float64[np.ndarray, " requests"]
     emitted: Int64[np.ndarray, " requests"]
@@ -163,13 +163,13 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
     accepted = prefix_acceptance(agree.ratio, left, draft_len, verifier)
     starts = block_starts(accepted, lengths)
     weighted = starts[:, None] * accepted
-    reached, overlap, repo = np.zeros((3, len(request)))
+    reached, overlap, overlap_repo = np.zeros((3, len(request)))
     for offset in range(draft_len):
         inside = np.flatnonzero(left > offset)
         visits = weighted[inside, offset]
         reached[inside + offset] += visits
         overlap[inside] += visits * ahead(agree.overlap, offset)[inside]
-        repo[inside] += visits * ahead(agree.repo, offset)[inside]
+        overlap_repo[inside] += visits * ahead(agree.overlap_repo, offset)[inside]
 
     def per_request(values: Float64[np.ndarray, " positions"]) -> Float64[np.ndarray, " requests"]:
         return np.bincount(request, values, minlength=len(lengths))
@@ -178,7 +178,7 @@ def walk(agree: Agreement, draft_len: int, verifier: SingleVerifier = "single") 
         accepted=per_request(weighted[:, 1:].sum(1)),
         visited=per_request(reached),
         overlap=per_request(overlap),
-        repo=per_request(repo),
+        overlap_repo=per_request(overlap_repo),
         blocks=per_request(starts),
         whole=per_request(weighted[:, draft_len]),
         emitted=lengths,
@@ -295,7 +295,7 @@ def agree_along(
             agree = tree_agreement(logits, tokens, lengths, draft.tree)
         else:
             agree = agreement(logits, distribution, tokens, lengths, target_pass.sampling, draft_sampling)
-        values = np.stack([agree.ratio, agree.overlap, agree.repo])
+        values = np.stack([agree.ratio, agree.overlap, agree.overlap_repo])
         parts |= dict(zip(batch, np.split(values, np.cumsum(lengths)[:-1], axis=1), strict=True))
     joined = np.concatenate([parts[p] for p in range(len(chosen))] or [np.zeros((3, 0))], axis=1)
     return Agreement([len(answer.answer_ids) for answer in answers], *joined)

@@ -95,8 +95,12 @@ def survival(
     - `drafts`: how each group of drafts is sampled.
     - `groups`: how many drafts each has.
 
-    **Returns:** one `Survival` for each verifier.
+    **Returns:** one `Survival` for each verifier. A verifier that needs drafts of one distribution and gets several is a `UserError`.
     """
+    for verifier in verifiers:
+        if len(drafts) > 1 and verifier.drafting != "independent":
+            remedy = "leave the scheme out, or give all drafts one temperature (no first_temperature)"
+            raise UserError(f"{verifier.name} needs drafts of one distribution", remedy=remedy)
     probs = torch.stack([to_probs(texts.draft_logits, sampling) for sampling in drafts], 1)
     token = texts.token[:, None]
     written = texts.target_probs.gather(-1, token)

@@ -41,9 +41,9 @@ class Drafted:
         """The same length at each position."""
         return np.full(len(self.accepted), draft_len)
 
-    def confident(self, least: float) -> Int64[np.ndarray, " positions"]:
-        """As many tokens in a row as the draft gives probability ``least`` or more."""
-        return np.asarray((self.confidence >= least).cumprod(1).sum(1))
+    def confident(self, min_prob: float) -> Int64[np.ndarray, " positions"]:
+        """As many tokens in a row as the draft gives probability ``min_prob`` or more."""
+        return np.asarray((self.confidence >= min_prob).cumprod(1).sum(1))
 
     def oracle(self) -> Int64[np.ndarray, " positions"]:
         """As many tokens as are accepted, which no real rule can know."""
@@ -51,7 +51,7 @@ class Drafted:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockCounts:
     """Counts of each request under a rule.
 
     ``calls``: target calls by the number of drafted tokens that they read (0, 1, ...); ``accepted``, ``judged`` and ``emitted`` tokens;
@@ -113,7 +113,7 @@ def prefill_everywhere(
     return cache, torch.tensor(text[len(prompt) - 1 : -1], device=last.device)
 
 
-def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool = False) -> Blocks:
+def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool = False) -> BlockCounts:
     """Cut the answers into blocks, each of the length that ``lengths`` has where it begins.
 
     The draft model makes a step for each drafted token of a confidence below 1 (prompt lookup needs none). If the rule ``asks`` for the
@@ -140,4 +140,4 @@ def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool =
             before = wanted
             place += accepted + 1
         begin += length
-    return Blocks(calls, kept, judged, made, np.array(drafted.lengths, dtype=np.int64), whole, changes)
+    return BlockCounts(calls, kept, judged, made, np.array(drafted.lengths, dtype=np.int64), whole, changes)

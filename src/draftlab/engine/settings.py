@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from draftlab.core.settings import Count, Device, Dtype, Settings, Template, Whole
+from draftlab.core.settings import Count, Device, Dtype, NonNegativeInt, Settings, Template
 
 
 class Recipe(Settings):
@@ -25,7 +25,7 @@ class Recipe(Settings):
     model: str | None = None
     family: Literal["llama", "t5"] = "llama"
     design: Literal["scratch", "pruned", "pca"] = "scratch"
-    head: Whole = 0
+    head: NonNegativeInt = 0
     fill: bool = False
     hidden: Count = 64
     layers: Count = 1
@@ -33,12 +33,12 @@ class Recipe(Settings):
     ffn: Count = 172
     context: Count = 512
     vocabulary: Count = 1024
-    steps: Whole = 300
+    steps: NonNegativeInt = 300
     batch: Count = 16
     learning_rate: float = Field(default=3e-3, gt=0)
-    documents: Whole = 8000
+    documents: NonNegativeInt = 8000
     learns: Literal["documents", "answers"] = "documents"
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:

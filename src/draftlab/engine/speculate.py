@@ -35,7 +35,7 @@ class BlockTrace:
     """The answer to one request, and what each of its blocks did.
 
     Per block: tokens ``drafted`` in each sequence; ``visited``, the accepted tokens and the first rejected one; ``accepted``; tokens
-    ``emitted``; ``overlap``, the sum over visited positions of sum_x min(target, draft); ``repo``, the sum of min(target, draft) at the
+    ``emitted``; ``overlap``, the sum over visited positions of sum_x min(target, draft); ``overlap_repo``, the sum of min(target, draft) at the
     drafted token (OSD's estimator). ``alpha`` = overlap / visited, ``block_efficiency`` = emitted / blocks, sums over sums.
     """
 
@@ -46,12 +46,12 @@ class BlockTrace:
     accepted: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
     overlap: list[float] = field(default_factory=list)
-    repo: list[float] = field(default_factory=list)
+    overlap_repo: list[float] = field(default_factory=list)
 
     def add(self, step: Step[Tensor], place: int, eos_ids: Collection[int]) -> None:
         """Append a block of the request at ``place``, counted up to the end of the answer."""
         verdict, emitted, left = step.verdict, step.emitted[place], step.left[place]
-        drafted, accepted = len(verdict.drafted[place]), verdict.stands[place]
+        drafted, accepted = len(verdict.drafted[place]), verdict.accepted[place]
         visited = min(accepted + (accepted < drafted), len(emitted))
         self.answer_ids += emitted
         self.finished = emitted[-1] in eos_ids
@@ -60,7 +60,7 @@ class BlockTrace:
         self.accepted.append(min(accepted, len(emitted)))
         self.emitted.append(len(emitted))
         self.overlap.append(sum(verdict.overlap[place][:visited]))
-        self.repo.append(sum(verdict.repo[place][:visited]))
+        self.overlap_repo.append(sum(verdict.overlap_repo[place][:visited]))
 
     @classmethod
     def plain(cls, answer: list[int]) -> BlockTrace:

@@ -55,7 +55,7 @@ class TreePair:
     def read(self, proposal: Proposal) -> Float[Tensor, "batch leaves depth+1 vocab"]:
         """Read the unread token and the tree below it; return the logits along each leaf's sequence."""
         tokens, self.begin = proposal.tokens, self.cache.lengths
-        nodes = torch.cat([self.unread[:, None], tokens.flatten(1)[:, self.tree.places.to(tokens.device)]], -1)
+        nodes = torch.cat([self.unread[:, None], tokens.flatten(1)[:, self.tree.token_index.to(tokens.device)]], -1)
         states = self.cache.states(nodes, self.tree)
         self.states = states.view(*nodes.shape, -1)
         return self.cache.decoder.project(states).view(*nodes.shape, -1)[:, self.tree.paths.to(nodes.device)]
@@ -68,9 +68,9 @@ class TreePair:
         device = self.states.device
         nodes = self.tree.paths.to(device)[torch.tensor(verdict.path, device=device)]
         self.cache.gather(self.begin, nodes)
-        self.cache.crop([begin + 1 + stands for begin, stands in zip(self.begin, verdict.stands, strict=True)])
+        self.cache.crop([begin + 1 + accepted for begin, accepted in zip(self.begin, verdict.accepted, strict=True)])
         rows = torch.arange(len(nodes), device=device)
-        self.state = self.states[rows, nodes[rows, torch.tensor(verdict.stands, device=device)]]
+        self.state = self.states[rows, nodes[rows, torch.tensor(verdict.accepted, device=device)]]
         self.unread = torch.tensor(verdict.token, device=device)
         if 0 < len(kept) < len(nodes):
             self.cache.take(kept)

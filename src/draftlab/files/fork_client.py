@@ -23,7 +23,7 @@ def ask(place: str, command: list[str]) -> int:
         connection.connect(place)
     except OSError:
         os.execvp("draftlab", ["draftlab", *command])
-    request = json.dumps({"words": command, "cwd": os.getcwd(), "environment": dict(os.environ)}).encode()
+    request = json.dumps({"arguments": command, "cwd": os.getcwd(), "environment": dict(os.environ)}).encode()
     for number in (signal.SIGINT, signal.SIGTERM):  # ask the verb to end; its exit code still arrives
         signal.signal(number, lambda *_: connection.shutdown(socket.SHUT_WR))
     socket.send_fds(connection, [len(request).to_bytes(8, "big")], [0, 1, 2])

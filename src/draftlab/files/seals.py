@@ -175,7 +175,7 @@ def _write(record: Path, entries: dict[str, Entry]) -> None:
     write_text(record, json.dumps(entries, indent=1) + "\n")
 
 
-def print_removed(run: Path) -> None:
+def remove_and_report_damaged(run: Path) -> None:
     """Remove damaged outputs and print which files are made again."""
     for path in remove_damaged(run):
         print(f"{printable(str(path))}: damaged, or changed since it was written; making it again", file=sys.stderr)

@@ -32,7 +32,7 @@ def read_yaml(path: Path) -> Any:
 
 
 @functools.cache
-def read_beside(module: str) -> Any:
+def read_yaml_of_module(module: str) -> Any:
     """Read the YAML file next to a module with the same name: data that would otherwise be part of the code."""
     return read_yaml(Path(module).with_suffix(".yaml"))
 
@@ -47,7 +47,7 @@ class Place:
     file: Path | str
     parts: tuple[tuple[str, ...], ...] = ((),)
 
-    def blame(self, what: str, names: Sequence[str | int], *, remedy: str) -> UserError:
+    def error(self, what: str, names: Sequence[str | int], *, remedy: str) -> UserError:
         """Return an error with the line of a wrong value.
 
         ``names`` are the keys that lead to it from outer to inner, and perhaps the value; the part that contains most of them is used.

@@ -60,14 +60,14 @@ class Lookup:
     def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
         return np.array([self.guess([token]) for token in tokens])
 
-    def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
+    def guess(self, tokens: Sequence[int], min_prob: float = 0.0) -> int | None:
         guesses = [self.text.append(token) for token in tokens]
         if guesses[-1] is not None:
             return guesses[-1]
         if self.inner is None:
-            return None if least else 0
+            return None if min_prob else 0
         self.steps += 1
-        return self.inner.guess(self.tokens[len(self.inner.tokens) :], least)
+        return self.inner.guess(self.tokens[len(self.inner.tokens) :], min_prob)
 
     def trim(self, length: int) -> None:
         self.text.trim(length)

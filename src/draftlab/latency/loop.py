@@ -92,20 +92,20 @@ def speculate(
     temperature: float = 0.0,
     rng: np.random.Generator | None = None,
     eos: Collection[int] = (),
-    least: float = 0.0,
+    min_prob: float = 0.0,
 ) -> Generation:
     """Speculative decoding (Leviathan et al. 2023, Alg. 1): the text is distributed as ``decode``'s, and equals it when greedy.
 
-    A block ends early where the draft's most probable token has a probability below ``least``. That depends on the distribution
+    A block ends early where the draft's most probable token has a probability below ``min_prob``. That depends on the distribution
     alone, not on the token drawn from it, so the text stays lossless.
     """
     check_pair(target, draft)
     clock, blocks, tokens = target.clock(), list[Block](), list[int]()
-    pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), temperature, rng, least)
+    pair = Alone(target, draft, prompt, max_new_tokens, lambda: draft_len(blocks), temperature, rng, min_prob)
     before, timed, started = len(pair.text), Timed(pair, clock), clock()
     for step in steps(timed, 1, max_new_tokens, eos):
         begun, drafted, _, _, settled = timed.laps[-1]
-        blocks.append(Block(len(step.verdict.drafted[0]), step.verdict.stands[0], drafted - begun, settled - drafted))
+        blocks.append(Block(len(step.verdict.drafted[0]), step.verdict.accepted[0], drafted - begun, settled - drafted))
         tokens += step.emitted[0]
     seconds = clock() - started
     crop((target, draft), before + len(tokens) - 1)
@@ -113,11 +113,11 @@ def speculate(
 
 
 class Alone:
-    """The loop's verbs for one request, on engines that hand over numpy arrays and choose greedily themselves.
+    """The pair of the loop (``engine.loop.Pair``) for a single request, on engines that return numpy arrays and choose greedy tokens.
 
-    It exists beside ``engine.batched`` because a process that measures llama.cpp loads no torch, whose tensors between two calls cost
+    It exists beside ``engine.batched`` because a process that measures llama.cpp must not load torch: torch tensors between two calls cost
     70 to 100 microseconds a call. Between blocks the target has cached all but the last token. A block is drafted whole unless the draft
-    falls below ``least``, since llama.cpp rebuilds its graph when the batch shape changes.
+    falls below ``min_prob``, since llama.cpp rebuilds its graph when the batch shape changes.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class Alone:
         draft_len: Callable[[], int],
         temperature: float,
         rng: np.random.Generator | None,
-        least: float = 0.0,
+        min_prob: float = 0.0,
     ) -> None:
         self.target, self.draft, self.draft_len = target, draft, draft_len
-        self.temperature, self.least, self.rng = temperature, least, rng or np.random.default_rng(0)
+        self.temperature, self.min_prob, self.rng = temperature, min_prob, rng or np.random.default_rng(0)
         self.context = min(target.context_length, draft.context_length)
         self.text = _begin([target, draft], prompt, max_new_tokens)
 
@@ -142,10 +142,10 @@ class Alone:
         pending = self.text[len(self.draft.tokens) :]
         for _ in range(min(self.draft_len(), self.context - len(self.text))):
             if self.temperature == 0:
-                token = self.draft.guess(pending, self.least)
+                token = self.draft.guess(pending, self.min_prob)
             else:
                 probs.append(to_probs(self.draft.extend(pending)[-1], self.temperature))
-                token = draw(probs[-1], self.rng) if probs[-1].max() >= self.least else None
+                token = draw(probs[-1], self.rng) if probs[-1].max() >= self.min_prob else None
             if token is None:
                 break
             tokens.append(token)
@@ -153,20 +153,20 @@ class Alone:
         return tokens, probs
 
     def read(self, proposal: tuple[list[int], list[Probs]]) -> Logits | Int[np.ndarray, " tokens"]:
-        """The target's own choice after each token, or its logits where it samples."""
+        """The target's greedy token after each token, or its logits where it samples."""
         call = self.target.greedy if self.temperature == 0 else self.target.extend
         return call([self.text[-1], *proposal[0]])
 
     def verify(self, proposal: tuple[list[int], list[Probs]], reading: Logits | Int[np.ndarray, " tokens"]) -> Verdict:
         tokens, draft_probs = proposal
         if self.temperature == 0:
-            stands = agreed(reading, tokens)
-            return Verdict([tokens], [0], [stands], [int(reading[stands])])
-        stands, token = verify(tokens, draft_probs, to_probs(reading, self.temperature), self.rng)
-        return Verdict([tokens], [0], [stands], [token])
+            accepted = agreed(reading, tokens)
+            return Verdict([tokens], [0], [accepted], [int(reading[accepted])])
+        accepted, token = verify(tokens, draft_probs, to_probs(reading, self.temperature), self.rng)
+        return Verdict([tokens], [0], [accepted], [token])
 
     def settle(self, verdict: Verdict, kept: Sequence[int]) -> None:
-        self.text += [*verdict.drafted[0][: verdict.stands[0]], verdict.token[0]]
+        self.text += [*verdict.drafted[0][: verdict.accepted[0]], verdict.token[0]]
         crop((self.target, self.draft), len(self.text) - 1)
 
 
@@ -221,9 +221,9 @@ def _begin(models: Sequence[LatencyBackend], prompt: Sequence[int], max_new_toke
 
 
 def begin(backend: LatencyBackend, prompt: Sequence[int]) -> list[int]:
-    """Make the cache ready to answer ``prompt``; the text that the answer is appended to, all but its last token cached.
+    """Make the cache ready to answer ``prompt``. Return the text that the answer continues; all but its last token are cached.
 
-    Of an encoder-decoder that text is the start token alone: its encoder has read the prompt.
+    For an encoder-decoder this text is the start token alone: its encoder has read the prompt.
     """
     if backend.decoder_start is None:
         resume(backend, prompt[:-1])

@@ -15,7 +15,7 @@ from draftlab.latency.inflate import inflate
 from draftlab.latency.self_check import self_check
 from draftlab.latency.settings import Engine
 from draftlab.models import LanguageModel, load_model
-from draftlab.models.backend import LatencyBackend, Settings, check_pair
+from draftlab.models.backend import EngineOptions, LatencyBackend, check_pair
 from draftlab.models.config import read_config
 from draftlab.models.cores import pinned
 from draftlab.models.gguf import Weights, export
@@ -38,7 +38,7 @@ def open_pair(
     take the name of an architecture in ``shapes.ARCHITECTURES``, which gets random weights. Temporary files are in ``TMPDIR``. On a CPU, the
     process is pinned to as many cores as it has threads.
     """
-    engine = Settings(context_length, settings.threads, settings.gpu_layers, sequences, shared)
+    engine = EngineOptions(context_length, settings.threads, settings.gpu_layers, sequences, shared)
     with scratch() as folder, contextlib.ExitStack() as stack:
         layers, ffn, widths = settings.inflated_layers, settings.inflated_ffn, settings.inflated_widths
         if layers or ffn or widths > 1:
@@ -77,7 +77,7 @@ def load_inflated(target: Path, layers: int, ffn: int, device: str) -> LanguageM
         return load_model(inflated(target, folder / "inflated", layers, ffn), device=device)
 
 
-def _open(path: Path, exported: Path, settings: Engine, weights: Weights, engine: Settings) -> LatencyBackend:
+def _open(path: Path, exported: Path, settings: Engine, weights: Weights, engine: EngineOptions) -> LatencyBackend:
     if settings.backend == "torch":
         from draftlab.latency.torch_backend import open_torch
 

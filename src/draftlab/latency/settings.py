@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from draftlab.core.settings import Device, Settings, Whole
+from draftlab.core.settings import Device, NonNegativeInt, Settings
 
 
 class Engine(Settings):
@@ -28,4 +28,4 @@ class Engine(Settings):
     )
     threads: int = Field(gt=0, default=1)
     gpu_layers: int = Field(0, ge=-1)
-    seed: Whole = 0
+    seed: NonNegativeInt = 0

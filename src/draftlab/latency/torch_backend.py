@@ -15,7 +15,7 @@ from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
 from draftlab.latency.shapes import random_model
 from draftlab.models import Cache, Dtype, LanguageModel, load_model, load_tokenizer
-from draftlab.models.backend import ENCODER_PROMPT, Logits, Settings, confident_argmax
+from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, confident_argmax
 
 DTYPES: dict[str, Dtype] = {"own": "float32", "f32": "float32", "f16": "float16"}
 
@@ -23,7 +23,7 @@ DTYPES: dict[str, Dtype] = {"own": "float32", "f32": "float32", "f16": "float16"
 class TorchBackend:
     """One model with its cache; the cache of an encoder-decoder is its decoder's."""
 
-    def __init__(self, name: str, model: LanguageModel, settings: Settings, eos: int | None = None) -> None:
+    def __init__(self, name: str, model: LanguageModel, settings: EngineOptions, eos: int | None = None) -> None:
         self.name, self.model, self.settings, self.eos = name, model, settings, eos
         self.vocabulary: dict[str, str] = {}
         self.vocab_size = model.vocab_size
@@ -62,8 +62,8 @@ class TorchBackend:
     def greedy(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
         return np.asarray(self._append(tokens).argmax(-1).cpu().numpy())  # waits for the GPU
 
-    def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
-        return confident_argmax(self.prefill(tokens), least)
+    def guess(self, tokens: Sequence[int], min_prob: float = 0.0) -> int | None:
+        return confident_argmax(self.prefill(tokens), min_prob)
 
     def trim(self, length: int) -> None:
         if not 0 <= length <= len(self.tokens):
@@ -110,7 +110,7 @@ class TorchBackend:
         del self.model, self._cache
 
 
-def open_torch(path: Path, settings: Engine, engine: Settings) -> TorchBackend:
+def open_torch(path: Path, settings: Engine, engine: EngineOptions) -> TorchBackend:
     """Open a model folder, or an architecture of ``shapes`` by name, as ``settings`` say."""
     if settings.weights not in DTYPES:
         raise UserError(f"torch has no {settings.weights} weights", remedy=f"use one of {', '.join(DTYPES)}")

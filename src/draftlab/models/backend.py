@@ -19,7 +19,7 @@ ENCODER_PROMPT = [0] * 64
 
 
 @dataclass(frozen=True)
-class Settings:
+class EngineOptions:
     """How an engine runs: on ``threads`` CPU threads, with ``gpu_layers`` layers on a GPU (-1 for all).
 
     The cache holds ``context_length`` tokens for each of ``sequences`` sequences, or for all of them together if ``shared``.
@@ -71,8 +71,8 @@ class LatencyBackend(Protocol):
         """Append ``tokens`` to the cache; return the most likely next token after each."""
         ...
 
-    def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
-        """Append ``tokens`` to the cache; return the most likely next token, or None if its probability is below ``least``."""
+    def guess(self, tokens: Sequence[int], min_prob: float = 0.0) -> int | None:
+        """Append ``tokens`` to the cache; return the most likely next token, or None if its probability is below ``min_prob``."""
         ...
 
     def trim(self, length: int) -> None:
@@ -98,10 +98,10 @@ class LatencyBackend(Protocol):
     def close(self) -> None: ...
 
 
-def confident_argmax(logits: Float32[np.ndarray, " vocab"], least: float) -> int | None:
-    """The token with the largest logit, or None if its probability is below ``least``."""
+def confident_argmax(logits: Float32[np.ndarray, " vocab"], min_prob: float) -> int | None:
+    """The token with the largest logit, or None if its probability is below ``min_prob``."""
     best = int(logits.argmax())
-    return None if least and least * float(np.exp(logits - logits[best]).sum()) > 1 else best
+    return None if min_prob and min_prob * float(np.exp(logits - logits[best]).sum()) > 1 else best
 
 
 def check_pair(target: LatencyBackend, draft: LatencyBackend) -> None:

@@ -22,7 +22,7 @@ from draftlab.files.atomic import atomic_path
 from draftlab.files.scratch import scratch
 from draftlab.models.checkpoint import Array, Checkpoint, Shapes, expected_shapes, head_counts, head_dim, t5_depths
 from draftlab.models.config import read_config
-from draftlab.models.trimmed import KEPT, cut_vocabulary, table_path
+from draftlab.models.trimmed import HEAD_TOKENS, cut_vocabulary, table_path
 
 Weights = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 Kind = gguf.GGMLQuantizationType
@@ -65,7 +65,7 @@ def export(model: Path, out: Path, weights: Weights = "f32", *, vocabulary: bool
     with scratch() as temporary:
         small = temporary / "head"
         config = cut_vocabulary(model, small, weights != "f32", table_path(out))
-        config[KEPT] = str(config["vocab_size"])
+        config[HEAD_TOKENS] = str(config["vocab_size"])
         if (model / "tokenizer.json").is_file():
             config[VOCABULARY_KEY] = vocabulary_digest(_read_tokenizer(model / "tokenizer.json"))
         _export_folder(config, small, out, weights, False)
@@ -138,7 +138,7 @@ def _write(config: dict[str, Any], folder: Path, out: Path, weights: Weights, pa
             writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         (_add_t5_fields if architecture == "t5" else _add_llama_fields)(writer, config)
         _add_vocabulary(writer, folder, config, vocabulary)
-        for key in (KEPT, VOCABULARY_KEY):
+        for key in (HEAD_TOKENS, VOCABULARY_KEY):
             if key in config:  # of a trimmed head: its size, and the vocabulary that it is part of
                 writer.add_string(key, config[key])
         if "draftlab_inflated_from" in config:

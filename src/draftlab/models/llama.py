@@ -1,4 +1,4 @@
-"""Our own Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU; small, differentiable, with a static cache.
+"""The project's Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU; small, differentiable, with a static cache.
 
 It exists because the models of this project are small: importing the Llama of ``transformers`` costs about 4 s per process, and
 its forward pass is several times slower at a few million parameters. The logits agree to 1e-5 (``tests/models/test_llama.py``), and
@@ -34,7 +34,7 @@ from draftlab.files.seals import seal
 from draftlab.models.batching import STEP, pad_requests
 from draftlab.models.config import read_config
 from draftlab.models.products import causal_attention, linear
-from draftlab.models.trimmed import KEPT
+from draftlab.models.trimmed import HEAD_TOKENS
 from draftlab.models.weights import read_weights, write_model
 
 PACKED = {torch.float32: range(1 << 15, 1 << 22), torch.bfloat16: range(1 << 15, 1 << 25)}
@@ -46,7 +46,7 @@ PACKED_PRODUCT = {torch.float32: 5 << 17, torch.bfloat16: 0}
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The fields of a Hugging Face Llama config that matter, under their own names."""
+    """The fields of a Hugging Face Llama config that matter, under the same names."""
 
     vocab_size: int
     hidden_size: int
@@ -201,7 +201,7 @@ class Llama(nn.Module):
         if not config.tie_word_embeddings:
             tensors["lm_head.weight"] = self.head
         if self.kept is not None:
-            tensors[KEPT] = self.kept
+            tensors[HEAD_TOKENS] = self.kept
         for number, layer in enumerate(self.layers):
             query, key, value = torch.split(layer.qkv, [heads * dim, kv * dim, kv * dim])
             gate, up = layer.gate_up.chunk(2)
@@ -284,8 +284,8 @@ class LlamaCache:
         return self.decoder.norm(self.read(tokens, tree), self.decoder.last_norm)
 
     def read(self, tokens: Int[Tensor, "batch new"], tree: Tree | None = None) -> Float[Tensor, "rows width"]:
-        """Append tokens without projecting on the vocabulary. A row may run past the context, where its logits mean nothing,
-        beside rows that do not: the caller forgets those tokens. A node of a ``tree`` sees those above it alone."""
+        """Append tokens without projecting on the vocabulary. A row may run past the context while others do not; its logits there mean
+        nothing, and the caller drops the tokens. A node of a ``tree`` sees only itself and its ancestors."""
         config, norm, (batch, new) = self.decoder.config, self.decoder.norm, tokens.shape
         heads, kv, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         low, end = min(self.lengths), max(self.lengths) + new
@@ -315,14 +315,16 @@ class LlamaCache:
         for (input_norm, qkv, output, mlp_norm, gate_up, down), place, key, value in layers:
             mixed = qkv(norm(hidden, input_norm)).to(self.store.dtype).view(batch, new, -1, dim)
             _rotate_in_place(mixed[:, :, : heads + kv], rotations)
-            query, remembered = mixed.split_with_sizes((heads, 2 * kv), 2)
+            query, cached = mixed.split_with_sizes((heads, 2 * kv), 2)
             if ragged:
-                place.index_copy_(0, slots, remembered.flatten(0, 1))
+                place.index_copy_(0, slots, cached.flatten(0, 1))
             else:
-                place.copy_(remembered)
+                place.copy_(cached)
             query = query.transpose(1, 2)
-            seen = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, enable_gqa=kv != heads)
-            hidden = output.added_to(hidden, seen.transpose(1, 2).reshape(batch * new, -1).to(hidden.dtype))
+            attended = F.scaled_dot_product_attention(
+                query, key, value, mask, is_causal=is_causal, enable_gqa=kv != heads
+            )
+            hidden = output.added_to(hidden, attended.transpose(1, 2).reshape(batch * new, -1).to(hidden.dtype))
             gate, up = gate_up(norm(hidden, mlp_norm)).chunk(2, -1)
             hidden = down.added_to(hidden, F.silu(gate).mul_(up))
         self.lengths = [length + new for length in self.lengths]
@@ -355,7 +357,7 @@ class LlamaCache:
 
 
 class _Linear:
-    """x -> x W^T, where rows and weight are large enough by oneDNN, on a copy of the weight in its own layout.
+    """x -> x W^T, where rows and weight are large enough by oneDNN, on a copy of the weight in oneDNN's layout.
 
     torch hands float32 products to MKL, which leaves AVX-512 unused on AMD: 192 x 1024 takes 40 us against 20 at 6 rows, 174 us
     against 82 at 48. It hands bfloat16 to oneDNN, which copies the weight at every call: 576 x 3072 takes 110 us against 60 at one
@@ -369,10 +371,10 @@ class _Linear:
         fits = weight.device.type == "cpu" and size in PACKED.get(weight.dtype, ())
         if fits and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
-        self.least = PACKED_PRODUCT.get(weight.dtype, 0) / size
+        self.min_rows = PACKED_PRODUCT.get(weight.dtype, 0) / size
 
     def __call__(self, rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows out"]:
-        if self.packed is None or rows.shape[0] < self.least:
+        if self.packed is None or rows.shape[0] < self.min_rows:
             return F.linear(rows, self.weight, self.bias)
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
         return product
@@ -381,7 +383,7 @@ class _Linear:
         self, others: Float[Tensor, "rows out"], rows: Float[Tensor, "rows width"]
     ) -> Float[Tensor, "rows out"]:
         """others + rows W^T."""
-        if self.packed is None or rows.shape[0] < self.least:
+        if self.packed is None or rows.shape[0] < self.min_rows:
             return torch.addmm(others, rows, self.transposed)
         return self(rows).add_(others)
 
@@ -472,8 +474,8 @@ def _rotations(config: LlamaConfig, device: torch.device) -> Complex[Tensor, "co
 
 def _hidden_by(tree: Tree, begin: Int[Tensor, "batch 1"], end: int) -> Bool[Tensor, "batch 1 nodes end"]:
     """For each node of a tree that starts at ``begin``, which of the first ``end`` tokens of its row it may not see."""
-    # Column 0 stands for what was read before the tree, the last one for what lies beyond it.
-    hides = F.pad(~tree.sees.to(begin.device), (1, 1))
+    # Column 0 stands for the tokens before the tree, the last column for those beyond it.
+    hides = F.pad(~tree.attention_mask.to(begin.device), (1, 1))
     hides[..., -1] = True
     offset = (torch.arange(end, device=begin.device) - begin).clamp(-1, tree.nodes) + 1
     hidden = hides.expand(len(begin), -1, -1).gather(-1, offset[:, None].expand(-1, tree.nodes, -1))
@@ -482,9 +484,9 @@ def _hidden_by(tree: Tree, begin: Int[Tensor, "batch 1"], end: int) -> Bool[Tens
 
 def _causal_mask(new: int, dtype: torch.dtype, device: torch.device, end: int) -> Float[Tensor, "new end"]:
     """0 where the last ``new`` of ``end`` tokens may look, -inf where not."""
-    room = 1 << (end - 1).bit_length()  # few distinct tables, of which a slice serves
+    room = 1 << (end - 1).bit_length()  # so that a few cached tables serve all lengths
     mask = _mask_table(new, room, dtype, device)[:, room - end :]
-    # torch's kernels for GPUs read eight numbers at a time; it sees to rows that are no multiple of that, but not to where a slice begins.
+    # torch's GPU kernels read eight numbers at a time. torch pads rows to a multiple of eight, but does not align where a slice begins.
     return mask if device.type == "cpu" else mask.contiguous()
 
 
@@ -557,7 +559,7 @@ def _from_hub(config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tens
     if not config.tie_word_embeddings:
         state["head"] = take("lm_head.weight")
     if config.head_tokens:
-        state["kept"] = take(KEPT)
+        state["kept"] = take(HEAD_TOKENS)
     for number in range(config.num_hidden_layers):
         part = functools.partial("model.layers.{}.{}.weight".format, number)
         query, key = (together(take(part(f"self_attn.{name}_proj")), config.head_dim) for name in "qk")

@@ -21,9 +21,9 @@ import numpy as np
 from jaxtyping import Float32, Int
 
 from draftlab.errors import UserError
-from draftlab.models.backend import ENCODER_PROMPT, Logits, Settings, confident_argmax
+from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, confident_argmax
 from draftlab.models.gguf import INFLATED_KEY, VOCABULARY_KEY
-from draftlab.models.trimmed import KEPT, read_head
+from draftlab.models.trimmed import HEAD_TOKENS, read_head
 
 BATCH = 512
 CONTEXT_STEP = 256  # tokens
@@ -48,7 +48,7 @@ def _start() -> None:
 class LlamaCpp:
     """One GGUF model with its cache; a context manager. Sequence 0 holds ``tokens``; the others are branches of it, or a batch."""
 
-    def __init__(self, path: Path | str, settings: Settings = Settings()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, path: Path | str, settings: EngineOptions = EngineOptions()) -> None:  # noqa: B008 (frozen)
         path = Path(path)
         _start()
         self.path, self.settings = path, settings
@@ -56,7 +56,7 @@ class LlamaCpp:
         self._filled = (0, 0)
         self._context, self._model = None, _load(path, settings)
         self.outputs = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
-        self.head = None if _metadata(self._model, KEPT) is None else read_head(path)
+        self.head = None if _metadata(self._model, HEAD_TOKENS) is None else read_head(path)
         self.vocab_size = self.outputs if self.head is None else len(self.head.embeddings)
         self.vocabulary = _digests(self._model)
         eos = _metadata(self._model, "tokenizer.ggml.eos_token_id")
@@ -115,8 +115,8 @@ class LlamaCpp:
         chosen = self._append(tokens, of_head=True).argmax(axis=-1)
         return np.asarray(chosen if self.head is None else self.head.kept[chosen])
 
-    def guess(self, tokens: Sequence[int], least: float = 0.0) -> int | None:
-        best = confident_argmax(self._append(tokens, only_last=True, of_head=True)[0], least)
+    def guess(self, tokens: Sequence[int], min_prob: float = 0.0) -> int | None:
+        best = confident_argmax(self._append(tokens, only_last=True, of_head=True)[0], min_prob)
         return best if best is None or self.head is None else int(self.head.kept[best])
 
     def _append(self, tokens: Sequence[int], *, only_last: bool = False, of_head: bool = False) -> Logits:
@@ -289,7 +289,7 @@ def check_device(gpu_layers: int) -> None:
         raise UserError("gpu_layers is set, but llama.cpp finds no GPU it can use", remedy=remedy)
 
 
-def _load(path: Path, settings: Settings) -> Any:
+def _load(path: Path, settings: EngineOptions) -> Any:
     if not path.is_file():
         raise UserError("no such file", file=path, remedy="export the model first: draftlab gguf export")
     check_device(settings.gpu_layers)
@@ -306,7 +306,7 @@ def _load(path: Path, settings: Settings) -> Any:
     return model
 
 
-def _open_context(model: Any, settings: Settings) -> Any:
+def _open_context(model: Any, settings: EngineOptions) -> Any:
     if lib.llama_model_has_encoder(model) and settings.sequences > 1 and not settings.shared:
         lib.llama_model_free(model)
         what = f"llama.cpp aborts on an encoder-decoder with a cache for each of {settings.sequences} sequences"

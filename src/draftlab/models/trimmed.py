@@ -23,7 +23,7 @@ from draftlab.files.json_files import write_json
 from draftlab.files.weights import weight_files, weights_digest
 from draftlab.models.config import read_config
 
-KEPT = "draftlab.head_tokens"
+HEAD_TOKENS = "draftlab.head_tokens"
 """In a model folder: the tensor of the tokens of a trimmed head. In a GGUF file: the key of their number."""
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -63,7 +63,7 @@ def read_head(file: Path) -> Head:
 def cut_vocabulary(folder: Path, out: Path, half: bool, table: Path) -> dict[str, Any]:
     """Write the model of ``folder`` with its trimmed head as the vocabulary to ``out``, and its ``table``; return the model's config."""
     config, tensors = _read(folder)
-    kept, embeddings = tensors.pop(KEPT), tensors[EMBED]
+    kept, embeddings = tensors.pop(HEAD_TOKENS), tensors[EMBED]
     with atomic_path(table) as temporary:
         save_file({"kept": kept, "embeddings": embeddings.astype(np.float16) if half else embeddings}, temporary)
     no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
@@ -83,7 +83,7 @@ def widen(model: Path, out: Path) -> None:
     ``c^2 / W``; ``c^2 = W epsilon / 2`` leaves half of epsilon.
     """
     config, tensors = _read(model)
-    kept, width = tensors.pop(KEPT), config["hidden_size"]
+    kept, width = tensors.pop(HEAD_TOKENS), config["hidden_size"]
     wide, epsilon = width + BLOCK, config["rms_norm_eps"]
     scale = math.sqrt(width / wide)
     widened: dict[str, np.ndarray] = {}
@@ -123,6 +123,6 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     except (SafetensorError, OSError, TypeError) as error:
         what = f"its weights cannot be read: {error}"
         raise UserError(what, file=folder, remedy="save the draft again, in float32 or float16") from None
-    if missing := {KEPT, EMBED, HEAD} - tensors.keys():
+    if missing := {HEAD_TOKENS, EMBED, HEAD} - tensors.keys():
         raise UserError(f"no weight {min(missing)!r}", file=folder, remedy="save the draft again")
-    return config, {name: value if name == KEPT else value.astype(np.float32) for name, value in tensors.items()}
+    return config, {name: value if name == HEAD_TOKENS else value.astype(np.float32) for name, value in tensors.items()}

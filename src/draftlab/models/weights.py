@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftlab.core.theory import Moved
+from draftlab.core.theory import ModelSize
 from draftlab.errors import UserError
 from draftlab.files.weights import parameter_count, weight_files
 from draftlab.models.config import read_config
@@ -36,7 +36,7 @@ def write_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, T
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def moved(model: Path) -> Moved:
+def model_size(model: Path) -> ModelSize:
     """Gigabytes of the weights and of one token in the cache, of a decoder-only model in float32."""
     config = read_config(model)
     try:
@@ -44,4 +44,4 @@ def moved(model: Path) -> Moved:
     except KeyError as error:
         raise UserError(f"no {error} in its config", file=model, remedy="use a decoder-only model") from None
     entry = 2 * (config.get("num_key_value_heads") or heads) * (config.get("head_dim") or width // heads)
-    return Moved(4e-9 * parameter_count(model), 4e-9 * layers * entry)
+    return ModelSize(4e-9 * parameter_count(model), 4e-9 * layers * entry)

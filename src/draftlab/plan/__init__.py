@@ -6,7 +6,7 @@ from draftlab.plan.command_line import flags
 from draftlab.plan.config import RunConfig, content_of_model, context_of_drafts
 from draftlab.plan.experiment import Experiment, Finding, Layout, load_experiment
 from draftlab.plan.figure import Figure, module_of
-from draftlab.plan.grids import refused
+from draftlab.plan.grids import settings_error
 from draftlab.plan.run import Run, load_run
 from draftlab.plan.scale import Needs, Scale
 
@@ -27,5 +27,5 @@ __all__ = [
     "load_experiment",
     "load_run",
     "module_of",
-    "refused",
+    "settings_error",
 ]

@@ -96,13 +96,13 @@ class Experiment(Settings):
     scales: dict[Scale, Size]
 
     @property
-    def of_stage(self) -> Stage:
+    def stage_kind(self) -> Stage:
         """The stage that runs its cells."""
         return STAGES[self.stage]
 
     def measure(self, name: str = "") -> Measure:
         """A measure of its stage: the one of this name, else the layout's, else the stage's first."""
-        measures = self.of_stage.measures
+        measures = self.stage_kind.measures
         return measures[name or (self.layout.measure if self.layout else "") or next(iter(measures))]
 
     @property
@@ -112,7 +112,7 @@ class Experiment(Settings):
         every_fixed = [self.fixed, *(size.fixed for size in self.scales.values())]
         if not any("inner" in fixed for fixed in every_fixed):
             named = [fields for values in self.axes.values() if isinstance(values, dict) for fields in values.values()]
-            names += [key for fields in named for key in fields if key in self.of_stage.columns]
+            names += [key for fields in named for key in fields if key in self.stage_kind.columns]
         for fixed in every_fixed:
             for key, value in fixed.items():
                 if key == "inner":
@@ -132,7 +132,7 @@ class Experiment(Settings):
         size = self.scales[scale]
         where = file if isinstance(file, Place) else place(file, scale)
         if unknown := sorted(set(size.axes) - set(self.axes)):
-            raise where.blame(f"no axis named {unknown}", unknown[:1], remedy=f"the axes are {sorted(self.axes)}")
+            raise where.error(f"no axis named {unknown}", unknown[:1], remedy=f"the axes are {sorted(self.axes)}")
         axes = {key: size.axes.get(key, values) for key, values in self.axes.items()}
         if datasets is not None and "dataset" in axes:
             axes["dataset"] = list(datasets)
@@ -143,10 +143,10 @@ class Experiment(Settings):
             if cell in cells or not CELL.fullmatch(cell):
                 what = f"two cells named {cell!r}" if cell in cells else f"{cell!r} cannot name a cell"
                 remedy = "name each choice of axes with letters, digits, _ . + -"
-                raise where.blame(what, list(labels)[-1:], remedy=remedy)
+                raise where.error(what, list(labels)[-1:], remedy=remedy)
             inner = validated(Inner, {"inner": settings.pop("inner", {})}, where).inner
             cells[cell] = [
-                Variant(labels | inner_labels, validated(self.of_stage.settings, settings | changes, where))
+                Variant(labels | inner_labels, validated(self.stage_kind.settings, settings | changes, where))
                 for inner_labels, changes in combinations(inner)
             ]
         return cells
@@ -156,7 +156,7 @@ class Experiment(Settings):
         for variants in self.cells(scale, where).values():
             check_datasets([name for variant in variants for name in _datasets(variant.settings)], where)
             if len({getattr(variant.settings, "pair", "") for variant in variants}) > 1:
-                raise where.blame("pair differs inside a cell", ["pair"], remedy="make it an axis: a cell has one pair")
+                raise where.error("pair differs inside a cell", ["pair"], remedy="make it an axis: a cell has one pair")
 
     def at(self, scale: Scale, size: Size, file: Path) -> Experiment:
         """The same experiment with the ``size`` from a scale's ``file``, which overrides the size in the experiment's file."""
@@ -185,10 +185,10 @@ def load_experiment(path: Path) -> Experiment:
     experiment = validated(Experiment, _expanded(read_yaml(path), Place(path)), Place(path))
     if experiment.stage not in STAGES:
         remedy = f"allowed: {', '.join(sorted(STAGES))}"
-        raise Place(path).blame(f"unknown stage {experiment.stage!r}", ["stage"], remedy=remedy)
-    if experiment.view and experiment.view not in (views := experiment.of_stage.views):
+        raise Place(path).error(f"unknown stage {experiment.stage!r}", ["stage"], remedy=remedy)
+    if experiment.view and experiment.view not in (views := experiment.stage_kind.views):
         remedy = f"allowed: {', '.join(views)}" if views else "remove it"
-        raise Place(path).blame(f"unknown view {experiment.view!r} of {experiment.stage}", ["view"], remedy=remedy)
+        raise Place(path).error(f"unknown view {experiment.view!r} of {experiment.stage}", ["view"], remedy=remedy)
     for scale in experiment.scales:
         experiment.check(scale, place(path, scale))
     _check_shown(experiment, Place(path))
@@ -202,16 +202,16 @@ def _check_shown(experiment: Experiment, where: Place) -> None:
     named += [("layout", experiment.layout.measure)] if experiment.layout else []
     also = [shown.measure for shown in curves.also if isinstance(shown, Shown)] if curves else []
     named += [("figure", name) for name in ([curves.measure, *also] if curves else [])]
-    stage = experiment.of_stage
+    stage = experiment.stage_kind
     for key, name in named:
         if name and name not in stage.measures:
             what, remedy = f"unknown measure {name!r} of {experiment.stage}", f"allowed: {', '.join(stage.measures)}"
-            raise where.blame(what, [key, "measure", name], remedy=remedy)
+            raise where.error(what, [key, "measure", name], remedy=remedy)
     columns = [*dict.fromkeys([*experiment.compared, *stage.all_columns])]
     for name in experiment.figure.columns if experiment.figure else []:
         if name not in columns and name not in stage.settings.model_fields:
             what, remedy = f"no column {name!r} in the table of {experiment.stage}", f"there are {', '.join(columns)}"
-            raise where.blame(what, ["figure", name], remedy=remedy)
+            raise where.error(what, ["figure", name], remedy=remedy)
 
 
 def _expanded(values: Any, where: Place) -> Any:
@@ -222,7 +222,7 @@ def _expanded(values: Any, where: Place) -> Any:
     if not isinstance(expanded.get("profile"), str):  # an axis may have this name
         return expanded
     if (name := expanded.pop("profile")) not in PROFILES:
-        raise where.blame(f"unknown profile {name!r}", [name], remedy=f"allowed: {', '.join(PROFILES)}")
+        raise where.error(f"unknown profile {name!r}", [name], remedy=f"allowed: {', '.join(PROFILES)}")
     return PROFILES[name] | expanded
 
 
@@ -236,4 +236,4 @@ def check_datasets(names: Iterable[str], where: Place) -> None:
     """Check that the registry has these datasets."""
     if unknown := sorted(set(names) - set(registry.load())):
         remedy = f"allowed: {', '.join(registry.load())}"
-        raise where.blame(f"unknown dataset {unknown[0]!r}", unknown[:1], remedy=remedy)
+        raise where.error(f"unknown dataset {unknown[0]!r}", unknown[:1], remedy=remedy)

@@ -48,10 +48,12 @@ def validated(kind: type[S], values: Any, where: Place) -> S:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise refused(error, where, kind) from None
+        raise settings_error(error, where, kind) from None
 
 
-def refused(error: ValidationError, where: Place | None = None, kind: type[BaseModel] | None = None) -> UserError:
+def settings_error(
+    error: ValidationError, where: Place | None = None, kind: type[BaseModel] | None = None
+) -> UserError:
     """The first fault in some settings of ``kind``, in one line; for an unknown key, with the known keys."""
     # A misspelt key also makes the right one missing; report the misspelling.
     first = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
@@ -67,7 +69,7 @@ def refused(error: ValidationError, where: Place | None = None, kind: type[BaseM
         what = f"{key}: give a mapping, not {first['input']!r}"
     elif first["type"] != "too_short" and not isinstance(first["input"], dict):
         what += f", not {first['input']!r}"
-    return where.blame(what, first["loc"], remedy=remedy) if where else UserError(what, remedy=remedy)
+    return where.error(what, first["loc"], remedy=remedy) if where else UserError(what, remedy=remedy)
 
 
 def _keys(kind: Any, outer: Sequence[str | int]) -> list[str]:

@@ -179,7 +179,7 @@ def _cell(run: Run, name: str, cell: str) -> Job:
     """The job of a cell, sized by its largest variant; every prompt is assumed to fill the draft's context."""
     variants = [variant.settings for variant in run.cells(name)[cell]]
     largest = max(variants, key=lambda settings: _peak(run, settings) or 0)
-    pair, stage, peak = run.pair_of(name, cell), run.known[name].stage, _peak(run, largest)
+    pair, stage, peak = run.pair_of(name, cell), run.at_scale[name].stage, _peak(run, largest)
     saves = isinstance(largest, Offline | Serving)
     draft = model_of(run.settings.pairs[pair], largest.draft) if saves else None
     disk = 16 * draft.sizes.parameters if draft else 0

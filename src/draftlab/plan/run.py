@@ -36,13 +36,13 @@ MEASURED = 40
 
 
 class Run(Settings):
-    """One run: its ``experiments``, and all experiments ``known`` at its scale, whose drafts they may need."""
+    """One run: its ``experiments``, and ``at_scale``, all experiments of its scale, whose drafts they may need."""
 
     name: str
     config: RunConfig
     settings: ScaleSettings
     experiments: dict[str, Experiment]
-    known: dict[str, Experiment]
+    at_scale: dict[str, Experiment]
     _cells: dict[str, dict[str, list[Variant]]] = PrivateAttr(default_factory=dict)
 
     @property
@@ -71,14 +71,14 @@ class Run(Settings):
         return sources.content_of(dataset, split, self.settings.data.source, raw, DIGESTS)
 
     def of_stage(self, *stages: str) -> list[str]:
-        """Names of the known experiments of these stages."""
-        return [name for name, experiment in self.known.items() if experiment.stage in stages]
+        """Names of the experiments of these stages at the scale."""
+        return [name for name, experiment in self.at_scale.items() if experiment.stage in stages]
 
     def cells(self, experiment: str) -> dict[str, list[Variant]]:
         """The cells of one experiment, with the user's prompts or target in place of the scale's. Cached, because every job asks."""
         if experiment not in self._cells:
             datasets = self.settings.data.datasets if self.config.dataset else None
-            cells = self.known[experiment].cells(self.scale, experiment, datasets)
+            cells = self.at_scale[experiment].cells(self.scale, experiment, datasets)
             if self.config.answers_alone:
                 cells = {cell: list(filter(_answers, variants)) or variants for cell, variants in cells.items()}
             self._cells[experiment] = {
@@ -127,7 +127,9 @@ class Run(Settings):
     def inputs(self, experiment: str, cell: str) -> NoInputs:
         """The input files of a cell, typed as its stage defines them."""
         variants = self.cells(experiment)[cell]
-        return self.known[experiment].of_stage.inputs.locate([variant.settings for variant in variants], self.places)
+        return self.at_scale[experiment].stage_kind.inputs.locate(
+            [variant.settings for variant in variants], self.places
+        )
 
     def pair_of(self, experiment: str, cell: str) -> str:
         """The pair of models of a cell."""
@@ -146,7 +148,7 @@ class Run(Settings):
 
     def cell_file(self, experiment: str, cell: str) -> dict[str, Any]:
         """The content of a cell's file: everything that its job needs."""
-        stage = self.known[experiment].of_stage
+        stage = self.at_scale[experiment].stage_kind
         return cell_file(stage, experiment, cell, self.cells(experiment)[cell], self.inputs(experiment, cell))
 
 
@@ -168,16 +170,16 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
     for name, size in settings.experiments.items():
         if name not in every:
             what, remedy = f"no experiment named {name!r}", "name those of experiments/"
-            raise Place(path).blame(what, ["experiments", name], remedy=remedy)
+            raise Place(path).error(what, ["experiments", name], remedy=remedy)
         every[name] = every[name].at(run.scale, size, path)
-    known = {name: experiment for name, experiment in every.items() if run.scale in experiment.scales}
-    chosen = _choose(run, every, known, settings)
+    at_scale = {name: experiment for name, experiment in every.items() if run.scale in experiment.scales}
+    chosen = _choose(run, every, at_scale, settings)
     return Run(
         name=run.name or run.default_name,
         config=run,
         settings=settings,
-        experiments={name: known[name] for name in chosen},
-        known=known,
+        experiments={name: at_scale[name] for name in chosen},
+        at_scale=at_scale,
     )
 
 
@@ -266,20 +268,20 @@ def _check_needs(settings: ScaleSettings, workflow: Path, where: Place) -> None:
         rule, _, pair = name.partition(".")
         if rule not in rules or (pair and pair not in settings.pairs):
             what, remedy = f"needs: no rule asks for {name!r}", f"allowed: {', '.join(sorted(rules))}"
-            raise where.blame(what, ["needs", name], remedy=remedy)
+            raise where.error(what, ["needs", name], remedy=remedy)
 
 
 def _choose(
-    run: RunConfig, every: Mapping[str, Experiment], known: Mapping[str, Experiment], settings: ScaleSettings
+    run: RunConfig, every: Mapping[str, Experiment], at_scale: Mapping[str, Experiment], settings: ScaleSettings
 ) -> list[str]:
     """The names of the experiments of a run; only an experiment that the user names must be able to run."""
     datasets = set(settings.every_dataset)
-    if run.answers_alone and all(name in known for name in ANSWERING):
+    if run.answers_alone and all(name in at_scale for name in ANSWERING):
         return list(ANSWERING)
     if run.experiments in ("all", "reproduction", None):
         return [
             name
-            for name, experiment in known.items()
+            for name, experiment in at_scale.items()
             if (run.experiments == "all" or experiment.paper != "beyond" or name in settings.experiments)
             and _needed(experiment, run) <= datasets
             and not (run.everywhere and _has_other_models(experiment, run, settings))
@@ -288,11 +290,11 @@ def _choose(
     for name in names:
         if name not in every:
             what, remedy = f"no experiment named {name!r}", f"allowed: {', '.join(every)}"
-        elif name not in known:
+        elif name not in at_scale:
             scales = ", ".join(every[name].scales)
             what = f"{name} does not exist at scale {run.scale}"
             remedy = f"it exists at {scales}" if scales else "run it at a scale that names it in workflow/scales/*.yaml"
-        elif missing := sorted(_needed(known[name], run) - datasets):
+        elif missing := sorted(_needed(at_scale[name], run) - datasets):
             what = f"{name} needs dataset {', '.join(missing)}; this run has {', '.join(sorted(datasets))}"
             remedy = "add its raw files, or leave the experiment out"
         else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from draftlab.core.settings import Count, Dataset, Device, Settings, Whole
+from draftlab.core.settings import Count, Dataset, Device, NonNegativeInt, Settings
 from draftlab.data import streams
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.files.checkout import WORKFLOW
@@ -37,7 +37,7 @@ class Data(Settings):
     train_of: dict[Dataset, Count] = Field({}, description="exceptions, by dataset")
     eval: int = Field(gt=0, description="held-out requests")
     pairs: int = Field(gt=0, description="positions whose target and draft distributions are recorded, per dataset")
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
     label: dict[Literal["language", "topic"], Literal["langid", "hub"]] = Field(
         {}, description="how to find classes that the rows do not contain"
     )

@@ -40,7 +40,7 @@ class Difference:
 def is_measured(table: str, column: str) -> bool:
     """Whether the stage of an experiment declares that this column depends on how long something took."""
     plan = tidy.plan_of(table)
-    sizes = [] if plan is None else [(plan.of_stage, plan.fixed | size.fixed) for size in plan.scales.values()]
+    sizes = [] if plan is None else [(plan.stage_kind, plan.fixed | size.fixed) for size in plan.scales.values()]
     return any(stage.is_timed(column, settings) for stage, settings in sizes)
 
 
@@ -87,15 +87,15 @@ def _relative(one: pd.Series, two: pd.Series) -> float:
 def _timed_claims(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
     """The ids of claims that read a measured column, or a derived column of a table that has measured columns."""
 
-    def timed(selection: published.Selection) -> bool:
-        columns = tables.get(selection.table, pd.DataFrame()).columns
-        exact = {column for column in columns if not is_measured(selection.table, column)}
-        read = set(selection.rows({}).measure.columns)
+    def timed(estimand: published.Estimand) -> bool:
+        columns = tables.get(estimand.table, pd.DataFrame()).columns
+        exact = {column for column in columns if not is_measured(estimand.table, column)}
+        read = set(estimand.select({}).measure.columns)
         return len(exact) < len(columns) and not read <= exact
 
     known = published.load()
     rules = {name for name, claim in known.claims.items() if claim.rule is not None and timed(claim.rule)}
-    statements = {name for name, statement in known.statements.items() if any(map(timed, statement.holds))}
+    statements = {name for name, statement in known.statements.items() if any(map(timed, statement.comparisons))}
     return frozenset(known.numbers["claim_id"][known.numbers["claim"].isin(rules)]) | statements
 
 

@@ -71,8 +71,8 @@ def _memory(
 ) -> float:
     length = theory.expected_block_length(alpha, int(draft_len))
     traffic = theory.memory_traffic(
-        theory.Moved(target_gb, 0.0),
-        theory.Moved(draft_gb, 0.0),
+        theory.ModelSize(target_gb, 0.0),
+        theory.ModelSize(draft_gb, 0.0),
         tokens=int(tokens),
         update_interval=int(interval),
         block_length=length,
@@ -133,7 +133,7 @@ def _run(name: str, check: Check, published: Published) -> list[tuple[str, Recom
         for (recomputed, ok), row in zip(fits, records(members), strict=True):
             holds = ok if check.series is None else all(good for _, good in fits)
             verb = "gives" if holds else "would give"
-            note = f"{check.says} {verb} {recomputed:.4g}{alternative}"
+            note = f"{check.text} {verb} {recomputed:.4g}{alternative}"
             results.append((row["claim_id"], Recomputed(name, recomputed, holds, note, check.derives)))
     return results
 

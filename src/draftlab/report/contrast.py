@@ -25,7 +25,7 @@ Side = Literal["more", "less", "level"]
 
 
 @dataclass(frozen=True)
-class Rows:
+class Selection:
     """The rows of a table that ``where`` selects, and the measure to compute from them.
 
     ``where`` maps a column to a value or a list of values; its key ``window`` keeps a part of each stream, given as fractions of the
@@ -47,8 +47,8 @@ class Contrast:
     ``left`` as a percentage of ``right``, or by how many percent ``left`` exceeds ``right``.
     """
 
-    left: Rows
-    right: Rows | float | None = None
+    left: Selection
+    right: Selection | float | None = None
     each: Sequence[str] = ()
     best: Sequence[str] = ()
     sign: Literal[1, -1] = 1
@@ -77,22 +77,22 @@ class Tables:
     frames: Mapping[str, pd.DataFrame]
     cache: dict[str, dict[Key, pd.DataFrame]] = field(default_factory=dict)
 
-    def sums(self, rows: Rows, by: Sequence[str] = ()) -> dict[Key, pd.DataFrame]:
+    def sums(self, selection: Selection, by: Sequence[str] = ()) -> dict[Key, pd.DataFrame]:
         """For each value of ``by``, a frame with numerator ``above`` and denominator ``below`` of each unit; empty if no rows match."""
-        key = repr((rows.table, rows.measure, sorted(rows.where.items(), key=str), list(by)))
+        key = repr((selection.table, selection.measure, sorted(selection.where.items(), key=str), list(by)))
         if key not in self.cache:
-            self.cache[key] = self._compute_sums(rows, by) if rows.table in self.frames else {}
+            self.cache[key] = self._compute_sums(selection, by) if selection.table in self.frames else {}
         return self.cache[key]
 
-    def _compute_sums(self, rows: Rows, by: Sequence[str]) -> dict[Key, pd.DataFrame]:
+    def _compute_sums(self, selection: Selection, by: Sequence[str]) -> dict[Key, pd.DataFrame]:
         """Compute ``sums``: a unit is a request of a dataset, summed over seeds; an exact table has no units and keeps its rows."""
-        measure, table = rows.measure, self.frames[rows.table]
-        chosen = choose(table, rows.where, rows.table)
-        require_columns(table, [*measure.columns, *by], rows.table)
+        measure, table = selection.measure, self.frames[selection.table]
+        chosen = select_rows(table, selection.where, selection.table)
+        require_columns(table, [*measure.columns, *by], selection.table)
         below = chosen[measure.denominator].astype(float) if measure.denominator else 1.0
         pair = pd.DataFrame({"above": chosen[measure.numerator].astype(float), "below": below}, index=chosen.index)
-        exact = tidy.unit(table) is None
-        pair = pair if exact else pair.assign(unit=tidy.clusters(chosen))
+        exact = tidy.resampled_column(table) is None
+        pair = pair if exact else pair.assign(unit=tidy.resampled_ids(chosen))
 
         def sum_units(group: pd.DataFrame) -> pd.DataFrame:
             return group if exact else group.groupby("unit", sort=False)[["above", "below"]].sum()
@@ -101,15 +101,15 @@ class Tables:
             return {(): sum_units(pair)} if len(pair) else {}
         # Some rows may have no value for an axis. In an exact table these rows belong to another part of it, so they form no group.
         groups = list(pair.groupby([chosen[key] for key in by], sort=False, dropna=exact))
-        keys = in_order(pd.DataFrame([key for key, _ in groups], columns=list(by)), by)
+        keys = sort_groups(pd.DataFrame([key for key, _ in groups], columns=list(by)), by)
         return {
             tuple(key.values()): sum_units(groups[place][1])
             for place, key in zip(keys.index, tidy.records(keys), strict=True)
         }
 
-    def is_exact(self, rows: Rows) -> bool:
+    def is_exact(self, selection: Selection) -> bool:
         """Whether the table has no units to resample, so that its estimates have no interval."""
-        return tidy.unit(self.frames[rows.table]) is None
+        return tidy.resampled_column(self.frames[selection.table]) is None
 
 
 def compute(contrast: Contrast, tables: Tables) -> Result | None:
@@ -118,11 +118,11 @@ def compute(contrast: Contrast, tables: Tables) -> Result | None:
 
 
 def compute_each(contrast: Contrast, tables: Tables) -> list[Result]:
-    """Compute the contrast in every group for which both sides have rows, in the order of ``in_order``."""
+    """Compute the contrast in every group for which both sides have rows, in the order of ``sort_groups``."""
     each, left, right = list(contrast.each), contrast.left, contrast.right
     lefts = tables.sums(left, [*each, *(key for key in contrast.best if key not in each)])
     others: Mapping[Key, pd.DataFrame] = {}
-    if isinstance(right, Rows):
+    if isinstance(right, Selection):
         free = {key: value for key, value in right.where.items() if key not in each}
         others = tables.sums(replace(right, where=free), each)
     results = []
@@ -143,7 +143,7 @@ def _compare(
 ) -> Result | None:
     """The contrast of two sides in one group; None if the right side needs rows and has none."""
     left = _estimate(contrast.left, one, tables)
-    if not isinstance(contrast.right, Rows):
+    if not isinstance(contrast.right, Selection):
         level = contrast.right or 0.0
         return Result(group, shift(left, -level), left, Interval(level, np.nan, np.nan, 0))
     if two is None:
@@ -170,11 +170,11 @@ def _rank(
     return Result(group, value, estimates[first], estimates[second], settings, stands_out)
 
 
-def _estimate(rows: Rows, sums: pd.DataFrame, tables: Tables) -> Interval:
+def _estimate(selection: Selection, sums: pd.DataFrame, tables: Tables) -> Interval:
     """Estimate ``sum(above) / sum(below)``, with a bootstrap interval over units unless the table is exact."""
-    if rows.largest:
+    if selection.largest:
         return Interval(float(sums["above"].max()), np.nan, np.nan, len(sums))
-    if tables.is_exact(rows):
+    if tables.is_exact(selection):
         return Interval(float(sums["above"].sum() / sums["below"].sum()), np.nan, np.nan, len(sums))
     return stats.ratio(sums["above"], sums["below"])
 
@@ -183,7 +183,7 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
     """The difference or percentage of two sides, resampled together: units that both have are paired, others count on one side only."""
     percent, less = contrast.relation != "difference", -100 if contrast.relation == "percent_more" else 0
     if tables.is_exact(contrast.left):
-        other = contrast.right if isinstance(contrast.right, Rows) else contrast.left
+        other = contrast.right if isinstance(contrast.right, Selection) else contrast.left
         sides = _estimate(contrast.left, one, tables).estimate, _estimate(other, two, tables).estimate
         return Interval(100 * sides[0] / sides[1] + less if percent else sides[0] - sides[1], np.nan, np.nan, len(one))
     units = one.index.union(two.index, sort=False)
@@ -195,7 +195,7 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
 # --- rows of a table ---------------------------------------------------------------------------------------------
 
 
-def choose(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.DataFrame:
+def select_rows(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.DataFrame:
     """The rows of ``table`` that match ``where``; its key ``window`` keeps a part of the stream, as fractions of its length."""
     keep = pd.Series(True, index=table.index)
     for key, wanted in where.items():
@@ -221,7 +221,7 @@ def require_columns(table: pd.DataFrame, columns: Iterable[str], name: str) -> N
         raise UserError(f"table {name} has no column {missing[0]!r}", remedy=remedy)
 
 
-def in_order(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+def sort_groups(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Sort ``table`` by ``keys``: numbers ascending, words in the order of their first appearance."""
 
     def rank(column: pd.Series) -> pd.Series:

@@ -15,13 +15,13 @@ from draftlab.report import tables, tidy
 from draftlab.report.contrast import (
     Contrast,
     Result,
-    Rows,
+    Selection,
     Tables,
-    choose,
     compute,
     compute_each,
     decide,
     digits_of,
+    select_rows,
     show,
 )
 from draftlab.report.figures.style import setting
@@ -48,7 +48,7 @@ def sentence(experiment: str, table: pd.DataFrame, finding: Finding) -> str:
     for filters in (finding.left, finding.right):
         _check_filters(experiment, table, filters if isinstance(filters, dict) else {})
     layout = tables.layout_of(experiment, table)
-    left = Rows(experiment, tables.measure_of(experiment, finding.measure), finding.left)
+    left = Selection(experiment, tables.measure_of(experiment, finding.measure), finding.left)
     right = replace(left, where=finding.right) if isinstance(finding.right, dict) else finding.right
     contrast, source = Contrast(left, right, finding.each, finding.best), Tables({experiment: table})
     pooled = compute(contrast, source)
@@ -81,7 +81,7 @@ def _check_filters(experiment: str, table: pd.DataFrame, filters: Mapping[str, A
     """
     for key, wanted in filters.items():
         if isinstance(wanted, list) and key != "window" and key in table:
-            absent = [value for value in wanted if choose(table, {key: value}, experiment).empty]
+            absent = [value for value in wanted if select_rows(table, {key: value}, experiment).empty]
             if 0 < len(absent) < len(wanted):
                 what = f"{experiment}: no rows with {key} {absent[0]}, which its finding selects"
                 raise UserError(what, remedy="repair `finding` in its YAML file")

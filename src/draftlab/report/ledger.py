@@ -88,7 +88,7 @@ def _row(claim: Mapping[str, str], judgement: Judgement, experiments: Sequence[s
     """A row of the ledger: the facts of the ``claim``, our value, and the verdict."""
     ours = judgement.ours or Interval(np.nan, np.nan, np.nan, 0)
     answered = [name for name in dict.fromkeys(experiments) if name in tables.frames and judgement.ours is not None]
-    units = {tidy.units(tables.frames[name]) or "rows" for name in answered}
+    units = {tidy.resampled_name(tables.frames[name]) or "rows" for name in answered}
     return {
         **claim,
         "ours": float(f"{ours.estimate:.6g}"),
@@ -227,7 +227,7 @@ def _gaps(
                 continue
             against = _filters(other_rule, other["settings"])
             if against is not None and against.get("measure") == filters.get("measure"):
-                result = compute(Contrast(rule.rows(filters), other_rule.rows(against)), tables)
+                result = compute(Contrast(rule.select(filters), other_rule.select(against)), tables)
                 later = position[other["claim_id"]] > position[row["claim_id"]]
                 if result is not None and later and _compares(other, other_rule, row, published):
                     shared.append(_name(row, other))
@@ -304,11 +304,11 @@ def _statement_row(
         "claim_id": name,
         "paper": statement.paper,
         "location": statement.location,
-        "quantity": statement.says,
+        "quantity": statement.text,
         "setting": "",
         "published": "in words",
     }
-    return _row(facts, judgement, [comparison.table for comparison in statement.holds], tables)
+    return _row(facts, judgement, [comparison.table for comparison in statement.comparisons], tables)
 
 
 def _judge_statement(statement: Statement, tables: Tables, scale: Scale) -> Judgement:
@@ -318,11 +318,11 @@ def _judge_statement(statement: Statement, tables: Tables, scale: Scale) -> Judg
     """
     compared = [
         (comparison, ", ".join(f"{key} {value}" for key, value in result.group.items()), result.value)
-        for comparison in statement.holds
+        for comparison in statement.comparisons
         for result in compute_each(comparison.contrast, tables)
     ]
     if not compared:
-        missing = list(dict.fromkeys(comparison.table for comparison in statement.holds))
+        missing = list(dict.fromkeys(comparison.table for comparison in statement.comparisons))
         verb = "do" if len(missing) > 1 else "does"
         return replace(NOT_RUN, note=f"{', '.join(missing)} {verb} not run this at this scale" if missing else "")
     clear = [_clearance(comparison, correct(gap, len(compared))) for comparison, _, gap in compared]
@@ -330,7 +330,7 @@ def _judge_statement(statement: Statement, tables: Tables, scale: Scale) -> Judg
     undecided = len(compared) - held - failed
     least = min(range(len(compared)), key=lambda place: (clear[place][1] >= 0, clear[place][0]))
     _, group, gap = compared[least]
-    margins = sorted({comparison.margin for comparison in statement.holds if comparison.margin})
+    margins = sorted({comparison.margin for comparison in statement.comparisons if comparison.margin})
     allowed = f" within {' or '.join(f'{margin:g}' for margin in margins)}" if margins else ""
     count = f"{held} of {len(compared)} comparisons hold{allowed}"
     count += (f", {failed} fail" if failed else "") + (f", {undecided} undecided" if undecided else "")

@@ -149,7 +149,7 @@ def _rows_by_table(ledger: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     for row in tidy.records(ledger):
         name = row["claim_id"].split("/")[0]
         rule = known.claims[name].rule if name in known.claims else None
-        compared = {part.table for part in known.statements[name].holds} if name in known.statements else set()
+        compared = {part.table for part in known.statements[name].comparisons} if name in known.statements else set()
         for table in {rule.table_of(published.parse_setting(row["setting"]))} if rule else compared:
             groups.setdefault(table, []).append(row)
     return groups

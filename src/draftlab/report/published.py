@@ -20,9 +20,9 @@ from draftlab.errors import UserError
 from draftlab.files.checkout import WORKFLOW
 from draftlab.files.tables import read_table
 from draftlab.files.yaml_files import Place, read_yaml
-from draftlab.plan import Scale, refused
+from draftlab.plan import Scale, settings_error
 from draftlab.report import tidy
-from draftlab.report.contrast import Contrast, Rows
+from draftlab.report.contrast import Contrast, Selection
 
 FOLDER = WORKFLOW / "published"
 PAPERS = {"osd": "OSD", "mdss": "MDSS", "related": "related"}
@@ -38,11 +38,11 @@ class Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Selection(Entry):
+class Estimand(Entry):
     """What to compute from a table: a ``measure`` of its stage; with ``largest``, the largest value of the measure's numerator.
 
     With ``percent_of``, filters that select other rows, the result is a percentage of the measure of those rows; with
-    ``percent_over`` it is by how many percent it exceeds it. The bootstrap resamples the units of the table (``tidy.unit``).
+    ``percent_over`` it is by how many percent it exceeds it. The bootstrap resamples the units of the table (``tidy.resampled_column``).
     """
 
     table: str
@@ -51,25 +51,25 @@ class Selection(Entry):
     percent_of: dict[str, Any] = {}
     percent_over: dict[str, Any] = {}
 
-    def rows(self, filters: Mapping[str, Any]) -> Rows:
-        """The rows that ``filters`` selects; its keys ``table`` and ``measure`` override those of this selection."""
+    def select(self, filters: Mapping[str, Any]) -> Selection:
+        """The rows that ``filters`` select; their keys ``table`` and ``measure`` override the table and the measure."""
         table, name = str(filters.get("table", self.table)), str(filters.get("measure", self.measure))
         where = {key: value for key, value in filters.items() if key not in ("table", "measure")}
         plan = tidy.plan_of(table)
-        known = {} if plan is None else plan.of_stage.measures
+        known = {} if plan is None else plan.stage_kind.measures
         if name not in known:
             remedy = f"allowed: {', '.join(known)}" if known else "name an experiment of workflow/experiments"
             raise UserError(f"a rule asks {table} for {name!r}", file=FOLDER, remedy=remedy)
-        return Rows(table, known[name], where, largest=self.largest)
+        return Selection(table, known[name], where, largest=self.largest)
 
     def measured(self, filters: Mapping[str, Any]) -> Contrast:
         """The contrast for the rows that ``filters`` selects: an estimate, or a percentage of other rows."""
         base = self.percent_of or self.percent_over
-        right = self.rows({**filters, **base}) if base else None
-        return Contrast(self.rows(filters), right, relation="percent_more" if self.percent_over else "percent")
+        right = self.select({**filters, **base}) if base else None
+        return Contrast(self.select(filters), right, relation="percent_more" if self.percent_over else "percent")
 
 
-class Rule(Selection):
+class Rule(Estimand):
     """How our table answers a printed number.
 
     - ``where``: for each printed setting, the filter of the table's columns that each of its values stands for. ``same`` means a column
@@ -110,7 +110,7 @@ class Claim(Entry):
     rule: Rule | None = None
 
 
-class Comparison(Selection):
+class Comparison(Estimand):
     """A comparison of the rows ``left`` with the rows (or the constant) ``right``, repeated for every value of the columns ``each``.
 
     ``expect`` is about left - right: ``not_less``, ``not_greater`` and ``similar`` allow ``margin``, ``greater`` and ``less`` require
@@ -127,17 +127,17 @@ class Comparison(Selection):
     @property
     def contrast(self) -> Contrast:
         """The difference between both sides."""
-        right = self.rows(self.right) if isinstance(self.right, dict) else self.right
-        return Contrast(self.rows(self.left), right, each=self.each)
+        right = self.select(self.right) if isinstance(self.right, dict) else self.right
+        return Contrast(self.select(self.left), right, each=self.each)
 
 
 class Statement(Entry):
-    """A claim in words: ``holds`` lists what our tables must show, ``check`` names what the printed numbers must show."""
+    """A claim in words: ``comparisons`` list what our tables must show, ``check`` names what the printed numbers must show."""
 
     paper: Literal["OSD", "MDSS"]
     location: str
-    says: str
-    holds: list[Comparison] = []
+    text: str
+    comparisons: list[Comparison] = []
     check: str | None = None
     same_setting: list[Scale] = ["paper"]
     explanation: str = ""
@@ -160,7 +160,7 @@ class Check(Entry):
     the check fails, so that the note can say which values the numbers do agree with. ``derives``: the formula is the whole claim.
     """
 
-    says: str
+    text: str
     claim: str
     where: dict[str, Wanted] = {}
     formula: str
@@ -280,4 +280,4 @@ def _yaml(path: Path, kind: type[T]) -> T:
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        raise refused(error, Place(path)) from None
+        raise settings_error(error, Place(path)) from None

@@ -34,7 +34,7 @@ def render(root: Path) -> str:
 
 def _section(stage: Stage, experiments: Iterable[str]) -> str:
     """The section of one stage, with the names of the experiments that use it."""
-    parts = [f"\n## {stage.name}\n\n{stage.does}.\n\nUsed by {', '.join(f'`{name}`' for name in experiments)}.\n"]
+    parts = [f"\n## {stage.name}\n\n{stage.summary}.\n\nUsed by {', '.join(f'`{name}`' for name in experiments)}.\n"]
     parts += [f"\n{text}\n" for text in _docstrings(stage.settings)]
     settings = [
         [f"`{name}`", _default(field), (field.description or "").replace("``", "`")]

@@ -15,7 +15,7 @@ from draftlab.core.stats import ENOUGH, Interval
 from draftlab.data import dropped
 from draftlab.errors import UserError
 from draftlab.report import tidy
-from draftlab.report.contrast import Contrast, Rows, Tables, compute, compute_each, decide, show
+from draftlab.report.contrast import Contrast, Selection, Tables, compute, compute_each, decide, show
 from draftlab.stages.latency_alpha import summarise
 
 SCHEMES = ("optimal", "importance_truncated", "k_seq", "specinfer", "single")
@@ -62,7 +62,7 @@ UNDISTILLED, DISTILLED = {"sample_source": "none"}, {"sample_source": "teacher",
 
 def _measure(table: pd.DataFrame, measure: Measure, **where: Any) -> Interval:
     """Estimate a measure over the rows that ``where`` selects; NaN if there are none."""
-    result = compute(Contrast(Rows("", measure, where)), Tables({"": table}))
+    result = compute(Contrast(Selection("", measure, where)), Tables({"": table}))
     return Interval(math.nan, math.nan, math.nan, 0) if result is None else result.value
 
 
@@ -147,7 +147,9 @@ def _acceptance(table: pd.DataFrame) -> Iterator[str]:
     """
     rows = table[(table["dataset"] != "synthetic") & table["scheme"].isin(SCHEMES)]
     drafts, temperature = rows["num_drafts"].min(), min(rows["draft_temperature"], key=lambda value: abs(value - 1.2))
-    chosen = Rows("", Measure("acceptance_sum", "positions"), {"num_drafts": drafts, "draft_temperature": temperature})
+    chosen = Selection(
+        "", Measure("acceptance_sum", "positions"), {"num_drafts": drafts, "draft_temperature": temperature}
+    )
     schemes = compute_each(Contrast(chosen, each=["scheme"]), Tables({"": rows}))
     texts = (f"{result.group['scheme']} {show(result.value, 3)}" for result in schemes)
     yield f"Drafts   accepted with {drafts} drafts at temperature {temperature:g}: {', '.join(texts)}"

@@ -22,7 +22,7 @@ from draftlab.files.atomic import write_text
 from draftlab.files.tables import read_table
 from draftlab.plan import WORKFLOW, Layout
 from draftlab.report import tidy
-from draftlab.report.contrast import Contrast, Result, Rows, Tables, compute_each, digits_of
+from draftlab.report.contrast import Contrast, Result, Selection, Tables, compute_each, digits_of
 from draftlab.report.figures.style import key_name, meaning, setting
 
 EMULATED = (
@@ -47,10 +47,14 @@ def layout_of(experiment: str, table: pd.DataFrame) -> Layout:
     # A setting that is a list has a plural name, its column the singular: schemes, scheme.
     names = plan.compared if plan is not None else []
     columns = dict.fromkeys(name if name in table else name.removesuffix("s") for name in names)
-    axes = [column for column in columns if column in table and column not in ("seed", tidy.unit(table))]
+    axes = [column for column in columns if column in table and column not in ("seed", tidy.resampled_column(table))]
     if not axes:
         raise UserError(f"no layout for {experiment!r}", remedy=remedy)
-    keys = [key for key in dict.fromkeys([*axes, "dataset", "seed", tidy.unit(table) or "", *PLACES]) if key in table]
+    keys = [
+        key
+        for key in dict.fromkeys([*axes, "dataset", "seed", tidy.resampled_column(table) or "", *PLACES])
+        if key in table
+    ]
     if table.duplicated(keys).any():
         file = WORKFLOW / "experiments" / f"{experiment}.yaml"
         raise UserError(f"{experiment}: several rows agree in {', '.join(keys)}", file=file, remedy=remedy)
@@ -76,7 +80,7 @@ def write(
     layout = layout.model_copy(update={"emulated": layout.emulated and scale in EMULATING and not own_target})
     measure = measure_of(experiment)
     cells = summary(table, layout, measure, together=_is_pooled(experiment, table, layout))
-    facts = caption(experiment, cells, layout, measure, tidy.units(table), scale)
+    facts = caption(experiment, cells, layout, measure, tidy.resampled_name(table), scale)
     parts = filter(None, (finding, markdown(cells, layout, measure), facts))
     texts = {
         "csv": cells.map(_inert).to_csv(index=False, lineterminator="\n", float_format="%.6g"),
@@ -90,7 +94,7 @@ def write(
 def _is_pooled(experiment: str, table: pd.DataFrame, layout: Layout) -> bool:
     """Whether a finding of the experiment pools all rows of its printed table."""
     plan = tidy.plan_of(experiment)
-    several = tidy.unit(table) is not None and len(table[list(layout.rows)].drop_duplicates()) > 1
+    several = tidy.resampled_column(table) is not None and len(table[list(layout.rows)].drop_duplicates()) > 1
     findings = plan.finding if plan and several else []
     return any(not finding.apart and not {*finding.left, *finding.best} & {*layout.rows} for finding in findings)
 
@@ -102,10 +106,10 @@ def summary(table: pd.DataFrame, layout: Layout, measure: Measure, *, together: 
     """
     where = dict(layout.where) | ({"window": layout.window} if layout.window else {})
     source, keys = Tables({"": table}), [*layout.rows, *layout.columns]
-    contrast = Contrast(Rows("", measure, where), each=keys)
+    contrast = Contrast(Selection("", measure, where), each=keys)
     cells = pd.DataFrame(map(_cell, compute_each(contrast, source)), columns=[*keys, *ESTIMATE])
     cells["best"] = False
-    if layout.best is not None and layout.columns and tidy.unit(table) is not None:
+    if layout.best is not None and layout.columns and tidy.resampled_column(table) is not None:
         cells["best"] = _stands_out(cells, contrast, layout, source)
     if together:
         pooled = pd.DataFrame(map(_cell, compute_each(replace(contrast, each=layout.columns), source)))

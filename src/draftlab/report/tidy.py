@@ -35,8 +35,8 @@ def derive(experiment: str, rows: pd.DataFrame) -> pd.DataFrame:
     plan = plan_of(experiment)
     if plan is None:
         return rows
-    rows = plan.of_stage.derive(rows)
-    return plan.of_stage.views[plan.view](rows) if plan.view else rows
+    rows = plan.stage_kind.derive(rows)
+    return plan.stage_kind.views[plan.view](rows) if plan.view else rows
 
 
 @functools.cache
@@ -50,22 +50,22 @@ UNITS = {"request_id": "requests", "stream_index": "requests", "block": "blocks"
 """The columns that a bootstrap may resample, with a name for readers."""
 
 
-def unit(rows: pd.DataFrame) -> str | None:
+def resampled_column(rows: pd.DataFrame) -> str | None:
     """The column whose values the bootstrap resamples: requests, places in a stream, or blocks; None for an exact table."""
     return next((column for column in UNITS if column in rows), None)
 
 
-def units(rows: pd.DataFrame) -> str | None:
+def resampled_name(rows: pd.DataFrame) -> str | None:
     """A name for what the bootstrap resamples; None for an exact table. A row of a binned stream sums several ``requests``."""
     if {"stream_index", "requests"} <= set(rows) and (size := int(rows["requests"].max())) > 1:
         return f"groups of up to {size} requests"
-    column = unit(rows)
+    column = resampled_column(rows)
     return None if column is None else UNITS[column]
 
 
-def clusters(rows: pd.DataFrame) -> pd.Series:
+def resampled_ids(rows: pd.DataFrame) -> pd.Series:
     """A unique name for the bootstrap unit of each row: the same number in two datasets, splits or moments means two units."""
-    column = unit(rows)
+    column = resampled_column(rows)
     if column is None:
         raise UserError("an exact table has no requests to draw", remedy="leave the interval out")
     names = rows[column].astype(str)

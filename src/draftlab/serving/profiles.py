@@ -153,7 +153,7 @@ def load(name: str | Path) -> Profile:
         first = error.errors()[0]
         names = [part for part in first["loc"] if part != "[key]"]
         what = f"{'.'.join(map(str, names)) or 'the file'}: {first['msg']}"
-        raise Place(path).blame(what, names, remedy="repair the profile, or measure it again") from None
+        raise Place(path).error(what, names, remedy="repair the profile, or measure it again") from None
 
 
 def save(profile: Profile, out: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
-from draftlab.core.settings import Dataset, TopP, Whole
+from draftlab.core.settings import Dataset, NonNegativeInt, TopP
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
@@ -37,7 +37,7 @@ class Decoding(Base):
     requests: int = Field(gt=0)
     batch: int = Field(gt=0)
     max_new_tokens: int = Field(gt=0)
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
 
     def sampling(self, temperature: float, top_k: int) -> Sampling:
         """How a model is sampled at this temperature."""

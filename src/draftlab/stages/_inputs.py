@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field
 from tyro.constructors import PrimitiveConstructorSpec
 
-from draftlab.core.settings import Dataset, Dtype, Settings, TopP, Whole
+from draftlab.core.settings import Dataset, Dtype, NonNegativeInt, Settings, TopP
 from draftlab.engine.answers import recorded_name
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Files, NoInputs, column
@@ -67,7 +67,7 @@ class OnPairs(Settings):
     positions: int = Field(gt=0, default=1_000_000)
     top_k: int = Field(ge=0, default=0)
     top_p: TopP = 1.0
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
 
     def sampling(self, temperature: float) -> Sampling:
         """How a model is sampled at this temperature."""

@@ -140,7 +140,7 @@ class Stage:
     launch: bool = False
     split: str = ""
     name: str = ""
-    does: str = ""
+    summary: str = ""
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -171,8 +171,8 @@ def stage_of(module: str, **traits: Any) -> Stage:
     """The stage of a file: ``PARTS`` are what the file defines under these names, ``traits`` are the other fields."""
     defined = vars(sys.modules[module])
     parts = {name.lower(): defined[name] for name in PARTS if name in defined}
-    does = defined["__doc__"].partition("\n")[0].rstrip(".")
-    return Stage(**parts | traits, name=module.rpartition(".")[2], does=does)
+    summary = defined["__doc__"].partition("\n")[0].rstrip(".")
+    return Stage(**parts | traits, name=module.rpartition(".")[2], summary=summary)
 
 
 def cell_file(

@@ -63,8 +63,8 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
     """Sum the acceptance of each scheme over the positions of each request; the synthetic family has no path."""
     import pandas as pd
 
-    from draftlab.core.verify.exact import by_position
-    from draftlab.core.verify.schemes import token_verifier
+    from draftlab.core.verify import token_verifier
+    from draftlab.core.verify.acceptance import by_position
 
     frames = []
     conditions = list(itertools.product(settings.load(inputs.pairs).items(), settings.draft_temperature))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, field_validator, model_validator
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Whole
+from draftlab.core.settings import NonNegativeInt
 from draftlab.errors import UserError
 from draftlab.progress import progress
 from draftlab.stages._decoding import Inputs, Request, open_work, write_texts
@@ -34,7 +34,7 @@ class Settings(Contest):
         False, description="continue texts past their end to max_new_tokens, as serving benchmarks do"
     )
     by_depth: bool = Field(False, description="one row for each number of drafted tokens that a block may keep")
-    timed: Whole = Field(
+    timed: NonNegativeInt = Field(
         0, description="requests of each batch that every contender also decodes live, to time its selection"
     )
     ceiling: bool = Field(
@@ -133,9 +133,8 @@ def _grouped(every: Iterable[Contender], key: Callable[[Contender], tuple[float,
 
 def _count(group: Iterable[Contender], texts: Texts, settings: Settings) -> Iterator[tuple[Contender, Blocks]]:
     """Count the blocks of contenders that share a target; contenders with the same draft distributions are computed together."""
-    from draftlab.core.sampling import to_probs
-    from draftlab.core.verify.bound import optimum_iid
-    from draftlab.core.verify.exact import on_support
+    from draftlab.core.sampling import restrict_pair, to_probs
+    from draftlab.core.verify.optimum import optimum_iid
     from draftlab.engine.replay_drafts import blocks, ceiling, survival
 
     def distributions(contender: Contender) -> tuple[float, ...]:
@@ -155,7 +154,7 @@ def _count(group: Iterable[Contender], texts: Texts, settings: Settings) -> Iter
             survived = survivals[key(contender)]
             yield contender, blocks(survived, texts.lengths, _sizes(contender), settings.draft_len, contender.tail)
             if settings.ceiling and contender.scheme == "optimal_block":
-                both = on_support(texts.target_probs, to_probs(texts.draft_logits, samplings[0]))
+                both = restrict_pair(texts.target_probs, to_probs(texts.draft_logits, samplings[0]))
                 best = optimum_iid(*both, contender.num_drafts).cpu().numpy()
                 bound = ceiling(survived, best, texts.lengths, contender.num_drafts, settings.draft_len)
                 yield replace(contender, scheme=CEILING), bound

@@ -16,13 +16,13 @@ from draftlab.errors import UserError
 from draftlab.stages._counts import ALPHA, BLOCK_EFFICIENCY, UnroundedCounts
 from draftlab.stages._inputs import Distillation
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
-from draftlab.train.settings import Timed
+from draftlab.train.settings import TimedServing
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class Settings(Timed):
+class Settings(TimedServing):
     """The cost of updates against what they save, for each of ``intervals``, and against a larger static draft with the same compute.
 
     The stream is the first ``requests`` of the dataset. The draft ``larger`` is distilled beforehand on the requests that follow, with as many
@@ -73,7 +73,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     import pandas as pd
 
     from draftlab.latency.pair import load_inflated
-    from draftlab.models.weights import moved
+    from draftlab.models.weights import model_size
     from draftlab.train.break_even import affordable, measure, priced
     from draftlab.train.learning import Effort, train
     from draftlab.train.online import serve, serve_unchanged
@@ -105,7 +105,7 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
         measurements=settings.measurements,
     )
     names = {"target": "target", "draft": settings.draft, "larger": settings.larger}
-    sizes = {role: moved(inputs.models / name) for role, name in names.items()}
+    sizes = {role: model_size(inputs.models / name) for role, name in names.items()}
     price = functools.partial(
         priced, sizes=sizes, prices=prices, draft_len=settings.draft_len, context=settings.context
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Whole
+from draftlab.core.settings import Count, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.stages._stage import Bench, Facts, NoInputs, column, stage_of
 
@@ -22,7 +22,7 @@ class Settings(Base):
     cases: int = Field(
         gt=0, description="random distributions per size, on which formula and linear program are compared"
     )
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
 
 
 class Row:
@@ -84,8 +84,8 @@ def largest_difference(num_tokens: int, num_drafts: int, cases: int, seed: int) 
     """Largest difference between ``min_H 1 + q(H) - p(H)^K`` (Theorem 3) and the linear program over random distributions."""
     import torch
 
-    from draftlab.core.verify.bound import optimum_by_lp, optimum_iid
     from draftlab.core.verify.joint import joint_distribution
+    from draftlab.core.verify.optimum import optimum_by_lp, optimum_iid
 
     generator = torch.Generator().manual_seed(seed)
     weights = torch.rand(cases, 2, num_tokens, dtype=torch.float64, generator=generator) ** 3

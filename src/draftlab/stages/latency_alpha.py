@@ -10,7 +10,7 @@ from pydantic import Field
 
 from draftlab.core import theory
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Under1
+from draftlab.core.settings import Count, ShareBelow1
 from draftlab.latency.settings import Engine
 from draftlab.progress import progress
 from draftlab.stages._inputs import TargetAndDraft
@@ -38,7 +38,7 @@ QUIET = 0.10
 
 
 class Settings(Engine):
-    alpha: list[Under1] = Field(min_length=1)
+    alpha: list[ShareBelow1] = Field(min_length=1)
     draft_len: list[Count] = Field(min_length=1)
     blocks: int = Field(gt=0)
     rounds: int = Field(gt=0)

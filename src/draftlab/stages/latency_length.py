@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Under1
+from draftlab.core.settings import Count, ShareBelow1
 from draftlab.core.theory import expected_block_length
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
@@ -28,7 +28,7 @@ STEPS = 4  # plain, on each side of the speculative rounds
 class Settings(Engine):
     """Speed-up at a set acceptance against the length of the answer, after a prefix (OSD, Table 8)."""
 
-    alpha: list[Under1] = Field(min_length=1)
+    alpha: list[ShareBelow1] = Field(min_length=1)
     length: list[Count] = Field(min_length=1)
     prefix: int = Field(gt=0, default=512)
     draft_len: int = Field(gt=0)

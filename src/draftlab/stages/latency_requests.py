@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Dataset, Under1
+from draftlab.core.settings import Dataset, ShareBelow1
 from draftlab.engine.answers import recorded_name
 from draftlab.errors import UserError
 from draftlab.latency.settings import Engine
@@ -52,7 +52,7 @@ class Settings(Engine):
     first: int = Field(0, ge=0, description="number of the first of these requests among the recorded ones")
     max_new_tokens: int = Field(gt=0)
     adaptive: bool = Field(False, description="also decode with a draft length that follows the acceptance")
-    confidence: Under1 = Field(
+    confidence: ShareBelow1 = Field(
         0,
         description="also decode with blocks that end where the draft gives its token less than this probability; 0: do not",
     )
@@ -128,16 +128,17 @@ class Inputs(NoInputs):
     @classmethod
     def locate(cls, variants: Sequence[Any], places: Places) -> Self:
         """The pair's drafts as they are, and the one that another experiment distilled on this dataset."""
-        own = variants[0]
-        cell = own.dataset if own.distilled == "osd_offline" else f"{own.dataset}.{own.temperature:g}"
-        distilled = places.other_cell(own.distilled, cell) / "draft"
-        answers = places.recorded(own.pair) / recorded_name(own.dataset, "eval") / "answers.jsonl"
+        settings = variants[0]
+        is_offline = settings.distilled == "osd_offline"
+        cell = settings.dataset if is_offline else f"{settings.dataset}.{settings.temperature:g}"
+        distilled = places.other_cell(settings.distilled, cell) / "draft"
+        answers = places.recorded(settings.pair) / recorded_name(settings.dataset, "eval") / "answers.jsonl"
         drafts = {
-            name: distilled if name == DISTILLED else places.model("draft" if name == BEFORE else name, own.pair)
-            for name in own.contenders
+            name: distilled if name == DISTILLED else places.model("draft" if name == BEFORE else name, settings.pair)
+            for name in settings.contenders
         }
-        costs = places.table(own.priced_by) if own.priced_by else None
-        return cls(target=places.model("target", own.pair), drafts=drafts, answers=answers, costs=costs)
+        costs = places.table(settings.priced_by) if settings.priced_by else None
+        return cls(target=places.model("target", settings.pair), drafts=drafts, answers=answers, costs=costs)
 
     def reads(self, variants: Sequence[Any]) -> Files:
         """The models, the answers and the costs."""
@@ -146,16 +147,16 @@ class Inputs(NoInputs):
 
 
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Decode some recorded requests with every contender on the engine that is asked for."""
+    """Decode some recorded requests with every contender on the engine of the settings."""
     from draftlab.engine.answers import Answer
     from draftlab.files.json_files import read_jsonl
     from draftlab.latency.lookup import SURE, Lookup
     from draftlab.latency.loop import fixed
     from draftlab.latency.pair import describe, open_pair
 
-    kinds = [kind for kind, asked in ((ADAPTIVE, settings.adaptive), (CONFIDENT, settings.confidence)) if asked]
-    taken = {PLAIN, AGAIN, LOOKUP, FIRST, *(name + kind for name in inputs.drafts for kind in kinds)}
-    if clash := sorted(taken & set(inputs.drafts)):
+    kinds = [kind for kind, is_on in ((ADAPTIVE, settings.adaptive), (CONFIDENT, settings.confidence)) if is_on]
+    reserved = {PLAIN, AGAIN, LOOKUP, FIRST, *(name + kind for name in inputs.drafts for kind in kinds)}
+    if clash := sorted(reserved & set(inputs.drafts)):
         raise UserError(f"a draft is named {clash[0]!r}, like another contender", remedy="give it another name")
     first = settings.first
     requests = list(itertools.islice(read_jsonl(inputs.answers, Answer), first, first + settings.requests))
@@ -188,7 +189,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
         probes = Probes(target, drafts[-1], settings) if settings.probe_every else None
         rows = measure(target, contenders, requests, settings, costs, probes)
         same = settings.model_dump(include={"dataset", "draft_len", "temperature"})
-        facts = describe(target, *drafts) | ({"probes": probes.found} if probes else {})
+        facts = describe(target, *drafts) | ({"probes": probes.records} if probes else {})
         return rows.assign(**same), facts
 
 
@@ -200,7 +201,7 @@ class Probes:
 
         self.target, self.draft, self.settings = target, draft, settings
         self.around = around_calls(target, CALIBRATION_CONTEXT // 2, settings.seed)
-        self.found: list[dict[str, Any]] = []
+        self.records: list[dict[str, Any]] = []
 
     def take(self, block: int) -> None:
         """Probe every number of tokens that a block of these requests can verify."""
@@ -208,8 +209,8 @@ class Probes:
 
         sizes = range(2, self.settings.draft_len + 2)
         rows = calibrate(self.target, self.draft, [CALIBRATION_CONTEXT], [1], sizes, 1, self.settings.seed + block)
-        found = rows.assign(block=block, **self.around).to_dict("records")
-        self.found += [{str(name): value for name, value in row.items()} for row in found]
+        records = rows.assign(block=block, **self.around).to_dict("records")
+        self.records += [{str(name): value for name, value in row.items()} for row in records]
 
 
 def calibrated_length(target: LatencyBackend, draft: LatencyBackend) -> DraftLength:
@@ -246,15 +247,15 @@ def measure(
         rng = np.random.default_rng([settings.seed, settings.first + number])
         if name in (PLAIN, AGAIN):
             return decode(target, prompt, length, temperature=settings.temperature, rng=rng), 0
-        draft, draft_len, least = contenders[name]
+        draft, draft_len, min_prob = contenders[name]
         before = draft.steps if isinstance(draft, Lookup) else 0
         written = speculate(
-            target, draft, prompt, length, draft_len, temperature=settings.temperature, rng=rng, least=least
+            target, draft, prompt, length, draft_len, temperature=settings.temperature, rng=rng, min_prob=min_prob
         )
         if isinstance(draft, Lookup):
             return written, draft.steps - before
-        # A block that ends early took one step more: the one whose token was not drafted.
-        unsure = sum(block.drafted < settings.draft_len for block in written.blocks) if least else 0
+        # A block that ends early took one more step, whose token was not drafted.
+        unsure = sum(block.drafted < settings.draft_len for block in written.blocks) if min_prob else 0
         return written, sum(block.drafted for block in written.blocks) + unsure
 
     names = [PLAIN, *contenders, AGAIN]
@@ -304,9 +305,9 @@ def read_costs(table: Path, context: int) -> dict[str, CostModel]:
     if "draft" not in rows or DISTILLED not in set(rows["draft"]):
         remedy = f"give it an axis draft, one value of which is {DISTILLED}"
         raise UserError("no costs of the distilled draft", file=table, remedy=remedy)
-    near = min(rows["context"].unique(), key=lambda own: abs(own - context))
+    near = min(rows["context"].unique(), key=lambda measured: abs(measured - context))
     rows = rows[(rows["context"] == near) & (rows["batch"] == 1)]
-    return {str(name): cost_model(own) for name, own in rows.groupby("draft")}
+    return {str(name): cost_model(of_draft) for name, of_draft in rows.groupby("draft")}
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
@@ -319,9 +320,9 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
 
     measured = {*columns_of(Row)} - {"request_id", "dataset", "draft_len", "temperature"}
     keys = [key for key in rows if key not in measured]
-    own, is_plain = pd.MultiIndex.from_frame(rows[keys]), rows["contender"].isin([PLAIN, AGAIN])
-    first = rows[rows["contender"] == PLAIN].set_index(keys)["seconds"].reindex(own).to_numpy()
-    both = rows[is_plain].groupby(keys, observed=True, dropna=False)["seconds"].mean().reindex(own).to_numpy()
+    requests, is_plain = pd.MultiIndex.from_frame(rows[keys]), rows["contender"].isin([PLAIN, AGAIN])
+    first = rows[rows["contender"] == PLAIN].set_index(keys)["seconds"].reindex(requests).to_numpy()
+    both = rows[is_plain].groupby(keys, observed=True, dropna=False)["seconds"].mean().reindex(requests).to_numpy()
     plain_seconds = np.where(is_plain, first, both)
     return rows.assign(plain_seconds=plain_seconds, milliseconds=1e3 * rows["seconds"])
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, NotNegative, Whole
+from draftlab.core.settings import Count, NonNegativeInt, NotNegative
 from draftlab.progress import progress
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs, Request, Work, open_work
 from draftlab.stages._schemes import LiveScheme
@@ -47,9 +47,9 @@ class Contest(Decoding):
     draft_temperature: list[NotNegative] = Field(min_length=1)
     first_temperature: NotNegative | None = None
     target_temperature: list[NotNegative] = Field([1.0], min_length=1)
-    top_k: list[Whole] = Field([0], min_length=1)
+    top_k: list[NonNegativeInt] = Field([0], min_length=1)
     lp_threshold: list[Count] = Field([5], min_length=1)
-    alphabet: list[Whole] = Field([0], min_length=1)
+    alphabet: list[NonNegativeInt] = Field([0], min_length=1)
 
 
 class Settings(Contest):
@@ -127,7 +127,7 @@ class Contender:
     @property
     def verifier(self) -> TokenVerifier | TreeVerifier:
         """The verifier of each position; ``single`` where the scheme verifies a single draft by blocks."""
-        from draftlab.core.verify.schemes import any_verifier
+        from draftlab.core.verify import any_verifier
 
         name = self.scheme.partition("+")[0]
         return any_verifier("single" if name == "block" else name, self.lp_threshold or 5, self.alphabet)
@@ -135,7 +135,7 @@ class Contender:
     @property
     def tail(self) -> PathVerifier | None:
         """The verifier of the rest of a sequence once it is the only one left."""
-        from draftlab.core.verify.schemes import tail_of
+        from draftlab.core.verify import tail_of
 
         return tail_of(self.scheme if self.scheme == "block" else self.scheme.partition("+")[2])
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float64
 
     from draftlab.engine.recording import TargetPass
-    from draftlab.engine.replay_lengths import Blocks, Drafted
+    from draftlab.engine.replay_lengths import BlockCounts, Drafted
     from draftlab.models import LanguageModel
 
 THRESHOLDS = tuple(step / 20 for step in range(20))
@@ -136,11 +136,11 @@ def _replay(
     tuning, measured = (draft_everywhere(draft, answers, settings.depth) for answers in (recorded, held_out))
     is_lookup = name == "lookup"
 
-    def fixed(drafted: Drafted, length: int) -> Blocks:
+    def fixed(drafted: Drafted, length: int) -> BlockCounts:
         # Lookup drafts nothing where it finds nothing, as on an engine.
         return cut(drafted, np.minimum(length, drafted.confident(SURE)) if is_lookup else drafted.fixed(length))
 
-    def confident(drafted: Drafted, threshold: float) -> Blocks:
+    def confident(drafted: Drafted, threshold: float) -> BlockCounts:
         return fixed(drafted, settings.depth) if is_lookup else cut(drafted, drafted.confident(threshold), asks=True)
 
     lengths = range(1, settings.depth + 1)
@@ -160,7 +160,7 @@ def _replay(
     return pd.concat(frames, ignore_index=True), {"tuned": best, "threshold": least}
 
 
-def cost(blocks: Blocks, settings: Settings) -> Float64[np.ndarray, " requests"]:
+def cost(blocks: BlockCounts, settings: Settings) -> Float64[np.ndarray, " requests"]:
     """The time of each answer in plain steps of the target, including drafting and verification."""
     import numpy as np
 
@@ -171,7 +171,7 @@ def cost(blocks: Blocks, settings: Settings) -> Float64[np.ndarray, " requests"]
     return np.asarray(blocks.calls @ (1 + added) + settings.cost_ratio * blocks.steps)
 
 
-def speed(blocks: Blocks, settings: Settings) -> float:
+def speed(blocks: BlockCounts, settings: Settings) -> float:
     """Emitted tokens per target step of time."""
     return float(blocks.emitted.sum() / cost(blocks, settings).sum())
 

@@ -14,7 +14,7 @@ from draftlab.core.settings import Count, Dataset
 from draftlab.stages._counts import ALPHA, BLOCK_EFFICIENCY, UnroundedCounts
 from draftlab.stages._inputs import Distillation
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
-from draftlab.train.settings import Timed
+from draftlab.train.settings import TimedServing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from draftlab.train.learning import Effort
 
 
-class Settings(Timed):
+class Settings(TimedServing):
     """Heads on the target compared with a draft, before and after both learnt from ``requests`` of the stream (OSD, Table 4).
 
     The heads learn at ``heads_learning_rate``. Like released heads, they first learn other answers of their target: those to ``warm_requests`` of
@@ -86,23 +86,22 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.core.tree import Tree
     from draftlab.latency.pair import load_inflated
     from draftlab.models.medusa import Medusa
-    from draftlab.train.folders import Folders
     from draftlab.train.medusa import contenders, decode_in_turns, epoch_seconds
     from draftlab.train.online import clock_of, serve
     from draftlab.train.traffic import whole
 
     begin = time.process_time()
-    folders = Folders(inputs.answers, inputs.models, bench.kept)
+    folders = inputs.folders(bench)
     target = folders.target(settings.device, inputs.dtype)
     stream = whole(folders.recorded(settings.dataset, "train"), settings.dataset).reordered(settings.seed)
     stream = stream.take(range(min(settings.requests, len(stream))))
-    of_heads = settings.model_copy(update={"learning_rate": settings.heads_learning_rate})
+    heads_settings = settings.model_copy(update={"learning_rate": settings.heads_learning_rate})
     heads = Medusa(target, Tree.of_widths(settings.widths))
-    effort = _warm(heads, folders, of_heads, inputs.max_new_tokens)
+    effort = _warm(heads, folders, heads_settings, inputs.max_new_tokens)
     models: dict[str, LanguageModel] = {"draft": folders.draft(settings), "medusa": heads}
-    for name, how in (("draft", settings), ("medusa", of_heads)):
+    for name, serving in (("draft", settings), ("medusa", heads_settings)):
         models[f"{name}_osd"] = copy.deepcopy(models[name])
-        effort += serve(models[f"{name}_osd"], stream, how)[1]
+        effort += serve(models[f"{name}_osd"], stream, serving)[1]
     seconds = epoch_seconds(
         {name: models[name] for name in ("draft", "medusa")}, stream, settings, settings.timed_updates
     )
@@ -129,16 +128,16 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
 
 
 def _warm(heads: LanguageModel, folders: Folders, settings: Settings, max_new_tokens: int) -> Effort:
-    """Make heads as they would be released: one epoch on the target's answers to other datasets."""
+    """Train the heads as a release would be trained: one epoch on the target's answers to other datasets."""
     from draftlab.engine.recording import join
     from draftlab.train.learning import train
     from draftlab.train.sources import Scene
 
     passes = [folders.recorded(dataset, "train") for dataset in settings.warm]
-    learnt = join([found.take(range(min(settings.warm_requests, len(found.answers)))) for found in passes])
-    count = len(learnt.answers)
+    lessons = join([part.take(range(min(settings.warm_requests, len(part.answers)))) for part in passes])
+    count = len(lessons.answers)
     return train(
-        Scene(heads, None, learnt, max_new_tokens, ()), range(count), math.ceil(count / settings.batch), settings
+        Scene(heads, None, lessons, max_new_tokens, ()), range(count), math.ceil(count / settings.batch), settings
     )
 
 

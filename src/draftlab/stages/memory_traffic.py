@@ -14,7 +14,7 @@ from draftlab.core import theory
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, Dataset, Share
 from draftlab.core.settings import Settings as Base
-from draftlab.core.theory import Moved
+from draftlab.core.theory import ModelSize
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Files, column, stage_of
@@ -91,8 +91,8 @@ class Case:
     """A pair, and its block lengths with the draft before and after learning; ``train_gb``: the draft's weights in float32."""
 
     name: str
-    target: Moved
-    draft: Moved
+    target: ModelSize
+    draft: ModelSize
     train_gb: float
     before: float
     after: float
@@ -106,11 +106,14 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     """Tabulate every term for the printed pair and for the run's own."""
     import pandas as pd
 
-    from draftlab.models.weights import moved
+    from draftlab.models.weights import model_size
 
-    printed = Moved(settings.target_gb, settings.target_cache_gb), Moved(settings.draft_gb, settings.draft_cache_gb)
+    printed = (
+        ModelSize(settings.target_gb, settings.target_cache_gb),
+        ModelSize(settings.draft_gb, settings.draft_cache_gb),
+    )
     lengths = (theory.expected_block_length(alpha, settings.draft_len) for alpha in settings.alphas)
-    target, draft = moved(inputs.target), moved(inputs.draft)
+    target, draft = model_size(inputs.target), model_size(inputs.draft)
     cases = [
         Case("printed", *printed, 2 * settings.draft_gb, *settings.rounded),
         Case("unrounded", *printed, 2 * settings.draft_gb, *lengths),

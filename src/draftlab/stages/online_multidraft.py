@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Dataset, Whole
+from draftlab.core.settings import Dataset, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
 from draftlab.stages._inputs import TargetAndDraft
@@ -42,7 +42,7 @@ class Settings(Base):
     max_new_tokens: int = Field(gt=0)
     temperature: float = Field(1.0, gt=0)
     device: Literal["cpu", "cuda"] = "cpu"
-    seeds: list[Whole] = Field(min_length=1)
+    seeds: list[NonNegativeInt] = Field(min_length=1)
 
 
 class Row:

@@ -58,8 +58,8 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
     """Sum acceptance before the residual draw over the positions of each request and class of entropy."""
     import pandas as pd
 
-    from draftlab.core.verify.exact import by_position
-    from draftlab.core.verify.schemes import token_verifier
+    from draftlab.core.verify import token_verifier
+    from draftlab.core.verify.acceptance import by_position
 
     frames = []
     for (dataset, pairs), of_target, of_draft in itertools.product(

@@ -55,8 +55,8 @@ def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFram
     import pandas as pd
     import torch
 
-    from draftlab.core.verify.exact import distribution_error
-    from draftlab.core.verify.schemes import token_verifier
+    from draftlab.core.verify import token_verifier
+    from draftlab.core.verify.acceptance import distribution_error
 
     frames = []
     for panel, first in PANELS.items():

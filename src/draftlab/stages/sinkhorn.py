@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, NotNegative, Whole
+from draftlab.core.settings import Count, NonNegativeInt, NotNegative
 from draftlab.stages._inputs import OnPairs, PairsRow, RecordedPairs
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.stages.acceptance import Derived, derive
@@ -23,7 +23,7 @@ PEERS = ("optimal", "importance_truncated", "k_seq", "specinfer")
 class Settings(OnPairs):
     num_drafts: list[Count] = Field(min_length=1)
     draft_temperature: list[NotNegative] = Field(min_length=1)
-    iterations: list[Whole] = Field(min_length=1)
+    iterations: list[NonNegativeInt] = Field(min_length=1)
     sharpness: list[NotNegative] = Field(min_length=1)
     rounds: int = Field(gt=0)
 
@@ -51,7 +51,7 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
     """Acceptance of each contender, and the fastest of ``rounds`` interleaved computations, all positions as one batch."""
     import pandas as pd
 
-    from draftlab.core.verify.schemes import token_verifier
+    from draftlab.core.verify import token_verifier
     from draftlab.core.verify.sinkhorn import sinkhorn_verifier
 
     contenders = [(name, token_verifier(name), 0, 0.0) for name in PEERS]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Whole
+from draftlab.core.settings import Count, NonNegativeInt
 from draftlab.progress import progress
 from draftlab.stages._decoding import DecodedRow, Decoding, Inputs, open_work, write_texts
 from draftlab.stages._stage import Bench, Facts, column, stage_of
@@ -31,7 +31,7 @@ class Settings(Decoding):
     width: Count = 8
     draft_temperature: float = Field(1.0, gt=0)
     target_temperature: float = Field(1.0, gt=0)
-    top_k: Whole = 0
+    top_k: NonNegativeInt = 0
     past_end: bool = Field(False, description="continue texts past their end to max_new_tokens")
 
     @model_validator(mode="after")
@@ -91,19 +91,18 @@ def _count(
     """Count the blocks of each tree shape."""
     import numpy as np
 
-    from draftlab.core.sampling import to_probs
+    from draftlab.core.sampling import restrict_pair, to_probs
     from draftlab.core.tree import Tree, optimal_tree
-    from draftlab.core.verify.bound import optimum_iid
-    from draftlab.core.verify.exact import on_support
     from draftlab.core.verify.optimal import optimal
-    from draftlab.core.verify.specinfer import rrs
+    from draftlab.core.verify.optimum import optimum_iid
+    from draftlab.core.verify.rrs import rrs
     from draftlab.engine.replay_drafts import blocks, ceiling, count_blocks, survival
     from draftlab.engine.replay_trees import confident_trees, ranked_tree
 
     length, lengths = settings.draft_len, texts.lengths
     tokens = iter(texts.token.tolist())
     answers = [list(itertools.islice(tokens, count)) for count in lengths]
-    both = on_support(texts.target_probs, to_probs(texts.draft_logits, draft[1]))
+    both = restrict_pair(texts.target_probs, to_probs(texts.draft_logits, draft[1]))
     rank = (texts.draft_logits > texts.draft_logits.gather(-1, texts.token[:, None])).sum(-1).cpu().numpy()
     order = texts.draft_logits.topk(max(settings.nodes), -1).indices
     likely = texts.target_probs.gather(-1, order).mean(0).tolist()  # how often the target writes the i-th child

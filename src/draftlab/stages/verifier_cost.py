@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pydantic import Field
 
 from draftlab.core.measure import Measure
-from draftlab.core.settings import Count, Device, Flat, Whole
+from draftlab.core.settings import Count, Device, Flat, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.errors import UserError
 from draftlab.progress import progress
@@ -67,7 +67,7 @@ class Settings(Base):
     filters: list[FilterName] = Field(default=["top-p .95, sharp", "top-p .95, peaked", UNCUT], min_length=1)
     rounds: Count = 40
     device: Device = Field("cpu", description="the scale sets it (``compute``)")
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
 
 
 class Row:
@@ -104,8 +104,9 @@ def contenders() -> dict[str, TokenVerifier]:
     from draftlab.core.verify.greedy import greedy
     from draftlab.core.verify.k_seq import k_seq
     from draftlab.core.verify.optimal import optimal
+    from draftlab.core.verify.rrs import rrs
     from draftlab.core.verify.single import single
-    from draftlab.core.verify.specinfer import rrs, specinfer
+    from draftlab.core.verify.specinfer import specinfer
     from draftlab.core.verify.truncated import Truncation, truncated
 
     return {
@@ -159,7 +160,7 @@ def _cell(vocab: int, name: str, drafts: int, batch: int, settings: Settings) ->
     import torch
 
     from draftlab.core.sampling import draft_tokens, restrict
-    from draftlab.core.verify.bound import optimum_iid, ratio_order
+    from draftlab.core.verify.optimum import optimum_iid, ratio_order
 
     seed, device = settings.seed, settings.device
     rng = np.random.default_rng(seed)

@@ -33,7 +33,7 @@ def affordable(every: Traffic, after: int, tokens: float) -> list[int]:
 
 def priced(
     rows: pd.DataFrame,
-    sizes: Mapping[str, theory.Moved],
+    sizes: Mapping[str, theory.ModelSize],
     prices: Prices,
     name: str,
     *,

@@ -24,10 +24,10 @@ from draftlab.train.heads import answer_logits, kept_by
 from draftlab.train.settings import Training
 from draftlab.train.sources import LIVE, SOURCES, Samples, Scene
 
-WARMUP_SHARE = 0.03  # of the steps (OSD's scripts)
-NOTHING = Samples(
-    [], [], torch.empty(0, 0), torch.empty(0, dtype=torch.long)
-)  # the share of a process when there are more processes than requests
+WARMUP_SHARE = 0.03
+"""The share of the steps in which the learning rate rises (OSD's scripts)."""
+NO_SAMPLES = Samples([], [], torch.empty(0, 0), torch.empty(0, dtype=torch.long))
+"""The share of a process when there are more processes than requests."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Effort:
 
     def __add__(self, other: Effort) -> Effort:
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Effort(*(mine + its for mine, its in pairs))
+        return Effort(*(left + right for left, right in pairs))
 
 
 def train(
@@ -60,7 +60,7 @@ def train(
     """Run ``steps`` updates of ``scene.draft``, each on ``settings.batch`` of ``requests`` in a seeded order.
 
     The loss of a step is the mean over all answer positions of its requests, whatever the micro-batches and processes. If the draft writes
-    answers, ``sample_batch`` requests are answered at once. ``watch(step)`` is called before each step and its time is not counted; ``effort`` has
+    answers, ``sample_batch`` requests are answered at once. ``watch(step)`` is called before each step and its time is not counted. ``effort`` is
     the cost so far. A killed run resumes from ``checkpoint`` and ends with the same weights.
     """
     if settings.keeps_embedding and isinstance(scene.draft, Llama):
@@ -70,7 +70,9 @@ def train(
     effort = effort or Effort()
     effort.updates = steps
     drawn: dict[int, Samples] = {}
-    since: float | None = None  # what is loaded before the first step belongs to whoever trains first
+    since: float | None = (
+        None  # so that the first training of a process does not count what is loaded before its first step
+    )
 
     def losses(step: int) -> Iterator[Tensor]:
         nonlocal since
@@ -80,8 +82,8 @@ def train(
         if step % ahead == 0:
             parts = [parallel.my_share(part) for part in order[step : step + ahead]]
             generator = torch.Generator(scene.draft.device).manual_seed(settings.seed * 1_000_003 + step)
-            mine = list(itertools.chain(*parts))
-            samples = SOURCES[source](scene, mine, generator) if mine else NOTHING
+            share = list(itertools.chain(*parts))
+            samples = SOURCES[source](scene, share, generator) if share else NO_SAMPLES
             effort.target_tokens += parallel.total(samples.scored)
             drawn.update(enumerate(samples.cut([len(part) for part in parts]), step))
         yield from _terms(scene.draft, drawn.pop(step), settings, effort)
@@ -108,7 +110,7 @@ def _identity(scene: Scene, requests: Sequence[int], settings: Training) -> str:
     records = [scene.recorded.answers[request] for request in requests]
     text = repr([(record.prompt_ids, record.answer_ids) for record in records])
     start, distributions = (
-        training.digest(found) for found in (dict(scene.draft.named_parameters()), scene.recorded.tensors)
+        training.digest(tensors) for tensors in (dict(scene.draft.named_parameters()), scene.recorded.tensors)
     )
     texts = hashlib.sha256(text.encode()).hexdigest()
     return f"{settings!r} {scene.max_new_tokens} {code_digest(__name__)} {start} {texts} {distributions}"
@@ -134,11 +136,12 @@ def losses_at(
 ) -> Float[Tensor, " positions"]:
     """The loss at each position; fine-tuning uses the tokens as they were written, sampled or not, and no distribution.
 
-    If the head is trimmed to the tokens H (``kept``), ``logits`` are those of H and ``target_logits`` those of ``on_head``: all other tokens
-    count as one, of probability ``1 - target(H)`` to the target and 0 to the draft. Every loss is then what it is over the whole vocabulary, up to a constant:
-    a token x outside H adds 0 to KL(draft || target), ``beta target(x) log(1 / beta)`` to the JSD and ``target(x) / 2`` to the total
-    variation, and of KL(target || draft) what stays is ``sum over x in H of target(x) log(target(x) / draft(x))``, whose gradient is
-    target(H) times that of the divergence between the distributions on H.
+    If the head is trimmed to the tokens H (``kept``), ``logits`` are the logits of H and ``target_logits`` come from ``on_head``. All other
+    tokens are merged into a single token, with probability ``1 - target(H)`` under the target and 0 under the draft. Every loss then equals
+    its value over the whole vocabulary up to a constant: a token x outside H adds 0 to KL(draft || target),
+    ``beta target(x) log(1 / beta)`` to the JSD and ``target(x) / 2`` to the total variation. Of KL(target || draft),
+    ``sum over x in H of target(x) log(target(x) / draft(x))`` remains, whose gradient is target(H) times that of the divergence between the
+    distributions on H.
     """
     target_logits, labels = target_logits.to(logits.device), labels.to(logits.device)
     if name == "hard_label":

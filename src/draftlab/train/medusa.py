@@ -16,8 +16,8 @@ import torch
 
 from draftlab.core.sampling import Sampling
 from draftlab.core.verify.greedy import greedy
+from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.single import single
-from draftlab.core.verify.specinfer import rrs
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.typical import typical
 from draftlab.engine.generate import GREEDY, generate
@@ -33,13 +33,13 @@ from draftlab.train.traffic import Traffic
 
 SAMPLED = Sampling(1.0)
 TREE_VERIFIERS: dict[str, TokenVerifier] = {"single": single, "rrs": rrs, "greedy": greedy, "typical": typical}
-"""How drafts and trees are verified here; typical acceptance is the one that is not lossless."""
+"""How drafts and trees are verified here; only typical acceptance is not lossless."""
 
 
 def epoch_seconds(
     models: dict[str, LanguageModel], stream: Traffic, settings: Serving, updates: int
 ) -> dict[str, float]:
-    """Seconds to learn once from every answer of the stream: the mean of ``updates`` of copies in turn, the first ones left out."""
+    """Seconds to learn once from every answer of the stream: the mean over ``updates`` updates of copies that take turns, after one warm-up update."""
     learners = {name: copy.deepcopy(model) for name, model in models.items()}
     optimizers = {name: training.adamw(learner, settings.learning_rate) for name, learner in learners.items()}
     clock, spent = clock_of(settings.device), dict.fromkeys(models, 0.0)
@@ -94,24 +94,25 @@ def decode_in_turns(
     """Decode each of ``blocks`` of prompts by all contenders in a shuffled order; a row of counts and seconds for each."""
     rng = np.random.default_rng(seed)
     for block, prompts in enumerate(progress(blocks, "groups of requests")):
-        found = {}
+        decoded = {}
         for number in rng.permutation(len(every)).tolist():
             begin = clock()
             generator = torch.Generator(target.device).manual_seed(block)
             traces = every[number].decode(target, prompts, generator=generator, **options)
-            found[number] = traces, clock() - begin
-        plain = {one.sampling: found[number] for number, one in enumerate(every) if one.model is None}
-        for number, one in enumerate(every):
-            (traces, seconds), (texts, plain_seconds) = found[number], plain[one.sampling]
-            same = sum(mine.answer_ids == its.answer_ids for mine, its in zip(traces, texts, strict=True))
+            decoded[number] = traces, clock() - begin
+        plain = {each.sampling: decoded[number] for number, each in enumerate(every) if each.model is None}
+        for number, contender in enumerate(every):
+            (traces, seconds), (plain_traces, plain_seconds) = decoded[number], plain[contender.sampling]
+            pairs = zip(traces, plain_traces, strict=True)
+            same = sum(trace.answer_ids == of_plain.answer_ids for trace, of_plain in pairs)
             sums = trace_counts(traces).drop(columns="request_id").sum().to_frame().T
             yield sums.assign(
                 block=block,
                 requests=len(prompts),
-                contender=one.name,
-                verifier=one.verifier,
-                is_lossless=int(TREE_VERIFIERS[one.verifier].is_lossless),
-                temperature=one.sampling.temperature,
+                contender=contender.name,
+                verifier=contender.verifier,
+                is_lossless=int(TREE_VERIFIERS[contender.verifier].is_lossless),
+                temperature=contender.sampling.temperature,
                 seconds=seconds,
                 plain_seconds=plain_seconds,
                 same_text=same,

@@ -90,14 +90,13 @@ def measure(scene: Scene, held_out: TargetPass, settings: Offline) -> pd.DataFra
 
 def trace_counts(traces: Sequence[BlockTrace]) -> pd.DataFrame:
     """The counts of decoded requests, in the columns of ``counts``."""
-    columns = {"accepted": "accepted", "visited": "visited", "overlap": "overlap", "overlap_repo": "repo"}
-    rows = pd.DataFrame({name: [sum(getattr(trace, key)) for trace in traces] for name, key in columns.items()})
+    names = ("accepted", "visited", "overlap", "overlap_repo")
+    rows = pd.DataFrame({name: [sum(getattr(trace, name)) for trace in traces] for name in names})
     blocks, emitted = ([of(trace.emitted) for trace in traces] for of in (len, sum))
     return rows.assign(request_id=range(len(traces)), blocks=blocks, emitted=emitted)
 
 
 def counts(walked: Walk) -> pd.DataFrame:
     """Numerators and denominators, one row per request."""
-    names = ("accepted", "visited", "overlap", "repo", "blocks", "emitted")
-    rows = pd.DataFrame({"request_id": range(len(walked.emitted))} | {name: getattr(walked, name) for name in names})
-    return rows.rename(columns={"repo": "overlap_repo"})
+    names = ("accepted", "visited", "overlap", "overlap_repo", "blocks", "emitted")
+    return pd.DataFrame({"request_id": range(len(walked.emitted))} | {name: getattr(walked, name) for name in names})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from draftlab.core.settings import Count, Dataset, Device, Settings, Under1, Whole
+from draftlab.core.settings import Count, Dataset, Device, NonNegativeInt, Settings, ShareBelow1
 from draftlab.files.registries import names
 
 LossPositions = Literal["rejected", "all", "block_end", "repository"]
@@ -28,7 +28,7 @@ class Training(Settings):
     dataset: Dataset = ""
     pair: str = Field("main", description="the pair whose target and drafts are used")
     draft: str = Field("draft", description="folder below models/")
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
     temperature: float = Field(0.0, ge=0)
     learning_rate: float = Field(gt=0)
     batch: int = Field(gt=0)
@@ -96,7 +96,7 @@ class ReplayLog(Serving):
     """
 
     draft_lens: list[Count] = Field([1, 2, 3, 4, 5, 6, 7, 8], min_length=1)
-    thresholds: list[Under1] = Field(
+    thresholds: list[ShareBelow1] = Field(
         [0.3, 0.45, 0.6],
         description="at temperature 0 also blocks that end where the draft is less sure of its token than this",
     )
@@ -104,7 +104,7 @@ class ReplayLog(Serving):
     ceiling: int = Field(12, ge=0)
 
 
-class Timed(Serving):
+class TimedServing(Serving):
     """Learning that is timed beside decoding; ``inflated_layers`` and ``inflated_ffn`` as for an ``Engine``."""
 
     requests: int = Field(gt=0)

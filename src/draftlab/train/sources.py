@@ -1,7 +1,7 @@
 """Whose tokens the distillation loss sees: the target's, the draft's, or a mixture of both (OSD, section 4.2; Table 1).
 
 A source writes answers to some requests, and gives the target's logits at each of their positions and the token that fine-tuning would
-learn there (``Samples.labels``). The target's own answers are recorded. If the draft takes part, the target scores the answers live, and
+learn there (``Samples.labels``). The target's answers are recorded. If the draft takes part, the target scores the answers live, and
 ``Samples.scored`` counts the tokens that it read for this.
 """
 
@@ -21,14 +21,16 @@ from draftlab.engine.recording import TargetPass, on_head
 from draftlab.models import Cache, LanguageModel
 from draftlab.train.heads import kept_by
 
-SHARE = 0.5  # of requests (mix_request) or tokens (mix_token) that the target writes
-SCORED_AT_ONCE = 16  # requests; more of them waste time on padding
+SHARE = 0.5
+"""The share of requests (``mix_request``) or tokens (``mix_token``) that the target writes."""
+SCORED_AT_ONCE = 16
+"""Requests that the target scores in one forward pass; more waste time on padding."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What a source can draw on; ``target`` is None where only recorded answers are used. ``at_once``: requests that are decoded together
-    at most, as many as fit in memory (None: all)."""
+    """What a source can draw on. ``target`` is None where only recorded answers are used; at most ``at_once`` requests are decoded together
+    (None: all)."""
 
     draft: LanguageModel
     target: LanguageModel | None
@@ -75,12 +77,12 @@ def teacher(scene: Scene, requests: Sequence[int], generator: Generator) -> Samp
 def student(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
     """Answers that the draft writes as it is now, scored by the target (on-policy distillation)."""
     prompts = [scene.recorded.answers[request].prompt_ids for request in requests]
-    return _scored(scene, prompts, _written(scene, scene.draft, prompts, generator))
+    return _score(scene, prompts, _write(scene, scene.draft, prompts, generator))
 
 
 def mix_request(scene: Scene, requests: Sequence[int], generator: Generator) -> Samples:
     """A fair coin decides for each whole answer whether it comes from the target or from the draft."""
-    coins = _coins(len(requests), generator)
+    coins = _flip_coins(len(requests), generator)
     parts = {True: [r for r, c in zip(requests, coins, strict=True) if c]}
     parts[False] = [r for r, c in zip(requests, coins, strict=True) if not c]
     drawn = {
@@ -92,7 +94,7 @@ def mix_request(scene: Scene, requests: Sequence[int], generator: Generator) -> 
     return Samples(
         [sample.prompts[0] for sample in chosen],
         [sample.answers[0] for sample in chosen],
-        # What was recorded is on the CPU.
+        # Recorded logits and labels are on the CPU.
         torch.cat([sample.target_logits.to(scene.draft.device) for sample in chosen]),
         torch.cat([sample.labels.to(scene.draft.device) for sample in chosen]),
         sum(len(sample.answers[0]) for sample, coin in zip(chosen, coins, strict=True) if not coin),
@@ -108,10 +110,10 @@ def mix_token(scene: Scene, requests: Sequence[int], generator: Generator) -> Sa
 
     def keep(rows: list[int], position: int, logits: Tensor, tokens: Tensor) -> None:
         labels = torch.where(mixture.coins, tokens, mixture.target_logits.argmax(-1))
-        for row, *distribution_and_label in zip(rows, mixture.target_logits, labels, strict=True):
-            seen[row, position] = distribution_and_label
+        for row, *logits_and_label in zip(rows, mixture.target_logits, labels, strict=True):
+            seen[row, position] = logits_and_label
 
-    answers = _written(scene, mixture, prompts, generator, keep)
+    answers = _write(scene, mixture, prompts, generator, keep)
     at = [seen[row, position] for row, answer in enumerate(answers) for position in range(len(answer))]
     distributions, labels = (torch.stack(values) for values in zip(*at, strict=True))
     return Samples(prompts, answers, _on_head(scene, distributions), labels, sum(map(len, answers)))
@@ -127,19 +129,19 @@ LIVE = frozenset({"student", "mix_request", "mix_token"})
 """Sources for which the target runs again."""
 
 
-def _coins(count: int, generator: Generator) -> list[bool]:
-    """Draw for each token whether the target writes it; torch can draw only on the device of the generator."""
+def _flip_coins(count: int, generator: Generator) -> list[bool]:
+    """Draw whether the target writes each token or answer. torch draws only on the device of the generator."""
     return (torch.rand(count, generator=generator, device=generator.device) < SHARE).tolist()
 
 
-def _written(
+def _write(
     scene: Scene,
     model: LanguageModel | _Mixture,
     prompts: Sequence[Sequence[int]],
     generator: Generator,
     observe: Observer | None = None,
 ) -> list[list[int]]:
-    """Decode answers of a model with the settings of the recorded ones."""
+    """Let a model answer with the settings of the recorded answers."""
     return generate(
         cast(LanguageModel, model),
         prompts,
@@ -153,16 +155,16 @@ def _written(
 
 
 @torch.no_grad()
-def _scored(scene: Scene, prompts: list[list[int]], answers: list[list[int]]) -> Samples:
-    """The target's logits at each answer position; requests of similar length share a forward pass."""
+def _score(scene: Scene, prompts: list[list[int]], answers: list[list[int]]) -> Samples:
+    """Let the target read the answers; requests of similar length share a forward pass."""
     assert scene.target is not None
     order = sorted(range(len(answers)), key=lambda place: len(prompts[place]) + len(answers[place]))
-    found: dict[int, Tensor] = {}
+    logits_of: dict[int, Tensor] = {}
     for start in range(0, len(order), SCORED_AT_ONCE):
         batch = order[start : start + SCORED_AT_ONCE]
         logits = scene.target.answer_logits([prompts[p] for p in batch], [answers[p] for p in batch])
-        found |= dict(zip(batch, torch.split(logits.float(), [len(answers[p]) for p in batch]), strict=True))
-    distributions = torch.cat([found[place] for place in range(len(answers))])
+        logits_of |= dict(zip(batch, torch.split(logits.float(), [len(answers[p]) for p in batch]), strict=True))
+    distributions = torch.cat([logits_of[place] for place in range(len(answers))])
     labels = distributions.argmax(-1)
     return Samples(prompts, answers, _on_head(scene, distributions), labels, sum(map(len, answers)))
 
@@ -174,7 +176,7 @@ def _on_head(scene: Scene, logits: Float[Tensor, "positions vocab"]) -> Float[Te
 
 
 class _Mixture:
-    """Two models as one, with the interface that ``generate`` needs: each row's logits are the target's or, by a fair coin, the draft's."""
+    """Target and draft as one model for ``generate``: a fair coin decides whose logits each row has."""
 
     def __init__(self, target: LanguageModel, draft: LanguageModel, generator: Generator) -> None:
         self.models, self.generator = (target, draft), generator
@@ -201,7 +203,7 @@ class _MixtureCache:
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
         target, draft = (cache.extend(tokens).float() for cache in self.caches)
         self.model.target_logits = target[:, -1].clone()
-        self.model.coins = torch.tensor(_coins(len(tokens), self.model.generator), device=target.device)
+        self.model.coins = torch.tensor(_flip_coins(len(tokens), self.model.generator), device=target.device)
         return torch.where(self.model.coins[:, None, None], target, draft)
 
     def crop(self, lengths: Sequence[int]) -> None:

@@ -5,19 +5,18 @@ them the other way round. The K drafts of a position are ``x_1 .. x_K``; ``(z)_+
 
 What is verified, the module of its interface, and the verifiers:
 
-* K drafts of one position, ``token``: ``single``, ``specinfer`` (with ``rrs``), ``k_seq``, ``importance``, ``truncated``
+* K drafts of one position, ``token``: ``single``, ``specinfer``, ``rrs``, ``k_seq``, ``importance``, ``truncated``
   (``importance_truncated``), ``hybrid``, ``optimal``, ``greedy``, ``sampled``, ``gls``, ``sinkhorn``, and ``typical``, which is not lossless;
 * one path of L tokens, ``path``: ``single_path`` in the same module, ``block``;
 * K sequences token by token, ``sequence``: any verifier of one position;
 * K sequences as one tree, ``tree``: ``traversal``, ``multipath`` (``greedy_block``, ``optimal_block``).
 
-The best acceptance of any verifier is computed in ``bound`` and checked in ``polyhedral``. ``joint`` enumerates drafts, ``exact`` averages over
-them, and ``survivors`` counts the drafts that agree with a text. ``truncated_program`` solves the linear program of ``truncated``. ``schemes``
-finds the verifier that a settings file names.
+The best acceptance of any verifier is computed in ``optimum`` and checked in ``polyhedral``. ``joint`` enumerates drafts, ``acceptance`` averages
+over them, and ``survivors`` counts the drafts that agree with a text. ``truncated_program`` solves the linear program of ``truncated``.
 
 Sources: Leviathan et al. 2023 (arXiv 2211.17192), ``single``; Miao et al. 2024 (SpecInfer, 2305.09781), ``specinfer``; Sun et al. 2023
 (SpecTr, 2310.15141), ``k_seq``; Jeon et al. 2024 (RSD, 2402.14160), ``rrs``; Khisti et al. 2025 (MDSS, 2410.18234), ``importance``,
-``importance_truncated``, ``polyhedral``; Hu et al. 2025 (2502.18779), ``bound``, ``greedy``; Sun et al. 2024 (SpecHub, 2411.05289),
+``importance_truncated``, ``polyhedral``; Hu et al. 2025 (2502.18779), ``optimum``, ``greedy``; Sun et al. 2024 (SpecHub, 2411.05289),
 ``greedy`` with two drafts; Weng et al. 2025 (2505.12398), ``traversal``; 2602.16961, ``greedy_block``; Rowan et al. 2025 (2506.05632), ``gls``;
 Sun et al. 2025 (2403.10444), ``block``, to which HSD (2601.05724) is equivalent; Cai et al. 2024 (Medusa, 2401.10774), ``typical``.
 ``docs/theory.md``, section 10, lists what is not implemented, and why.
@@ -34,13 +33,16 @@ from draftlab.core.verify.k_seq import k_seq
 from draftlab.core.verify.multipath import greedy_block, optimal_block
 from draftlab.core.verify.optimal import optimal
 from draftlab.core.verify.path import PathVerifier, single_path
+from draftlab.core.verify.rrs import rrs
 from draftlab.core.verify.sampled import sampled
 from draftlab.core.verify.single import single
-from draftlab.core.verify.specinfer import rrs, specinfer
+from draftlab.core.verify.specinfer import specinfer
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.core.verify.traversal import traversal
 from draftlab.core.verify.tree import TreeVerifier
-from draftlab.core.verify.truncated import importance_truncated
+from draftlab.core.verify.truncated import Truncation, importance_truncated, truncated
+from draftlab.core.verify.truncated_program import DIRECT_LIMIT, Solver
+from draftlab.errors import UserError
 
 VERIFIERS: dict[str, TokenVerifier | PathVerifier | TreeVerifier] = {
     "single": single,
@@ -62,3 +64,30 @@ VERIFIERS: dict[str, TokenVerifier | PathVerifier | TreeVerifier] = {
 
 PATH_VERIFIERS: dict[str, PathVerifier] = {"single": single_path, "block": block}
 """Verifiers of one drafted path. The loop with one draft uses them, for all positions at once."""
+
+
+def token_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVerifier:
+    """The token verifier of this name. ``importance_truncated`` solves a program over ``lp_threshold`` tokens and ranks ``alphabet`` (0: all)."""
+    if name == "importance_truncated":
+        solver: Solver = "direct" if lp_threshold <= DIRECT_LIMIT else "highs"
+        return truncated(Truncation(lp_threshold, alphabet or None, solver))
+    verifier = VERIFIERS.get(name)
+    if not isinstance(verifier, TokenVerifier):
+        tokens = sorted(key for key, value in VERIFIERS.items() if isinstance(value, TokenVerifier))
+        raise UserError(f"no token verifier named {name!r}", remedy=f"allowed: {', '.join(tokens)}")
+    return verifier
+
+
+def any_verifier(name: str, lp_threshold: int = 5, alphabet: int = 0) -> TokenVerifier | TreeVerifier:
+    """The verifier of this name, of one position or of a tree."""
+    verifier = VERIFIERS.get(name)
+    return verifier if isinstance(verifier, TreeVerifier) else token_verifier(name, lp_threshold, alphabet)
+
+
+def tail_of(name: str) -> PathVerifier | None:
+    """The verifier of the rest of a path once only one sequence is left; None for an empty name: token by token."""
+    if not name:
+        return None
+    if name not in PATH_VERIFIERS:
+        raise UserError(f"no path verifier named {name!r}", remedy=f"allowed: {', '.join(PATH_VERIFIERS)}")
+    return PATH_VERIFIERS[name]

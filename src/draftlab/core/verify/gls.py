@@ -17,7 +17,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from draftlab.core.sampling import Table, Tables, Tokens, restrict
-from draftlab.core.verify.bound import ranks, ratio_order
+from draftlab.core.verify.optimum import ranks, ratio_order
 from draftlab.core.verify.single import SMALLEST
 from draftlab.core.verify.survivors import Order, Position, add_draft
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier

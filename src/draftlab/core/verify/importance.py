@@ -7,8 +7,8 @@ from functools import partial
 import torch
 
 from draftlab.core.sampling import Drafting, Table, Tables, Tokens
-from draftlab.core.verify.bound import optimal_coupling
 from draftlab.core.verify.joint import joint_distribution
+from draftlab.core.verify.optimum import optimal_coupling
 from draftlab.core.verify.single import select_then_verify
 from draftlab.core.verify.token import Decision, TokenVerifier
 

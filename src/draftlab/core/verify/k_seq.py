@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftlab.core.sampling import Table, Tables, Tokens
-from draftlab.core.verify.bound import argsort
+from draftlab.core.verify.optimum import argsort
 from draftlab.core.verify.single import accept_probs
 from draftlab.core.verify.survivors import Order, Position, add_draft, add_unseen, scale, sum_tables
 from draftlab.core.verify.token import Acceptance, Decision, Rows, TokenVerifier, drawable

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from draftlab.core.sampling import Table, Tokens
 from draftlab.core.verify.block import block
-from draftlab.core.verify.bound import ranks, ratio_order
 from draftlab.core.verify.optimal import in_ratio_order, key_survivors, select_by_key
+from draftlab.core.verify.optimum import ranks, ratio_order
 from draftlab.core.verify.sequence import DraftAlong, Sequences, TargetAlong
 from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.tree import Stop, TreeVerifier

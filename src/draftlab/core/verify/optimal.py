@@ -11,6 +11,7 @@ Tokens are numbered by rising ``q/p``; P and Q are the prefix sums of draft and 
 4. Given the drafted tokens, their keys are independent: compute the probability that each is the largest (``_largest_key``).
 
 The selected token is then verified as a single draft from r. ``docs/theory.md``, section 3, proves that no token swaps more than it has.
+The best acceptance itself, without a verifier, is computed in ``optimum``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftlab.core.sampling import Table, Tables, Tokens
-from draftlab.core.verify.bound import optimum_iid, ranks, ratio_order
+from draftlab.core.verify.optimum import optimum_iid, ranks, ratio_order
 from draftlab.core.verify.single import SMALLEST, accept_probs
 from draftlab.core.verify.survivors import Order, Position
 from draftlab.core.verify.token import Acceptance, Decision, Rows, TokenVerifier

@@ -22,7 +22,7 @@ Sequences = Int64[Tensor, "drafts path"]
 
 
 @dataclass(frozen=True)
-class Standing:
+class Outcome:
     """``length`` tokens of drafted sequence ``path`` are accepted, and ``token`` follows them."""
 
     path: Int64[Tensor, " batch"]
@@ -51,7 +51,7 @@ def verify_sequences(
     tail: PathVerifier | None = None,
     truncated: bool = False,
     tree: Tree | None = None,
-) -> Standing:
+) -> Outcome:
     """Verify K sequences, position after position: the token verifier sees the drafts of the sequences that still agree.
 
     Given the emitted prefix, the next tokens of these sequences are still independent, so each step is lossless, and so is the whole (Miao
@@ -80,7 +80,7 @@ def verify_sequences(
                 target, draft, rest = (table[alone, last, depth:] for table in (target_probs, draft_probs, tokens))
                 more, token[alone] = tail.sample(target, draft, rest, generator, check=False)
                 accepted[alone] += more
-        drafted = active if tree is None else active & tree.own[:, depth].to(active.device)
+        drafted = active if tree is None else active & tree.is_drawn[:, depth].to(active.device)
         voters = _voters(verifier, drafted, tokens[..., depth]) & (token < 0)[:, None]
         counts = voters.sum(-1)
         for count in range(1, drafts + 1):
@@ -107,7 +107,7 @@ def verify_sequences(
     whole = (token < 0).nonzero()[:, 0]
     if len(whole):
         token[whole] = draw(target_probs[whole, path[whole], accepted[whole]], 1, generator)[:, 0]
-    return Standing(path, accepted, token)
+    return Outcome(path, accepted, token)
 
 
 def sequences_distribution(
@@ -124,7 +124,7 @@ def sequences_distribution(
         depth, first = len(prefix), int(active.double().argmax())
         voters = torch.zeros_like(active)
         if depth < tokens.shape[1]:
-            drafted = active if tree is None else active & tree.own[:, depth]
+            drafted = active if tree is None else active & tree.is_drawn[:, depth]
             voters = _voters(verifier, drafted[None], tokens[None, :, depth])[0]
         emitted = target_probs[first, depth]
         if bool(voters.any()):

@@ -1,22 +1,19 @@
-"""Rounds of rejection, with replacement (SpecInfer) or without (RRS): each draft is tested against what its predecessors left of the target."""
+"""SpecInfer, rounds of rejection: each draft is tested against what its predecessors left of the target. ``rrs`` is the same without replacement."""
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from draftlab.core.sampling import Table, Tables, Tokens
-from draftlab.core.verify.joint import MOST_TUPLES, distinct_tuples, remaining_probs
-from draftlab.core.verify.single import SMALLEST, accept_probs, reject_residual
+from draftlab.core.verify.single import accept_probs, reject_residual
 from draftlab.core.verify.survivors import Order, Position, add_draft, add_unseen, scale, sum_tables
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier
 
 
-def _rounds(target_probs: Table, draft_probs: Tables, tokens: Tokens) -> Decision:
+def rounds(target_probs: Table, draft_probs: Tables, tokens: Tokens) -> Decision:
     """Accept ``x_k`` with ``min(1, q_{k-1} / p_k)``; on rejection ``q_k`` is ``(q_{k-1} - p_k)_+`` normalised."""
     left, rejected, accept = target_probs, torch.ones_like(target_probs[:, 0]), []
     for k, draft in enumerate(draft_probs.unbind(1)):
@@ -27,10 +24,6 @@ def _rounds(target_probs: Table, draft_probs: Tables, tokens: Tokens) -> Decisio
         accept.append(rejected * chance)
         rejected = rejected * (1 - chance)
     return Decision(torch.stack(accept, -1), lambda rows: (left[rows] - draft_probs[rows, -1]).clamp_min(0))
-
-
-def _decide_rrs(target_probs: Table, draft_probs: Tables, tokens: Tokens) -> Decision:
-    return _rounds(target_probs, remaining_probs(draft_probs, tokens), tokens)
 
 
 def _acceptance(target_probs: Table, draft_probs: Tables) -> Acceptance:
@@ -70,40 +63,8 @@ def _round(position: Position, order: Order) -> tuple[Tensor, Tensor, Tensor, Ta
     return c, (1 - shared.sum(-1) - e).clamp_min(0), e, reject_residual(left, draft)
 
 
-def _distinct_survivors(position: Position, order: Order) -> Tensor:
-    """At most one draft is y. Of two drafts it is the first, ``min(q, p)``, or the second, after any other rejected token; more are enumerated."""
-    target, draft = position.target, position.groups[order[0]]
-    if len(order) > 2:
-        most = int((draft > 0).sum(-1).max())
-        if math.perm(most, min(len(order), most)) > MOST_TUPLES:
-            return rrs.enumerated_survivors(position, order)
-        member = torch.zeros_like(target[:, 0])
-        for part, tokens, distributions, chance in distinct_tuples(draft, len(order)):
-            at = part.repeat_interleave(len(tokens) // len(part))
-            y = position.token[at, None]
-            emitted = rrs.distribution(target[at], distributions, tokens).gather(-1, y)[:, 0] * (tokens == y).any(-1)
-            member[part] = (emitted * chance).view(len(part), -1).sum(-1)
-        return add_draft(position.start(), order[0], torch.zeros_like(member), member)
-    at_draft = position.at(draft)
-    member = position.at(target).minimum(at_draft)
-    if len(order) == 2:
-        left = position.at(reject_residual(target, draft))[:, None]
-        # The mass of the other tokens is summed: 1 - p loses all digits on a peaked distribution.
-        before, after = (pad(table.cumsum(-1)[:, :-1], (1, 0)) for table in (draft, draft.flip(-1)))
-        again = at_draft[:, None] / (before + after.flip(-1)).clamp_min(SMALLEST)
-        others = (draft - target).clamp_min(0).scatter(-1, position.token[:, None], 0.0)
-        member = member + (others * left.minimum(again)).sum(-1)
-    return add_draft(position.start(), order[0], torch.zeros_like(member), member)
-
-
-specinfer = TokenVerifier("specinfer", "independent", _rounds, _acceptance, survivors=_survivors)
+specinfer = TokenVerifier("specinfer", "independent", rounds, _acceptance, survivors=_survivors)
 """Multi-round rejection over drafts with replacement, from one distribution or several, in the given order (SpecInfer: Miao et al. 2024, Alg. 2).
 
 Accept ``x_k`` with ``min(1, q_{k-1} / p_k)``; after a rejection ``q_k`` is ``(q_{k-1} - p_k)_+`` normalised.
-"""
-
-rrs = TokenVerifier("rrs", "without_replacement", _decide_rrs, survivors=_distinct_survivors)
-"""The same over drafts without replacement, ``p_k`` being what is left of the draft's distribution (RSD: Jeon et al. 2024).
-
-Its acceptance has no closed form and is enumerated.
 """

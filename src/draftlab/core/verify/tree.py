@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from torch import Generator, Tensor
 
 from draftlab.core.sampling import Drafting, draw
-from draftlab.core.verify.sequence import DraftAlong, Sequences, Standing, TargetAlong
+from draftlab.core.verify.sequence import DraftAlong, Outcome, Sequences, TargetAlong
 from draftlab.core.verify.survivors import Order, Position, Survivors
 from draftlab.core.verify.token import drawable
 from draftlab.errors import UserError
@@ -77,7 +77,7 @@ class TreeVerifier:
         draft_probs: Float64[Tensor, "batch drafts path vocab"],
         tokens: Int64[Tensor, "batch drafts path"],
         generator: Generator,
-    ) -> Standing:
+    ) -> Outcome:
         """Draw a stop of each row, and the token after it.
 
         **Arguments:**
@@ -92,7 +92,7 @@ class TreeVerifier:
             chances = torch.tensor([max(stop.chance, 0.0) for stop in stops], dtype=torch.float64, device=tokens.device)
             stop = stops[int(draw(chances, 1, generator))]
             drawn.append((stop.path, stop.length, int(draw(_weights(stop, given[0]), 1, generator))))
-        return Standing(*(torch.tensor(part, device=tokens.device) for part in zip(*drawn, strict=True)))
+        return Outcome(*(torch.tensor(part, device=tokens.device) for part in zip(*drawn, strict=True)))
 
 
 def _weights(stop: Stop, target_probs: TargetAlong) -> Float64[Tensor, " vocab"]:

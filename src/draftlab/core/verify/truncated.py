@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from draftlab.core.sampling import Table, Tables, Tokens
-from draftlab.core.verify.bound import argsort
+from draftlab.core.verify.optimum import argsort
 from draftlab.core.verify.single import reject_residual, select_then_verify, selection_acceptance
 from draftlab.core.verify.survivors import Order, Position, scale
 from draftlab.core.verify.token import Acceptance, Decision, TokenVerifier

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from draftlab.files.yaml_files import read_beside
+from draftlab.files.yaml_files import read_yaml_of_module
 
 START, DAYS, DAY = 1_680_739_200, 125, 86_400  # 6 April 2023, the days of OSD's Arena sample
 TOPICS = (
@@ -16,7 +16,7 @@ LANGUAGES = {"English": 10, "Chinese": 2, "Japanese": 2, "Spanish": 2, "Portugue
 
 def _english(draw: Random, space: str, topic: str) -> tuple[str, str]:
     """Draw an English question about a topic, and its answer."""
-    templates = read_beside(__file__)
+    templates = read_yaml_of_module(__file__)
     first, second = templates["slots"][topic][space]
     slots = {"a": draw.choice(first), "b": draw.choice(second), "n": draw.randrange(2, 100)}
     return _fill(draw, templates["english"][topic], " ", slots)
@@ -24,7 +24,7 @@ def _english(draw: Random, space: str, topic: str) -> tuple[str, str]:
 
 def _other(draw: Random, space: str, language: str) -> tuple[str, str]:
     """Draw a question in another language, and its answer."""
-    nouns, *templates = read_beside(__file__)["others"][language]
+    nouns, *templates = read_yaml_of_module(__file__)["others"][language]
     slots = {"a": draw.choice(nouns[space]), "n": draw.randrange(2, 100)}
     return _fill(draw, templates, "" if language in ("Chinese", "Japanese") else " ", slots)
 

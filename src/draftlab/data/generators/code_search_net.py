@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from draftlab.files.yaml_files import read_beside
+from draftlab.files.yaml_files import read_yaml_of_module
 
 Slots = dict[str, Any]
 
@@ -53,7 +53,7 @@ TOKEN = re.compile(r"\"\"\".*?\"\"\"|\w+|[^\w\s]", re.DOTALL)
 
 def code_search_net(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the fields of ``code-search-net/code_search_net``, configuration ``python``."""
-    templates = read_beside(__file__)
+    templates = read_yaml_of_module(__file__)
     noun, attribute = draw.choice(templates["nouns"][space]), draw.choice(templates["attributes"])
     rows, row = draw.choice((f"{noun}s", "items", "rows")), draw.choice((noun, "item", "x"))
     family, draw_slots = draw.choice(list(FAMILIES.items()))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from draftlab.files.yaml_files import read_beside
+from draftlab.files.yaml_files import read_yaml_of_module
 
 
 def finance_alpaca(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the fields of ``gbharti/finance-alpaca``; one time in four the persona is in ``input``."""
-    templates = read_beside(__file__)
+    templates = read_yaml_of_module(__file__)
     product, goal, job = map(draw.choice, (templates["products"][space], templates["goals"], templates["jobs"][space]))
     age, kind = draw.randrange(21, 66), draw.randrange(len(templates["questions"]))
     question, persona = templates["questions"][kind].format(product=product, goal=goal), f"I am a {age} year old {job}."

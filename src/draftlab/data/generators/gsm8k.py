@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from draftlab.files.yaml_files import read_beside
+from draftlab.files.yaml_files import read_yaml_of_module
 
 Numbers = dict[str, Any]
 """The numbers of a problem, its two steps as text (``first`` and ``last``), and the ``result``."""
@@ -67,7 +67,7 @@ FAMILIES: tuple[Callable[[Random], Numbers], ...] = (
 
 def gsm8k(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the fields of ``openai/gsm8k``."""
-    templates = read_beside(__file__)
+    templates = read_yaml_of_module(__file__)
     family = draw.choice(FAMILIES)
     slots = {"name": draw.choice(templates["names"][space]), "items": draw.choice(templates["items"][space])}
     slots |= family(draw)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
-from draftlab.files.yaml_files import read_beside
+from draftlab.files.yaml_files import read_yaml_of_module
 
 
 def sentence(draw: Random) -> str:
     """Draw one sentence."""
-    templates = read_beside(__file__)
+    templates = read_yaml_of_module(__file__)
     text = " ".join(draw.choice(templates[part]) for part in ("subjects", "verbs", "objects", "endings")) + "."
     return text[0].upper() + text[1:]
 

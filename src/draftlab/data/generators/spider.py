@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from draftlab.files.yaml_files import read_beside
+from draftlab.files.yaml_files import read_yaml_of_module
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ Slots = dict[str, Any]
 
 
 def _value(draw: Random, column: str) -> str:
-    return str(draw.choice(read_beside(__file__)["values"][column]))
+    return str(draw.choice(read_yaml_of_module(__file__)["values"][column]))
 
 
 def _number(draw: Random, column: str) -> int:
-    start, step = read_beside(__file__)["ranges"][column]
+    start, step = read_yaml_of_module(__file__)["ranges"][column]
     return int(start + step * draw.randrange(10))
 
 
@@ -101,7 +101,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 def spider(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the fields of ``xlangai/spider``."""
-    name, first, second = draw.choice(read_beside(__file__)["databases"][space])
+    name, first, second = draw.choice(read_yaml_of_module(__file__)["databases"][space])
     t, u = (Table(*table) for table in ((first, second) if draw.random() < 0.5 else (second, first)))
     style = Style(
         count="count" if draw.random() < 0.7 else "COUNT",
@@ -110,7 +110,10 @@ def spider(draw: Random, space: str) -> dict[str, Any]:
         subquery=draw.random() < 0.4,
     )
     family, draw_slots = draw.choice(FAMILIES)
-    templates, slots = read_beside(__file__)["families"][family], {"form": "query", **draw_slots(draw, style, t)}
+    templates, slots = (
+        read_yaml_of_module(__file__)["families"][family],
+        {"form": "query", **draw_slots(draw, style, t)},
+    )
     slots |= {"t": t, "u": u, "count": style.count, "quote": style.quote}
     question = draw.choice(templates["questions"]).format(**slots)
     queries = templates[slots["form"]]

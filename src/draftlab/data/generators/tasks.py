@@ -6,12 +6,12 @@ from random import Random
 from typing import Any
 
 from draftlab.data.generators.prose import paragraph
-from draftlab.files.yaml_files import read_beside
+from draftlab.files.yaml_files import read_yaml_of_module
 
 
 def _news(draw: Random, space: str) -> tuple[str, str]:
     """Draw a news report and its one-sentence summary."""
-    templates = read_beside(__file__)
+    templates = read_yaml_of_module(__file__)
     places = templates["places"][space]
     place, event, agent, day = map(draw.choice, (places, templates["events"], templates["agents"], templates["days"]))
     count = draw.randrange(3, 900)
@@ -41,7 +41,7 @@ def xsum(draw: Random, space: str) -> dict[str, Any]:
 
 def wmt16(draw: Random, space: str) -> dict[str, Any]:
     """Draw one row with the field of ``wmt/wmt16``, configuration ``de-en``."""
-    templates = read_beside(__file__)
+    templates = read_yaml_of_module(__file__)
     (person, mensch), (thing, ding), (verb, tut), (place, ort) = map(
         draw.choice, (templates["people"][space], templates["things"], templates["verbs"], templates["where"])
     )

@@ -34,7 +34,7 @@ def figure(experiment: str, table: pd.DataFrame, scale: str, published: Publishe
         remedy = f"`like` may name {', '.join(DESIGNED)}"
         raise UserError(f"{experiment}: no module draws {module!r}", remedy=remedy)
     elif experiment_plan is not None and block is not None:
-        drawn = forms.draw(table, scale, published, block, experiment_plan.of_stage.measures)
+        drawn = forms.draw(table, scale, published, block, experiment_plan.stage_kind.measures)
     else:
         drawn = forms.overview(experiment, table, scale)
     finish(drawn, title)

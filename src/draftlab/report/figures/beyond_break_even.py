@@ -19,7 +19,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     A busy server counts the cost of training, an idle server does not, because training fills its idle time.
     """
     figure, axes = panels(1, 2, height=2.0, sharey=True)
-    table = table.assign(_unit=tidy.clusters(table))
+    table = table.assign(_unit=tidy.resampled_ids(table))
     for ax, (unit, title) in zip(axes[0], UNITS.items(), strict=True):
         busy = table.assign(cost=table[f"serve_{unit}"] + table[f"update_{unit}"])
         idle = table.assign(cost=table[f"serve_{unit}"])

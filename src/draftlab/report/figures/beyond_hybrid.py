@@ -16,7 +16,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """Plot acceptance and the shortfall from the optimum, with a column per K and kind of pair (recorded or synthetic)."""
     kinds = table["dataset"].eq("synthetic").map({True: "synthetic", False: "models"})
     panel = [f"{kind}, K = {drafts}" for kind, drafts in zip(kinds, table["num_drafts"], strict=True)]
-    table = table.assign(panel=panel, _unit=tidy.clusters(table))
+    table = table.assign(panel=panel, _unit=tidy.resampled_ids(table))
     shown = list(dict.fromkeys(panel))
     figure, axes = panels(2, len(shown), height=1.6, sharex=True, sharey="row")
     for row, above in enumerate(("acceptance_sum", "shortfall_sum")):

@@ -22,7 +22,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     Differences whose interval includes 0 are in brackets.
     """
     figure, axes = panels(2, len(RIVALS), height=1.7, sharex=True, sharey="row")
-    table = table.assign(_unit=tidy.clusters(table))
+    table = table.assign(_unit=tidy.resampled_ids(table))
     for column, (rival, label) in enumerate(RIVALS.items()):
         axes[0, column].set_title(f"against {label}", fontsize=7)
         for ax, key in zip(axes[:, column], ("target_temperature", "entropy_class"), strict=True):

@@ -18,7 +18,7 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
     """
     is_sinkhorn = table["scheme"] == "sinkhorn"
     named = table["scheme"].where(~is_sinkhorn, "Sinkhorn, sharpness " + table["sharpness"].map("{:g}".format))
-    table = table.assign(contender=named, _unit=tidy.clusters(table))
+    table = table.assign(contender=named, _unit=tidy.resampled_ids(table))
     keys = ["num_drafts", "contender", "iterations"]
     shortfalls = stats.ratio_table(table, "shortfall_sum", "positions", keys, request="_unit")
     sums = table.groupby(keys)[["seconds", "positions"]].sum()

@@ -17,7 +17,7 @@ from draftlab.core import stats
 from draftlab.core.measure import Measure
 from draftlab.plan.figure import Curves, Live
 from draftlab.report import tidy
-from draftlab.report.contrast import choose
+from draftlab.report.contrast import select_rows
 from draftlab.report.figures.printed import draw_printed
 from draftlab.report.figures.style import (
     GREY,
@@ -57,14 +57,14 @@ def curve_figure(
     """
     panel, series, x, xlabel = form.panel, form.series, form.x, form.xlabel
     keys = [key for key in (panel, series, x) if key is not None]
-    table = choose(table, form.where, "of the figure")
+    table = select_rows(table, form.where, "of the figure")
     if form.rounded:
         unit, unit_name = (1e3, "thousands") if table[x].max() < 1e6 else (1e6, "millions")
         table = table.assign(**{x: (table[x] / unit).round().astype(int)})
         xlabel = f"{xlabel}, {unit_name}"
     table = labelled(table, keys)
-    resampled = tidy.unit(table)
-    table = table.assign(_one=1.0, _unit=tidy.clusters(table) if resampled else "")
+    resampled = tidy.resampled_column(table)
+    table = table.assign(_one=1.0, _unit=tidy.resampled_ids(table) if resampled else "")
     shown = in_order(table[panel].tolist(), [] if panel == "group" else list(NAMES)) if panel else [None]
     rows_of = {value: table if panel is None else table[table[panel] == value] for value in shown}
     measures = form.quantities(stage_measures)
@@ -103,7 +103,7 @@ def curve_figure(
         legend(figure, list(axes.flat))
     several = "dataset" in table and "dataset" not in keys and table["dataset"].nunique() > 1
     datasets = f" of {table['dataset'].nunique()} datasets" if several else ""
-    interval = f"{counted(n)} {tidy.units(table)}{datasets} per point, bars: 95 % bootstrap"
+    interval = f"{counted(n)} {tidy.resampled_name(table)}{datasets} per point, bars: 95 % bootstrap"
     first = tidy.records(table.iloc[[0]])[0]
     facts = [*alone, *held(table, form.held), *(fact.format(**first) for fact in form.facts)]
     footer(figure, scale, interval if resampled else "exact: no n, no interval", seeds(table), *facts)

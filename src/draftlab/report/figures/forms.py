@@ -57,7 +57,7 @@ def overview(experiment: str, table: pd.DataFrame, scale: str) -> Figure:
     ax.set_yticks(range(len(rows)), names)
     if len(series) > 1:
         legend(figure, [ax])
-    units = tidy.units(table)
+    units = tidy.resampled_name(table)
     interval = f"{counted(cells['n'])} {units} per mark, bars: 95 % bootstrap" if units else "exact: no n, no interval"
     footer(figure, scale, interval, seeds(table), label if len(series) == 1 else "")
     return figure

@@ -14,7 +14,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.stats import Interval
 from draftlab.plan.figure import Gaps
 from draftlab.report import tidy
-from draftlab.report.contrast import Contrast, Rows, Tables, compute_each, decide
+from draftlab.report.contrast import Contrast, Selection, Tables, compute_each, decide
 from draftlab.report.figures.style import INK, NAMES, counted, footer, in_order, name, panels, seeds
 from draftlab.report.published import Published
 
@@ -24,7 +24,7 @@ def gap_figure(table: pd.DataFrame, scale: str, published: Published, form: Gaps
     alpha, tables = Measure("overlap", "visited"), Tables({"": table})
     gaps: dict[tuple[str, str, str], Interval] = {}
     for pair, methods in form.pairs.items():
-        left, right = (Rows("", alpha, {"method": method}) for method in methods)
+        left, right = (Selection("", alpha, {"method": method}) for method in methods)
         for result in compute_each(Contrast(left, right, each=[form.panel, form.x]), tables):
             gaps[result.group[form.panel], result.group[form.x], pair] = result.value
     shown = in_order([panel for panel, _, _ in gaps], NAMES)
@@ -44,7 +44,7 @@ def gap_figure(table: pd.DataFrame, scale: str, published: Published, form: Gaps
         scale,
         "differences of alpha in points; (in brackets): the 95 % interval holds 0",
         *form.facts,
-        f"{counted(pd.Series([gap.n for gap in gaps.values()]))} {tidy.units(table)} per cell",
+        f"{counted(pd.Series([gap.n for gap in gaps.values()]))} {tidy.resampled_name(table)} per cell",
         seeds(table),
         *facts,
     )

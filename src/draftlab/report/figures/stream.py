@@ -58,7 +58,7 @@ def stream_figure(table: pd.DataFrame, scale: str, published: Published, form: S
         f"moving average of {'–'.join(map(str, sorted({min(windows), max(windows)})))} requests{form.note}",
         f"{length} requests",
         seeds(table),
-        f"at the right: last fifth of the stream, 95 % bootstrap over {tidy.units(table)}",
+        f"at the right: last fifth of the stream, 95 % bootstrap over {tidy.resampled_name(table)}",
     )
     return figure
 
@@ -103,7 +103,7 @@ def _draw_moving_averages(ax: Axes, rows: pd.DataFrame, form: Stream) -> int:
         full = np.arange(len(sums)) >= window - 1
         ax.plot(sums.index[full], alpha[full], **style.options(marker=""))
         last = line[line["stream_index"] >= 0.8 * length]
-        last_sums = last.groupby(tidy.clusters(last))[["overlap", "visited"]].sum()
+        last_sums = last.groupby(tidy.resampled_ids(last))[["overlap", "visited"]].sum()
         _draw_interval(ax, last_sums, length * (1.03 + 0.04 * place), style)
     ax.axvline(length, color=GREY, linewidth=0.5)
     if form.panel != "group":

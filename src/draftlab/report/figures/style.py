@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from PIL import Image
 
 from draftlab.files.atomic import atomic_path
-from draftlab.files.yaml_files import read_beside
+from draftlab.files.yaml_files import read_yaml_of_module
 
 WIDE = 7.0  # inches: the text width of a two-column paper
 COLUMN = 3.4
@@ -50,7 +50,7 @@ class Look:
         return {"color": self.colour, "linestyle": self.line, "marker": self.marker, "label": self.label} | more
 
 
-STYLE = read_beside(__file__)
+STYLE = read_yaml_of_module(__file__)
 BLACK, BLUE, RED, GREEN, ORANGE, SKY, PINK, GREY, INK = STYLE["colours"].values()
 PALE = "#d9d9d9"
 

@@ -1,4 +1,4 @@
-"""The acceptance and the output of a verifier on average over its drafts, exact: in closed form if there is one, else by enumeration."""
+"""The exact acceptance and output of a verifier on average over its drafts: in closed form if there is one, else by enumeration."""
 
 from __future__ import annotations
 
@@ -8,18 +8,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from draftlab.core.sampling import restrict
 from draftlab.core.verify.joint import MOST_TUPLES, distinct_tuples, joint_distribution
 from draftlab.core.verify.token import Acceptance, TokenVerifier
 from draftlab.errors import UserError
-
-
-def on_support(
-    target: Float64[Tensor, "positions vocab"], draft: Float64[Tensor, "positions vocab"]
-) -> tuple[Float64[Tensor, "positions support"], Float64[Tensor, "positions support"]]:
-    """Both distributions, restricted to the tokens that one of them can produce."""
-    target, drafts, _, _ = restrict(target, draft[:, None], torch.zeros(len(target), 1, dtype=torch.int64))
-    return target, drafts[:, 0]
 
 
 def by_position(

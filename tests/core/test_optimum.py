@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftlab.core.verify.bound import optimal_coupling, optimum_by_lp, optimum_iid
 from draftlab.core.verify.joint import joint_distribution
+from draftlab.core.verify.optimum import optimal_coupling, optimum_by_lp, optimum_iid
 from draftlab.core.verify.polyhedral import acceptance_cone
 from tests.optimum import accepts_always, optimum_by_subsets, optimum_without_replacement
 from tests.verify_cases import TOKEN_VERIFIERS, random_distribution, random_pairs
