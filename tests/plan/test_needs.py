@@ -103,9 +103,8 @@ def test_the_published_memory_is_what_is_computed_and_within_15_percent_of_what_
         computed = memory.predicted(job.strip(), name, found[-1][3], device) / 1e6
         assert f"{computed:,.0f}" == predicted.strip()
         assert computed == pytest.approx(float(measured.replace(",", "")), rel=0.15)
-    kinds = {"decoding": memory.DECODING, "training": memory.TRAINING, "beside a target": memory.BESIDE}
     devices: tuple[Device, Device] = ("cpu", "cuda")
-    assert found == [(on, job, *one) for on in devices for job, sizes in kinds.items() for one in sizes[on]]
+    assert found == [(on, job, *one) for on in devices for job, sizes in memory.CASES.items() for one in sizes[on]]
 
 
 def test_the_published_speeds_are_computed_within_20_percent() -> None:
