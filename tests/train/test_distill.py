@@ -12,7 +12,7 @@ import torch
 
 from draftlab import plan
 from draftlab.core.sampling import Sampling
-from draftlab.engine.recording import load_pass, record
+from draftlab.engine.recording import load_pass, on_head, record
 from draftlab.engine.replay import replay
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json
@@ -240,6 +240,20 @@ def test_nothing_is_left_to_learn_for_the_target_itself(results, source, tempera
     with torch.no_grad():
         logits = found.target.answer_logits(samples.prompts, samples.answers)
     assert float(learning.losses_at("forward_kl", logits, samples.target_logits, samples.labels).max()) < 1e-4
+
+
+@pytest.mark.parametrize("source", sorted(sources.SOURCES))
+def test_a_trimmed_head_changes_the_columns_and_no_label(results, source):
+    whole = scene(results)
+    trimmed = dataclasses.replace(whole, draft=trim_head(whole.draft, range(whole.draft.vocab_size)[::-1]))
+    generators = [torch.Generator().manual_seed(1) for _ in range(2)]
+    expected, samples = (
+        sources.SOURCES[source](one, range(4), generator)
+        for one, generator in zip((whole, trimmed), generators, strict=True)
+    )
+    assert samples.answers == expected.answers
+    assert torch.equal(samples.labels, expected.labels)
+    torch.testing.assert_close(samples.target_logits, on_head(expected.target_logits, trimmed.draft.kept))
 
 
 @pytest.mark.parametrize("source", sorted(sources.SOURCES))

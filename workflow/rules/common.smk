@@ -110,7 +110,9 @@ def printed_parts(name):
 
 def drawn_by(name):
     """The module of draftlab.report.figures that draws an experiment, if it has one."""
-    return plan.module_of(name, RUN.at_scale[name].figure if name in RUN.at_scale else None)
+    return plan.module_of(
+        name, RUN.at_scale[name].figure if name in RUN.at_scale else None
+    )
 
 
 def named_models(wildcards):
