@@ -91,7 +91,7 @@ class TargetPass:
         rest = kept[:, -1:] - math.log(self.vocab_size - ids.shape[1])
         if head is None:
             return rest.repeat(1, self.vocab_size).scatter_(-1, ids, kept[:, :-1])
-        # With a large vocabulary the head is a small part of it: this takes a fifth of the time of spreading over the whole.
+        # The head is a small part of a large vocabulary: nothing is spread over the whole of it.
         columns = rest.repeat(1, len(head) + 1).scatter_(-1, columns_of(ids, head), kept[:, :-1])
         return _with_rest(columns[:, :-1] - kept.logsumexp(-1, keepdim=True))
 
