@@ -153,12 +153,13 @@ def predicted(job: str, name: str, how: tuple[int, ...], device: Device) -> int:
     """The bytes that the plan predicts for the job."""
     sizes = SIZES[name]
     if job == "decoding":
-        return decoding(sizes, _dtype(device), *how)
+        rows, prompt, new = how
+        return decoding(sizes, _dtype(device), rows, prompt, new, device)
     rows, length, answer, batch = how
     update = training(sizes, rows, length, answer, batch, device == "cuda")
     if job == "training":
         return update
-    return beside(SIZES[TARGET], _dtype(device), sizes, update, AT_ONCE, length - answer, answer)
+    return beside(SIZES[TARGET], _dtype(device), sizes, update, AT_ONCE, length - answer, answer, device)
 
 
 def main(device: Device = "cpu", jobs: tuple[str, ...] = ("decoding", "training", "beside a target")) -> None:

@@ -24,3 +24,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.checkout import copy_checkout
 
     return copy_checkout(tmp_path_factory.mktemp("checkout") / "a folder with spaces", "paper_figures")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy pair with its recorded answers."""
+    from tests.pair import make_results
+
+    folder = tmp_path_factory.mktemp("results")
+    make_results(folder)
+    return folder

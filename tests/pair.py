@@ -74,3 +74,11 @@ def run_cell(
     ]
     _cell.run(stage, variants, inputs_of(results, stage.inputs, **inputs), out)
     return pd.read_csv(out / "rows.csv"), read_object(out / "run.json")
+
+
+def alpha(rows: pd.DataFrame) -> float:
+    return float(rows["overlap"].sum() / rows["visited"].sum())
+
+
+def weights(model: LanguageModel) -> torch.Tensor:
+    return torch.cat([value.detach().flatten() for _, value in model.named_parameters()])

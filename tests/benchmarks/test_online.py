@@ -6,14 +6,7 @@ import pytest
 
 from benchmarks.online import OnlineBench, bench, table
 from draftlab.errors import UserError
-from tests.pair import ROOM, make_results
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("results")
-    make_results(folder)
-    return folder
+from tests.pair import ROOM
 
 
 def test_contenders_serve_and_learn_alike(results):

@@ -56,7 +56,7 @@ def problems(rows: list[RawRow]) -> list[tuple[int, str]]:
         pytest.param(
             b'{"a": ' + b"[" * 300 + b'"\\u0041"' + b"]" * 300 + b"}\n" + LINE,
             [2],
-            [(1, "nested too")],
+            [(1, "nested too deeply")],
             id="deep escape",
         ),
         pytest.param(b'{"a": ' + b"[" * 90 + b"]" * 90 + b"}\n" + LINE, [1, 2], [], id="nested, but not too deeply"),

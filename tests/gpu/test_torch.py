@@ -13,22 +13,18 @@ from draftlab.core.verify import VERIFIERS
 from draftlab.core.verify.optimum import argsort
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.engine.generate import generate
-from draftlab.engine.recording import record
+from draftlab.engine.recording import load_pass, record
 from draftlab.engine.speculate import speculate
 from draftlab.models import load_model
+from draftlab.stages import STAGES
 from draftlab.stages.verifier_cost import Settings as Costs
 from draftlab.stages.verifier_cost import measure
+from draftlab.train import online, traffic, training
+from draftlab.train.designs import trim_head
 from tests.gpu.measured import measured
-from tests.pair import make_results, run_cell
+from tests.pair import run_cell
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("results")
-    make_results(folder)
-    return folder
 
 
 PROMPTS = [[5, 9, 20], [7] * 11, [30, 4, 8, 100, 2, 60], [1]]
@@ -143,3 +139,14 @@ def test_decisions_are_timed_until_the_gpu_has_finished() -> None:
 )  # fmt: skip
 def test_measurements_in_torch_run_on_the_gpu(verb: str, words: str, tmp_path: Path) -> None:
     assert torch.cuda.get_device_name() in measured(verb, words, tmp_path)
+
+
+def test_a_trimmed_head_learns_online_as_on_the_cpu(results: Path) -> None:
+    stream = traffic.whole(load_pass(results / "answers/toy.train"), "toy")
+    losses = []
+    for device in ("cpu", "cuda"):
+        draft = trim_head(load_model(results / "models/draft"), range(2, 40)).to(device)
+        settings = STAGES["online"].settings(dataset="toy", batch=8, learning_rate=1e-2, update_interval=8)
+        lessons = online.whole_answers(stream, 0, 4)
+        losses.append(online.learn(draft, training.adamw(draft), lessons, settings)[1])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)

@@ -451,6 +451,37 @@ def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_p
     assert digest("1 - 1e-9", "1 - 1e-8") != before
 
 
+def test_a_columns_meaning_is_no_code_in_whatever_class_it_stands(monkeypatch):
+    path = digests.source_of("draftlab.stages.latency_alpha")
+    text = path.read_text(encoding="utf-8")
+    assert "class AtAlpha" in text
+
+    def digest(old="", new=""):
+        assert old in text
+        monkeypatch.setattr(digests.Path, "read_text", lambda self, **_: text.replace(old, new))
+        digests._module.cache_clear()
+        return digests._module("draftlab.stages.latency_alpha")[0]
+
+    before = digest()
+    assert digest('    alpha: float = column("', '    alpha: float = column("more on ') == before
+    assert digest("    alpha: float", "    alpha: int") != before
+    digests._module.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("module", "stages"),
+    [
+        ("draftlab.engine.held_out", ["blocks", "live", "trees"]),
+        ("draftlab.engine.recorded_pairs", ["acceptance", "regime", "sinkhorn"]),
+        ("draftlab.train.folders", ["break_even", "medusa", "offline", "online", "replay_log", "tokens"]),
+    ],
+)
+def test_an_edit_of_what_computes_rows_reruns_the_cells(module, stages):
+    """What a file in stages/ with a leading underscore imports is not seen: it must compute no rows."""
+    for stage in stages:
+        assert module in digests.modules_behind(f"draftlab.stages.{stage}"), stage
+
+
 def test_planning_a_run_imports_neither_torch_nor_transformers():
     program = f"""
 import sys

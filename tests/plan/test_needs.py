@@ -76,9 +76,10 @@ def test_jobs_that_do_not_fit_are_named() -> None:
 
 def test_a_longer_batch_takes_its_cache_and_a_larger_one_its_distributions() -> None:
     sizes = known_models()["lmsys/vicuna-7b-v1.3"].sizes
-    assert decoding(sizes, "float16", 1, 0, 0) == pytest.approx(2 * 6738.4e6, rel=1e-3)
-    more = decoding(sizes, "float16", 32, 1, 2047) - decoding(sizes, "float16", 32, 1, 1023)
-    assert more == 32 * 1024 * sizes.entry * 2
+    assert decoding(sizes, "float16", 1, 0, 0, "cuda") == pytest.approx(2 * 6738.4e6, rel=1e-3)
+    for device, size in (("cuda", 2), ("cpu", 4)):
+        more = decoding(sizes, "float16", 32, 1, 2047, device) - decoding(sizes, "float16", 32, 1, 1023, device)
+        assert more == 32 * 1024 * sizes.entry * size, "attention on a CPU is in float32"
     small = known_models()["JackFram/llama-160m"].sizes
     assert training(small, 8, 256, 64, 32) - training(small, 8, 256, 64, 16) == 16 * 64 * 32000 * 4
 

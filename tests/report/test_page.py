@@ -147,7 +147,7 @@ def test_what_is_missing_or_broken_is_named(page, tmp_path):
         report_page.write(tmp_path, "laptop", tmp_path / "report.html")
     shutil.copy(page.parent / "osd_online.csv", tmp_path)
     (tmp_path / "tokens.json").write_text('{"before": []}')
-    with pytest.raises(UserError, match="not a token view"):
+    with pytest.raises(UserError, match="not a token view: dataset"):
         report_page.write(tmp_path, "laptop", tmp_path / "report.html")
 
 

@@ -20,17 +20,10 @@ from draftlab.report import findings
 from draftlab.stages import break_even, medusa, memory_traffic
 from draftlab.stages._stage import Bench
 from draftlab.train.folders import Folders
-from tests.pair import inputs_of, make_results
+from tests.pair import inputs_of
 from tests.synthetic import FOLDER, TABLES
 
 PAIR = theory.ModelSize(14.0, 5.24288e-4), theory.ModelSize(0.32, 3.6864e-5)
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    make_results(folder)
-    return folder
 
 
 @functools.cache

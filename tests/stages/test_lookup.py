@@ -12,14 +12,6 @@ from draftlab.models import load_model
 from draftlab.models.lookup import Lookup
 from draftlab.stages import lookup
 from draftlab.stages._stage import Bench
-from tests.pair import make_results
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("results")
-    make_results(folder)
-    return folder
 
 
 def test_every_draft_by_every_rule(results):

@@ -19,11 +19,10 @@ from draftlab.files.json_files import read_json
 from draftlab.models import load_model, load_tokenizer
 from draftlab.stages import STAGES
 from draftlab.stages._stage import Bench
-from draftlab.train import folders, learning, offline, sources, tokens, training
+from draftlab.train import folders, heads, learning, offline, sources, tokens, training
 from draftlab.train.designs import trim_head
 from tests.conftest import ROOT
-from tests.pair import inputs_of, run_cell
-from tests.train.conftest import alpha, weights
+from tests.pair import alpha, inputs_of, run_cell, weights
 
 VALUES = {"dataset": "toy", "epochs": 8, "batch": 8, "learning_rate": 1e-2, "draft_len": 3}
 
@@ -254,6 +253,14 @@ def test_a_trimmed_head_changes_the_columns_and_no_label(results, source):
     assert samples.answers == expected.answers
     assert torch.equal(samples.labels, expected.labels)
     torch.testing.assert_close(samples.target_logits, on_head(expected.target_logits, trimmed.draft.kept))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_autocast_rounds_only_where_bfloat16_is_fast(results, monkeypatch, fast):
+    monkeypatch.setattr(heads, "has_fast_bfloat16", lambda device: fast)
+    draft = scene(results, target=False).draft
+    exact, logits = (heads.answer_logits(draft, [[1, 5, 9]], [[7, 8]], autocast) for autocast in (False, True))
+    assert torch.equal(exact, logits) != fast
 
 
 @pytest.mark.parametrize("source", sorted(sources.SOURCES))

@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 
 from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt
-from draftlab.engine.recording import load_pass, record
+from draftlab.engine.recording import load_pass, on_head, record
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_json, write_jsonl
 from draftlab.files.machine import peak_mb
@@ -19,10 +19,11 @@ from draftlab.models import load_model
 from draftlab.report import tidy
 from draftlab.stages import STAGES
 from draftlab.train import online, traffic, training
+from draftlab.train.designs import trim_head
+from draftlab.train.learning import losses_at
 from draftlab.train.live import live_server
 from draftlab.train.online import positions_to_learn
-from tests.pair import ROOM, run_cell
-from tests.train.conftest import alpha, weights
+from tests.pair import ROOM, alpha, run_cell, weights
 
 VALUES = {"dataset": "toy", "batch": 8, "learning_rate": 1e-2, "update_interval": 8, "draft_len": 3}
 OTHER = {"toy": "other", "other": "toy"}
@@ -45,6 +46,17 @@ def stream(results):
 
 def draft_of(results):
     return load_model(results / "models/draft")
+
+
+def test_a_trimmed_head_learns_from_its_columns(results, stream):
+    draft = trim_head(draft_of(results), range(2, 40))
+    lesson, chosen = online.whole_answers(stream, 0, 1)[0], settings()
+    record = stream.answers.answers[0]
+    target = on_head(stream.answers.target_logits([0]), draft.kept)
+    logits = draft.head_logits([record.prompt_ids], [record.answer_ids])
+    expected = losses_at(chosen.loss, logits, target, lesson.labels, draft.kept).mean()
+    _, loss = online.learn(draft, training.adamw(draft), [lesson], chosen)
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
 # --- serving -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from draftlab.conformance.exact import Exact, check_distribution
 from draftlab.conformance.sequences import Context, check_sequence_distribution, check_sequence_sampler
 from draftlab.conformance.sequential import BUDGET, Budget, Sampled, check_sampler, check_samples
-from draftlab.core.sampling import Drafting
+from draftlab.core.sampling import DISTINCT, Drafting
 from draftlab.core.verify.path import PathVerifier
 from draftlab.core.verify.sequence import Outcome, sequences_distribution, verify_sequences
 from draftlab.core.verify.token import TokenVerifier
@@ -67,7 +67,7 @@ def check_verifier(
         sampled = check_sequence_sampler(partial(_walk_sample, verifier.sample), *trees, budget)
         return Conformance({"tree distribution": exact}, {"tree sampler": sampled})
     # Distinct drafts need as many tokens; the sets of the others, vocab ** (2 * num_drafts), soon are too many.
-    is_distinct = drafting in ("without_replacement", "greedy")
+    is_distinct = drafting in DISTINCT
     vocab = max(3, num_drafts) if is_distinct or num_drafts < 4 else 2
     half = replace(budget, false_alarm=budget.false_alarm / 2)
     sequences = (drafting, vocab, 2, num_drafts)
@@ -106,6 +106,6 @@ def _walk_sample(
     tokens: Tensor,
     generator: Generator,
 ) -> list[Context]:
-    standing = verify(target, draft, tokens, generator)
-    rows = zip(tokens.tolist(), standing.path.tolist(), standing.length.tolist(), standing.token.tolist(), strict=True)
+    outcome = verify(target, draft, tokens, generator)
+    rows = zip(tokens.tolist(), outcome.path.tolist(), outcome.length.tolist(), outcome.token.tolist(), strict=True)
     return [(*paths[path][:length], token) for paths, path, length, token in rows]

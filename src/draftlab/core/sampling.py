@@ -13,6 +13,8 @@ from torch import Generator, Tensor
 from draftlab.errors import UserError
 
 Drafting = Literal["iid", "independent", "without_replacement", "greedy"]
+DISTINCT: frozenset[Drafting] = frozenset({"without_replacement", "greedy"})
+"""The ways of drafting in which the drafts of a position are distinct tokens."""
 """How the K tokens of a position are drafted. ``iid``: one distribution, with replacement; ``independent``: one distribution per draft;
 ``without_replacement``: one distribution, each token once; ``greedy``: the K - 1 most probable tokens, then one draw from the rest."""
 
@@ -183,7 +185,7 @@ def check_drafted(
             remedy="use a verifier for independent drafts: specinfer, importance or importance_truncated",
         )
     if tokens is not None:
-        _check_tokens(draft, tokens, distinct=drafting in ("without_replacement", "greedy"))
+        _check_tokens(draft, tokens, distinct=drafting in DISTINCT)
     return target, draft
 
 

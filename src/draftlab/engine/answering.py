@@ -37,7 +37,8 @@ def answer(
 ) -> tuple[TargetPass, list[Rejection]]:
     """Let the target answer the first ``requests`` prompts that fit its context, and a context of ``context`` tokens (0: any).
 
-    Also returns the prompts that do not fit. Finished batches are kept below ``parts``, so that the same command resumes after a kill.
+    Greedy decoding is lossless, so greedy answers serve every draft, draft length and variant. Also returns the prompts that do not fit.
+    Finished batches are kept below ``parts``, so that the same command resumes after a kill.
     """
     tokenizer = load_tokenizer(target)
     with _open(target, settings) as model:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import Drafting, Sampling, draft_tokens, to_probs
+from draftlab.core.sampling import DISTINCT, Drafting, Sampling, draft_tokens, to_probs
 from draftlab.core.tree import Tree
 from draftlab.engine.loop import Verdict, agreed
 from draftlab.engine.policy import Policy, Proposal, judge
@@ -175,7 +175,7 @@ def _propose(writer: ModelRows, samplings: Sequence[Sampling], length: int, poli
         tokens.append(_draw(probs, tree, depth, policy.drafting, policy.generator))
         distributions.append(probs)
     drafted = torch.stack(tokens, -1)
-    if policy.drafting in ("without_replacement", "greedy"):
+    if policy.drafting in DISTINCT:
         drafted = _align_repeats(drafted, tree)
     return Proposal(drafted, torch.stack(distributions, 2) if distributions else None)
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import Drafting, Sampling, to_probs
+from draftlab.core.sampling import DISTINCT, Drafting, Sampling, to_probs
 from draftlab.core.tree import Tree
 from draftlab.core.verify import PATH_VERIFIERS, VERIFIERS
 from draftlab.core.verify.path import PathVerifier
@@ -121,7 +121,7 @@ def make_policy(
             name = tail.name if tail else "a verifier of whole sequences"
             remedy = "use a verifier of one position, without a tail"
             raise UserError(f"{name} does not verify the nodes of a tree", remedy=remedy)
-    is_distinct = policy.drafting in ("without_replacement", "greedy")
+    is_distinct = policy.drafting in DISTINCT
     if heads and heads.tree.leaves > 1 and not policy.is_greedy and not is_distinct:
         raise UserError("siblings in a tree are distinct, but this verifier allows repeats", remedy="use rrs or greedy")
     if generator is None and not policy.is_greedy:

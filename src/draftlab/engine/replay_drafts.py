@@ -95,7 +95,9 @@ def survival(
     - `drafts`: how each group of drafts is sampled.
     - `groups`: how many drafts each has.
 
-    **Returns:** one `Survival` for each verifier. A verifier that needs drafts of one distribution and gets several is a `UserError`.
+    **Returns:** one `Survival` for each verifier.
+
+    **Raises:** `UserError` if a verifier needs drafts of one distribution and gets several.
     """
     for verifier in verifiers:
         if len(drafts) > 1 and verifier.drafting != "independent":
@@ -142,7 +144,7 @@ def _parts(support: Int64[Tensor, " positions"]) -> Iterator[Int64[Tensor, " row
 def _transitions(
     verifier: TokenVerifier | TreeVerifier, position: Position, states: list[State]
 ) -> Float64[np.ndarray, "positions states states"]:
-    """The probability of each next state, from the verifier's distribution of survivors in each state; without drafts there are none after."""
+    """The probability of each next state, by position and state; the state without drafts leads only to itself."""
     place = {state: number for number, state in enumerate(states)}
     table = np.zeros((len(position.token), len(states), len(states)))
     table[:, 0, 0] = 1.0

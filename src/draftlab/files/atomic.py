@@ -71,7 +71,7 @@ def _flush(file: Path) -> None:
 
 @contextlib.contextmanager
 def _room_beside(path: Path, needs: int) -> Iterator[None]:
-    """Turn every error that means a full disk, from the system or from a library, into a ``UserError`` that names the file."""
+    """Make the folder of ``path`` and check that ``needs`` bytes fit; a full disk, also one that a library reports, is a ``UserError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         if needs > shutil.disk_usage(path.parent).free:

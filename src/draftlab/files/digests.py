@@ -77,13 +77,19 @@ def _is_code(node: ast.stmt) -> bool:
 
 def _kinds(node: ast.stmt) -> ast.stmt:
     """Reduce a class of a stage's columns to what affects its rows: names, types, and which are whole numbers; keep other nodes."""
-    if isinstance(node, ast.ClassDef) and node.name in ("Row", "Counts", "Derived"):
+    if isinstance(node, ast.ClassDef) and any(map(_is_column, node.body)):
         node.body = [
             ast.AnnAssign(target=column.target, annotation=column.annotation, value=_whole(column.value), simple=1)
             for column in node.body
             if isinstance(column, ast.AnnAssign)
         ]
     return node
+
+
+def _is_column(node: ast.stmt) -> bool:
+    """Whether a statement declares a column of a table."""
+    value = node.value if isinstance(node, ast.AnnAssign) else None
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("column", "timing")
 
 
 def _whole(column: ast.expr | None) -> ast.expr | None:
@@ -93,7 +99,19 @@ def _whole(column: ast.expr | None) -> ast.expr | None:
 
 
 PLANNING = ("draftlab.plan", "draftlab.stages._")
-"""Modules left out of digests: their settings reach a cell as a file or as flags."""
+"""Modules left out of digests, with what they alone import: they hold settings, columns and places of files, and nothing that computes rows."""
+
+
+def modules_behind(*modules: str) -> dict[str, str]:
+    """The code of these modules and of every draftlab module that they import, without comments and docstrings, by module."""
+    seen: dict[str, str] = {}
+    queue = list(modules)
+    while queue:
+        name = queue.pop()
+        if name not in seen and not name.startswith(PLANNING):
+            seen[name], imports = _module(name)
+            queue += imports
+    return seen
 
 
 @lru_cache
@@ -102,11 +120,5 @@ def code_digest(*modules: str) -> str:
 
     In a rule's ``params``, an edit of the mathematics then reruns what uses it, and an edit of a comment reruns nothing.
     """
-    seen: dict[str, str] = {}
-    queue = list(modules)
-    while queue:
-        name = queue.pop()
-        if name not in seen and not name.startswith(PLANNING):
-            seen[name], imports = _module(name)
-            queue += imports
+    seen = modules_behind(*modules)
     return hashlib.sha256(json.dumps(sorted(seen.items())).encode()).hexdigest()[:16]

@@ -425,7 +425,7 @@ def columns_of(tokens: Int[Tensor, "*rows"], kept: Int[Tensor, " head"]) -> Int[
     >>> columns_of(tensor([0, 7]), tensor([3, 0]))
     tensor([1, 2])
     """
-    size = int(torch.cat([tokens.flatten(), kept]).max()) + 1
+    size = max(int(tokens.max()), int(kept.max())) + 1
     columns = torch.full((size,), len(kept), device=kept.device)
     columns[kept] = torch.arange(len(kept), device=kept.device)
     return columns[tokens]

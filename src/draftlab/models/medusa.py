@@ -36,7 +36,6 @@ class Medusa(nn.Module):
         target = _llama(model)
         heads, (vocab, width) = tree.depth, target.vocab_weight.shape
         self.shared, self.tree = (target,), tree  # a tuple hides the target from torch: it is no part of this module
-        self.vocab_size, self.context_len = target.vocab_size, target.context_len
         with torch.device(target.device):
             self.mix = nn.Parameter(torch.zeros(heads, width, width))
             self.bias = nn.Parameter(torch.zeros(heads, 1, width))
@@ -45,6 +44,14 @@ class Medusa(nn.Module):
     @property
     def target(self) -> Llama:
         return self.shared[0]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.vocab_size
+
+    @property
+    def context_len(self) -> int:
+        return self.target.context_len
 
     @property
     def device(self) -> torch.device:

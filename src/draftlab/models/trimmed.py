@@ -28,7 +28,7 @@ HEAD_TOKENS = "draftlab.head_tokens"
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 BLOCK = 32
-"""Channels that ``widen`` adds: the block size of quantized rows."""
+"""The block size of quantized rows."""
 
 
 @dataclass(frozen=True)
@@ -77,23 +77,24 @@ def cut_vocabulary(folder: Path, out: Path, half: bool, table: Path) -> dict[str
 def widen(model: Path, out: Path) -> None:
     """Expand a draft's trimmed head to the whole vocabulary, for engines that need that; its outputs stay the same.
 
-    ``BLOCK`` = 32 channels are added to the W of the model. One of them has the same value c for every token, and no layer reads or writes it.
-    After the last norm it is ``100 c / rms > 0`` (rms of the other channels), and a token outside the head has the logit ``-100`` times that.
-    A norm over W + 32 channels equals the norm over W if its weights are multiplied by ``sqrt(W / (W + 32))`` and its epsilon is reduced by
-    ``c^2 / W``; ``c^2 = W epsilon / 2`` leaves half of epsilon.
+    Some channels are added to the W of the model: whole blocks of quantized rows, and a multiple of the number of heads, as transformers
+    demands. One of them has the same value c for every token, and no layer reads or writes it. After the last norm it is ``100 c / rms > 0`` (rms
+    of the other channels), and a token outside the head has the logit ``-100`` times that. A norm over W' channels equals the norm over W if its
+    weights are multiplied by ``sqrt(W / W')`` and its epsilon is reduced by ``c^2 / W``; ``c^2 = W epsilon / 2`` leaves half of epsilon.
     """
     config, tensors = _read(model)
     kept, width = tensors.pop(HEAD_TOKENS), config["hidden_size"]
-    wide, epsilon = width + BLOCK, config["rms_norm_eps"]
+    added, epsilon = math.lcm(BLOCK, config["num_attention_heads"]), config["rms_norm_eps"]
+    wide = width + added
     scale = math.sqrt(width / wide)
     widened: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
         if value.ndim == 1:
             widened[name] = np.pad(value * scale if value.shape == (width,) else value, (0, wide - width))
         elif name.endswith(("o_proj.weight", "down_proj.weight")):
-            widened[name] = np.pad(value, ((0, BLOCK), (0, 0)))
+            widened[name] = np.pad(value, ((0, added), (0, 0)))
         else:
-            widened[name] = np.pad(value, ((0, 0), (0, BLOCK)))
+            widened[name] = np.pad(value, ((0, 0), (0, added)))
     widened[EMBED][:, width] = math.sqrt(width * epsilon / 2)
     widened[NORM][width] = 100.0
     head = np.zeros((config["vocab_size"], wide), dtype=np.float32)

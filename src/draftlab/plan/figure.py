@@ -21,7 +21,7 @@ class Printed(Settings):
     They are drawn as hollow marks over the setting ``x``, named ``label``; without ``x``, each is a horizontal line, and with ``late`` a line
     over the last fifth of the printed stream. They look like our series that the setting ``series`` names, or like the series ``like`` (or like
     the first series, if none has this name). ``ranks`` places printed variants that have no ``x`` of ours: it maps each variant to a place among
-    our values of the column ``x``, smallest first, and ``marker`` is their mark.
+    our values of the column ``x`` in the panel, smallest first, and ``marker`` is their mark.
     """
 
     claim: str

@@ -15,10 +15,10 @@ SPARE = 2
 """A job requests this many times its estimate: sizes of prompts are only bounded, and a job that takes more is killed."""
 
 
-def decoding(model: Sizes, dtype: str, rows: int, prompt: int, new: int) -> int:
+def decoding(model: Sizes, dtype: str, rows: int, prompt: int, new: int, device: str) -> int:
     """Peak of ``rows`` requests that are answered together: weights, cache, and the larger of reading the prompts and one step's logits."""
     size = BYTES[dtype]
-    cache = rows * (prompt + new) * model.entry * size
+    cache = rows * (prompt + new) * model.entry * (4 if device == "cpu" else size)  # attention on a CPU is in float32
     # One of the four times ffn is inside the matrix product itself.
     layer = 2 * model.hidden + 2 * model.width + 2 * model.kv_width + 4 * model.ffn
     reading = rows * prompt * layer * size
@@ -46,12 +46,11 @@ def training(
     return 12 * model.parameters + stored + max(4 * model.parameters, gradients + activations + logits)
 
 
-def beside(target: Sizes, dtype: str, draft: Sizes, learns: int, rows: int, prompt: int, new: int) -> int:
+def beside(target: Sizes, dtype: str, draft: Sizes, learns: int, rows: int, prompt: int, new: int, device: str) -> int:
     """Peak of an update whose answers the target scores first: its weights stay loaded while the draft ``learns``; before that, ``rows``
     requests are answered while a draft and its optimizer are loaded."""
-    return max(
-        learns + target.parameters * BYTES[dtype], decoding(target, dtype, rows, prompt, new) + 16 * draft.parameters
-    )
+    answering = decoding(target, dtype, rows, prompt, new, device) + 16 * draft.parameters
+    return max(learns + target.parameters * BYTES[dtype], answering)
 
 
 def recorded(requests: int, answer: int, vocab: int, keep: int) -> int:

@@ -172,7 +172,7 @@ def _decoding(pair: Pair, roles: list[str]) -> int | None:
         return None
     context = _context(pair, first.sizes)
     others = sum(other.sizes.parameters * BYTES[dtype] for other in models[1:] if other)
-    return others + decoding(first.sizes, dtype, rows_of(pair, context), context - new, new)
+    return others + decoding(first.sizes, dtype, rows_of(pair, context), context - new, new, pair.answers.device)
 
 
 def _cell(run: Run, name: str, cell: str) -> Job:
@@ -221,7 +221,8 @@ def _peak(run: Run, settings: Any) -> int | None:
     if target is None:
         return None
     prompt = _context(pair, target.sizes) - answer
-    return beside(target.sizes, pair.answers.dtype, draft.sizes, update, settings.sample_batch, prompt, answer)
+    rows = settings.sample_batch
+    return beside(target.sizes, pair.answers.dtype, draft.sizes, update, rows, prompt, answer, settings.device)
 
 
 def _engine(run: Run, settings: Engine) -> int | None:

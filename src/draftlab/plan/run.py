@@ -324,8 +324,7 @@ def _needed(experiment: Experiment, run: RunConfig) -> set[Dataset]:
     needed: set[Dataset] = set()
     for variants in experiment.cells(run.scale, datasets=["prompts"] if run.dataset else None).values():
         for settings in (variant.settings for variant in variants):
-            needs_all = isinstance(settings, Training) or getattr(
-                settings, "quality", False
-            )  # quality needs references
+            has_references = getattr(settings, "quality", False)  # quality is measured against references
+            needs_all = isinstance(settings, Training) or has_references
             needed.update(settings.datasets if needs_all else [getattr(settings, "dataset", "")])
     return needed - {""}

@@ -7,7 +7,7 @@ range. The printed value must lie in this range to one unit of its own last digi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -36,10 +36,13 @@ class Recomputed:
 
 def optimal_acceptance(num_drafts: str, target: str, draft: str) -> float:
     """Compute ``min over H of 1 + target(H) - draft(H)^K`` by enumeration in fractions (MDSS, Theorem 3 and Remark 2)."""
-    pairs = list(zip(_fractions(target), _fractions(draft), strict=True))
-    subsets = (itertools.compress(pairs, chosen) for chosen in itertools.product([False, True], repeat=len(pairs)))
-    sums = (map(sum, zip((0, 0), *subset, strict=True)) for subset in subsets)
-    return float(min(1 + target_sum - draft_sum ** int(num_drafts) for target_sum, draft_sum in sums))
+    target_probs, draft_probs = _fractions(target), _fractions(draft)
+
+    def acceptance(chosen: Sequence[bool]) -> Fraction:
+        in_target, in_draft = (sum(itertools.compress(p, chosen), Fraction(0)) for p in (target_probs, draft_probs))
+        return 1 + in_target - in_draft ** int(num_drafts)
+
+    return float(min(map(acceptance, itertools.product([False, True], repeat=len(target_probs)))))
 
 
 def specinfer_acceptance(num_drafts: str, target: str, draft: str) -> float:

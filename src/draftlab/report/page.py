@@ -171,7 +171,8 @@ def _token_view(path: Path) -> TokenView | None:
     try:
         return TokenView.model_validate(read_json(path))
     except ValidationError as error:
-        what = f"not a token view: {error.errors()[0]['msg']}"
+        fault = error.errors()[0]
+        what = f"not a token view: {'.'.join(map(str, fault['loc']))}: {fault['msg']}"
         raise UserError(what, file=path, remedy="delete it and run again") from None
 
 

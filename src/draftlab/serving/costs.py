@@ -65,14 +65,14 @@ def from_probes(rows: pd.DataFrame, context: float, seed: int = 0) -> BlockCosts
             "lookup": probes["lookup_seconds"],
         }
     ).div(plain, axis=0)
-    index = relative.assign(moment=probes.get("moment", 0), block=probes["block"], verified=probes["verified"])
-    tables = index.pivot_table(index=["moment", "block"], columns="verified", values=list(relative))
+    labelled = relative.assign(moment=probes.get("moment", 0), block=probes["block"], verified=probes["verified"])
+    tables = labelled.pivot_table(index=["moment", "block"], columns="verified", values=list(relative))
     if not np.isfinite(relative).all(axis=None) or len(tables) < 2:
         raise UserError(
             "the probes of costs hold NaN, or one block alone", remedy="measure them again, or give --hardware"
         )
     rng = np.random.default_rng(seed)
-    moments = index["moment"].nunique()
+    moments = labelled["moment"].nunique()
     blocks = len(tables) // moments
     starts = rng.integers(0, moments, (DRAWS, 1)) * blocks
     resampled = starts + rng.integers(0, blocks, (DRAWS, moments * blocks))

@@ -13,12 +13,10 @@ from tyro.constructors import PrimitiveConstructorSpec
 from draftlab.core.settings import Dataset, Dtype, NonNegativeInt, Settings, TopP
 from draftlab.engine.answers import recorded_name
 from draftlab.stages._places import Places
-from draftlab.stages._stage import Bench, Files, NoInputs, column
+from draftlab.stages._stage import Files, NoInputs, column
 
 if TYPE_CHECKING:
     from draftlab.core.sampling import Sampling
-    from draftlab.engine.recorded_pairs import Pairs
-    from draftlab.train.folders import Folders
 
 AS_JSON = PrimitiveConstructorSpec[Any](
     nargs=1,
@@ -75,12 +73,6 @@ class OnPairs(Settings):
 
         return Sampling(temperature, top_k=self.top_k or None, top_p=self.top_p)
 
-    def load(self, folder: Path) -> dict[str, Pairs]:
-        """The recorded pairs by dataset, with the synthetic family if it is asked for."""
-        from draftlab.engine.recorded_pairs import load_all
-
-        return load_all(folder, self.datasets, self.positions, self.seed if self.synthetic else None)
-
 
 class PairsRow:
     """A text, its dataset, and how its tokens are drafted."""
@@ -133,9 +125,3 @@ class Distillation(NoInputs):
             "models": [self.models / name for name in ("target", *drafts)],
             "answers": [self.answers / name / "answers.jsonl" for name in sorted(passes)],
         }
-
-    def folders(self, bench: Bench) -> Folders:
-        """The same folders as training opens them; what is read is kept for the next variant."""
-        from draftlab.train.folders import Folders
-
-        return Folders(self.answers, self.models, bench.kept)

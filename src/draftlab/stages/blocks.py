@@ -13,13 +13,14 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import NonNegativeInt
 from draftlab.errors import UserError
 from draftlab.progress import progress
-from draftlab.stages._decoding import Inputs, Request, open_work, write_texts
+from draftlab.stages._decoding import Inputs
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.stages.live import PARTS, PLAIN, Contender, Contest, Contested, contenders, decode, rows_of, truncation
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from draftlab.engine.held_out import Request
     from draftlab.engine.replay_drafts import Blocks, Texts
 
 
@@ -96,10 +97,14 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     import pandas as pd
     import torch
 
+    from draftlab.engine.held_out import open_work, write_texts
+
     every = contenders(settings)
     if live := [contender.scheme for contender in every if settings.by_depth and not _is_replayed(contender)]:
         raise UserError(f"{live[0]} is decoded live, which has no counts by depth", remedy="leave out it or by_depth")
-    work = open_work(settings, inputs)
+    after = settings.max_new_tokens + 2 * settings.draft_len
+    files = (inputs.target, inputs.draft, inputs.answers, inputs.prompts)
+    work = open_work(*files, settings.requests, settings.batch, after)
     of_texts, of_decoding = (torch.Generator(work.target.device).manual_seed(settings.seed) for _ in range(2))
     frames, eos_ids = [], [] if settings.past_end else work.tokenizer.eos_ids
 
@@ -181,14 +186,14 @@ def _replayed_rows(blocks: Blocks, batch: Sequence[Request], by_depth: bool) -> 
         "emitted": blocks.emitted,
         "judged": blocks.judged,
         "accepted": blocks.accepted,
-        "all_blocks": blocks.stopped.sum(1, keepdims=True).repeat(blocks.stopped.shape[1], 1),
     }
-    numbers, depths = [request.number for request in batch], blocks.stopped.shape[1]
+    numbers, total, depths = [request.number for request in batch], blocks.stopped.sum(1), blocks.stopped.shape[1]
     if by_depth:
         places = {"request_id": np.repeat(numbers, depths), "depth": np.tile(range(depths), len(batch))}
-        return pd.DataFrame(places | {name: values.ravel() for name, values in counts.items()})
+        columns = {name: values.ravel() for name, values in counts.items()}
+        return pd.DataFrame(places | columns | {"all_blocks": total.repeat(depths)})
     sums = {name: values.sum(1) for name, values in counts.items()}
-    return pd.DataFrame({"request_id": numbers, "depth": -1, **sums, "all_blocks": sums["blocks"]})
+    return pd.DataFrame({"request_id": numbers, "depth": -1, **sums, "all_blocks": total})
 
 
 def _live_rows(decoded: pd.DataFrame) -> pd.DataFrame:

@@ -75,13 +75,14 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.latency.pair import load_inflated
     from draftlab.models.weights import model_size
     from draftlab.train.break_even import affordable, measure, priced
+    from draftlab.train.folders import Folders
     from draftlab.train.learning import Effort, train
     from draftlab.train.online import serve, serve_unchanged
     from draftlab.train.sources import Scene
     from draftlab.train.traffic import whole
 
     begin = time.process_time()
-    folders = inputs.folders(bench)
+    folders = Folders(inputs.answers, inputs.models, bench.kept)
     recorded = folders.recorded(settings.dataset, "train")
     if len(recorded.answers) < 2 * settings.requests:
         raise UserError(

@@ -87,9 +87,8 @@ def measure(target: TorchBackend, draft: TorchBackend, settings: Settings) -> pd
     from draftlab.latency.loop import decode
 
     rng = np.random.default_rng(settings.seed)
-    for (
-        weight
-    ) in draft.model.parameters():  # AdamW's epsilon is 0 in f16, so a draft trains in f32, whatever it serves in
+    # AdamW's epsilon is 0 in f16, so a draft trains in f32, whatever it serves in.
+    for weight in draft.model.parameters():
         weight.data = weight.data.float()
     optimizer = torch.optim.AdamW(draft.model.parameters(), lr=1e-5)
     clock, rows = draft.clock(), []

@@ -15,7 +15,7 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NonNegativeInt, NotNegative
 from draftlab.progress import progress
-from draftlab.stages._decoding import DecodedRow, Decoding, Inputs, Request, Work, open_work
+from draftlab.stages._decoding import DecodedRow, Decoding, Inputs
 from draftlab.stages._schemes import LiveScheme
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from draftlab.core.verify.path import PathVerifier
     from draftlab.core.verify.token import TokenVerifier
     from draftlab.core.verify.tree import TreeVerifier
+    from draftlab.engine.held_out import Request, Work
     from draftlab.engine.speculate import Decoded
     from draftlab.models import Tokenizer
 
@@ -175,7 +176,11 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     import pandas as pd
     import torch
 
-    work = open_work(settings, inputs)
+    from draftlab.engine.held_out import open_work
+
+    after = settings.max_new_tokens + 2 * settings.draft_len
+    files = (inputs.target, inputs.draft, inputs.answers, inputs.prompts)
+    work = open_work(*files, settings.requests, settings.batch, after)
     eos_ids = work.tokenizer.eos_ids
     every = contenders(settings)
     generators = {contender: torch.Generator(work.target.device).manual_seed(settings.seed) for contender in every}

@@ -86,12 +86,13 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     from draftlab.core.tree import Tree
     from draftlab.latency.pair import load_inflated
     from draftlab.models.medusa import Medusa
+    from draftlab.train.folders import Folders
     from draftlab.train.medusa import contenders, decode_in_turns, epoch_seconds
     from draftlab.train.online import clock_of, serve
     from draftlab.train.traffic import whole
 
     begin = time.process_time()
-    folders = inputs.folders(bench)
+    folders = Folders(inputs.answers, inputs.models, bench.kept)
     target = folders.target(settings.device, inputs.dtype)
     stream = whole(folders.recorded(settings.dataset, "train"), settings.dataset).reordered(settings.seed)
     stream = stream.take(range(min(settings.requests, len(stream))))

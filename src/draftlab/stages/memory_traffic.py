@@ -82,7 +82,6 @@ class Inputs(TargetAndDraft):
         return cls(target=places.model("target"), draft=places.model("draft"), online=places.table("osd_online"))
 
     def reads(self, variants: Sequence[Any]) -> Files:
-
         return {"models": [self.target, self.draft], "tables": [self.online]}
 
 

@@ -68,12 +68,13 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     """Distil and measure one variant, and keep its draft in ``out/draft`` if it is the one to save."""
     from draftlab.engine.answers import loops
     from draftlab.train import parallel
+    from draftlab.train.folders import Folders
     from draftlab.train.offline import distil
     from draftlab.train.sources import LIVE, Scene
 
     parallel.start()
     begin = time.process_time()
-    folders = inputs.folders(bench)
+    folders = Folders(inputs.answers, inputs.models, bench.kept)
     recorded, held_out = (
         folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval")
     )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from draftlab.data.prompts import Prompt
     from draftlab.models import LanguageModel
+    from draftlab.train.folders import Folders
     from draftlab.train.learning import Effort
     from draftlab.train.traffic import Traffic
 
@@ -167,6 +168,12 @@ class Inputs(Distillation):
         return super().reads(variants) | data
 
 
+def _folders(inputs: Inputs, bench: Bench) -> Folders:
+    from draftlab.train.folders import Folders
+
+    return Folders(inputs.answers, inputs.models, bench.kept)
+
+
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Serve the stream once, with one draft for all requests or with one for each class."""
     import numpy as np
@@ -195,7 +202,7 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     unused = [] if settings.probes else ["after"]
     unused += [] if settings.stream else ["group", "segment"]
     rows = binned(rows.drop(columns=unused), settings.bin).assign(seed=settings.seed)
-    facts = inputs.folders(bench).facts(effort, begin)
+    facts = _folders(inputs, bench).facts(effort, begin)
     if settings.timed:
         rows = rows.assign(cpu_seconds=facts["cpu_seconds"], peak_mb=peak_mb())
     return rows, facts
@@ -205,7 +212,7 @@ def _arrive(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> Tra
     """Requests in the order in which they arrive, with the target's recorded answers. The seed permutes the requests of each class."""
     from draftlab.train.traffic import along, whole
 
-    folders = inputs.folders(bench)
+    folders = _folders(inputs, bench)
     split, seed = ("eval", 0) if part == "held_out" else ("train", settings.seed)
     is_routed = settings.drafts == "by_route" and part == "stream"
     key = (part, is_routed, settings.stream, settings.aside)
@@ -231,7 +238,7 @@ def _order(settings: Settings, inputs: Inputs, bench: Bench, part: Part) -> list
     from draftlab.files.json_files import read_jsonl
 
     split, files = ("eval", inputs.held_out) if part == "held_out" else ("train", inputs.requests)
-    folders = inputs.folders(bench)
+    folders = _folders(inputs, bench)
     passes = (folders.recorded(dataset, split, settings.temperature) for dataset in settings.datasets)
     answered = {answer.id for recorded in passes for answer in recorded.answers}
     prompts = (prompt for file in files for prompt in read_jsonl(file, Prompt))
@@ -297,7 +304,7 @@ def _serve(
     from draftlab.train.live import live_server
     from draftlab.train.online import replay_server, serve, serve_unchanged
 
-    folders = inputs.folders(bench)
+    folders = _folders(inputs, bench)
     draft = folders.draft(settings)
     effort, known = _prepare(draft, traffic, name, settings, inputs, bench)
     if settings.measured_on == "held_out":

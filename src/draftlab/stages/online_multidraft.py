@@ -91,8 +91,8 @@ class Inputs(TargetAndDraft):
 def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame, Facts]:
     """Let drafts learn along an i.i.d. mixture of the topics, then decode held-out requests with each arrangement of them.
 
-    All arrangements make as many target calls and updates: routing drafts each request with its topic's specialist, as many times as there
-    are specialists; the shared draft learnt all topics.
+    All arrangements make equally many target calls and updates: routing drafts each request with its topic's specialist, as many times as
+    there are specialists; the shared draft learnt all topics.
     """
     import pandas as pd
 

@@ -63,7 +63,7 @@ def run(settings: Settings, inputs: NoInputs, bench: Bench) -> tuple[pd.DataFram
         second = torch.linspace(0, 1 - first, settings.points, dtype=torch.float64)
         target = torch.stack([torch.full_like(second, first), second, (1 - first - second).clamp_min(0)], -1)
         for drafts, name in itertools.product(settings.num_drafts, SCHEMES):
-            # A single draft has no others: its residual token might be one of them, although it never looked at them.
+            # One draft for "single": with more, its residual token might be one of the drafts that it never looked at.
             count = 1 if name == "single" else drafts
             verifier, draft = token_verifier(name), torch.full((settings.points, count, 3), 1 / 3, dtype=torch.float64)
             columns = {

@@ -59,9 +59,10 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     import pandas as pd
 
     from draftlab.train import replay_log
+    from draftlab.train.folders import Folders
 
     begin = time.process_time()
-    folders = inputs.folders(bench)
+    folders = Folders(inputs.answers, inputs.models, bench.kept)
     train, held_out = (folders.recorded(settings.dataset, split, settings.temperature) for split in ("train", "eval"))
     draft, learner, frames = folders.draft(settings), folders.draft(settings), list[pd.DataFrame]()
 

@@ -53,15 +53,18 @@ def run(settings: Settings, inputs: RecordedPairs, bench: Bench) -> tuple[pd.Dat
 
     from draftlab.core.verify import token_verifier
     from draftlab.core.verify.sinkhorn import sinkhorn_verifier
+    from draftlab.engine.recorded_pairs import load_all
 
     contenders = [(name, token_verifier(name), 0, 0.0) for name in PEERS]
     contenders += [
         ("sinkhorn", sinkhorn_verifier(count, sharpness), count, sharpness)
         for sharpness, count in itertools.product(settings.sharpness, settings.iterations)
     ]
+    synthetic = settings.seed if settings.synthetic else None
+    every = load_all(inputs.pairs, settings.datasets, settings.positions, synthetic)
     frames = []
     for (dataset, pairs), temperature, drafts in itertools.product(
-        settings.load(inputs.pairs).items(), settings.draft_temperature, settings.num_drafts
+        every.items(), settings.draft_temperature, settings.num_drafts
     ):
         target, draft = pairs.distributions(settings.sampling(1.0), settings.sampling(temperature))
         distributions = draft[:, None].expand(-1, drafts, -1)

@@ -54,12 +54,13 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     """Count by token before (``method`` original) and after (distilled)."""
     import pandas as pd
 
+    from draftlab.train.folders import Folders
     from draftlab.train.learning import train
     from draftlab.train.sources import Scene
     from draftlab.train.tokens import token_counts
 
     begin = time.process_time()
-    folders = inputs.folders(bench)
+    folders = Folders(inputs.answers, inputs.models, bench.kept)
     recorded, held_out = (folders.recorded(settings.dataset, split) for split in ("train", "eval"))
     draft = folders.draft(settings)
     before = token_counts(draft, held_out, settings.draft_len).assign(method="original")

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NonNegativeInt
 from draftlab.progress import progress
-from draftlab.stages._decoding import DecodedRow, Decoding, Inputs, open_work, write_texts
+from draftlab.stages._decoding import DecodedRow, Decoding, Inputs
 from draftlab.stages._stage import Bench, Facts, column, stage_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,11 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     import pandas as pd
     import torch
 
-    work = open_work(settings, inputs)
+    from draftlab.engine.held_out import open_work, write_texts
+
+    after = settings.max_new_tokens + 2 * settings.draft_len
+    files = (inputs.target, inputs.draft, inputs.answers, inputs.prompts)
+    work = open_work(*files, settings.requests, settings.batch, after)
     temperatures = (settings.target_temperature, settings.draft_temperature)
     of_target, of_draft = (settings.sampling(temperature, settings.top_k) for temperature in temperatures)
     generator = torch.Generator(work.target.device).manual_seed(settings.seed)

@@ -70,9 +70,8 @@ def train(
     effort = effort or Effort()
     effort.updates = steps
     drawn: dict[int, Samples] = {}
-    since: float | None = (
-        None  # so that the first training of a process does not count what is loaded before its first step
-    )
+    # None, so that the first training of a process does not count what is loaded before its first step.
+    since: float | None = None
 
     def losses(step: int) -> Iterator[Tensor]:
         nonlocal since

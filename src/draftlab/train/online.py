@@ -55,9 +55,11 @@ class Lesson:
         """The target's tokens at the chosen positions."""
         return torch.tensor(self.answers.answers[self.request].answer_ids)[torch.from_numpy(self.where)]
 
-    def target_logits(self, head: Int[Tensor, " head"] | None = None) -> Float[Tensor, "chosen columns"]:
+    def target_logits(
+        self, device: torch.device | str = "cpu", head: Int[Tensor, " head"] | None = None
+    ) -> Float[Tensor, "chosen columns"]:
         """The target's log-probabilities at the chosen positions, of every token or ``on_head``."""
-        return self.answers.target_logits([self.request], head=head)[torch.from_numpy(self.where)]
+        return self.answers.target_logits([self.request], device, head)[torch.from_numpy(self.where)]
 
 
 Server = Callable[[LanguageModel, Traffic, Sequence[int], Serving, Generator], tuple[pd.DataFrame, list[Lesson]]]
@@ -231,7 +233,7 @@ def learn(
     prompts, texts = [record.prompt_ids for record in records], [record.answer_ids for record in records]
     logits = answer_logits(learner, prompts, texts, settings.autocast, where)
     head = kept_by(learner)
-    target_logits = torch.cat([lesson.target_logits(head) for lesson in lessons])
+    target_logits = torch.cat([lesson.target_logits(learner.device, head) for lesson in lessons])
     labels = torch.cat([lesson.labels for lesson in lessons])
     loss = losses_at(settings.loss, logits, target_logits, labels, head).mean()
     return len(where), training.update(optimizer, [loss], settings.clip)

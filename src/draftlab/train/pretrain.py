@@ -178,7 +178,7 @@ def _train(
     def losses(step: int) -> Iterator[Tensor]:
         batch = order[step]
         prompts, texts = [example.prompt for example in batch], [example.answer for example in batch]
-        logits = answer_logits(model, prompts, texts, torch.backends.cpu.get_cpu_capability() == "AVX512")
+        logits = answer_logits(model, prompts, texts, autocast=True)
         answers = torch.tensor([token for text in texts for token in text])
         if head is not None:
             answers = columns_of(answers, head)

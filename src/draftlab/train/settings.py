@@ -42,7 +42,10 @@ class Training(Settings):
         description="keep a Llama's embedding fixed: with a large vocabulary it holds most of the weights that an update would touch",
     )
     device: Device = Field("cpu", description="the scale sets it (``compute``)")
-    autocast: bool = Field(False, description="bfloat16 products over float32 weights; the scale sets it")
+    autocast: bool = Field(
+        False,
+        description="bfloat16 products over float32 weights, where the device is fast at them; the scale sets it",
+    )
 
     @property
     def datasets(self) -> list[Dataset]:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Generator, Tensor
 
-from draftlab.core.sampling import Drafting, Table, Tables, Tokens, check_drafted, draw
+from draftlab.core.sampling import DISTINCT, Drafting, Table, Tables, Tokens, check_drafted, draw
 from draftlab.core.verify.joint import AT_ONCE, joint_distribution, tuples_exist
 from draftlab.core.verify.survivors import Order, Position, Survivors, transitions
 from draftlab.errors import UserError
@@ -194,7 +194,7 @@ class TokenVerifier:
     @property
     def is_distinct(self) -> bool:
         """Whether the drafts of a position are distinct tokens."""
-        return self.drafting in ("without_replacement", "greedy")
+        return self.drafting in DISTINCT
 
     def _enumerated(self, target: Float64[Tensor, " vocab"], draft: Float64[Tensor, "drafts vocab"]) -> Acceptance:
         joint = joint_distribution(draft, self.drafting)

@@ -23,9 +23,8 @@ def draw(table: pd.DataFrame, scale: str, published: Published) -> Figure:
         estimates = stats.ratio_table(
             table, above, "positions", ["panel", "scheme", "draft_temperature"], request="_unit"
         )
-        estimates = estimates[
-            estimates["estimate"] > 1e-6
-        ]  # the optimum has no shortfall, and 0 has no place on a log axis
+        # The optimum has no shortfall, and 0 has no place on a log axis.
+        estimates = estimates[estimates["estimate"] > 1e-6]
         for ax, value in zip(axes[row], shown, strict=True):
             curves(ax, estimates[estimates["panel"] == value], "draft_temperature", "scheme", list(LOOKS), 0.02)
     for upper, lower, value in zip(*axes, shown, strict=True):

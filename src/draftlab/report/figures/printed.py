@@ -17,14 +17,14 @@ def draw_printed(
 ) -> None:
     """Draw printed numbers beside our ``rows`` of one panel; ``order`` lists its series, ``length`` is that of the printed stream."""
     settings = {setting: rows[column].iloc[0] for setting, column in form.match.items()}
-    numbers = published.of(form.claim, **form.where | settings)
-    style = look(form.like, order.index(form.like) if form.like in order else 0)
     if form.ranks:
         sizes = sorted(rows[form.x].unique())
         x = [sizes[min(rank, len(sizes) - 1)] for rank in form.ranks.values()]
         largest = [published.of(form.claim, **settings, variant=variant)["value"].max() for variant in form.ranks]
         ax.plot(x, largest, form.marker, mfc="none", mec=INK, ms=4, label=form.label)
         return
+    numbers = published.of(form.claim, **form.where | settings)
+    style = look(form.like, order.index(form.like) if form.like in order else 0)
     if form.late:
         for value in numbers["value"]:
             ax.plot([0.8 * length, length], [value, value], **style.options(marker="", linewidth=2))
@@ -33,11 +33,11 @@ def draw_printed(
         for value in numbers["value"]:
             ax.axhline(value, **style.options(marker="", linewidth=1.1))
         return
-    numbers = numbers[[form.x in settings for settings in numbers["settings"]]]
+    numbers = numbers[[form.x in printed for printed in numbers["settings"]]]
     if form.series:
         printed_points(ax, numbers, form.x, form.series)
         return
-    x = [float(settings[form.x]) for settings in numbers["settings"]]
+    x = [float(printed[form.x]) for printed in numbers["settings"]]
     if form.like:
         ax.plot(x, numbers["value"], style.marker, mfc="none", mec=style.colour, ms=4)
     else:
