@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from draftlab.engine.recording import TargetPass
 from draftlab.errors import UserError
 from draftlab.models import Cache, Decoder, LanguageModel
+from draftlab.models.llama import LlamaCache
+from draftlab.models.lookup import LookupCache
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,8 @@ def draft_everywhere(draft: LanguageModel, recorded: TargetPass, depth: int) -> 
         cache, token = prefill_everywhere(decoder, record.prompt_ids, answer, depth)
         proposed, confidence = list[Tensor](), list[Tensor]()
         for _ in range(depth):
-            logits = cache.extend(token[:, None])[:, 0].float()
-            highest, token = logits.max(-1)
-            looked_up = (logits > -torch.inf).sum(-1) == 1  # by prompt lookup; a model is never quite certain
-            confidence.append((highest - logits.logsumexp(-1)).exp().clamp(max=1 - 1e-7).masked_fill(looked_up, 1.0))
+            token, sure = guess(cache, token)
+            confidence.append(sure)
             proposed.append(token)
         padded = np.array([*answer, *[-1] * depth])  # beyond the end of the answer nothing agrees
         expected = np.lib.stride_tricks.sliding_window_view(padded, depth)[: len(answer)]
@@ -100,6 +100,28 @@ def draft_everywhere(draft: LanguageModel, recorded: TargetPass, depth: int) -> 
         accepted.append(agrees.cumprod(1).sum(1))
         confidences.append(torch.stack(confidence, 1).cpu().numpy().astype(np.float64))
     return Drafted(recorded.lengths, np.concatenate(accepted), np.concatenate(confidences))
+
+
+def guess(cache: Cache, token: Int64[Tensor, " rows"]) -> tuple[Int64[Tensor, " rows"], Float[Tensor, " rows"]]:
+    """Let each row read its token; return the most probable next one and its probability, which is 1 only for a token of prompt lookup.
+
+    A trimmed head is not spread over the vocabulary, and prompt lookup alone needs no logits: both would take longer than the model.
+    """
+    if isinstance(cache, LookupCache):
+        found = torch.tensor([-1 if at is None else at for at in cache.append(token[:, None])], device=token.device)
+        if cache.inner is None:
+            likely, sure = torch.zeros_like(token), torch.full(token.shape, 1 / cache.lookup.vocab_size)
+        else:
+            likely, sure = guess(cache.inner, token)
+        return torch.where(found >= 0, found, likely), sure.to(token.device).masked_fill(found >= 0, 1.0)
+    kept = None
+    if isinstance(cache, LlamaCache):
+        logits, kept = cache.decoder.head(cache.states(token[:, None])).float(), cache.decoder.kept
+    else:
+        logits = cache.extend(token[:, None])[:, 0].float()
+    highest, column = logits.max(-1)
+    sure = (highest - logits.logsumexp(-1)).exp().clamp(max=1 - 1e-7)
+    return column if kept is None else kept[column], sure
 
 
 def prefill_everywhere(

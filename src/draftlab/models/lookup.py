@@ -8,7 +8,6 @@ that follows the confidence stops. Joined to a draft, lookup leaves these positi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -89,8 +88,12 @@ class LookupCache:
     def lengths(self) -> list[int]:
         return [len(text.tokens) for text in self.texts]
 
+    def append(self, tokens: Int[Tensor, "batch new"]) -> list[int | None]:
+        """Append tokens to every text, without the draft; return the guess after each."""
+        return [text.append(token) for text, new in zip(self.texts, tokens.tolist(), strict=True) for token in new]
+
     def extend(self, tokens: Int[Tensor, "batch new"]) -> Float[Tensor, "batch new vocab"]:
-        guesses = [text.append(token) for text, new in zip(self.texts, tokens.tolist(), strict=True) for token in new]
+        guesses = self.append(tokens)
         logits = self.inner.extend(tokens).flatten(0, 1) if self.inner else None
         return self.lookup.overwrite(logits, guesses).view(*tokens.shape, -1)
 
@@ -101,6 +104,6 @@ class LookupCache:
             self.inner.crop(lengths)
 
     def take(self, rows: Sequence[int], since: Sequence[int] | None = None) -> None:
-        self.texts = [deepcopy(self.texts[row]) for row in rows]
+        self.texts = [self.texts[row].copy() for row in rows]
         if self.inner:
             self.inner.take(rows, since)

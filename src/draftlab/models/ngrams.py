@@ -37,6 +37,12 @@ class Ngrams:
             self._after[last] = len(self.tokens)
         return self.guess
 
+    def copy(self) -> Ngrams:
+        """The same text, which grows and shrinks on its own."""
+        same = Ngrams(ngram=self.ngram)
+        same.tokens, same._after, same._earlier = self.tokens.copy(), self._after.copy(), self._earlier.copy()
+        return same
+
     def trim(self, length: int) -> None:
         """Keep the first ``length`` tokens."""
         while len(self.tokens) > length:
