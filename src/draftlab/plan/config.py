@@ -42,7 +42,7 @@ class RunConfig(Settings):
     template: Template | None = Field(None, description="chat template for the prompts; own: the tokenizer's")
     experiments: str | None = Field(
         None,
-        description="reproduction (default), all, or names separated by commas; with your own prompts, those that need nothing else",
+        description="reproduction (default), all, or names separated by commas; with your own prompts, osd_offline and osd_latency_dataset",
     )
     name: str | None = Field(None, pattern=r"^\w[\w.+-]*$", description="folder under results/")
     tracker: Literal["tensorboard"] | None = Field(None, description="where to write the curves as well")

@@ -28,6 +28,10 @@ REAL_ANSWERS = {
 """The experiments whose findings the README quotes, and how many sentences of each."""
 GROUPS = re.compile(r" \([^()]*: [^()]*\)")
 PAPERS = ("osd", "mdss", "beyond")
+WHAT_IS_BOLD = (
+    "The words in bold say what an experiment answers: a table or figure of a paper, or a question of its public review (reviewers by their "
+    "codes there, such as fopk)."
+)
 PAIR = "vicuna-7b/llama-160m"
 DATASETS = {
     "spider": "Spider",
@@ -65,7 +69,7 @@ def update(file: Path = Path("README.md"), *, check: bool = False) -> None:
 
 def index(folder: Path, root: Path) -> str:
     """The page for one folder of published figures: each with its question, its finding, and links to its numbers."""
-    lines = [f"# Figures and tables of `scale={folder.name}`", ""]
+    lines = [f"# Figures and tables of `scale={folder.name}`", "", WHAT_IS_BOLD, ""]
     known = {name: load_experiment(root / f"workflow/experiments/{name}.yaml") for name in tables_in(folder / "data")}
     for table, experiment in sorted(known.items(), key=lambda item: (PAPERS.index(item[1].paper), item[0])):
         numbers = f"[table]({table}.md) · [cells]({table}.csv) · [LaTeX]({table}.tex) · [PDF]({table}.pdf) · [rows](data/{table}.csv.gz)"
