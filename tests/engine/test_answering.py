@@ -15,14 +15,16 @@ from urllib3 import Retry
 from draftlab import plan
 from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt
-from draftlab.engine import answering, server
+from draftlab.engine import answering, llama_cpp, server
 from draftlab.engine.recording import TargetPass, load_pass
 from draftlab.engine.replay import agree_along
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.models import load_model, load_tokenizer
+from draftlab.models.config import read_sizes
 from draftlab.models.gguf import export
+from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.models.tokenizer import train_tokenizer
 from tests.fake_server import FakeServer, serve
 from tests.pair import VOCAB, small_llama
@@ -109,6 +111,32 @@ def test_llama_cpp_in_process_gives_the_record_that_torch_gives(folder: Path, tm
     assert again.answers == exact.answers
 
 
+@pytest.mark.parametrize(("is_fast", "weights"), [(True, "bf16"), (False, "f32")])
+def test_fast_weights_in_llama_cpp_are_not_quantized(
+    is_fast: bool, weights: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_cpp, "has_fast_bfloat16", lambda device: is_fast)
+    assert answers(folder, engine="llama_cpp", dtype="fast").engine["weights"] == weights
+
+
+def test_a_model_is_not_opened_again_where_its_cache_has_room(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(folder / "target", tmp_path / "target.gguf", vocabulary=False)
+    opened: list[LlamaCpp] = []
+
+    def watched(*given: Any) -> LlamaCpp:
+        opened.append(LlamaCpp(*given))
+        return opened[-1]
+
+    monkeypatch.setattr(llama_cpp, "LlamaCpp", watched)
+    target = llama_cpp.GgufTarget(tmp_path / "target.gguf", read_sizes(folder / "target"))
+    for length in (10, 40, 256, 257):
+        target.prefill([[1] * 4], length - 4)
+    target.close()
+    assert len(opened) == 2, "llama.cpp makes room for a multiple of 256 tokens"
+
+
 def test_sampled_answers_follow_the_seed_and_keep_the_distribution_before_sampling(folder: Path) -> None:
     with serve(toy(folder, dialect="vllm")) as toys:
         one, other = (asked(toys, folder, temperature=0.7) for _ in range(2))
@@ -182,6 +210,11 @@ def _texts(reply: dict[str, Any]) -> None:
     said["tokens"] = ["the"] * len(said["tokens"])
 
 
+def _nothing_likely(reply: dict[str, Any]) -> None:
+    said = reply["choices"][0]["logprobs"]
+    said["top_logprobs"] = [None] * len(said["top_logprobs"])
+
+
 @pytest.mark.parametrize(
     ("settings", "asks", "message"),
     [
@@ -189,6 +222,7 @@ def _texts(reply: dict[str, Any]) -> None:
         ({"change": lambda reply: reply["choices"][0].pop("logprobs")}, {}, "no log-probabilities by token id"),
         ({"change": lambda reply: reply["choices"][0].update(logprobs=None)}, {}, "no log-probabilities by token id"),
         ({"change": _texts}, {}, "no log-probabilities by token id"),
+        ({"change": _nothing_likely}, {}, "no log-probabilities by token id"),
         (
             {"change": lambda reply: [top.popitem() for top in reply["choices"][0]["logprobs"]["top_logprobs"]]},
             {},
@@ -232,6 +266,15 @@ def test_prompts_that_are_too_long_for_the_server_are_left_out(folder: Path) -> 
     with serve(toy(folder, dialect="vllm", room=12 + min(lengths))) as toys:
         found = asked(toys, folder)
     assert 0 < len(found.answers) == lengths.count(min(lengths)) < REQUESTS
+
+
+def test_a_target_without_a_limit_on_a_server_without_a_limit_has_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A T5 has relative positions."""
+    monkeypatch.setattr(server, "read_sizes", lambda _: {"vocab_size": VOCAB})
+    with serve(toy(folder, dialect="vllm", room=0)) as toys:
+        assert_same(asked(toys, folder), answers(folder))
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from torch import Generator, Tensor
 from draftlab.errors import UserError
 
 Drafting = Literal["iid", "independent", "without_replacement", "greedy"]
-DISTINCT: frozenset[Drafting] = frozenset({"without_replacement", "greedy"})
-"""The ways of drafting in which the drafts of a position are distinct tokens."""
 """How the K tokens of a position are drafted. ``iid``: one distribution, with replacement; ``independent``: one distribution per draft;
 ``without_replacement``: one distribution, each token once; ``greedy``: the K - 1 most probable tokens, then one draw from the rest."""
+DISTINCT: frozenset[Drafting] = frozenset({"without_replacement", "greedy"})
+"""The ways of drafting in which the drafts of a position are distinct tokens."""
 
 Table = Float64[Tensor, "batch vocab"]
 """One number for each token, row by row: a distribution, or weights that need not sum to 1."""
@@ -251,5 +251,6 @@ def restrict_pair(
     target: Float64[Tensor, "positions vocab"], draft: Float64[Tensor, "positions vocab"]
 ) -> tuple[Float64[Tensor, "positions support"], Float64[Tensor, "positions support"]]:
     """Both distributions, restricted to the tokens that one of them can produce."""
-    target, drafts, _, _ = restrict(target, draft[:, None], torch.zeros(len(target), 1, dtype=torch.int64))
+    tokens = torch.zeros(len(target), 1, dtype=torch.int64, device=target.device)
+    target, drafts, _, _ = restrict(target, draft[:, None], tokens)
     return target, drafts[:, 0]

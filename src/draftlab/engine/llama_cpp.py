@@ -22,9 +22,10 @@ from draftlab.models.cores import usable
 from draftlab.models.gguf import Weights, export
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.llama_cpp import BATCH, LlamaCpp
+from draftlab.models.products import has_fast_bfloat16
 
-WEIGHTS: dict[str, Weights] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "fast": "q8_0"}
-"""The GGUF type to which a folder without a GGUF file is exported, by ``dtype``."""
+WEIGHTS: dict[str, Weights] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+"""The GGUF type to which a folder without a GGUF file is exported, by its number type."""
 
 
 @contextlib.contextmanager
@@ -39,7 +40,9 @@ def open_gguf(target: Path, settings: Answers) -> Iterator[GgufTarget]:
         path = target if is_gguf(target) else target / ORIGINAL
         if not is_gguf(path) or not path.exists():
             path = folder / f"{target.name}.gguf"
-            export(target, path, WEIGHTS[settings.dtype], vocabulary=False)
+            fast = "bfloat16" if has_fast_bfloat16(settings.device) else "float32"
+            dtype = fast if settings.dtype == "fast" else settings.dtype
+            export(target, path, WEIGHTS[dtype], vocabulary=False)
         model = GgufTarget(verify(path), sizes, -1 if settings.device == "cuda" else 0)
         stack.callback(model.close)
         yield model
@@ -95,10 +98,9 @@ class GgufTarget:
 
     def _with_room(self, sequences: int, length: int) -> LlamaCpp:
         """The model with a cache for this many sequences of this length; opened again if its cache is too small."""
-        if self._model:
-            settings = self._model.settings
-            if sequences <= settings.sequences and length <= settings.context_length:
-                return self._model
+        model = self._model  # its cache may be longer than was asked for
+        if model and sequences <= model.settings.sequences and length <= model.context_length:
+            return model
         self.close()
         threads = min(torch.get_num_threads(), len(usable()))
         self._model = LlamaCpp(self._path, EngineOptions(length, threads, self._gpu_layers, sequences))
