@@ -242,13 +242,31 @@ def test_prometheus_text_is_summed_over_engines() -> None:
     assert seen.histogram == (400, 300, 300)
     cpp = next(records.from_prometheus(PROMETHEUS.replace("vllm:", "llamacpp:"), "m"))
     assert (cpp.engine, cpp.accepted) == ("llama.cpp", 900)
-    gauges = "sglang:spec_verify_calls_total 1000\nsglang:spec_accept_length 1.9\nsglang:spec_accept_rate 0.45\n"
-    sglang = next(records.from_prometheus(gauges, "m"))
-    assert_allclose([sglang.drafts, sglang.drafted, sglang.accepted], [1000, 2000, 900])
+
+
+def test_sglangs_counters_are_summed_and_its_gauges_are_not_read() -> None:
+    """Two ranks: 1950 tokens, of which 50 come from prompts and 1000 are the target's own."""
+    gauges = "".join(f'sglang:spec_accept_length{{dp_rank="{rank}"}} 3.1\n' for rank in "01")
+    calls = "".join(f'sglang:spec_verify_calls_total{{dp_rank="{rank}"}} 500\n' for rank in "01")
+    text = f"{gauges}{calls}sglang:generation_tokens_total 1950\nsglang:num_requests_total 50\n"
+    found = next(records.from_prometheus(text, "m"))
+    assert (found.engine, found.drafts, found.accepted, found.requests) == ("sglang", 1000, 900, 50)
+    assert np.isnan(found.drafted)
+    before = Counts("sglang", 400, float("nan"), 700, 20)
+    assert monitor.difference(before, found, "m").accepted == 200
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("", "no counters"), ("vllm:x{", "not Prometheus"), ("a 1\n", "no counters")]
+    ("text", "says"),
+    [
+        ("", "no counters"),
+        ("vllm:x{", "not Prometheus"),
+        ("a 1\n", "no counters"),
+        (
+            "sglang:spec_verify_calls_total 9\nsglang:spec_accept_length 2\n",
+            "sglang:generation_tokens_total, sglang:num",
+        ),
+    ],
 )
 def test_text_without_counters_is_refused(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):

@@ -143,7 +143,10 @@ def read(path: Path) -> Iterator[Counts | None]:
 
 
 def from_prometheus(text: str, name: Path | str) -> Iterator[Counts]:
-    """The counters since the server's start, summed over its engines (vLLM, llama.cpp); of SGLang the gauges of the last interval."""
+    """The counters since the server's start, summed over its engines.
+
+    SGLang counts no accepted tokens. A verification emits one token more than it accepts, and a request's first token comes from its prompt.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
     totals: dict[str, float] = {}
@@ -167,12 +170,18 @@ def from_prometheus(text: str, name: Path | str) -> Iterator[Counts]:
             requests = totals.get(f"{prefix}request_success", math.nan)
             yield Counts(engine, drafts, drafted, accepted, requests, histogram)
             return
-    calls, length = totals.get("sglang:spec_verify_calls"), totals.get("sglang:spec_accept_length")
-    if calls and length and length >= 1:
-        rate = totals.get("sglang:spec_accept_rate") or math.nan
-        accepted = calls * (length - 1)
-        yield Counts("sglang", calls, accepted / rate, accepted, totals.get("sglang:num_requests", math.nan))
+    names = [f"sglang:{what}" for what in ("spec_verify_calls", "generation_tokens", "num_requests")]
+    if all(metric in totals for metric in names):
+        calls, tokens, requests = (totals[metric] for metric in names)
+        yield Counts("sglang", calls, math.nan, max(0.0, tokens - requests - calls), requests)
         return
+    if any(metric.startswith("sglang:spec_") for metric in totals):
+        missing = ", ".join(f"{metric}_total" for metric in names if metric not in totals)
+        raise UserError(
+            f"SGLang's counter {missing} is missing, and its gauges describe the last interval alone",
+            file=name,
+            remedy="serve with a draft and a version of SGLang that has it, or monitor a file of responses with their meta_info",
+        )
     raise UserError(
         "no counters of speculative decoding", file=name, remedy="serve with a draft, and save /metrics again"
     )
