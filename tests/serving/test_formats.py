@@ -203,9 +203,10 @@ def test_every_name_says_the_same(row: dict[str, object]) -> None:
 
 
 def test_sglang_without_counts_and_llama_cpp_follow_from_lengths() -> None:
-    old = records.read_one({"meta_info": {"spec_verify_ct": 10, "completion_tokens": 24}})
-    length = records.read_one({"meta_info": {"spec_verify_ct": 10, "spec_accept_length": 2.4}})
-    cpp = records.read_one({"timings": {"predicted_n": 24, "draft_n": 40, "draft_n_accepted": 14}})
+    """25 tokens: one from the prompt's call, ten from the blocks' calls, 14 drafted."""
+    old = records.read_one({"meta_info": {"spec_verify_ct": 10, "completion_tokens": 25}})
+    length = records.read_one({"meta_info": {"spec_verify_ct": 10, "spec_accept_length": 2.5}})
+    cpp = records.read_one({"timings": {"predicted_n": 25, "draft_n": 40, "draft_n_accepted": 14}})
     assert old is not None
     assert length is not None
     assert cpp is not None

@@ -64,7 +64,7 @@ SGLANG_COUNTS = (
 def _sglang_request(row: Mapping[str, Any]) -> Counts | None:
     """``meta_info`` of a response, under the names of all versions; a count that is missing follows from the accepted length.
 
-    ``spec_accept_length = completion_tokens / spec_verify_ct``, the target's own token included.
+    ``spec_accept_length = completion_tokens / spec_verify_ct``, the target's own tokens included. The first token comes from the prompt's call.
     """
     meta = row.get("meta_info", row)
     if not isinstance(meta, Mapping) or "spec_verify_ct" not in meta:
@@ -78,18 +78,21 @@ def _sglang_request(row: Mapping[str, Any]) -> Counts | None:
     if math.isnan(accepted):
         length = meta.get("spec_accept_length")
         emitted = _number(length) * drafts if length is not None else _number(meta["completion_tokens"])
-        accepted = max(0.0, emitted - drafts)
+        accepted = max(0.0, emitted - 1 - drafts)
     counts = meta.get("spec_correct_drafts_histogram", meta.get("spec_accept_histogram"))
     return Counts("sglang", drafts, drafted, accepted, histogram=_histogram(counts))
 
 
 def _llama_cpp(row: Mapping[str, Any]) -> Counts | None:
-    """``timings`` of a response: a block emits what it accepts and one token more; there is no count where nothing was drafted."""
+    """``timings`` of a response: a block emits what it accepts and one token more, and the first token comes from the prompt's call.
+
+    There is no count where nothing was drafted.
+    """
     timings = row.get("timings", row)
     if not isinstance(timings, Mapping) or "draft_n_accepted" not in timings:
         return None
     accepted = _number(timings["draft_n_accepted"])
-    return Counts("llama.cpp", _number(timings["predicted_n"]) - accepted, _number(timings["draft_n"]), accepted)
+    return Counts("llama.cpp", _number(timings["predicted_n"]) - 1 - accepted, _number(timings["draft_n"]), accepted)
 
 
 READERS = (_vllm_request, _vllm_bench, _sglang_request, _llama_cpp)
