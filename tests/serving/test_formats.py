@@ -352,10 +352,19 @@ def test_another_draft_length_is_not_compared() -> None:
         judge([Counts("vllm", 20, 40, 20)] * 50)
 
 
+def test_blocks_that_end_early_have_no_length_to_compare() -> None:
+    early = PROMISE.model_copy(update={"draft_len": 8, "threshold": 0.45})
+    assert monitor.judge(requests(100, GOOD), early).state == "as promised"
+    timings = [Counts("llama.cpp", 20, 80, 40)] * 50
+    for promise in (early, PROMISE.model_copy(update={"option": "lookup"})):
+        with pytest.raises(UserError, match="monitor its /metrics"):
+            monitor.judge(timings, promise)
+
+
 @pytest.mark.parametrize(
     "text", ["[]", "{}", '{"draft_len": 4}', '{"draft_len": 0, "acceptance_length": {"low": 2, "high": 3}}',
              '{"draft_len": 4, "acceptance_length": {"low": 3, "high": 2}}', '{"draft_len": 4, "acceptance_length": {"low": NaN, "high": 2}}',
-             '{"monitor": 3}'],
+             '{"monitor": 3}', '{"draft_len": 4, "acceptance_length": {"low": 2, "high": 3}, "threshold": 1}'],
 )  # fmt: skip
 def test_a_verdict_without_a_promise_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "v.json").write_text(text)

@@ -186,6 +186,19 @@ def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
     assert all(at.speedup.low <= at.speedup.estimate <= at.speedup.high for at in found.load["distilled"])
 
 
+def test_a_promise_counts_the_blocks_that_engines_count():
+    """Prompt lookup finds nothing for 20 blocks more, which are no drafts to an engine."""
+    rows = table(0.8, option="lookup", spread=0.1).assign(steps=0.0, empty=20.0)
+    rows["blocks"] += 20
+    rows["emitted"] += 20
+    found = decide(rows, from_probes(probes(), 100))
+    assert found.monitor is not None
+    own = rows[rows["draft_len"] == found.monitor.draft_len]
+    promised = 1 + own["accepted"].sum() / (own["blocks"] - 20).sum()
+    assert found.monitor.acceptance_length.estimate == pytest.approx(promised)
+    assert found.options[0].acceptance_length.estimate < promised - 0.5
+
+
 def test_the_interval_is_for_requests_to_come():
     costs = from_probes(probes(), 100)
     rows = table(0.6, spread=0.3).query("draft_len == 3")
@@ -364,6 +377,9 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
     assert set(found.load) == {"distilled"}, "the simulated server knows no block that ends early"
     assert found.monitor is not None
     assert found.monitor.threshold == found.options[1].threshold == 0.45
+    (tmp_path / "verdict.json").write_text(found.model_dump_json())
+    promise = read_promise(tmp_path / "verdict.json")
+    assert (promise.option, promise.threshold) == ("distilled_confident", 0.45)
     text = page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",)), tmp_path)
     assert "--confidence 0.45" in text
     assert "at most, confidence 0.45" in text

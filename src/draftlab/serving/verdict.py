@@ -227,6 +227,12 @@ def under_load(
     return loads
 
 
+def _promised_length(replayed: pd.DataFrame) -> Range:
+    """``1 + accepted / blocks`` as engines count it: to them, a block for which nothing was drafted is none."""
+    blocks = replayed["blocks"] - replayed["empty"]
+    return ratio(replayed.assign(tokens=replayed["accepted"] + blocks, drafting=blocks), "tokens", "drafting")
+
+
 def decide(
     rows: pd.DataFrame,
     costs: BlockCosts,
@@ -258,7 +264,7 @@ def decide(
     promise = Promise(
         option=top.name,
         draft_len=top.draft_len,
-        acceptance_length=top.acceptance_length,
+        acceptance_length=_promised_length(_at(rows[(rows["split"] == "eval") & (rows["option"] == top.name)], top)),
         alpha=top.alpha,
         threshold=top.threshold,
     )
