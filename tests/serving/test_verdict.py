@@ -315,6 +315,7 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
     rows, record = run_cell("replay_log", tmp_path, tmp_path / "cell", settings | {"epochs": 4, "draft_lens": LENGTHS})
     recorded = load_pass(tmp_path / "answers" / ("toy.eval" + (".t1" if temperature else "")))
     drafts = {"as_it_comes": tmp_path / "models" / "draft", "distilled": tmp_path / "cell" / "draft"}
+    drafts["kept_learning"] = tmp_path / "cell" / "kept_learning"
     proposal = "probabilistic" if temperature else "greedy"
     for option, folder in drafts.items():
         for draft_len in LENGTHS:
