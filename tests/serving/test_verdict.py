@@ -346,6 +346,9 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
         assert own["blocks"].tolist() == blocks.blocks.tolist()
         assert own["drafted"].tolist() == blocks.drafted.tolist()
         assert own["changes"].tolist() == blocks.changes.tolist()
+        assert (own["accepted"] <= own["visited"]).all()
+        # The rule also judges a token beyond the end of an answer.
+        assert set(blocks.judged - own["visited"]) <= {0, 1}
         assert blocks.changes.sum() > 0
 
 
