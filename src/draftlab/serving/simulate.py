@@ -59,6 +59,13 @@ MOST_AT_ONCE = 256
 """Steps without an event that are computed together at most."""
 
 
+def fit(arrivals: Arrivals, profile: Profile) -> Bool[np.ndarray, " requests"]:
+    """Whether each request fits the cache alone."""
+    return np.asarray(
+        -(-(arrivals.prompt + arrivals.output) // profile.kv_block) <= profile.kv_tokens // profile.kv_block
+    )
+
+
 def serve(
     arrivals: Arrivals,
     profile: Profile,
@@ -78,7 +85,7 @@ def serve(
     count, block, room = len(arrived), profile.kv_block, profile.kv_tokens // profile.kv_block
     if not count:
         raise UserError("no requests", remedy="give a trace with at least one request")
-    fits = -(-(prompts + outputs) // block) <= room
+    fits = fit(arrivals, profile)
     if not fits.any():
         raise UserError("no request fits the cache", remedy=f"the profile holds {profile.kv_tokens} tokens")
     classes = acceptance.classes(count, rng) if acceptance else np.zeros(count, dtype=np.int64)

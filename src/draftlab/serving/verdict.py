@@ -15,7 +15,7 @@ from draftlab.errors import UserError
 from draftlab.serving import forecast, traces
 from draftlab.serving.acceptance import alpha_of_length, from_alpha
 from draftlab.serving.costs import BlockCosts
-from draftlab.serving.load import CONTEXTS, Goal, best_lengths, sweep
+from draftlab.serving.load import CONTEXTS, Goal, best_lengths, fitting, sweep
 from draftlab.serving.speedup import break_even, ceiling, outcome, range_of, ratio, speedup
 from draftlab.serving.verdict_format import (
     NAMES,
@@ -205,7 +205,7 @@ def under_load(
         """The speed-up of each draft length (rows) at each rate (columns)."""
         rng = np.random.default_rng(seed)
         acceptance = from_alpha((rng.choice(alphas, len(alphas)) if seed else alphas).tolist())
-        arrivals = trace or traces.poisson(requests, ARRIVALS, 1.0, rng)
+        arrivals = fitting(trace or traces.poisson(requests, ARRIVALS, 1.0, rng), profile)
         table = sweep(arrivals, rates, profile, acceptance, Goal(), seed=seed, draft_lens=draft_lens, share=share)
         return table.pivot_table(index="draft_len", columns="rate", values="speedup")
 
