@@ -97,7 +97,7 @@ def best_lengths(profile: Profile, acceptance: Acceptance, draft_lens: Sequence[
     """
     rows = []
     for batch, context in itertools.product(BATCHES, CONTEXTS):
-        if batch > profile.max_sequences or batch * context > profile.kv_tokens:
+        if batch > min(profile.max_sequences, profile.max_tokens) or batch * context > profile.kv_tokens:
             continue
         plain = profile.block_ms(batch, context, 0)
         gains = {
@@ -302,7 +302,7 @@ def rates_for(arrivals: traces.Arrivals, profile: Profile) -> list[float]:
     together = traces.Arrivals(np.zeros(len(arrivals.prompt)), arrivals.prompt, arrivals.output, {})
     served = serve(together, profile, 0, None, np.random.default_rng(0))
     most = len(served.output) / served.seconds
-    return [round(most * share, 3 if most < 10 else 2) for share in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1)]
+    return [float(f"{most * share:.3g}") for share in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1)]
 
 
 def load(settings: Flat[LoadSettings], *, out: Path) -> None:

@@ -88,6 +88,9 @@ def serve(
     fits = fit(arrivals, profile)
     if not fits.any():
         raise UserError("no request fits the cache", remedy=f"the profile holds {profile.kv_tokens} tokens")
+    if acceptance and draft_len >= profile.max_tokens:
+        what = f"a block of {draft_len} drafted tokens does not fit a step of {profile.max_tokens} tokens"
+        raise UserError(what, remedy="give shorter draft lengths, or raise max_tokens of the profile")
     classes = acceptance.classes(count, rng) if acceptance else np.zeros(count, dtype=np.int64)
     first, last = np.full(count, np.nan), np.full(count, np.nan)
     emitted_so_far = np.zeros(count, dtype=np.int64)
