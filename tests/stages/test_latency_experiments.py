@@ -12,6 +12,7 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 from scipy.stats import t
 
 from draftlab.core import theory
@@ -207,6 +208,8 @@ def test_cost_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
     assert (times[rows["batch"] == 3].drop(columns=only_alone) > 0).all(axis=None)
     assert times[rows["batch"] == 3][only_alone].isna().all(axis=None)
     assert run["target"]["sequences"] == 3
+    with pytest.raises(ValidationError, match="greater than or equal to 2"):
+        latency_cost.Settings(context=[8], batch=[1], verified=[1, 2], blocks=2)
 
 
 def test_probes_leave_no_trace(models: dict[str, Path], tmp_path: Path) -> None:
