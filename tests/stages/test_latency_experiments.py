@@ -324,22 +324,15 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
         "distilled": (draft, fixed(3), 0.0),
         "released": (released, fixed(3), 0.0),
         "lookup": (Lookup(target), fixed(3), SURE),
-        "lookup_first": (Lookup(draft, joined=True), fixed(3), 0.0),
-        "lookup_first_released": (Lookup(released, joined=True), fixed(3), 0.0),
+        "lookup_first_distilled": (Lookup(draft, joined=True), fixed(3), 0.0),
+        "lookup_first": (Lookup(released, joined=True), fixed(3), 0.0),
     }
     requests = [Answer(str(i), [1, 2, 3 + i], [0] * 40, False) for i in range(2)]
     settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=2, max_new_tokens=40)
     rows = latency_requests.measure(target, contenders, requests, settings, costs)
     np.testing.assert_allclose(rows["predicted_steps"] * 0.010, rows["seconds"])
     drafted, steps = (rows.groupby("contender")[name].sum() for name in ("drafted", "steps"))
-    assert (
-        drafted["released"]
-        == steps["released"]
-        > steps["lookup_first_released"]
-        > 0
-        == steps["lookup"]
-        < drafted["lookup"]
-    )
+    assert drafted["released"] == steps["released"] > steps["lookup_first"] > 0 == steps["lookup"] < drafted["lookup"]
     pd.concat(probes).to_csv(tmp_path / "costs.csv", index=False)
     with pytest.raises(UserError, match="no costs of the distilled draft"):
         latency_requests.read_costs(tmp_path / "costs.csv", 20)
