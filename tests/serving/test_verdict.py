@@ -253,6 +253,15 @@ def test_a_lookup_costs_one_request_at_a_time_what_the_verdict_says():
     assert alone[0].by_length[1] == pytest.approx(found.speedup.estimate, abs=0.06)
 
 
+def test_a_draft_after_a_lookup_costs_the_steps_that_it_makes_under_load_too():
+    """Lookup finds three of four tokens: without that, no length would pay."""
+    rows = table(0.6, option="lookup_first").assign(steps=lambda t: t["steps"] / 4)
+    costs = from_probes(probes(step=0.5, more=0.0), 100)
+    found = verdict.judge("lookup_first", rows, costs)
+    alone = verdict.under_load(rows, found, costs, 0.001, None)
+    assert alone[0].by_length[found.draft_len] == pytest.approx(found.speedup.estimate, abs=0.06)
+
+
 def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
     probes(step=0.1, more=0.05).to_csv(tmp_path / "traffic_cost.csv", index=False)
     names = {"as_it_comes": "before", "distilled": "distilled", "lookup": "lookup", "lookup_first": "lookup_first"}

@@ -196,7 +196,10 @@ def under_load(
     block_lengths = (replayed["emitted"] / replayed["blocks"]).clip(1, option.draft_len + 1)
     alphas = np.array([alpha_of_length(length, option.draft_len) for length in block_lengths])
     share = 1 - float(replayed["empty"].sum() / replayed["blocks"].sum())
-    profile = costs.profile if replayed["steps"].any() else costs.profile.model_copy(update={"draft": None})
+    # The simulated draft makes every step of a block. Where lookup saves it some, all of its work is as much cheaper instead.
+    taken = float(replayed["steps"].sum() / (replayed["blocks"].sum() * option.draft_len))
+    draft = costs.profile.draft.scaled(taken) if taken and costs.profile.draft else None
+    profile = costs.profile.model_copy(update={"draft": draft})
     prompts, outputs = replayed["prompt_tokens"].to_numpy(int), replayed["emitted"].to_numpy().astype(int)
     requests = traces.Arrivals(np.zeros(len(replayed)), prompts, outputs, {})
     rates = [(rate or (trace.rate if trace else 1.0)) * times for times in SHARES]
