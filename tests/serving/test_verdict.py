@@ -254,7 +254,7 @@ def test_a_lookup_costs_one_request_at_a_time_what_the_verdict_says():
 
 
 def test_a_draft_after_a_lookup_costs_the_steps_that_it_makes_under_load_too():
-    """Lookup finds three of four tokens: without that, no length would pay."""
+    """Lookup finds three of four tokens; a draft that made every step would slow blocks of this length down."""
     rows = table(0.6, option="lookup_first").assign(steps=lambda t: t["steps"] / 4)
     costs = from_probes(probes(step=0.5, more=0.0), 100)
     found = verdict.judge("lookup_first", rows, costs)
@@ -310,8 +310,9 @@ def test_payback_counts_requests_until_the_updates_are_won_back():
 
 def test_an_empty_table_and_broken_probes_are_refused():
     costs = from_probes(probes(), 100)
-    with pytest.raises(UserError, match="no request was held out"):
-        decide(table(0.8).iloc[:0], costs)
+    for rows in (table(0.8).iloc[:0], table(0.8).assign(split="train")):
+        with pytest.raises(UserError, match="no request was held out"):
+            decide(rows, costs)
     broken = probes().assign(verify_seconds=lambda t: t["verify_seconds"].where(t["block"] != 3))
     with pytest.raises(UserError, match="NaN"):
         from_probes(broken, 100)

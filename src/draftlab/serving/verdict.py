@@ -251,9 +251,9 @@ def decide(
     trace: traces.Arrivals | None = None,
 ) -> Verdict:
     """The verdict on all options for a log; the sentence names the best one."""
-    options = [judge(name, rows[rows["option"] == name], costs) for name in NAMES if (rows["option"] == name).any()]
-    if not options or not options[0].requests:
+    if not (rows["split"] == "eval").any():
         raise UserError("no request was held out", remedy="give a log of at least two usable requests")
+    options = [judge(name, rows[rows["option"] == name], costs) for name in NAMES if (rows["option"] == name).any()]
     options = payback(options, rows, facts, costs)
     ranked = sorted(options, key=lambda option: -option.speedup.estimate)
     good = [option for option in ranked if option.verdict == "yes"]
