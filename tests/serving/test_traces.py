@@ -52,11 +52,12 @@ def test_real_traces_are_read_whole(shared: Path) -> None:
 
 def test_what_cannot_be_read_is_left_out_and_counted(tmp_path: Path) -> None:
     rows = ["{", '{"timestamp": 0, "input_length": 5, "output_length": 5}', '{"timestamp": "x", "input_length": 5, "output_length": 5}',
-            '{"timestamp": NaN, "input_length": 5, "output_length": 5}', '{"timestamp": 9, "input_length": 5, "output_length": 0}']  # fmt: skip
+            '{"timestamp": NaN, "input_length": 5, "output_length": 5}', '{"timestamp": 0, "input_length": 1e30, "output_length": 5}',
+            '{"timestamp": 9, "input_length": 5, "output_length": 0}']  # fmt: skip
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
     found = traces.read_trace(tmp_path / "t.jsonl.gz")
     assert len(found.seconds) == 1
-    assert found.left_out == {"broken line": 1, "no time, or no numbers of tokens": 2, "no tokens read or written": 1}
+    assert found.left_out == {"broken line": 1, "no time, or no numbers of tokens": 3, "no tokens read or written": 1}
 
 
 @pytest.mark.parametrize(
