@@ -58,6 +58,8 @@ def test_vllms_rule_refuses(ranges: list[list[int]]) -> None:
 
 def test_vllms_rule_cuts_to_the_longest() -> None:
     assert emit.check_vllm_ranges([[1, 4, 9], [6, 8, 1]], 4) == {1: 4, 6: 1}
+    written = json.loads(emit.vllm(dataclasses.replace(WANTED, draft_len=3)).text)
+    assert written["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [5, 64, 3], [65, 128, 1], [129, 512, 0]]
 
 
 def read_tensorrt(schedule: dict[int, int], batch: int, meaning: str) -> int:
@@ -153,6 +155,8 @@ def test_ranges_follow_the_simulated_batches() -> None:
             for b, k in ((1, 4), (2, 4), (4, 3), (8, 0))]  # fmt: skip
     assert emit.ranges_of(best, 600) == [(1, 2, 4), (3, 4, 3), (5, 8, 0)]
     assert emit.ranges_of(best, 8000) == [(1, 8, 0)]
+    with pytest.raises(UserError, match="a context of 0 tokens"):
+        emit.ranges_of(best, 0)
 
 
 def test_emit_writes_what_fits_and_refuses_what_was_asked_and_does_not(tmp_path: Path) -> None:
