@@ -21,7 +21,8 @@ from draftlab.serving.traces import Arrivals
 class Served:
     """The times of each request, in seconds, and what the server did.
 
-    ``batch`` is the mean number of requests in a step that emits a block. ``refused`` counts requests too large for the cache even alone.
+    ``batch`` is the mean, over all blocks, of the number of requests that emit one in the same step. ``refused`` counts requests too large for
+    the cache even alone.
     """
 
     arrived: Float64[np.ndarray, " requests"]
