@@ -108,6 +108,14 @@ def test_probes_in_torch_append_and_forget() -> None:
         assert model._batch.lengths == [10, 10, 10]
 
 
+@pytest.mark.parametrize("name", ["llama-160m/16", "t5-small/16"])
+def test_torch_decodes_in_bfloat16(name: str) -> None:
+    model = open_torch(Path(name), Engine(backend="torch", weights="bf16"), EngineOptions(context_length=64))
+    assert model.describe()["weights"] == "bfloat16"
+    assert np.isfinite(model.extend([1, 5, 9])).all()
+    assert len(decode(model, [1, 5], 8).tokens) == 8
+
+
 def test_what_torch_cannot_do_is_refused() -> None:
     with pytest.raises(UserError, match="no folder or architecture named 'gpt-5'"):
         open_torch(Path("gpt-5"), ON_TORCH, EngineOptions())

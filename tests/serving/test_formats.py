@@ -58,6 +58,8 @@ def test_vllms_rule_refuses(ranges: list[list[int]]) -> None:
 
 def test_vllms_rule_cuts_to_the_longest() -> None:
     assert emit.check_vllm_ranges([[1, 4, 9], [6, 8, 1]], 4) == {1: 4, 6: 1}
+    written = json.loads(emit.vllm(dataclasses.replace(WANTED, draft_len=3)).text)
+    assert written["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [5, 64, 3], [65, 128, 1], [129, 512, 0]]
 
 
 def read_tensorrt(schedule: dict[int, int], batch: int, meaning: str) -> int:
@@ -153,6 +155,8 @@ def test_ranges_follow_the_simulated_batches() -> None:
             for b, k in ((1, 4), (2, 4), (4, 3), (8, 0))]  # fmt: skip
     assert emit.ranges_of(best, 600) == [(1, 2, 4), (3, 4, 3), (5, 8, 0)]
     assert emit.ranges_of(best, 8000) == [(1, 8, 0)]
+    with pytest.raises(UserError, match="a context of 0 tokens"):
+        emit.ranges_of(best, 0)
 
 
 def test_emit_writes_what_fits_and_refuses_what_was_asked_and_does_not(tmp_path: Path) -> None:
@@ -203,9 +207,10 @@ def test_every_name_says_the_same(row: dict[str, object]) -> None:
 
 
 def test_sglang_without_counts_and_llama_cpp_follow_from_lengths() -> None:
-    old = records.read_one({"meta_info": {"spec_verify_ct": 10, "completion_tokens": 24}})
-    length = records.read_one({"meta_info": {"spec_verify_ct": 10, "spec_accept_length": 2.4}})
-    cpp = records.read_one({"timings": {"predicted_n": 24, "draft_n": 40, "draft_n_accepted": 14}})
+    """25 tokens: one from the prompt's call, ten from the blocks' calls, 14 drafted."""
+    old = records.read_one({"meta_info": {"spec_verify_ct": 10, "completion_tokens": 25}})
+    length = records.read_one({"meta_info": {"spec_verify_ct": 10, "spec_accept_length": 2.5}})
+    cpp = records.read_one({"timings": {"predicted_n": 25, "draft_n": 40, "draft_n_accepted": 14}})
     assert old is not None
     assert length is not None
     assert cpp is not None
@@ -242,13 +247,31 @@ def test_prometheus_text_is_summed_over_engines() -> None:
     assert seen.histogram == (400, 300, 300)
     cpp = next(records.from_prometheus(PROMETHEUS.replace("vllm:", "llamacpp:"), "m"))
     assert (cpp.engine, cpp.accepted) == ("llama.cpp", 900)
-    gauges = "sglang:spec_verify_calls_total 1000\nsglang:spec_accept_length 1.9\nsglang:spec_accept_rate 0.45\n"
-    sglang = next(records.from_prometheus(gauges, "m"))
-    assert_allclose([sglang.drafts, sglang.drafted, sglang.accepted], [1000, 2000, 900])
+
+
+def test_sglangs_counters_are_summed_and_its_gauges_are_not_read() -> None:
+    """Two ranks: 1950 tokens, of which 50 come from prompts and 1000 are the target's own."""
+    gauges = "".join(f'sglang:spec_accept_length{{dp_rank="{rank}"}} 3.1\n' for rank in "01")
+    calls = "".join(f'sglang:spec_verify_calls_total{{dp_rank="{rank}"}} 500\n' for rank in "01")
+    text = f"{gauges}{calls}sglang:generation_tokens_total 1950\nsglang:num_requests_total 50\n"
+    found = next(records.from_prometheus(text, "m"))
+    assert (found.engine, found.drafts, found.accepted, found.requests) == ("sglang", 1000, 900, 50)
+    assert np.isnan(found.drafted)
+    before = Counts("sglang", 400, float("nan"), 700, 20)
+    assert monitor.difference(before, found, "m").accepted == 200
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("", "no counters"), ("vllm:x{", "not Prometheus"), ("a 1\n", "no counters")]
+    ("text", "says"),
+    [
+        ("", "no counters"),
+        ("vllm:x{", "not Prometheus"),
+        ("a 1\n", "no counters"),
+        (
+            "sglang:spec_verify_calls_total 9\nsglang:spec_accept_length 2\n",
+            "sglang:generation_tokens_total, sglang:num",
+        ),
+    ],
 )
 def test_text_without_counters_is_refused(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
@@ -333,10 +356,19 @@ def test_another_draft_length_is_not_compared() -> None:
         judge([Counts("vllm", 20, 40, 20)] * 50)
 
 
+def test_blocks_that_end_early_have_no_length_to_compare() -> None:
+    early = PROMISE.model_copy(update={"draft_len": 8, "threshold": 0.45})
+    assert monitor.judge(requests(100, GOOD), early).state == "as promised"
+    timings = [Counts("llama.cpp", 20, 80, 40)] * 50
+    for promise in (early, PROMISE.model_copy(update={"option": "lookup"})):
+        with pytest.raises(UserError, match="monitor its /metrics"):
+            monitor.judge(timings, promise)
+
+
 @pytest.mark.parametrize(
     "text", ["[]", "{}", '{"draft_len": 4}', '{"draft_len": 0, "acceptance_length": {"low": 2, "high": 3}}',
              '{"draft_len": 4, "acceptance_length": {"low": 3, "high": 2}}', '{"draft_len": 4, "acceptance_length": {"low": NaN, "high": 2}}',
-             '{"monitor": 3}'],
+             '{"monitor": 3}', '{"draft_len": 4, "acceptance_length": {"low": 2, "high": 3}, "threshold": 1}'],
 )  # fmt: skip
 def test_a_verdict_without_a_promise_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "v.json").write_text(text)

@@ -143,6 +143,21 @@ def test_the_best_length_falls_where_reading_more_costs_more() -> None:
     assert lengths[256] == 0
 
 
+def test_a_block_must_fit_a_step() -> None:
+    """A server that reads four tokens at once verifies at most three drafted ones, and serves at most four requests."""
+    small = machine(max_tokens=4)
+    assert serve(together(3, 5, 9), small, k=3, alpha=1.0).steps > 0
+    with pytest.raises(UserError, match="4 drafted tokens does not fit a step of 4"):
+        serve(together(3, 5, 9), small, k=4, alpha=1.0)
+    assert load.best_lengths(small, from_alpha(0.7))["batch"].max() == 4
+
+
+def test_rates_of_a_slow_machine_are_above_0() -> None:
+    slow = machine(target={"tokens": {1: 1e5}})
+    rates = load.rates_for(together(2, 5, 100), slow)
+    assert_allclose(rates, np.array([0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1]) * 2 / 1e4, rtol=5e-3)
+
+
 def test_a_sweep_finds_where_drafts_stop_to_pay() -> None:
     profile = machine(target={"tokens": {1: 10.0, 8: 10.0, 4096: 4000.0}}, draft={"tokens": {1: 1.0}}, max_sequences=64)
     arrivals = traces.poisson(traces.constant(8, 30), 60, 1.0, np.random.default_rng(0))

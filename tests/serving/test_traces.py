@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
 
@@ -51,11 +52,12 @@ def test_real_traces_are_read_whole(shared: Path) -> None:
 
 def test_what_cannot_be_read_is_left_out_and_counted(tmp_path: Path) -> None:
     rows = ["{", '{"timestamp": 0, "input_length": 5, "output_length": 5}', '{"timestamp": "x", "input_length": 5, "output_length": 5}',
-            '{"timestamp": NaN, "input_length": 5, "output_length": 5}', '{"timestamp": 9, "input_length": 5, "output_length": 0}']  # fmt: skip
+            '{"timestamp": NaN, "input_length": 5, "output_length": 5}', '{"timestamp": 0, "input_length": 1e30, "output_length": 5}',
+            '{"timestamp": 9, "input_length": 5, "output_length": 0}']  # fmt: skip
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
     found = traces.read_trace(tmp_path / "t.jsonl.gz")
     assert len(found.seconds) == 1
-    assert found.left_out == {"broken line": 1, "no time, or no numbers of tokens": 2, "no tokens read or written": 1}
+    assert found.left_out == {"broken line": 1, "no time, or no numbers of tokens": 3, "no tokens read or written": 1}
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,16 @@ def test_load_writes_a_table_a_summary_and_a_figure(tmp_path: Path) -> None:
     first = (tmp_path / "out.csv").read_bytes()
     load.run(settings(), tmp_path / "out", lambda _: None)
     assert (tmp_path / "out.csv").read_bytes() == first
+
+
+def test_requests_larger_than_the_cache_are_left_out_and_the_rest_comes_at_the_rate(tmp_path: Path) -> None:
+    rows = [{"timestamp": 1000 * i, "input_length": 10**7 if i % 2 else 300, "output_length": 20} for i in range(80)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = load.run(settings(trace=tmp_path / "t.jsonl", requests=80, rates=(1.0,)), tmp_path / "out", lambda _: None)
+    assert (found["requests"], found["left_out"]) == (40, {"larger than the cache": 40})
+    assert load.lines(found)[-1] == "left out: 40 larger than the cache"
+    seconds = pd.read_csv(tmp_path / "out.csv")["seconds"]
+    assert_allclose(seconds, 39, rtol=0.1)  # 40 requests at one a second
 
 
 def test_few_requests_say_not_yet_known(tmp_path: Path) -> None:

@@ -186,6 +186,19 @@ def test_a_verdict_is_what_the_monitor_reads(tmp_path: Path):
     assert all(at.speedup.low <= at.speedup.estimate <= at.speedup.high for at in found.load["distilled"])
 
 
+def test_a_promise_counts_the_blocks_that_engines_count():
+    """Prompt lookup finds nothing for 20 blocks more, which are no drafts to an engine."""
+    rows = table(0.8, option="lookup", spread=0.1).assign(steps=0.0, empty=20.0)
+    rows["blocks"] += 20
+    rows["emitted"] += 20
+    found = decide(rows, from_probes(probes(), 100))
+    assert found.monitor is not None
+    own = rows[rows["draft_len"] == found.monitor.draft_len]
+    promised = 1 + own["accepted"].sum() / (own["blocks"] - 20).sum()
+    assert found.monitor.acceptance_length.estimate == pytest.approx(promised)
+    assert found.options[0].acceptance_length.estimate < promised - 0.5
+
+
 def test_the_interval_is_for_requests_to_come():
     costs = from_probes(probes(), 100)
     rows = table(0.6, spread=0.3).query("draft_len == 3")
@@ -240,6 +253,15 @@ def test_a_lookup_costs_one_request_at_a_time_what_the_verdict_says():
     assert alone[0].by_length[1] == pytest.approx(found.speedup.estimate, abs=0.06)
 
 
+def test_a_draft_after_a_lookup_costs_the_steps_that_it_makes_under_load_too():
+    """Lookup finds three of four tokens; a draft that made every step would slow blocks of this length down."""
+    rows = table(0.6, option="lookup_first").assign(steps=lambda t: t["steps"] / 4)
+    costs = from_probes(probes(step=0.5, more=0.0), 100)
+    found = verdict.judge("lookup_first", rows, costs)
+    alone = verdict.under_load(rows, found, costs, 0.001, None)
+    assert alone[0].by_length[found.draft_len] == pytest.approx(found.speedup.estimate, abs=0.06)
+
+
 def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):
     probes(step=0.1, more=0.05).to_csv(tmp_path / "traffic_cost.csv", index=False)
     names = {"as_it_comes": "before", "distilled": "distilled", "lookup": "lookup", "lookup_first": "lookup_first"}
@@ -288,8 +310,9 @@ def test_payback_counts_requests_until_the_updates_are_won_back():
 
 def test_an_empty_table_and_broken_probes_are_refused():
     costs = from_probes(probes(), 100)
-    with pytest.raises(UserError, match="no request was held out"):
-        decide(table(0.8).iloc[:0], costs)
+    for rows in (table(0.8).iloc[:0], table(0.8).assign(split="train")):
+        with pytest.raises(UserError, match="no request was held out"):
+            decide(rows, costs)
     broken = probes().assign(verify_seconds=lambda t: t["verify_seconds"].where(t["block"] != 3))
     with pytest.raises(UserError, match="NaN"):
         from_probes(broken, 100)
@@ -302,6 +325,7 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
     rows, record = run_cell("replay_log", tmp_path, tmp_path / "cell", settings | {"epochs": 4, "draft_lens": LENGTHS})
     recorded = load_pass(tmp_path / "answers" / ("toy.eval" + (".t1" if temperature else "")))
     drafts = {"as_it_comes": tmp_path / "models" / "draft", "distilled": tmp_path / "cell" / "draft"}
+    drafts["kept_learning"] = tmp_path / "cell" / "kept_learning"
     proposal = "probabilistic" if temperature else "greedy"
     for option, folder in drafts.items():
         for draft_len in LENGTHS:
@@ -332,6 +356,9 @@ def test_the_stage_counts_what_replay_counts(tmp_path: Path, temperature: float)
         assert own["blocks"].tolist() == blocks.blocks.tolist()
         assert own["drafted"].tolist() == blocks.drafted.tolist()
         assert own["changes"].tolist() == blocks.changes.tolist()
+        assert (own["accepted"] <= own["visited"]).all()
+        # The rule also judges a token beyond the end of an answer.
+        assert set(blocks.judged - own["visited"]) <= {0, 1}
         assert blocks.changes.sum() > 0
 
 
@@ -364,6 +391,9 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
     assert set(found.load) == {"distilled"}, "the simulated server knows no block that ends early"
     assert found.monitor is not None
     assert found.monitor.threshold == found.options[1].threshold == 0.45
+    (tmp_path / "verdict.json").write_text(found.model_dump_json())
+    promise = read_promise(tmp_path / "verdict.json")
+    assert (promise.option, promise.threshold) == ("distilled_confident", 0.45)
     text = page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",)), tmp_path)
     assert "--confidence 0.45" in text
     assert "at most, confidence 0.45" in text

@@ -12,6 +12,7 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 from scipy.stats import t
 
 from draftlab.core import theory
@@ -207,6 +208,8 @@ def test_cost_experiment_in_llama_cpp(models: dict[str, Path]) -> None:
     assert (times[rows["batch"] == 3].drop(columns=only_alone) > 0).all(axis=None)
     assert times[rows["batch"] == 3][only_alone].isna().all(axis=None)
     assert run["target"]["sequences"] == 3
+    with pytest.raises(ValidationError, match="greater than or equal to 2"):
+        latency_cost.Settings(context=[8], batch=[1], verified=[1, 2], blocks=2)
 
 
 def test_probes_leave_no_trace(models: dict[str, Path], tmp_path: Path) -> None:
@@ -321,22 +324,15 @@ def test_times_of_requests_are_predicted_from_probed_costs(tmp_path: Path) -> No
         "distilled": (draft, fixed(3), 0.0),
         "released": (released, fixed(3), 0.0),
         "lookup": (Lookup(target), fixed(3), SURE),
-        "lookup_first": (Lookup(draft, joined=True), fixed(3), 0.0),
-        "lookup_first_released": (Lookup(released, joined=True), fixed(3), 0.0),
+        "lookup_first_distilled": (Lookup(draft, joined=True), fixed(3), 0.0),
+        "lookup_first": (Lookup(released, joined=True), fixed(3), 0.0),
     }
     requests = [Answer(str(i), [1, 2, 3 + i], [0] * 40, False) for i in range(2)]
     settings = latency_requests.Settings(dataset="toy", draft_len=3, requests=2, max_new_tokens=40)
     rows = latency_requests.measure(target, contenders, requests, settings, costs)
     np.testing.assert_allclose(rows["predicted_steps"] * 0.010, rows["seconds"])
     drafted, steps = (rows.groupby("contender")[name].sum() for name in ("drafted", "steps"))
-    assert (
-        drafted["released"]
-        == steps["released"]
-        > steps["lookup_first_released"]
-        > 0
-        == steps["lookup"]
-        < drafted["lookup"]
-    )
+    assert drafted["released"] == steps["released"] > steps["lookup_first"] > 0 == steps["lookup"] < drafted["lookup"]
     pd.concat(probes).to_csv(tmp_path / "costs.csv", index=False)
     with pytest.raises(UserError, match="no costs of the distilled draft"):
         latency_requests.read_costs(tmp_path / "costs.csv", 20)

@@ -47,6 +47,11 @@ def test_every_arrangement_is_measured_on_every_request_of_every_topic(folders):
     assert (rows["emitted"] >= rows["blocks"]).all()
 
 
+def test_a_stream_longer_than_its_answers_is_refused(folders):
+    with pytest.raises(UserError, match="only 48 answers of toy for 49 requests"):
+        run(folders, stream=49)
+
+
 def test_the_shared_draft_and_the_specialists_together_see_the_same_requests_and_make_as_many_updates(
     folders, monkeypatch
 ):

@@ -60,10 +60,11 @@ def test_distillation_raises_alpha_on_held_out_requests(results, tmp_path):
 
 def test_an_embedding_can_stay_as_it_is(results, tmp_path):
     """The head learns; the embedding does not, and the optimizer keeps no state for it."""
-    own = scene(results, target=False)
-    own = dataclasses.replace(own, draft=trim_head(own.draft, range(2, 40)))
+    chosen = settings(keeps_embedding=True)
+    draft = folders.Folders(results / "answers", results / "models").draft(chosen)
+    own = dataclasses.replace(scene(results, target=False), draft=draft)
     before = {name: value.detach().clone() for name, value in own.draft.named_parameters()}
-    learning.train(own, range(8), 2, settings(keeps_embedding=True))
+    learning.train(own, range(8), 2, chosen)
     changed = {name for name, value in own.draft.named_parameters() if not torch.equal(value, before[name])}
     assert changed == set(before) - {"embed"}
     assert len(training.adamw(own.draft).param_groups[0]["params"]) == len(before) - 1

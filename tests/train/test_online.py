@@ -20,6 +20,7 @@ from draftlab.report import tidy
 from draftlab.stages import STAGES
 from draftlab.train import online, traffic, training
 from draftlab.train.designs import trim_head
+from draftlab.train.folders import Folders
 from draftlab.train.learning import losses_at
 from draftlab.train.live import live_server
 from draftlab.train.online import positions_to_learn
@@ -57,6 +58,17 @@ def test_a_trimmed_head_learns_from_its_columns(results, stream):
     expected = losses_at(chosen.loss, logits, target, lesson.labels, draft.kept).mean()
     _, loss = online.learn(draft, training.adamw(draft), [lesson], chosen)
     assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+@pytest.mark.parametrize("lag", [0, 4])
+def test_an_embedding_can_stay_as_it_is(results, stream, lag):
+    """A draft that learns while it serves, or whose copy does, keeps its embedding too."""
+    chosen = settings(keeps_embedding=True, lag=lag)
+    draft = Folders(results / "answers", results / "models").draft(chosen)
+    before = {name: value.detach().clone() for name, value in draft.named_parameters()}
+    online.serve(draft, stream, chosen)
+    changed = {name for name, value in draft.named_parameters() if not torch.equal(value, before[name])}
+    assert changed == set(before) - {"embed"}
 
 
 # --- serving -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from draftlab.latency.shapes import random_model
 from draftlab.models import Cache, Dtype, LanguageModel, load_model, load_tokenizer
 from draftlab.models.backend import ENCODER_PROMPT, EngineOptions, Logits, confident_argmax
 
-DTYPES: dict[str, Dtype] = {"own": "float32", "f32": "float32", "f16": "float16"}
+DTYPES: dict[str, Dtype] = {"own": "float32", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
 class TorchBackend:

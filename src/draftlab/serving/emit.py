@@ -112,8 +112,8 @@ def vllm(pair: Deployment) -> EngineFile:
     options: dict[str, Any] = {"draft_sample_method": "probabilistic" if pair.sampled else "greedy"}
     if not pair.ranges:
         return _vllm_file("vllm.json", pair, options)
-    check_vllm_ranges(pair.ranges, pair.draft_len)
-    options["num_speculative_tokens_per_batch_size"] = [list(r) for r in pair.ranges]
+    lengths = check_vllm_ranges(pair.ranges, pair.draft_len)
+    options["num_speculative_tokens_per_batch_size"] = [[first, last, lengths[first]] for first, last, _ in pair.ranges]
     note = "model runner V2 ignores the table for draft models (vllm #51510)"
     return _vllm_file("vllm.json", pair, options, "VLLM_USE_V2_MODEL_RUNNER=0 ", note)
 
@@ -302,6 +302,8 @@ def ranges_of(best: Sequence[Mapping[str, Any]], context: int) -> list[tuple[int
     """
     if not best:
         raise UserError("no best draft lengths in it", remedy="run draftlab load")
+    if context < 1:
+        raise UserError(f"a context of {context} tokens", remedy="give 1 or more")
     nearest = min({row["context"] for row in best}, key=lambda c: abs(math.log(c / context)))
     rows = sorted((int(r["batch"]), int(r["best_draft_len"])) for r in best if r["context"] == nearest)
     starts = [1, *(batch + 1 for batch, _ in rows[:-1])]

@@ -20,7 +20,7 @@ from draftlab.files.json_files import write_json
 from draftlab.serving import profiles, records, traces
 from draftlab.serving.acceptance import LONGEST, Acceptance, from_alpha
 from draftlab.serving.profiles import Profile
-from draftlab.serving.simulate import Served, serve
+from draftlab.serving.simulate import Served, fit, serve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,7 +97,7 @@ def best_lengths(profile: Profile, acceptance: Acceptance, draft_lens: Sequence[
     """
     rows = []
     for batch, context in itertools.product(BATCHES, CONTEXTS):
-        if batch > profile.max_sequences or batch * context > profile.kv_tokens:
+        if batch > min(profile.max_sequences, profile.max_tokens) or batch * context > profile.kv_tokens:
             continue
         plain = profile.block_ms(batch, context, 0)
         gains = {
@@ -137,14 +137,14 @@ def summary(table: pd.DataFrame, lengths: pd.DataFrame, facts: Mapping[str, Any]
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """A summary for people."""
+    left_out = [f"left out: {count} {why}" for why, count in summary["left_out"].items()]
     if not summary["known"]:
-        return [
-            f"not yet known: fewer than {ENOUGH} requests are not enough (give a longer trace, or raise --requests)"
-        ]
+        few = f"not yet known: fewer than {ENOUGH} requests are not enough (give a longer trace, or raise --requests)"
+        return [few, *left_out]
     texts = [f"{b['rate']:g}/s: draft {b['draft_len']}, {b['speedup']:.2f}x" for b in summary["best_by_rate"]]
     ends = {k: rate for k, rate in summary["crossing_rate"].items() if rate is not None}
     texts += [f"draft length {k} stops paying off at {rate:.2f} requests a second" for k, rate in ends.items()]
-    return texts or ["no rate was simulated"]
+    return [*(texts or ["no rate was simulated"]), *left_out]
 
 
 def draw(table: pd.DataFrame, lengths: pd.DataFrame, title: str) -> Figure:
@@ -224,7 +224,7 @@ def run(settings: LoadSettings, out: Path, progress: Callable[[str], None]) -> d
     draft_lens = settings.draft_lens
     if not draft_lens or min(draft_lens) < 0 or max(draft_lens) > LONGEST:
         raise UserError(f"draft lengths {draft_lens}", remedy=f"give lengths from 0 to {LONGEST}")
-    arrivals = _arrivals(settings)
+    arrivals = fitting(_arrivals(settings), profile)
     rates = settings.rates or rates_for(arrivals, profile)
     goal = Goal(settings.goal_first, settings.goal_per_token)
     seed = settings.seed
@@ -288,12 +288,21 @@ def _arrivals(settings: LoadSettings) -> traces.Arrivals:
     return traces.poisson(lengths, settings.requests, 1.0, np.random.default_rng(settings.seed), settings.burst)
 
 
+def fitting(arrivals: traces.Arrivals, profile: Profile) -> traces.Arrivals:
+    """The requests that fit the cache; the others are left out, so that the rest still come at the rate of a sweep."""
+    fits = fit(arrivals, profile)
+    if fits.all() or not fits.any():  # if none fits, serving says so
+        return arrivals
+    left_out = {**arrivals.left_out, "larger than the cache": int((~fits).sum())}
+    return traces.Arrivals(arrivals.seconds[fits], arrivals.prompt[fits], arrivals.output[fits], left_out)
+
+
 def rates_for(arrivals: traces.Arrivals, profile: Profile) -> list[float]:
     """Rates from a twentieth of the machine's throughput without drafts, with all requests waiting from the start, to just beyond it."""
     together = traces.Arrivals(np.zeros(len(arrivals.prompt)), arrivals.prompt, arrivals.output, {})
     served = serve(together, profile, 0, None, np.random.default_rng(0))
     most = len(served.output) / served.seconds
-    return [round(most * share, 3 if most < 10 else 2) for share in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1)]
+    return [float(f"{most * share:.3g}") for share in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1)]
 
 
 def load(settings: Flat[LoadSettings], *, out: Path) -> None:

@@ -33,12 +33,17 @@ Length = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
 class Promise(BaseModel):
-    """The acceptance length (tokens per step of the target, the target's token included) that a verdict promises at a draft length."""
+    """The acceptance length (tokens per block with drafted tokens, the target's token included) that a verdict promises at a draft length.
+
+    Where there is a ``threshold``, a block may draft fewer tokens or none; so it may in the ``option`` prompt lookup.
+    """
 
     model_config = ConfigDict(frozen=True)
     draft_len: Annotated[int, Field(ge=1)]
     low: Length
     high: Length
+    option: str = ""
+    threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 def read_promise(file: Path) -> Promise:
@@ -51,7 +56,8 @@ def read_promise(file: Path) -> Promise:
         )
     length = inside.get("acceptance_length", {}) if isinstance(inside, dict) else {}
     try:
-        promise = Promise(draft_len=inside["draft_len"], low=length["low"], high=length["high"])
+        optional = {name: inside[name] for name in ("option", "threshold") if name in inside}
+        promise = Promise(draft_len=inside["draft_len"], low=length["low"], high=length["high"], **optional)
     except (ValidationError, KeyError, TypeError) as error:
         what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else f"no {error}"
         raise UserError(
@@ -134,6 +140,10 @@ def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
         if counts is None or not counts.drafts > 0:
             silent += 1
             continue
+        if counts.engine == "llama.cpp" and counts.requests == 1 and (promise.threshold or promise.option == "lookup"):
+            raise UserError(
+                "llama.cpp's timings do not tell in how many steps nothing was drafted", remedy="monitor its /metrics"
+            )
         everything.add(counts)
         window.add(counts)
         if window.records == WINDOW:
@@ -150,7 +160,7 @@ def judge(rows: Iterable[Counts | None], promise: Promise) -> Report:
             f"({ENOUGH} requests are needed, or {BLOCKS} blocks of counters){left_out}",
         )
     drafted = everything.drafted / everything.blocks
-    if drafted > promise.draft_len * 1.05 or drafted < promise.draft_len * 0.75:
+    if not promise.threshold and not 0.75 <= drafted / promise.draft_len <= 1.05 and not math.isnan(drafted):
         raise UserError(
             f"production drafts {drafted:.2f} tokens a block, but the verdict is for {promise.draft_len}",
             remedy="serve with the verdict's length, or ask for a verdict at this length",

@@ -64,7 +64,7 @@ SGLANG_COUNTS = (
 def _sglang_request(row: Mapping[str, Any]) -> Counts | None:
     """``meta_info`` of a response, under the names of all versions; a count that is missing follows from the accepted length.
 
-    ``spec_accept_length = completion_tokens / spec_verify_ct``, the target's own token included.
+    ``spec_accept_length = completion_tokens / spec_verify_ct``, the target's own tokens included. The first token comes from the prompt's call.
     """
     meta = row.get("meta_info", row)
     if not isinstance(meta, Mapping) or "spec_verify_ct" not in meta:
@@ -78,18 +78,21 @@ def _sglang_request(row: Mapping[str, Any]) -> Counts | None:
     if math.isnan(accepted):
         length = meta.get("spec_accept_length")
         emitted = _number(length) * drafts if length is not None else _number(meta["completion_tokens"])
-        accepted = max(0.0, emitted - drafts)
+        accepted = max(0.0, emitted - 1 - drafts)
     counts = meta.get("spec_correct_drafts_histogram", meta.get("spec_accept_histogram"))
     return Counts("sglang", drafts, drafted, accepted, histogram=_histogram(counts))
 
 
 def _llama_cpp(row: Mapping[str, Any]) -> Counts | None:
-    """``timings`` of a response: a block emits what it accepts and one token more; there is no count where nothing was drafted."""
+    """``timings`` of a response: a block emits what it accepts and one token more, and the first token comes from the prompt's call.
+
+    There is no count where nothing was drafted.
+    """
     timings = row.get("timings", row)
     if not isinstance(timings, Mapping) or "draft_n_accepted" not in timings:
         return None
     accepted = _number(timings["draft_n_accepted"])
-    return Counts("llama.cpp", _number(timings["predicted_n"]) - accepted, _number(timings["draft_n"]), accepted)
+    return Counts("llama.cpp", _number(timings["predicted_n"]) - 1 - accepted, _number(timings["draft_n"]), accepted)
 
 
 READERS = (_vllm_request, _vllm_bench, _sglang_request, _llama_cpp)
@@ -143,7 +146,10 @@ def read(path: Path) -> Iterator[Counts | None]:
 
 
 def from_prometheus(text: str, name: Path | str) -> Iterator[Counts]:
-    """The counters since the server's start, summed over its engines (vLLM, llama.cpp); of SGLang the gauges of the last interval."""
+    """The counters since the server's start, summed over its engines.
+
+    SGLang counts no accepted tokens. A verification emits one token more than it accepts, and a request's first token comes from its prompt.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
     totals: dict[str, float] = {}
@@ -167,12 +173,18 @@ def from_prometheus(text: str, name: Path | str) -> Iterator[Counts]:
             requests = totals.get(f"{prefix}request_success", math.nan)
             yield Counts(engine, drafts, drafted, accepted, requests, histogram)
             return
-    calls, length = totals.get("sglang:spec_verify_calls"), totals.get("sglang:spec_accept_length")
-    if calls and length and length >= 1:
-        rate = totals.get("sglang:spec_accept_rate") or math.nan
-        accepted = calls * (length - 1)
-        yield Counts("sglang", calls, accepted / rate, accepted, totals.get("sglang:num_requests", math.nan))
+    names = [f"sglang:{what}" for what in ("spec_verify_calls", "generation_tokens", "num_requests")]
+    if all(metric in totals for metric in names):
+        calls, tokens, requests = (totals[metric] for metric in names)
+        yield Counts("sglang", calls, math.nan, max(0.0, tokens - requests - calls), requests)
         return
+    if any(metric.startswith("sglang:spec_") for metric in totals):
+        missing = ", ".join(f"{metric}_total" for metric in names if metric not in totals)
+        raise UserError(
+            f"SGLang's counter {missing} is missing, and its gauges describe the last interval alone",
+            file=name,
+            remedy="serve with a draft and a version of SGLang that has it, or monitor a file of responses with their meta_info",
+        )
     raise UserError(
         "no counters of speculative decoding", file=name, remedy="serve with a draft, and save /metrics again"
     )

@@ -21,7 +21,8 @@ from draftlab.serving.traces import Arrivals
 class Served:
     """The times of each request, in seconds, and what the server did.
 
-    ``batch`` is the mean number of requests in a step that emits a block. ``refused`` counts requests too large for the cache even alone.
+    ``batch`` is the mean, over all blocks, of the number of requests that emit one in the same step. ``refused`` counts requests too large for
+    the cache even alone.
     """
 
     arrived: Float64[np.ndarray, " requests"]
@@ -59,6 +60,13 @@ MOST_AT_ONCE = 256
 """Steps without an event that are computed together at most."""
 
 
+def fit(arrivals: Arrivals, profile: Profile) -> Bool[np.ndarray, " requests"]:
+    """Whether each request fits the cache alone."""
+    return np.asarray(
+        -(-(arrivals.prompt + arrivals.output) // profile.kv_block) <= profile.kv_tokens // profile.kv_block
+    )
+
+
 def serve(
     arrivals: Arrivals,
     profile: Profile,
@@ -78,9 +86,12 @@ def serve(
     count, block, room = len(arrived), profile.kv_block, profile.kv_tokens // profile.kv_block
     if not count:
         raise UserError("no requests", remedy="give a trace with at least one request")
-    fits = -(-(prompts + outputs) // block) <= room
+    fits = fit(arrivals, profile)
     if not fits.any():
         raise UserError("no request fits the cache", remedy=f"the profile holds {profile.kv_tokens} tokens")
+    if acceptance and draft_len >= profile.max_tokens:
+        what = f"a block of {draft_len} drafted tokens does not fit a step of {profile.max_tokens} tokens"
+        raise UserError(what, remedy="give shorter draft lengths, or raise max_tokens of the profile")
     classes = acceptance.classes(count, rng) if acceptance else np.zeros(count, dtype=np.int64)
     first, last = np.full(count, np.nan), np.full(count, np.nan)
     emitted_so_far = np.zeros(count, dtype=np.int64)

@@ -123,7 +123,8 @@ def read_trace(path: Path, *, limit: int = 0) -> Arrivals:
         columns = columns or FORMATS[_format_of(row, path)]
         try:
             at = _seconds(row.get(columns.arrived), columns.unit)
-            read, written = (int(float(row[name])) for name in (columns.prompt, columns.output))
+            # An array of integers refuses a number that is too large.
+            read, written = array("i", [int(float(row[name])) for name in (columns.prompt, columns.output)])
         except (KeyError, TypeError, ValueError, OverflowError):
             left_out["no time, or no numbers of tokens"] += 1
             continue

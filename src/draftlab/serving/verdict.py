@@ -15,7 +15,7 @@ from draftlab.errors import UserError
 from draftlab.serving import forecast, traces
 from draftlab.serving.acceptance import alpha_of_length, from_alpha
 from draftlab.serving.costs import BlockCosts
-from draftlab.serving.load import CONTEXTS, Goal, best_lengths, sweep
+from draftlab.serving.load import CONTEXTS, Goal, best_lengths, fitting, sweep
 from draftlab.serving.speedup import break_even, ceiling, outcome, range_of, ratio, speedup
 from draftlab.serving.verdict_format import (
     NAMES,
@@ -196,7 +196,10 @@ def under_load(
     block_lengths = (replayed["emitted"] / replayed["blocks"]).clip(1, option.draft_len + 1)
     alphas = np.array([alpha_of_length(length, option.draft_len) for length in block_lengths])
     share = 1 - float(replayed["empty"].sum() / replayed["blocks"].sum())
-    profile = costs.profile if replayed["steps"].any() else costs.profile.model_copy(update={"draft": None})
+    # The simulated draft makes every step of a block. Where lookup saves it some, all of its work is as much cheaper instead.
+    taken = float(replayed["steps"].sum() / (replayed["blocks"].sum() * option.draft_len))
+    draft = costs.profile.draft.scaled(taken) if taken and costs.profile.draft else None
+    profile = costs.profile.model_copy(update={"draft": draft})
     prompts, outputs = replayed["prompt_tokens"].to_numpy(int), replayed["emitted"].to_numpy().astype(int)
     requests = traces.Arrivals(np.zeros(len(replayed)), prompts, outputs, {})
     rates = [(rate or (trace.rate if trace else 1.0)) * times for times in SHARES]
@@ -205,7 +208,7 @@ def under_load(
         """The speed-up of each draft length (rows) at each rate (columns)."""
         rng = np.random.default_rng(seed)
         acceptance = from_alpha((rng.choice(alphas, len(alphas)) if seed else alphas).tolist())
-        arrivals = trace or traces.poisson(requests, ARRIVALS, 1.0, rng)
+        arrivals = fitting(trace or traces.poisson(requests, ARRIVALS, 1.0, rng), profile)
         table = sweep(arrivals, rates, profile, acceptance, Goal(), seed=seed, draft_lens=draft_lens, share=share)
         return table.pivot_table(index="draft_len", columns="rate", values="speedup")
 
@@ -227,6 +230,12 @@ def under_load(
     return loads
 
 
+def _promised_length(replayed: pd.DataFrame) -> Range:
+    """``1 + accepted / blocks`` as engines count it: to them, a block for which nothing was drafted is none."""
+    blocks = replayed["blocks"] - replayed["empty"]
+    return ratio(replayed.assign(tokens=replayed["accepted"] + blocks, drafting=blocks), "tokens", "drafting")
+
+
 def decide(
     rows: pd.DataFrame,
     costs: BlockCosts,
@@ -242,9 +251,9 @@ def decide(
     trace: traces.Arrivals | None = None,
 ) -> Verdict:
     """The verdict on all options for a log; the sentence names the best one."""
-    options = [judge(name, rows[rows["option"] == name], costs) for name in NAMES if (rows["option"] == name).any()]
-    if not options or not options[0].requests:
+    if not (rows["split"] == "eval").any():
         raise UserError("no request was held out", remedy="give a log of at least two usable requests")
+    options = [judge(name, rows[rows["option"] == name], costs) for name in NAMES if (rows["option"] == name).any()]
     options = payback(options, rows, facts, costs)
     ranked = sorted(options, key=lambda option: -option.speedup.estimate)
     good = [option for option in ranked if option.verdict == "yes"]
@@ -258,7 +267,7 @@ def decide(
     promise = Promise(
         option=top.name,
         draft_len=top.draft_len,
-        acceptance_length=top.acceptance_length,
+        acceptance_length=_promised_length(_at(rows[(rows["split"] == "eval") & (rows["option"] == top.name)], top)),
         alpha=top.alpha,
         threshold=top.threshold,
     )

@@ -117,7 +117,7 @@ class AtLoad(_Record):
 
 
 class Promise(_Record):
-    """What ``draftlab monitor`` compares production with."""
+    """What ``draftlab monitor`` compares production with; ``acceptance_length`` leaves out blocks for which nothing was drafted."""
 
     option: str
     draft_len: int

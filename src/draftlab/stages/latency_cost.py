@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ class Settings(Engine):
     role: str = Field("draft", description="which draft of the pair")
     context: list[Count] = Field(min_length=1)
     batch: list[Count] = Field(min_length=1)
-    verified: list[Count] = Field(min_length=1)
+    verified: list[Annotated[int, Field(ge=2)]] = Field(min_length=1)
     blocks: int = Field(gt=0)
     moment: int = Field(0, description="number of the repetition: costs drift within minutes")
 

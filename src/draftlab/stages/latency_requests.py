@@ -258,6 +258,8 @@ def measure(
         unsure = sum(block.drafted < settings.draft_len for block in written.blocks) if min_prob else 0
         return written, sum(block.drafted for block in written.blocks) + unsure
 
+    costs = costs or {}
+    priced = {id(draft): costs[name] for name, (draft, *_) in contenders.items() if name in costs}
     names = [PLAIN, *contenders, AGAIN]
     rows = []
     with_warm_up = [requests[0], *requests]  # the first request once more
@@ -282,8 +284,9 @@ def measure(
                 "same_text": written.tokens == answers[PLAIN][0].tokens,
             }
             if costs:
-                draft = name.removeprefix(f"{FIRST}_").removesuffix(ADAPTIVE).removesuffix(CONFIDENT)
-                row["predicted_steps"] = predict(written, steps, costs.get(draft, costs[DISTILLED]))
+                draft = contenders[name][0] if name in contenders else None
+                model = draft.inner if isinstance(draft, Lookup) else draft
+                row["predicted_steps"] = predict(written, steps, priced.get(id(model), costs[DISTILLED]))
             if number:
                 rows.append(row)
     return pd.DataFrame(rows)

@@ -13,6 +13,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset, NonNegativeInt
 from draftlab.core.settings import Settings as Base
 from draftlab.engine.answers import recorded_name
+from draftlab.errors import UserError
 from draftlab.stages._inputs import TargetAndDraft
 from draftlab.stages._places import Places
 from draftlab.stages._schemes import Verifier
@@ -110,6 +111,10 @@ def run(settings: Settings, inputs: Inputs, bench: Bench) -> tuple[pd.DataFrame,
     check_sizes(inputs.target, inputs.draft)
     target, tokenizer = load_model(inputs.target, device=settings.device), load_tokenizer(inputs.target)
     recorded, held_out = passes("train"), passes("eval")
+    for topic, answers in zip(settings.topics, recorded, strict=True):
+        if (count := len(answers.answers)) < settings.stream:
+            what = f"only {count} answers of {topic} for {settings.stream} requests to learn from"
+            raise UserError(what, remedy="lower stream, or raise data.train of the scale")
     frames = []
     for seed in settings.seeds:
         stream, learning = _mixture(recorded, settings, seed), _learning(settings, seed)

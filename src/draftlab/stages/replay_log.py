@@ -55,7 +55,7 @@ MEASURES = {
 
 
 def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.DataFrame, Facts]:
-    """Replay every option, and keep the distilled draft in ``out/draft``."""
+    """Replay every option; keep the distilled draft in ``out/draft``, and the one that learnt while it served in ``out/kept_learning``."""
     import pandas as pd
 
     from draftlab.train import replay_log
@@ -84,7 +84,12 @@ def run(settings: Settings, inputs: Distillation, bench: Bench) -> tuple[pd.Data
     if not settings.temperature:
         for option in ("distilled_confident", "lookup_first_confident"):
             add("eval", replay_log.confident(option, draft, held_out, settings))
-    bench.once("saved", lambda: folders.save(draft, settings.draft, bench.out / "draft"))
+
+    def keep() -> None:
+        for model, name in ((draft, "draft"), (learner, "kept_learning")):
+            folders.save(model, settings.draft, bench.out / name)
+
+    bench.once("saved", keep)
     weights = {name: folders.parameters(name) for name in ("target", settings.draft)}
     facts: Facts = {"parameters": weights, "online": online, "offline": offline}
     return pd.concat(frames, ignore_index=True), facts | folders.facts(effort, begin)

@@ -14,6 +14,7 @@ from draftlab.engine.recording import TargetPass, join, load_pass
 from draftlab.files.seals import seal
 from draftlab.files.weights import check_sizes, parameter_count
 from draftlab.models import Dtype, LanguageModel, Tokenizer, load_model, load_tokenizer
+from draftlab.models.llama import Llama
 from draftlab.train import parallel
 from draftlab.train.learning import Effort
 from draftlab.train.settings import Training
@@ -53,10 +54,13 @@ class Folders:
         return self.once(("parameters", model), lambda: parameter_count(self.models / model))
 
     def draft(self, settings: Training, name: str = "") -> LanguageModel:
-        """A fresh copy of the draft, or of the draft ``name``; ``UserError`` if it is larger than the target."""
+        """A fresh copy of the draft, or of the draft ``name``, to learn as ``settings`` say; ``UserError`` if it is larger than the target."""
         folder = self.models / (name or settings.draft)
         check_sizes(self.models / "target", folder)
-        return load_model(folder, device=settings.device)
+        draft = load_model(folder, device=settings.device)
+        if settings.keeps_embedding and isinstance(draft, Llama):
+            draft.embed.requires_grad_(False)
+        return draft
 
     def save(self, draft: LanguageModel, original: str, out: Path) -> None:
         """Write a distilled draft with the tokenizer of the draft that it was made from."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from draftlab.core.losses import LOSSES, one_hot_logits
 from draftlab.files.digests import code_digest
 from draftlab.models import LanguageModel
-from draftlab.models.llama import Llama, columns_of
+from draftlab.models.llama import columns_of
 from draftlab.train import parallel, training
 from draftlab.train.heads import answer_logits, kept_by
 from draftlab.train.settings import Training
@@ -63,8 +63,6 @@ def train(
     answers, ``sample_batch`` requests are answered at once. ``watch(step)`` is called before each step and its time is not counted. ``effort`` is
     the cost so far. A killed run resumes from ``checkpoint`` and ends with the same weights.
     """
-    if settings.keeps_embedding and isinstance(scene.draft, Llama):
-        scene.draft.embed.requires_grad_(False)
     order = list(orders(requests, settings.batch, steps, settings.seed))
     ahead = max(1, sample_batch // settings.batch) if source in LIVE else 1
     effort = effort or Effort()

@@ -41,7 +41,7 @@ BATCH = 4
 def lookup(recorded: TargetPass, settings: ReplayLog) -> pd.DataFrame:
     """Prompt lookup alone. It guesses one token, which is accepted if the text continues with it, at every temperature.
 
-    If it finds nothing, nothing is drafted, and the block ends.
+    If it finds nothing, nothing is drafted or judged, and the block ends.
     """
     longest = max(settings.draft_lens)
     hits, guess_counts = [], []
@@ -53,10 +53,14 @@ def lookup(recorded: TargetPass, settings: ReplayLog) -> pd.DataFrame:
             text.append(token)
     flags, guesses = np.asarray(hits, dtype=np.float64), np.asarray(guess_counts, dtype=np.int64)
     agree = Agreement(recorded.lengths, flags, flags, flags)
+    count = len(recorded.lengths)
+    request = np.repeat(np.arange(count), recorded.lengths)
     frames = []
     for draft_len in settings.draft_lens:
-        rows = _rows(walk(agree, draft_len), recorded, draft_len, guesses.clip(max=draft_len), np.zeros(len(guesses)))
-        frames.append(rows.assign(whole=0.0))  # no model has to catch up
+        walked = walk(agree, draft_len)
+        rows = _rows(walked, recorded, draft_len, guesses.clip(max=draft_len), np.zeros(len(guesses)))
+        visited = np.bincount(request, walked.reached * (guesses > 0), minlength=count)
+        frames.append(rows.assign(visited=visited, whole=0.0))  # no model has to catch up
     proposals = ["greedy", "probabilistic"] if recorded.sampling.temperature else ["greedy"]
     return pd.concat([frame.assign(option="lookup", proposal=p) for frame in frames for p in proposals])
 
