@@ -36,7 +36,7 @@ rule figure:
         **resources_of("figure"),
     params:
         scale=RUN.scale,
-        own=["--own-target"] if RUN.config.target else [],
+        own=["--own-target"] if PAIRS["main"].target.model else [],
         experiment_file=lambda wildcards: printed_parts(wildcards.experiment),
         code=lambda wildcards: code(
             f"report.figures.{drawn_by(wildcards.experiment)}",

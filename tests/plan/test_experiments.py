@@ -391,13 +391,27 @@ def test_with_your_own_models_drafts_of_other_sizes_and_other_pairs_are_left_out
     assert set(named.experiments) == {"osd_draft_size"}
 
 
-def test_a_target_that_you_name_is_not_inflated():
+def test_a_target_that_you_name_is_not_inflated(tmp_path):
     def layers(config):
         cells = plan.load_run(config, WORKFLOW).cells("osd_latency_alpha")
         return {variant.settings.inflated_layers for cell in cells.values() for variant in cell}
 
+    (tmp_path / "sizes.yaml").write_text("pairs: {main: {target: {model: x}}}")
     assert min(layers({})) > 0
-    assert layers({"target": "x"}) == {0}
+    assert min(layers({"models": {"multidraft.target": "x"}})) > 0
+    for config in ({"target": "x"}, {"models": {"target": "x"}}, {"sizes": "sizes.yaml"}):
+        assert layers(config) == {0}
+
+
+def test_a_scale_with_a_target_of_its_own_asks_for_no_inflation():
+    asked = []
+    for scale in ("smollm2", "smollm2_short", "qwen2.5-coder", "traffic", "shapes", "paper"):
+        run = plan.load_run({"scale": scale}, WORKFLOW)
+        every = [
+            variant for name in run.at_scale for cell in run.at_scale[name].cells(scale).values() for variant in cell
+        ]
+        asked += [getattr(variant.settings, "inflated_layers", None) for variant in every]
+    assert set(asked) == {None, 0}
 
 
 def test_flags_round_trip_lists_and_leave_none_out():
@@ -600,6 +614,9 @@ def test_a_package_is_a_target_with_a_template_of_its_own(tmp_path):
     main = plan.load_run(given | {"experiments": "traffic_verdict"}, WORKFLOW).settings.pairs["main"]
     assert main.target.model == given["target"]
     assert main.answers.template == "own"
+    named = plan.load_run({"scale": "paper", "models": {"multidraft.target": given["target"]}}, WORKFLOW)
+    templates = [named.settings.pairs[pair].answers.template for pair in ("main", "multidraft", "t5")]
+    assert templates == ["vicuna_v1.1", "own", "plain"], "of the pair whose target it is"
 
 
 def test_models_of_the_papers_are_pinned_and_targets_in_half_precision():

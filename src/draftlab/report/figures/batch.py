@@ -28,7 +28,7 @@ SUFFIXES = (".pdf", ".png", ".md", ".tex", ".csv")
 def draw(experiment: str, table: Path, scale: str, prefix: Path, *, own_target: bool = False) -> str:
     """Draw one table's figure, write the table under its finding, and return the finding.
 
-    ``own_target`` says that the user of the run named its target.
+    ``own_target`` says that the target was not trained by the run.
     """
     rows = tidy.read(table, experiment)
     try:
