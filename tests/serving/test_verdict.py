@@ -435,6 +435,8 @@ def test_a_log_too_short_is_not_yet_known_before_any_work(tmp_path: Path, capsys
     assert lines(found)[0].startswith("Not yet known")
     assert "40 usable requests" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+    two = VerdictSettings(traffic=asked.traffic, target="no/such", draft=("a/llama-1.1b", "b/llama-1.3b"))
+    assert len({folder for folder, _ in run(two, tmp_path / "out")}) == 2, "neither replaces the other's verdict"
 
 
 @pytest.mark.parametrize(

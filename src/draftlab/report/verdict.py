@@ -86,7 +86,8 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
     verdicts: list[tuple[Path, Verdict | None]] = []
     for draft in settings.draft or ("",):
         name = _name(settings, draft)
-        folder = (out or Path("results") / name) / (_short(draft) if len(settings.draft) > 1 else "")
+        digest = name.rpartition("-")[2]  # two drafts may have the same short name
+        folder = (out or Path("results") / name) / (f"{_short(draft)}-{digest}" if len(settings.draft) > 1 else "")
         if distinct < LEAST:
             print(f"{distinct} usable requests, but {LEAST} are needed: half of them are held out", file=sys.stderr)
             verdicts.append((folder, None))
