@@ -136,6 +136,26 @@ def test_an_experiment_without_its_dataset_is_left_out_or_refused(tmp_path):
     assert "osd_arena_classes" in plan.load_run({"experiments": "all"}, WORKFLOW).experiments
 
 
+def test_raw_files_that_are_missing_or_unreadable_are_refused_unless_no_cell_needs_them(tmp_path):
+    (tmp_path / "x" / "gsm8k").mkdir()
+    (tmp_path / "x" / "gsm8k" / "train.jsonl").write_text('{"question": "?", "answer": "1"}\n')
+    (tmp_path / "utf16.jsonl").write_bytes(b"\xff\xfe{")
+    for config, message in (({"raw": "x"}, "no raw files of "), ({"dataset": "utf16.jsonl"}, "the file is UTF-16")):
+        with pytest.raises(UserError, match=message):
+            plan.load_run(config | {"experiments": "osd_offline"}, WORKFLOW).check_data()
+        plan.load_run(config | {"experiments": "mdss_region"}, WORKFLOW).check_data()
+    plan.load_run({"dataset": "mine.jsonl"}, WORKFLOW).check_data()
+
+
+def test_a_raw_file_that_the_system_refuses_is_named(monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", "x/spider")
+
+    monkeypatch.setattr(plan.run.sources, "content_of", refuse)
+    with pytest.raises(UserError, match="x/spider: Permission denied"):
+        plan.load_run({"raw": "x", "experiments": "osd_offline"}, WORKFLOW).check_data()
+
+
 FIXED = {"epochs": 1, "batch": 8, "learning_rate": 0.1}
 STREAMED = {"of": ["spider"], "learning_rate": 0.1, "batch": 8, "update_interval": 8}
 LATENCY = {"alpha": [0.5], "draft_len": [3], "blocks": 1, "rounds": 1}

@@ -70,6 +70,25 @@ class Run(Settings):
         raw = Path(self.raw_folder) if self.raw_folder else None
         return sources.content_of(dataset, split, self.settings.data.source, raw, DIGESTS)
 
+    def check_data(self) -> None:
+        """Read the user's raw files that the cells need, so that a missing or unreadable one is refused before any job starts."""
+        if self.raw_folder is None:
+            return
+        needed: set[Dataset] = set()
+        for file in {file for name in self.experiments for cell in self.cells(name) for file in self.reads(name, cell)}:
+            kind, *rest = Path(file).relative_to(self.folder).parts
+            if kind in self.settings.pairs:  # its tokenizer reads the prompts of every dataset of the pair
+                needed.update(self.settings.datasets_of(kind))
+            elif kind == "data":
+                needed.add(rest[0])
+        for dataset in sorted(needed):
+            try:
+                for split in sources.SPLITS:
+                    self.content_of(dataset, split)
+            except OSError as error:
+                file = error.filename or self.raw_folder
+                raise UserError(str(error.strerror), file=file, remedy="make it readable") from None
+
     def of_stage(self, *stages: str) -> list[str]:
         """Names of the experiments of these stages at the scale."""
         return [name for name, experiment in self.at_scale.items() if experiment.stage in stages]
