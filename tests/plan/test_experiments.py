@@ -336,6 +336,7 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"experiments": "traffic_verdict"}, "traffic_verdict does not exist at scale .*scale that names it"),
         ({"scale": "paper", "experiments": "osd_online,beyond_interference"}, "beyond_interference does not exist"),
         ({"raw": "/nonexistent"}, "raw: no such file or folder: /nonexistent"),
+        ({"raw": "mine.jsonl"}, r"raw: a file, not a folder: mine.jsonl \(.* dataset=FILE\)"),
         ({"dataset": "nonexistent.jsonl"}, "dataset: no such file or folder"),
         ({"target": "/nonexistent"}, r"target: no such .*\(check the path; a hub id is"),
         ({"target": "package:nosuch"}, "target: no such"),

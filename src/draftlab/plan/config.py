@@ -83,6 +83,9 @@ def check_files(config: RunConfig, by_architecture: bool) -> None:
             raise UserError(what, file="--config", remedy="rename the file or folder")
         if is_model and package_of(value) in PACKAGES:
             continue
+        if key == "raw" and os.path.isfile(value):
+            remedy = "name the folder of the datasets' files; for prompts of your own: dataset=FILE"
+            raise UserError(f"raw: a file, not a folder: {value}", file="--config", remedy=remedy)
         if os.path.exists(value):
             if is_model:
                 context_of(value)  # refuses what is not a model, or cannot be represented
