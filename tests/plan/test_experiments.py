@@ -556,6 +556,19 @@ def test_what_a_run_was_given_plans_it_again(tmp_path):
     assert plan.load_run({}, WORKFLOW).given == ["scale=laptop"]
 
 
+def test_a_run_with_other_models_or_prompts_of_the_models_says_so():
+    own = [
+        {"target": "x"},
+        {"draft": "x"},
+        {"models": {"target": "x"}},
+        {"template": "plain"},
+        {"answers": {"batch": 1}},
+    ]
+    assert all(plan.load_run(config, WORKFLOW).config.has_own_models for config in own)
+    scales = [{"scale": "paper"}, {"raw": "x"}, {"dataset": "mine.jsonl"}, {"name": "mine"}]
+    assert not any(plan.load_run(config, WORKFLOW).config.has_own_models for config in scales)
+
+
 def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
     run = plan.load_run({"scale": "paper"}, WORKFLOW)
     names = {"osd_offline_t5", "osd_online_t5", "osd_summaries_t5", "osd_draft_size_t5"}

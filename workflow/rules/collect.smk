@@ -57,12 +57,14 @@ rule claims:
         **resources_of("claims"),
     params:
         scale=RUN.scale,
+        own=["--own-models"] if RUN.config.has_own_models else [],
         code=code("report.ledger"),
     message:
         "Put every published number beside ours"
     shell:
         r"""
-        draftlab claims --tables "$(dirname {output.claims:q})" --scale {params.scale:q} --out {output.claims:q} >{log:q} 2>&1
+        draftlab claims --tables "$(dirname {output.claims:q})" --scale {params.scale:q} {params.own:q} \
+            --out {output.claims:q} >{log:q} 2>&1
         """
 
 
