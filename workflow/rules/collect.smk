@@ -57,6 +57,7 @@ rule claims:
         **resources_of("claims"),
     params:
         scale=RUN.scale,
+        experiments=list(RUN.experiments),
         own=["--own-models"] if RUN.config.has_own_models else [],
         code=code("report.ledger"),
     message:
@@ -64,7 +65,7 @@ rule claims:
     shell:
         r"""
         draftlab claims --tables "$(dirname {output.claims:q})" --scale {params.scale:q} {params.own:q} \
-            --out {output.claims:q} >{log:q} 2>&1
+            --experiments {params.experiments:q} --out {output.claims:q} >{log:q} 2>&1
         """
 
 
@@ -96,13 +97,14 @@ rule report:
     params:
         scale=RUN.scale,
         config=RUN.given,
+        experiments=list(RUN.experiments),
         code=code("report.page", "report.summary"),
     message:
         "Write the report"
     shell:
         r"""
         draftlab report --results "$(dirname {output.report:q})" --scale {params.scale:q} --out {output.report:q} \
-            --config {params.config:q} >{log:q} 2>&1
+            --config {params.config:q} --experiments {params.experiments:q} >{log:q} 2>&1
         """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -71,9 +71,9 @@ NOT_RUN = Judgement(None, "not run at this scale")
 NO_RULE = "no experiment measures this"
 
 
-def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """Read the table of every experiment in a folder of results, and add the derived columns."""
-    return {name: tidy.read(path) for name, path in tidy.tables_of(folder).items()}
+def read_tables(folder: Path, experiments: Collection[str] = ()) -> dict[str, pd.DataFrame]:
+    """Read the tables of these experiments (none named: of all) in a folder of results, and add the derived columns."""
+    return {name: tidy.read(path) for name, path in tidy.tables_of(folder, experiments).items()}
 
 
 def judge_claims(
