@@ -34,6 +34,8 @@ container: os.path.relpath(plan.WORKFLOW.parent / "envs" / "draftlab.sif")
 
 try:
     RUN = plan.load_run(config, plan.WORKFLOW)
+    if workflow.is_main_process:
+        RUN.check_data()
 except UserError as error:
     raise WorkflowError(str(error)) from None
 

@@ -85,12 +85,19 @@ def _verb_of(stage: Stage) -> Callable[..., None]:
     return function
 
 
-def claims(*, tables: Path, scale: plan.Scale, out: Path) -> None:
-    """Compare every published number and claim with a run's tables, and give each a verdict; those of other papers go to OUT_related.csv."""
+def claims(
+    *, tables: Path, scale: plan.Scale, experiments: tuple[str, ...] = (), own_models: bool = False, out: Path
+) -> None:
+    """Compare every published number and claim with a run's tables, and give each a verdict; those of other papers go to OUT_related.csv.
+
+    EXPERIMENTS: those of the run; without one, every table that an experiment has. OWN_MODELS: the models are not those of SCALE.
+    """
     from draftlab.files.atomic import write_text
     from draftlab.report import ledger, published
 
-    judged = ledger.judge_claims(published.load(), ledger.read_tables(tables), scale)
+    judged = ledger.judge_claims(
+        published.load(), ledger.read_tables(tables, experiments), scale, own_models=own_models
+    )
     is_related = judged["paper"] == ledger.RELATED
     for file, rows in ((out.with_stem(f"{out.stem}_related"), judged[is_related]), (out, judged[~is_related])):
         write_text(file, rows.to_csv(index=False, lineterminator="\n"))

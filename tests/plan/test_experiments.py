@@ -136,6 +136,26 @@ def test_an_experiment_without_its_dataset_is_left_out_or_refused(tmp_path):
     assert "osd_arena_classes" in plan.load_run({"experiments": "all"}, WORKFLOW).experiments
 
 
+def test_raw_files_that_are_missing_or_unreadable_are_refused_unless_no_cell_needs_them(tmp_path):
+    (tmp_path / "x" / "gsm8k").mkdir()
+    (tmp_path / "x" / "gsm8k" / "train.jsonl").write_text('{"question": "?", "answer": "1"}\n')
+    (tmp_path / "utf16.jsonl").write_bytes(b"\xff\xfe{")
+    for config, message in (({"raw": "x"}, "no raw files of "), ({"dataset": "utf16.jsonl"}, "the file is UTF-16")):
+        with pytest.raises(UserError, match=message):
+            plan.load_run(config | {"experiments": "osd_offline"}, WORKFLOW).check_data()
+        plan.load_run(config | {"experiments": "mdss_region"}, WORKFLOW).check_data()
+    plan.load_run({"dataset": "mine.jsonl"}, WORKFLOW).check_data()
+
+
+def test_a_raw_file_that_the_system_refuses_is_named(monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", "x/spider")
+
+    monkeypatch.setattr(plan.run.sources, "content_of", refuse)
+    with pytest.raises(UserError, match="x/spider: Permission denied"):
+        plan.load_run({"raw": "x", "experiments": "osd_offline"}, WORKFLOW).check_data()
+
+
 FIXED = {"epochs": 1, "batch": 8, "learning_rate": 0.1}
 STREAMED = {"of": ["spider"], "learning_rate": 0.1, "batch": 8, "update_interval": 8}
 LATENCY = {"alpha": [0.5], "draft_len": [3], "blocks": 1, "rounds": 1}
@@ -316,6 +336,7 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"experiments": "traffic_verdict"}, "traffic_verdict does not exist at scale .*scale that names it"),
         ({"scale": "paper", "experiments": "osd_online,beyond_interference"}, "beyond_interference does not exist"),
         ({"raw": "/nonexistent"}, "raw: no such file or folder: /nonexistent"),
+        ({"raw": "mine.jsonl"}, r"raw: a file, not a folder: mine.jsonl \(.* dataset=FILE\)"),
         ({"dataset": "nonexistent.jsonl"}, "dataset: no such file or folder"),
         ({"target": "/nonexistent"}, r"target: no such .*\(check the path; a hub id is"),
         ({"target": "package:nosuch"}, "target: no such"),
@@ -391,13 +412,27 @@ def test_with_your_own_models_drafts_of_other_sizes_and_other_pairs_are_left_out
     assert set(named.experiments) == {"osd_draft_size"}
 
 
-def test_a_target_that_you_name_is_not_inflated():
+def test_a_target_that_you_name_is_not_inflated(tmp_path):
     def layers(config):
         cells = plan.load_run(config, WORKFLOW).cells("osd_latency_alpha")
         return {variant.settings.inflated_layers for cell in cells.values() for variant in cell}
 
+    (tmp_path / "sizes.yaml").write_text("pairs: {main: {target: {model: x}}}")
     assert min(layers({})) > 0
-    assert layers({"target": "x"}) == {0}
+    assert min(layers({"models": {"multidraft.target": "x"}})) > 0
+    for config in ({"target": "x"}, {"models": {"target": "x"}}, {"sizes": "sizes.yaml"}):
+        assert layers(config) == {0}
+
+
+def test_a_scale_with_a_target_of_its_own_asks_for_no_inflation():
+    asked = []
+    for scale in ("smollm2", "smollm2_short", "qwen2.5-coder", "traffic", "shapes", "paper"):
+        run = plan.load_run({"scale": scale}, WORKFLOW)
+        every = [
+            variant for name in run.at_scale for cell in run.at_scale[name].cells(scale).values() for variant in cell
+        ]
+        asked += [getattr(variant.settings, "inflated_layers", None) for variant in every]
+    assert set(asked) == {None, 0}
 
 
 def test_flags_round_trip_lists_and_leave_none_out():
@@ -521,6 +556,28 @@ def test_what_a_run_was_given_plans_it_again(tmp_path):
     assert plan.load_run({}, WORKFLOW).given == ["scale=laptop"]
 
 
+def test_arguments_are_read_as_snakemake_reads_them():
+    given = ["scale=smoke", "name=2026-11-24", "show_tokens=false", "answers={max_new_tokens: 8}", "template="]
+    run = plan.run.run_of(given)
+    assert (run.name, run.config.show_tokens, run.config.template) == ("2026-11-24", False, None)
+    assert run.settings.pairs["main"].answers.max_new_tokens == 8
+    with pytest.raises(UserError, match="answers: give a mapping"):
+        plan.run.run_of(["answers={engine: openai"])
+
+
+def test_a_run_with_other_models_or_prompts_of_the_models_says_so():
+    own = [
+        {"target": "x"},
+        {"draft": "x"},
+        {"models": {"target": "x"}},
+        {"template": "plain"},
+        {"answers": {"batch": 1}},
+    ]
+    assert all(plan.load_run(config, WORKFLOW).config.has_own_models for config in own)
+    scales = [{"scale": "paper"}, {"raw": "x"}, {"dataset": "mine.jsonl"}, {"name": "mine"}]
+    assert not any(plan.load_run(config, WORKFLOW).config.has_own_models for config in scales)
+
+
 def test_t5_cells_have_models_and_answers_of_their_own(tmp_path):
     run = plan.load_run({"scale": "paper"}, WORKFLOW)
     names = {"osd_offline_t5", "osd_online_t5", "osd_summaries_t5", "osd_draft_size_t5"}
@@ -600,6 +657,9 @@ def test_a_package_is_a_target_with_a_template_of_its_own(tmp_path):
     main = plan.load_run(given | {"experiments": "traffic_verdict"}, WORKFLOW).settings.pairs["main"]
     assert main.target.model == given["target"]
     assert main.answers.template == "own"
+    named = plan.load_run({"scale": "paper", "models": {"multidraft.target": given["target"]}}, WORKFLOW)
+    templates = [named.settings.pairs[pair].answers.template for pair in ("main", "multidraft", "t5")]
+    assert templates == ["vicuna_v1.1", "own", "plain"], "of the pair whose target it is"
 
 
 def test_models_of_the_papers_are_pinned_and_targets_in_half_precision():

@@ -146,8 +146,17 @@ def test_the_same_setting_can_reproduce(known, tables):
     table.loc[rows, "overlap"] = 0.75 * table.loc[rows, "visited"]
     assert _verdicts(facts, {"osd_offline": table}, "paper").loc[row, "verdict"] == "reproduced"
     assert _verdicts(facts, {"osd_offline": table}, "laptop").loc[row, "verdict"] in HOLDS
+    own = module.judge_claims(facts, {"osd_offline": table}, "paper", own_models=True).set_index("claim_id")
+    assert own.loc[row, "verdict"] in HOLDS, "by models that are not the paper's"
     table.loc[rows, "overlap"] = 0.65 * table.loc[rows, "visited"]
     assert _verdicts(facts, {"osd_offline": table}, "paper").loc[row, "verdict"] in HOLDS
+
+
+def test_what_needs_no_model_is_reproduced_with_your_own_models_too(known, tables):
+    facts = _only(known, "osd.lower_cost_ratio_pays")
+    for own in (False, True):
+        rows = module.judge_claims(facts, tables, "paper", own_models=own).set_index("claim_id")
+        assert rows.loc["osd.lower_cost_ratio_pays", "verdict"] == "reproduced"
 
 
 def test_a_difference_is_judged_in_one_row(known, tables):

@@ -125,6 +125,19 @@ def test_a_run_without_extras_still_has_a_page(page, tmp_path):
     assert "token by token" not in text
 
 
+def test_a_table_that_is_no_experiments_of_the_run_is_left_out(page, tmp_path):
+    """As of an experiment whose file was deleted or renamed."""
+    bare = tmp_path / "laptop"
+    shutil.copytree(page.parent, bare)
+    for file in (bare / "mdss_region.csv", *(bare / "figures").glob("mdss_region.*")):
+        shutil.copy(file, file.with_name(file.name.replace("mdss_region", "mine")))
+    for experiments, shown in (((), SHOWN), (("osd_online",), ["osd_online"])):
+        assert list(ledger.read_tables(bare, experiments)) == sorted(shown)
+        report_page.write(bare, "laptop", tmp_path / "report.html", experiments=experiments)
+        text = (tmp_path / "report.html").read_text()
+        assert [name for name in (*SHOWN, "mine") if f'id="{name}"' in text] == list(shown)
+
+
 def test_a_table_is_remade_with_all_that_the_run_was_given(page, tmp_path):
     bare = tmp_path / "mine"
     bare.mkdir()

@@ -17,7 +17,7 @@ from draftlab.files.json_files import write_json
 from draftlab.models import load_model
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams
-from draftlab.report.verdict import VerdictSettings, lines, page, run
+from draftlab.report.verdict import VerdictSettings, commands, lines, page, run
 from draftlab.serving import verdict
 from draftlab.serving.costs import BlockCosts, from_probes
 from draftlab.serving.monitor import read_promise
@@ -394,7 +394,8 @@ def test_a_draft_that_pays_while_it_is_sure_is_named_with_its_threshold(tmp_path
     (tmp_path / "verdict.json").write_text(found.model_dump_json())
     promise = read_promise(tmp_path / "verdict.json")
     assert (promise.option, promise.threshold) == ("distilled_confident", 0.45)
-    text = page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",)), tmp_path)
+    settings = VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",))
+    text = page(found, settings, tmp_path, "D", tmp_path)
     assert "--confidence 0.45" in text
     assert "at most, confidence 0.45" in text
     two = pd.concat([rows, table(0.5, option="distilled_confident", threshold=0.3)])
@@ -409,7 +410,7 @@ def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
     rows = pd.concat([table(0.3, option="as_it_comes"), table(0.8, spread=0.1)])
     found = decide(rows, from_probes(probes(), 100), rate=2.0).model_copy(update={"log": "<b>log</b>.jsonl"})
     asked = VerdictSettings(traffic=Path("log.jsonl"), target="my target", draft=("D",))
-    text = page(found, asked, tmp_path)
+    text = page(found, asked, tmp_path, "D", tmp_path)
     assert found.sentence in text
     assert "<b>log" not in text
     assert "draftlab emit --draft-len" in text
@@ -422,9 +423,30 @@ def test_the_page_says_what_the_json_says_and_asks_nobody(tmp_path: Path):
 def test_a_lookup_that_pays_is_served_by_the_engine_itself(tmp_path: Path):
     found = decide(table(0.8, option="lookup", spread=0.1).assign(steps=0.0), from_probes(probes(), 100))
     assert found.best == "lookup"
-    text = page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T"), tmp_path)
+    text = page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T"), tmp_path, "", tmp_path)
     assert "vllm serve T --speculative-config" in text
-    assert "--draft DRAFT" not in text
+    assert "--draft " not in text
+
+
+@pytest.mark.parametrize(
+    ("option", "draft", "served"),
+    [
+        ("as_it_comes", "B", "B"),
+        ("as_it_comes", "", "results/main/models/draft"),
+        ("distilled", "B", "results/cells/traffic_verdict/prompts.0/draft"),
+        ("lookup_first", "", "results/cells/traffic_verdict/prompts.0/draft"),
+    ],
+)
+def test_the_draft_to_serve_is_that_of_the_best_option(tmp_path: Path, option: str, draft: str, served: str):
+    found = decide(table(0.8, option=option), from_probes(probes(), 100))
+    asked = VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("A", "B"))
+    emit, _ = commands(found, asked, Path("out"), draft, Path("results"))
+    assert f" --draft {served} " in emit
+    write_json(tmp_path / served / "config.json", {"head_tokens": 8})
+    name = draft and str(tmp_path / draft)
+    widen, emit, _ = commands(found, asked, Path("out"), name, tmp_path / "results")
+    assert widen == f"draftlab widen --model {tmp_path / served} --out out/draft"
+    assert " --draft out/draft " in emit
 
 
 def answer_file(folder: Path, rows: list[str]) -> Path:
@@ -443,6 +465,8 @@ def test_a_log_too_short_is_not_yet_known_before_any_work(tmp_path: Path, capsys
     assert lines(found)[0].startswith("Not yet known")
     assert "40 usable requests" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+    two = VerdictSettings(traffic=asked.traffic, target="no/such", draft=("a/llama-1.1b", "b/llama-1.3b"))
+    assert len({folder for folder, _ in run(two, tmp_path / "out")}) == 2, "neither replaces the other's verdict"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     file = tmp_path_factory.mktemp("verdict") / "verdict.html"
     rows = pd.concat([table(0.3, option="as_it_comes"), table(0.8, spread=0.1), table(0.5, option="lookup_first")])
     found = decide(rows, from_probes(probes(), 100), rate=2.0)
-    file.write_text(page(found, VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",)), file.parent))
+    settings = VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",))
+    file.write_text(page(found, settings, file.parent, "D", file.parent))
     with opened(file) as chrome:
         yield chrome
 

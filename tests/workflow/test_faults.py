@@ -270,6 +270,10 @@ def test_a_vanished_intermediate_is_made_again_and_a_vanished_source_is_named(wh
     )
     assert "no/such/folder" in output
     assert "Traceback" not in output
+    (copy / "empty").mkdir()
+    output = snakemake(copy, "--config", "scale=smoke", "raw=empty", "experiments=osd_offline", cores=1, check=False)
+    assert "no raw files of" in output
+    assert "InputFunctionException" not in output
 
 
 @pytest.mark.faults

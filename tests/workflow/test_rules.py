@@ -43,6 +43,14 @@ def test_a_template_is_that_of_all_who_read_prompts(checkout):
     assert all("--template plain" in words for _, words in commands)
 
 
+def test_a_figure_of_your_own_target_does_not_say_that_it_is_padded(checkout):
+    for models, flag in (("{target: own}", True), ("{multidraft.target: own}", False)):
+        (checkout / "own").mkdir(exist_ok=True)
+        words = ["-n", "-p", "--config", "scale=smoke", "name=own", f"models={models}", "--"]
+        said = snakemake(checkout, *words, "results/own/figures/osd_latency_alpha.png")
+        assert ("--own-target" in said) == flag
+
+
 def test_topics_are_told_by_the_classifier_of_the_scale(checkout):
     scale = checkout / "workflow/scales/paper.yaml"
     text = scale.read_text()

@@ -4,6 +4,8 @@ Required: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}
 Outputs: results/{run}/{experiment}.csv, results/{run}/claims.csv, results/{run}/report.html; results/{run}/tensorboard on request
 """
 
+TEMPLATES = Path(plan.__file__).parents[1] / "report" / "templates"
+
 
 rule collect:
     """Join the cells of one experiment into its table."""
@@ -57,12 +59,21 @@ rule claims:
         **resources_of("claims"),
     params:
         scale=RUN.scale,
+        experiments=list(RUN.experiments),
+        own=["--own-models"] if RUN.config.has_own_models else [],
+        measures=digest_of(
+            [
+                (one.view, dict(one.stage_kind.measures))
+                for one in RUN.experiments.values()
+            ]
+        ),
         code=code("report.ledger"),
     message:
         "Put every published number beside ours"
     shell:
         r"""
-        draftlab claims --tables "$(dirname {output.claims:q})" --scale {params.scale:q} --out {output.claims:q} >{log:q} 2>&1
+        draftlab claims --tables "$(dirname {output.claims:q})" --scale {params.scale:q} {params.own:q} \
+            --experiments {params.experiments:q} --out {output.claims:q} >{log:q} 2>&1
         """
 
 
@@ -94,13 +105,23 @@ rule report:
     params:
         scale=RUN.scale,
         config=RUN.given,
+        experiments=list(RUN.experiments),
+        texts=digest_of(
+            [
+                (one.paper, one.artefact, one.title, one.question)
+                for one in RUN.experiments.values()
+            ]
+        ),
+        templates=[
+            seals.content_digest(folder) for folder in (TEMPLATES, TEMPLATES / "vendor")
+        ],
         code=code("report.page", "report.summary"),
     message:
         "Write the report"
     shell:
         r"""
         draftlab report --results "$(dirname {output.report:q})" --scale {params.scale:q} --out {output.report:q} \
-            --config {params.config:q} >{log:q} 2>&1
+            --config {params.config:q} --experiments {params.experiments:q} >{log:q} 2>&1
         """
 
 

@@ -65,6 +65,11 @@ class RunConfig(Settings):
         return {role: name for role in ("target", "draft") if (name := getattr(self, role))}
 
     @property
+    def has_own_models(self) -> bool:
+        """Whether the models, their sizes or their prompts may differ from the scale's, and so from those of a paper."""
+        return any((self.target, self.draft, self.models, self.sizes, self.template, self.answers))
+
+    @property
     def default_name(self) -> str:
         """The scale and the keys that change it: the folder of the results, if ``name`` gives no other."""
         keys = ("sizes", "raw", "dataset", "target", "draft", "models")
@@ -83,6 +88,9 @@ def check_files(config: RunConfig, by_architecture: bool) -> None:
             raise UserError(what, file="--config", remedy="rename the file or folder")
         if is_model and package_of(value) in PACKAGES:
             continue
+        if key == "raw" and os.path.isfile(value):
+            remedy = "name the folder of the datasets' files; for prompts of your own: dataset=FILE"
+            raise UserError(f"raw: a file, not a folder: {value}", file="--config", remedy=remedy)
         if os.path.exists(value):
             if is_model:
                 context_of(value)  # refuses what is not a model, or cannot be represented

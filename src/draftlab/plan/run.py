@@ -70,6 +70,25 @@ class Run(Settings):
         raw = Path(self.raw_folder) if self.raw_folder else None
         return sources.content_of(dataset, split, self.settings.data.source, raw, DIGESTS)
 
+    def check_data(self) -> None:
+        """Read the user's raw files that the cells need, so that a missing or unreadable one is refused before any job starts."""
+        if self.raw_folder is None:
+            return
+        needed: set[Dataset] = set()
+        for file in {file for name in self.experiments for cell in self.cells(name) for file in self.reads(name, cell)}:
+            kind, *rest = Path(file).relative_to(self.folder).parts
+            if kind in self.settings.pairs:  # its tokenizer reads the prompts of every dataset of the pair
+                needed.update(self.settings.datasets_of(kind))
+            elif kind == "data":
+                needed.add(rest[0])
+        for dataset in sorted(needed):
+            try:
+                for split in sources.SPLITS:
+                    self.content_of(dataset, split)
+            except OSError as error:
+                file = error.filename or self.raw_folder
+                raise UserError(str(error.strerror), file=file, remedy="make it readable") from None
+
     def of_stage(self, *stages: str) -> list[str]:
         """Names of the experiments of these stages at the scale."""
         return [name for name, experiment in self.at_scale.items() if experiment.stage in stages]
@@ -90,13 +109,14 @@ class Run(Settings):
     def _adapted(self, settings: Any) -> Any:
         """The settings of a variant with what the run sets for every cell.
 
-        Training gets the scale's device; a measurement names its own. The user's target is not inflated: only the small one trained here is.
+        Training gets the scale's device; a measurement names its own. A target that exists is not inflated: only a small one trained here is.
         ``datasets`` of a multi-draft stage are limited to those of its pair, and none of them means all.
         """
         values: dict[str, Any] = {}
         if not isinstance(settings, Engine):
             values |= self.settings.compute.model_dump(exclude={"processes"})
-        if self.config.target:
+        pair = self.settings.pairs.get(getattr(settings, "pair", MAIN))
+        if pair is not None and pair.target.model:
             values |= {"inflated_layers": 0, "inflated_ffn": 0, "inflated_widths": 1}
         fields = type(settings).model_fields
         if not isinstance(settings, Training) and "datasets" in fields:
@@ -185,8 +205,16 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
 
 def run_of(config: Iterable[str]) -> Run:
     """The run of ``KEY=VALUE`` arguments, as for ``snakemake --config``."""
-    given = {key: yaml.safe_load(value) for key, _, value in (argument.partition("=") for argument in config)}
+    given = {key: _value(text) for key, _, text in (argument.partition("=") for argument in config)}
     return load_run(given, WORKFLOW)
+
+
+def _value(text: str) -> Any:
+    """The value of an argument, as Snakemake reads it: a list or mapping of texts in YAML, otherwise the text itself."""
+    try:
+        return yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        return text
 
 
 def _read_scale(path: Path) -> Any:
@@ -231,23 +259,25 @@ def _with_data(settings: ScaleSettings, run: RunConfig) -> ScaleSettings:
 
 
 def _with_models(scale_pairs: Mapping[str, Pair], run: RunConfig) -> dict[str, Pair]:
-    """The pairs with the user's models, template and engine; encoder-decoders keep their models and template."""
+    """The pairs with the user's models, template and engine; encoder-decoders keep their template, and their models where none is named for them."""
     pairs = dict(scale_pairs)
-    for name, pair in pairs.items():
-        if pair.target.family == "llama":
-            template = run.template or ("own" if _has_template(run.target) else pair.answers.template)
-            answers = pair.answers.model_copy(update={"template": template})
-            pairs[name] = pair.with_models(run.everywhere).model_copy(update={"answers": answers})
-    if run.answers:
-        answers = validated(Answers, pairs[MAIN].answers.model_dump() | run.answers, Place("--config: answers"))
-        pairs[MAIN] = pairs[MAIN].model_copy(update={"answers": answers})
+    given = {name: dict(run.everywhere) if pair.target.family == "llama" else {} for name, pair in pairs.items()}
     for key, model in run.models.items():
         name, _, role = key.rpartition(".")
         name = name or MAIN
         if name not in pairs or role not in pairs[name].models:
             allowed = ", ".join(f"{name}.{role}" for name, pair in pairs.items() for role in pair.models)
             raise UserError(f"models: no model named {key!r}", file="--config", remedy=f"allowed: {allowed}")
-        pairs[name] = pairs[name].with_models({role: model})
+        given[name][role] = model
+    for name, pair in pairs.items():
+        answers = pair.answers
+        if pair.target.family == "llama":
+            template = run.template or ("own" if _has_template(given[name].get("target")) else answers.template)
+            answers = answers.model_copy(update={"template": template})
+        pairs[name] = pair.with_models(given[name]).model_copy(update={"answers": answers})
+    if run.answers:
+        answers = validated(Answers, pairs[MAIN].answers.model_dump() | run.answers, Place("--config: answers"))
+        pairs[MAIN] = pairs[MAIN].model_copy(update={"answers": answers})
     return pairs
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -71,16 +71,22 @@ NOT_RUN = Judgement(None, "not run at this scale")
 NO_RULE = "no experiment measures this"
 
 
-def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """Read the table of every experiment in a folder of results, and add the derived columns."""
-    return {name: tidy.read(path) for name, path in tidy.tables_of(folder).items()}
+def read_tables(folder: Path, experiments: Collection[str] = ()) -> dict[str, pd.DataFrame]:
+    """Read the tables of these experiments (none named: of all) in a folder of results, and add the derived columns."""
+    return {name: tidy.read(path) for name, path in tidy.tables_of(folder, experiments).items()}
 
 
-def judge_claims(published: Published, frames: Mapping[str, pd.DataFrame], scale: Scale) -> pd.DataFrame:
-    """Return a row with the columns of ``claims.csv`` for each printed number and each statement; ``frames`` maps names to tables."""
+def judge_claims(
+    published: Published, frames: Mapping[str, pd.DataFrame], scale: Scale, *, own_models: bool = False
+) -> pd.DataFrame:
+    """Return a row with the columns of ``claims.csv`` for each printed number and each statement; ``frames`` maps names to tables.
+
+    With ``own_models`` the models are not those of the scale, so only what its smallest models can reproduce is in the printed setting.
+    """
     tables, checked = Tables(frames), run_checks(published)
-    rows = [_number_row(row, published, tables, scale, checked) for row in records(published.numbers)]
-    rows += [_statement_row(name, claim, tables, scale, checked) for name, claim in published.statements.items()]
+    setting: Scale = "smoke" if own_models else scale
+    rows = [_number_row(row, published, tables, scale, setting, checked) for row in records(published.numbers)]
+    rows += [_statement_row(name, claim, tables, setting, checked) for name, claim in published.statements.items()]
     return pd.DataFrame(rows)
 
 
@@ -115,14 +121,16 @@ def _number_row(
     published: Published,
     tables: Tables,
     scale: Scale,
+    setting: Scale,
     checked: Mapping[str, Sequence[Recomputed]],
 ) -> dict[str, Any]:
+    """The row of a printed number; ``scale`` has the tables, and ``setting`` is the scale whose printed setting they share."""
     claim = published.claims[row["claim"]]
     rule = claim.rule
     if rule is None or (rule.only and scale not in rule.only):
         judgement = replace(NOT_RUN, note=claim.why or NO_RULE)
     else:
-        judgement = _judge_number(row, rule, published, tables, scale)
+        judgement = _judge_number(row, rule, published, tables, setting)
     results = checked.get(row["claim_id"], ())
     failed = [result.note for result in results if not result.holds]
     derived = [result for result in results if result.derives]
@@ -145,7 +153,9 @@ def _number_row(
     return _row(facts, judgement, [] if rule is None else [rule.table_of(row["settings"])], tables)
 
 
-def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tables: Tables, scale: Scale) -> Judgement:
+def _judge_number(
+    row: Mapping[str, Any], rule: Rule, published: Published, tables: Tables, setting: Scale
+) -> Judgement:
     """Judge one printed number: ``reproduced`` if ours is within tolerance in the printed setting; otherwise by its differences.
 
     Our difference from each printed neighbour must have the printed sign. A sign counts only if the interval, corrected for the number
@@ -158,10 +168,10 @@ def _judge_number(row: Mapping[str, Any], rule: Rule, published: Published, tabl
     if result is None:
         return replace(NOT_RUN, note=f"{filters.get('table', rule.table)} does not run this at this scale")
     ours = result.value
-    if scale in rule.same_setting and abs(ours.estimate - row["value"]) <= rule.tolerance:
+    if setting in rule.same_setting and abs(ours.estimate - row["value"]) <= rule.tolerance:
         return Judgement(ours, "reproduced", f"within {rule.tolerance:g} of the printed value")
     gaps, shared = _gaps(row, rule, filters, ours, published, tables)
-    if not gaps and scale in rule.same_setting:
+    if not gaps and setting in rule.same_setting:
         return Judgement(ours, "contradicts", f"not within {rule.tolerance:g} of the printed value")
     if not gaps and shared:
         note = f"each difference is judged once, in the row of: {', '.join(shared)}"
@@ -291,11 +301,11 @@ def _signed(gap: Interval) -> str:
 
 
 def _statement_row(
-    name: str, statement: Statement, tables: Tables, scale: Scale, checked: Mapping[str, Sequence[Recomputed]]
+    name: str, statement: Statement, tables: Tables, setting: Scale, checked: Mapping[str, Sequence[Recomputed]]
 ) -> dict[str, Any]:
     results = itertools.chain.from_iterable(checked.values())
     failed = [result.note for result in results if result.check == statement.check and not result.holds]
-    judgement = _judge_statement(statement, tables, scale)
+    judgement = _judge_statement(statement, tables, setting)
     if failed:
         judgement = replace(judgement, verdict="inconsistent in print", note=_join(*failed))
     elif judgement.ours is None and statement.check is not None:
@@ -311,7 +321,7 @@ def _statement_row(
     return _row(facts, judgement, [comparison.table for comparison in statement.comparisons], tables)
 
 
-def _judge_statement(statement: Statement, tables: Tables, scale: Scale) -> Judgement:
+def _judge_statement(statement: Statement, tables: Tables, setting: Scale) -> Judgement:
     """Judge a claim in words: every comparison must hold in every group, with intervals corrected for the number of comparisons.
 
     ``ours`` is the difference in the least favourable comparison.
@@ -338,7 +348,7 @@ def _judge_statement(statement: Statement, tables: Tables, scale: Scale) -> Judg
     verdict: Verdict = "contradicts" if failed else "undecided" if undecided else "same direction"
     if verdict == "contradicts":
         note = _join(note, statement.explanation)
-    if verdict == "same direction" and scale in statement.same_setting:
+    if verdict == "same direction" and setting in statement.same_setting:
         verdict = "reproduced"
     return Judgement(gap, verdict, note, _detectable([gap for _, _, gap in compared]))
 

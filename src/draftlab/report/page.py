@@ -59,8 +59,10 @@ class TokenView(BaseModel):
     after: list[Token]
 
 
-def write(results: Path, scale: Scale, out: Path, config: tuple[str, ...] = ()) -> None:
-    """Write the report of a run as one page; --config repeats the KEY=VALUE settings that the run was given.
+def write(
+    results: Path, scale: Scale, out: Path, config: tuple[str, ...] = (), experiments: tuple[str, ...] = ()
+) -> None:
+    """Write the report of a run as one page; --config repeats the KEY=VALUE settings that the run was given, --experiments names its experiments.
 
     Experiments without a table are left out. If the run used the user's prompts or models, the page begins with the answer for them.
     """
@@ -70,7 +72,7 @@ def write(results: Path, scale: Scale, out: Path, config: tuple[str, ...] = ()) 
     ledger = ledger[:0] if traffic else ledger  # no paper printed numbers for the user's prompts
     by_table = _rows_by_table(ledger)
     settings = config or (f"scale={scale}",)
-    paths = tidy.tables_of(results)
+    paths = tidy.tables_of(results, experiments)
     sections = [_section(path, results, settings, by_table.get(name, [])) for name, path in paths.items()]
     sections.sort(key=lambda section: list(PAPERS).index(section["paper"]))
     environment = templates()

@@ -74,7 +74,7 @@ def write(
 ) -> None:
     """Write ``prefix.md`` (the ``finding`` first), ``prefix.csv`` (one row per cell) and ``prefix.tex``.
 
-    With ``own_target`` the user named the target, which is then not padded.
+    With ``own_target`` the target was not trained by the run, and is then not padded.
     """
     layout = layout_of(experiment, table)
     layout = layout.model_copy(update={"emulated": layout.emulated and scale in EMULATING and not own_target})

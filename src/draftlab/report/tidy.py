@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,13 @@ def read(path: Path, experiment: str | None = None) -> pd.DataFrame:
         raise UserError(f"no column {error}", file=path, remedy="delete it and run the experiment again") from None
 
 
-def tables_of(results: Path) -> dict[str, Path]:
-    """The path of every experiment's table in a folder of results, by name; a folder without tables raises ``UserError``."""
-    if paths := tables_in(results):
+def tables_of(results: Path, experiments: Collection[str] = ()) -> dict[str, Path]:
+    """The paths of these experiments' tables in a folder of results, by name; without a name, of all experiments that have a file.
+
+    **Raises:** ``UserError`` for a folder without tables.
+    """
+    paths = tables_in(results)
+    if paths := {name: paths[name] for name in paths if (name in experiments if experiments else plan_of(name))}:
         return paths
     raise UserError("no tables here", file=results, remedy="run the experiments first")
 

@@ -86,7 +86,8 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
     verdicts: list[tuple[Path, Verdict | None]] = []
     for draft in settings.draft or ("",):
         name = _name(settings, draft)
-        folder = (out or Path("results") / name) / (_short(draft) if len(settings.draft) > 1 else "")
+        digest = name.rpartition("-")[2]  # two drafts may have the same short name
+        folder = (out or Path("results") / name) / (f"{_short(draft)}-{digest}" if len(settings.draft) > 1 else "")
         if distinct < LEAST:
             print(f"{distinct} usable requests, but {LEAST} are needed: half of them are held out", file=sys.stderr)
             verdicts.append((folder, None))
@@ -94,7 +95,7 @@ def run(settings: VerdictSettings, out: Path | None) -> list[tuple[Path, Verdict
         results = _run_workflow(settings, draft, name, out or Path())
         judged = judge(results, settings, draft, left_out, rate, trace)
         write_text(folder / "verdict.json", judged.model_dump_json(indent=1) + "\n")
-        write_text(folder / "verdict.html", page(judged, settings, folder))
+        write_text(folder / "verdict.html", page(judged, settings, folder, draft, results))
         verdicts.append((folder, judged))
     return verdicts
 
@@ -143,33 +144,44 @@ def _languages(rows: pd.DataFrame, results: Path, answers: Sequence[Answer]) -> 
     return rows["request_id"].where(rows["split"] == "eval").map(dict(enumerate(names)))
 
 
-def page(judged: Verdict, settings: VerdictSettings, folder: Path) -> str:
-    """Render the verdict as one self-contained HTML page."""
+def page(judged: Verdict, settings: VerdictSettings, folder: Path, draft: str, results: Path) -> str:
+    """Render the verdict on a ``draft``, from the run in ``results``, as one self-contained HTML page."""
     figures = [(draw(judged, part), caption) for part, caption in FIGURES.items() if part != "load" or judged.load]
     data = [("data:image/svg+xml;base64," + base64.b64encode(svg).decode(), caption) for svg, caption in figures]
     template = templates().get_template("verdict.html.j2")
-    next_commands = commands(judged, settings, folder)
+    next_commands = commands(judged, settings, folder, draft, results)
     return template.render(
         v=judged, names=NAMES, enough=ENOUGH, figures=data, commands=next_commands, version=__version__
     )
 
 
-def commands(judged: Verdict, settings: VerdictSettings, folder: Path) -> list[str]:
-    """The commands to run next: write the engine's settings, then monitor whether production reaches the predicted speed-up."""
+def commands(judged: Verdict, settings: VerdictSettings, folder: Path, draft: str, results: Path) -> list[str]:
+    """The commands to run next: write the engine's settings, then monitor whether production reaches the predicted speed-up.
+
+    Engines need the draft of the best option, with its whole vocabulary.
+    """
     promise = judged.monitor
     if promise is None:
         return [shlex.join(["draftlab", "data", "check", str(settings.traffic)])]
+    steps: list[list[str]] = []
     if promise.option == "lookup":  # lookup has no draft model: use vLLM's own, matching as many tokens as ours
         ngram = {"method": "ngram", "num_speculative_tokens": promise.draft_len}
         ngram |= {"prompt_lookup_max": NGRAM, "prompt_lookup_min": NGRAM}
         emit = ["vllm", "serve", settings.target, "--speculative-config", json.dumps(ngram)]
     else:
-        draft = settings.draft[0] if settings.draft else "DRAFT"
+        if promise.option == "as_it_comes":
+            served = draft or str(results / "main/models/draft")
+        else:  # of a draft that keeps learning no copy is kept, but the distilled one learnt from the same requests
+            served = str(results / "cells/traffic_verdict" / f"prompts.{settings.temperature}" / "draft")
+        config = Path(served) / "config.json"
+        if config.is_file() and read_object(config).get("head_tokens"):
+            steps.append(["draftlab", "widen", "--model", served, "--out", str(folder / "draft")])
+            served = str(folder / "draft")
         emit = ["draftlab", "emit", "--draft-len", str(promise.draft_len), "--target", settings.target]
-        emit += ["--draft", draft, "--out", str(folder / "engines")]
+        emit += ["--draft", served, "--out", str(folder / "engines")]
         emit += ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []
     monitor = ["draftlab", "monitor", "http://localhost:8000/metrics", "--verdict", str(folder / "verdict.json")]
-    return [shlex.join(emit), shlex.join(monitor)]
+    return [shlex.join(step) for step in (*steps, emit, monitor)]
 
 
 def draw(judged: Verdict, part: str) -> bytes:
