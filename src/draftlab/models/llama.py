@@ -263,8 +263,8 @@ class LlamaCache:
     are slices and there is one mask; otherwise writes are scattered and each row has its own mask. At these sizes an operation costs more
     than its arithmetic, so ``read`` uses few operations, in place: it takes 0.7 of the time of the plain form.
 
-    On a CPU attention is in float32, whatever the weights: torch's kernel for one query in bfloat16 takes 4 times as long (64 rows of 120
-    tokens with 9 heads: 10.3 ms against 2.4 on a Zen 4 core), and scores rounded to bfloat16 are less exact.
+    On a CPU attention is in float32, whatever the weights: torch's kernel for one query is slow in bfloat16, and scores rounded to
+    bfloat16 are less exact.
     """
 
     def __init__(self, decoder: LlamaDecoder, batch: int, capacity: int) -> None:
