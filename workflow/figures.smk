@@ -6,8 +6,6 @@ Outputs: results/{run}/figures/{experiment}.{pdf,png,md,tex,csv}, or paper_figur
 No rule writes into paper_figures/{run}/data/, so `snakemake paper_figures` never trains.
 """
 
-from hashlib import sha256
-
 DRAWN = ("pdf", "png", "md", "tex", "csv")
 
 
@@ -81,12 +79,9 @@ rule paper_figures:
     params:
         folder=lambda wildcards: f"paper_figures/{RUN.name}",
         scale=RUN.scale,
-        # A digest, because Snakemake stores the parameters once for each of hundreds of files.
-        experiment_files=lambda wildcards: sha256(
-            repr(
-                [printed_parts(name) for name in PUBLISHED if name in RUN.at_scale]
-            ).encode()
-        ).hexdigest(),
+        experiment_files=lambda wildcards: digest_of(
+            [printed_parts(name) for name in PUBLISHED if name in RUN.at_scale]
+        ),
         code=code(
             *(f"report.figures.{drawn_by(name)}" for name in PUBLISHED),
             "report.figures.batch",

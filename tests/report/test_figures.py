@@ -1,5 +1,6 @@
 """Every figure draws, says its scale, and has the same bytes twice."""
 
+import dataclasses
 import itertools
 import re
 import subprocess
@@ -16,6 +17,7 @@ from draftlab.errors import UserError
 from draftlab.plan.figure import Stream
 from draftlab.report import figures, findings, published, tables, tidy
 from draftlab.report.figures import batch, stream, style
+from draftlab.stages import STAGES
 from tests.synthetic import TABLES
 
 FILES = {path.stem: tidy.plan_of(path.stem) for path in sorted((tables.WORKFLOW / "experiments").glob("*.yaml"))}
@@ -222,6 +224,17 @@ def test_together_only_what_changed_is_drawn_and_a_broken_table_is_named(tmp_pat
     rows.drop(columns="draft_len").to_csv(data / "osd_speedup_theory.csv", index=False)
     with pytest.raises(UserError, match="table osd_speedup_theory has no column 'draft_len'"):
         batch.draw_all(data, out, "laptop", drawn, 2)
+
+
+def test_a_figure_depends_on_its_view_and_on_the_measures_of_its_stage(tmp_path, monkeypatch):
+    TABLES["mdss_cone"]().to_csv(tmp_path / "mdss_cone.csv", index=False)
+    known, stage = tidy.plan_of("mdss_cone"), STAGES["cone"]
+    seen = {batch._digest("mdss_cone", tmp_path / "mdss_cone.csv", "laptop")}
+    monkeypatch.setitem(STAGES, "cone", dataclasses.replace(stage, measures=dict(list(stage.measures.items())[:1])))
+    seen.add(batch._digest("mdss_cone", tmp_path / "mdss_cone.csv", "laptop"))
+    monkeypatch.setattr(tidy, "plan_of", lambda _: known.model_copy(update={"view": "other"}))
+    seen.add(batch._digest("mdss_cone", tmp_path / "mdss_cone.csv", "laptop"))
+    assert len(seen) == 3
 
 
 @pytest.mark.parametrize("name", figures.DESIGNED)

@@ -89,6 +89,33 @@ def test_one_value_of_one_experiment_reruns_only_its_cells(finished):
     assert set(found) <= {"online", "memory_traffic", "collect", "figure", "claims", "report", "all"}
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new", "rules"),
+    [
+        ("src/draftlab/report/templates/report.css", "--ink: #1b1b1b", "--ink: #1b1b1c", {"report"}),
+        ("src/draftlab/report/templates/vendor/dataTables.LICENSE.txt", "Copyright", "copyright", {"report"}),
+        ("workflow/experiments/mdss_region.yaml", "question: ", "question: Really, ", {"report"}),
+        ("workflow/published/mdss.csv", ",", ", ", {"figure", "claims", "report"}),
+        (
+            "src/draftlab/stages/region.py",
+            '"second probability of the target"',
+            '"q2 of the target"',
+            {"figure", "claims", "report"},
+        ),
+    ],
+)
+def test_an_edit_of_what_is_shown_draws_it_again_and_measures_nothing(finished, file, old, new, rules):
+    path = finished / file
+    text = path.read_text()
+    assert old in text
+    try:
+        path.write_text(text.replace(old, new))
+        found = jobs(snakemake(finished, "-n", "--config", "scale=smoke"))
+    finally:
+        path.write_text(text)
+    assert set(found) == rules | {"all"}
+
+
 def test_a_second_run_has_nothing_to_do_nor_after_a_comment_and_a_loss_reruns_what_uses_it(finished):
     path = finished / "src/draftlab/core/losses.py"
     text = path.read_text()

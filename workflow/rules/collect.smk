@@ -4,6 +4,8 @@ Required: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}
 Outputs: results/{run}/{experiment}.csv, results/{run}/claims.csv, results/{run}/report.html; results/{run}/tensorboard on request
 """
 
+TEMPLATES = Path(plan.__file__).parents[1] / "report" / "templates"
+
 
 rule collect:
     """Join the cells of one experiment into its table."""
@@ -59,6 +61,12 @@ rule claims:
         scale=RUN.scale,
         experiments=list(RUN.experiments),
         own=["--own-models"] if RUN.config.has_own_models else [],
+        measures=digest_of(
+            [
+                (one.view, dict(one.stage_kind.measures))
+                for one in RUN.experiments.values()
+            ]
+        ),
         code=code("report.ledger"),
     message:
         "Put every published number beside ours"
@@ -98,6 +106,16 @@ rule report:
         scale=RUN.scale,
         config=RUN.given,
         experiments=list(RUN.experiments),
+        texts=digest_of(
+            [
+                (one.paper, one.artefact, one.title, one.question)
+                for one in RUN.experiments.values()
+            ]
+        ),
+        templates=[
+            seals.content_digest(folder)
+            for folder in (TEMPLATES, TEMPLATES / "vendor")
+        ],
         code=code("report.page", "report.summary"),
     message:
         "Write the report"

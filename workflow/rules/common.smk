@@ -3,6 +3,8 @@
 Required: RUN (plan.Run) and its PAIRS.
 """
 
+from hashlib import sha256
+
 from draftlab.files.packages import package_of
 from draftlab.stages._stage import NoInputs
 
@@ -102,10 +104,22 @@ def every(pattern):
     return [pattern.format(experiment=name) for name in RUN.experiments]
 
 
+def digest_of(*parts):
+    """Digest of what a page shows besides its tables, because Snakemake stores the parameters once for each file."""
+    return sha256(repr(parts).encode()).hexdigest()
+
+
+PRINTED = [
+    seals.content_digest(path)
+    for path in sorted((plan.WORKFLOW / "published").glob("*.csv"))
+]
+
+
 def printed_parts(name):
-    """The parts of an experiment's YAML file that shape its table and figure; a change redraws them."""
+    """What shapes an experiment's table and figure besides its rows: parts of its YAML file, its measures, and printed numbers. A change redraws them."""
     experiment = RUN.at_scale[name]
-    return str((experiment.finding, experiment.layout, experiment.figure))
+    parts = (experiment.finding, experiment.layout, experiment.figure, experiment.view)
+    return digest_of(*parts, dict(experiment.stage_kind.measures), PRINTED)
 
 
 def drawn_by(name):

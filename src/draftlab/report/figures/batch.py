@@ -70,13 +70,13 @@ def _begin(parent: int) -> None:
 
 
 def _digest(experiment: str, table: Path, scale: str) -> str:
-    """Digest of what a figure and its table depend on: the observations, the printed numbers, the experiment's file, and the code."""
+    """Digest of what a figure and its table depend on: the observations, the printed numbers, the experiment's file, its measures, and the code."""
     known = tidy.plan_of(experiment)
     modules = [f"report.figures.{plan.module_of(experiment, known.figure if known else None)}", "report.figures.forms"]
     modules += ["report.findings", *([f"stages.{known.stage}"] if known else [])]
     code = plan.code_digest(*(f"draftlab.{module}" for module in modules))
     printed = [path.read_bytes() for path in sorted(published.FOLDER.glob("*.csv"))]
-    shown = known and (known.finding, known.layout, known.figure)
+    shown = known and (known.finding, known.layout, known.figure, known.view, dict(known.stage_kind.measures))
     return hashlib.sha256(b"".join([table_bytes(table), *printed, f"{code} {scale} {shown}".encode()])).hexdigest()[:16]
 
 
