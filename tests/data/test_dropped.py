@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from draftlab.data import dropped, splits
+from draftlab.data import dropped, sources, splits
 from draftlab.data.prompts import Rejection
 from draftlab.files.json_files import write_jsonl
 from draftlab.report import summary
@@ -36,6 +36,21 @@ def test_every_row_that_is_left_out_is_counted(tmp_path: Path) -> None:
     assert line.endswith("data/prompts/rejected.jsonl)")
     (run / "report.html").touch()
     assert line in list(summary.lines(summary.newest_run(run)))  # the folder of a run will do
+
+
+def test_rows_that_a_run_does_not_read_are_said(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text("\n".join(prompts(9)) + "\n")
+    for rows, said in (
+        (8, "prompts: only the first 8 rows of train were read (raw_rows of the scale; raise it with sizes=FILE) ("),
+        (9, "nothing: "),
+    ):
+        for split in sources.SPLITS:
+            out = tmp_path / f"raw/{split}.jsonl"
+            sources.fetch("prompts", split, "raw", raw=tmp_path / "mine.jsonl", rows=rows, out=out)
+        options = splits.Options(eval=2)
+        splits.make_from("prompts", "fetched", raw=tmp_path / "raw", out=tmp_path / "data/prompts", options=options)
+        (line,) = dropped.lines(tmp_path)
+        assert said in line
 
 
 def test_nothing_left_out_is_said_too(tmp_path: Path) -> None:

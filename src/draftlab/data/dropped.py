@@ -1,4 +1,4 @@
-"""Counts what a run left out of its data: rejected rows, repeated prompts, and prompts too long for a model."""
+"""Counts what a run left out of its data: rows after the last one that it reads, rejected rows, repeated prompts, and prompts too long for a model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def _of_split(summary: dict[str, Any], split: str) -> str:
     if summary["profile"] == "clean":  # the other profile keeps them
         parts += [f"{counts['duplicates']} duplicates"] if counts["duplicates"] else []
         parts += [f"{counts['overlap']} also in the other split"] if counts["overlap"] else []
-    return f"of {counts['read']} rows of {split} {', '.join(parts)}" if parts else ""
+    fetched = summary["provenance"][split]
+    limit = "raw_rows of the scale; raise it with sizes=FILE"
+    cut = f"only the first {fetched['rows']} rows of {split} were read ({limit})" if fetched.get("more") else ""
+    return "; ".join(filter(None, (cut, f"of {counts['read']} rows of {split} {', '.join(parts)}" if parts else "")))
 
 
 def too_long(run: Path, pair: str = "main") -> int:

@@ -197,16 +197,25 @@ def fetch(
 ) -> None:
     """Write the raw rows of one split of a dataset as JSON lines, and next to them a file with their provenance.
 
-    ``rows`` is the largest number to write (0: all). Rows that cannot be read are written with their problem. ``content`` is the result of
-    ``content_of`` when the run began; if the files have changed since, this is a ``UserError``.
+    ``rows`` is the largest number to write (0: all); ``more`` in the provenance says that more rows follow. Rows that cannot be read are written
+    with their problem. ``content`` is the result of ``content_of`` when the run began; if the files have changed since, this is a ``UserError``.
     """
     opened = open_source(dataset, source, raw=raw, train_rows=rows, eval_rows=rows, seed=seed)
-    count = write_jsonl(out, itertools.islice(opened.rows(split), rows or None))
+    found = opened.rows(split)
+    count = write_jsonl(out, itertools.islice(found, rows or None))
+    more = {"more": True} if next(found, None) is not None else {}
     if content and content != content_of(dataset, split, source, raw):
         out.unlink()
         remedy = "run the same command again: it starts from the current files"
         raise UserError("changed while the run was under way", file=raw, remedy=remedy)
-    note = {"dataset": dataset, "split": split, **opened.provenance(split), "rows": count, "sha256": sha256(out)}
+    note = {
+        "dataset": dataset,
+        "split": split,
+        **opened.provenance(split),
+        "rows": count,
+        **more,
+        "sha256": sha256(out),
+    }
     write_json(provenance_path(out), note)
 
 
