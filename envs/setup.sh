@@ -55,11 +55,15 @@ kernels() {
 
 llama=$(grep '^llama-cpp-python==' envs/constraints.txt)
 wheel=llama_cpp_python-${llama#*==}-*.whl
+make_cache() {  # the folder of the wheel
+    mkdir -p "$wheels" 2>/dev/null && [ -w "$wheels" ] ||
+        fail "cannot write to $wheels (make it writable, or name another cache: XDG_CACHE_HOME=FOLDER make ...)"
+}
 compile() {  # the wheel of llama.cpp for these flags, unless it is in the cache
     log=.venv/llama.log
     : >"$log"
     ls "$wheels"/$wheel >/dev/null 2>&1 && return
-    mkdir -p "$wheels"
+    make_cache
     # nproc would obey OMP_NUM_THREADS. Without --no-cache-dir, pip reuses a wheel that it built earlier, even with other flags.
     CMAKE_ARGS=$flags CMAKE_BUILD_PARALLEL_LEVEL=$(getconf _NPROCESSORS_ONLN) pip wheel --no-cache-dir --no-deps -w "$wheels" "$llama"
 }
@@ -79,8 +83,10 @@ more=${LLAMA_CMAKE_ARGS-$(cat .venv/llama-flags 2>/dev/null || :)}  # default: t
 kernels=$(kernels)
 choose "$kernels"
 if [ -e "$wheels/fails" ]; then kernels="" && choose ""; fi
-ls "$wheels"/$wheel >/dev/null 2>&1 ||
+if ! ls "$wheels"/$wheel >/dev/null 2>&1; then
+    make_cache
     step "compiling llama.cpp in the background (3 minutes on 2 cores, only once: the wheel is kept in $wheels)"
+fi
 compile 2>.venv/llama.error &
 compiling=$!
 trap 'kill $compiling 2>/dev/null || :' EXIT
@@ -93,7 +99,8 @@ if [ -z "$compiled" ] || ! works; then
     [ -n "$compiled$kernels" ] || { cat .venv/llama.error >&2; exit 1; }
     [ -n "$kernels" ] || fail "llama.cpp fails its self-check (details: $log)"
     step "llama.cpp built for all instructions of this processor fails: compiling it for common instructions only"
-    mkdir -p "$wheels" && touch "$wheels/fails"
+    # A compilation may fail for once (network, memory, disk), so only a wheel that fails its self-check is never tried again.
+    if [ -n "$compiled" ]; then make_cache && touch "$wheels/fails"; fi
     choose ""
     compile
     works || fail "llama.cpp fails its self-check (details: $log)"

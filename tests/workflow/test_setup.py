@@ -119,6 +119,21 @@ def test_a_build_that_fails_its_self_check_is_not_kept(checkout, setup):
     assert flags(setup()) == []  # it is not tried again
 
 
+def test_a_compilation_that_fails_once_is_tried_again_by_the_next_setup(checkout, setup):
+    (checkout / "cpuinfo").write_text("flags: avx512bw\n")
+    python = (checkout / "bin/python3").read_text()
+    once = """case "$*" in *' wheel '*)
+    if [ ! -e failed ]; then touch failed; echo "$CMAKE_ARGS $*" >>commands; exit 1; fi ;; esac\n"""
+    (checkout / "bin/python3").write_text(python.replace("#!/bin/sh\n", f"#!/bin/sh\n{once}"))
+    assert flags(setup()) == [{"AVX512"}, set()]
+    assert flags(setup()) == [{"AVX512"}]
+
+
+def test_a_cache_that_cannot_be_written(checkout, setup):
+    (checkout / "file").touch()
+    assert "or name another cache: XDG_CACHE_HOME=FOLDER make" in failure(checkout, XDG_CACHE_HOME=f"{checkout}/file")
+
+
 def test_make_asks_for_another_venv_when_other_flags_are_named(checkout):
     shutil.copy(ROOT / "Makefile", checkout)
     (checkout / ".venv").mkdir()
