@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -47,6 +48,20 @@ def test_what_a_kill_left_is_removed_by_the_next_and_only_that(tmp_path: Path, m
         assert {path.name for path in tmp_path.iterdir()} == {Path(mine).name, own.name}
     living.kill()
     living.wait(30)
+
+
+def test_two_jobs_may_clean_up_the_same_folder_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    old = tmp_path / f"draftlab-{socket.gethostname()}-99999999-x"
+    old.mkdir()
+
+    def removed_meanwhile(_: int) -> bool:
+        old.rmdir()
+        return False
+
+    monkeypatch.setattr("draftlab.files.scratch._lives", removed_meanwhile)
+    with scratch() as own:
+        assert list(tmp_path.iterdir()) == [own]
 
 
 def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:

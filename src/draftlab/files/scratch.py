@@ -24,8 +24,9 @@ def scratch() -> Iterator[Path]:
     mine = f"draftlab-{socket.gethostname()}-"
     for old in base.glob(f"{mine}*"):
         pid = old.name.removeprefix(mine).partition("-")[0]
-        if pid.isdecimal() and not _lives(int(pid)) and old.stat().st_uid == os.getuid():
-            shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another job may remove it at the same time
+            if pid.isdecimal() and not _lives(int(pid)) and old.stat().st_uid == os.getuid():
+                shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{mine}{os.getpid()}-") as name:
         yield Path(name)
 
