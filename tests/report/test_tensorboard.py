@@ -1,5 +1,6 @@
 """Curves handed to TensorBoard are the curves of the tables."""
 
+import collections
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ from tests.synthetic import TABLES
 
 
 def test_curves_are_moving_averages_of_the_stream(tmp_path):
-    rows = TABLES["osd_online"]()
+    rows = TABLES["osd_online"]().drop(columns="requests")  # which only a binned stream has
     rows.to_csv(tmp_path / "osd_online.csv", index=False)
     points = list(tensorboard.curves(tmp_path / "osd_online.csv"))
     curve = [(record, value) for tag, record, value in points if tag == "osd_online/spider/online/0"]
@@ -19,6 +20,24 @@ def test_curves_are_moving_averages_of_the_stream(tmp_path):
     expected = stats.moving_ratio(table["overlap"], table["visited"], tensorboard.WINDOW)
     assert curve == list(zip(range(60), expected.tolist(), strict=True))
     assert not any("offline" in tag for tag, _, _ in points)
+
+
+@pytest.mark.parametrize("name", ["osd_shift_smooth", "beyond_update_interval"])
+def test_streams_that_differ_in_another_column_have_tags_of_their_own(name, tmp_path):
+    rows = TABLES[name]()
+    rows.to_csv(tmp_path / f"{name}.csv", index=False)
+    tags = collections.Counter((tag, record) for tag, record, _ in tensorboard.curves(tmp_path / f"{name}.csv"))
+    assert set(tags.values()) == {1}
+    for value in ("sharp", "smooth") if name == "osd_shift_smooth" else ("learning_rate", "buffer"):
+        assert any(value in tag.split("/") for tag, _ in tags)
+
+
+def test_the_window_counts_requests_not_rows(tmp_path):
+    rows = TABLES["osd_online"]().assign(requests=10)
+    rows.to_csv(tmp_path / "osd_online.csv", index=False)
+    curve = [value for tag, _, value in tensorboard.curves(tmp_path / "osd_online.csv") if "spider/online/0" in tag]
+    table = rows[(rows["dataset"] == "spider") & (rows["method"] == "online") & (rows["seed"] == 0)]
+    assert curve == stats.moving_ratio(table["overlap"], table["visited"], tensorboard.WINDOW // 10).tolist()
 
 
 def test_events_can_be_read_back(tmp_path):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
+
 from draftlab.core import stats
 from draftlab.errors import UserError
 from draftlab.files.tables import tables_in
 from draftlab.report import tidy
 
 WINDOW = 50
-SERIES = ("dataset", "group", "method", "seed")
+"""Requests of a moving average."""
 Point = tuple[str, int, float]
 
 
@@ -38,11 +40,27 @@ def curves(path: Path) -> Iterator[Point]:
     if not {"stream_index", "overlap", "visited"} <= set(rows):
         return
     served = rows[rows["split"] == "train"] if "split" in rows else rows
-    keys = [key for key in SERIES if key in served]
-    for labels, series in served.groupby(keys, sort=False):
+    in_a_row = int(served["requests"].max()) if "requests" in served else 1
+    for labels, series in served.groupby(_keys(path.stem, served), sort=False, dropna=False):
         ordered = series.sort_values("stream_index")
-        tag = "/".join([path.stem, *map(str, labels)])
-        alpha = stats.moving_ratio(ordered["overlap"], ordered["visited"], WINDOW)
+        tag = "/".join(
+            [path.stem, *(str(label) for label in labels if label == label)]
+        )  # not every cell has every label
+        alpha = stats.moving_ratio(ordered["overlap"], ordered["visited"], max(WINDOW // in_a_row, 1))
         for record, value in zip(ordered["stream_index"], alpha.tolist(), strict=True):
             if value == value:  # a window in which nothing was drafted has no alpha
                 yield tag, int(record), value
+
+
+def _keys(experiment: str, rows: pd.DataFrame) -> list[str]:
+    """The columns whose values tell the streams of a table apart: its labels, and those that its printed table compares."""
+    plan, varying = tidy.plan_of(experiment), list[str]()
+    if plan is not None:
+        stage, layout = plan.stage_kind, plan.layout
+        shown = [*layout.rows, *layout.columns] if layout else []
+        named = [
+            name for name in map(str, rows) if name not in stage.all_columns
+        ]  # by the experiment, not by its stage
+        named += [name for name in shown if name in stage.columns and stage.columns[name].kind is not float]
+        varying = [name for name in named if name in rows and rows[name].nunique(dropna=False) > 1]
+    return [name for name in dict.fromkeys(["dataset", "group", *varying, "method", "seed"]) if name in rows]
