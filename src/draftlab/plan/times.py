@@ -34,7 +34,7 @@ def read_times(files: Iterable[Path]) -> dict[str, float]:
     times: dict[str, float] = {}
     for file in filter(Path.is_file, files):
         rows = csv.reader(file.read_text(encoding="utf-8").splitlines(), delimiter="\t")
-        times |= {row[0]: float(row[1]) for row in rows if len(row) == 2}
+        times |= {row[0]: float(row[1]) for row in rows if len(row) == 2 and row[1]}
     return times
 
 
