@@ -556,6 +556,15 @@ def test_what_a_run_was_given_plans_it_again(tmp_path):
     assert plan.load_run({}, WORKFLOW).given == ["scale=laptop"]
 
 
+def test_arguments_are_read_as_snakemake_reads_them():
+    given = ["scale=smoke", "name=2026-11-24", "show_tokens=false", "answers={max_new_tokens: 8}", "template="]
+    run = plan.run.run_of(given)
+    assert (run.name, run.config.show_tokens, run.config.template) == ("2026-11-24", False, None)
+    assert run.settings.pairs["main"].answers.max_new_tokens == 8
+    with pytest.raises(UserError, match="answers: give a mapping"):
+        plan.run.run_of(["answers={engine: openai"])
+
+
 def test_a_run_with_other_models_or_prompts_of_the_models_says_so():
     own = [
         {"target": "x"},

@@ -205,8 +205,16 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
 
 def run_of(config: Iterable[str]) -> Run:
     """The run of ``KEY=VALUE`` arguments, as for ``snakemake --config``."""
-    given = {key: yaml.safe_load(value) for key, _, value in (argument.partition("=") for argument in config)}
+    given = {key: _value(text) for key, _, text in (argument.partition("=") for argument in config)}
     return load_run(given, WORKFLOW)
+
+
+def _value(text: str) -> Any:
+    """The value of an argument, as Snakemake reads it: a list or mapping of texts in YAML, otherwise the text itself."""
+    try:
+        return yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        return text
 
 
 def _read_scale(path: Path) -> Any:
