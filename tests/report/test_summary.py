@@ -1,5 +1,6 @@
 """The last lines of a run: they follow its tables, and answer whether an adapted draft pays."""
 
+import os
 import re
 
 import pandas as pd
@@ -7,6 +8,7 @@ import pytest
 
 from draftlab.core import theory
 from draftlab.data.prompts import Rejection
+from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.report import page as report_page
 from draftlab.report import summary
@@ -51,6 +53,19 @@ def test_an_experiment_that_did_not_run_has_no_line(run):
     assert len(list(summary.headlines(run))) == 3
     (run / "osd_latency_dataset.csv").unlink()
     assert [line.split()[0] for line in summary.lines(run)] == ["Offline", "Online", "Report", "Tables", "Figures"]
+
+
+def test_the_summary_is_that_of_the_run_that_was_asked_for(run, capsys):
+    results = run / "results"
+    for name in ("smoke-raw", "smoke"):
+        (results / name).mkdir(parents=True)
+        (results / name / "report.html").touch()
+    os.utime(results / "smoke-raw" / "report.html", (1, 1))
+    for config, found in ((("scale=smoke", f"raw={run}"), "smoke-raw"), ((), "smoke")):
+        summary.print_summary(results=results, config=config)
+        assert f"Report   {results / found}/report.html" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no finished run"):
+        summary.print_summary(results=results, config=("scale=smoke", "name=other"))
 
 
 def test_no_scheme_accepts_more_than_its_optimum(run):

@@ -14,6 +14,7 @@ from draftlab.core.measure import Measure
 from draftlab.core.stats import ENOUGH, Interval
 from draftlab.data import dropped
 from draftlab.errors import UserError
+from draftlab.plan.run import run_of
 from draftlab.report import tidy
 from draftlab.report.contrast import Contrast, Selection, Tables, compute, compute_each, decide, show
 from draftlab.stages.latency_alpha import summarise
@@ -164,7 +165,10 @@ HEADLINES = {
 }
 
 
-def print_summary(*, results: Path = Path("results"), answer: bool = False) -> None:
-    """Print the headline numbers of the newest run below --results and the path of its report; with --answer, only what it says about your prompts."""
-    run = newest_run(results)
+def print_summary(*, results: Path = Path("results"), config: tuple[str, ...] = (), answer: bool = False) -> None:
+    """Print the headline numbers of a run below --results and the path of its report; with --answer, only what it says about your prompts.
+
+    The run is that of --config, given as for snakemake; without it, the newest one.
+    """
+    run = newest_run(results / run_of(config).name if config else results)
     print(*(answers(run) if answer else lines(run)), sep="\n")
