@@ -113,7 +113,8 @@ rule report:
             ]
         ),
         templates=[
-            seals.content_digest(folder) for folder in (TEMPLATES, TEMPLATES / "vendor")
+            seals.content_digest(folder)
+            for folder in (TEMPLATES, TEMPLATES / "vendor")
         ],
         code=code("report.page", "report.summary"),
     message:

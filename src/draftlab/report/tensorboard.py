@@ -56,9 +56,11 @@ def _keys(experiment: str, rows: pd.DataFrame) -> list[str]:
     """The columns whose values tell the streams of a table apart: its labels, and those that its printed table compares."""
     plan, varying = tidy.plan_of(experiment), list[str]()
     if plan is not None:
-        columns, layout = plan.stage_kind.all_columns, plan.layout
+        stage, layout = plan.stage_kind, plan.layout
         shown = [*layout.rows, *layout.columns] if layout else []
-        named = [name for name in rows if name not in columns]  # by the experiment, not by its stage
-        named += [name for name in shown if name in rows and name in columns and columns[name].kind is not float]
-        varying = [name for name in named if rows[name].nunique(dropna=False) > 1]
+        named = [
+            name for name in map(str, rows) if name not in stage.all_columns
+        ]  # by the experiment, not by its stage
+        named += [name for name in shown if name in stage.columns and stage.columns[name].kind is not float]
+        varying = [name for name in named if name in rows and rows[name].nunique(dropna=False) > 1]
     return [name for name in dict.fromkeys(["dataset", "group", *varying, "method", "seed"]) if name in rows]
