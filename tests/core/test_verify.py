@@ -13,12 +13,14 @@ from torch import Tensor
 
 from draftlab.conformance import check_distribution
 from draftlab.conformance.tables import Table
-from draftlab.core.sampling import Drafting, draft_tokens
+from draftlab.core.sampling import Drafting, draft_tokens, restrict_pair
+from draftlab.core.verify.acceptance import by_position
 from draftlab.core.verify.importance import full_program
 from draftlab.core.verify.joint import joint_distribution
 from draftlab.core.verify.optimal import selected_and_win_rate
 from draftlab.core.verify.optimum import optimum_iid, ratio_order
 from draftlab.core.verify.single import single
+from draftlab.core.verify.sinkhorn import sinkhorn_verifier
 from draftlab.core.verify.token import Acceptance, TokenVerifier
 from draftlab.core.verify.truncated import Truncation, truncated
 from draftlab.core.verify.truncated_program import split_direct, split_highs
@@ -197,6 +199,19 @@ def test_closed_form_acceptance_is_what_enumeration_gives(name: str) -> None:
         assert float(complete.member) == pytest.approx(member, abs=1e-12)
         seen += 1
     assert seen >= count // 2
+
+
+@pytest.mark.parametrize(
+    "verifier", [TOKEN_VERIFIERS["gls"], TOKEN_VERIFIERS["rrs"], sinkhorn_verifier(3, 4.0)], ids=lambda own: own.name
+)
+def test_the_acceptance_is_computed_where_the_tables_are(verifier: TokenVerifier) -> None:
+    """A tensor without a device of its own has no numbers here; on a GPU it would lie on the CPU."""
+    target, draft = random_distributions(2, 5, 4, seed=0)
+    expected = by_position(verifier, *restrict_pair(target, draft), 2)
+    with torch.device("meta"):
+        found = by_position(verifier, *restrict_pair(target, draft), 2)
+    torch.testing.assert_close(found.proc, expected.proc)
+    torch.testing.assert_close(found.member, expected.member, equal_nan=True)
 
 
 def test_acceptance_is_unknown_where_it_cannot_be_enumerated() -> None:

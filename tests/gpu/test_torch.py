@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from draftlab.core.sampling import Sampling, draft_tokens, to_probs
+from draftlab.core.sampling import Sampling, draft_tokens, restrict_pair, to_probs
 from draftlab.core.verify import VERIFIERS
+from draftlab.core.verify.acceptance import by_position
+from draftlab.core.verify.gls import gls
 from draftlab.core.verify.optimum import argsort
+from draftlab.core.verify.rrs import rrs
+from draftlab.core.verify.sinkhorn import sinkhorn_verifier
 from draftlab.core.verify.token import TokenVerifier
 from draftlab.engine.generate import generate
 from draftlab.engine.recording import load_pass, record
@@ -84,6 +88,17 @@ def test_a_verifier_decides_as_on_the_cpu(name: str) -> None:
     many = [tensor.cuda().repeat_interleave(2000, 0) for tensor in (target[:1], dense[:1], tokens[:1])]
     counts = torch.bincount(verifier.sample(*many, drawn)[0], minlength=50) / 2000
     assert (counts.cpu() - expected[0]).abs().max() < 0.06
+
+
+@pytest.mark.parametrize("verifier", [gls, rrs, sinkhorn_verifier(3, 4.0)], ids=lambda verifier: verifier.name)
+def test_the_acceptance_of_a_restricted_pair_is_the_cpu_s(verifier: TokenVerifier) -> None:
+    logits = torch.randn(2, 16, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2
+    pair = [to_probs(part, Sampling(top_k=4)) for part in logits]
+    small, expected_small = restrict_pair(*(table.cuda() for table in pair)), restrict_pair(*pair)
+    torch.testing.assert_close([table.cpu() for table in small], list(expected_small))
+    found, expected = (by_position(verifier, *tables, 2).proc for tables in (small, expected_small))
+    assert found.device.type == "cuda"
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_what_no_draft_can_produce_sorts_last() -> None:

@@ -251,5 +251,6 @@ def restrict_pair(
     target: Float64[Tensor, "positions vocab"], draft: Float64[Tensor, "positions vocab"]
 ) -> tuple[Float64[Tensor, "positions support"], Float64[Tensor, "positions support"]]:
     """Both distributions, restricted to the tokens that one of them can produce."""
-    target, drafts, _, _ = restrict(target, draft[:, None], torch.zeros(len(target), 1, dtype=torch.int64))
+    tokens = torch.zeros(len(target), 1, dtype=torch.int64, device=target.device)
+    target, drafts, _, _ = restrict(target, draft[:, None], tokens)
     return target, drafts[:, 0]

@@ -40,7 +40,7 @@ def _without_replacement(verifier: TokenVerifier, target: Tensor, draft: Tensor,
     for support in sorted(set((draft > 0).sum(-1).tolist())):
         if math.perm(support, min(num_drafts, support)) > MOST_TUPLES:
             raise _too_many(verifier, num_drafts, support)
-    proc, member = torch.empty(2, len(target), dtype=torch.float64)
+    proc, member = target.new_empty(2, len(target))
     for part, tokens, distributions, chance in distinct_tuples(draft, num_drafts):
         at = part.repeat_interleave(len(tokens) // len(part))
         given = verifier.acceptance_given(target[at], distributions, tokens)

@@ -115,7 +115,7 @@ def _acceptance(target_probs: Table, draft_probs: Tables) -> Acceptance:
     races = _races(target_probs, draft_probs)
     missed = torch.zeros_like(target_probs)
     for times in _in_parts(target_probs):
-        passed, waiting = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+        passed, waiting = target_probs.new_zeros(1), target_probs.new_ones(1)
         for race, draft in zip(races, draft_probs.unbind(1), strict=True):
             clear, _, above = race.at_levels(times)
             other = 1 - draft[:, None] * above

@@ -30,10 +30,10 @@ def sinkhorn_verifier(iterations: int, sharpness: float) -> TokenVerifier:
 def _select(iterations: int, sharpness: float, target_probs: Table, draft_probs: Tables) -> tuple[Table, Table]:
     """The weights ``b`` and the distribution of the selected token."""
     drafts, vocab = draft_probs.shape[1:]
-    tuples = torch.cartesian_prod(*[torch.arange(vocab)] * drafts).view(-1, drafts)
-    members = torch.zeros(len(tuples), vocab, dtype=torch.float64).scatter_(-1, tuples, 1.0)
+    tuples = torch.cartesian_prod(*[torch.arange(vocab, device=target_probs.device)] * drafts).view(-1, drafts)
+    members = target_probs.new_zeros(len(tuples), vocab).scatter_(-1, tuples, 1.0)
     mass = torch.stack([draft_probs[:, k, tuples[:, k]] for k in range(drafts)]).prod(0)
-    outside = torch.tensor(-sharpness, dtype=torch.float64).exp()
+    outside = target_probs.new_tensor(-sharpness).exp()
     weights = target_probs
     for _ in range(iterations):
         reached = (1 - outside) * (weights @ members.T) + outside * weights.sum(-1, keepdim=True)
