@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 
 from draftlab.core.sampling import Sampling, to_probs
 from draftlab.core.tree import Tree
+from draftlab.engine import replay_trees
+from draftlab.engine.replay_lengths import prefill_everywhere
 from draftlab.engine.replay_trees import confident_trees, ranked_tree
 from tests.engine.test_speculate import make, near
 
@@ -56,6 +59,27 @@ def test_a_narrow_search_goes_on_with_the_best_texts_alone() -> None:
         best = DRAFT.answer_logits(PROMPTS, ANSWERS).argmax(-1).tolist() == np.array(ANSWERS[0] + ANSWERS[1])
     assert narrow[1][:, 0].tolist() == best.tolist()
     assert wide[0].sum() < wide[1].sum()
+
+
+@pytest.mark.parametrize(("top_k", "beams"), [(None, 5), (2, 4)])
+def test_few_positions_at_a_time_give_the_same_trees(
+    top_k: int | None, beams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All positions of an answer at once do not fit a GPU; nor is a text extended that has no probability."""
+    given, how = (DRAFT, PROMPTS, ANSWERS, Sampling(1.3, top_k)), {"nodes": [2, 9], "depth": DEPTH, "width": 5}
+    expected = confident_trees(*given, **how)
+    caches: list[Any] = []
+
+    def watched(*given: Any) -> Any:
+        caches.append(prefill_everywhere(*given))
+        return caches[-1]
+
+    monkeypatch.setattr(replay_trees, "prefill_everywhere", watched)
+    monkeypatch.setattr(replay_trees, "TOKENS", 5 * 8 * 4)  # four positions with five texts of eight tokens
+    found = confident_trees(*given, **how)
+    assert [len(cache.lengths) for cache, _ in caches] == [4 * beams, 2 * beams, 3 * beams]
+    np.testing.assert_array_equal(found, expected)
+    assert found[1].any()
 
 
 def test_a_ranked_tree_follows_the_text_through_its_children() -> None:

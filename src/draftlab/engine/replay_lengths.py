@@ -88,7 +88,7 @@ def draft_everywhere(draft: LanguageModel, recorded: TargetPass, depth: int) -> 
     decoder, accepted, confidences = draft.decoder(), list[np.ndarray](), list[np.ndarray]()
     for record in recorded.answers:
         answer = record.answer_ids
-        cache, token = prefill_everywhere(decoder, record.prompt_ids, answer, depth)
+        cache, token = prefill_everywhere(decoder, record.prompt_ids, answer, depth, range(len(answer)))
         proposed, confidence = list[Tensor](), list[Tensor]()
         for _ in range(depth):
             token, sure = guess(cache, token)
@@ -125,14 +125,15 @@ def guess(cache: Cache, token: Int64[Tensor, " rows"]) -> tuple[Int64[Tensor, " 
 
 
 def prefill_everywhere(
-    decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], room: int
-) -> tuple[Cache, Int64[Tensor, " positions"]]:
-    """A cache with one row per answer position, which has read the text before the position except its last token; and this token."""
+    decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], room: int, places: Sequence[int]
+) -> tuple[Cache, Int64[Tensor, " places"]]:
+    """A cache with one row for each of these places of an answer, which has read the text before it except the last token; and this token."""
     text = [*prompt, *answer]
     cache, last = decoder.prefill([text], room)
-    cache.take([0] * len(answer))
-    cache.crop([len(prompt) + place - 1 for place in range(len(answer))])
-    return cache, torch.tensor(text[len(prompt) - 1 : -1], device=last.device)
+    lengths = [len(prompt) + place - 1 for place in places]
+    cache.take([0] * len(lengths))
+    cache.crop(lengths)
+    return cache, torch.tensor([text[length] for length in lengths], device=last.device)
 
 
 def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool = False) -> BlockCounts:

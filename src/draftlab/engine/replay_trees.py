@@ -6,7 +6,7 @@ node is accepted with the probability of its text. A block keeps the longest pat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from draftlab.core.tree import Tree
 from draftlab.engine.replay import ahead
 from draftlab.engine.replay_lengths import prefill_everywhere
 from draftlab.models import LanguageModel
+
+TOKENS = 2**15
+"""The most tokens in a cache, which has a row for each position and each text that is extended there."""
 
 
 def ranked_tree(tree: Tree, rank: Int64[np.ndarray, " positions"]) -> Float64[np.ndarray, "positions depth+1"]:
@@ -58,16 +61,16 @@ def confident_trees(
     most probable children. The texts of highest value form the tree: one tree for each number of ``nodes``.
     """
     decoder, agreements = draft.decoder(), list[list[np.ndarray]]()
-    for prompt, answer in zip(prompts, answers, strict=True):
-        count, beams = len(answer), 1
-        cache, token = prefill_everywhere(decoder, prompt, answer, depth)
-        padded = torch.tensor([*answer, *[-1] * depth], device=draft.device)
+    for prompt, answer, places in _parts(prompts, answers, width):
+        count, beams = len(places), 1
+        cache, token = prefill_everywhere(decoder, prompt, answer, depth, places)
+        padded = torch.tensor([*answer, *[-1] * depth][places.start :], device=draft.device)
         first = torch.arange(count, device=draft.device)[:, None]
         value, agrees = torch.ones_like(first, dtype=torch.float64), torch.ones_like(first, dtype=torch.bool)
         values, written = list[torch.Tensor](), list[torch.Tensor]()  # of all texts, and of the answer's text, by depth
         for level in range(depth):
             probs = to_probs(cache.extend(token[:, None])[:, 0], sampling).view(count, beams, -1)
-            chances, children = probs.topk(min(width, probs.shape[-1]), -1)
+            chances, children = probs.topk(min(width, sampling.top_k or width, probs.shape[-1]), -1)
             value = (value[..., None] * chances).flatten(1)
             agrees = (agrees[..., None] & (children == padded[level : level + count, None, None])).flatten(1)
             values.append(value)
@@ -81,3 +84,13 @@ def confident_trees(
         better = (torch.cat(values, 1)[:, None] > by_depth[..., None]).sum(-1)
         agreements.append([((by_depth > 0) & (better < number)).cpu().numpy() for number in nodes])
     return [np.concatenate(parts) for parts in zip(*agreements, strict=True)]
+
+
+def _parts(
+    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], width: int
+) -> Iterator[tuple[Sequence[int], Sequence[int], range]]:
+    """Each prompt and answer with some of its places, as many as fit a cache, but at least one."""
+    for prompt, answer in zip(prompts, answers, strict=True):
+        size = max(1, TOKENS // (width * (len(prompt) + len(answer))))
+        for begin in range(0, len(answer), size):
+            yield prompt, answer, range(begin, min(begin + size, len(answer)))
