@@ -41,6 +41,7 @@ def test_a_fixed_length_gives_the_blocks_of_replay(pair, kind):
         walked, blocks = replay(models[kind], recorded, length), cut(drafted.upto(length), drafted.fixed(length))
         assert blocks.blocks.tolist() == walked.blocks.tolist()
         assert blocks.accepted.tolist() == walked.accepted.tolist()
+        assert blocks.judged.tolist() == walked.visited.tolist()
         assert blocks.emitted.tolist() == walked.emitted.tolist()
         assert blocks.whole.tolist() == walked.whole.tolist()
         assert not blocks.changes.any()

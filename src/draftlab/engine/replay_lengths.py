@@ -156,7 +156,7 @@ def cut(drafted: Drafted, lengths: Int64[np.ndarray, " positions"], asks: bool =
             looked = min(wanted + asks, drafted.depth)
             calls[request, wanted] += 1
             kept[request] += accepted
-            judged[request] += min(accepted + 1, wanted)
+            judged[request] += min(accepted + 1, wanted, length - place)
             made[request] += steps[at, looked - 1] if looked else 0
             whole[request] += accepted == drafted.depth
             changes[request] += before not in (None, wanted)
