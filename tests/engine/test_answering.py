@@ -15,7 +15,7 @@ from urllib3 import Retry
 from draftlab import plan
 from draftlab.core.sampling import Sampling
 from draftlab.data.prompts import Prompt
-from draftlab.engine import answering, server
+from draftlab.engine import answering, llama_cpp, server
 from draftlab.engine.recording import TargetPass, load_pass
 from draftlab.engine.replay import agree_along
 from draftlab.engine.settings import Answers
@@ -107,6 +107,14 @@ def test_llama_cpp_in_process_gives_the_record_that_torch_gives(folder: Path, tm
     how = Answers(max_new_tokens=12, template="plain", batch=4, engine="llama_cpp")
     again, _ = answering.answer(tmp_path / "target.gguf", tmp_path / "prompts.jsonl", REQUESTS, how)
     assert again.answers == exact.answers
+
+
+@pytest.mark.parametrize(("is_fast", "weights"), [(True, "bf16"), (False, "f32")])
+def test_fast_weights_in_llama_cpp_are_not_quantized(
+    is_fast: bool, weights: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_cpp, "has_fast_bfloat16", lambda device: is_fast)
+    assert answers(folder, engine="llama_cpp", dtype="fast").engine["weights"] == weights
 
 
 def test_sampled_answers_follow_the_seed_and_keep_the_distribution_before_sampling(folder: Path) -> None:

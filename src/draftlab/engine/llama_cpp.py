@@ -22,9 +22,10 @@ from draftlab.models.cores import usable
 from draftlab.models.gguf import Weights, export
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.llama_cpp import BATCH, LlamaCpp
+from draftlab.models.products import has_fast_bfloat16
 
-WEIGHTS: dict[str, Weights] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "fast": "q8_0"}
-"""The GGUF type to which a folder without a GGUF file is exported, by ``dtype``."""
+WEIGHTS: dict[str, Weights] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+"""The GGUF type to which a folder without a GGUF file is exported, by its number type."""
 
 
 @contextlib.contextmanager
@@ -39,7 +40,9 @@ def open_gguf(target: Path, settings: Answers) -> Iterator[GgufTarget]:
         path = target if is_gguf(target) else target / ORIGINAL
         if not is_gguf(path) or not path.exists():
             path = folder / f"{target.name}.gguf"
-            export(target, path, WEIGHTS[settings.dtype], vocabulary=False)
+            fast = "bfloat16" if has_fast_bfloat16(settings.device) else "float32"
+            dtype = fast if settings.dtype == "fast" else settings.dtype
+            export(target, path, WEIGHTS[dtype], vocabulary=False)
         model = GgufTarget(verify(path), sizes, -1 if settings.device == "cuda" else 0)
         stack.callback(model.close)
         yield model
