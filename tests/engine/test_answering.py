@@ -22,7 +22,9 @@ from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
 from draftlab.models import load_model, load_tokenizer
+from draftlab.models.config import read_sizes
 from draftlab.models.gguf import export
+from draftlab.models.llama_cpp import LlamaCpp
 from draftlab.models.tokenizer import train_tokenizer
 from tests.fake_server import FakeServer, serve
 from tests.pair import VOCAB, small_llama
@@ -115,6 +117,24 @@ def test_fast_weights_in_llama_cpp_are_not_quantized(
 ) -> None:
     monkeypatch.setattr(llama_cpp, "has_fast_bfloat16", lambda device: is_fast)
     assert answers(folder, engine="llama_cpp", dtype="fast").engine["weights"] == weights
+
+
+def test_a_model_is_not_opened_again_where_its_cache_has_room(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(folder / "target", tmp_path / "target.gguf", vocabulary=False)
+    opened: list[LlamaCpp] = []
+
+    def watched(*given: Any) -> LlamaCpp:
+        opened.append(LlamaCpp(*given))
+        return opened[-1]
+
+    monkeypatch.setattr(llama_cpp, "LlamaCpp", watched)
+    target = llama_cpp.GgufTarget(tmp_path / "target.gguf", read_sizes(folder / "target"))
+    for length in (10, 40, 256, 257):
+        target.prefill([[1] * 4], length - 4)
+    target.close()
+    assert len(opened) == 2, "llama.cpp makes room for a multiple of 256 tokens"
 
 
 def test_sampled_answers_follow_the_seed_and_keep_the_distribution_before_sampling(folder: Path) -> None:

@@ -98,10 +98,9 @@ class GgufTarget:
 
     def _with_room(self, sequences: int, length: int) -> LlamaCpp:
         """The model with a cache for this many sequences of this length; opened again if its cache is too small."""
-        if self._model:
-            settings = self._model.settings
-            if sequences <= settings.sequences and length <= settings.context_length:
-                return self._model
+        model = self._model  # its cache may be longer than was asked for
+        if model and sequences <= model.settings.sequences and length <= model.context_length:
+            return model
         self.close()
         threads = min(torch.get_num_threads(), len(usable()))
         self._model = LlamaCpp(self._path, EngineOptions(length, threads, self._gpu_layers, sequences))
