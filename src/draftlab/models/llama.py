@@ -369,7 +369,9 @@ class _Linear:
         self.packed: Tensor | None = None
         size = weight.numel()
         fits = weight.device.type == "cpu" and size in PACKED.get(weight.dtype, ())
-        if fits and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        fits = fits and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        # Without AVX-512 or AVX-NE-CONVERT, oneDNN has no layout for bfloat16.
+        if fits and (weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
         self.min_rows = PACKED_PRODUCT.get(weight.dtype, 0) / size
 
