@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from draftlab.data.prompts import Prompt
+from draftlab.engine import held_out
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
+from draftlab.models import load_pair
 from draftlab.models.tokenizer import train_tokenizer
 from draftlab.serving.profiles import load
 from draftlab.stages import blocks, live, token_rate, trees
@@ -44,6 +47,13 @@ def run(inputs: live.Inputs, **changes: object) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def table(inputs: live.Inputs) -> pd.DataFrame:
     return run(inputs, schemes=["k_seq", "optimal_block", "traversal"], timed=2, ceiling=True)
+
+
+def test_a_prompt_must_fit_the_draft_too(inputs: live.Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, _, tokenizer = load_pair(inputs.target, inputs.draft)
+    monkeypatch.setattr(held_out, "load_pair", lambda *_: (target, SimpleNamespace(context_len=12), tokenizer))
+    with pytest.raises(UserError, match="no prompt fits the pair's context"):
+        held_out.open_work(inputs.target, inputs.draft, inputs.answers, inputs.prompts, requests=6, size=3, after=12)
 
 
 def test_what_is_asked_beside_leaves_the_rest_as_it_is(inputs: live.Inputs, table: pd.DataFrame) -> None:

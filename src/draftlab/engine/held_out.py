@@ -44,7 +44,7 @@ def open_work(
 ) -> Work:
     """Load a pair, and encode the first ``requests`` of each dataset that leave room for ``after`` tokens, in batches of ``size``."""
     models = load_pair(target, draft, answers.dtype, answers.device)
-    room = models[0].context_len - after
+    room = min(model.context_len for model in models[:2]) - after
     batches = [
         (dataset, batch)
         for dataset, file in files.items()
@@ -63,7 +63,7 @@ def _batches(
     fitting = (request for request in encoded if len(request.prompt_ids) <= room)
     kept = list(itertools.islice(fitting, requests))
     if not kept:
-        raise UserError("no prompt fits the target's context", file=file, remedy="lower max_new_tokens")
+        raise UserError("no prompt fits the pair's context", file=file, remedy="lower max_new_tokens")
     for start in range(0, len(kept), size):
         yield kept[start : start + size]
 
