@@ -291,8 +291,9 @@ def test_a_distribution_that_is_none_is_caught() -> None:
     # It averages to the target, but gives negative probabilities.
     tilted = check_distribution(lambda q, p, x: q + 5 * (torch.nn.functional.one_hot(x[0], 4) - p[0]), "iid", 1)
     assert tilted.error > 0.1
-    with pytest.raises(UserError, match="the distribution has shape"):
-        check_distribution(lambda q, p, x: q[None], "iid", 1)
+    for wrong in (lambda q, p, x: q[None], lambda q, p, x: q[:1], lambda q, p, x: torch.cat([q, q])):
+        with pytest.raises(UserError, match="the distribution has shape"):
+            check_distribution(wrong, "iid", 1)
 
 
 @pytest.mark.parametrize("name", [n for n in VERIFIERS if n != "importance"])
@@ -470,6 +471,8 @@ def test_command_on_verifiers(spec: str, form: command.Form, capsys: pytest.Capt
     [
         ("tests.conformance.test_conformance:lossy_distribution", "is not lossless: distribution failed"),
         ("nobody", "no verifier named 'nobody'"),
+        ("./mine.py:law", "no verifier named './mine.py:law'"),
+        (":law", "no verifier named ':law'"),
         ("tests.conformance.test_conformance:absent", "cannot load"),
         ("no_such_module:distribution", "cannot load"),
         ("draftlab:__version__", "is a str"),
@@ -501,6 +504,10 @@ def test_command_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     path.write_text('{"target_probs": [1.0], "token": 0}\n{"token": 0}\n')
     with pytest.raises(UserError, match=r"samples.jsonl:2: not a sample: KeyError"):
         command.run_on_file(path, Budget())
+    for probs in ("0.5", "[[0.5, 0.5]]"):
+        path.write_text(f'{{"target_probs": {probs}, "token": 0}}\n')
+        with pytest.raises(UserError, match=r"samples.jsonl:1: not a sample: .* not a flat list of numbers"):
+            command.run_on_file(path, Budget())
 
 
 def test_the_verb_wants_one_thing_to_test(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def _load(spec: str) -> TokenVerifier | PathVerifier | TreeVerifier | Callable[.
     if spec in VERIFIERS:
         return VERIFIERS[spec]
     module, _, attribute = spec.partition(":")
-    if not attribute:
+    if not attribute or not module or module.startswith("."):
         raise UserError(f"no verifier named {spec!r}", remedy=f"give module:function, or one of {', '.join(VERIFIERS)}")
     if "" not in sys.path:
         sys.path.insert(0, "")  # a module in the working directory, as with python -m
@@ -92,7 +92,10 @@ def _read(samples: Path) -> Iterator[tuple[Tensor, int]]:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
-                yield torch.tensor(row["target_probs"], dtype=torch.float64), int(row["token"])
+                probs, token = torch.tensor(row["target_probs"], dtype=torch.float64), int(row["token"])
+                if probs.dim() != 1:
+                    raise ValueError("target_probs is not a flat list of numbers")
+                yield probs, token
             except (ValueError, TypeError, KeyError, RecursionError, OverflowError, RuntimeError) as error:
                 raise UserError(
                     f"not a sample: {type(error).__name__} {error}",

@@ -51,7 +51,7 @@ def check_distribution(
     for table in known:
         joint = joint_distribution(table.draft_probs, drafting)
         emitted = torch.stack(
-            [_as_distribution(distribution(table.target_probs, table.draft_probs, x), table.name) for x in joint.tokens]
+            [_as_distribution(distribution(table.target_probs, table.draft_probs, x), table) for x in joint.tokens]
         )
         difference = (joint.probs @ emitted - table.target_probs).abs().max()
         # A row that is no distribution, or NaN, is an error even if the average is right.
@@ -62,9 +62,9 @@ def check_distribution(
     return Exact(error, case, tuples)
 
 
-def _as_distribution(value: object, name: str) -> Float64[Tensor, " vocab"]:
+def _as_distribution(value: object, table: Table) -> Float64[Tensor, " vocab"]:
     distribution = torch.as_tensor(value, dtype=torch.float64)
-    if distribution.dim() != 1:
-        what = f"the distribution has shape {tuple(distribution.shape)} on table '{name}'"
-        raise UserError(what, remedy="return one probability per token")
+    if distribution.shape != table.target_probs.shape:
+        what = f"the distribution has shape {tuple(distribution.shape)} on table '{table.name}'"
+        raise UserError(what, remedy="return one probability for each token of target_probs")
     return distribution
