@@ -210,6 +210,11 @@ def _texts(reply: dict[str, Any]) -> None:
     said["tokens"] = ["the"] * len(said["tokens"])
 
 
+def _nothing_likely(reply: dict[str, Any]) -> None:
+    said = reply["choices"][0]["logprobs"]
+    said["top_logprobs"] = [None] * len(said["top_logprobs"])
+
+
 @pytest.mark.parametrize(
     ("settings", "asks", "message"),
     [
@@ -217,6 +222,7 @@ def _texts(reply: dict[str, Any]) -> None:
         ({"change": lambda reply: reply["choices"][0].pop("logprobs")}, {}, "no log-probabilities by token id"),
         ({"change": lambda reply: reply["choices"][0].update(logprobs=None)}, {}, "no log-probabilities by token id"),
         ({"change": _texts}, {}, "no log-probabilities by token id"),
+        ({"change": _nothing_likely}, {}, "no log-probabilities by token id"),
         (
             {"change": lambda reply: [top.popitem() for top in reply["choices"][0]["logprobs"]["top_logprobs"]]},
             {},
@@ -260,6 +266,15 @@ def test_prompts_that_are_too_long_for_the_server_are_left_out(folder: Path) -> 
     with serve(toy(folder, dialect="vllm", room=12 + min(lengths))) as toys:
         found = asked(toys, folder)
     assert 0 < len(found.answers) == lengths.count(min(lengths)) < REQUESTS
+
+
+def test_a_target_without_a_limit_on_a_server_without_a_limit_has_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A T5 has relative positions."""
+    monkeypatch.setattr(server, "read_sizes", lambda _: {"vocab_size": VOCAB})
+    with serve(toy(folder, dialect="vllm", room=0)) as toys:
+        assert_same(asked(toys, folder), answers(folder))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class Server:
             served.get("max_model_len"),  # vLLM
             of_llama_cpp.get("default_generation_settings", {}).get("n_ctx"),  # of one slot
         ]
-        self.context_len = min(int(limit) for limit in limits if limit)
+        self.context_len = min((int(limit) for limit in limits if limit), default=sys.maxsize)  # none: as for a T5
         version = of_vllm.get("version") or of_llama_cpp.get("build_info")
         self.description = {"model": self._name, "server": served.get("owned_by"), "version": version}
 
@@ -168,7 +169,7 @@ class Server:
                 steps, is_cut = _of_llama_cpp(choice["content"], int(reply["usage"]["completion_tokens"]))
             else:
                 steps, is_cut = _of_vllm(choice), False
-        except (KeyError, TypeError, ValueError, IndexError):
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             what = "its reply has no log-probabilities by token id"
             remedy = "use llama.cpp's server or vLLM; other servers name tokens by their text, which is ambiguous"
             raise UserError(what, file=self._url, remedy=remedy) from None
