@@ -1,4 +1,4 @@
-"""Recorded pairs: the large model lies in memory once."""
+"""Recorded pairs: the large model lies in memory once, and answers nothing for a draft that does not fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from draftlab.data.prompts import Prompt
 from draftlab.engine import answering, recorded_pairs
 from draftlab.engine.settings import Answers
-from draftlab.files.json_files import write_jsonl
+from draftlab.errors import UserError
+from draftlab.files.json_files import read_object, write_json, write_jsonl
 from tests.pair import make_results
 
 
@@ -40,3 +41,20 @@ def test_the_target_that_wrote_is_gone_before_it_is_opened_again(
     files = {"target": target, "draft": draft, "prompts": tmp_path / "prompts.jsonl"}
     recorded_pairs.record_file(answers, **files, positions=8, out=out)
     assert len(recorded_pairs.load_pairs(out).token) == 8
+
+
+def test_a_pair_with_different_padding_is_refused_before_the_target_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_results(tmp_path)
+    target, draft = tmp_path / "models/target", tmp_path / "models/draft"
+    write_json(target / "config.json", read_object(target / "config.json") | {"vocab_size": 384})
+    monkeypatch.setattr(answering, "answer", lambda *_, **__: pytest.fail("the target answered"))
+    files = {
+        "target": target,
+        "draft": draft,
+        "prompts": tmp_path / "prompts.jsonl",
+        "out": tmp_path / "toy.safetensors",
+    }
+    with pytest.raises(UserError, match="share 320 tokens, but padded to 384 and 320"):
+        recorded_pairs.record_file(Answers(max_new_tokens=4), **files, positions=8)

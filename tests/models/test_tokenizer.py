@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from draftlab.errors import UserError
-from draftlab.models import Tokenizer, check_same_tokenizer, load_tokenizer
+from draftlab.models import Tokenizer, check_same_tokenizer, load_tokenizer, shared_tokenizer
 from draftlab.models.tokenizer import train_tokenizer
 
 TEXTS = ["SELECT name FROM singer WHERE age > 20", "Each box has 12 apples, so 12 * 345 = 4140 apples."] * 5
@@ -79,6 +79,40 @@ def test_different_vocabularies_are_refused(trained: Tokenizer) -> None:
         UserError, match=r"different vocabularies \(300 and 290 tokens; .* in one and None in the other"
     ):
         check_same_tokenizer(trained, train_tokenizer(TEXTS, vocab_size=290))
+
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 8}
+LLAMA |= {"num_hidden_layers": 1, "num_attention_heads": 2}
+OPT = {"model_type": "opt"}
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "message"),
+    [
+        (LLAMA | {"vocab_size": 384}, LLAMA | {"vocab_size": 384}, ""),
+        (OPT | {"vocab_size": 384}, OPT | {"vocab_size": 320}, ""),
+        (OPT | {"vocab_size": 384}, LLAMA | {"vocab_size": 300}, ""),
+        (OPT, OPT | {"vocab_size": 320}, ""),
+        (
+            LLAMA | {"vocab_size": 384},
+            LLAMA | {"vocab_size": 320},
+            r"draft: .*padded to 384 and 320 .*embeddings\(320\)",
+        ),
+        (OPT | {"vocab_size": 384}, LLAMA | {"vocab_size": 384}, r"draft: .*padded to 300 and 384 .*embeddings\(300\)"),
+    ],
+)
+def test_padding_counts_where_a_model_keeps_it(
+    trained: Tokenizer, target: dict[str, object], draft: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    """Our Llama has a logit for every row of its embeddings; other models have none for padding."""
+    folders = [save(trained, tmp_path / name) for name in ("target", "draft")]
+    for folder, config in zip(folders, (target, draft), strict=True):
+        (folder / "config.json").write_text(json.dumps({"eos_token_id": EOS} | config))
+    if message:
+        with pytest.raises(UserError, match=message):
+            shared_tokenizer(*folders)
+    else:
+        assert shared_tokenizer(*folders).vocab_size == 300
 
 
 @pytest.mark.parametrize(

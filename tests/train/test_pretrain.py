@@ -1,6 +1,7 @@
 """Small models made on the spot: they learn, are the same for a seed, and refuse what cannot work."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from draftlab.engine import answering
 from draftlab.engine.answers import Answer
 from draftlab.engine.settings import Answers, Recipe
 from draftlab.errors import UserError
-from draftlab.files.json_files import write_jsonl
+from draftlab.files.json_files import read_object, write_json, write_jsonl
 from draftlab.models import load_model, load_tokenizer
 from draftlab.train import pretrain
 
@@ -103,6 +104,14 @@ def test_a_draft_of_another_tokenizer_is_refused(made, tmp_path):
     recipe = RECIPE.model_copy(update={"model": str(made / "target")})
     with pytest.raises(UserError, match="different vocabularies"):
         pretrain.make_draft(recipe, tokenizer=other, template=TEMPLATE, out=tmp_path / "draft")
+
+
+def test_a_draft_with_more_padding_than_its_target_is_refused(made, tmp_path):
+    padded = Path(shutil.copytree(made / "target", tmp_path / "padded"))
+    write_json(padded / "config.json", read_object(padded / "config.json") | {"vocab_size": 384})
+    recipe = RECIPE.model_copy(update={"model": str(padded)})
+    with pytest.raises(UserError, match="share 320 tokens, but padded to 320 and 384"):
+        pretrain.make_draft(recipe, tokenizer=made / "target", template=TEMPLATE, out=tmp_path / "draft")
 
 
 def test_a_pickle_that_is_no_checkpoint_is_refused(made, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from draftlab.files.atomic import atomic_path
 from draftlab.files.cells import digests
 from draftlab.files.json_files import write_json
 from draftlab.files.seals import seal_file, verify
-from draftlab.models import LanguageModel, load_pair
+from draftlab.models import LanguageModel, load_pair, shared_tokenizer
 
 SAMPLING = Sampling(1.0, top_k=5)
 """How the target writes the texts along which pairs are recorded (MDSS Table 2)."""
@@ -83,6 +83,7 @@ def record_file(
     settings: Flat[Answers], *, target: Path, draft: Path, prompts: Path, positions: int, seed: int = 0, out: Path
 ) -> None:
     """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2), and what they were made from."""
+    shared_tokenizer(target, draft)  # before hours of answers
     # This opens the target and frees it again: two copies do not fit.
     texts, _ = answering.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed)
     target_model, draft_model, _ = load_pair(target, draft, settings.dtype, settings.device)

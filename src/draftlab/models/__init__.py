@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from draftlab.core.settings import Dtype
 from draftlab.errors import UserError
 from draftlab.files.weights import check_sizes, is_gguf
-from draftlab.models.config import read_config
+from draftlab.models.config import read_config, read_sizes
 from draftlab.models.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ __all__ = [
     "load_model",
     "load_pair",
     "load_tokenizer",
+    "shared_tokenizer",
 ]
 
 
@@ -148,7 +149,24 @@ def load_pair(
     target: Path, draft: Path, dtype: Dtype = "float32", device: str = "cpu"
 ) -> tuple[LanguageModel, LanguageModel, Tokenizer]:
     """Load target, draft and the tokenizer that they share; a draft larger than its target is a ``UserError``."""
-    tokenizer = load_tokenizer(target)
-    check_same_tokenizer(tokenizer, load_tokenizer(draft))
+    tokenizer = shared_tokenizer(target, draft)
     check_sizes(target, draft)
     return load_model(target, dtype, device), load_model(draft, dtype, device), tokenizer
+
+
+def shared_tokenizer(target: Path, draft: Path) -> Tokenizer:
+    """The tokenizer of two models; a ``UserError`` if each has its own, or if one pads its vocabulary further than the other."""
+    from draftlab.models import llama
+
+    tokenizer, lengths = load_tokenizer(target), dict[Path, int]()
+    check_same_tokenizer(tokenizer, load_tokenizer(draft))
+    for model in (target, draft):
+        config = read_sizes(model)
+        if rows := config.get("vocab_size"):
+            keeps_padding = is_gguf(model) or llama.can_read(config)  # ``hf.load`` leaves it out
+            lengths[model] = rows if keeps_padding else min(rows, tokenizer.vocab_size)
+    if len(set(lengths.values())) > 1:
+        what = f"target and draft share {tokenizer.vocab_size} tokens, but padded to {lengths[target]} and {lengths[draft]}"
+        cut = f"model.resize_token_embeddings({min(lengths.values())}), then model.save_pretrained"
+        raise UserError(what, file=draft, remedy=f"cut the larger model in transformers: {cut}")
+    return tokenizer

@@ -27,7 +27,7 @@ from draftlab.files.atomic import atomic_dir
 from draftlab.files.digests import code_digest
 from draftlab.files.json_files import read_jsonl, write_json
 from draftlab.files.seals import check_content, seal
-from draftlab.models import LanguageModel, Tokenizer, check_same_tokenizer, hf, hub, load_model, load_tokenizer
+from draftlab.models import LanguageModel, Tokenizer, hf, hub, load_model, load_tokenizer, shared_tokenizer
 from draftlab.models.config import context_of
 from draftlab.models.llama import Llama, LlamaConfig, columns_of
 from draftlab.models.tokenizer import train_tokenizer
@@ -130,7 +130,7 @@ def make_draft(
     encoder = load_tokenizer(tokenizer)
     if recipe.model:
         hub.copy_model(recipe.model, out)
-        check_same_tokenizer(encoder, load_tokenizer(out))
+        shared_tokenizer(tokenizer, out)
         check_content(recipe.model, content)
         return
     begin = encoder.encode_prompt("", "plain") or [encoder.eos_ids[0]]  # not every model has a token before a text
