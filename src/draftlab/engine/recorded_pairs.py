@@ -84,7 +84,8 @@ def record_file(
 ) -> None:
     """Record target and draft logits along sampled answers (top-k 5, as in MDSS Table 2), and what they were made from."""
     shared_tokenizer(target, draft)  # before hours of answers
-    # This opens the target and frees it again: two copies do not fit.
+    # This opens the target and frees it again: two copies do not fit. It answers more prompts than the positions need: with fewer, batches
+    # and their draws, and so the texts, would be others.
     texts, _ = answering.answer(target, prompts, positions, settings, sampling=SAMPLING, seed=seed)
     target_model, draft_model, _ = load_pair(target, draft, settings.dtype, settings.device)
     record(target_model, draft_model, texts.answers, positions).save(out)
