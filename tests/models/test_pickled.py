@@ -29,10 +29,11 @@ def test_the_reader_of_a_pickle_opens_nothing(act):
     assert "Too many open files" in child.stderr
 
 
-@pytest.mark.parametrize("attempt", ["open('file', 'w')", "socket.socket()", "os.system('touch file')"])
+@pytest.mark.parametrize("attempt", ["open('file', 'w')", "socket.socket()", "assert os.system('touch file') == 0"])
 def test_the_process_that_reads_a_pickle_can_open_nothing(attempt: str, tmp_path: Path) -> None:
     code = f"import os, socket, resource; from draftlab.models import pickled; pickled.open_nothing_more(); {attempt}"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, env=os.environ, check=False)
+    child = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, env=os.environ, check=False)
+    assert child.returncode == 1
     assert list(tmp_path.iterdir()) == []
     allowed = code.replace("pickled.open_nothing_more(); ", "")
     assert subprocess.run([sys.executable, "-c", allowed], cwd=tmp_path, check=False).returncode == 0
