@@ -5,8 +5,8 @@ softmaxes at temperature 1 (OSD trains this way at every decoding temperature). 
 gradient in closed form, which takes half as long as autograd.
 
 A logit of -inf means probability 0. A token that the target excludes contributes nothing. A token that the draft excludes lies outside its
-trimmed head, where no weight of the draft can change it: ``forward_kl`` and ``hard_label`` leave out its term, which would be infinite, and the
-other losses treat it like any other token.
+trimmed head, where no weight of the draft can change it: ``forward_kl`` and ``hard_label`` leave out its ``-target log draft``, which would be
+infinite, and the other losses treat it like any other token. ``forward_kl`` keeps the target's whole entropy.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from torch import Generator, Tensor
 from draftlab.errors import UserError
 
 Drafting = Literal["iid", "independent", "without_replacement", "greedy"]
-DISTINCT: frozenset[Drafting] = frozenset({"without_replacement", "greedy"})
-"""The ways of drafting in which the drafts of a position are distinct tokens."""
 """How the K tokens of a position are drafted. ``iid``: one distribution, with replacement; ``independent``: one distribution per draft;
 ``without_replacement``: one distribution, each token once; ``greedy``: the K - 1 most probable tokens, then one draw from the rest."""
+DISTINCT: frozenset[Drafting] = frozenset({"without_replacement", "greedy"})
+"""The ways of drafting in which the drafts of a position are distinct tokens."""
 
 Table = Float64[Tensor, "batch vocab"]
 """One number for each token, row by row: a distribution, or weights that need not sum to 1."""

@@ -1,6 +1,6 @@
 """llama.cpp as a ``LatencyBackend``, through llama-cpp-python's low-level interface.
 
-Flash attention is off: on a CPU it is slower, and its f16 sums break the equality of speculative and plain greedy text.
+On a CPU, flash attention is off: it is slower, and its f16 sums break the equality of speculative and plain greedy text.
 Logits are zero-copy views: numpy's argmax on them is faster than the sampler chains of llama.cpp (measured).
 """
 

@@ -139,7 +139,7 @@ def losses_at(
     tokens are merged into a single token, with probability ``1 - target(H)`` under the target and 0 under the draft. Every loss then equals
     its value over the whole vocabulary up to a constant: a token x outside H adds 0 to KL(draft || target),
     ``beta target(x) log(1 / beta)`` to the JSD and ``target(x) / 2`` to the total variation. Of KL(target || draft),
-    ``sum over x in H of target(x) log(target(x) / draft(x))`` remains, whose gradient is target(H) times that of the divergence between the
+    ``-sum over x in H of target(x) log draft(x)`` and a constant remain; the gradient is target(H) times that of the divergence between the
     distributions on H.
     """
     target_logits, labels = target_logits.to(logits.device), labels.to(logits.device)
