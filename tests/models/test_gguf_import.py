@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +183,33 @@ def test_what_cannot_be_represented_is_refused_before_a_job_starts(tmp_path: Pat
     (tmp_path / "moe.gguf").write_bytes(whole.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xp.weight"))
     assert "a tensor blk.1.ffn_xp.weight" in refused(tmp_path / "moe.gguf")
     load_run({"scale": "smoke", "target": str(tmp_path / "toy.gguf")}, WORKFLOW)
+
+
+def entry(key: bytes, kind: int, value: bytes) -> bytes:
+    return struct.pack("<Q", len(key)) + key + struct.pack("<I", kind) + value
+
+
+@pytest.mark.parametrize(
+    ("damaged", "what"),
+    [
+        (entry(b"key", 13, b""), "the unknown kind 13"),
+        (entry(b"key", 9, struct.pack("<IQ", 13, 1)), "the unknown kind 13"),
+        (entry(b"key", 9, struct.pack("<IQ", 9, 1) * 5000), "recursion"),
+        (entry(b"general.alignment", 4, struct.pack("<I", 0)), "by zero"),
+        (entry(b"general.alignment", 8, struct.pack("<Q", 0)), "unsupported operand"),
+    ],
+)
+def test_a_damaged_header_is_one_line(damaged: bytes, what: str, tmp_path: Path) -> None:
+    (tmp_path / "file.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + damaged)
+    assert re.search(f"not a whole GGUF file: .*{what}", refused(tmp_path / "file.gguf"))
+
+
+def test_sizes_that_are_no_sizes_are_one_line(tmp_path: Path) -> None:
+    file = gguf_of(network("llama", True), tmp_path / "toy")
+    heads = entry(b"llama.attention.head_count", 4, struct.pack("<I", 8))
+    assert file.read_bytes().count(heads) == 1
+    file.write_bytes(file.read_bytes().replace(heads, heads[:-4] + bytes(4)))
+    assert "not a whole GGUF file" in refused(file)
 
 
 @pytest.mark.slow

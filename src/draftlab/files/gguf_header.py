@@ -107,9 +107,9 @@ def read_header(path: Path | str) -> Header:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             header = _parse(path, data)
             size = len(data)
-    except (struct.error, ValueError, UnicodeDecodeError, OverflowError) as error:
+        _check(header)
+    except (struct.error, ValueError, TypeError, OverflowError, ZeroDivisionError, RecursionError) as error:
         raise UserError(f"not a whole GGUF file: {error}", file=path, remedy="fetch it again") from None
-    _check(header)
     if size < max((stored.start + stored.size for stored in header.tensors.values()), default=0):
         raise UserError(f"cut off after {size} bytes", file=path, remedy="fetch it again")
     return header
@@ -135,6 +135,8 @@ def _parse(path: Path, data: mmap.mmap) -> Header:
 
     def value(kind: int) -> Any:
         nonlocal at
+        if kind not in (*FORMATS, TEXT, ARRAY):
+            raise ValueError(f"a value of the unknown kind {kind}")
         if kind == TEXT:
             return text()
         if kind != ARRAY:
@@ -155,10 +157,7 @@ def _parse(path: Path, data: mmap.mmap) -> Header:
     metadata: dict[str, Any] = {}
     for _ in range(entries):
         key = text()
-        kind = take("I")
-        if kind not in FORMATS and kind not in (TEXT, ARRAY):
-            raise ValueError(f"{key} is of the unknown kind {kind}")
-        metadata[key] = value(kind)
+        metadata[key] = value(take("I"))
     stored = {}
     for _ in range(tensors):
         name = text()
