@@ -7,6 +7,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
+from draftlab.core import sampling
 from draftlab.core.sampling import (
     FIRST_SORT,
     Drafting,
@@ -16,6 +17,7 @@ from draftlab.core.sampling import (
     draft_tokens,
     draw,
     restrict,
+    restrict_pair,
     to_probs,
 )
 from draftlab.core.verify.joint import joint_distribution
@@ -194,3 +196,19 @@ def test_restriction_to_the_support_changes_no_decision() -> None:
             torch.testing.assert_close(sparse, dense, rtol=0, atol=1e-12)
             checked += 1
     assert checked >= 6
+
+
+def test_a_pair_is_restricted_where_its_tables_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another default device stands for the CPU beside a GPU's tables."""
+    given: list[Tensor] = []
+
+    def watched(*tensors: Tensor) -> tuple[Tensor, ...]:
+        given.extend(tensors)
+        return restrict(*tensors)
+
+    monkeypatch.setattr(sampling, "restrict", watched)
+    target, draft = distribution(0, 1, 3)[None], distribution(0, 2, 2)[None]
+    with torch.device("meta"):
+        found = restrict_pair(target, draft)
+    torch.testing.assert_close(found, (distribution(1, 3)[None], distribution(1, 1)[None]))
+    assert {tensor.device.type for tensor in given} == {"cpu"}
