@@ -24,7 +24,7 @@ RECORD = "sealed.json"
 Entry = tuple[str, int, int]
 """SHA-256, size in bytes, and modification time in ns."""
 
-OUTPUTS = ("*/models/*", "*/answers/*", "*/pairs", "data/*", "cells/*/*", "cells/*/*/draft")
+OUTPUTS = ("*/models/*", "*/answers/*", "*/pairs", "data/*", "cells/*/*", "cells/*/*/draft", "cells/*/*/kept_learning")
 """Patterns for the folders of a run that may be sealed."""
 
 RACY = 2_000_000_000
@@ -74,7 +74,7 @@ def remove_damaged(run: Path) -> Iterator[Path]:
             damaged = [path for path in names if not path.exists() or _differs(path)]
             if damaged:
                 yield damaged[0]
-                rows = [record.parents[1] / "rows.csv"] if record.parent.name == "draft" else []
+                rows = [record.parents[1] / "rows.csv"] if record.parent.name in ("draft", "kept_learning") else []
                 for path in [*names, *rows, record]:
                     path.unlink(missing_ok=True)
 

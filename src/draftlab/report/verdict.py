@@ -171,8 +171,9 @@ def commands(judged: Verdict, settings: VerdictSettings, folder: Path, draft: st
     else:
         if promise.option == "as_it_comes":
             served = draft or str(results / "main/models/draft")
-        else:  # of a draft that keeps learning no copy is kept, but the distilled one learnt from the same requests
-            served = str(results / "cells/traffic_verdict" / f"prompts.{settings.temperature}" / "draft")
+        else:
+            kept = "kept_learning" if promise.option == "kept_learning" else "draft"
+            served = str(results / "cells/traffic_verdict" / f"prompts.{settings.temperature}" / kept)
         config = Path(served) / "config.json"
         if config.is_file() and read_object(config).get("head_tokens"):
             steps.append(["draftlab", "widen", "--model", served, "--out", str(folder / "draft")])
