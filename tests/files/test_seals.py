@@ -79,6 +79,17 @@ def test_other_bytes_are_refused_and_made_again(
     assert all((run / other).exists() for other in others)
 
 
+@pytest.mark.parametrize("name", ["draft", "kept_learning"])
+def test_a_cell_whose_draft_is_damaged_runs_again(name: str, run: Path) -> None:
+    cell = run / "cells/traffic_verdict/prompts.0"
+    shutil.copytree(run / "main/models/draft", cell / name)
+    (cell / "rows.csv").touch()
+    cut(cell / name / "model.safetensors")
+    remove_and_report_damaged(run)
+    assert not (cell / "rows.csv").exists()
+    assert not (cell / name / "model.safetensors").exists()
+
+
 def test_a_sound_run_is_left_alone_and_not_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in run.rglob("*"):  # a copy has other times: each is read once, and is the same
         os.utime(file)

@@ -435,6 +435,7 @@ def test_a_lookup_that_pays_is_served_by_the_engine_itself(tmp_path: Path):
         ("as_it_comes", "", "results/main/models/draft"),
         ("distilled", "B", "results/cells/traffic_verdict/prompts.0/draft"),
         ("lookup_first", "", "results/cells/traffic_verdict/prompts.0/draft"),
+        ("kept_learning", "B", "results/cells/traffic_verdict/prompts.0/kept_learning"),
     ],
 )
 def test_the_draft_to_serve_is_that_of_the_best_option(tmp_path: Path, option: str, draft: str, served: str):
