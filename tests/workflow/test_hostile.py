@@ -113,7 +113,7 @@ BAD_FILES = [
     (COPY, "models/target/model.safetensors", ("vanished",)),
     (COPY, "models/target/config.json", ("vanished",)),
     ("collect --rows rows.csv --out out", "rows.csv", ("vanished", "cut", "noise", "empty")),
-    ("claims --tables . --scale laptop --out out", "rows.csv", ("cut", "noise", "empty")),
+    ("claims --tables . --scale laptop --out out", "mdss_region.csv", ("cut", "noise", "empty")),
     (
         "figure mdss_region --table mdss_region.csv --scale laptop --out out",
         "mdss_region.csv",

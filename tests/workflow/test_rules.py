@@ -44,8 +44,8 @@ def test_a_template_is_that_of_all_who_read_prompts(checkout):
 
 
 def test_a_figure_of_your_own_target_does_not_say_that_it_is_padded(checkout):
+    small_llama(32, 0).save(checkout / "own")
     for models, flag in (("{target: own}", True), ("{multidraft.target: own}", False)):
-        (checkout / "own").mkdir(exist_ok=True)
         words = ["-n", "-p", "--config", "scale=smoke", "name=own", f"models={models}", "--"]
         said = snakemake(checkout, *words, "results/own/figures/osd_latency_alpha.png")
         assert ("--own-target" in said) == flag
