@@ -21,7 +21,7 @@ from draftlab.engine.replay import agree_along
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
 from draftlab.files.json_files import write_jsonl
-from draftlab.models import load_model, load_tokenizer
+from draftlab.models import load_model, load_tokenizer, products
 from draftlab.models.config import read_sizes
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
@@ -115,7 +115,7 @@ def test_llama_cpp_in_process_gives_the_record_that_torch_gives(folder: Path, tm
 def test_fast_weights_in_llama_cpp_are_not_quantized(
     is_fast: bool, weights: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_cpp, "has_fast_bfloat16", lambda device: is_fast)
+    monkeypatch.setattr(products, "has_fast_bfloat16", lambda device: is_fast)
     assert answers(folder, engine="llama_cpp", dtype="fast").engine["weights"] == weights
 
 

@@ -22,7 +22,7 @@ from draftlab.models.cores import usable
 from draftlab.models.gguf import Weights, export
 from draftlab.models.gguf_import import ORIGINAL
 from draftlab.models.llama_cpp import BATCH, LlamaCpp
-from draftlab.models.products import has_fast_bfloat16
+from draftlab.models.products import number_type
 
 WEIGHTS: dict[str, Weights] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 """The GGUF type to which a folder without a GGUF file is exported, by its number type."""
@@ -40,9 +40,7 @@ def open_gguf(target: Path, settings: Answers) -> Iterator[GgufTarget]:
         path = target if is_gguf(target) else target / ORIGINAL
         if not is_gguf(path) or not path.exists():
             path = folder / f"{target.name}.gguf"
-            fast = "bfloat16" if has_fast_bfloat16(settings.device) else "float32"
-            dtype = fast if settings.dtype == "fast" else settings.dtype
-            export(target, path, WEIGHTS[dtype], vocabulary=False)
+            export(target, path, WEIGHTS[number_type(settings.dtype, settings.device)], vocabulary=False)
         model = GgufTarget(verify(path), sizes, -1 if settings.device == "cuda" else 0)
         stack.callback(model.close)
         yield model

@@ -24,8 +24,10 @@ RECORD = "sealed.json"
 Entry = tuple[str, int, int]
 """SHA-256, size in bytes, and modification time in ns."""
 
-OUTPUTS = ("*/models/*", "*/answers/*", "*/pairs", "data/*", "cells/*/*", "cells/*/*/draft", "cells/*/*/kept_learning")
-"""Patterns for the folders of a run that may be sealed."""
+OUTPUTS = ("*/models/*", "*/answers/*", "*/pairs", "data/*", "cells/*/*")
+"""Patterns for the folders of a run that may be sealed, besides those of the drafts that a cell keeps."""
+KEPT = "cells/*/*/*"
+"""The pattern for the drafts that a cell keeps. Where one is damaged, the rows of the cell are made again too."""
 
 RACY = 2_000_000_000
 """Nanoseconds: a file younger than this when its digest is taken could change again without a change of its time."""
@@ -68,13 +70,13 @@ def sealed_digest(path: Path) -> str | None:
 
 def remove_damaged(run: Path) -> Iterator[Path]:
     """Remove all outputs of each job with a damaged or missing file, so that the next run remakes them; yield that file."""
-    for pattern in OUTPUTS:
+    for pattern in (*OUTPUTS, KEPT):
         for record in [file for folder in sorted(run.glob(pattern)) for file in folder.glob(f"*{RECORD}")]:
             names = [record.parent / name for name in _entries(record)]
             damaged = [path for path in names if not path.exists() or _differs(path)]
             if damaged:
                 yield damaged[0]
-                rows = [record.parents[1] / "rows.csv"] if record.parent.name in ("draft", "kept_learning") else []
+                rows = [record.parents[1] / "rows.csv"] if pattern == KEPT else []
                 for path in [*names, *rows, record]:
                     path.unlink(missing_ok=True)
 

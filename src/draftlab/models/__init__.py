@@ -130,14 +130,13 @@ def load_model(folder: Path | str, dtype: Dtype = "float32", device: str = "cpu"
     import torch
 
     from draftlab.models import gguf_import, hf, llama
-    from draftlab.models.products import has_fast_bfloat16
+    from draftlab.models.products import number_type
 
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
             raise UserError(f"no GPU for device {device!r}", remedy="use device cpu")
         set_up_gpu()
-    if dtype == "fast":
-        dtype = "bfloat16" if has_fast_bfloat16(device) else "float32"
+    dtype = number_type(dtype, device)
     if is_gguf(folder):
         return gguf_import.read_model(folder).to(torch.device(device), getattr(torch, dtype))
     config = read_config(folder)

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from draftlab.core.settings import Dtype
+
 mkldnn: Any = torch.backends.mkldnn  # oneDNN, by its former name
 
 LEAST = 3 << 18
@@ -98,6 +100,13 @@ def onednn_is_faster() -> bool:
 def has_fast_bfloat16(device: str) -> bool:
     """Whether products in bfloat16 are faster than in float32: on a GPU, and on a CPU with instructions for them."""
     return device != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def number_type(dtype: Dtype, device: str) -> Dtype:
+    """The type that ``dtype`` stands for on this device: ``fast`` is bfloat16 where products in it are fast, elsewhere float32."""
+    if dtype != "fast":
+        return dtype
+    return "bfloat16" if has_fast_bfloat16(device) else "float32"
 
 
 def _gains(*tensors: Tensor) -> bool:
