@@ -41,8 +41,8 @@ def test_every_row_that_is_left_out_is_counted(tmp_path: Path) -> None:
 def test_rows_that_a_run_does_not_read_are_said(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text("\n".join(prompts(9)) + "\n")
     for rows, said in (
-        (8, "prompts: only the first 8 rows of train were read (raw_rows of the scale; raise it with sizes=FILE) ("),
-        (9, "nothing: "),
+        (8, "prompts: only the first 8 rows of train were read (raw_rows of the scale; raise it with sizes=FILE)"),
+        (9, "nothing: every row gave a prompt, and every prompt fits the context"),
     ):
         for split in sources.SPLITS:
             out = tmp_path / f"raw/{split}.jsonl"
@@ -50,7 +50,7 @@ def test_rows_that_a_run_does_not_read_are_said(tmp_path: Path) -> None:
         options = splits.Options(eval=2)
         splits.make_from("prompts", "fetched", raw=tmp_path / "raw", out=tmp_path / "data/prompts", options=options)
         (line,) = dropped.lines(tmp_path)
-        assert said in line
+        assert line == f"Dropped  {said}"
 
 
 def test_nothing_left_out_is_said_too(tmp_path: Path) -> None:

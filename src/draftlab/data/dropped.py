@@ -23,7 +23,9 @@ def lines(run: Path) -> Iterator[str]:
                 parts.append(f"{count} prompts too long for the target of {answers.parent.name}")
         if parts:
             complete = False
-            yield printable(f"Dropped  {dataset}: {'; '.join(parts)} ({summary.with_name('rejected.jsonl')})")
+            rejected = summary.with_name("rejected.jsonl")
+            kept = f" ({rejected})" if rejected.stat().st_size else ""
+            yield printable(f"Dropped  {dataset}: {'; '.join(parts)}{kept}")
     if complete and summaries:
         yield "Dropped  nothing: every row gave a prompt, and every prompt fits the context"
 
