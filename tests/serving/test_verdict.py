@@ -1,6 +1,7 @@
 """The verdict's arithmetic on tables that are reckoned by hand, and its stage on a toy pair."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ from draftlab.models.ngrams import Ngrams
 from draftlab.report.verdict import VerdictSettings, commands, lines, page, run
 from draftlab.serving import verdict
 from draftlab.serving.costs import BlockCosts, from_probes
+from draftlab.serving.load import TOO_LARGE
 from draftlab.serving.monitor import read_promise
 from draftlab.serving.speedup import break_even, speedup
+from draftlab.serving.traces import Arrivals
 from draftlab.serving.verdict_format import NAMES, Verdict
 from tests.pair import make_results, run_cell
 
@@ -260,6 +263,21 @@ def test_a_draft_after_a_lookup_costs_the_steps_that_it_makes_under_load_too():
     found = verdict.judge("lookup_first", rows, costs)
     alone = verdict.under_load(rows, found, costs, 0.001, None)
     assert alone[0].by_length[found.draft_len] == pytest.approx(found.speedup.estimate, abs=0.06)
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_requests_larger_than_the_cache_are_counted_and_said(tmp_path: Path, trace: bool):
+    rows = table(0.8, spread=0.1)
+    rows.loc[rows["request_id"] < 3, "prompt_tokens"] = 2000
+    costs = from_probes(probes(), 100)
+    small = replace(costs, profile=costs.profile.model_copy(update={"kv_tokens": 1000}))
+    arrivals = Arrivals(np.arange(9.0), np.array([20] * 6 + [2000] * 3), np.full(9, 90), {}) if trace else None
+    found = decide(rows, small, rate=2.0, trace=arrivals)
+    assert all(at.left_out == {TOO_LARGE: 3} for at in found.load["distilled"])
+    assert verdict.lines(found)[-1].endswith(f"; left out: 3 {TOO_LARGE}")
+    asked = VerdictSettings(traffic=Path("log.jsonl"), target="T", draft=("D",))
+    assert f"Left out: 3 {TOO_LARGE}." in page(found, asked, tmp_path, "D", tmp_path)
+    assert "left out" not in verdict.lines(decide(rows, costs, rate=2.0, trace=arrivals))[-1]
 
 
 def test_calibration_meets_requests_that_it_was_made_of(tmp_path: Path):

@@ -30,6 +30,7 @@ DRAFT_LENS = tuple(range(9))
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (128, 512, 2048, 8192, 32768)
+TOO_LARGE = "larger than the cache (use a profile with more kv_tokens)"
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,7 @@ def fitting(arrivals: traces.Arrivals, profile: Profile) -> traces.Arrivals:
     fits = fit(arrivals, profile)
     if fits.all() or not fits.any():  # if none fits, serving says so
         return arrivals
-    left_out = {**arrivals.left_out, "larger than the cache": int((~fits).sum())}
+    left_out = {**arrivals.left_out, TOO_LARGE: int((~fits).sum())}
     return traces.Arrivals(arrivals.seconds[fits], arrivals.prompt[fits], arrivals.output[fits], left_out)
 
 

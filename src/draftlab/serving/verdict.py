@@ -201,14 +201,14 @@ def under_load(
     draft = costs.profile.draft.scaled(taken) if taken and costs.profile.draft else None
     profile = costs.profile.model_copy(update={"draft": draft})
     prompts, outputs = replayed["prompt_tokens"].to_numpy(int), replayed["emitted"].to_numpy().astype(int)
-    requests = traces.Arrivals(np.zeros(len(replayed)), prompts, outputs, {})
+    requests = fitting(trace or traces.Arrivals(np.zeros(len(replayed)), prompts, outputs, {}), profile)
     rates = [(rate or (trace.rate if trace else 1.0)) * times for times in SHARES]
 
     def simulate(draft_lens: Sequence[int], seed: int) -> pd.DataFrame:
         """The speed-up of each draft length (rows) at each rate (columns)."""
         rng = np.random.default_rng(seed)
         acceptance = from_alpha((rng.choice(alphas, len(alphas)) if seed else alphas).tolist())
-        arrivals = fitting(trace or traces.poisson(requests, ARRIVALS, 1.0, rng), profile)
+        arrivals = requests if trace else traces.poisson(requests, ARRIVALS, 1.0, rng)
         table = sweep(arrivals, rates, profile, acceptance, Goal(), seed=seed, draft_lens=draft_lens, share=share)
         return table.pivot_table(index="draft_len", columns="rate", values="speedup")
 
@@ -225,6 +225,7 @@ def under_load(
                 draft_len=length,
                 speedup=range_of(np.array([np.mean(draws), *draws])),
                 by_length={int(str(k)): float(gain) for k, gain in gains[at].items()},
+                left_out=dict(requests.left_out),
             )
         )
     return loads
@@ -309,10 +310,11 @@ def lines(verdict: Verdict) -> list[str]:
         f"{NAMES[option.name]} {option.verdict}" + (f" {option.speedup.show()}" if option.requests >= ENOUGH else "")
         for option in verdict.options
     ]
+    load = _best_at_load(verdict)
     fastest = [
-        f"{at.rate:.3g}/s {NAMES[name] + f' {at.speedup.show()}' if at.draft_len else 'no draft'}"
-        for name, at in _best_at_load(verdict)
+        f"{at.rate:.3g}/s {NAMES[name] + f' {at.speedup.show()}' if at.draft_len else 'no draft'}" for name, at in load
     ]
+    fastest += [f"left out: {count} {why}" for _, at in load[:1] for why, count in at.left_out.items()]
     where = f"One request at a time, {verdict.requests} held-out requests; costs {verdict.costs}"
     return [verdict.sentence, "; ".join(options), "Fastest under load: " + "; ".join(fastest) if fastest else where]
 

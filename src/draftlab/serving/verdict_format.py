@@ -107,13 +107,14 @@ class Option(_Record):
 class AtLoad(_Record):
     """The mean time of a request without a draft over that with one, at ``rate`` requests a second; draft length 0 if no length pays.
 
-    The interval covers chance in the arrivals and in the acceptance of requests.
+    The interval covers chance in the arrivals and in the acceptance of requests. ``left_out``: requests that are not simulated, by reason.
     """
 
     rate: float
     draft_len: int
     speedup: Range
     by_length: dict[int, float]
+    left_out: dict[str, int] = {}
 
 
 class Promise(_Record):
