@@ -161,6 +161,26 @@ def test_text_is_tokenized_as_by_the_tokenizer(tmp_path: Path) -> None:
             assert list(buffer[:count]) == tokenizer.encode(text).ids, text
 
 
+def test_a_draft_gets_the_vocabulary_of_its_target(tmp_path: Path) -> None:
+    export(toy(tmp_path / "target"), tmp_path / "target.gguf")
+    other_tokenizer(toy(tmp_path / "draft"))
+    with pytest.raises(UserError, match="--vocabulary-of"):
+        export(tmp_path / "draft", tmp_path / "draft.gguf")
+    export(tmp_path / "draft", tmp_path / "draft.gguf", vocabulary_of=tmp_path / "target.gguf")
+    read = []
+    for name in ("target", "draft"):
+        with LlamaCpp(tmp_path / f"{name}.gguf") as model:
+            vocabulary, buffer = lib.llama_model_get_vocab(model._model), (ctypes.c_int32 * 256)()
+            raw = " ".join(TEXTS).encode()
+            count = lib.llama_tokenize(vocabulary, raw, len(raw), buffer, 256, True, True)
+            read.append((list(buffer[:count]), lib.llama_vocab_bos(vocabulary), lib.llama_vocab_eos(vocabulary)))
+    assert read[0] == read[1]
+    assert len(read[0][0]) > 10
+    write_toy(tmp_path / "small", num_hidden_layers=2, vocab_size=300)
+    with pytest.raises(UserError, match="320 tokens, but the model has 300"):
+        export(tmp_path / "small", tmp_path / "small.gguf", vocabulary_of=tmp_path / "target.gguf")
+
+
 def edit_config(folder: Path, **changes: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

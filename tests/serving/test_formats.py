@@ -159,10 +159,13 @@ def test_ranges_follow_the_simulated_batches() -> None:
         emit.ranges_of(best, 0)
 
 
-def test_emit_writes_what_fits_and_refuses_what_was_asked_and_does_not(tmp_path: Path) -> None:
+def test_emit_writes_what_fits_and_refuses_what_was_asked_and_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = emit.write(Deployment("T", "D", 4, RANGES), (), tmp_path / "out")
     assert {e.file for e in found} >= {"vllm.json", "sglang.sh", "tensorrt_llm_upper.yaml", "generation_config.json"}
     assert "llama_server.sh" not in {e.file for e in found}
+    assert "no settings for llama-cpp: T is not a GGUF file (export it first" in capsys.readouterr().err
     schedule = yaml.safe_load((tmp_path / "out/tensorrt_llm_lower.yaml").read_text())["speculative_config"]
     assert schedule["draft_len_schedule"][1] == schedule["max_draft_len"] == 4
     with pytest.raises(UserError, match="not a GGUF"):

@@ -466,6 +466,10 @@ def test_the_draft_to_serve_is_that_of_the_best_option(tmp_path: Path, option: s
     widen, emit, _ = commands(found, asked, Path("out"), name, tmp_path / "results")
     assert widen == f"draftlab widen --model {tmp_path / served} --out out/draft"
     assert " --draft out/draft " in emit
+    asked = replace(asked, target="T.gguf")
+    _, export, emit, _ = commands(found, asked, Path("out"), name, tmp_path / "results")
+    assert export == "draftlab gguf export --model out/draft --vocabulary-of T.gguf --out out/draft.gguf"
+    assert " --target T.gguf --draft out/draft.gguf " in emit
 
 
 def answer_file(folder: Path, rows: list[str]) -> Path:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from draftlab.errors import UserError
 from draftlab.files.atomic import atomic_path
+from draftlab.files.gguf_header import read_header
 from draftlab.files.scratch import scratch
 from draftlab.models.checkpoint import Array, Checkpoint, Shapes, expected_shapes, head_counts, head_dim, t5_depths
 from draftlab.models.config import read_config
@@ -47,19 +48,22 @@ VOCABULARY_KEY = "draftlab.vocabulary_sha256"
 INFLATED_KEY = "draftlab.inflated_from"
 
 
-def export(model: Path, out: Path, weights: Weights = "f32", *, vocabulary: bool = True) -> None:
+def export(
+    model: Path, out: Path, weights: Weights = "f32", *, vocabulary: bool = True, vocabulary_of: Path | None = None
+) -> None:
     """Write a model folder (Llama or T5) as one GGUF file for llama.cpp; with --no-vocabulary, the file decodes only token ids.
 
     Matrices are stored as ``weights`` (as f16 if a row cannot be cut into blocks of 32), and vectors as f32.
     ``vocabulary=False`` leaves the tokenizer out: such a file decodes token ids, which is all that a latency measurement
     needs, but not text. Anything that llama.cpp could not run is a ``UserError``. A trimmed head becomes the file's vocabulary, and a table
-    of embeddings is written next to the file (``models.trimmed``).
+    of embeddings is written next to the file (``models.trimmed``). ``vocabulary_of``: the GGUF file of a draft's target, whose vocabulary the
+    draft gets.
     """
     config = read_config(model)
     if not config.get("head_tokens"):
-        _export_folder(config, model, out, weights, vocabulary)
+        _export_folder(config, model, out, weights, vocabulary_of or vocabulary)
         return
-    if vocabulary:
+    if vocabulary_of or vocabulary:
         remedy = "export ids alone (--no-vocabulary), or a folder with the whole vocabulary first: draftlab widen"
         raise UserError("the vocabulary of a trimmed head has no text", file=model, remedy=remedy)
     with scratch() as temporary:
@@ -71,7 +75,7 @@ def export(model: Path, out: Path, weights: Weights = "f32", *, vocabulary: bool
         _export_folder(config, small, out, weights, False)
 
 
-def _export_folder(config: dict[str, Any], folder: Path, out: Path, weights: Weights, vocabulary: bool) -> None:
+def _export_folder(config: dict[str, Any], folder: Path, out: Path, weights: Weights, vocabulary: bool | Path) -> None:
     checkpoint = Checkpoint(folder, config)
     scale = _t5_output_scale(config)
 
@@ -117,7 +121,9 @@ def random_weights(shapes: Shapes, seed: int) -> Pack:
 # ---- the file
 
 
-def _write(config: dict[str, Any], folder: Path, out: Path, weights: Weights, pack: Pack, vocabulary: bool) -> None:
+def _write(
+    config: dict[str, Any], folder: Path, out: Path, weights: Weights, pack: Pack, vocabulary: bool | Path
+) -> None:
     """Write header, vocabulary and tensors; one tensor at a time is in memory."""
     if weights not in QUANTIZATION:
         raise UserError(f"no weight type {weights!r}", remedy=f"choose one of {', '.join(get_args(Weights))}")
@@ -137,7 +143,10 @@ def _write(config: dict[str, Any], folder: Path, out: Path, weights: Weights, pa
         if weights.startswith("q"):
             writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         (_add_t5_fields if architecture == "t5" else _add_llama_fields)(writer, config)
-        _add_vocabulary(writer, folder, config, vocabulary)
+        if isinstance(vocabulary, Path):
+            _copy_vocabulary(writer, vocabulary, config["vocab_size"])
+        else:
+            _add_vocabulary(writer, folder, config, vocabulary)
         for key in (HEAD_TOKENS, VOCABULARY_KEY):
             if key in config:  # of a trimmed head: its size, and the vocabulary that it is part of
                 writer.add_string(key, config[key])
@@ -219,6 +228,24 @@ def _add_t5_fields(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 # ---- the tokenizer
 
+TYPES: dict[type, gguf.GGUFValueType] = {
+    bool: gguf.GGUFValueType.BOOL,
+    int: gguf.GGUFValueType.UINT32,
+    str: gguf.GGUFValueType.STRING,
+    list: gguf.GGUFValueType.ARRAY,
+}
+"""GGUF's type for each type of a tokenizer's field."""
+
+
+def _copy_vocabulary(writer: gguf.GGUFWriter, file: Path, size: int) -> None:
+    metadata = read_header(file).metadata
+    count = len(metadata["tokenizer.ggml.tokens"])
+    if count != size:
+        raise UserError(f"{count} tokens, but the model has {size}", file=file, remedy="give the target of this draft")
+    for key, value in metadata.items():
+        if key.startswith("tokenizer.ggml."):
+            writer.add_key_value(key, value, TYPES[type(value)])
+
 
 def _add_vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any], with_text: bool) -> None:
     path, size = folder / "tokenizer.json", config["vocab_size"]
@@ -280,7 +307,7 @@ def _require_byte_level(tokenizer: dict[str, Any], path: Path) -> None:
     splits = [stage for stage in stages if stage.get("type") == "ByteLevel"]
     plain = len(stages) == len(splits) == 1 and splits[0]["use_regex"] and not splits[0]["add_prefix_space"]
     if tokenizer["model"].get("type") != "BPE" or not plain or tokenizer["normalizer"] is not None:
-        remedy = "export without a vocabulary (--no-vocabulary)"
+        remedy = "give the GGUF file of its target (--vocabulary-of), or export without a vocabulary (--no-vocabulary)"
         raise UserError("not a plain byte-level BPE tokenizer", file=path, remedy=remedy)
     absent = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - tokenizer["model"]["vocab"].keys())
     if absent:

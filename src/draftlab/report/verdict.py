@@ -29,6 +29,7 @@ from draftlab.files.atomic import write_text
 from draftlab.files.checkout import ROOT
 from draftlab.files.json_files import read_jsonl, read_object
 from draftlab.files.tables import read_table
+from draftlab.files.weights import is_gguf
 from draftlab.models.ngrams import NGRAM
 from draftlab.report.page import templates
 from draftlab.serving import costs as block_costs
@@ -178,6 +179,10 @@ def commands(judged: Verdict, settings: VerdictSettings, folder: Path, draft: st
         if config.is_file() and read_object(config).get("head_tokens"):
             steps.append(["draftlab", "widen", "--model", served, "--out", str(folder / "draft")])
             served = str(folder / "draft")
+        if is_gguf(settings.target) and not is_gguf(served):  # llama.cpp reads nothing else
+            export = ["draftlab", "gguf", "export", "--model", served, "--vocabulary-of", settings.target]
+            served = str(folder / "draft.gguf")
+            steps.append([*export, "--out", served])
         emit = ["draftlab", "emit", "--draft-len", str(promise.draft_len), "--target", settings.target]
         emit += ["--draft", served, "--out", str(folder / "engines")]
         emit += ["--confidence", f"{promise.threshold:g}"] if promise.threshold else []

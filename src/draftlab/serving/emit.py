@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -333,9 +334,10 @@ def write(pair: Deployment, engines: Sequence[str], out: Path) -> list[EngineFil
                 remedy = f"leave out --confidence, or name {' or '.join(sorted(ENDS_EARLY))}"
                 raise UserError(f"blocks of {name} do not end early", remedy=remedy)
             written.append(EMITTERS[name](pair))
-        except UserError:
+        except UserError as error:
             if engines:
                 raise
+            print(f"no settings for {name}: {error}", file=sys.stderr)
     sections = [
         f"## {e.file}\n\nfor {e.version}{f': {e.note}' if e.note else ''}\n\n```\n{e.command}\n```\n" for e in written
     ]
