@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from safetensors.torch import save
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from torch import Tensor
 
 from draftlab.data import generators
@@ -273,9 +275,11 @@ def classifier(steps: int = 60) -> dict[str, bytes]:
     draw = Random(0)
     rows = [chat.arena(draw, "service") for _ in range(2000)]
     known = [(row["conversation_a"][0]["content"], TOPICS.index(row["topic"])) for row in rows if row.get("topic")]
-    tokenizer = BertWordPieceTokenizer(lowercase=True)
-    requests = [row["conversation_a"][0]["content"] for row in rows]
-    tokenizer.train_from_iterator(requests, vocab_size=1500, show_progress=False)
+    requests = "\n".join(row["conversation_a"][0]["content"] for row in rows)
+    words = {word for word, _ in BertPreTokenizer().pre_tokenize_str(BertNormalizer().normalize_str(requests))}
+    # Every word is one piece: training a WordPiece tokenizer gives another vocabulary each time.
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(words)]
+    tokenizer = BertWordPieceTokenizer({word: number for number, word in enumerate(vocabulary)})
     tokenizer.enable_truncation(64)
     tokenizer.enable_padding(length=64)
     topics = dict(enumerate(TOPICS))
@@ -295,12 +299,11 @@ def classifier(steps: int = 60) -> dict[str, bytes]:
         optimizer.zero_grad()
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     settings = {"tokenizer_class": "DistilBertTokenizer", "do_lower_case": True, "model_max_length": 512}
     return {
         "config.json": _json(config.to_dict() | {"architectures": [type(network).__name__]}),
         "tokenizer_config.json": _json(settings),
-        "vocab.txt": "".join(f"{word}\n" for word, _ in vocabulary).encode(),
+        "vocab.txt": "".join(f"{word}\n" for word in vocabulary).encode(),
         **_weights(Layout(pickled=True), network.state_dict()),
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +108,16 @@ def test_probes_in_torch_append_and_forget() -> None:
         for _ in range(20):
             model.probe(5)
         assert model._batch.lengths == [10, 10, 10]
+
+
+@pytest.mark.parametrize("name", ["llama-160m/16", "t5-small/16"])
+def test_a_closed_model_keeps_no_cache(name: str) -> None:
+    model = open_torch(Path(name), ON_TORCH, EngineOptions(context_length=64))
+    model.fill(3, 10)
+    held = [weakref.ref(cache) for cache in (model._cache, model._batch)]
+    model.close()
+    gc.collect()
+    assert [cache() for cache in held] == [None, None]
 
 
 @pytest.mark.parametrize("name", ["llama-160m/16", "t5-small/16"])

@@ -59,7 +59,6 @@ def test_flash_attention_and_a_half_precision_cache_are_for_gpus(gpu_layers, fla
     """What a context is opened with; llama.cpp's own names for off, on, float32 and float16."""
     opened = []
     monkeypatch.setattr(llama_cpp.lib, "llama_model_has_encoder", lambda model: False)
-    monkeypatch.setattr(llama_cpp.lib, "llama_model_free", lambda model: None)
     monkeypatch.setattr(llama_cpp.lib, "llama_init_from_model", lambda model, parameters: opened.append(parameters))
     with pytest.raises(UserError, match="cannot open a context"):
         llama_cpp._open_context(None, EngineOptions(gpu_layers=gpu_layers))

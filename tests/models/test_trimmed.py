@@ -10,7 +10,7 @@ from draftlab.engine.recording import record
 from draftlab.engine.replay import replay
 from draftlab.errors import UserError
 from draftlab.latency.loop import decode, fixed, speculate
-from draftlab.models import hf, load_model
+from draftlab.models import hf, llama_cpp, load_model
 from draftlab.models.backend import check_pair
 from draftlab.models.gguf import export
 from draftlab.models.llama import Llama, LlamaConfig
@@ -83,13 +83,18 @@ def test_it_accepts_what_replay_counts(models: dict[str, Path]) -> None:
     assert len(sampled.tokens) == 30
 
 
-def test_a_file_without_its_table_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_file_without_its_table_is_refused_and_freed(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed, free = [], llama_cpp.lib.llama_model_free
+    monkeypatch.setattr(llama_cpp.lib, "llama_model_free", lambda model: freed.append(free(model)))
     file = tmp_path / "draft.gguf"
     file.write_bytes(models["draft"].with_suffix(".gguf").read_bytes())
     with pytest.raises(
         UserError, match=f"table of its trimmed head.*{table_path(file).name}|{table_path(file).name}.*table"
     ):
         LlamaCpp(file)
+    assert len(freed) == 1
     with pytest.raises(UserError, match="no text"):
         export(models["draft"], tmp_path / "text.gguf")
 

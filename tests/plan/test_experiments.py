@@ -509,10 +509,13 @@ def test_a_columns_meaning_is_no_code_in_whatever_class_it_stands(monkeypatch):
         ("draftlab.engine.held_out", ["blocks", "live", "trees"]),
         ("draftlab.engine.recorded_pairs", ["acceptance", "regime", "sinkhorn"]),
         ("draftlab.train.folders", ["break_even", "medusa", "offline", "online", "replay_log", "tokens"]),
+        ("draftlab.stages._counts", ["break_even", "medusa", "offline", "online", "replay_log"]),
+        ("draftlab.stages._decoding", ["blocks", "live", "token_rate", "trees"]),
+        ("draftlab.stages._pairs", ["acceptance", "regime", "sinkhorn"]),
     ],
 )
 def test_an_edit_of_what_computes_rows_reruns_the_cells(module, stages):
-    """What a file in stages/ with a leading underscore imports is not seen: it must compute no rows."""
+    """What a module of ``PLANNING`` imports is not seen: it must compute no rows."""
     for stage in stages:
         assert module in digests.modules_behind(f"draftlab.stages.{stage}"), stage
 

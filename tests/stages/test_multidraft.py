@@ -28,7 +28,7 @@ from draftlab.errors import UserError
 from draftlab.models import load_model
 from draftlab.models.llama import Llama
 from draftlab.stages import acceptance, cone, regime, region, sinkhorn
-from draftlab.stages._inputs import RecordedPairs
+from draftlab.stages._pairs import RecordedPairs
 from draftlab.stages._stage import Bench, NoInputs
 from tests.optimum import optimum_by_subsets, optimum_without_replacement
 from tests.pair import small_llama

@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import save
 
 from draftlab import plan
+from rehearsal import models
 from rehearsal.hub import Repository, serve
 from rehearsal.sizes import AMOUNTS, CAPS, DEVICE, sizes
 from tests.conftest import ROOT
@@ -50,6 +51,10 @@ def test_a_rehearsal_has_the_pairs_experiments_and_cells_of_the_scale(tmp_path: 
             for own, other in zip(variants, first, strict=True):
                 assert type(own.settings) is type(other.settings)
                 assert changed(own.settings.model_dump(), other.settings.model_dump()) <= SIZED
+
+
+def test_a_rehearsal_serves_the_same_classifier_each_time() -> None:
+    assert models.classifier(steps=1) == models.classifier(steps=1)
 
 
 CLIENT = """

@@ -98,8 +98,11 @@ def _whole(column: ast.expr | None) -> ast.expr | None:
     return next((keyword.value for keyword in keywords if keyword.arg == "whole"), None)
 
 
-PLANNING = ("draftlab.plan", "draftlab.stages._")
-"""Modules left out of digests, with what they alone import: they hold settings, columns and places of files, and nothing that computes rows."""
+PLANNING = (
+    "draftlab.plan",
+    *(f"draftlab.stages._{name}" for name in ("cell", "inputs", "measures", "places", "schemes", "stage")),
+)
+"""Modules left out of digests, with what they alone import: they plan a run and find its files, and do not say how rows are computed."""
 
 
 def modules_behind(*modules: str) -> dict[str, str]:

@@ -107,7 +107,8 @@ class TorchBackend:
         }
 
     def close(self) -> None:
-        del self.model, self._cache
+        for name in ("model", "_cache", "_batch"):
+            vars(self).pop(name, None)
 
 
 def open_torch(path: Path, settings: Engine, engine: EngineOptions) -> TorchBackend:

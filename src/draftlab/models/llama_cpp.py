@@ -6,6 +6,7 @@ Logits are zero-copy views: numpy's argmax on them is faster than the sampler ch
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -54,32 +55,37 @@ class LlamaCpp:
         self.path, self.settings = path, settings
         self.tokens: list[int] = []
         self._filled = (0, 0)
-        self._context, self._model = None, _load(path, settings)
-        self.outputs = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
-        self.head = None if _metadata(self._model, HEAD_TOKENS) is None else read_head(path)
-        self.vocab_size = self.outputs if self.head is None else len(self.head.embeddings)
-        self.vocabulary = _digests(self._model)
-        eos = _metadata(self._model, "tokenizer.ggml.eos_token_id")
-        self.eos = None if eos is None else int(eos)
-        self._context = _open_context(self._model, settings)
-        self.context_length = lib.llama_n_ctx_seq(self._context)
-        self._memory = lib.llama_get_memory(self._context)
-        # A short context silently lowers n_batch, and llama.cpp aborts on more tokens than that.
-        self._batch_size = lib.llama_n_batch(self._context)
-        width = 0 if self.head is None else self.head.embeddings.shape[1]
-        self._batch = lib.llama_batch_init(self._batch_size, width, settings.sequences)
-        view = functools.partial(np.ctypeslib.as_array, shape=(self._batch_size,))
-        if self.head is None:
-            self._tokens = view(self._batch.token)
-        else:
-            self._embeddings = np.ctypeslib.as_array(self._batch.embd, shape=(self._batch_size, width))
-        self._positions = view(self._batch.pos)
-        self._counts, self._wanted = view(self._batch.n_seq_id), view(self._batch.logits)
-        self._all_in_first = False
-        self.decoder_start: int | None = None
-        if lib.llama_model_has_encoder(self._model):
-            self.decoder_start = lib.llama_model_decoder_start_token(self._model)
-            self.encode(ENCODER_PROMPT)
+        with contextlib.ExitStack() as opened:  # frees what is open if a later step fails
+            self._model = _load(path, settings)
+            opened.callback(lib.llama_model_free, self._model)
+            self.outputs = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
+            self.head = None if _metadata(self._model, HEAD_TOKENS) is None else read_head(path)
+            self.vocab_size = self.outputs if self.head is None else len(self.head.embeddings)
+            self.vocabulary = _digests(self._model)
+            eos = _metadata(self._model, "tokenizer.ggml.eos_token_id")
+            self.eos = None if eos is None else int(eos)
+            self._context = _open_context(self._model, settings)
+            opened.callback(lib.llama_free, self._context)
+            self.context_length = lib.llama_n_ctx_seq(self._context)
+            self._memory = lib.llama_get_memory(self._context)
+            # A short context silently lowers n_batch, and llama.cpp aborts on more tokens than that.
+            self._batch_size = lib.llama_n_batch(self._context)
+            width = 0 if self.head is None else self.head.embeddings.shape[1]
+            self._batch = lib.llama_batch_init(self._batch_size, width, settings.sequences)
+            opened.callback(lib.llama_batch_free, self._batch)
+            view = functools.partial(np.ctypeslib.as_array, shape=(self._batch_size,))
+            if self.head is None:
+                self._tokens = view(self._batch.token)
+            else:
+                self._embeddings = np.ctypeslib.as_array(self._batch.embd, shape=(self._batch_size, width))
+            self._positions = view(self._batch.pos)
+            self._counts, self._wanted = view(self._batch.n_seq_id), view(self._batch.logits)
+            self._all_in_first = False
+            self.decoder_start: int | None = None
+            if lib.llama_model_has_encoder(self._model):
+                self.decoder_start = lib.llama_model_decoder_start_token(self._model)
+                self.encode(ENCODER_PROMPT)
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> LlamaCpp:
         return self
@@ -89,11 +95,8 @@ class LlamaCpp:
 
     def close(self) -> None:
         """Free the model; every later call is an error."""
-        if self._context is not None:
-            lib.llama_batch_free(self._batch)
-            lib.llama_free(self._context)
-            lib.llama_model_free(self._model)
-            self._context = None
+        self._opened.close()
+        self._context = None
 
     def encode(self, prompt: Sequence[int]) -> None:
         if self.decoder_start is None:
@@ -308,7 +311,6 @@ def _load(path: Path, settings: EngineOptions) -> Any:
 
 def _open_context(model: Any, settings: EngineOptions) -> Any:
     if lib.llama_model_has_encoder(model) and settings.sequences > 1 and not settings.shared:
-        lib.llama_model_free(model)
         what = f"llama.cpp aborts on an encoder-decoder with a cache for each of {settings.sequences} sequences"
         raise UserError(what, remedy="measure one sequence at a time, or let them share one cache")
     parameters = lib.llama_context_default_params()
@@ -326,7 +328,6 @@ def _open_context(model: Any, settings: EngineOptions) -> Any:
     parameters.no_perf = True
     context = lib.llama_init_from_model(model, parameters)
     if not context:
-        lib.llama_model_free(model)
         reason = ERRORS[-1] if ERRORS else "no reason given"
         raise UserError(f"llama.cpp cannot open a context: {reason}", remedy="lower context_length or sequences")
     return context

@@ -1,11 +1,10 @@
-"""The counts of decoding and replay for each request: columns and measures that several stages share."""
+"""The counts of decoding and replay for each request: columns that several stages share."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from draftlab.core.measure import Measure
 from draftlab.stages._stage import column
 
 
@@ -33,14 +32,3 @@ class UnroundedCounts:
     overlap_repo: float = _unrounded("overlap_repo")
     blocks: float = _unrounded("blocks")
     emitted: float = _unrounded("emitted")
-
-
-ALPHA = Measure("overlap", "visited", "alpha")
-BLOCK_EFFICIENCY = Measure("emitted", "blocks", "block efficiency", "tokens per target call")
-ALPHAS = {
-    "alpha": ALPHA,
-    "alpha_accepted": Measure("accepted", "visited", "accepted over visited tokens"),
-    "alpha_repo": Measure("overlap_repo", "visited", "alpha by the estimator of OSD's repository"),
-    "block_efficiency": BLOCK_EFFICIENCY,
-}
-"""The measures of the counts."""

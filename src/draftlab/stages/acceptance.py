@@ -10,7 +10,7 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NotNegative
 from draftlab.progress import progress
-from draftlab.stages._inputs import OnPairs, PairsRow, RecordedPairs
+from draftlab.stages._pairs import OnPairs, PairsRow, RecordedPairs
 from draftlab.stages._schemes import Scheme
 from draftlab.stages._stage import Bench, Facts, column, stage_of
 

@@ -13,8 +13,9 @@ from pydantic import Field
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count
 from draftlab.errors import UserError
-from draftlab.stages._counts import ALPHA, BLOCK_EFFICIENCY, UnroundedCounts
+from draftlab.stages._counts import UnroundedCounts
 from draftlab.stages._inputs import Distillation
+from draftlab.stages._measures import ALPHA, BLOCK_EFFICIENCY
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.train.settings import TimedServing
 

@@ -6,8 +6,9 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from draftlab.core.measure import Measure
-from draftlab.stages._counts import ALPHAS, Counts
+from draftlab.stages._counts import Counts
 from draftlab.stages._inputs import Distillation
+from draftlab.stages._measures import ALPHAS
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.train.settings import Offline
 

@@ -19,8 +19,9 @@ from draftlab.core.measure import Measure
 from draftlab.core.settings import Dataset
 from draftlab.data.classify import Method
 from draftlab.data.streams import Stream
-from draftlab.stages._counts import ALPHAS, Counts
+from draftlab.stages._counts import Counts
 from draftlab.stages._inputs import AS_JSON, Distillation
+from draftlab.stages._measures import ALPHAS
 from draftlab.stages._places import Places
 from draftlab.stages._stage import Bench, Facts, Files, column, stage_of, timing
 from draftlab.train.settings import Serving

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import NotNegative
-from draftlab.stages._inputs import OnPairs, PairsRow, RecordedPairs
+from draftlab.stages._pairs import OnPairs, PairsRow, RecordedPairs
 from draftlab.stages._stage import Bench, Facts, column, stage_of
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 from draftlab.core.measure import Measure
-from draftlab.stages._counts import ALPHA, BLOCK_EFFICIENCY, UnroundedCounts
+from draftlab.stages._counts import UnroundedCounts
 from draftlab.stages._inputs import Distillation
+from draftlab.stages._measures import ALPHA, BLOCK_EFFICIENCY
 from draftlab.stages._stage import Bench, Facts, column, stage_of
 from draftlab.train.settings import ReplayLog
 

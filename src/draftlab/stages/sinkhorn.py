@@ -10,7 +10,7 @@ from pydantic import Field
 
 from draftlab.core.measure import Measure
 from draftlab.core.settings import Count, NonNegativeInt, NotNegative
-from draftlab.stages._inputs import OnPairs, PairsRow, RecordedPairs
+from draftlab.stages._pairs import OnPairs, PairsRow, RecordedPairs
 from draftlab.stages._stage import Bench, Facts, column, stage_of, timing
 from draftlab.stages.acceptance import Derived, derive
 

@@ -1,0 +1,61 @@
+"""Settings, columns and inputs of the stages that read recorded probability pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import Field
+
+from draftlab.core.settings import Dataset, NonNegativeInt, Settings, TopP
+from draftlab.stages._places import Places
+from draftlab.stages._stage import Files, NoInputs, column
+
+if TYPE_CHECKING:
+    from draftlab.core.sampling import Sampling
+
+
+class OnPairs(Settings):
+    """Settings of experiments on recorded probability pairs. If ``datasets`` is empty or names none of the pair's, all of the pair's are used.
+
+    ``positions`` is the most positions used of each dataset. ``top_k`` 0 keeps every token; ``synthetic`` adds the family of model-like
+    distributions.
+    """
+
+    pair: str = "multidraft"
+    datasets: list[Dataset] = []
+    synthetic: bool = False
+    positions: int = Field(gt=0, default=1_000_000)
+    top_k: int = Field(ge=0, default=0)
+    top_p: TopP = 1.0
+    seed: NonNegativeInt = 0
+
+    def sampling(self, temperature: float) -> Sampling:
+        """How a model is sampled at this temperature."""
+        from draftlab.core.sampling import Sampling
+
+        return Sampling(temperature, top_k=self.top_k or None, top_p=self.top_p)
+
+
+class PairsRow:
+    """A text, its dataset, and how its tokens are drafted."""
+
+    request_id: int = column("number of the text; in the synthetic family each context is a text")
+    dataset: str = column("dataset of the text")
+    draft_temperature: float = column("temperature of the draft")
+    num_drafts: int = column("drafted tokens of a position")
+
+
+class RecordedPairs(NoInputs):
+    """The folder of recorded logits of target and draft."""
+
+    pairs: Path
+
+    @classmethod
+    def locate(cls, variants: Sequence[Any], places: Places) -> Self:
+        return cls(pairs=places.distributions(variants[0].pair))
+
+    def reads(self, variants: Sequence[Any]) -> Files:
+        names = dict.fromkeys(name for settings in variants for name in settings.datasets)
+        return {"pairs": [self.pairs / f"{name}.safetensors" for name in names]}
