@@ -22,10 +22,12 @@ WORKFLOW = Path(__file__).resolve().parents[2] / "workflow"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """A working folder with a file of prompts and a folder of raw files."""
+    """A working folder with a file of prompts, a folder of raw files or a model, and an empty folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.jsonl").write_text('{"prompt": "?"}\n')
-    (tmp_path / "x").mkdir()
+    for name in ("x", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "x" / "config.json").write_text("{}")
 
 
 def write(folder, **changes):
@@ -344,6 +346,9 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"draft": "./owner/name"}, "draft: no such"),
         ({"draft": "~/model"}, "draft: no such"),
         ({"target": "a/b/c"}, "target: no such"),
+        ({"target": "empty"}, r"--config: target: no config.json in empty \(name a folder in the Hugging Face layout"),
+        ({"draft": "empty"}, "draft: no config.json in empty"),
+        ({"draft": "mine.jsonl"}, "draft: no config.json in mine.jsonl"),
         ({"raw": "r" * 5000}, "raw: no such"),
         ({"scal": "smoke"}, "unknown key 'scal'"),
         ({"experiments": "osd_ofline"}, "osd_ofline.*osd_offline"),
@@ -643,13 +648,13 @@ def test_a_wrong_experiment_in_a_scale_names_its_line(tmp_path, old, new, messag
     assert f"{scale}:{text[: text.index(old)].count(chr(10)) + 1}" in str(error.value), str(error.value)
 
 
-def test_one_model_of_one_pair_can_be_named(tmp_path):
-    run = plan.load_run({"scale": "smoke", "models": {"multidraft.target": str(tmp_path)}}, WORKFLOW)
-    assert run.settings.pairs["multidraft"].target.model == str(tmp_path)
+def test_one_model_of_one_pair_can_be_named():
+    run = plan.load_run({"scale": "smoke", "models": {"multidraft.target": "x"}}, WORKFLOW)
+    assert run.settings.pairs["multidraft"].target.model == "x"
     assert run.settings.pairs["main"].target.model is None
     assert run.name == "smoke-models"
     with pytest.raises(UserError, match="no model named"):
-        plan.load_run({"scale": "smoke", "models": {"main.drat": str(tmp_path)}}, WORKFLOW)
+        plan.load_run({"scale": "smoke", "models": {"main.drat": "x"}}, WORKFLOW)
     with pytest.raises(UserError, match="no such file or folder"):
         plan.load_run({"scale": "smoke", "models": {"target": "nosuch.gguf"}}, WORKFLOW)
 
@@ -687,8 +692,8 @@ def test_the_headline_pair_is_measured_and_asks_for_what_it_needs():
     assert run.settings.asked("latency_alpha", "large").runtime > run.settings.asked("latency_alpha").runtime
 
 
-def test_with_single_models_named_the_other_experiments_stay(tmp_path):
-    named = {"models": {"target": "me/mine@main", "multidraft.target": str(tmp_path)}}
+def test_with_single_models_named_the_other_experiments_stay():
+    named = {"models": {"target": "me/mine@main", "multidraft.target": "x"}}
     run, whole = (plan.load_run({"scale": "paper", "experiments": "all"} | config, WORKFLOW) for config in (named, {}))
     assert list(run.experiments) == list(whole.experiments)
     changed = [

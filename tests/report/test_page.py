@@ -37,7 +37,7 @@ def _run(folder: Path) -> Path:
         derived = tidy.derive(name, rows)
         tables.write(name, derived, "laptop", folder / "figures" / name)
         figures.draw(name, derived, "laptop", known, folder / "figures" / name)
-        for cell in ("spider", "gsm8k"):
+        for cell in ("spider", "gsm8k", "no_longer_of_it"):
             record = folder / "cells" / name / cell / "run.json"
             record.parent.mkdir(parents=True)
             record.write_text(
@@ -49,6 +49,7 @@ def _run(folder: Path) -> Path:
                     }
                 )
             )
+        (folder / "cells" / f"{name}.txt").write_text("spider\ngsm8k\n")
     kinds = itertools.cycle(("accepted", "rejected", "target"))
     tokens = [{"token": text, "kind": kind} for text, kind in zip(HOSTILE, kinds, strict=False)]
     view = {"dataset": "spider", "request_id": "r1", "prompt": "".join(HOSTILE), "draft_len": 5}
@@ -84,6 +85,7 @@ def test_everything_is_in_the_page(text):
         "3 tokens: 2 drafted and accepted, 1 by the target; 2 rejected",
     ):
         assert word in text
+    assert "no_longer_of_it" not in text
     assert (
         '<p class="finding">The online draft overtakes one distilled once: over the last fifth of the stream alpha is'
         in text

@@ -51,6 +51,9 @@ def run(tmp_path):
         run / "pairs" / "xsum.json",
         {"models": {"multidraft/target": "d" * 64}, "data": {"data/xsum/eval.jsonl": "e" * 64}},
     )
+    _write(run / "cells" / "osd_offline.txt", "spider.ft\ngsm8k.ft\n")
+    for name in ("mdss_region", "mdss_acceptance"):
+        _write(run / "cells" / f"{name}.txt", "all\n")
     _write(run / "models" / "target" / "model.safetensors", "weights")
     _write(run / "osd_offline.csv", "a,b\n1,2\n3,4\n")
     for name in ("mdss_region", "mdss_acceptance"):
@@ -82,6 +85,16 @@ def test_the_chain_reaches_the_raw_data_of_its_own_datasets(run):
         < text.index("answers ")
         < text.index("raw data")
     )
+
+
+def test_a_cell_that_its_experiment_no_longer_has_is_left_out(run):
+    before = provenance.describe(run, "osd_offline")
+    old = {"settings": {"dataset": "finance_alpaca"}, "inputs": {"models": {"models/old": "f" * 64}}}
+    _write(run / "cells" / "osd_offline" / "finance_alpaca.ft" / "run.json", old)
+    assert provenance.describe(run, "osd_offline") == before
+    (run / "cells" / "osd_offline.txt").unlink()
+    with pytest.raises(UserError, match=r"osd_offline\.txt: no such file"):
+        provenance.describe(run, "osd_offline")
 
 
 def test_an_exact_table_has_no_models_behind_it(run):

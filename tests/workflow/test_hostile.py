@@ -395,6 +395,7 @@ def test_html_in_prompts_and_answers_stays_text(folder: Path) -> None:
     record = {"settings": {HOSTILE: HOSTILE, "path": "</script><script>alert(1)</script>"}}
     (folder / "cells/mdss_region/one").mkdir(parents=True)
     (folder / "cells/mdss_region/one/run.json").write_text(json.dumps(record))
+    (folder / "cells/mdss_region.txt").write_text("one\n")
     report_page.write(folder, "laptop", folder / "report.html")
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("&lt;script&gt;alert(1)") >= 5

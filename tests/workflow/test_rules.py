@@ -92,6 +92,7 @@ def test_any_table_can_be_made_by_its_name(checkout):
 def test_speedup_theory_and_collect_make_the_published_table(checkout):
     (table,) = run(checkout, "speedup_theory collect", "results/laptop/osd_speedup_theory.csv")
     assert table.encode() == table_bytes(PUBLISHED / "data/osd_speedup_theory.csv.gz")
+    assert (checkout / "results/laptop/cells/osd_speedup_theory.txt").read_text() == "all\n"
 
 
 def test_figure_makes_the_published_files_of_a_published_table(checkout):

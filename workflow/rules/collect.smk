@@ -1,14 +1,14 @@
 """Cells -> one tidy table per experiment -> claims, report.
 
 Required: results/{run}/cells/{experiment}/{cell}/{rows.csv,run.json}
-Outputs: results/{run}/{experiment}.csv, results/{run}/claims.csv, results/{run}/report.html; results/{run}/tensorboard on request
+Outputs: results/{run}/{experiment}.csv, results/{run}/cells/{experiment}.txt, results/{run}/claims.csv, results/{run}/report.html; results/{run}/tensorboard on request
 """
 
 TEMPLATES = Path(plan.__file__).parents[1] / "report" / "templates"
 
 
 rule collect:
-    """Join the cells of one experiment into its table."""
+    """Join the cells of one experiment into its table, and list them: folders of cells that it no longer has may remain."""
     input:
         rows=lambda wildcards: [
             f"results/{wildcards.run}/cells/{wildcards.experiment}/{cell}/rows.csv"
@@ -16,6 +16,7 @@ rule collect:
         ],
     output:
         table="results/{run}/{experiment}.csv",
+        cells="results/{run}/cells/{experiment}.txt",
     log:
         "results/{run}/logs/collect/{experiment}.log",
     wildcard_constraints:
@@ -34,6 +35,7 @@ rule collect:
     shell:
         r"""
         draftlab collect --rows {input.rows:q} --out {output.table:q} >{log:q} 2>&1
+        printf '%s\n' {params.cells:q} >{output.cells:q}
         """
 
 

@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+CPUINFO = Path("/proc/cpuinfo")
+"""Where Linux describes the processors."""
+
 
 def machine() -> dict[str, Any]:
     """Describe the processor, threads, system, package versions and git commit of this process."""
@@ -38,11 +41,15 @@ def peak_mb() -> float:
 
 
 def _processor() -> str:
-    """The model name of the processor."""
+    """The name of the processor, with its family and model on x86: in a virtual machine, Zen 4 and Zen 5 may both be an "AMD EPYC"."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        first = CPUINFO.read_text(encoding="utf-8").partition("\n\n")[0]
+        lines = (line.partition(":") for line in first.splitlines())
+        fields = {key.strip(): value.strip() for key, _, value in lines}
+        if "model name" in fields:
+            is_x86 = {"cpu family", "model"} <= fields.keys()
+            kind = f" (family {fields['cpu family']} model {fields['model']})" if is_x86 else ""
+            return fields["model name"] + kind
     return platform.processor() or platform.machine()
 
 

@@ -13,6 +13,7 @@ from draftlab.core.settings import Settings, Template
 from draftlab.errors import UserError
 from draftlab.files.packages import PACKAGES, package_of
 from draftlab.files.seals import content_digest
+from draftlab.files.weights import is_gguf
 from draftlab.models.config import context_of
 from draftlab.plan.scale import Pair, Scale
 
@@ -92,8 +93,11 @@ def check_files(config: RunConfig, by_architecture: bool) -> None:
             remedy = "name the folder of the datasets' files; for prompts of your own: dataset=FILE"
             raise UserError(f"raw: a file, not a folder: {value}", file="--config", remedy=remedy)
         if os.path.exists(value):
+            if is_model and not is_gguf(value) and not (Path(value) / "config.json").is_file():
+                remedy = "name a folder in the Hugging Face layout, or a GGUF file"
+                raise UserError(f"{key}: no config.json in {value}", file="--config", remedy=remedy)
             if is_model:
-                context_of(value)  # refuses what is not a model, or cannot be represented
+                context_of(value)  # refuses a model that cannot be represented
             continue
         owner = value.split("/")[0]
         if is_model and "@" not in value and os.path.isdir(owner):

@@ -28,7 +28,7 @@ from draftlab.files.tables import read_table
 from draftlab.plan import Scale
 from draftlab.report import findings, published, summary, tables, tidy
 from draftlab.report.ledger import VERDICTS
-from draftlab.report.provenance import flatten
+from draftlab.report.provenance import cells_of, flatten
 
 PAPERS = {
     "osd": "Online Speculative Decoding",
@@ -120,7 +120,7 @@ def _section(table: Path, results: Path, config: Sequence[str], claims: Sequence
         caption = prefix.with_name(f"{name}.md").read_text(encoding="utf-8").strip().splitlines()[-1]
         if name == "osd_offline" and (loops := summary.looping(rows)):
             caption += f" Of these, {loops}."
-    runs = [(path.parent.name, read_json(path)) for path in sorted((results / "cells" / name).glob("*/run.json"))]
+    runs = cells_of(results, name).items()
     facts = [{key: value for key, value in run.items() if key != "inputs"} | {"cell": cell} for cell, run in runs]
     common, varied = split_common([flatten(cell) for cell in facts])
     return {

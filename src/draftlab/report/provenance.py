@@ -15,7 +15,7 @@ import tyro
 from draftlab.errors import UserError
 from draftlab.files.atomic import write_text
 from draftlab.files.digests import sha256
-from draftlab.files.json_files import read_json, split_common, write_json
+from draftlab.files.json_files import read_json, read_text, split_common, write_json
 from draftlab.files.tables import publish_table, table_bytes, tables_in
 from draftlab.plan import times
 
@@ -49,7 +49,7 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
     table = run / f"{experiment}.csv"
     if not table.exists():
         raise UserError("no such table", file=table, remedy="run the experiment first")
-    cells = {path.parent.name: read_json(path) for path in sorted((run / "cells" / experiment).glob("*/run.json"))}
+    cells = cells_of(run, experiment)
     inputs: dict[str, dict[str, str | None]] = {kind: {} for kind in ("models", "tables", "pairs", "answers", "data")}
     read = [cell.pop("inputs", {}) for cell in cells.values()]
     pairs = {name: None for files in read for name in files.get("pairs", {})}
@@ -67,6 +67,13 @@ def describe(run: Path, experiment: str) -> dict[str, Any]:
         "answers": {str(folder): read_json(run / folder / "pass.json") for folder in answered},
         "data": {name: read_json(run / "data" / name / "summary.json")["provenance"] for name in sorted(datasets)},
     }
+
+
+def cells_of(run: Path, experiment: str) -> dict[str, Any]:
+    """The run records of the cells that a table was joined from, by cell; none for a run without cells of this experiment."""
+    folder = run / "cells" / experiment
+    names = read_text(folder.with_name(f"{experiment}.txt")).split() if folder.exists() else []
+    return {name: read_json(folder / name / "run.json") for name in sorted(names)}
 
 
 def publish(results: Path, tables: tuple[str, ...], out: Path) -> None:
