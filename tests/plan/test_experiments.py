@@ -359,6 +359,12 @@ def test_wrong_config_values_are_refused(config, message):
         plan.load_run(config, WORKFLOW)
 
 
+def test_a_wrong_model_of_a_sizes_file_is_refused_with_its_key():
+    Path("sizes.yaml").write_text("pairs: {main: {target: {model: empty}}}\n")
+    with pytest.raises(UserError, match=r"sizes.yaml: pairs.main.target: no config.json in empty"):
+        plan.load_run({"sizes": "sizes.yaml"}, WORKFLOW)
+
+
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
 def test_every_experiment_of_the_papers_has_cells_at_every_scale(scale):
     run = plan.load_run({"scale": scale}, WORKFLOW)

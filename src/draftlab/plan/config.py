@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,25 +78,24 @@ class RunConfig(Settings):
         return "-".join([self.scale, *(key for key in keys if getattr(self, key))])
 
 
-def check_files(config: RunConfig, by_architecture: bool) -> None:
-    """Check that files and folders exist; a model ``owner/name`` that does not exist is left to the hub."""
-    models = {} if by_architecture else config.everywhere | config.models
-    for key, value in ({"raw": config.raw, "dataset": config.dataset} | models).items():
+def check_files(data: Mapping[str, str | None], models: Mapping[str, str], source: Path | str) -> None:
+    """Check that files and folders, by the key that names them in ``source``, exist; a model ``owner/name`` that does not is left to the hub."""
+    for key, value in {**data, **models}.items():
         if not value:
             continue
         is_model = key in models
         if set("{}") & set(value):
             what = f"{key}: braces are wildcards in a workflow: {value}"
-            raise UserError(what, file="--config", remedy="rename the file or folder")
+            raise UserError(what, file=source, remedy="rename the file or folder")
         if is_model and package_of(value) in PACKAGES:
             continue
         if key == "raw" and os.path.isfile(value):
             remedy = "name the folder of the datasets' files; for prompts of your own: dataset=FILE"
-            raise UserError(f"raw: a file, not a folder: {value}", file="--config", remedy=remedy)
+            raise UserError(f"raw: a file, not a folder: {value}", file=source, remedy=remedy)
         if os.path.exists(value):
             if is_model and not is_gguf(value) and not (Path(value) / "config.json").is_file():
                 remedy = "name a folder in the Hugging Face layout, or a GGUF file"
-                raise UserError(f"{key}: no config.json in {value}", file="--config", remedy=remedy)
+                raise UserError(f"{key}: no config.json in {value}", file=source, remedy=remedy)
             if is_model:
                 context_of(value)  # refuses a model that cannot be represented
             continue
@@ -103,11 +103,11 @@ def check_files(config: RunConfig, by_architecture: bool) -> None:
         if is_model and "@" not in value and os.path.isdir(owner):
             what = f"{key}: no such folder: {value}, though {owner}/ exists"
             remedy = "check the path; if you mean a model on the hub, give its revision: OWNER/NAME@main"
-            raise UserError(what, file="--config", remedy=remedy)
+            raise UserError(what, file=source, remedy=remedy)
         if not (is_model and HUB_ID.fullmatch(value)):
             what = f"{key}: no such file or folder: {value}"
             remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION" if is_model else "check the path"
-            raise UserError(what, file="--config", remedy=remedy)
+            raise UserError(what, file=source, remedy=remedy)
 
 
 def content_of_model(name: str | None, weights: bool = True) -> str:

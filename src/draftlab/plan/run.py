@@ -181,11 +181,14 @@ def load_run(config: Mapping[str, Any], workflow: Path) -> Run:
         path = Path(run.sizes)
         values = _merged(values, read_yaml(path))
     settings = validated(ScaleSettings, values, Place(path))
-    check_files(run, settings.by_architecture)
+    by_user = {} if settings.by_architecture else run.everywhere | run.models
+    check_files({"raw": run.raw, "dataset": run.dataset}, by_user, "--config")
     _check_needs(settings, workflow, Place(path))
     check_datasets(settings.every_dataset, Place(path))
     settings = _with_data(settings, run)
     settings = settings.model_copy(update={"pairs": _with_models(settings.pairs, run)})
+    if run.sizes:
+        check_files({}, settings.named_models, path)
     every = {path.stem: load_experiment(path) for path in sorted((workflow / "experiments").glob("*.yaml"))}
     for name, size in settings.experiments.items():
         if name not in every:

@@ -153,6 +153,14 @@ class ScaleSettings(Settings):
         """Every dataset of any pair."""
         return list(dict.fromkeys([*self.datasets, *(name for pair in self.pairs.values() for name in pair.datasets)]))
 
+    @property
+    def named_models(self) -> dict[str, str]:
+        """The files, folders and hub ids that the scale names as models, by key."""
+        if self.by_architecture:
+            return {}
+        models = {name: pair.models.items() for name, pair in self.pairs.items()}
+        return {f"pairs.{name}.{role}": model.model for name in models for role, model in models[name] if model.model}
+
     def datasets_of(self, pair: str) -> list[Dataset]:
         """The datasets that the models of a pair learn, and that the pair is measured on."""
         return self.pairs[pair].datasets or self.datasets
