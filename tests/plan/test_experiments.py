@@ -472,9 +472,15 @@ def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
         plan.code_digest.cache_clear()
         return plan.code_digest("draftlab.trainer")
 
-    before = digest("def f(x):\n    '''Doc.'''\n    return x + 1\n")
+    code = "def f(x):\n    '''Doc.'''\n    return x + 1\n"
+    before = digest(code)
     assert digest("# a comment\ndef f(x):\n    '''Another doc.'''\n    return x + 1  # more\n") == before
     assert digest("def f(x):\n    return x + 2\n") != before
+    (package / "loss").mkdir()
+    (package / "loss/one.yaml").write_text("1")  # as the profiles of draftlab.serving.profiles
+    first = digest(code)
+    (package / "loss/one.yaml").write_text("2")
+    assert len({before, first, digest(code)}) == 3
 
 
 def test_a_columns_meaning_and_a_measure_are_no_code_and_a_columns_kind_is(tmp_path, monkeypatch):

@@ -49,11 +49,15 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 @lru_cache
 def _module(module: str) -> tuple[str, frozenset[str]]:
-    """The code of one module without comments and docstrings, with the data files of its name, and the draftlab modules it imports."""
+    """The code of one module without comments and docstrings, with its data files, and the draftlab modules it imports.
+
+    Its data files have its name, or are YAML files in the folder of that name.
+    """
     path = source_of(module)
     if path is None:
         return "", frozenset()
-    beside = [file.read_text(encoding="utf-8") for file in sorted(path.parent.glob(f"{path.stem}.*")) if file != path]
+    data = sorted([*path.parent.glob(f"{path.stem}.*"), *path.parent.glob(f"{path.stem}/*.yaml")])
+    beside = [file.read_text(encoding="utf-8") for file in data if file != path]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imports = frozenset(
         name for name in _imports(tree) if name.startswith("draftlab.") and name != module and source_of(name)
