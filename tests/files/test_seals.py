@@ -131,6 +131,7 @@ def test_content_follows_the_bytes_alone(tmp_path: Path) -> None:
     first = content_digest(folder, remembered=remembered)
     for name in ("config.json", "model.safetensors"):
         os.utime(folder / name, ns=(old, old))
+    (folder / ".DS_Store").touch()
     assert content_digest(folder, remembered=remembered) == first
     (folder / "model.safetensors").write_text("MODEL.safetensors")  # as many bytes, at the same time
     os.utime(folder / "model.safetensors", ns=(old, old))
@@ -139,6 +140,8 @@ def test_content_follows_the_bytes_alone(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_text("again")
     assert content_digest(folder, weights=False) == without_weights
     assert content_digest(tmp_path / "absent") == ""
+    (tmp_path / ".mine.jsonl").touch()
+    assert content_digest(tmp_path / ".mine.jsonl")
 
 
 def test_a_digest_is_remembered_once_the_file_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

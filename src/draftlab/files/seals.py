@@ -84,10 +84,11 @@ def remove_damaged(run: Path) -> Iterator[Path]:
 def content_digest(path: Path | str, weights: bool = True, remembered: Path | None = None) -> str:
     """Compute the digest of a file, or of the files in a folder with or without its weights; '' if there is nothing.
 
+    Hidden files in a folder do not count: no model is read from them, and macOS writes one where somebody looks.
     ``remembered``: a file that caches digests by path, inode, size and times, so that gigabytes are read only once.
     """
     path = Path(path)
-    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
+    files = [path] if path.is_file() else sorted(path.glob("[!.]*"))
     parts = [
         f"{file.name} {_remembered(file.resolve(), remembered)}"
         for file in files
