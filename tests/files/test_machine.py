@@ -1,6 +1,7 @@
 """How the machine behind a number is described."""
 
 import platform
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,17 @@ def test_processors_of_one_name_are_told_apart_by_family_and_model(
     if cpuinfo is not None:
         (tmp_path / "cpuinfo").write_text(f"{cpuinfo}\nprocessor\t: 1\nmodel name\t: another\n")
     assert machine.machine()["processor"] == processor
+
+
+def test_the_commit_of_a_repository_that_only_contains_the_package_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / ".venv/lib/draftlab"
+    package.mkdir(parents=True)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "another project"], check=True)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    assert machine.machine()["commit"]
+    monkeypatch.setattr(machine, "ROOT", package)
+    assert machine.machine()["commit"] is None

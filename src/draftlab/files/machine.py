@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from draftlab.files.checkout import ROOT
+
 CPUINFO = Path("/proc/cpuinfo")
 """Where Linux describes the processors."""
 
@@ -54,9 +56,11 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The git commit of the checkout, with ``-dirty`` if it was modified; None outside a repository."""
+    """The git commit of the checkout, with ``-dirty`` if it was modified; None for an installed wheel, also below another repository."""
+    if not (ROOT / ".git").exists():
+        return None
     try:
-        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
         return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
         return None
