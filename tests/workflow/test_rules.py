@@ -66,6 +66,22 @@ def test_topics_are_told_by_the_classifier_of_the_scale(checkout):
     assert set(cells) == {"alimazhar-110/website_classification@abc123"}
 
 
+def test_other_sizes_of_an_architecture_rerun_what_measures_it(checkout):
+    cell = "results/shapes_cpu/cells/osd_latency_length/all"
+    (checkout / cell).mkdir(parents=True)
+    for name in ("cell.json", "rows.csv", "run.json"):
+        (checkout / cell / name).touch()
+    words = ["--config", "scale=shapes_cpu", "--", f"{cell}/rows.csv"]
+    snakemake(checkout, "--touch", "--force", *words)
+    assert "Nothing to be done" in snakemake(checkout, "-n", *words)
+    models = checkout / "workflow/models.csv"
+    text = models.read_text()
+    models.write_text(text.replace("vicuna-7b,llama,4096,11008,32", "vicuna-7b,llama,4096,11008,40"))
+    planned = jobs(snakemake(checkout, "-n", *words))
+    models.write_text(text)
+    assert set(planned) == {"latency_length"}
+
+
 def test_a_kept_draft_is_exported(checkout):
     cell = checkout / "results/laptop/cells/osd_online/spider"
     small_llama(32, 0).save(cell / "draft")

@@ -32,6 +32,11 @@ for STAGE in STAGES.values():
             **resources_of(STAGE.name),
             **({"exclusive": 1} if STAGE.exclusive else {}),
         params:
+            **(
+                {"sizes": seals.content_digest(plan.WORKFLOW / "models.csv")}
+                if RUN.settings.by_architecture
+                else {}
+            ),
             launch=(
                 f"accelerate launch --num_processes {RUN.settings.compute.processes} -m draftlab"
                 if STAGE.launch and RUN.settings.compute.processes > 1
