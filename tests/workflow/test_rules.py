@@ -126,6 +126,18 @@ def test_figure_makes_the_published_files_of_a_published_table(checkout):
         assert (checkout / f"results/laptop/figures/{name}").read_bytes() == (PUBLISHED / name).read_bytes()
 
 
+def test_publish_runs_again_after_its_tables_were_taken_back(checkout):
+    (checkout / "results/laptop").mkdir(parents=True, exist_ok=True)
+    for name in ("claims", "claims_related"):
+        (checkout / f"results/laptop/{name}.csv").touch()
+    published = checkout / "paper_figures/laptop/data/osd_speedup_theory.csv.gz"
+    rules = ["--allowed-rules", "speedup_theory", "collect", "publish"]
+    for _ in range(2):
+        published.unlink(missing_ok=True)
+        snakemake(checkout, *rules, "--config", "scale=laptop", "experiments=osd_speedup_theory", "--", "publish")
+        assert table_bytes(published) == table_bytes(PUBLISHED / f"data/{published.name}")
+
+
 def test_clean_turns_raw_rows_into_prompts_and_keeps_what_it_rejects(checkout):
     raw = checkout / "results/laptop/data/gsm8k/raw"
     raw.mkdir(parents=True)

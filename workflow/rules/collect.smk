@@ -152,23 +152,22 @@ rule tracker:
 
 
 rule publish:
-    """Copy a finished run's tables to paper_figures/, from which the committed figures are drawn."""
+    """Copy a finished run's tables to paper_figures/, from which the committed figures are drawn. No output, so it runs whenever it is asked for."""
     input:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
         claims=[f"results/{RUN.name}/claims{part}.csv" for part in ("", "_related")],
-    output:
-        done=touch(f"results/{RUN.name}/.published"),
     log:
         f"results/{RUN.name}/logs/publish.log",
     localrule: True
     conda:
         "../../envs/cpu.yaml"
     params:
+        results=RUN.folder,
         folder=f"paper_figures/{RUN.name}/data",
         names=lambda wildcards, input: [Path(table).stem for table in input.tables],
     shell:
         r"""
         exec >{log:q} 2>&1
-        draftlab publish --results "$(dirname {output.done:q})" --tables {params.names:q} --out {params.folder:q}
+        draftlab publish --results {params.results:q} --tables {params.names:q} --out {params.folder:q}
         cp {input.claims:q} {params.folder:q}
         """
