@@ -104,7 +104,10 @@ wheel: .venv/ready  ## dist/draftlab-*.whl, with the workflow inside: pip instal
 clean:  ## remove what runs made; .venv and the compiled wheel stay
 	rm -rf results/*/ site .snakemake logs .pytest_cache .mypy_cache .ruff_cache
 
-# .venv is rebuilt if LLAMA_CMAKE_ARGS is given and differs from the flags that it was made with.
+# .venv is rebuilt if its Python is gone, or if LLAMA_CMAKE_ARGS is given and differs from the flags that it was made with.
+ifneq ($(shell test -x .venv/bin/python || echo gone),)
+.PHONY: .venv/ready
+endif
 made_with := $(shell cat .venv/llama-flags 2>/dev/null)
 ifneq ($(or $(strip $(LLAMA_CMAKE_ARGS)),$(made_with)),$(made_with))
 .PHONY: .venv/ready

@@ -78,8 +78,11 @@ works() {  # install the wheel, even over the same version built with other flag
 }
 
 step "making .venv with $("$python" --version)"
-"$python" -m venv .venv >>"$log" 2>&1 || fail "cannot make .venv (details: $log)"
 more=${LLAMA_CMAKE_ARGS-$(cat .venv/llama-flags 2>/dev/null || :)}  # default: the flags of the last build
+# Without --clear, venv keeps the links of an existing .venv, to another Python or to one that is gone.
+clear=
+[ "$(.venv/bin/python --version 2>/dev/null)" = "$("$python" --version)" ] || clear=--clear
+"$python" -m venv $clear .venv >>"$log" 2>&1 || fail "cannot make .venv (details: $log)"
 kernels=$(kernels)
 choose "$kernels"
 if [ -e "$wheels/fails" ]; then kernels="" && choose ""; fi

@@ -62,6 +62,7 @@ PYTHON = """case "$*" in
 -c*) ;;
 --version) echo Python 3.11 ;;
 '-m venv .venv') mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+'-m venv --clear .venv') rm -rf .venv && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
 *' wheel '*) for word; do [ "$before" = -w ] && touch "$word/llama_cpp_python-{version}-py3.whl"; before=$word; done ;;
 esac
 echo "$CMAKE_ARGS $*" >>commands"""
@@ -74,7 +75,8 @@ def setup(checkout):
     version = re.search(r"^llama-cpp-python==(.*)$", (checkout / "envs/constraints.txt").read_text(), re.M)[1]
     stand_in(checkout, "python3", PYTHON.format(version=version))
     stand_in(checkout, "df", "echo header; echo disk 1 1 9000 1% /")
-    (checkout / "bin/cp").symlink_to(shutil.which("cp"))
+    for name in ("cp", "rm"):
+        (checkout / "bin" / name).symlink_to(shutil.which(name))
     env = {"PATH": str(checkout / "bin"), "HOME": str(checkout), "CPUINFO": str(checkout / "cpuinfo")}
 
     def commands(**more: str) -> list[str]:
@@ -134,9 +136,30 @@ def test_a_cache_that_cannot_be_written(checkout, setup):
     assert "or name another cache: XDG_CACHE_HOME=FOLDER make" in failure(checkout, XDG_CACHE_HOME=f"{checkout}/file")
 
 
-def test_make_asks_for_another_venv_when_other_flags_are_named(checkout):
+def test_a_venv_of_another_python_or_of_one_that_is_gone_is_made_anew_with_its_flags(checkout, setup):
+    setup(LLAMA_CMAKE_ARGS="-DGGML_CUDA=ON")
+    (checkout / ".venv/stays").touch()
+    setup()
+    assert (checkout / ".venv/stays").exists()
+    python = checkout / ".venv/bin/python"
+    for other in ("#!/bin/sh\necho Python 3.12", ""):
+        (checkout / ".venv/stays").touch()
+        python.unlink()
+        if other:
+            python.write_text(other)
+            python.chmod(0o755)
+        else:
+            python.symlink_to("/absent/python")
+        setup()
+        assert not (checkout / ".venv/stays").exists()
+        assert (checkout / ".venv/llama-flags").read_text() == "-DGGML_CUDA=ON\n"
+
+
+def test_make_asks_for_another_venv_when_other_flags_are_named_or_its_python_is_gone(checkout):
     shutil.copy(ROOT / "Makefile", checkout)
-    (checkout / ".venv").mkdir()
+    python = checkout / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
     (checkout / ".venv/llama-flags").write_text("-DGGML_CUDA=ON\n")
     (checkout / ".venv/ready").touch()
 
@@ -148,6 +171,9 @@ def test_make_asks_for_another_venv_when_other_flags_are_named(checkout):
     assert not makes()
     assert not makes("LLAMA_CMAKE_ARGS=-DGGML_CUDA=ON")
     assert makes("LLAMA_CMAKE_ARGS=-DGGML_VULKAN=ON")
+    python.unlink()
+    python.symlink_to("/absent/python")
+    assert makes()
 
 
 def test_no_compiler(checkout):
