@@ -340,6 +340,7 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
         ({"raw": "/nonexistent"}, "raw: no such file or folder: /nonexistent"),
         ({"raw": "mine.jsonl"}, r"raw: a file, not a folder: mine.jsonl \(.* dataset=FILE\)"),
         ({"dataset": "nonexistent.jsonl"}, "dataset: no such file or folder"),
+        ({"sizes": "nonexistent.yaml"}, r"nonexistent.yaml: No such file .*\(check the path"),
         ({"target": "/nonexistent"}, r"target: no such .*\(check the path; a hub id is"),
         ({"target": "package:nosuch"}, "target: no such"),
         ({"raw": "package:smollm2-135m-instruct"}, "raw: no such"),

@@ -21,7 +21,9 @@ def read_yaml(path: Path) -> Any:
     try:
         return yaml.load(path.read_text(encoding="utf-8"), SafeLoader)
     except OSError as error:
-        raise UserError(f"{error.strerror}", file=path, remedy="restore it from the repository") from None
+        raise UserError(
+            f"{error.strerror}", file=path, remedy="check the path; restore a file of the repository"
+        ) from None
     except ValueError as error:  # bytes that are not text, or an impossible date
         raise UserError(f"not YAML in UTF-8: {error}", file=path, remedy="repair the file") from None
     except yaml.YAMLError as error:
