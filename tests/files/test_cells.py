@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 
 from draftlab.errors import UserError
-from draftlab.files import weights
+from draftlab.files import cells, weights
 from draftlab.files.cells import write_cell
 from draftlab.files.json_files import read_json
+from draftlab.files.seals import remove_damaged
 from draftlab.files.tables import join_tables
 from draftlab.models.llama import Llama, LlamaConfig
 
@@ -37,6 +38,22 @@ def model_of(cell: Path, model: Path) -> str:
     write_cell(cell, ROWS, {"settings": {}}, models=[model])
     (found,) = read_json(cell / "run.json")["inputs"]["models"].values()
     return str(found)
+
+
+def test_another_run_that_starts_while_a_cell_is_written_again_leaves_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = tmp_path / "cells/e/1"
+    write_cell(cell, ROWS, {"settings": {}})
+    write = cells.write_json
+
+    def meanwhile(path: Path, value: object) -> None:
+        assert list(remove_damaged(tmp_path)) == []
+        write(path, value)
+
+    monkeypatch.setattr(cells, "write_json", meanwhile)
+    write_cell(cell, ROWS * 2, {"settings": {}})
+    assert (cell / "rows.csv").read_text() == "a\n2\n"
 
 
 def test_a_cell_reads_no_weights_that_were_digested_before(tmp_path: Path, reads: list[str]) -> None:

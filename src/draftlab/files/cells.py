@@ -14,7 +14,7 @@ from draftlab.files.atomic import atomic_path
 from draftlab.files.digests import code_digest, sha256
 from draftlab.files.json_files import write_json
 from draftlab.files.machine import machine
-from draftlab.files.seals import seal
+from draftlab.files.seals import RECORD, seal
 from draftlab.files.weights import weights_digest
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def write_cell(folder: Path | str, rows: pd.DataFrame, run: Mapping[str, Any], *
     folder = Path(folder)
     if rows.empty:
         raise UserError("no rows were measured", file=folder, remedy="give the cell at least one request")
+    # Until the new files are sealed, they are not those of an old seal: another run that starts now would take them for damaged.
+    (folder / RECORD).unlink(missing_ok=True)
     with atomic_path(folder / "rows.csv") as temporary:
         rows.to_csv(temporary, index=False, lineterminator="\n")
     facts = {"draftlab": __version__, "code": _code(), **run, "inputs": digests(folder / "../../..", **inputs)}
