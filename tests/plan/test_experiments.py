@@ -476,6 +476,8 @@ def test_the_digest_sees_code_and_not_comments(tmp_path, monkeypatch):
     code = "def f(x):\n    '''Doc.'''\n    return x + 1\n"
     before = digest(code)
     assert digest("# a comment\ndef f(x):\n    '''Another doc.'''\n    return x + 1  # more\n") == before
+    (package / "loss.py~").write_text("a backup")
+    assert digest(code) == before
     assert digest("def f(x):\n    return x + 2\n") != before
     (package / "loss").mkdir()
     (package / "loss/one.yaml").write_text("1")  # as the profiles of draftlab.serving.profiles

@@ -51,13 +51,14 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 def _module(module: str) -> tuple[str, frozenset[str]]:
     """The code of one module without comments and docstrings, with its data files, and the draftlab modules it imports.
 
-    Its data files have its name, or are YAML files in the folder of that name.
+    Its data files have its name, or are YAML files in the folder of that name. An editor's backup (``module.py~``) is none.
     """
     path = source_of(module)
     if path is None:
         return "", frozenset()
-    data = sorted([*path.parent.glob(f"{path.stem}.*"), *path.parent.glob(f"{path.stem}/*.yaml")])
-    beside = [file.read_text(encoding="utf-8") for file in data if file != path]
+    patterns = (f"{path.stem}.mplstyle", f"{path.stem}.yaml", f"{path.stem}/*.yaml")
+    data = [file for pattern in patterns for file in sorted(path.parent.glob(pattern))]
+    beside = [file.read_text(encoding="utf-8") for file in data]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imports = frozenset(
         name for name in _imports(tree) if name.startswith("draftlab.") and name != module and source_of(name)
