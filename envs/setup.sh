@@ -94,8 +94,8 @@ compile 2>.venv/llama.error &
 compiling=$!
 trap 'kill $compiling 2>/dev/null || :' EXIT
 step "installing pinned packages (a minute or two)"
+pip install --no-deps --require-hashes -r envs/hashes.txt  # first: pip compares no digest of what torch has already installed
 pip install -c envs/constraints.txt torch ${PIP_ARGS:-}
-pip install --no-deps --require-hashes -r envs/hashes.txt
 wait $compiling && compiled=yes || compiled=
 trap - EXIT
 if [ -z "$compiled" ] || ! works; then

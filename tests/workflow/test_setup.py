@@ -92,6 +92,9 @@ def setup(checkout):
 def test_named_flags_and_the_index_of_torch_reach_pip_and_the_flags_are_kept(checkout, setup):
     told = setup(PIP_ARGS="--index-url URL", LLAMA_CMAKE_ARGS="-DGGML_CUDA=ON")
     assert [("torch" in line, "wheel" in line) for line in told if "--index-url URL" in line] == [(True, False)]
+    first, second = (line for line in told if "torch" in line or "--require-hashes" in line)
+    assert "--require-hashes" in first  # else torch would bring its dependencies, whose digests nobody compares
+    assert second.endswith("torch --index-url URL")
     assert [line.count("-DGGML_CUDA=ON") for line in told if " wheel " in line] == [1]
     assert sum("--force-reinstall" in line for line in told) == 1
     (checkout / ".venv/ready").unlink()
