@@ -138,6 +138,18 @@ def test_publish_runs_again_after_its_tables_were_taken_back(checkout):
         assert table_bytes(published) == table_bytes(PUBLISHED / f"data/{published.name}")
 
 
+def test_a_hidden_file_beside_the_published_numbers_judges_nothing_again(checkout):
+    made = checkout / "results/mine"
+    made.mkdir(parents=True)
+    for name in ("osd_speedup_theory", "claims", "claims_related"):
+        (made / f"{name}.csv").touch()
+    config = ["--config", "scale=laptop", "name=mine", "experiments=osd_speedup_theory"]
+    words = ["--allowed-rules", "claims", *config, "--", "results/mine/claims.csv"]
+    snakemake(checkout, "--touch", "--force", *words)
+    (checkout / "workflow/published/.DS_Store").touch()
+    assert "Nothing to be done" in snakemake(checkout, "-n", *words)
+
+
 def test_clean_turns_raw_rows_into_prompts_and_keeps_what_it_rejects(checkout):
     raw = checkout / "results/laptop/data/gsm8k/raw"
     raw.mkdir(parents=True)

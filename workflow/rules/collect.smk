@@ -43,7 +43,9 @@ rule claims:
     """Put every published number beside ours, with a verdict."""
     input:
         tables=every(f"results/{RUN.name}/{{experiment}}.csv"),
-        published=sorted(str(path) for path in (plan.WORKFLOW / "published").iterdir()),
+        published=sorted(
+            str(path) for path in (plan.WORKFLOW / "published").glob("[!.]*")
+        ),
     output:
         claims=report(
             "results/{run}/claims.csv",
