@@ -24,9 +24,10 @@ EFFECTS = {
     "contender": {"plain": -0.45, "distilled": 0.2, "draft_osd": 0.3, "medusa_osd": 0.15},
     "num_drafts": 0.01,
     "epoch": {0.5: 0.2, 0.6: 0.2, 1.0: 0.2, 1.5: 0.21, 1.6: 0.21, 2.0: 0.21},
-    "stream_index": 0.005,
 }
 """What is better, so that the papers are right."""
+RISE = 0.3
+"""How much better the last request of a stream is than the first."""
 
 
 def _by(column, values):
@@ -38,7 +39,7 @@ SPECIAL = {
     "osd_latency_alpha": {"seconds": lambda t: 4 * t["seconds"]},
     "osd_routing": {"misrouted": 0},
     "osd_latency_length": {"seconds": lambda t: t["seconds"] / t["end"] ** 0.05},
-    "osd_shift_sharp": {"overlap": lambda t: t["overlap"] * (1 - 0.5 * (t["stream_index"] % 15 < 2))},
+    "osd_shift_sharp": {"overlap": lambda t: t["overlap"] * (1 - 0.5 * (t["stream_index"] % 60 < 8))},
     "osd_update_cost": {"update_seconds": lambda t: 0.1 * t["update_seconds"]},
     "osd_arena_classes": {
         "count": _by(
@@ -60,16 +61,20 @@ MORE = {
     "mdss_acceptance": {"request_id": 60},
     "osd_draft_size_t5": {"request_id": 120},
     "osd_latency_length": {"block": 60, "repeat": 60},
+    "osd_shift_sharp": {"stream_index": 240},
 }
 """Units of the tables whose claims need small intervals."""
 
 
+def _made(name):
+    sizes = MORE.get(name, {})
+    effects = EFFECTS | {"stream_index": RISE / sizes.get("stream_index", 60)}
+    return tidy.derive(name, TABLES[name](effects, **sizes).assign(**SPECIAL.get(name, {})))
+
+
 @pytest.fixture(scope="module")
 def tables():
-    return {
-        name: tidy.derive(name, make(EFFECTS, **MORE.get(name, {})).assign(**SPECIAL.get(name, {})))
-        for name, make in TABLES.items()
-    }
+    return {name: _made(name) for name in TABLES}
 
 
 HOLDS = {"same direction", "printed size excluded"}
@@ -255,10 +260,19 @@ def test_a_setting_of_the_generator_is_no_finding(known):
 
 @pytest.mark.parametrize(("comparisons", "stretch"), [(1, 1.0), (4, 2.4977 / 1.96), (20, 3.0233 / 1.96)])
 def test_an_interval_is_corrected_for_the_number_of_comparisons(comparisons, stretch):
-    found = contrast.correct(stats.Interval(1.0, 0.9, 1.2, 30), comparisons)
+    found = contrast.correct(stats.Interval(1.0, 0.9, 1.2, 10**6), comparisons)
     assert (found.low, found.high) == pytest.approx((1 - 0.1 * stretch, 1 + 0.2 * stretch), rel=1e-4)
-    seen = contrast.smallest_detectable(stats.Interval(0.0, -1.96, 1.96, 30), comparisons, 0.8)
+    seen = contrast.smallest_detectable(stats.Interval(0.0, -1.96, 1.96, 10**6), comparisons, 0.8)
     assert seen == pytest.approx(1.96 * stretch + 0.8416, rel=1e-3)
+
+
+@pytest.mark.parametrize(("units", "coverage"), [(3, 0.77), (7, 0.88)])
+def test_an_interval_over_few_units_is_corrected_to_95_percent(units, coverage):
+    means = np.random.default_rng(0).normal(size=(400, units))
+    plain = [stats.ratio(values, np.ones(units)) for values in means]
+    assert np.mean([one.low < 0 < one.high for one in plain]) == pytest.approx(coverage, abs=0.04)
+    corrected = [contrast.correct(one, 1) for one in plain]
+    assert np.mean([one.low < 0 < one.high for one in corrected]) == pytest.approx(0.95, abs=0.02)
 
 
 def test_percentages_are_of_the_rows_that_the_rule_names(known, tables):
