@@ -233,8 +233,16 @@ def test_what_counts_as_equal_is_shown_to_be_within_the_margin(known, less, verd
     assert ("interval not within 0.03" in note) == (verdict == "undecided")
 
 
-@pytest.mark.parametrize(("gap", "verdict"), [(0.004, "same direction"), (1e-8, "contradicts"), (0.0, "contradicts")])
-def test_the_error_of_a_solver_is_no_direction(known, gap, verdict):
+@pytest.mark.parametrize(
+    ("gap", "verdict"),
+    [
+        (0.00815, "same direction"),  # printed 0.0081
+        (0.004, "printed size excluded"),
+        (1e-8, "contradicts"),
+        (0.0, "contradicts"),
+    ],
+)
+def test_the_size_counts_to_the_last_printed_place_and_the_error_of_a_solver_is_no_direction(known, gap, verdict):
     rows = pd.DataFrame({"request_id": [*range(9)] * 2, "dataset": "xsum", "num_drafts": 4, "positions": 1.0})
     rows["scheme"] = ["optimal"] * 9 + ["importance_truncated"] * 9
     rows["acceptance_sum"] = [0.8 + 0.01 * i for i in range(9)] + [0.8 + 0.01 * i - gap for i in range(9)]

@@ -180,7 +180,8 @@ def _judge_number(
         return replace(
             NOT_RUN, ours=ours, note="measured in another setting, with no other printed number to compare it with"
         )
-    judged = [(*_judge_gap(gap, printed, rule, len(gaps)), gap, printed, what) for gap, printed, what in gaps]
+    digit = published.claims[row["claim"]].digit
+    judged = [(*_judge_gap(gap, printed, rule, digit, len(gaps)), gap, printed, what) for gap, printed, what in gaps]
     judged.sort(key=lambda each: -VERDICTS.index(each[0]))
     notes = [f"{_signed(gap)} against {what} (printed {printed:+.3g}){why}" for _, why, gap, printed, what in judged]
     verdict = judged[0][0]
@@ -195,10 +196,11 @@ def _detectable(gaps: Sequence[Interval]) -> float:
     return max((size for size in sizes if not math.isnan(size)), default=math.nan)
 
 
-def _judge_gap(gap: Interval, printed: float, rule: Rule, comparisons: int) -> tuple[Verdict, str]:
+def _judge_gap(gap: Interval, printed: float, rule: Rule, digit: float, comparisons: int) -> tuple[Verdict, str]:
     """The verdict on one of our differences beside the printed one, and a reason if it does not follow from the sign alone.
 
-    If the printed difference counts as none (``alike``), ours must lie within the margin (two one-sided tests).
+    If the printed difference counts as none (``alike``), ours must lie within the margin (two one-sided tests). Two printed numbers,
+    both rounded, may differ by one ``digit`` more or less than printed.
     """
     low, high = bounds(correct(gap, comparisons))
     if rule.alike and abs(printed) <= rule.margin:
@@ -214,7 +216,7 @@ def _judge_gap(gap: Interval, printed: float, rule: Rule, comparisons: int) -> t
         return "undecided", ", within noise"
     if (low > 0) != (printed > 0):
         return "contradicts", ""
-    if low - rule.tolerance <= printed <= high + rule.tolerance:
+    if low - digit <= printed <= high + digit:
         return "same direction", ""
     return "printed size excluded", f", {gap.estimate / printed:.2g} times the printed difference"
 
