@@ -327,6 +327,12 @@ def _raised(column, by, value):
     return lambda table: table.assign(**{column: table[column] * (1 + (table[by] == value))})
 
 
+def _another_draft(table):
+    """Another draft, whose updates are not cheap; over both drafts together an update would still be."""
+    updates = [("draft", 100), ("draft_large", 7)]
+    return pd.concat([table.assign(draft=name, update_seconds=table["interval_seconds"] / by) for name, by in updates])
+
+
 def _backwards(table):
     """Every stream from its end to its beginning."""
     return table.assign(stream_index=table["stream_index"].max() - table["stream_index"])
@@ -353,7 +359,8 @@ def _backwards(table):
         ("mdss.optimum_dominates_region", "mdss_region", _swapped("scheme", "optimal", "k_seq")),
         ("mdss.optimal_bounds_all", "mdss_acceptance", _swapped("scheme", "optimal", "single")),
         ("mdss.importance_beats_others", "mdss_acceptance", _swapped("scheme", "importance_truncated", "specinfer")),
-        ("mdss.more_drafts_accept_more", "mdss_acceptance", _swapped("num_drafts", 2, 4)),
+        *(("mdss.more_drafts_accept_more", "mdss_acceptance", _swapped("num_drafts", *k)) for k in ((2, 4), (4, 8))),
+        ("mdss.drafts_raise_block_efficiency", "mdss_drafts", _swapped("num_drafts", 5, 6)),
         (
             "mdss.lossless",
             "mdss_region",
@@ -401,6 +408,7 @@ def _backwards(table):
         ("osd.cheaper_than_medusa", "osd_medusa", lambda t: t.assign(epoch_minutes=1 / t["epoch_minutes"])),
         ("osd.idle_compute", "osd_utilisation", lambda t: t.assign(flops_per_second=1e3 * t["flops_per_second"])),
         ("osd.update_is_cheap", "osd_update_cost", lambda t: t.assign(update_seconds=t["interval_seconds"])),
+        ("osd.update_is_cheap", "osd_update_cost", _another_draft),
         ("osd.length_helps", "osd_latency_length", lambda t: t.assign(speculative=t["plain"] / 2)),
         *(
             ("mdss.non_identical_drafts", "mdss_mixed_temperature", _raised("emitted", "scheme", baseline))
