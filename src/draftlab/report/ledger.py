@@ -272,7 +272,7 @@ def _filters(rule: Rule, settings: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _neighbours(row: Mapping[str, Any], change: Mapping[str, Any], published: Published) -> list[dict[str, Any]]:
-    """The printed numbers (at most one) whose setting equals that of ``row`` except for ``change``."""
+    """The printed numbers whose setting equals that of ``row`` except for ``change``, as far as both name the same settings."""
     change = dict(change)
     claim = change.pop("claim", row["claim"])
     shared = {key: value for key, value in row["settings"].items() if key not in change}
