@@ -283,6 +283,13 @@ def test_an_interval_over_few_units_is_corrected_to_95_percent(units, coverage):
     assert np.mean([one.low < 0 < one.high for one in corrected]) == pytest.approx(0.95, abs=0.02)
 
 
+def test_printed_numbers_that_hardly_differ_are_not_said_to_be_missing(known, tables):
+    """Of T5 drafts on code the smallest has 0.81 and the largest 0.83 in print."""
+    verdict, note = _judge(known, "R.t5_size", "code_search_net/t5-large-770M", tables["osd_draft_size_t5"])
+    assert verdict == "not run at this scale"
+    assert "differs from it by more than 0.02" in note
+
+
 def test_percentages_are_of_the_rows_that_the_rule_names(known, tables):
     facts = _only(known, "v1T4.percent_of_importance", "v1T2.token_rate")
     topk, rates = tables["mdss_topk"], tables["mdss_live"]

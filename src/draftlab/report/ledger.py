@@ -177,9 +177,8 @@ def _judge_number(
         note = f"each difference is judged once, in the row of: {', '.join(shared)}"
         return Judgement(ours, "compared in other rows", note)
     if not gaps:
-        return replace(
-            NOT_RUN, ours=ours, note="measured in another setting, with no other printed number to compare it with"
-        )
+        note = "measured in another setting; no other printed number that we measure too differs from it"
+        return replace(NOT_RUN, ours=ours, note=note + (f" by more than {rule.margin:g}" if rule.against else ""))
     digit = published.claims[row["claim"]].digit
     judged = [(*_judge_gap(gap, printed, rule, digit, len(gaps)), gap, printed, what) for gap, printed, what in gaps]
     judged.sort(key=lambda each: -VERDICTS.index(each[0]))
