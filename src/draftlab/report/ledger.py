@@ -233,7 +233,7 @@ def _gaps(
     for settings in rule.against:
         for other in _neighbours(row, settings, published):
             other_rule = published.claims[other["claim"]].rule
-            printed = row["value"] - other["value"]
+            printed = round(row["value"] - other["value"], 9)  # so that 0.67 - 0.65 is no more than a margin of 0.02
             if other_rule is None or (abs(printed) <= rule.margin and not rule.alike):
                 continue
             against = _filters(other_rule, other["settings"])
