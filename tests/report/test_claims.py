@@ -24,9 +24,10 @@ EFFECTS = {
     "contender": {"plain": -0.45, "distilled": 0.2, "draft_osd": 0.3, "medusa_osd": 0.15},
     "num_drafts": 0.01,
     "epoch": {0.5: 0.2, 0.6: 0.2, 1.0: 0.2, 1.5: 0.21, 1.6: 0.21, 2.0: 0.21},
-    "stream_index": 0.005,
 }
 """What is better, so that the papers are right."""
+RISE = 0.3
+"""How much better the last request of a stream is than the first."""
 
 
 def _by(column, values):
@@ -38,7 +39,7 @@ SPECIAL = {
     "osd_latency_alpha": {"seconds": lambda t: 4 * t["seconds"]},
     "osd_routing": {"misrouted": 0},
     "osd_latency_length": {"seconds": lambda t: t["seconds"] / t["end"] ** 0.05},
-    "osd_shift_sharp": {"overlap": lambda t: t["overlap"] * (1 - 0.5 * (t["stream_index"] % 15 < 2))},
+    "osd_shift_sharp": {"overlap": lambda t: t["overlap"] * (1 - 0.5 * (t["stream_index"] % 60 < 8))},
     "osd_update_cost": {"update_seconds": lambda t: 0.1 * t["update_seconds"]},
     "osd_arena_classes": {
         "count": _by(
@@ -60,16 +61,20 @@ MORE = {
     "mdss_acceptance": {"request_id": 60},
     "osd_draft_size_t5": {"request_id": 120},
     "osd_latency_length": {"block": 60, "repeat": 60},
+    "osd_shift_sharp": {"stream_index": 240},
 }
 """Units of the tables whose claims need small intervals."""
 
 
+def _made(name):
+    sizes = MORE.get(name, {})
+    effects = EFFECTS | {"stream_index": RISE / sizes.get("stream_index", 60)}
+    return tidy.derive(name, TABLES[name](effects, **sizes).assign(**SPECIAL.get(name, {})))
+
+
 @pytest.fixture(scope="module")
 def tables():
-    return {
-        name: tidy.derive(name, make(EFFECTS, **MORE.get(name, {})).assign(**SPECIAL.get(name, {})))
-        for name, make in TABLES.items()
-    }
+    return {name: _made(name) for name in TABLES}
 
 
 HOLDS = {"same direction", "printed size excluded"}
@@ -165,18 +170,18 @@ def test_a_difference_is_judged_in_one_row(known, tables):
     notes = dict(zip([name.rsplit("/", 1)[1] for name in rows.index], rows["note"], strict=True))
     assert rows["verdict"].iloc[0] == "compared in other rows"
     assert "against original" in notes["teacher_fwd"]
-    assert "against teacher_fwd" in notes["ft"]
+    assert "against teacher_fwd" in notes["student_fwd"]
     assert "against teacher_fwd" not in notes["original"]
 
 
 def test_a_difference_within_noise_leaves_the_row_undecided(known, tables):
     facts = _only(known, "T1.alpha_offline")
-    row = "T1.alpha_offline/vicuna-7b/llama-160m/spider/ft"
-    verdict = _verdicts(facts, {"osd_offline": tables["osd_offline"]}).loc[row]
+    row = "T1.alpha_offline/flan-t5-xl/t5-small/spider/ft"
+    verdict = _verdicts(facts, {"osd_offline_t5": tables["osd_offline"]}).loc[row]
     assert verdict["verdict"] == "undecided"
     assert "within noise" in verdict["note"]
     better = TABLES["osd_offline"](EFFECTS | {"loss": {"forward_kl": 0.2}})
-    verdict = _verdicts(facts, {"osd_offline": better}).loc[row]
+    verdict = _verdicts(facts, {"osd_offline_t5": better}).loc[row]
     assert verdict["verdict"] in HOLDS
     assert "within noise" not in verdict["note"]
 
@@ -228,8 +233,16 @@ def test_what_counts_as_equal_is_shown_to_be_within_the_margin(known, less, verd
     assert ("interval not within 0.03" in note) == (verdict == "undecided")
 
 
-@pytest.mark.parametrize(("gap", "verdict"), [(0.004, "same direction"), (1e-8, "contradicts"), (0.0, "contradicts")])
-def test_the_error_of_a_solver_is_no_direction(known, gap, verdict):
+@pytest.mark.parametrize(
+    ("gap", "verdict"),
+    [
+        (0.00815, "same direction"),  # printed 0.0081
+        (0.004, "printed size excluded"),
+        (1e-8, "contradicts"),
+        (0.0, "contradicts"),
+    ],
+)
+def test_the_size_counts_to_the_last_printed_place_and_the_error_of_a_solver_is_no_direction(known, gap, verdict):
     rows = pd.DataFrame({"request_id": [*range(9)] * 2, "dataset": "xsum", "num_drafts": 4, "positions": 1.0})
     rows["scheme"] = ["optimal"] * 9 + ["importance_truncated"] * 9
     rows["acceptance_sum"] = [0.8 + 0.01 * i for i in range(9)] + [0.8 + 0.01 * i - gap for i in range(9)]
@@ -255,10 +268,34 @@ def test_a_setting_of_the_generator_is_no_finding(known):
 
 @pytest.mark.parametrize(("comparisons", "stretch"), [(1, 1.0), (4, 2.4977 / 1.96), (20, 3.0233 / 1.96)])
 def test_an_interval_is_corrected_for_the_number_of_comparisons(comparisons, stretch):
-    found = contrast.correct(stats.Interval(1.0, 0.9, 1.2, 30), comparisons)
+    found = contrast.correct(stats.Interval(1.0, 0.9, 1.2, 10**6), comparisons)
     assert (found.low, found.high) == pytest.approx((1 - 0.1 * stretch, 1 + 0.2 * stretch), rel=1e-4)
-    seen = contrast.smallest_detectable(stats.Interval(0.0, -1.96, 1.96, 30), comparisons, 0.8)
+    seen = contrast.smallest_detectable(stats.Interval(0.0, -1.96, 1.96, 10**6), comparisons, 0.8)
     assert seen == pytest.approx(1.96 * stretch + 0.8416, rel=1e-3)
+
+
+@pytest.mark.parametrize(("units", "coverage"), [(3, 0.77), (7, 0.88)])
+def test_an_interval_over_few_units_is_corrected_to_95_percent(units, coverage):
+    means = np.random.default_rng(0).normal(size=(400, units))
+    plain = [stats.ratio(values, np.ones(units)) for values in means]
+    assert np.mean([one.low < 0 < one.high for one in plain]) == pytest.approx(coverage, abs=0.04)
+    corrected = [contrast.correct(one, 1) for one in plain]
+    assert np.mean([one.low < 0 < one.high for one in corrected]) == pytest.approx(0.95, abs=0.02)
+
+
+def test_printed_numbers_that_hardly_differ_are_not_said_to_be_missing(known, tables):
+    """Of T5 drafts on code the smallest has 0.81 and the largest 0.83 in print."""
+    verdict, note = _judge(known, "R.t5_size", "code_search_net/t5-large-770M", tables["osd_draft_size_t5"])
+    assert verdict == "not run at this scale"
+    assert "differs from it by more than 0.02" in note
+
+
+def test_a_printed_difference_equal_to_the_margin_is_ignored_whichever_way_it_rounds(known, tables):
+    """In print 0.83 - 0.81 and 0.67 - 0.65, which as floats lie on both sides of 0.02."""
+    row = "vicuna-7b/llama-160m/finance_alpaca/mix_token_fwd"
+    _, note = _judge(known, "T1.alpha_offline", row, tables["osd_offline"])
+    assert "against original" in note
+    assert "against teacher_fwd" not in note
 
 
 def test_percentages_are_of_the_rows_that_the_rule_names(known, tables):
@@ -305,6 +342,12 @@ def _raised(column, by, value):
     return lambda table: table.assign(**{column: table[column] * (1 + (table[by] == value))})
 
 
+def _another_draft(table):
+    """Another draft, whose updates are not cheap; over both drafts together an update would still be."""
+    updates = [("draft", 100), ("draft_large", 7)]
+    return pd.concat([table.assign(draft=name, update_seconds=table["interval_seconds"] / by) for name, by in updates])
+
+
 def _backwards(table):
     """Every stream from its end to its beginning."""
     return table.assign(stream_index=table["stream_index"].max() - table["stream_index"])
@@ -331,7 +374,8 @@ def _backwards(table):
         ("mdss.optimum_dominates_region", "mdss_region", _swapped("scheme", "optimal", "k_seq")),
         ("mdss.optimal_bounds_all", "mdss_acceptance", _swapped("scheme", "optimal", "single")),
         ("mdss.importance_beats_others", "mdss_acceptance", _swapped("scheme", "importance_truncated", "specinfer")),
-        ("mdss.more_drafts_accept_more", "mdss_acceptance", _swapped("num_drafts", 2, 4)),
+        *(("mdss.more_drafts_accept_more", "mdss_acceptance", _swapped("num_drafts", *k)) for k in ((2, 4), (4, 8))),
+        ("mdss.drafts_raise_block_efficiency", "mdss_drafts", _swapped("num_drafts", 5, 6)),
         (
             "mdss.lossless",
             "mdss_region",
@@ -379,6 +423,7 @@ def _backwards(table):
         ("osd.cheaper_than_medusa", "osd_medusa", lambda t: t.assign(epoch_minutes=1 / t["epoch_minutes"])),
         ("osd.idle_compute", "osd_utilisation", lambda t: t.assign(flops_per_second=1e3 * t["flops_per_second"])),
         ("osd.update_is_cheap", "osd_update_cost", lambda t: t.assign(update_seconds=t["interval_seconds"])),
+        ("osd.update_is_cheap", "osd_update_cost", _another_draft),
         ("osd.length_helps", "osd_latency_length", lambda t: t.assign(speculative=t["plain"] / 2)),
         *(
             ("mdss.non_identical_drafts", "mdss_mixed_temperature", _raised("emitted", "scheme", baseline))

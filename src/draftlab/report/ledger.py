@@ -177,10 +177,10 @@ def _judge_number(
         note = f"each difference is judged once, in the row of: {', '.join(shared)}"
         return Judgement(ours, "compared in other rows", note)
     if not gaps:
-        return replace(
-            NOT_RUN, ours=ours, note="measured in another setting, with no other printed number to compare it with"
-        )
-    judged = [(*_judge_gap(gap, printed, rule, len(gaps)), gap, printed, what) for gap, printed, what in gaps]
+        note = "measured in another setting; no other printed number that we measure too differs from it"
+        return replace(NOT_RUN, ours=ours, note=note + (f" by more than {rule.margin:g}" if rule.against else ""))
+    digit = published.claims[row["claim"]].digit
+    judged = [(*_judge_gap(gap, printed, rule, digit, len(gaps)), gap, printed, what) for gap, printed, what in gaps]
     judged.sort(key=lambda each: -VERDICTS.index(each[0]))
     notes = [f"{_signed(gap)} against {what} (printed {printed:+.3g}){why}" for _, why, gap, printed, what in judged]
     verdict = judged[0][0]
@@ -195,10 +195,11 @@ def _detectable(gaps: Sequence[Interval]) -> float:
     return max((size for size in sizes if not math.isnan(size)), default=math.nan)
 
 
-def _judge_gap(gap: Interval, printed: float, rule: Rule, comparisons: int) -> tuple[Verdict, str]:
+def _judge_gap(gap: Interval, printed: float, rule: Rule, digit: float, comparisons: int) -> tuple[Verdict, str]:
     """The verdict on one of our differences beside the printed one, and a reason if it does not follow from the sign alone.
 
-    If the printed difference counts as none (``alike``), ours must lie within the margin (two one-sided tests).
+    If the printed difference counts as none (``alike``), ours must lie within the margin (two one-sided tests). Two printed numbers,
+    both rounded, may differ by one ``digit`` more or less than printed.
     """
     low, high = bounds(correct(gap, comparisons))
     if rule.alike and abs(printed) <= rule.margin:
@@ -214,7 +215,7 @@ def _judge_gap(gap: Interval, printed: float, rule: Rule, comparisons: int) -> t
         return "undecided", ", within noise"
     if (low > 0) != (printed > 0):
         return "contradicts", ""
-    if low - rule.tolerance <= printed <= high + rule.tolerance:
+    if low - digit <= printed <= high + digit:
         return "same direction", ""
     return "printed size excluded", f", {gap.estimate / printed:.2g} times the printed difference"
 
@@ -232,7 +233,7 @@ def _gaps(
     for settings in rule.against:
         for other in _neighbours(row, settings, published):
             other_rule = published.claims[other["claim"]].rule
-            printed = row["value"] - other["value"]
+            printed = round(row["value"] - other["value"], 9)  # so that 0.67 - 0.65 is no more than a margin of 0.02
             if other_rule is None or (abs(printed) <= rule.margin and not rule.alike):
                 continue
             against = _filters(other_rule, other["settings"])
@@ -270,7 +271,7 @@ def _filters(rule: Rule, settings: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _neighbours(row: Mapping[str, Any], change: Mapping[str, Any], published: Published) -> list[dict[str, Any]]:
-    """The printed numbers (at most one) whose setting equals that of ``row`` except for ``change``."""
+    """The printed numbers whose setting equals that of ``row`` except for ``change``, as far as both name the same settings."""
     change = dict(change)
     claim = change.pop("claim", row["claim"])
     shared = {key: value for key, value in row["settings"].items() if key not in change}
