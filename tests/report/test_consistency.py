@@ -4,12 +4,7 @@ import dataclasses
 
 import pytest
 
-from draftlab.report import consistency, published
-
-
-@pytest.fixture(scope="module")
-def known():
-    return published.load()
+from draftlab.report import consistency
 
 
 def _failing(known):
