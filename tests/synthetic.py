@@ -55,7 +55,7 @@ def table(name: str, effects: Effects | None = None, scale: str = "laptop", **si
     return _MADE[asked].copy()
 
 
-def _make(name: str, effects: Effects, scale: str, sizes: Mapping[str, int]) -> pd.DataFrame:
+def _make(name: str, effects: Effects, scale: str, sizes: dict[str, int]) -> pd.DataFrame:
     """The table of one experiment. A stage that reads nothing and measures no time is run instead."""
     experiment = _sized(name)
     stage, rng = experiment.stage_kind, np.random.default_rng(0)
