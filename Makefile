@@ -7,8 +7,8 @@ CONFIG ?=
 # Arguments for Snakemake; neither make nor the shell may expand them.
 override CONFIG := $(value CONFIG)
 export CONFIG
-# Two workers, each with whole files, because the tests of a file share a run or models. The longest files come first, so that both workers end together.
-IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder tests/workflow/test_workflow.py tests/workflow/test_workflow_real.py tests/workflow tests
+# Two workers, each with whole files, because the tests of a file share a run or models. tests/conftest.py puts the longest files first.
+IN_TURNS := -n 2 --dist loadfile --no-loadscope-reorder
 
 WHEEL := dist/.wheel
 

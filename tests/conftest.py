@@ -10,6 +10,14 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 
 
+LONGEST = ("test_workflow.py", "test_workflow_real.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first, then the other workflows, so that the workers of ``make test`` end together."""
+    items.sort(key=lambda item: (item.path.name not in LONGEST, item.path.parent.name != "workflow"))
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder with real raw records and a real trained model, next to some checkouts."""

@@ -44,7 +44,18 @@ Effects = Mapping[str, Mapping[Any, float] | float]
 """By column: what a value, or each unit of the column, adds to the score, from which the ratios and times follow."""
 
 
+_MADE: dict[str, pd.DataFrame] = {}
+
+
 def table(name: str, effects: Effects | None = None, scale: str = "laptop", **sizes: int) -> pd.DataFrame:
+    """A copy of the table of one experiment, which is made once."""
+    asked = repr((name, effects, scale, sizes))
+    if asked not in _MADE:
+        _MADE[asked] = _make(name, effects or {}, scale, sizes)
+    return _MADE[asked].copy()
+
+
+def _make(name: str, effects: Effects, scale: str, sizes: dict[str, int]) -> pd.DataFrame:
     """The table of one experiment. A stage that reads nothing and measures no time is run instead."""
     experiment = _sized(name)
     stage, rng = experiment.stage_kind, np.random.default_rng(0)
@@ -56,7 +67,7 @@ def table(name: str, effects: Effects | None = None, scale: str = "laptop", **si
         (
             stage.run(variant.settings, NoInputs(), Bench(Path()))[0]
             if computed
-            else _rows(stage, variant, expected, SIZES | sizes, effects or {}, rng)
+            else _rows(stage, variant, expected, SIZES | sizes, effects, rng)
         ).assign(**variant.labels)
         for cell in experiment.cells(scale, name).values()
         for variant in cell

@@ -7,7 +7,7 @@ import pytest
 
 from draftlab.cli import main
 from draftlab.errors import UserError
-from draftlab.report import compare, published
+from draftlab.report import compare
 from draftlab.stages import STAGES
 
 ROWS = {"request_id": [0, 1], "accepted": [3, 4], "seconds": [0.1, 0.2], "draft_seconds": [0.1, 0.2]}
@@ -40,8 +40,7 @@ def test_tables_of_other_shape_differ(tmp_path):
     assert found == ["t: 2 rows against 1", "t: other columns (more)", "t: columns in another order"]
 
 
-def test_verdicts_on_times_may_differ(tmp_path):
-    known = published.load()
+def test_verdicts_on_times_may_differ(known, tmp_path):
     claims = {
         table: known.numbers["claim_id"][
             known.numbers["claim"].isin([k for k, c in known.claims.items() if c.rule and c.rule.table == table])

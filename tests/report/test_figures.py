@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from draftlab import plan
 from draftlab.errors import UserError
 from draftlab.plan.figure import Stream
-from draftlab.report import figures, findings, published, tables, tidy
+from draftlab.report import figures, findings, tables, tidy
 from draftlab.report.figures import batch, stream, style
 from draftlab.stages import STAGES
 from tests.synthetic import TABLES
@@ -23,11 +23,6 @@ from tests.synthetic import TABLES
 FILES = {path.stem: tidy.plan_of(path.stem) for path in sorted((tables.WORKFLOW / "experiments").glob("*.yaml"))}
 WITH_FIGURE = [name for name, experiment in FILES.items() if experiment.figure or name in figures.DESIGNED]
 """The experiments with a designed figure, not an overview."""
-
-
-@pytest.fixture(scope="module")
-def known():
-    return published.load()
 
 
 def _table(name):

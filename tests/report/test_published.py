@@ -11,11 +11,6 @@ from draftlab.errors import UserError
 from draftlab.report import published
 
 
-@pytest.fixture(scope="module")
-def known():
-    return published.load()
-
-
 def test_every_number_of_the_reference_is_there(known, shared):
     reference = yaml.safe_load((shared / "reference" / "osd_published.yaml").read_text())["published"]
     ours = known.numbers[known.numbers["paper"] == "OSD"].head(len(reference))

@@ -79,8 +79,12 @@ FACTS = {"offline": {"seconds": 30.0, "updates": 9}, "online": {"seconds": 30.0,
 
 
 def decide(rows: pd.DataFrame, costs: BlockCosts, **more: object) -> Verdict:
+    """A verdict whose simulated loads are few and short."""
     said = {"log": "log.jsonl", "target": "T", "draft": "D", "temperature": 0.0, "left_out": {}}
-    return verdict.decide(rows, costs, FACTS, **said, **more)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verdict, "ARRIVALS", 40)
+        patch.setattr(verdict, "LOADS", 3)
+        return verdict.decide(rows, costs, FACTS, **said, **more)  # type: ignore[arg-type]
 
 
 def test_the_speedup_is_tokens_over_the_costs_of_blocks():
@@ -234,7 +238,8 @@ def test_parts_of_a_log_are_judged_by_their_own_requests():
     ] * 5
 
 
-def test_lookup_that_finds_nothing_costs_a_plain_step_under_load_too():
+def test_lookup_that_finds_nothing_costs_a_plain_step_under_load_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verdict, "LOADS", 1)
     rows = table(0.5, option="lookup").assign(steps=0.0, empty=lambda t: 0.9 * t["blocks"])
     rows["drafted"] = 0.1 * rows["draft_len"] * rows["blocks"]
     costs = from_probes(probes(more=0.5), 100)

@@ -47,7 +47,7 @@ PRINTED_REGION = [  # panel, q2, optimal, K-SEQ, SpecInfer at K = 2 (MDSS Fig. 2
 
 @pytest.fixture(scope="module")
 def points():
-    settings = region.Settings(num_drafts=[2, 3, 4], points=241)
+    settings = region.Settings(num_drafts=[2, 3, 4], points=121)
     return region.run(settings, NoInputs(), Bench(Path()))[0]
 
 
@@ -64,7 +64,7 @@ def test_region_has_the_known_values(toy, panel, q2, optimal, k_seq, specinfer):
 
 
 def test_region_is_ordered_and_the_program_is_the_optimum_at_every_number_of_drafts(toy):
-    assert len(toy) == 3 * 2 * 241
+    assert len(toy) == 3 * 2 * 121
     assert (toy["optimal"] >= toy["k_seq"] - 1e-9).all()
     assert (toy["k_seq"] >= toy["specinfer"] - 1e-9).all()
     assert (toy["specinfer"] >= toy["single"] - 1e-12).all()

@@ -6,6 +6,7 @@ import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -52,6 +53,7 @@ def timing(meaning: str, *, optional: bool = False) -> Any:
     return Column(meaning, "s", True, optional)
 
 
+@cache
 def columns_of(row: type) -> dict[str, Column]:
     """The columns of a ``Row`` in their order, with kind and values from the annotations."""
     columns = {}
