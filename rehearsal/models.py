@@ -264,7 +264,7 @@ def _with_tokenizer_json(name: str, model: bytes, config: dict[str, Any], specia
         model_type = "llama" if config["tokenizer_class"] == "LlamaTokenizer" else "t5"
         Path(folder, "config.json").write_text(json.dumps({"model_type": model_type}))
         converted = Path(folder, "converted")
-        AutoTokenizer.from_pretrained(folder, local_files_only=True).save_pretrained(converted)
+        AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).save_pretrained(converted)
         return files | {"tokenizer.json": (converted / "tokenizer.json").read_bytes()}
 
 
