@@ -436,15 +436,27 @@ def test_a_target_that_you_name_is_not_inflated(tmp_path):
         assert layers(config) == {0}
 
 
-def test_a_scale_with_a_target_of_its_own_asks_for_no_inflation():
-    asked = []
-    for scale in ("smollm2", "smollm2_short", "qwen2.5-coder", "traffic", "shapes", "paper"):
-        run = plan.load_run({"scale": scale}, WORKFLOW)
-        every = [
-            variant for name in run.at_scale for cell in run.at_scale[name].cells(scale).values() for variant in cell
-        ]
-        asked += [getattr(variant.settings, "inflated_layers", None) for variant in every]
-    assert set(asked) == {None, 0}
+def inflated_layers(run):
+    """The layers of the inflated target in each experiment that has such a setting."""
+    variants = {name: [variant for cell in run.cells(name).values() for variant in cell] for name in run.at_scale}
+    return {
+        name: layers
+        for name, every in variants.items()
+        if (layers := {getattr(variant.settings, "inflated_layers", None) for variant in every}) != {None}
+    }
+
+
+@pytest.mark.parametrize("scale", ["smollm2", "smollm2_short", "qwen2.5-coder", "traffic", "shapes", "paper"])
+def test_a_scale_with_a_target_of_its_own_asks_for_no_inflation(scale):
+    assert set(map(frozenset, inflated_layers(plan.load_run({"scale": scale}, WORKFLOW)).values())) == {frozenset({0})}
+
+
+def test_a_scale_says_once_how_large_the_timed_target_is():
+    run = plan.load_run({}, WORKFLOW)
+    layers = inflated_layers(run)
+    assert layers.pop("osd_update_cost") == {0}  # it says so itself
+    assert set(map(frozenset, layers.values())) == {frozenset({run.settings.pairs["main"].inflated.layers})}
+    assert {"osd_latency_alpha", "osd_medusa", "beyond_weights"} <= layers.keys()
 
 
 def test_flags_round_trip_lists_and_leave_none_out():

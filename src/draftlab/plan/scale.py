@@ -69,13 +69,30 @@ class Data(Settings):
         return self
 
 
+class Inflated(Settings):
+    """The size to which a small target is padded where time is measured, so that it costs as much as a large one (``latency.inflate``)."""
+
+    layers: int = Field(gt=0)
+    ffn: int = Field(gt=0)
+    widths: Literal[1, 4, 16, 64] = 1
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The same as settings of a measurement."""
+        return {f"inflated_{name}": value for name, value in self.model_dump().items()}
+
+
 class Pair(Settings):
-    """A target with its drafts, which share a tokenizer; small models learn the requests of ``datasets`` (the main pair: of all datasets)."""
+    """A target with its drafts, which share a tokenizer; small models learn the requests of ``datasets`` (the main pair: of all datasets).
+
+    ``inflated`` holds for every measurement of time whose own settings do not say ``inflated_layers``.
+    """
 
     target: Recipe
     drafts: dict[str, Recipe]
     answers: Answers
     datasets: list[Dataset] = []
+    inflated: Inflated | None = None
 
     @property
     def models(self) -> dict[str, Recipe]:
