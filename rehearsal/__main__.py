@@ -83,6 +83,9 @@ def rehearse(cores: int = 2, config: tuple[str, ...] = (), keep: bool = False) -
 
     ``config``: further values of ``--config``, such as experiments=osd_offline. ``keep``: continue from the files of an earlier rehearsal.
     """
+    values = dict(word.partition("=")[::2] for word in config)
+    if taken := sorted({"scale", "name", "sizes"} & values.keys()):
+        raise UserError(f"--config: a rehearsal sets {' and '.join(taken)} itself", remedy="leave it out")
     began, folder = time.monotonic(), Path("results") / NAME
     whole = plan.load_run({"scale": "paper"}, plan.WORKFLOW)
     if not keep:
@@ -90,7 +93,6 @@ def rehearse(cores: int = 2, config: tuple[str, ...] = (), keep: bool = False) -
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "sizes.yaml"
     file.write_text(yaml.safe_dump(sizes(whole), sort_keys=False))
-    values = dict(word.partition("=")[::2] for word in config)
     run = plan.load_run({**values, "scale": "paper", "name": NAME, "sizes": str(file)}, plan.WORKFLOW)
     _log(f"{len(run.experiments)} of {len(whole.experiments)} experiments of scale=paper; writing the hub")
     with serve(repositories(run), TOKEN) as hub:

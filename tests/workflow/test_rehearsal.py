@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from safetensors.torch import save
 
 from draftlab import plan
+from draftlab.errors import UserError
 from rehearsal import models
+from rehearsal.__main__ import rehearse
 from rehearsal.hub import Repository, serve
 from rehearsal.sizes import AMOUNTS, CAPS, DEVICE, sizes
 from tests.conftest import ROOT
@@ -51,6 +54,13 @@ def test_a_rehearsal_has_the_pairs_experiments_and_cells_of_the_scale(tmp_path: 
             for own, other in zip(variants, first, strict=True):
                 assert type(own.settings) is type(other.settings)
                 assert changed(own.settings.model_dump(), other.settings.model_dump()) <= SIZED
+
+
+def test_a_rehearsal_of_another_scale_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="sets name and scale itself"):
+        rehearse(config=("scale=smoke", "name=mine"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_rehearsal_serves_the_same_classifier_each_time() -> None:
