@@ -28,6 +28,7 @@ def here(tmp_path, monkeypatch):
     for name in ("x", "empty"):
         (tmp_path / name).mkdir()
     (tmp_path / "x" / "config.json").write_text("{}")
+    (tmp_path / "x" / "model.safetensors").write_bytes(b"")
 
 
 def write(folder, **changes):
@@ -358,6 +359,12 @@ def test_a_wrong_scale_is_refused(tmp_path, old, new, message):
 def test_wrong_config_values_are_refused(config, message):
     with pytest.raises(UserError, match=message):
         plan.load_run(config, WORKFLOW)
+
+
+def test_a_model_without_weights_is_refused_before_anything_runs():
+    Path("empty/config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UserError, match=r"target: no weights \(\*.safetensors or pytorch_model\*.bin\) in empty"):
+        plan.load_run({"target": "empty"}, WORKFLOW)
 
 
 def test_a_wrong_model_of_a_sizes_file_is_refused_with_its_key():

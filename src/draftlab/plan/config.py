@@ -93,9 +93,9 @@ def check_files(data: Mapping[str, str | None], models: Mapping[str, str], sourc
             remedy = "name the folder of the datasets' files; for prompts of your own: dataset=FILE"
             raise UserError(f"raw: a file, not a folder: {value}", file=source, remedy=remedy)
         if os.path.exists(value):
-            if is_model and not is_gguf(value) and not (Path(value) / "config.json").is_file():
+            if is_model and not is_gguf(value) and (missing := _missing(Path(value))):
                 remedy = "name a folder in the Hugging Face layout, or a GGUF file"
-                raise UserError(f"{key}: no config.json in {value}", file=source, remedy=remedy)
+                raise UserError(f"{key}: no {missing} in {value}", file=source, remedy=remedy)
             if is_model:
                 context_of(value)  # refuses a model that cannot be represented
             continue
@@ -108,6 +108,14 @@ def check_files(data: Mapping[str, str | None], models: Mapping[str, str], sourc
             what = f"{key}: no such file or folder: {value}"
             remedy = "check the path; a hub id is OWNER/NAME or OWNER/NAME@REVISION" if is_model else "check the path"
             raise UserError(what, file=source, remedy=remedy)
+
+
+def _missing(folder: Path) -> str:
+    """What a model's folder lacks; '' if it has what every model has."""
+    if not (folder / "config.json").is_file():
+        return "config.json"
+    has_weights = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin"))
+    return "" if has_weights else "weights (*.safetensors or pytorch_model*.bin)"
 
 
 def content_of_model(name: str | None, weights: bool = True) -> str:
