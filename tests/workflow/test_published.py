@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +28,10 @@ def test_published_figures_are_redrawn_from_their_tables_and_nothing_is_trained(
     after = read()
     assert after.keys() == before.keys()
     assert [name for name in before if not look_the_same(name, before[name], after[name])] == []
-    assert sum(before[name] != after[name] for name in before) <= 10  # none on a processor like the one that drew them
+    # The published files were drawn with AVX-512, whose logarithms are rounded in another way.
+    cpuinfo = Path("/proc/cpuinfo")
+    is_alike = cpuinfo.exists() and "avx512vl" in cpuinfo.read_text()
+    assert sum(before[name] != after[name] for name in before) <= (0 if is_alike else 10)
 
 
 def test_an_edit_of_one_figure_and_a_new_table_redraw_these_two_and_nothing_else_is_done(checkout):

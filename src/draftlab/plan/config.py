@@ -16,6 +16,8 @@ from draftlab.files.packages import PACKAGES, package_of
 from draftlab.files.seals import content_digest
 from draftlab.files.weights import is_gguf
 from draftlab.models.config import context_of
+from draftlab.models.hub import WEIGHTS
+from draftlab.models.pickled import PICKLED
 from draftlab.plan.scale import Pair, Scale
 
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
@@ -114,8 +116,8 @@ def _missing(folder: Path) -> str:
     """What a model's folder lacks; '' if it has what every model has."""
     if not (folder / "config.json").is_file():
         return "config.json"
-    has_weights = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin"))
-    return "" if has_weights else "weights (*.safetensors or pytorch_model*.bin)"
+    has_weights = any(any(folder.glob(pattern)) for pattern in (WEIGHTS[0], PICKLED))
+    return "" if has_weights else f"weights ({WEIGHTS[0]} or {PICKLED})"
 
 
 def content_of_model(name: str | None, weights: bool = True) -> str:

@@ -109,17 +109,16 @@ class Run(Settings):
     def _adapted(self, settings: Any) -> Any:
         """The settings of a variant with what the run sets for every cell.
 
-        Training gets the scale's device; a measurement names its own. Only a small target that is trained here is inflated, never one that exists.
+        Training gets the scale's device; a measurement names its own. Only a target that is trained here is inflated, never one that exists.
         ``datasets`` of a multi-draft stage are limited to those of its pair, and none of them means all.
         """
         values: dict[str, Any] = {}
         if not isinstance(settings, Engine):
             values |= self.settings.compute.model_dump(exclude={"processes"})
         pair = self.settings.pairs.get(getattr(settings, "pair", MAIN))
-        if pair is not None and pair.target.model:
-            values |= {"inflated_layers": 0, "inflated_ffn": 0, "inflated_widths": 1}
-        elif pair is not None and pair.inflated and "inflated_layers" not in settings.model_fields_set:
-            values |= pair.inflated.settings
+        inflated = pair.inflated if pair is not None and not pair.target.model else None
+        if inflated and "inflated_layers" not in settings.model_fields_set:
+            values |= inflated.settings
         fields = type(settings).model_fields
         if not isinstance(settings, Training) and "datasets" in fields:
             known = self.settings.datasets_of(settings.pair)
