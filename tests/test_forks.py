@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are used 
 STAND_IN = """
 import os, sys, time
 from draftlab import forks
-from draftlab.files.scratch import end_in_order
+from draftlab.files.scratch import end_in_order, run_and_end
 forks.import_all = lambda: None
 def main():
     end_in_order()
@@ -42,7 +42,7 @@ def main():
         finally:
             open("unwound", "w").close()
 forks.serve(sys.argv[1], os.getppid())
-main()
+run_and_end(main)
 """
 
 

@@ -1,5 +1,5 @@
 """``python -m draftlab``."""
 
-from draftlab.cli import main
+from draftlab.cli import command
 
-main()
+command()

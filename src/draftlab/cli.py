@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import tyro
 from pydantic import ValidationError
@@ -190,10 +190,18 @@ def main() -> None:
     exit_on_error(call)
 
 
+def command() -> NoReturn:
+    """Run one verb, and end the process with its exit code."""
+    from draftlab.files.scratch import run_and_end
+
+    run_and_end(main)
+
+
 def exit_on_error(call: Callable[[], object]) -> None:
     """Call a function; on any error, print one line to stderr and exit with code 1."""
     try:
         call()
+        print(end="", flush=True)
     except (UserError, ValidationError) as error:
         reason = plan.settings_error(error) if isinstance(error, ValidationError) else error
         sys.exit(f"draftlab: error: {reason}")
@@ -204,7 +212,7 @@ def exit_on_error(call: Callable[[], object]) -> None:
         if error.errno is None:  # raised by a library, not by the system
             sys.exit(f"draftlab: error: {printable(str(error))}")
         # For a full disk or a read-only folder, the system's message already names the file and the reason.
-        what = printable(f"{error.strerror}: {error.filename}")
+        what = printable(f"{error.strerror}: {error.filename or 'standard output'}")
         sys.exit(f"draftlab: error: {what} (free space or fix permissions, run again)")
     except ModuleNotFoundError as error:
         if (error.name or "draftlab").partition(".")[0] == "draftlab":
@@ -238,4 +246,4 @@ def _unexpected(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    command()

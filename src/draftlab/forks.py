@@ -31,7 +31,13 @@ from draftlab.files import fork_client
 WORTH = 12
 """The number of jobs from which the server is worthwhile: importing everything takes as long as three starts of Python."""
 MAINS = ("draftlab.__main__", "draftlab.forks")
-LATE = ("torch._dynamo", "transformers.models.t5.modeling_t5", "sklearn.naive_bayes", "pyarrow.parquet")
+LATE = (
+    "torch._dynamo",
+    "transformers.models.t5.modeling_t5",
+    "sklearn.naive_bayes",
+    "pyarrow.parquet",
+    "pandas.io.formats.style",
+)
 """Modules that verbs import only while they run."""
 
 
@@ -159,6 +165,6 @@ def import_all() -> None:
 
 if __name__ == "__main__":
     serve(sys.argv[1], int(sys.argv[2]))
-    from draftlab.cli import main
+    from draftlab.cli import command
 
-    main()
+    command()

@@ -77,3 +77,32 @@ def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     while psutil.pid_exists(int(child_id)) and psutil.Process(int(child_id)).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until, "the child lives on"
         time.sleep(0.05)
+
+
+ENDS = """
+import atexit, sys
+from draftlab.files.scratch import run_and_end
+class Kept:
+    def __del__(self):
+        print("taken apart")
+kept = Kept()
+atexit.register(print, "registered")
+def command():
+    print("out")
+    {end}
+run_and_end(command)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "err"),
+    [("pass", 0, ""), ("sys.exit('wrong')", 1, "wrong\n"), ("sys.exit(7)", 7, ""), ("sys.exit()", 0, "")],
+)
+def test_a_command_ends_with_its_code_its_output_and_what_was_registered(end: str, code: int, err: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS.format(end=end)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "out\nregistered\n", err)
+
+
+def test_closed_streams_do_not_change_how_a_command_ends() -> None:
+    done = subprocess.run(["sh", "-c", f'exec {sys.executable} -c "$0" >&- 2>&-', ENDS.format(end="sys.exit(7)")])
+    assert done.returncode == 7

@@ -1,7 +1,8 @@
-"""Cleans up after runs: temporary folders that are removed even after a kill, and child processes that end with their parent."""
+"""Cleans up after runs: temporary folders that are removed even after a kill, child processes that end with their parent, and a quick end."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -10,9 +11,10 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 PDEATHSIG = 1
 
@@ -57,3 +59,24 @@ def end_in_order() -> None:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
+
+
+def run_and_end(command: Callable[[], object]) -> NoReturn:
+    """Run a command and end this process with its exit code, without taking the interpreter apart first.
+
+    With torch imported, Python's own end takes 0.4 CPU seconds: it frees one by one what the system frees at once.
+    What ``atexit`` registered still runs.
+    """
+    code: str | int | None = None
+    try:
+        command()
+    except SystemExit as end:
+        code = end.code
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        code = 1
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe, a full disk, or a closed stream
+            print(end="", file=stream, flush=True)
+    os._exit(code or 0)
