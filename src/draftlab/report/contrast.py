@@ -87,8 +87,9 @@ class Tables:
     def _compute_sums(self, selection: Selection, by: Sequence[str]) -> dict[Key, pd.DataFrame]:
         """Compute ``sums``: a unit is a request of a dataset, summed over seeds; an exact table has no units and keeps its rows."""
         measure, table = selection.measure, self.frames[selection.table]
-        chosen = select_rows(table, selection.where, selection.table)
         require_columns(table, [*measure.columns, *by], selection.table)
+        used = [*measure.columns, *by, *tidy.ID_COLUMNS]
+        chosen = table.loc[matches(table, selection.where, selection.table), [key for key in table if key in used]]
         below = chosen[measure.denominator].astype(float) if measure.denominator else 1.0
         pair = pd.DataFrame({"above": chosen[measure.numerator].astype(float), "below": below}, index=chosen.index)
         exact = tidy.resampled_column(table) is None
@@ -197,6 +198,11 @@ def _relate(contrast: Contrast, one: pd.DataFrame, two: pd.DataFrame, tables: Ta
 
 def select_rows(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.DataFrame:
     """The rows of ``table`` that match ``where``; its key ``window`` keeps a part of the stream, as fractions of its length."""
+    return table[matches(table, where, name)]
+
+
+def matches(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.Series[bool]:
+    """Which rows of ``table`` match ``where``."""
     keep = pd.Series(True, index=table.index)
     for key, wanted in where.items():
         if key == "window":
@@ -204,7 +210,7 @@ def select_rows(table: pd.DataFrame, where: Mapping[str, Any], name: str) -> pd.
         else:
             require_columns(table, [key], name)
             keep &= _one_of(table[key], wanted if isinstance(wanted, list) else [wanted])
-    return table[keep]
+    return keep
 
 
 def _one_of(column: pd.Series, wanted: Sequence[Any]) -> pd.Series[bool]:

@@ -31,7 +31,7 @@ from draftlab.report.contrast import (
     shift,
     smallest_detectable,
 )
-from draftlab.report.published import Comparison, Published, Rule, Statement, same
+from draftlab.report.published import Comparison, Published, Rule, Statement, agrees, same
 from draftlab.report.tidy import records
 
 Verdict = Literal[
@@ -275,13 +275,13 @@ def _neighbours(row: Mapping[str, Any], change: Mapping[str, Any], published: Pu
     change = dict(change)
     claim = change.pop("claim", row["claim"])
     shared = {key: value for key, value in row["settings"].items() if key not in change}
-    candidates = published.of(claim, **change)
-    keep = [
-        claim_id != row["claim_id"]
-        and all(same(shared[key], value) for key, value in settings.items() if key in shared)
-        for claim_id, settings in zip(candidates["claim_id"], candidates["settings"], strict=True)
+    return [
+        other
+        for other in published.rows.get(claim, ())
+        if other["claim_id"] != row["claim_id"]
+        and agrees(other["settings"], change)
+        and all(same(shared[key], value) for key, value in other["settings"].items() if key in shared)
     ]
-    return records(candidates[np.array(keep, dtype=bool)])
 
 
 def _name(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:

@@ -190,10 +190,15 @@ class Published:
         """The position of each printed number in the files, by claim id."""
         return {claim_id: position for position, claim_id in enumerate(self.numbers["claim_id"])}
 
+    @functools.cached_property
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        """The printed numbers of each claim, as dicts."""
+        return {str(claim): tidy.records(numbers) for claim, numbers in self.numbers.groupby("claim", sort=False)}
+
     def of(self, claim: str, **settings: Wanted) -> pd.DataFrame:
         """The printed numbers of one claim with these settings."""
         numbers = self.numbers[self.numbers["claim"] == claim]
-        return numbers[np.array([_agrees(printed, settings) for printed in numbers["settings"]], dtype=bool)]
+        return numbers[np.array([agrees(printed, settings) for printed in numbers["settings"]], dtype=bool)]
 
     def curve(self, figure: str, series: str) -> pd.DataFrame:
         """The digitised points of one curve, in the order of ``x``."""
@@ -201,7 +206,7 @@ class Published:
         return curves[(curves["figure_pdf"] == figure) & (curves["series"] == series)].sort_values("x", kind="stable")
 
 
-def _agrees(settings: Mapping[str, str], wanted: Mapping[str, Wanted]) -> bool:
+def agrees(settings: Mapping[str, str], wanted: Mapping[str, Wanted]) -> bool:
     """Whether printed settings have the wanted values (or one of several); numbers are compared as numbers."""
     return all(
         key in settings

@@ -53,6 +53,9 @@ def plan_of(experiment: str) -> Experiment | None:
 
 UNITS = {"request_id": "requests", "stream_index": "requests", "block": "blocks"}
 """The columns that a bootstrap may resample, with a name for readers."""
+APART = ("split", "dataset", "moment")
+"""Columns that keep equal names of units apart."""
+ID_COLUMNS = (*UNITS, *APART)
 
 
 def resampled_column(rows: pd.DataFrame) -> str | None:
@@ -74,7 +77,7 @@ def resampled_ids(rows: pd.DataFrame) -> pd.Series:
     if column is None:
         raise UserError("an exact table has no requests to draw", remedy="leave the interval out")
     names = rows[column].astype(str)
-    for key in ("split", "dataset", "moment"):
+    for key in APART:
         names = rows[key].astype(str) + "/" + names if key in rows else names
     return names
 
