@@ -155,12 +155,14 @@ def import_all() -> None:
     """Import every module of the package and what they import late, as far as it is installed."""
     import draftlab
 
+    gc.disable()  # importing makes many objects and hardly any garbage
     names = [module.name for module in pkgutil.walk_packages(draftlab.__path__, "draftlab.")]
     for name in (*names, *LATE):
         if name not in MAINS:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
     gc.freeze()
+    gc.enable()
 
 
 if __name__ == "__main__":
