@@ -50,6 +50,7 @@ def test_hub_rows_of_mt_bench_are_prompts(tmp_path: Path) -> None:
         ("a.jsonl", '{"prompt": "first question"}\n{"prompt": "second question"}\n'),
         ("a.json", '[{"messages": [{"role": "user", "content": "first question"}]}, {"text": "second question"}]'),
         ("a.csv", "prompt,when\nfirst question,1\nsecond question,2\n"),
+        ("a.csv", 'when;prompt\n1;"first question"\n2,5;second question\n'),
         ("a", '{"question": "first question"}\n{"question": "second question"}\n'),
     ],
 )
@@ -72,6 +73,17 @@ def test_counts(tmp_path: Path) -> None:
     assert report.first_rejected["prompt is empty"].startswith("line 12: ")
     assert sum(report.languages.values()) == 12
     assert json.loads(json.dumps(check.as_json(report)))["usable"] is True
+
+
+def test_a_question_asked_again_later_in_a_conversation_is_another_prompt(tmp_path: Path) -> None:
+    asked, answer = {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "Fine then."}
+    file = write(tmp_path / "log.jsonl", [{"messages": [asked]}, {"messages": [asked, answer, asked]}] * 2)
+    report = check.check(file)
+    assert (report.kept, report.duplicates, report.conversations, report.first_prompt) == (4, 2, 2, "Go on.")
+    assert report.prompt_lengths == check.Lengths(3, 3, 11, 11)  # with marks and line breaks
+    splits.make_from("prompts", "raw", raw=file, out=tmp_path / "made", options=splits.Options(eval=1))
+    prompts = [*read_jsonl(tmp_path / "made/prompts.jsonl", Prompt), *read_jsonl(tmp_path / "made/eval.jsonl", Prompt)]
+    assert {len(prompt.messages) for prompt in prompts} == {1, 3}
 
 
 def test_the_other_file_has_a_format_of_its_own(tmp_path: Path) -> None:

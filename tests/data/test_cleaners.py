@@ -201,6 +201,25 @@ def test_a_servers_log_gives_request_and_answer(row: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "system", "content": "Be brief."}, *TURN]},
+        {
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": TURN[0]["content"]}]}],
+            "instructions": "Be brief.",
+        },
+        {"system": [{"type": "text", "text": "Be brief."}], "messages": TURN},
+        {"prompt": [{"role": "developer", "content": "Be brief."}, *TURN]},
+        {"request": {"body": {"system": "Be brief.", "messages": TURN}}},
+        {"input": {"system": "Be brief.", "messages": TURN}, "output": {"role": "assistant"}},
+    ],
+)
+def test_a_system_prompt_comes_before_the_request(row: dict[str, object]) -> None:
+    found = cleaners.prompts(row)
+    assert (found.text, found.before) == (TURN[0]["content"], [{"role": "system", "content": "Be brief."}])
+
+
+@pytest.mark.parametrize(
     "response", [None, "x", [], {"choices": []}, {"choices": [3]}, {"choices": [{"message": None}]}, {"error": "e"}]
 )
 def test_a_response_without_text_is_no_answer(response: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftlab.data.conversations import Turn, first_request, turns
+from draftlab.data.conversations import Turn, first_request, last_request, turns
 from draftlab.data.fields import BadRow
 
 
@@ -76,3 +76,21 @@ def test_parts_of_text_are_joined() -> None:
 def test_a_developer_speaks_as_the_system() -> None:
     found = first_request(said(("system", ""), ("developer", "Be brief."), ("user", "u")))
     assert (found.text, found.meta["system"]) == ("u", "Be brief.")
+
+
+def test_the_last_request_comes_with_all_that_was_said_before_it() -> None:
+    earlier = (("system", "Be brief."), ("user", "u"), ("assistant", "a"))
+    found = last_request(said(*earlier, ("user", "more"), ("assistant", "b")))
+    assert (found.text, found.reference, found.meta, found.before) == ("more", "b", {"turns": 2}, said(*earlier))
+    alone = last_request(said(("assistant", "Hello!"), ("user", "u")), system="Be brief.")
+    assert (alone.text, alone.before) == ("u", said(("system", "Be brief.")))
+    with pytest.raises(BadRow, match="no user turn"):
+        last_request(said(("assistant", "Hello!")))
+
+
+def test_messages_without_text_are_not_part_of_what_was_said() -> None:
+    call = [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": "4"}]
+    found = last_request([*said(("user", "u")), *call, *said(("user", "more"))])
+    assert (found.text, found.before) == ("more", said(("user", "u"), ("tool", "4")))
+    joined = last_request([*said(("user", "u")), call[0], *said(("user", "more"))])
+    assert (joined.text, joined.before, joined.meta) == ("u\nmore", [], {"turns": 1})

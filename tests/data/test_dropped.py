@@ -32,7 +32,7 @@ def test_every_row_that_is_left_out_is_counted(tmp_path: Path) -> None:
     assert line.startswith("Dropped  prompts: of 14 rows of train 3 rejected: 2 ")
     assert "1 broken JSON" in line
     assert "3 duplicates" in line
-    assert "; 1 prompts too long for the target of main" in line
+    assert "; 1 prompts too long for the target of main, or refused by its chat template" in line
     assert line.endswith("data/prompts/rejected.jsonl)")
     (run / "report.html").touch()
     assert line in list(summary.lines(summary.newest_run(run)))  # the folder of a run will do
@@ -42,7 +42,7 @@ def test_rows_that_a_run_does_not_read_are_said(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text("\n".join(prompts(9)) + "\n")
     for rows, said in (
         (8, "prompts: only the first 8 rows of train were read (raw_rows of the scale; raise it with sizes=FILE)"),
-        (9, "nothing: every row gave a prompt, and every prompt fits the context"),
+        (9, "nothing: every row gave a prompt, and the target can read every prompt"),
     ):
         for split in sources.SPLITS:
             out = tmp_path / f"raw/{split}.jsonl"
@@ -57,5 +57,5 @@ def test_nothing_left_out_is_said_too(tmp_path: Path) -> None:
     assert list(dropped.lines(tmp_path)) == []
     clean(tmp_path, prompts(8))
     assert list(dropped.lines(tmp_path)) == [
-        "Dropped  nothing: every row gave a prompt, and every prompt fits the context"
+        "Dropped  nothing: every row gave a prompt, and the target can read every prompt"
     ]

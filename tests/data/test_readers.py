@@ -145,7 +145,7 @@ def test_the_header_of_a_table(tmp_path: Path, content: bytes, want: dict[str, s
         (b"id,request text\n1,how are you\n", "mine.csv:1: no column is called prompt, .*: id, request text"),
         (b"\nWhat is two and two?,4\n", "mine.csv:2: no column is called prompt"),
         (b"how are you\n", "no column"),
-        (b"prompt;answer\na;b\n", "no column"),
+        (b"prompt|answer\na|b\n", "no column"),
         (b"prompt,caf\xe9\na,b\n", "mine.csv:1: the names of the columns are not UTF-8"),
         (b"prompt,Prompt\na,b\n", "two columns are called 'prompt'"),
     ],

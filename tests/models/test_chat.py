@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from draftlab.errors import UserError
 from draftlab.models import Tokenizer
-from draftlab.models.chat import VICUNA_SYSTEM, around_message
+from draftlab.models.chat import VICUNA_SYSTEM, around_messages
 from draftlab.models.tokenizer import train_tokenizer
 
 CHATML = (
@@ -21,7 +21,7 @@ CHATML = (
 
 
 def prompt(template: str, jinja: str | None = None) -> str:
-    return "hi".join(around_message(template, jinja))
+    return "hi".join(around_messages(template, jinja))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_transformers_offers_to_a_template(template: str, want: str) -> Non
 )
 def test_a_template_that_loses_or_changes_a_message_is_refused(template: str) -> None:
     with pytest.raises(UserError, match="leaves a message out, repeats it or changes it"):
-        around_message("own", template)
+        around_messages("own", template)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,46 @@ def test_a_template_that_loses_or_changes_a_message_is_refused(template: str) ->
 )
 def test_a_template_that_fails_is_an_error_of_one_line(template: str) -> None:
     with pytest.raises(UserError, match="the chat template fails"):
-        around_message("own", template)
+        around_messages("own", template)
 
 
 def test_refusals() -> None:
     with pytest.raises(UserError, match="unknown chat template 'llama'"):
-        around_message("llama")
+        around_messages("llama")
     with pytest.raises(UserError, match="no chat template"):
-        around_message("own")
+        around_messages("own")
+    with pytest.raises(UserError, match="no place for a message of tool"):
+        around_messages("vicuna_short", roles=("user", "tool"))
+
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "How many?"},
+    {"role": "assistant", "content": "Two."},
+    {"role": "user", "content": "Why </s> so?"},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "want"),
+    [
+        ("vicuna_v1.1", "Be brief. USER: How many? ASSISTANT: Two.</s>USER: Why </s> so? ASSISTANT:"),
+        ("vicuna_short", "Be brief. USER: How many? ASSISTANT: Two.</s>USER: Why </s> so? ASSISTANT:"),
+        ("plain", "Be brief.\nHow many?\nTwo.\nWhy </s> so?"),
+    ],
+)
+def test_a_conversation_in_a_template(template: str, want: str) -> None:
+    first, *others = around_messages(template, roles=tuple(message["role"] for message in TALK))
+    assert first + "".join(m["content"] + after for m, after in zip(TALK, others, strict=True)) == want
+
+
+def test_a_conversation_has_the_ids_that_transformers_gives_it() -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = with_specials()
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=ours.backend, chat_template=CHATML)
+    # In theirs, a special token in a message would be special.
+    talk = [{**message, "content": message["content"].replace("</s>", "")} for message in TALK]
+    text = theirs.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
+    want = theirs(text, add_special_tokens=False).input_ids
+    assert ours.encode_prompt(talk, "own") == [1, *want]
+    assert 2 not in ours.encode_prompt(TALK, "own")

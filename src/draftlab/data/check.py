@@ -37,7 +37,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of a file."""
+    """The contents of a file. ``conversations`` are prompts with messages before them, which the model reads too."""
 
     file: str
     format: str
@@ -45,6 +45,8 @@ class Report:
     kept: int
     rejected: dict[str, int]
     first_rejected: dict[str, str]
+    first_prompt: str
+    conversations: int
     duplicates: int
     overlap: int | None
     references: int
@@ -81,7 +83,8 @@ def check(
     seen: set[int] = set()
     rejected: Counter[str] = Counter()
     first: dict[str, str] = {}
-    read = duplicates = overlap = specials = 0
+    first_prompt = ""
+    read = duplicates = overlap = specials = conversations = 0
     lengths, reference_lengths, sample = array("I"), array("I"), list[str]()
     for record in _records(file, name, max_chars):
         read += 1
@@ -89,12 +92,15 @@ def check(
             rejected[record.reason] += 1
             first.setdefault(record.reason, f"line {record.line}: {record.row}")
             continue
-        value = digest(record.text)
+        whole = record.whole
+        first_prompt = first_prompt or excerpt(record.text)
+        conversations += bool(record.before)
+        value = digest(whole)
         duplicates += value in seen
         seen.add(value)
         overlap += others is not None and value in others
-        specials += any(mark in record.text for mark in SPECIALS)
-        lengths.append(count(record.text))
+        specials += any(mark in whole for mark in SPECIALS)
+        lengths.append(count(whole))
         if record.reference is not None:
             reference_lengths.append(count(record.reference))
         if len(sample) < SAMPLE:
@@ -106,6 +112,8 @@ def check(
         kept=len(lengths),
         rejected=dict(rejected),
         first_rejected=first,
+        first_prompt=first_prompt,
+        conversations=conversations,
         duplicates=duplicates,
         overlap=overlap if others is not None else None,
         references=len(reference_lengths),
@@ -125,7 +133,7 @@ def _records(file: Path, name: str, max_chars: int) -> Iterator[Prompt | Rejecti
 def _digests(file: Path, max_chars: int) -> set[int]:
     """The digests of the prompts in another file, in the format detected there."""
     records = _records(file, formats.detect(read_rows(file)), max_chars)
-    digests = {digest(record.text) for record in records if isinstance(record, Prompt)}
+    digests = {digest(record.whole) for record in records if isinstance(record, Prompt)}
     if not digests:
         raise UserError("no prompt in the file to compare with", file=file, remedy="see why: draftlab data check FILE")
     return digests
@@ -160,6 +168,8 @@ def table(report: Report) -> str:
         ("format", report.format),
         ("rows", report.read),
         ("prompts kept", report.kept),
+        ("first prompt", report.first_prompt or "none"),
+        ("after other messages", report.conversations),
         ("with a reference", report.references),
         ("duplicates", report.duplicates),
         ("also in the other file", "not asked" if report.overlap is None else report.overlap),

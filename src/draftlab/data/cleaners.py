@@ -10,8 +10,9 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from draftlab.data.conversations import answered, first_request
+from draftlab.data.conversations import answered, first_request, last_request
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, items_of, labels, mapping_of, maybe_text, text_of
 from draftlab.data.formats import ANSWER_FIELDS, CONVERSATION_FIELDS, DETECT, PROMPT_FIELDS, RETRIEVED, detect
 from draftlab.data.prompts import Prompt, Rejection
@@ -100,17 +101,17 @@ def tatqa(row: Row) -> Cleaned:
 
 def arena(row: Row) -> Cleaned:
     """The first request of a conversation, with the row's labels."""
-    return _from_conversation(row, "conversation", "conversation_a")
+    return _first_request(row, "conversation", "conversation_a")
 
 
 def sharegpt(row: Row) -> Cleaned:
     """As ``arena``, under the field names of ShareGPT."""
-    return _from_conversation(row, "conversations", "messages", "conversation")
+    return _first_request(row, "conversations", "messages", "conversation")
 
 
-def _from_conversation(row: Row, *names: str, answer: str | None = None) -> Cleaned:
+def _first_request(row: Row, *names: str) -> Cleaned:
     request = first_request(next((row[name] for name in names if name in row), None))
-    return Cleaned(request.text, request.reference or answer, {**request.meta, **labels(row)})
+    return replace(request, meta={**request.meta, **labels(row)})
 
 
 def mt_bench(row: Row) -> Cleaned:
@@ -146,11 +147,19 @@ def self_instruct(row: Row) -> Cleaned:
 
 
 def prompts(row: Row) -> Cleaned:
-    """A user's traffic: a prompt under a usual name, a list of turns, a conversation, or a request in a server's log."""
-    row = {**row, **next((row[name] for name in ("request", "body") if isinstance(row.get(name), Mapping)), {})}
-    for name in CONVERSATION_FIELDS:
-        if row.get(name):
-            return _from_conversation(row, name, answer=answered(row))
+    """A user's traffic: a prompt under a usual name, a list of turns, or a conversation, also within a request in a log.
+
+    Of a conversation, the request is the last turn of the user, and the model reads all of it up to there.
+    """
+    for name in ("request", "body", "input"):
+        if isinstance(row.get(name), Mapping):
+            row = {**row, **row[name]}
+    for name in (*CONVERSATION_FIELDS, *PROMPT_FIELDS):
+        value = row.get(name)
+        if value and (name in CONVERSATION_FIELDS or (isinstance(value, list) and isinstance(value[0], Mapping))):
+            request = last_request(value, _system(row))
+            meta = {**request.meta, **labels(row)}
+            return replace(request, reference=request.reference or answered(row), meta=meta)
     for name in ("turns", *PROMPT_FIELDS):
         if isinstance(row.get(name), list):
             return Cleaned(as_text(items_of(row, name)[0], name), None, labels(row))
@@ -161,6 +170,14 @@ def prompts(row: Row) -> Cleaned:
         text = f"{text}\n{context}"
     texts = (maybe_text(row, name) for name in ANSWER_FIELDS if isinstance(row.get(name), str))
     return Cleaned(text, next(filter(None, texts), None), labels(row))
+
+
+def _system(row: Row) -> str | None:
+    """The system prompt beside a conversation: a text (OpenAI's ``instructions``), or a list of parts (Anthropic's ``system``)."""
+    value = next((row[name] for name in ("system", "instructions") if row.get(name)), None)
+    if isinstance(value, list):
+        value = "\n".join(text_of(mapping_of(part, "a part of system"), "text") for part in value)
+    return None if value is None else as_text(value, "system")
 
 
 def _passages(retrieved: object) -> str:
@@ -217,14 +234,15 @@ def clean(
             if raw.problem is not None:
                 raise BadRow(raw.problem)
             cleaned = clean_row(mapping_of(raw.row, "the row"))
-            if 0 < max_chars < len(cleaned.text):
+            prompt = Prompt(f"{dataset}/{split}/{index:05d}", dataset, split, **vars(cleaned))
+            if 0 < max_chars < len(prompt.whole):
                 raise BadRow(f"the prompt is longer than {max_chars} characters")
         except BadRow as reason:
             row = raw.row if isinstance(raw.row, str) else json.dumps(raw.row, default=repr)
             shown = f"{reason.detail}: {row}" if reason.detail else row
             yield Rejection(raw.file, raw.line, excerpt(str(reason)), excerpt(shown))
             continue
-        yield Prompt(f"{dataset}/{split}/{index:05d}", dataset, split, cleaned.text, cleaned.reference, cleaned.meta)
+        yield prompt
 
 
 def _detected(rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, Cleaner]]:

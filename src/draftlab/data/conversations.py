@@ -1,8 +1,8 @@
-"""Conversations in the common formats: their turns, and the first request."""
+"""Conversations in the common formats: their turns, the first request, and the last one with all that was said before it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,14 +36,21 @@ def turns(conversation: Any) -> list[Turn]:
     """
     if not isinstance(conversation, list):
         raise BadRow(f"the conversation is {type(conversation).__name__}, not a list")
-    joined: list[Turn] = []
+    spoken: list[Turn] = []
     for item in conversation:
         try:
-            turn = _turn(mapping_of(item, "a message"))
+            spoken.append(_turn(mapping_of(item, "a message")))
         except BadRow:
-            if any(turn.role == "user" for turn in joined):
+            if any(turn.role == "user" for turn in spoken):
                 break
             raise
+    return _joined(spoken)
+
+
+def _joined(spoken: Iterable[Turn]) -> list[Turn]:
+    """Join successive turns of one role."""
+    joined: list[Turn] = []
+    for turn in spoken:
         if joined and joined[-1].role == turn.role:
             joined[-1] = Turn(turn.role, "\n".join(filter(None, (joined[-1].text, turn.text))))
         else:
@@ -69,14 +76,42 @@ def _turn(message: Row) -> Turn:
 def first_request(conversation: Any) -> Cleaned:
     """The first request of a user and the answer to it. What an assistant says before it is left out."""
     spoken = turns(conversation)
-    start = next((i for i, turn in enumerate(spoken) if turn.role == "user"), None)
-    if start is None:
-        raise BadRow("no user turn")
-    answer = next((turn.text or None for turn in spoken[start + 1 : start + 2] if turn.role == "assistant"), None)
-    meta: dict[str, Any] = {"turns": sum(turn.role == "user" for turn in spoken)}
+    asked = _asked(spoken)
+    meta: dict[str, Any] = {"turns": len(asked)}
     if spoken[0].role == "system" and spoken[0].text:
         meta["system"] = spoken[0].text
-    return Cleaned(spoken[start].text, answer, meta)
+    return Cleaned(spoken[asked[0]].text, _answer(spoken, asked[0]), meta)
+
+
+def last_request(conversation: Any, system: str | None = None) -> Cleaned:
+    """The last request of a user, all that was said before it, and the answer to it. ``system`` comes before everything.
+
+    Left out: messages without text, and what an assistant says before the first request.
+    """
+    said = [Turn("system", system)] if system else []
+    spoken = _joined([*said, *(turn for turn in turns(conversation) if turn.text)])
+    asked = _asked(spoken)
+    last = asked[-1]
+    before = [turn for i, turn in enumerate(spoken[:last]) if i >= asked[0] or turn.role == "system"]
+    return Cleaned(
+        spoken[last].text,
+        _answer(spoken, last),
+        {"turns": len(asked)},
+        [{"role": turn.role, "content": turn.text} for turn in before],
+    )
+
+
+def _asked(spoken: list[Turn]) -> list[int]:
+    """The places of the user's turns; ``BadRow`` without one."""
+    places = [i for i, turn in enumerate(spoken) if turn.role == "user"]
+    if not places:
+        raise BadRow("no user turn")
+    return places
+
+
+def _answer(spoken: list[Turn], place: int) -> str | None:
+    """What the assistant answered to the turn at ``place``."""
+    return next((turn.text or None for turn in spoken[place + 1 : place + 2] if turn.role == "assistant"), None)
 
 
 def answered(row: Row) -> str | None:

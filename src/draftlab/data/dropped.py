@@ -1,4 +1,4 @@
-"""Counts what a run left out of its data: rows after the last one that it reads, rejected rows, repeated prompts, and prompts too long for a model."""
+"""Counts what a run left out of its data: rows after the last one that it reads, rejected rows, repeated prompts, and prompts that a target cannot read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from draftlab.data.prompts import Rejection
 from draftlab.errors import printable
 from draftlab.files.json_files import read_jsonl, read_object
 
+UNREAD = "too long for {}, or refused by its chat template"
+
 
 def lines(run: Path) -> Iterator[str]:
     """Yield a line with counts and reasons for each dataset of which something was left out, or one line if nothing was."""
@@ -19,15 +21,15 @@ def lines(run: Path) -> Iterator[str]:
         dataset = summary.parent.name
         parts = [part for split in ("train", "eval") if (part := _of_split(read_object(summary), split))]
         for answers in sorted(run.glob("*/answers")):
-            if count := _too_long(answers, f"{dataset}.*"):
-                parts.append(f"{count} prompts too long for the target of {answers.parent.name}")
+            if count := _unread(answers, f"{dataset}.*"):
+                parts.append(f"{count} prompts {UNREAD.format(f'the target of {answers.parent.name}')}")
         if parts:
             complete = False
             rejected = summary.with_name("rejected.jsonl")
             kept = f" ({rejected})" if rejected.stat().st_size else ""
             yield printable(f"Dropped  {dataset}: {'; '.join(parts)}{kept}")
     if complete and summaries:
-        yield "Dropped  nothing: every row gave a prompt, and every prompt fits the context"
+        yield "Dropped  nothing: every row gave a prompt, and the target can read every prompt"
 
 
 def _of_split(summary: dict[str, Any], split: str) -> str:
@@ -46,12 +48,12 @@ def _of_split(summary: dict[str, Any], split: str) -> str:
     return "; ".join(filter(None, (cut, f"of {counts['read']} rows of {split} {', '.join(parts)}" if parts else "")))
 
 
-def too_long(run: Path, pair: str = "main") -> int:
-    """The number of prompts of a run that are too long for the target of a pair."""
-    return _too_long(run / pair / "answers", "*")
+def unread(run: Path, pair: str = "main") -> int:
+    """The number of prompts of a run that the target of a pair cannot read."""
+    return _unread(run / pair / "answers", "*")
 
 
-def _too_long(answers: Path, folders: str) -> int:
-    """The number of prompts without an answer, at any temperature, because they are too long for the target."""
+def _unread(answers: Path, folders: str) -> int:
+    """The number of prompts that have no answer at any temperature."""
     files = answers.glob(f"{folders}/rejected.jsonl")
     return len({rejection.row for file in files for rejection in read_jsonl(file, Rejection)})

@@ -22,11 +22,12 @@ class BadRow(Exception):
 
 @dataclass(frozen=True)
 class Cleaned:
-    """A row's prompt, the dataset's answer if there is one, and the labels that a stream may sort by."""
+    """A row's prompt, the dataset's answer if there is one, the labels that a stream may sort by, and the messages before the prompt."""
 
     text: str
     reference: str | None = None
     meta: dict[str, Any] = field(default_factory=dict)
+    before: list[dict[str, str]] = field(default_factory=list)
 
 
 def text_of(row: Row, *names: str) -> str:

@@ -250,7 +250,7 @@ def _table(file: IO[bytes], name: str, separator: str, columns: Sequence[str]) -
     if separator == "\t":
         reader = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE)
     else:
-        reader = csv.reader(lines, strict=True)
+        reader = csv.reader(lines, delimiter=separator, strict=True)
     header: list[str] = []
     while True:
         start = reader.line_num + 1
@@ -324,7 +324,9 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
         raise UserError("the file is UTF-16", file=name, remedy="convert it to UTF-8")
     opening, kind = start.lstrip()[:1], next((s for s in reversed(suffixes) if s != ".gz"), "")
     if kind in (".csv", ".tsv"):
-        yield from _table(file, name, "," if kind == ".csv" else "\t", columns)
+        first = start.partition(b"\n")[0]
+        comma = ";" if first.count(b";") > first.count(b",") else ","  # spreadsheets of many countries write semicolons
+        yield from _table(file, name, comma if kind == ".csv" else "\t", columns)
     elif kind in (".txt", ".lst"):
         yield from _text(file, name)
     elif opening == b"[":

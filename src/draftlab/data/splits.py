@@ -93,7 +93,7 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
         evaluation = Counts(kept=len(chosen)) if single else dataclasses.replace(evaluation, kept=len(chosen))
         held_out = {_index(prompt) for prompt in chosen} if single else set()
         rest = _without(prompts("train", source.rows("train"), train, known), held_out, train)
-        distinct = _distinct(rest, train, {digest(prompt.text) for prompt in chosen}, clean)
+        distinct = _distinct(rest, train, {digest(prompt.whole) for prompt in chosen}, clean)
         write_jsonl(prompts_file, itertools.islice(distinct, options.train or None))
         write_jsonl(eval_file, chosen)
         sink.flush()
@@ -155,7 +155,7 @@ def _choose(candidates: Iterable[Prompt], counts: Counts, single: bool, options:
         return list(itertools.islice(candidates, options.eval or None))
 
     def rank(prompt: Prompt) -> int:
-        return digest(f"{options.seed}/{prompt.text if clean else prompt.id}")
+        return digest(f"{options.seed}/{prompt.whole if clean else prompt.id}")
 
     ranked = heapq.nsmallest(options.eval, candidates, key=rank) if options.eval else sorted(candidates, key=rank)
     return sorted(ranked[: counts.kept // 2] if single else ranked, key=_index)
@@ -190,7 +190,7 @@ def _distinct(prompts: Iterable[Prompt], counts: Counts, taken: set[int], drop: 
     """Yield the prompts; count those that occurred before or are in ``taken``, and leave them out if ``drop`` is set."""
     seen: set[int] = set()
     for prompt in prompts:
-        value = digest(prompt.text)
+        value = digest(prompt.whole)
         counts.overlap += value in taken
         counts.duplicates += value in seen and value not in taken
         if not (drop and (value in taken or value in seen)):

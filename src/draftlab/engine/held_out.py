@@ -11,12 +11,11 @@ import torch
 from torch import Generator
 
 from draftlab.core.sampling import Sampling, to_probs
-from draftlab.data.prompts import Prompt
+from draftlab.engine.fitting import encoded
 from draftlab.engine.generate import generate
 from draftlab.engine.replay_drafts import Texts
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
-from draftlab.files.json_files import read_jsonl
 from draftlab.models import LanguageModel, Tokenizer, load_pair
 
 
@@ -56,11 +55,11 @@ def open_work(
 def _batches(
     file: Path, requests: int, size: int, tokenizer: Tokenizer, template: str, room: int
 ) -> Iterator[list[Request]]:
-    encoded = (
-        Request(number, tokenizer.encode_prompt(prompt.text, template), prompt.reference)
-        for number, prompt in enumerate(read_jsonl(file, Prompt))
+    fitting = (
+        Request(number, ids, prompt.reference)
+        for number, (prompt, ids) in enumerate(encoded(file, tokenizer, template))
+        if not isinstance(ids, str) and len(ids) <= room
     )
-    fitting = (request for request in encoded if len(request.prompt_ids) <= room)
     kept = list(itertools.islice(fitting, requests))
     if not kept:
         raise UserError("no prompt fits the pair's context", file=file, remedy="lower max_new_tokens")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object, read_text
 from draftlab.files.weights import is_gguf
-from draftlab.models.chat import around_message
+from draftlab.models.chat import around_messages
 from draftlab.models.config import read_eos_ids
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -38,13 +38,17 @@ class Tokenizer:
         """Ids of ``text`` without bos; nothing in the text becomes a special token."""
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
-    def encode_prompt(self, text: str, template: str) -> list[int]:
-        """Ids of a user's message in a chat template (``models.chat``), with the special tokens that the model adds (bos for Llama, eos for T5).
+    def encode_prompt(self, asked: str | Sequence[Mapping[str, str]], template: str) -> list[int]:
+        """Ids of a user's text, or of messages (``role``, ``content``), in a chat template (``models.chat``).
 
-        Only the template's text may contain special tokens: ``</s>`` in the user's text stays text.
+        They include the special tokens that the model adds (bos for Llama, eos for T5). Apart from these, only the template's text may
+        contain special tokens: ``</s>`` in a message stays text.
         """
-        before, after = around_message(template, self.chat_template)
-        parts = [*self._special_pieces(before), text, *self._special_pieces(after)]
+        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        first, *others = around_messages(template, self.chat_template, tuple(message["role"] for message in messages))
+        parts = self._special_pieces(first)
+        for message, after in zip(messages, others, strict=True):
+            parts += [message["content"], *self._special_pieces(after)]
         if all(isinstance(part, str) for part in parts):
             return list(self.backend.encode("".join(map(str, parts))).ids)
         ids = list[int]()

@@ -38,8 +38,8 @@ def headlines(run: Path) -> Iterator[str]:
         table = run / f"{name}.csv"
         if table.exists():
             for line in headline(tidy.read(table)):
-                left = dropped.too_long(run) if headline is _traffic else 0
-                yield line + (f"; {left} prompts too long for the target's context were left out" if left else "")
+                left = dropped.unread(run) if headline is _traffic else 0
+                yield line + (f"; left out: {left} prompts {dropped.UNREAD.format('the target')}" if left else "")
 
 
 def lines(run: Path) -> Iterator[str]:

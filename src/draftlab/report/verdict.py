@@ -20,7 +20,7 @@ import pandas as pd
 from draftlab import __version__
 from draftlab.core.settings import Flat, Template
 from draftlab.core.stats import ENOUGH
-from draftlab.data import check
+from draftlab.data import check, dropped
 from draftlab.data.classify import languages
 from draftlab.data.prompts import Prompt
 from draftlab.engine.answers import Answer, recorded_name
@@ -115,6 +115,8 @@ def judge(
     rows, facts = read_table(cell / "rows.csv"), read_object(cell / "run.json")["runs"][0]
     answers = results / "main/answers" / recorded_name("prompts", "eval", temperature) / "answers.jsonl"
     held_out_answers = list(read_jsonl(answers, Answer))
+    if unread := dropped.unread(results):
+        left_out = {**left_out, dropped.UNREAD.format("the target"): unread}
     rows = rows.assign(language=_languages(rows, results, held_out_answers))
     held_out = rows[rows["split"] == "eval"]
     context = float((held_out["prompt_tokens"] + held_out["emitted"] / 2).mean())

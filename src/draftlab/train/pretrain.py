@@ -71,7 +71,7 @@ def make_tokenizer(
             texts: list[str] = []
             for path in prompts:
                 records = list(read_jsonl(path, Prompt))[:TOKENIZER_TEXTS]
-                texts += [f"{record.text} {record.reference or ''}" for record in records]
+                texts += [f"{record.whole} {record.reference or ''}" for record in records]
             texts += list(generators.public_documents(TOKENIZER_TEXTS, recipe.seed))
             train_tokenizer(texts, recipe.vocabulary).save(folder)
             ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -157,7 +157,7 @@ def _answered(prompts: Sequence[Path], tokenizer: Tokenizer, template: str) -> l
     """The prompts that have a reference answer, with it."""
     return [
         Example(
-            tokenizer.encode_prompt(prompt.text, template),
+            tokenizer.encode_prompt(prompt.messages, template),
             [*tokenizer.encode(f" {prompt.reference}"), tokenizer.eos_ids[0]],
         )
         for path in prompts

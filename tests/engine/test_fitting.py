@@ -1,0 +1,49 @@
+"""Prompts that a target cannot read are rejections with a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from draftlab.data.prompts import Prompt
+from draftlab.engine.fitting import fitting
+from draftlab.engine.settings import Answers
+from draftlab.errors import UserError
+from draftlab.files.json_files import write_jsonl
+from draftlab.models.tokenizer import train_tokenizer
+
+STRICT = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+)
+SYSTEM = [{"role": "system", "content": "Be brief."}]
+TOKENIZER = dataclasses.replace(train_tokenizer(["How many are there?"], 300), chat_template=STRICT)
+OWN = Answers(template="own", max_new_tokens=4)
+
+
+def test_a_conversation_that_the_template_refuses_is_rejected_with_its_reason(tmp_path: Path) -> None:
+    asked = [
+        Prompt("a", "prompts", "train", "How many?"),
+        Prompt("b", "prompts", "train", "How many?", before=SYSTEM),
+        Prompt("c", "prompts", "train", "How many are there? " * 9),
+    ]
+    write_jsonl(tmp_path / "prompts.jsonl", asked)
+    kept, rejected = fitting(tmp_path / "prompts.jsonl", 3, TOKENIZER, OWN, 60)
+    assert [name for name, _ in kept] == ["a"]
+    assert [(each.line, each.row, each.reason.partition(",")[0]) for each in rejected] == [
+        (2, "b", "the chat template fails: no system role"),
+        (3, "c", rejected[1].reason.partition(",")[0]),
+    ]
+    assert rejected[1].reason.endswith("but the context has room for 56")
+
+
+def test_a_template_that_refuses_all_is_an_error(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "prompts.jsonl", [Prompt("b", "prompts", "train", "How many?", before=SYSTEM)])
+    with pytest.raises(UserError, match="no prompt can be used: the chat template fails: no system role"):
+        fitting(tmp_path / "prompts.jsonl", 1, TOKENIZER, OWN, 60)
+    broken = dataclasses.replace(TOKENIZER, chat_template="{{ raise_exception('never') }}")
+    write_jsonl(tmp_path / "prompts.jsonl", [Prompt("a", "prompts", "train", "How many?")])
+    with pytest.raises(UserError, match="never"):
+        fitting(tmp_path / "prompts.jsonl", 1, broken, OWN, 60)
