@@ -23,8 +23,9 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-ALIKE = {  # formats that cannot be told apart
+ALIKE = {  # formats that cannot be told apart, and conversations, which are a user's traffic
     "finance_alpaca": "alpaca", "spider_schema": "spider", "spec_bench": "mt_bench",
+    "arena": "prompts", "lmsys_chat_1m": "prompts", "sharegpt": "prompts",
 }  # fmt: skip
 
 
@@ -194,7 +195,7 @@ def test_exit_code_says_whether_it_can_be_used(
 
 REAL = {
     "arena_hard/question.jsonl": "arena_hard",
-    "chat_torchspec/sample_conversations.jsonl": "sharegpt",
+    "chat_torchspec/sample_conversations.jsonl": "prompts",
     "code_search_net/python/final/jsonl/test/python_test_0.jsonl.gz": "code_search_net",
     "dolly/databricks-dolly-15k.jsonl": "dolly",
     "finance_like/Cleaned_date.json": "alpaca",
@@ -204,7 +205,7 @@ REAL = {
     "oasst/en_message.jsonl": "oasst",
     "piqa/train.jsonl": "piqa",
     "self_instruct_seed/seed_tasks.jsonl": "self_instruct",
-    "sharegpt_fastchat/dummy_conversation.json": "sharegpt",
+    "sharegpt_fastchat/dummy_conversation.json": "prompts",
     "spider/dev.json": "spider",
     "tatqa/tatqa_dataset_dev.json": "tatqa",
     "translation_ende/wmt_like.jsonl": "wmt16",
