@@ -45,5 +45,5 @@ def test_a_template_that_refuses_all_is_an_error(tmp_path: Path) -> None:
         fitting(tmp_path / "prompts.jsonl", 1, TOKENIZER, OWN, 60)
     broken = dataclasses.replace(TOKENIZER, chat_template="{{ raise_exception('never') }}")
     write_jsonl(tmp_path / "prompts.jsonl", [Prompt("a", "prompts", "train", "How many?")])
-    with pytest.raises(UserError, match="^the chat template fails: never"):
+    with pytest.raises(UserError, match=r"^the chat template fails: never"):
         fitting(tmp_path / "prompts.jsonl", 1, broken, OWN, 60)
