@@ -84,8 +84,8 @@ def bench(
         tokenizer = load_tokenizer(target)
         if draft is not None:
             check_same_tokenizer(tokenizer, load_tokenizer(draft))
-        texts = [prompt.text for prompt in read_jsonl(prompts, Prompt)] if prompts else list(TEXTS)
-        inputs = [tokenizer.encode_prompt(text, settings.template) for text in texts[: settings.requests]]
+        asked = [prompt.messages for prompt in read_jsonl(prompts, Prompt)] if prompts else list(TEXTS)
+        inputs = [tokenizer.encode_prompt(request, settings.template) for request in asked[: settings.requests]]
         contenders = _contenders(folders, inputs, tokenizer.eos_ids, settings)
         seconds, answers = take_turns(contenders, settings.repeats)
     expected = answers["plain"]

@@ -85,6 +85,7 @@ def test_a_question_asked_again_later_in_a_conversation_is_another_prompt(tmp_pa
     splits.make_from("prompts", "raw", raw=file, out=tmp_path / "made", options=splits.Options(eval=1))
     prompts = [*read_jsonl(tmp_path / "made/prompts.jsonl", Prompt), *read_jsonl(tmp_path / "made/eval.jsonl", Prompt)]
     assert {len(prompt.messages) for prompt in prompts} == {1, 3}
+    assert check.check(file, max_chars=20).rejected == {"the prompt is longer than 20 characters": 2}
 
 
 def test_the_other_file_has_a_format_of_its_own(tmp_path: Path) -> None:

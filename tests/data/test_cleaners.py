@@ -210,6 +210,7 @@ def test_a_servers_log_gives_request_and_answer(row: dict[str, object]) -> None:
         },
         {"system": [{"type": "text", "text": "Be brief."}], "messages": TURN},
         {"prompt": [{"role": "developer", "content": "Be brief."}, *TURN]},
+        {"turns": [{"from": "system", "value": "Be brief."}, *TURN]},
         {"request": {"body": {"system": "Be brief.", "messages": TURN}}},
         {"input": {"system": "Be brief.", "messages": TURN}, "output": {"role": "assistant"}},
     ],

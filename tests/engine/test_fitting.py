@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftlab.data.prompts import Prompt
+from draftlab.engine import held_out
 from draftlab.engine.fitting import fitting
 from draftlab.engine.settings import Answers
 from draftlab.errors import UserError
@@ -32,11 +33,13 @@ def test_a_conversation_that_the_template_refuses_is_rejected_with_its_reason(tm
     write_jsonl(tmp_path / "prompts.jsonl", asked)
     kept, rejected = fitting(tmp_path / "prompts.jsonl", 3, TOKENIZER, OWN, 60)
     assert [name for name, _ in kept] == ["a"]
-    assert [(each.line, each.row, each.reason.partition(",")[0]) for each in rejected] == [
+    length = len(TOKENIZER.encode_prompt(asked[2].text, "own"))
+    assert [(each.line, each.row, each.reason) for each in rejected] == [
         (2, "b", "the chat template fails: no system role"),
-        (3, "c", rejected[1].reason.partition(",")[0]),
+        (3, "c", f"{length} tokens, but the context has room for 56"),
     ]
-    assert rejected[1].reason.endswith("but the context has room for 56")
+    (batch,) = held_out._batches(tmp_path / "prompts.jsonl", 3, 3, TOKENIZER, "own", 56)
+    assert [request.number for request in batch] == [0]
 
 
 def test_a_template_that_refuses_all_is_an_error(tmp_path: Path) -> None:

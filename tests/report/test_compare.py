@@ -59,6 +59,47 @@ def test_verdicts_on_times_may_differ(known, tmp_path):
     assert (found.table, found.column, found.rows) == ("claims", "ours", 1)
 
 
+def test_verdicts_and_intervals_are_compared(known, tmp_path):
+    timed = known.numbers["claim_id"][
+        known.numbers["claim"].isin(
+            [k for k, c in known.claims.items() if c.rule and c.rule.table == "osd_update_cost"]
+        )
+    ].iloc[0]
+    columns = ["claim_id", "ours", "ci_low", "ci_high", "verdict"]
+    one = pd.DataFrame(
+        [
+            ("inside", 2, 1, 3, "undecided"),
+            ("below", 5, 4.5, 6, "undecided"),
+            ("above", 5, 4.5, 6, "undecided"),
+            ("beside", 4.5, 3.5, 5, "same direction"),
+            ("a toy", 1, 1, 1, "reproduced"),
+            (timed, 2, 1, 3, "undecided"),
+        ],
+        columns=columns,
+    )
+    two = pd.DataFrame(
+        [
+            ("inside", 2, 1, 4, "contradicts"),
+            ("below", 7, 6.5, 7, "undecided"),
+            ("above", 3, 2, 4, "undecided"),
+            ("beside", 3.5, 3, 4, "undecided"),
+            ("a toy", 1, 1, 1, "undecided"),
+            (timed, 3, 1, 4, "contradicts"),
+        ],
+        columns=columns,
+    )
+    times = {"block": [0], "update_seconds": [1.0]}
+    runs = [run(tmp_path / str(i), osd_update_cost=times, claims=ledger) for i, ledger in enumerate((one, two))]
+    assert compare.verdicts(*map(compare._tables, runs)) == [
+        "claims: of 4 estimates with an interval, 1 lie in the other run's interval, and 2 intervals overlap",
+        "claims: 3 of 5 verdicts differ",
+        "claims: 1 from reproduced to undecided",
+        "claims: 1 from same direction to undecided",
+        "claims: 1 from undecided to contradicts",
+    ]
+    assert compare.verdicts({}, {}) == []
+
+
 def test_every_stage_declares_which_columns_are_times():
     columns = [(stage, name, column) for stage in STAGES for name, column in STAGES[stage].all_columns.items()]
     times = [(stage, name, column.timed) for stage, name, column in columns if name.split("_")[-1] in ("seconds", "ms")]

@@ -10,15 +10,18 @@ import pytest
 
 from benchmarks import verdict_validate as calibration
 from draftlab.core.theory import expected_block_length
+from draftlab.data.prompts import Prompt, Rejection
+from draftlab.engine.answers import Answer
 from draftlab.engine.recording import load_pass
 from draftlab.engine.replay import replay
 from draftlab.engine.replay_lengths import cut, draft_everywhere
 from draftlab.errors import UserError
-from draftlab.files.json_files import write_json
+from draftlab.files.json_files import write_json, write_jsonl
 from draftlab.models import load_model
 from draftlab.models.lookup import Lookup
 from draftlab.models.ngrams import Ngrams
 from draftlab.report.verdict import VerdictSettings, commands, lines, page, run
+from draftlab.report.verdict import judge as judge_run
 from draftlab.serving import verdict
 from draftlab.serving.costs import BlockCosts, from_probes
 from draftlab.serving.load import TOO_LARGE
@@ -510,3 +513,19 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, rows: list[str], more: dic
     asked = VerdictSettings(traffic=answer_file(tmp_path, rows), target="no/such", **more)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
         run(asked, tmp_path / "out")
+
+
+def test_prompts_that_the_target_cannot_read_are_counted(tmp_path: Path):
+    rows = table(0.8)
+    cell, answers = tmp_path / "cells/traffic_verdict/prompts.0", tmp_path / "main/answers/prompts.eval"
+    for folder in (cell, answers, tmp_path / "data/prompts"):
+        folder.mkdir(parents=True)
+    rows.to_csv(cell / "rows.csv", index=False)
+    write_json(cell / "run.json", {"runs": [FACTS | {"parameters": {"draft": 1, "target": 10}}]})
+    names = [f"{number}" for number in range(60)]
+    write_jsonl(tmp_path / "data/prompts/eval.jsonl", [Prompt(name, "prompts", "eval", "How many?") for name in names])
+    write_jsonl(answers / "answers.jsonl", [Answer(name, [1], [2], True) for name in names])
+    write_jsonl(answers / "rejected.jsonl", [Rejection("eval.jsonl", 61, "600 tokens", "60")])
+    settings = VerdictSettings(Path("log.jsonl"), "T", hardware="rtx4090-llama-3.1-8b")
+    found = judge_run(tmp_path, settings, "D", {"a broken line": 2}, None, None)
+    assert found.left_out == {"a broken line": 2, "too long for the target, or refused by its chat template": 1}

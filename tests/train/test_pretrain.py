@@ -65,6 +65,16 @@ def test_the_target_learns_the_template_that_it_will_be_asked_in(made, tmp_path,
     assert seen[7].prompt == load_tokenizer(made / "tokenizer").encode_prompt("count to 7", "plain")
 
 
+def test_the_target_learns_conversations_whole(made, tmp_path, monkeypatch):
+    asked = Prompt("0", "toy", "train", "count to 7", "one two 7", before=[{"role": "system", "content": "Be brief."}])
+    write_jsonl(tmp_path / "prompts.jsonl", [asked])
+    seen = []
+    monkeypatch.setattr(pretrain, "_train", lambda model, examples, *others: seen.extend(examples))
+    make_target(made, RECIPE, "plain", tmp_path / "target", tmp_path / "prompts.jsonl")
+    (example,) = seen
+    assert load_tokenizer(made / "tokenizer").decode(example.prompt) == "Be brief.\ncount to 7"
+
+
 def test_the_same_seed_makes_the_same_target(made, tmp_path):
     make_target(made, RECIPE, TEMPLATE, tmp_path / "again")
     assert (tmp_path / "again/model.safetensors").read_bytes() == (made / "target/model.safetensors").read_bytes()

@@ -154,7 +154,7 @@ def prompts(row: Row) -> Cleaned:
     for name in ("request", "body", "input"):
         if isinstance(row.get(name), Mapping):
             row = {**row, **row[name]}
-    for name in (*CONVERSATION_FIELDS, *PROMPT_FIELDS):
+    for name in (*CONVERSATION_FIELDS, "turns", *PROMPT_FIELDS):
         value = row.get(name)
         if value and (name in CONVERSATION_FIELDS or (isinstance(value, list) and isinstance(value[0], Mapping))):
             request = last_request(value, _system(row))

@@ -325,7 +325,7 @@ def _parse(file: io.BufferedReader, name: str, suffixes: Sequence[str], columns:
     opening, kind = start.lstrip()[:1], next((s for s in reversed(suffixes) if s != ".gz"), "")
     if kind in (".csv", ".tsv"):
         first = start.partition(b"\n")[0]
-        comma = ";" if first.count(b";") > first.count(b",") else ","  # spreadsheets of many countries write semicolons
+        comma = ";" if first.count(b";") > first.count(b",") else ","  # spreadsheets in many countries write semicolons
         yield from _table(file, name, comma if kind == ".csv" else "\t", columns)
     elif kind in (".txt", ".lst"):
         yield from _text(file, name)

@@ -1,4 +1,4 @@
-"""Compares the tables of two runs of the same plan: which columns differ, apart from measured times, and by how much."""
+"""Compares the tables of two runs of the same plan, apart from measured times: which columns differ, by how much, and which verdicts."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from draftlab.report import published, tidy
 
 JUDGED = ("ours", "ci_low", "ci_high", "n", "detectable", "verdict", "note")
 """Columns of ``claims.csv`` that are computed from the tables."""
+
+Tables = Mapping[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,10 @@ def is_measured(table: str, column: str) -> bool:
 
 def differences(one: Path, two: Path) -> list[Difference]:
     """List what differs between the tables of two results folders, apart from measured columns and the claims judged by them."""
-    tables, others = _tables(one), _tables(two)
+    return _differences(_tables(one), _tables(two))
+
+
+def _differences(tables: Tables, others: Tables) -> list[Difference]:
     listed = [Difference(name, "in one run only", 0) for name in sorted(tables.keys() ^ others.keys())]
     timed = _timed_claims(tables)
     for name in sorted(tables.keys() & others.keys()):
@@ -54,7 +59,7 @@ def differences(one: Path, two: Path) -> list[Difference]:
     return listed
 
 
-def _tables(folder: Path) -> dict[str, pd.DataFrame]:
+def _tables(folder: Path) -> Tables:
     """Read every table of a folder as text, so that equal cells are equal byte for byte."""
     paths = tables_in(folder) | {path.stem: path for path in folder.glob(f"{CLAIMS}.csv")}
     if not paths:
@@ -84,7 +89,7 @@ def _relative(one: pd.Series, two: pd.Series) -> float:
     return float((np.abs(left - right) / np.maximum(np.abs(left), np.abs(right))).max())
 
 
-def _timed_claims(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
+def _timed_claims(tables: Tables) -> frozenset[str]:
     """The ids of claims that read a measured column, or a derived column of a table that has measured columns."""
 
     def timed(estimand: published.Estimand) -> bool:
@@ -99,10 +104,35 @@ def _timed_claims(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
     return frozenset(known.numbers["claim_id"][known.numbers["claim"].isin(rules)]) | statements
 
 
+def verdicts(tables: Tables, others: Tables) -> list[str]:
+    """How far the claims of two runs agree, apart from those about times: by their intervals, and the verdicts that differ."""
+    if CLAIMS not in tables or CLAIMS not in others:
+        return []
+    claims = tables[CLAIMS].merge(others[CLAIMS], on="claim_id", suffixes=("", "_other"))
+    claims = claims[~claims["claim_id"].isin(_timed_claims(tables))]
+    ours, low, high, _, other_low, other_high = (
+        pd.to_numeric(claims[f"{name}{suffix}"], errors="coerce")
+        for suffix in ("", "_other")
+        for name in ("ours", "ci_low", "ci_high")
+    )
+    known = (low < high) & (other_low < other_high)
+    within = int((known & ours.between(other_low, other_high)).sum())
+    overlap = int((known & (low <= other_high) & (other_low <= high)).sum())
+    changed = claims[claims["verdict"] != claims["verdict_other"]]
+    changes = ("from " + changed["verdict"] + " to " + changed["verdict_other"]).value_counts().sort_index()
+    return [
+        f"claims: of {known.sum()} estimates with an interval, {within} lie in the other run's interval, and {overlap} intervals overlap",
+        f"claims: {len(changed)} of {len(claims)} verdicts differ",
+        *(f"claims: {count} {change}" for change, count in changes.items()),
+    ]
+
+
 def compare(one: tyro.conf.Positional[Path], two: tyro.conf.Positional[Path]) -> None:
-    """Compare the tables of two runs, apart from measured times; list the columns that differ, and by how much."""
-    if differing := differences(one, two):
+    """Compare the tables of two runs, apart from measured times; list the columns that differ, by how much, and count the verdicts that do."""
+    tables, others = _tables(one), _tables(two)
+    if differing := _differences(tables, others):
         count = len({difference.table for difference in differing})
         why = 'docs/robustness.md, "The same tables again", says what another processor or number of threads changes'
-        sys.exit("\n".join([*map(str, differing), f"tables that differ: {count}; {why}"]))
+        last = f"tables that differ: {count}; {why}"
+        sys.exit("\n".join([*map(str, differing), *verdicts(tables, others), last]))
     print("the tables are the same apart from measured times")
