@@ -84,8 +84,11 @@ def bench(
         tokenizer = load_tokenizer(target)
         if draft is not None:
             check_same_tokenizer(tokenizer, load_tokenizer(draft))
-        asked = [prompt.messages for prompt in read_jsonl(prompts, Prompt)] if prompts else list(TEXTS)
-        inputs = [tokenizer.encode_prompt(request, settings.template) for request in asked[: settings.requests]]
+        asked = list(read_jsonl(prompts, Prompt)) if prompts else [Prompt("", "", "", text) for text in TEXTS]
+        inputs = [
+            tokenizer.encode_prompt(prompt.messages, settings.template, prompt.tools)
+            for prompt in asked[: settings.requests]
+        ]
         contenders = _contenders(folders, inputs, tokenizer.eos_ids, settings)
         seconds, answers = take_turns(contenders, settings.repeats)
     expected = answers["plain"]

@@ -33,7 +33,7 @@ from draftlab.latency.loop import Block, DraftLength, Generation, begin, fixed, 
 from draftlab.latency.pair import inflated
 from draftlab.models import hf, load_tokenizer
 from draftlab.models.backend import EngineOptions
-from draftlab.models.chat import around_messages
+from draftlab.models.chat import pieces
 from draftlab.models.cores import pinned
 from draftlab.models.gguf import export
 from draftlab.models.llama_cpp import LlamaCpp
@@ -124,8 +124,8 @@ def bench(
     tokenizer = load_tokenizer(target)
     requests = [prompt.text for prompt in read_jsonl(prompts, Prompt)] if prompts else list(TEXTS)
     # A tool reads the rendered text and adds the start token itself.
-    before, after = around_messages(settings.template)
-    texts = [before + text + after for text in requests[: settings.requests]]
+    asked = [[{"role": "user", "content": text}] for text in requests[: settings.requests]]
+    texts = ["".join(piece.text for piece in pieces(settings.template, messages)) for messages in asked]
     ids_of = {text: tokenizer.encode_prompt(text, "plain") for text in texts}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="draftlab-") as name:

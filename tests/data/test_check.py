@@ -78,7 +78,8 @@ def test_counts(tmp_path: Path) -> None:
 
 def test_a_question_asked_again_later_in_a_conversation_is_another_prompt(tmp_path: Path) -> None:
     asked, answer = {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "Fine then."}
-    file = write(tmp_path / "log.jsonl", [{"messages": [asked]}, {"messages": [asked, answer, asked]}] * 2)
+    earlier = {"role": "user", "content": "Go so."}
+    file = write(tmp_path / "log.jsonl", [{"messages": [asked]}, {"messages": [earlier, answer, asked]}] * 2)
     report = check.check(file)
     assert (report.kept, report.duplicates, report.conversations, report.first_prompt) == (4, 2, 2, "Go on.")
     assert report.prompt_lengths == check.Lengths(3, 3, 11, 11)  # with marks and line breaks
@@ -86,6 +87,20 @@ def test_a_question_asked_again_later_in_a_conversation_is_another_prompt(tmp_pa
     prompts = [*read_jsonl(tmp_path / "made/prompts.jsonl", Prompt), *read_jsonl(tmp_path / "made/eval.jsonl", Prompt)]
     assert {len(prompt.messages) for prompt in prompts} == {1, 3}
     assert check.check(file, max_chars=20).rejected == {"the prompt is longer than 20 characters": 2}
+
+
+def test_results_of_tools_and_tools_are_counted(tmp_path: Path) -> None:
+    asked = {"role": "user", "content": "2 + 3?"}
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    rows: list[dict[str, object]] = [
+        {"messages": [asked]},
+        {"messages": [asked], "tools": tools},
+        {"messages": [asked, called, {"role": "tool", "content": "5"}], "tools": tools},
+    ]
+    report = check.check(write(tmp_path / "log.jsonl", rows))
+    assert (report.kept, report.duplicates, report.conversations, report.results, report.with_tools) == (3, 0, 1, 1, 2)
+    assert "the result of a tool" in check.table(report)
 
 
 def test_the_other_file_has_a_format_of_its_own(tmp_path: Path) -> None:
@@ -134,10 +149,13 @@ def assert_agree(file: Path, folder: Path) -> None:
     summary = splits.make_from("prompts", "fetched", raw=folder / "raw", out=folder / "out", options=options)
     counts = summary["counts"]["train"]
     assert (counts["read"], counts["rejected"]) == (report.read, report.rejected)
-    assert counts["duplicates"] + counts["overlap"] == report.duplicates
+    related = (
+        counts["duplicates"] + counts["overlap"] - report.duplicates
+    )  # other requests of the held-out conversation
+    assert related == 0 or (related > 0 and report.conversations)
     made = [p for name in ("prompts", "eval") for p in read_jsonl(folder / "out" / f"{name}.jsonl", Prompt)]
-    assert len(made) == report.kept - report.duplicates > 0
-    if not report.duplicates:
+    assert len(made) == report.kept - report.duplicates - related > 0
+    if not report.duplicates and not related:
         assert sum(prompt.reference is not None for prompt in made) == report.references
     assert {prompt.dataset for prompt in made} == {"prompts"}
 

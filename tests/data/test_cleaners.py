@@ -217,7 +217,7 @@ def test_a_servers_log_gives_request_and_answer(row: dict[str, object]) -> None:
 )
 def test_a_system_prompt_comes_before_the_request(row: dict[str, object]) -> None:
     found = cleaners.prompts(row)
-    assert (found.text, found.before) == (TURN[0]["content"], [{"role": "system", "content": "Be brief."}])
+    assert (found.text, found.conversation) == (TURN[0]["content"], [{"role": "system", "content": "Be brief."}, *TURN])
 
 
 @pytest.mark.parametrize(
@@ -237,3 +237,37 @@ def test_a_response_without_text_is_no_answer(response: object) -> None:
 )
 def test_formats_that_other_fields_than_the_prompts_tell(row: dict[str, Any], name: str) -> None:
     assert formats.detect([RawRow("f", line, row) for line in range(3)]) == name
+
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+ADD = {"name": "add", "description": "Adds."}
+OFFERED = [{"type": "function", "function": {**ADD, "parameters": SCHEMA}}]
+
+
+@pytest.mark.parametrize(
+    "offered",
+    [
+        {"tools": OFFERED},
+        {"tools": json.dumps(OFFERED)},
+        {"tools": [{"type": "function", **ADD, "parameters": SCHEMA, "strict": True}, {"type": "web_search"}]},
+        {"tools": [{**ADD, "input_schema": SCHEMA}]},
+        {"functions": [{**ADD, "parameters": SCHEMA}]},
+    ],
+)
+def test_the_tools_of_a_request(offered: dict[str, Any]) -> None:
+    assert cleaners.prompts({"messages": TURN, **offered}).tools == OFFERED
+    assert cleaners.prompts({"request": {"messages": TURN, **offered}}).tools == OFFERED
+
+
+@pytest.mark.parametrize(
+    ("tools", "reason"),
+    [
+        ("add", "tools is text, but not JSON"),
+        ({"name": "add"}, "tools is dict, not a list"),
+        (["add"], "a tool is str, not an object"),
+        ([{**ADD, "parameters": {"\ud800": 1}}], "a tool holds a lone surrogate"),
+    ],
+)
+def test_tools_that_cannot_be_read_reject_the_row(tools: object, reason: str) -> None:
+    with pytest.raises(BadRow, match=reason):
+        cleaners.prompts({"messages": TURN, "tools": tools})

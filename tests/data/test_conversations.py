@@ -48,7 +48,7 @@ def test_an_empty_answer_is_no_answer() -> None:
         ([{"role": "assistant", "content": "a"}, {"role": "robot", "content": "b"}], "a"),
         ([{"role": "assistant", "content": "a"}, {"role": "user", "content": None}], "a"),
         ([{"role": "assistant", "content": "a"}, 7, {"role": "assistant", "content": "b"}], "a"),
-        ([{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "tool_use"}]}], "a"),
+        ([{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "tool_use", "name": "f"}]}], "a"),
         ([{"role": "assistant", "content": 7}], None),
         ([{"role": "assistant"}], None),
     ],
@@ -81,9 +81,10 @@ def test_a_developer_speaks_as_the_system() -> None:
 def test_the_last_request_comes_with_all_that_was_said_before_it() -> None:
     earlier = (("system", "Be brief."), ("user", "u"), ("assistant", "a"))
     found = last_request(said(*earlier, ("user", "more"), ("assistant", "b")))
-    assert (found.text, found.reference, found.meta, found.before) == ("more", "b", {"turns": 2}, said(*earlier))
+    want = said(*earlier, ("user", "more"))
+    assert (found.text, found.reference, found.meta, found.conversation) == ("more", "b", {"turns": 2}, want)
     alone = last_request(said(("assistant", "Hello!"), ("user", "u")), system="Be brief.")
-    assert (alone.text, alone.before) == ("u", said(("system", "Be brief.")))
+    assert (alone.text, alone.conversation) == ("u", said(("system", "Be brief."), ("user", "u")))
     with pytest.raises(BadRow, match="no user turn"):
         last_request(said(("assistant", "Hello!")))
 
@@ -91,6 +92,82 @@ def test_the_last_request_comes_with_all_that_was_said_before_it() -> None:
 def test_messages_without_text_are_not_part_of_what_was_said() -> None:
     call = [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": "4"}]
     found = last_request([*said(("user", "u")), *call, *said(("user", "more"))])
-    assert (found.text, found.before) == ("more", said(("user", "u"), ("tool", "4")))
+    assert (found.text, found.conversation) == ("more", said(("user", "u"), ("tool", "4"), ("user", "more")))
     joined = last_request([*said(("user", "u")), call[0], *said(("user", "more"))])
-    assert (joined.text, joined.before, joined.meta) == ("u\nmore", [], {"turns": 1})
+    assert (joined.text, joined.conversation, joined.meta) == ("u\nmore", [], {"turns": 1})
+
+
+def call(name: str, number: str | None = None, **arguments: object) -> dict[str, object]:
+    known = {"id": number} if number else {}
+    return {**known, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+ASKED: dict[str, object] = {"role": "user", "content": "2 + 3?"}
+CALLED = {"role": "assistant", "content": "Wait.", "tool_calls": [call("add", "a", x=2), call("add", "b", x=3)]}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [  # OpenAI
+            {**CALLED, "tool_calls": [
+                {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"x": 2}'}},
+                {"id": "b", "type": "function", "function": {"name": "add", "arguments": '{"x": 3}'}},
+            ]},
+            {"role": "tool", "tool_call_id": "a", "content": "5"},
+            {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "6"}]},
+        ],
+        [  # Anthropic
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm"},
+                {"type": "text", "text": "Wait."},
+                {"type": "tool_use", "id": "a", "name": "add", "input": {"x": 2}},
+                {"type": "tool_use", "id": "b", "name": "add", "input": {"x": 3}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": "5"},
+                {"type": "tool_result", "tool_use_id": "b", "content": [{"type": "text", "text": "6"}]},
+            ]},
+        ],
+        [  # OpenAI's Responses
+            {"type": "reasoning", "summary": []},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]},
+            {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "add", "arguments": '{"x": 2}'},
+            {"type": "function_call", "id": "fc_2", "call_id": "b", "name": "add", "arguments": '{"x": 3}'},
+            {"type": "function_call_output", "call_id": "a", "output": "5"},
+            {"type": "function_call_output", "call_id": "b", "output": "6"},
+        ],
+    ],
+)  # fmt: skip
+def test_the_result_of_a_tool_is_a_request(messages: list[object]) -> None:
+    results = [{"role": "tool", "content": text, "tool_call_id": number} for text, number in (("5", "a"), ("6", "b"))]
+    found = last_request([ASKED, *messages, {"role": "assistant", "content": "11"}])
+    assert (found.text, found.reference, found.meta) == ("6", "11", {"turns": 1})
+    assert found.conversation == [ASKED, CALLED, *results]
+    more = last_request([ASKED, *messages, {"role": "user", "content": "Sure?"}])
+    assert more.conversation == [ASKED, CALLED, *results, {"role": "user", "content": "Sure?"}]
+
+
+def test_the_older_call_of_a_function() -> None:
+    called = {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": "{}"}}
+    found = last_request([ASKED, called, {"role": "function", "name": "add", "content": "5"}])
+    assert found.conversation == [
+        ASKED,
+        {"role": "assistant", "content": "", "tool_calls": [call("add")]},
+        {"role": "tool", "content": "5", "name": "add"},
+    ]
+
+
+def test_results_without_text_and_calls_that_cannot_be_read() -> None:
+    empty = {"role": "tool", "tool_call_id": "b", "content": ""}
+    found = last_request([ASKED, CALLED, {"role": "tool", "content": "5"}, empty])
+    assert (found.text, found.conversation[-1]) == ("5", {"role": "tool", "content": "5"})
+    later = last_request([ASKED, CALLED, empty, {"role": "user", "content": "So?"}])
+    assert later.conversation[2] == empty
+    nameless = {"role": "assistant", "content": "a", "tool_calls": [{"function": {"arguments": "{}"}}]}
+    assert last_request([ASKED, nameless, {"role": "tool", "content": "5"}]).text == "2 + 3?"
+    wild = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{x"}}]}
+    spoken = last_request([ASKED, wild, {"role": "tool", "content": "5"}]).conversation[1]
+    assert spoken["tool_calls"][0]["function"] == {"name": "add", "arguments": "{x"}
+    answered = {"role": "user", "content": [{"type": "tool_result", "content": "5"}, {"type": "text", "text": "So?"}]}
+    assert [turn.text for turn in turns([ASKED, CALLED, answered])] == ["2 + 3?", "Wait.", "5", "So?"]

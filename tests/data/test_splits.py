@@ -99,6 +99,56 @@ def test_at_most_half_is_held_out(tmp_path: Path) -> None:
     assert all(p.split == "eval" and p.id.startswith("gsm8k/eval/") for p in held_out)
 
 
+def log(tmp_path: Path, sessions: int, requests: int, *shots: str) -> Path:
+    """The log of an agent's server: a row for each request, which repeats all that came before it."""
+    rows = []
+    for request in range(requests):
+        for session in range(sessions):
+            said = [
+                {"role": role, "content": shot} for role, shot in zip(["user", "assistant"] * 9, shots, strict=False)
+            ]
+            for earlier in range(request + 1):
+                role = "tool" if earlier else "user"
+                said += [
+                    {"role": role, "content": f"{session}: {earlier}"},
+                    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "next"}}]},
+                ]
+            rows.append({"messages": said[:-1]})
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def sessions_of(prompts: Sequence[Prompt]) -> list[str]:
+    return [prompt.text.split(":")[0] for prompt in prompts]
+
+
+def test_a_conversation_is_on_one_side(tmp_path: Path) -> None:
+    summary = splits.make_from("prompts", "raw", raw=log(tmp_path, 20, 5), out=tmp_path, options=Options(eval=12))
+    train, held_out = (sessions_of(part) for part in made(tmp_path))
+    assert not set(train) & set(held_out)
+    assert sorted(held_out.count(session) for session in set(held_out)) == [2, 5, 5]
+    assert sorted(train.count(session) for session in set(train)) == [5] * 17
+    counts = summary["counts"]["train"]
+    assert (counts["kept"], counts["held_out"], counts["overlap"], counts["duplicates"]) == (85, 12, 3, 0)
+
+
+def test_prompts_that_begin_with_the_same_examples_are_no_conversation(tmp_path: Path) -> None:
+    raw = log(tmp_path, 20, 1, "one", "1", "two", "2")
+    summary = splits.make_from("prompts", "raw", raw=raw, out=tmp_path, options=Options(eval=5))
+    assert summary["counts"]["train"]["overlap"] == 0
+    train, held_out = (sessions_of(part) for part in made(tmp_path))
+    assert (len(train), len(held_out)) == (15, 5)
+    assert held_out != [str(session) for session in range(5)]  # a sample
+
+
+def test_one_conversation_cannot_be_split(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match="6 usable rows of 6 in prompts, 3 of them held out, 3 more are of the same conv"
+    ):
+        splits.make_from("prompts", "raw", raw=log(tmp_path, 1, 6), out=tmp_path / "made", options=Options(eval=9))
+
+
 def test_train_is_bounded(tmp_path: Path) -> None:
     summary = splits.make("gsm8k", Rows(list("abcdef"), ["z"]), tmp_path, Options(train=2))
     assert summary["counts"]["train"]["read"] == 2

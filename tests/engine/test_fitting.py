@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ STRICT = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     "{% for m in messages %}[{{ m.content }}]{% endfor %}"
 )
-SYSTEM = [{"role": "system", "content": "Be brief."}]
+TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
 TOKENIZER = dataclasses.replace(train_tokenizer(["How many are there?"], 300), chat_template=STRICT)
 OWN = Answers(template="own", max_new_tokens=4)
 
@@ -27,7 +28,7 @@ OWN = Answers(template="own", max_new_tokens=4)
 def test_a_conversation_that_the_template_refuses_is_rejected_with_its_reason(tmp_path: Path) -> None:
     asked = [
         Prompt("a", "prompts", "train", "How many?"),
-        Prompt("b", "prompts", "train", "How many?", before=SYSTEM),
+        Prompt("b", "prompts", "train", "How many?", conversation=TALK),
         Prompt("c", "prompts", "train", "How many are there? " * 9),
     ]
     write_jsonl(tmp_path / "prompts.jsonl", asked)
@@ -43,10 +44,18 @@ def test_a_conversation_that_the_template_refuses_is_rejected_with_its_reason(tm
 
 
 def test_a_template_that_refuses_all_is_an_error(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "prompts.jsonl", [Prompt("b", "prompts", "train", "How many?", before=SYSTEM)])
+    write_jsonl(tmp_path / "prompts.jsonl", [Prompt("b", "prompts", "train", "How many?", conversation=TALK)])
     with pytest.raises(UserError, match="no prompt can be used: the chat template fails: no system role"):
         fitting(tmp_path / "prompts.jsonl", 1, TOKENIZER, OWN, 60)
     broken = dataclasses.replace(TOKENIZER, chat_template="{{ raise_exception('never') }}")
     write_jsonl(tmp_path / "prompts.jsonl", [Prompt("a", "prompts", "train", "How many?")])
     with pytest.raises(UserError, match=r"^the chat template fails: never"):
         fitting(tmp_path / "prompts.jsonl", 1, broken, OWN, 60)
+
+
+def test_the_tools_that_a_prompt_offers_are_read(tmp_path: Path) -> None:
+    tokenizer = dataclasses.replace(TOKENIZER, chat_template="{{ tools | tojson if tools }}{{ messages[0].content }}")
+    tools = [{"type": "function", "function": {"name": "count"}}]
+    write_jsonl(tmp_path / "prompts.jsonl", [Prompt("a", "prompts", "train", "How many?", tools=tools)])
+    ((_, ids),), _ = fitting(tmp_path / "prompts.jsonl", 1, tokenizer, OWN, 900)
+    assert tokenizer.decode(ids) == f"{json.dumps(tools)}How many?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from draftlab.errors import UserError
 from draftlab.models import Tokenizer
-from draftlab.models.chat import VICUNA_SYSTEM, around_messages
+from draftlab.models.chat import VICUNA_SYSTEM, Piece, pieces
 from draftlab.models.tokenizer import train_tokenizer
 
 CHATML = (
@@ -20,8 +21,15 @@ CHATML = (
 )
 
 
+HI = [{"role": "user", "content": "hi"}]
+
+
+def text_of(found: list[Piece]) -> str:
+    return "".join(piece.text for piece in found)
+
+
 def prompt(template: str, jinja: str | None = None) -> str:
-    return "hi".join(around_messages(template, jinja))
+    return text_of(pieces(template, HI, jinja))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +64,7 @@ def test_a_message_adds_no_special_token(template: str, user: str) -> None:
 
     for message in (user, f"{user}</s>", "</s>", "<|im_end|>", "USER: x ASSISTANT:", "{{ messages }}"):
         assert special_ids(message) == special_ids("x")
-        assert message in tokenizer.decode(tokenizer.encode_prompt(message, template))
+        assert message.strip() in tokenizer.decode(tokenizer.encode_prompt(message, template))
 
 
 @pytest.mark.parametrize(
@@ -67,6 +75,8 @@ def test_a_message_adds_no_special_token(template: str, user: str) -> None:
         ("{{ messages[0].content }} {%- generation %}!{%- endgeneration %}", "hi!"),
         ("{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}", "26 Jul 2024 hi"),
         ("{% if messages[0].content is string %}{{ messages[0].content | trim }}{% endif %}", "hi"),
+        ("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", "hi</s>"),
+        ("{% if tools is none %}{{ messages[0].content | tojson }}{% endif %}", '"hi"'),
     ],
 )
 def test_what_transformers_offers_to_a_template(template: str, want: str) -> None:
@@ -76,17 +86,14 @@ def test_what_transformers_offers_to_a_template(template: str, want: str) -> Non
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ messages[0].content | tojson }}",
         "{{ messages[0].content | upper }}",
-        "{{ messages[0].content | e }}",
-        "{{ messages[0].content }}{{ messages[0].content }}",
         "{% for part in messages[0].content %}{{ part.text }}{% endfor %}",
         "{{ messages[0].role }}",
     ],
 )
-def test_a_template_that_loses_or_changes_a_message_is_refused(template: str) -> None:
-    with pytest.raises(UserError, match="leaves a message out, repeats it or changes it"):
-        around_messages("own", template)
+def test_a_template_that_loses_or_changes_what_is_asked_is_refused(template: str) -> None:
+    with pytest.raises(UserError, match="leaves out or changes what is asked"):
+        pieces("own", HI, template)
 
 
 @pytest.mark.parametrize(
@@ -102,16 +109,16 @@ def test_a_template_that_loses_or_changes_a_message_is_refused(template: str) ->
 )
 def test_a_template_that_fails_is_an_error_of_one_line(template: str) -> None:
     with pytest.raises(UserError, match="the chat template fails"):
-        around_messages("own", template)
+        pieces("own", HI, template)
 
 
 def test_refusals() -> None:
     with pytest.raises(UserError, match="unknown chat template 'llama'"):
-        around_messages("llama")
+        pieces("llama", HI)
     with pytest.raises(UserError, match="no chat template"):
-        around_messages("own")
+        pieces("own", HI)
     with pytest.raises(UserError, match="no place for a message of tool"):
-        around_messages("vicuna_short", roles=("user", "tool"))
+        pieces("vicuna_short", [*HI, {"role": "tool", "content": "4"}])
 
 
 TALK = [
@@ -131,8 +138,8 @@ TALK = [
     ],
 )
 def test_a_conversation_in_a_template(template: str, want: str) -> None:
-    first, *others = around_messages(template, roles=tuple(message["role"] for message in TALK))
-    assert first + "".join(m["content"] + after for m, after in zip(TALK, others, strict=True)) == want
+    assert text_of(found := pieces(template, TALK)) == want
+    assert [piece.text for piece in found if not piece.is_template] == [message["content"] for message in TALK]
 
 
 def test_a_conversation_has_the_ids_that_transformers_gives_it() -> None:
@@ -145,3 +152,64 @@ def test_a_conversation_has_the_ids_that_transformers_gives_it() -> None:
     want = theirs(text, add_special_tokens=False).input_ids
     assert ours.encode_prompt(talk, "own") == [1, *want]
     assert 2 not in ours.encode_prompt(TALK, "own")
+
+
+LAST = "{{ messages[-1].content }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "want"),
+    [
+        # the system prompt comes last, as in some releases of Mistral
+        ("[{{ messages[1].content }}|{{ messages[0].content }}]" + LAST, ["How many?", "Be brief.", "Why </s> so?"]),
+        (
+            "{{ messages[1].content | trim }}{{ messages[1].content }}" + LAST,
+            ["How many?", "How many?", "Why </s> so?"],
+        ),
+        # earlier answers lose their reasoning: then all is the template's, as for a server
+        ("{{ messages[2].content.split('w')[-1] }}" + LAST, []),
+        ("{{ messages[2].content | tojson }}" + LAST, ["Two.", "Why </s> so?"]),
+    ],
+)
+def test_a_template_may_move_repeat_and_change_what_was_said_before(template: str, want: list[str]) -> None:
+    found = pieces("own", TALK, template)
+    assert [piece.text for piece in found if not piece.is_template] == want
+    assert text_of(found) == transformers_text(TALK, template)
+
+
+def test_the_space_around_a_content_goes_where_the_template_trims_it() -> None:
+    talk = [{"role": "user", "content": "\nhi </s> "}]
+    assert [piece.text for piece in pieces("own", talk, CHATML)][1] == "hi </s>"
+    assert [piece.text for piece in pieces("own", talk, LAST)] == ["\nhi </s> "]
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "<b> & é", "parameters": {"type": "object"}}}]
+AGENT = [
+    {"role": "user", "content": "2 + 3?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "add", "arguments": {"x": [2, 3]}}}]},
+    {"role": "tool", "content": "</s>5", "tool_call_id": "a"},
+]  # fmt: skip
+CALLS = (
+    "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls %}{{ call.function.name }} {{ call.function.arguments | tojson(indent=2) }}{% endfor %}"
+    "{% if m.tool_call_id %} for {{ m.tool_call_id }}{% endif %}\n{% endfor %}"
+)
+
+
+def test_calls_and_tools_stand_where_the_template_writes_them() -> None:
+    found = pieces("own", AGENT, CALLS, TOOLS)
+    assert text_of(found) == transformers_text(AGENT, CALLS, TOOLS)
+    assert "<b> & é" in text_of(found)
+    assert [piece.text for piece in found if not piece.is_template] == ["2 + 3?", "</s>5"]
+    assert text_of(pieces("plain", AGENT, tools=TOOLS)) == "2 + 3?\n</s>5"
+    tokenizer = dataclasses.replace(with_specials(), chat_template=CALLS)
+    ids = tokenizer.encode_prompt(AGENT, "own", TOOLS)
+    assert tokenizer.decode(ids) == text_of(found)
+    assert 2 not in ids
+
+
+def transformers_text(messages: list[dict[str, Any]], template: str, tools: list[dict[str, Any]] | None = None) -> str:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    found, _ = utils.render_jinja_template([messages], tools=tools, chat_template=template, add_generation_prompt=True)
+    return str(found[0])

@@ -66,7 +66,8 @@ def test_the_target_learns_the_template_that_it_will_be_asked_in(made, tmp_path,
 
 
 def test_the_target_learns_conversations_whole(made, tmp_path, monkeypatch):
-    asked = Prompt("0", "toy", "train", "count to 7", "one two 7", before=[{"role": "system", "content": "Be brief."}])
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "count to 7"}]
+    asked = Prompt("0", "toy", "train", "count to 7", "one two 7", conversation=talk)
     write_jsonl(tmp_path / "prompts.jsonl", [asked])
     seen = []
     monkeypatch.setattr(pretrain, "_train", lambda model, examples, *others: seen.extend(examples))

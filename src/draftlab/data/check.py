@@ -37,7 +37,10 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of a file. ``conversations`` are prompts with messages before them, which the model reads too."""
+    """The contents of a file. ``conversations`` are prompts with messages before them, which the model reads too.
+
+    Of all prompts, ``results`` are the result of a tool, and ``with_tools`` offer tools.
+    """
 
     file: str
     format: str
@@ -47,6 +50,8 @@ class Report:
     first_rejected: dict[str, str]
     first_prompt: str
     conversations: int
+    results: int
+    with_tools: int
     duplicates: int
     overlap: int | None
     references: int
@@ -84,7 +89,7 @@ def check(
     rejected: Counter[str] = Counter()
     first: dict[str, str] = {}
     first_prompt = ""
-    read = duplicates = overlap = specials = conversations = 0
+    read = duplicates = overlap = specials = conversations = results = with_tools = 0
     lengths, reference_lengths, sample = array("I"), array("I"), list[str]()
     for record in _records(file, name, max_chars):
         read += 1
@@ -94,7 +99,9 @@ def check(
             continue
         whole = record.whole
         first_prompt = first_prompt or excerpt(record.text)
-        conversations += bool(record.before)
+        conversations += len(record.messages) > 1
+        results += record.messages[-1]["role"] == "tool"
+        with_tools += bool(record.tools)
         value = digest(whole)
         duplicates += value in seen
         seen.add(value)
@@ -114,6 +121,8 @@ def check(
         first_rejected=first,
         first_prompt=first_prompt,
         conversations=conversations,
+        results=results,
+        with_tools=with_tools,
         duplicates=duplicates,
         overlap=overlap if others is not None else None,
         references=len(reference_lengths),
@@ -170,6 +179,8 @@ def table(report: Report) -> str:
         ("prompts kept", report.kept),
         ("first prompt", report.first_prompt or "none"),
         ("after other messages", report.conversations),
+        ("the result of a tool", report.results),
+        ("with tools to call", report.with_tools),
         ("with a reference", report.references),
         ("duplicates", report.duplicates),
         ("also in the other file", "not asked" if report.overlap is None else report.overlap),

@@ -17,6 +17,7 @@ from draftlab.data.fields import BadRow, Cleaned, Row, as_text, items_of, labels
 from draftlab.data.formats import ANSWER_FIELDS, CONVERSATION_FIELDS, DETECT, PROMPT_FIELDS, RETRIEVED, detect
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import RawRow, excerpt
+from draftlab.data.tools import offered_in
 
 Cleaner = Callable[[Row], Cleaned]
 SPIDER = (
@@ -149,7 +150,7 @@ def self_instruct(row: Row) -> Cleaned:
 def prompts(row: Row) -> Cleaned:
     """A user's traffic: a prompt under a usual name, a list of turns, or a conversation, also within a request in a log.
 
-    Of a conversation, the request is the last turn of the user, and the model reads all of it up to there.
+    Of a conversation, the request is the last turn of the user or of a tool, and the model reads all of it up to there.
     """
     for name in ("request", "body", "input"):
         if isinstance(row.get(name), Mapping):
@@ -159,7 +160,8 @@ def prompts(row: Row) -> Cleaned:
         if value and (name in CONVERSATION_FIELDS or (isinstance(value, list) and isinstance(value[0], Mapping))):
             request = last_request(value, _system(row))
             meta = {**request.meta, **labels(row)}
-            return replace(request, reference=request.reference or answered(row), meta=meta)
+            reference = request.reference or answered(row)
+            return replace(request, reference=reference, meta=meta, tools=offered_in(row))
     for name in ("turns", *PROMPT_FIELDS):
         if isinstance(row.get(name), list):
             return Cleaned(as_text(items_of(row, name)[0], name), None, labels(row))

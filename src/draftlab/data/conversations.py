@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, mapping_of
+from draftlab.data.tools import calls_in
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -14,20 +15,29 @@ ROLES: dict[str, Role] = {
     "system": "system", "developer": "system",
     "user": "user", "human": "user", "prompter": "user",
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "bing": "assistant",
-    "tool": "tool", "function": "tool",
+    "tool": "tool", "function": "tool", "ipython": "tool",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One message."""
+    """One message. ``calls`` are an assistant's (``tools.calls_in``); ``call_id`` and ``name`` say which call a tool answers."""
 
     role: Role
     text: str
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    call_id: str | None = None
+    name: str | None = None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The turn in OpenAI's format."""
+        others = {"tool_calls": self.calls, "tool_call_id": self.call_id, "name": self.name}
+        return {"role": self.role, "content": self.text, **{key: value for key, value in others.items() if value}}
 
 
 def turns(conversation: Any) -> list[Turn]:
-    """The turns of a list of ``{role, content}`` or ``{from, value}``; successive messages of one role are joined.
+    """The turns of a list of ``{role, content}`` or ``{from, value}``; successive messages of one role are joined, except results of tools.
 
     Only a user's message must have text: an assistant that calls a tool says nothing.
 
@@ -39,7 +49,7 @@ def turns(conversation: Any) -> list[Turn]:
     spoken: list[Turn] = []
     for item in conversation:
         try:
-            spoken.append(_turn(mapping_of(item, "a message")))
+            spoken += _turns(mapping_of(item, "a message"))
         except BadRow:
             if any(turn.role == "user" for turn in spoken):
                 break
@@ -51,26 +61,54 @@ def _joined(spoken: Iterable[Turn]) -> list[Turn]:
     """Join successive turns of one role."""
     joined: list[Turn] = []
     for turn in spoken:
-        if joined and joined[-1].role == turn.role:
-            joined[-1] = Turn(turn.role, "\n".join(filter(None, (joined[-1].text, turn.text))))
+        if joined and joined[-1].role == turn.role != "tool":
+            last = joined[-1]
+            joined[-1] = Turn(turn.role, "\n".join(filter(None, (last.text, turn.text))), last.calls + turn.calls)
         else:
             joined.append(turn)
     return joined
 
 
-def _turn(message: Row) -> Turn:
+def _turns(message: Row) -> list[Turn]:
+    """The turns in one message: results of tools stand in a user's message in Anthropic's format, and alone in OpenAI's Responses."""
+    match message.get("type"):
+        case "reasoning":
+            return []
+        case "function_call":
+            return [Turn("assistant", "", calls_in(message))]
+        case "function_call_output":
+            return [_result(message, message.get("output"), message.get("call_id"))]
     name = as_text(message.get("role", message.get("from")), "role")
     if name not in ROLES:
         raise BadRow("unknown role", repr(name))
     role, content = ROLES[name], message.get("content", message.get("value"))
+    if role == "tool":
+        return [_result(message, content, message.get("tool_call_id"))]
+    if role == "user" and isinstance(content, list):
+        results = [part for part in content if isinstance(part, Mapping) and part.get("type") == "tool_result"]
+        found = [_result(part, part.get("content"), part.get("tool_use_id")) for part in results]
+        others = [part for part in content if part not in results]
+        return [*found, Turn(role, _text(others, name))] if others or not found else found
+    return [Turn(role, _text(content, name), calls_in(message) if role == "assistant" else [])]
+
+
+def _result(message: Row, content: Any, call: Any) -> Turn:
+    """A tool's result, which may be empty."""
+    call_id, name = (value if isinstance(value, str) else None for value in (call, message.get("name")))
+    return Turn("tool", _text(content, "tool"), call_id=call_id, name=name)
+
+
+def _text(content: Any, name: str) -> str:
+    """The text of a message's content, which may come in parts; only a user's must not be empty."""
+    is_user = ROLES[name] == "user"
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-        if role == "user" and not all(isinstance(text, str) for text in texts):
+        if is_user and not all(isinstance(text, str) for text in texts):
             raise BadRow("a part of what the user says is not text")
         content = "\n".join(text for text in texts if isinstance(text, str))
-    if role != "user" and (content is None or (isinstance(content, str) and not content.strip())):
-        return Turn(role, "")
-    return Turn(role, as_text(content, f"the text of {name}"))
+    if not is_user and (content is None or (isinstance(content, str) and not content.strip())):
+        return ""
+    return as_text(content, f"the text of {name}")
 
 
 def first_request(conversation: Any) -> Cleaned:
@@ -84,26 +122,28 @@ def first_request(conversation: Any) -> Cleaned:
 
 
 def last_request(conversation: Any, system: str | None = None) -> Cleaned:
-    """The last request of a user, all that was said before it, and the answer to it. ``system`` comes before everything.
+    """The last turn of a user or a tool that has text, all that came before it, and the answer to it. ``system`` comes before everything.
 
-    Left out: messages without text, and what an assistant says before the first request.
+    Left out: messages without text or calls, and what an assistant says before the first request.
     """
     said = [Turn("system", system)] if system else []
-    spoken = _joined([*said, *(turn for turn in turns(conversation) if turn.text)])
+    spoken = _joined([*said, *(turn for turn in turns(conversation) if turn.text or turn.calls or turn.role == "tool")])
     asked = _asked(spoken)
-    last = asked[-1]
-    before = [turn for i, turn in enumerate(spoken[:last]) if i >= asked[0] or turn.role == "system"]
+    last = max(
+        place for place, turn in enumerate(spoken) if place >= asked[0] and turn.text and turn.role in ("user", "tool")
+    )
+    read = [turn for place, turn in enumerate(spoken[: last + 1]) if place >= asked[0] or turn.role == "system"]
     return Cleaned(
         spoken[last].text,
         _answer(spoken, last),
         {"turns": len(asked)},
-        [{"role": turn.role, "content": turn.text} for turn in before],
+        [turn.message for turn in read] if len(read) > 1 else [],
     )
 
 
 def _asked(spoken: list[Turn]) -> list[int]:
     """The places of the user's turns; ``BadRow`` without one."""
-    places = [i for i, turn in enumerate(spoken) if turn.role == "user"]
+    places = [place for place, turn in enumerate(spoken) if turn.role == "user"]
     if not places:
         raise BadRow("no user turn")
     return places

@@ -22,12 +22,16 @@ class BadRow(Exception):
 
 @dataclass(frozen=True)
 class Cleaned:
-    """A row's prompt, the dataset's answer if there is one, the labels that a stream may sort by, and the messages before the prompt."""
+    """A row's prompt, the dataset's answer if there is one, and the labels that a stream may sort by.
+
+    ``conversation`` and ``tools``: as in ``Prompt``.
+    """
 
     text: str
     reference: str | None = None
     meta: dict[str, Any] = field(default_factory=dict)
-    before: list[dict[str, str]] = field(default_factory=list)
+    conversation: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[dict[str, Any]] = field(default_factory=list)
 
 
 def text_of(row: Row, *names: str) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request: ``text`` is what a user asks; ``reference`` is the dataset's answer, if it has one.
+    """One request: ``text`` is what a user asks, or the result of a tool; ``reference`` is the dataset's answer, if it has one.
 
-    ``before`` holds the messages that the user's text follows, as ``{"role", "content"}``: a system prompt, and earlier turns.
+    ``conversation`` holds all messages that the model reads, the text's last, if there are others: ``role``, ``content``, and perhaps
+    ``tool_calls``. ``tools`` are the schemas of what the model may call. Both are in OpenAI's format.
     """
 
     id: str
@@ -19,17 +21,30 @@ class Prompt:
     text: str
     reference: str | None = None
     meta: dict[str, Any] = field(default_factory=dict)
-    before: list[dict[str, str]] = field(default_factory=list)
+    conversation: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        """All that the model reads, the user's text last."""
-        return [*self.before, {"role": "user", "content": self.text}]
+    def messages(self) -> list[dict[str, Any]]:
+        """All that the model reads, the text last."""
+        return self.conversation or [{"role": "user", "content": self.text}]
 
     @property
     def whole(self) -> str:
-        """The texts of all messages."""
-        return "\n".join(message["content"] for message in self.messages)
+        """All that the model reads as one text: schemas of tools, contents and calls, in lines."""
+        schemas = json.dumps(self.tools, ensure_ascii=False) if self.tools else ""
+        return "\n".join(filter(None, (schemas, *map(_text, self.messages))))
+
+    @property
+    def opening(self) -> str:
+        """The beginning of the conversation, up to the user's first message."""
+        asked = next(place for place, message in enumerate(self.messages, 1) if message["role"] == "user")
+        return "\n".join(map(_text, self.messages[:asked]))
+
+
+def _text(message: dict[str, Any]) -> str:
+    calls = json.dumps(message["tool_calls"], ensure_ascii=False) if "tool_calls" in message else ""
+    return "\n".join(filter(None, (message["content"], calls)))
 
 
 @dataclass(frozen=True)

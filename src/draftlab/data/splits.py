@@ -8,7 +8,7 @@ import hashlib
 import heapq
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -68,7 +68,7 @@ class Counts:
 def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> dict[str, Any]:
     """Write ``prompts.jsonl``, ``eval.jsonl``, ``rejected.jsonl`` and ``summary.json`` into ``out``; return the summary.
 
-    ``clean``: no prompt occurs twice or in both splits, and the eval prompts are a random sample by seed.
+    ``clean``: no prompt occurs twice, no conversation is in both splits, and the eval prompts are a random sample by seed.
     ``osd_repo_2024``: the first 10,000 rows of a split, with duplicates and leaks; eval is a sample, or the first rows.
     Without an eval split, eval prompts are held out of train, at most half of its prompts. Only the eval prompts and a digest
     of each train prompt are held in memory.
@@ -88,12 +88,12 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
             return _kept(cleaned, counts, options.on_bad_row, sink, known)
 
         candidates = prompts("eval", source.rows("train" if single else "eval"), evaluation)
-        chosen = _choose(_distinct(candidates, evaluation, set(), clean), evaluation, single, options)
+        chosen = _choose(_distinct(candidates, evaluation, [], clean), evaluation, single, options)
         known = evaluation.read if single else 0
         evaluation = Counts(kept=len(chosen)) if single else dataclasses.replace(evaluation, kept=len(chosen))
         held_out = {_index(prompt) for prompt in chosen} if single else set()
         rest = _without(prompts("train", source.rows("train"), train, known), held_out, train)
-        distinct = _distinct(rest, train, {digest(prompt.whole) for prompt in chosen}, clean)
+        distinct = _distinct(rest, train, chosen, clean)
         write_jsonl(prompts_file, itertools.islice(distinct, options.train or None))
         write_jsonl(eval_file, chosen)
         sink.flush()
@@ -113,8 +113,9 @@ def make(dataset: str, source: DatasetSource, out: Path, options: Options) -> di
 def _too_few(dataset: str, train: Counts, chosen: int, rejected: Path) -> UserError:
     """The error for a dataset with too few prompts: the number of its rows, and the first rejection."""
     first = next(read_jsonl(rejected, Rejection), None)
-    usable = train.kept + train.held_out
-    what = f"{usable} usable rows of {train.read} in {dataset}, {chosen} of them held out: a run needs one to learn from and one to measure"
+    usable = train.kept + train.held_out + train.overlap
+    others = f", {train.overlap} more are of the same conversations" if train.overlap else ""
+    what = f"{usable} usable rows of {train.read} in {dataset}, {chosen} of them held out{others}: a run needs one to learn from and one to measure"
     if first is None:
         return UserError(what, remedy="give more rows, or eval 0")
     why = f"the first rejected row: {first.reason}: {first.row}"
@@ -154,8 +155,9 @@ def _choose(candidates: Iterable[Prompt], counts: Counts, single: bool, options:
     if single and not clean:
         return list(itertools.islice(candidates, options.eval or None))
 
-    def rank(prompt: Prompt) -> int:
-        return digest(f"{options.seed}/{prompt.whole if clean else prompt.id}")
+    def rank(prompt: Prompt) -> tuple[int, ...]:
+        texts = (prompt.opening, prompt.whole) if clean else (prompt.id,)  # a conversation's requests stay together
+        return tuple(digest(f"{options.seed}/{text}") for text in texts)
 
     ranked = heapq.nsmallest(options.eval, candidates, key=rank) if options.eval else sorted(candidates, key=rank)
     return sorted(ranked[: counts.kept // 2] if single else ranked, key=_index)
@@ -186,14 +188,32 @@ def _without(prompts: Iterable[Prompt], held_out: set[int], counts: Counts) -> I
             yield prompt
 
 
-def _distinct(prompts: Iterable[Prompt], counts: Counts, taken: set[int], drop: bool) -> Iterator[Prompt]:
-    """Yield the prompts; count those that occurred before or are in ``taken``, and leave them out if ``drop`` is set."""
+def _distinct(prompts: Iterable[Prompt], counts: Counts, others: Sequence[Prompt], drop: bool) -> Iterator[Prompt]:
+    """Yield the prompts; count those that occurred before or belong to a conversation of ``others``, and leave them out if ``drop`` is set."""
+    requests = [_requests(prompt) for prompt in others]
+    ends, within = {found[-1] for found in requests}, set(itertools.chain.from_iterable(requests))
     seen: set[int] = set()
     for prompt in prompts:
         value = digest(prompt.whole)
-        counts.overlap += value in taken
-        counts.duplicates += value in seen and value not in taken
-        if not (drop and (value in taken or value in seen)):
+        found = _requests(prompt) if others else []
+        taken = bool(found) and (found[-1] in within or not ends.isdisjoint(found))
+        counts.overlap += taken
+        counts.duplicates += value in seen and not taken
+        if not (drop and (taken or value in seen)):
             counts.kept += 1
             yield prompt
         seen.add(value)
+
+
+def _requests(prompt: Prompt) -> list[int]:
+    """A digest of the conversation up to each request in it, the last for the prompt itself.
+
+    Two prompts belong to one conversation if the last request of one is among those of the other.
+    """
+    running = hashlib.blake2b(digest_size=8)
+    found = []
+    for message in prompt.messages:
+        running.update(json.dumps([message["role"], message["content"], message.get("tool_calls")]).encode())
+        if message["role"] in ("user", "tool"):
+            found.append(int.from_bytes(running.digest()))
+    return found

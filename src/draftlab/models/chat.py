@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import datetime
 import functools
+import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftlab.errors import UserError
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
+
+Message = Mapping[str, Any]
 
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -22,42 +25,66 @@ TODAY = datetime.date(2024, 7, 26)
 OTHERS = "use vicuna_v1.1, vicuna_short or plain"
 
 
-@functools.lru_cache(4096)
-def around_messages(template: str, jinja: str | None = None, roles: tuple[str, ...] = ("user",)) -> tuple[str, ...]:
-    """The texts of a template before, between and after messages of these roles: of ``vicuna_v1.1``, ``vicuna_short``, ``plain`` or ``own``.
+class Piece(NamedTuple):
+    """A part of a prompt: the template's own text, or the content of a message."""
 
-    ``own`` is the tokenizer's Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox. ``plain`` writes
-    a line break between two messages.
+    text: str
+    is_template: bool
 
-    **Raises:** ``UserError`` for an unknown template, and for one that fails, or that leaves out, repeats or changes a message.
 
-    >>> around_messages("vicuna_short")
-    ('USER: ', ' ASSISTANT:')
-    >>> around_messages("vicuna_short", roles=("system", "user", "assistant", "user"))
-    ('', ' USER: ', ' ASSISTANT: ', '</s>USER: ', ' ASSISTANT:')
+def pieces(
+    template: str,
+    messages: Sequence[Message],
+    jinja: str | None = None,
+    tools: Sequence[Message] = (),
+    bos_token: str = "",
+    eos_token: str = "</s>",
+) -> list[Piece]:
+    """Messages in a template: ``vicuna_v1.1``, ``vicuna_short``, ``plain`` or ``own``. Joined, the pieces are what the model reads.
+
+    ``messages`` have a role, a content, and perhaps ``tool_calls``, as in OpenAI's API; ``tools`` are the schemas of what the model may call.
+    ``own`` is the tokenizer's Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox as ``transformers`` does.
+    ``plain`` writes a line break between two contents. Only ``own`` has a place for calls and schemas.
+
+    A content that the template writes as it is, or without the space around it, is a piece of its own. If the template changes one otherwise,
+    such as to leave out earlier reasoning, everything is one piece of the template.
+
+    **Raises:** ``UserError`` for an unknown template, and for one that fails or that leaves the last message out.
+
+    >>> pieces("vicuna_short", [{"role": "user", "content": "Why?"}])
+    [Piece(text='USER: ', is_template=True), Piece(text='Why?', is_template=False), Piece(text=' ASSISTANT:', is_template=True)]
     """
-    # A mark takes the place of a message: all other text is the template's. Its mixed case and bracket show
-    # whether the template changes the message (upper, escape, tojson).
-    marks = [f"\ue000<mArk{number}>\ue001" for number in range(len(roles))]
-    messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
-    match template:
-        case "vicuna_v1.1":
-            text = _vicuna(messages, VICUNA_SYSTEM)
-        case "vicuna_short":
-            text = _vicuna(messages, "")
-        case "plain":
-            text = "\n".join(marks)
-        case "own":
-            text = _rendered(jinja, messages)
-        case _:
-            raise UserError(f"unknown chat template {template!r}", remedy="use vicuna_v1.1, vicuna_short, plain or own")
-    texts = re.split("|".join(marks), text)
-    if re.findall("|".join(marks), text) != marks:
-        raise UserError("the chat template leaves a message out, repeats it or changes it", remedy=OTHERS)
-    return tuple(texts)
+
+    def write(written: Sequence[Message]) -> str:
+        match template:
+            case "vicuna_v1.1":
+                return _vicuna(written, VICUNA_SYSTEM)
+            case "vicuna_short":
+                return _vicuna(written, "")
+            case "plain":
+                return "\n".join(message["content"] for message in written if message["content"])
+            case "own":
+                return _rendered(jinja, written, tools, bos_token, eos_token)
+        raise UserError(f"unknown chat template {template!r}", remedy="use vicuna_v1.1, vicuna_short, plain or own")
+
+    whole = write(messages)
+    if messages[-1]["content"].strip() not in whole:
+        raise UserError("the chat template leaves out or changes what is asked", remedy=OTHERS)
+    # A mark takes the place of a content: all other text is the template's.
+    contents: dict[str, str] = {
+        f"\ue000{place}\ue001": message["content"] for place, message in enumerate(messages) if message["content"]
+    }
+    marks = iter(contents)
+    marked = write([{**message, "content": message["content"] and next(marks)} for message in messages])
+    parts = re.split(f"({'|'.join(contents)})", marked) if contents else [marked]
+    for shown in (contents, {mark: content.strip() for mark, content in contents.items()}):
+        found = [Piece(shown.get(part, part), part not in shown) for part in parts if part]
+        if "".join(piece.text for piece in found) == whole:
+            return found
+    return [Piece(whole, True)]
 
 
-def _vicuna(messages: Sequence[Mapping[str, str]], system: str) -> str:
+def _vicuna(messages: Sequence[Message], system: str) -> str:
     """FastChat's template: the first system message replaces its own, and an answer ends with ``</s>``."""
     if messages[0]["role"] == "system":
         system, messages = messages[0]["content"], messages[1:]
@@ -73,18 +100,30 @@ def _vicuna(messages: Sequence[Mapping[str, str]], system: str) -> str:
     return text
 
 
-def _rendered(jinja: str | None, messages: Sequence[Mapping[str, str]]) -> str:
+def _rendered(
+    jinja: str | None, messages: Sequence[Message], tools: Sequence[Message], bos_token: str, eos_token: str
+) -> str:
     if not jinja:
         raise UserError("the tokenizer has no chat template", remedy=f"name one: {OTHERS.removeprefix('use ')}")
-    # {% generation %} marks the model's text for training; here it is a block like any other.
-    jinja = re.sub(r"(\{%[-+]?\s*)generation\b", r"\1if true", jinja)
-    jinja = re.sub(r"(\{%[-+]?\s*)endgeneration\b", r"\1endif", jinja)
     try:
-        compiled = _environment().from_string(jinja)
-        text: str = compiled.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="</s>")
+        text: str = _compiled(jinja).render(
+            messages=messages,
+            tools=list(tools) or None,
+            add_generation_prompt=True,
+            bos_token=bos_token,
+            eos_token=eos_token,
+        )
     except Exception as error:  # it is a program: it may raise anything
         raise UserError(f"the chat template fails: {error}", remedy=OTHERS) from None
     return text
+
+
+@functools.lru_cache(16)
+def _compiled(jinja: str) -> Template:
+    # {% generation %} marks the model's text for training; here it is a block like any other.
+    jinja = re.sub(r"(\{%[-+]?\s*)generation\b", r"\1if true", jinja)
+    jinja = re.sub(r"(\{%[-+]?\s*)endgeneration\b", r"\1endif", jinja)
+    return _environment().from_string(jinja)
 
 
 @functools.cache
@@ -97,6 +136,10 @@ def _environment() -> Environment:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
+    def to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **layout)  # Jinja's own writes < as \\u003c
+
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = to_json
     environment.globals |= {"raise_exception": refuse, "strftime_now": TODAY.strftime}
     return environment

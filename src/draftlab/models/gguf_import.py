@@ -147,7 +147,8 @@ def read_tokenizer(path: Path | str) -> Tokenizer:
     backend.encode_special_tokens = True
     eos = config.eos_token_id
     eos_ids = eos if isinstance(eos, tuple) else (int(eos or 0),)
-    return Tokenizer(backend, eos_ids, metadata.get("tokenizer.chat_template"))
+    texts = ("" if bos is None else tokens[bos], tokens[eos_ids[0]])
+    return Tokenizer(backend, eos_ids, metadata.get("tokenizer.chat_template"), *texts)
 
 
 def _sentencepiece_bpe(

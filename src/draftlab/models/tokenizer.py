@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -15,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from draftlab.errors import UserError
 from draftlab.files.json_files import read_object, read_text
 from draftlab.files.weights import is_gguf
-from draftlab.models.chat import around_messages
+from draftlab.models.chat import Message, pieces
 from draftlab.models.config import read_eos_ids
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -23,11 +24,13 @@ SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer of the library ``tokenizers``, with the ids that end an answer and its chat template, if it has one."""
+    """A tokenizer of the library ``tokenizers``, with the ids that end an answer and its chat template, which may write ``bos_token`` and ``eos_token``."""
 
     backend: tokenizers.Tokenizer
     eos_ids: tuple[int, ...]
     chat_template: str | None = None
+    bos_token: str = "<s>"
+    eos_token: str = "</s>"
 
     @property
     def vocab_size(self) -> int:
@@ -38,23 +41,22 @@ class Tokenizer:
         """Ids of ``text`` without bos; nothing in the text becomes a special token."""
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
-    def encode_prompt(self, asked: str | Sequence[Mapping[str, str]], template: str) -> list[int]:
-        """Ids of a user's text, or of messages (``role``, ``content``), in a chat template (``models.chat``).
+    def encode_prompt(self, asked: str | Sequence[Message], template: str, tools: Sequence[Message] = ()) -> list[int]:
+        """Ids of a user's text, or of messages that may call ``tools``, in a chat template (``models.chat.pieces``).
 
         They include the special tokens that the model adds (bos for Llama, eos for T5). Apart from these, only the template's text may
         contain special tokens: ``</s>`` in a message stays text.
         """
         messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-        first, *others = around_messages(template, self.chat_template, tuple(message["role"] for message in messages))
-        parts = self._special_pieces(first)
-        for message, after in zip(messages, others, strict=True):
-            parts += [message["content"], *self._special_pieces(after)]
+        parts: list[str | int] = []
+        for piece in pieces(template, messages, self.chat_template, tools, self.bos_token, self.eos_token):
+            parts += self._special_pieces(piece.text) if piece.is_template else [piece.text]
         if all(isinstance(part, str) for part in parts):
             return list(self.backend.encode("".join(map(str, parts))).ids)
         ids = list[int]()
         for is_text, run in itertools.groupby(parts, lambda part: isinstance(part, str)):
-            pieces = list(run)
-            ids += self.encode("".join(map(str, pieces))) if is_text else map(int, pieces)
+            found = list(run)
+            ids += self.encode("".join(map(str, found))) if is_text else map(int, found)
         around = list(self.backend.encode("").ids)
         if around == ids[: len(around)]:  # the template wrote bos itself
             return ids
@@ -104,16 +106,24 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # user text never becomes a special token
-    return Tokenizer(backend, read_eos_ids(folder), _chat_template(Path(folder)))
+    return Tokenizer(backend, read_eos_ids(folder), **_chat_template(Path(folder)))
 
 
-def _chat_template(folder: Path) -> str | None:
+def _chat_template(folder: Path) -> dict[str, Any]:
+    """The fields of ``Tokenizer`` that tokenizer_config.json has, or chat_template.jinja beside it."""
+    file = folder / "tokenizer_config.json"
+    config = read_object(file) if file.is_file() else {}
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = next((named.get("template") for named in template if named.get("name") == "default"), None)
     if (folder / "chat_template.jinja").is_file():
-        return read_text(folder / "chat_template.jinja")
-    if (folder / "tokenizer_config.json").is_file():
-        template = read_object(folder / "tokenizer_config.json").get("chat_template")
-        return template if isinstance(template, str) else None
-    return None
+        template = read_text(folder / "chat_template.jinja")
+    found: dict[str, Any] = {"chat_template": template if isinstance(template, str) else None}
+    for name in ("bos_token", "eos_token"):
+        token = config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        found[name] = text if isinstance(text, str) else ""
+    return found
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:

@@ -157,7 +157,7 @@ def _answered(prompts: Sequence[Path], tokenizer: Tokenizer, template: str) -> l
     """The prompts that have a reference answer, with it."""
     return [
         Example(
-            tokenizer.encode_prompt(prompt.messages, template),
+            tokenizer.encode_prompt(prompt.messages, template, prompt.tools),
             [*tokenizer.encode(f" {prompt.reference}"), tokenizer.eos_ids[0]],
         )
         for path in prompts

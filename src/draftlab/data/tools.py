@@ -1,0 +1,81 @@
+"""Tools in the formats of OpenAI and Anthropic: the calls in a message, and the schemas beside a conversation."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from draftlab.data.fields import BadRow, Row, mapping_of
+from draftlab.data.readers import well_formed
+
+SCHEMAS = ("parameters", "input_schema")
+"""Fields that hold the schema of a tool's arguments: OpenAI's and Anthropic's."""
+
+
+def calls_in(message: Row) -> list[dict[str, Any]]:
+    """The calls of tools in a message, in OpenAI's format with the arguments as an object, which chat templates expect.
+
+    Read are ``tool_calls``, the older ``function_call``, parts of type ``tool_use`` (Anthropic), and a message of type ``function_call``
+    (OpenAI's Responses).
+
+    **Raises:** ``BadRow`` for a call without the name of a tool.
+
+    >>> calls_in({"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "add", "arguments": '{"x": 1}'}}]})
+    [{'id': 'a', 'type': 'function', 'function': {'name': 'add', 'arguments': {'x': 1}}}]
+    """
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    found = [part for part in parts if isinstance(part, Mapping) and part.get("type") == "tool_use"]
+    if isinstance(calls := message.get("tool_calls"), list):
+        found += calls
+    if isinstance(call := message.get("function_call"), Mapping):
+        found.append(call)
+    if message.get("type") == "function_call":
+        found.append(message)
+    return [_call(mapping_of(call, "a call of a tool")) for call in found]
+
+
+def _call(call: Row) -> dict[str, Any]:
+    called = call["function"] if isinstance(call.get("function"), Mapping) else call
+    name, arguments = called.get("name"), called.get("arguments", called.get("input"))
+    if not isinstance(name, str) or not name:
+        raise BadRow("a call of a tool has no name")
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError):  # a model may write anything
+            arguments = json.loads(arguments)
+    given: dict[str, Any] = {"name": name, "arguments": {} if arguments in (None, "") else arguments}
+    number = call.get("call_id", call.get("id"))
+    return _checked(({"id": number} if isinstance(number, str) else {}) | {"type": "function", "function": given})
+
+
+def offered_in(row: Row) -> list[dict[str, Any]]:
+    """The tools that a request offers, ``tools`` or ``functions``, in OpenAI's format. Left out: tools of the server's own, which have no schema.
+
+    **Raises:** ``BadRow`` if they are not a list of objects.
+    """
+    value = row.get("tools") or row.get("functions") or []
+    if isinstance(value, str):  # as tables hold them
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise BadRow("tools is text, but not JSON") from None
+    if not isinstance(value, list):
+        raise BadRow(f"tools is {type(value).__name__}, not a list")
+    offered = []
+    for item in value:
+        tool = mapping_of(item, "a tool")
+        tool = tool["function"] if isinstance(tool.get("function"), Mapping) else tool
+        schema = next((tool[name] for name in SCHEMAS if isinstance(tool.get(name), Mapping)), None)
+        if schema is None and "description" not in tool:
+            continue
+        described = {name: tool[name] for name in ("name", "description") if isinstance(tool.get(name), str)}
+        offered.append(_checked({"type": "function", "function": {**described, "parameters": schema or {}}}))
+    return offered
+
+
+def _checked(value: dict[str, Any]) -> dict[str, Any]:
+    if not well_formed(json.dumps(value, ensure_ascii=False)):
+        raise BadRow("a tool holds a lone surrogate")
+    return value
