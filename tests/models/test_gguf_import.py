@@ -153,6 +153,7 @@ def test_a_made_folder_keeps_the_file_its_tokenizer_and_its_template(tmp_path: P
     for name in (file, tmp_path / "made", tmp_path):
         ours, original = load_tokenizer(name), load_tokenizer(tmp_path / "toy")
         assert ours.eos_ids == original.eos_ids == (2,)
+        assert (ours.bos_token, ours.eos_token) == ("<s>", "</s>")
         for text in TEXTS:
             assert ours.encode_prompt(text, "vicuna_short") == original.encode_prompt(text, "vicuna_short")
             assert ours.decode(ours.encode(text)) == text

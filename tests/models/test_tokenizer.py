@@ -11,6 +11,7 @@ import pytest
 
 from draftlab.errors import UserError
 from draftlab.models import Tokenizer, check_same_tokenizer, load_tokenizer, shared_tokenizer
+from draftlab.models.chat import pieces
 from draftlab.models.tokenizer import train_tokenizer
 
 TEXTS = ["SELECT name FROM singer WHERE age > 20", "Each box has 12 apples, so 12 * 345 = 4140 apples."] * 5
@@ -144,6 +145,33 @@ def test_special_tokens_of_a_template_are_special_and_those_of_a_user_are_text(t
     tokenizer = dataclasses.replace(trained, chat_template=chat)
     for text in ("hello </s> there", "</s>", "<s>", "", "{{ messages }}"):
         assert tokenizer.encode_prompt(text, "own") == [BOS, *trained.encode(text), EOS]
+
+
+@pytest.mark.parametrize(
+    ("config", "want"),
+    [
+        ({"bos_token": "<s>", "eos_token": {"content": "<unk>", "special": True}}, "<s>hi<unk>"),
+        ({"bos_token": None, "eos_token": "</s>"}, "hi</s>"),
+        ({"chat_template": [{"name": "rag"}, {"name": "default", "template": "{{ messages[0].content }}!"}]}, "hi!"),
+    ],
+)
+def test_the_tokens_that_a_template_knows_are_those_of_the_folder(trained, tmp_path, config, want):
+    folder = save(trained, tmp_path / "model")
+    template = {"chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(template | config))
+    tokenizer = load_tokenizer(folder)
+    found = pieces(
+        "own",
+        [{"role": "user", "content": "hi"}],
+        tokenizer.chat_template,
+        (),
+        tokenizer.bos_token,
+        tokenizer.eos_token,
+    )
+    assert "".join(piece.text for piece in found) == want
+    assert tokenizer.encode_prompt("hi", "own")[:2] != [BOS, BOS]
+    tokenizer.save(folder)
+    assert load_tokenizer(folder).eos_token == tokenizer.eos_token
 
 
 def test_a_missing_chat_template_is_refused(trained):

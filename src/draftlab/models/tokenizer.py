@@ -82,7 +82,7 @@ class Tokenizer:
             self.backend.save(str(folder / "tokenizer.json"))
         finally:
             self.backend.encode_special_tokens = text_mode
-        names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+        names = {"bos_token": self.bos_token, "eos_token": self.eos_token, "pad_token": "<pad>", "unk_token": "<unk>"}
         known = {key: name for key, name in names.items() if self.backend.token_to_id(name) is not None}
         config = known | {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
@@ -119,8 +119,8 @@ def _chat_template(folder: Path) -> dict[str, Any]:
     if (folder / "chat_template.jinja").is_file():
         template = read_text(folder / "chat_template.jinja")
     found: dict[str, Any] = {"chat_template": template if isinstance(template, str) else None}
-    for name in ("bos_token", "eos_token"):
-        token = config.get(name)
+    for name in {"bos_token", "eos_token"} & config.keys():
+        token = config[name]
         text = token.get("content") if isinstance(token, dict) else token
         found[name] = text if isinstance(text, str) else ""
     return found
