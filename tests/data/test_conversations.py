@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftlab.data.conversations import Turn, first_request, last_request, turns
+from draftlab.data.conversations import Turn, first_request, last_request, numbered, turns
 from draftlab.data.fields import BadRow
 
 
@@ -171,3 +171,19 @@ def test_results_without_text_and_calls_that_cannot_be_read() -> None:
     assert spoken["tool_calls"][0]["function"] == {"name": "add", "arguments": "{x"}
     answered = {"role": "user", "content": [{"type": "tool_result", "content": "5"}, {"type": "text", "text": "So?"}]}
     assert [turn.text for turn in turns([ASKED, CALLED, answered])] == ["2 + 3?", "Wait.", "5", "So?"]
+
+
+def test_prompts_belong_to_a_conversation_if_one_continues_the_other() -> None:
+    system, shots = ("system", "Be brief."), (("user", "one"), ("assistant", "1"))
+    later = said(system, ("user", "a"), ("assistant", "x"), ("user", "b"), ("assistant", "y"), ("user", "c"))
+    retold = said(system, ("user", "a"), ("assistant", "another"), ("user", "b"))
+    asked = [
+        later[:4],
+        said(system, *shots, ("user", "p")),
+        later[:2],
+        said(system, *shots, ("user", "q")),
+        later,
+        retold,
+    ]
+    assert numbered(asked) == [0, 1, 0, 3, 0, 0]
+    assert numbered([retold, later[:4], later]) == [0, 1, 1]

@@ -217,6 +217,29 @@ def test_the_interval_is_for_requests_to_come():
     assert few.high - few.low > 1.8 * (many.high - many.low)
 
 
+def test_requests_of_one_conversation_are_drawn_together():
+    costs = from_probes(probes(), 100)
+    rows = table(0.6, spread=0.3).query("draft_len == 3")
+    alone, own = speedup(rows, costs), speedup(rows.assign(conversation=rows["request_id"] + 7.0), costs)
+    together = speedup(rows.assign(conversation=rows["request_id"] // 6), costs)
+    assert alone == own
+    assert together.estimate == alone.estimate
+    assert together.high - together.low > 1.8 * (
+        alone.high - alone.low
+    )  # six alike of each ten: sqrt(6) without noise of the costs
+
+
+def test_few_conversations_are_not_enough():
+    costs = from_probes(probes(), 100)
+    known = decide(table(0.9).assign(conversation=lambda rows: rows["request_id"] // 6), costs)
+    assert known.verdict == "yes"
+    assert "60 held-out requests of 10 conversations" in verdict.lines(known)[2]
+    unknown = decide(table(0.9).assign(conversation=lambda rows: rows["request_id"] // 7), costs)
+    assert unknown.verdict == "not yet known"
+    assert "requests of 9 conversations; 10 are needed" in unknown.sentence
+    assert "60 held-out requests;" in verdict.lines(decide(table(0.9), costs))[2]
+
+
 def test_a_short_block_pays_more_for_a_draft_step():
     rows = probes().assign(draft_seconds=lambda t: 0.001 * (1 + 1 / (t["verified"] - 1)))
     costs = from_probes(rows, 100)
@@ -515,7 +538,7 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, rows: list[str], more: dic
         run(asked, tmp_path / "out")
 
 
-def test_prompts_that_the_target_cannot_read_are_counted(tmp_path: Path):
+def test_conversations_and_prompts_that_the_target_cannot_read_are_counted(tmp_path: Path):
     rows = table(0.8)
     cell, answers = tmp_path / "cells/traffic_verdict/prompts.0", tmp_path / "main/answers/prompts.eval"
     for folder in (cell, answers, tmp_path / "data/prompts"):
@@ -523,9 +546,17 @@ def test_prompts_that_the_target_cannot_read_are_counted(tmp_path: Path):
     rows.to_csv(cell / "rows.csv", index=False)
     write_json(cell / "run.json", {"runs": [FACTS | {"parameters": {"draft": 1, "target": 10}}]})
     names = [f"{number}" for number in range(60)]
-    write_jsonl(tmp_path / "data/prompts/eval.jsonl", [Prompt(name, "prompts", "eval", "How many?") for name in names])
+    asked, answer = ({"role": role, "content": "How many?"} for role in ("user", "assistant"))
+    first = [{"role": "user", "content": f"{number}"} for number in range(30)] * 2
+    talks = [[one] if number < 30 else [one, answer, asked] for number, one in enumerate(first)]
+    prompts = [
+        Prompt(name, "prompts", "eval", talk[-1]["content"], conversation=talk)
+        for name, talk in zip(names, talks, strict=True)
+    ]
+    write_jsonl(tmp_path / "data/prompts/eval.jsonl", prompts)
     write_jsonl(answers / "answers.jsonl", [Answer(name, [1], [2], True) for name in names])
     write_jsonl(answers / "rejected.jsonl", [Rejection("eval.jsonl", 61, "600 tokens", "60")])
     settings = VerdictSettings(Path("log.jsonl"), "T", hardware="rtx4090-llama-3.1-8b")
     found = judge_run(tmp_path, settings, "D", {"a broken line": 2}, None, None)
     assert found.left_out == {"a broken line": 2, "too long for the target, or refused by its chat template": 1}
+    assert (found.requests, found.conversations) == (60, 30)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -152,6 +154,35 @@ def _asked(spoken: list[Turn]) -> list[int]:
 def _answer(spoken: list[Turn], place: int) -> str | None:
     """What the assistant answered to the turn at ``place``."""
     return next((turn.text or None for turn in spoken[place + 1 : place + 2] if turn.role == "assistant"), None)
+
+
+def requests_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """A digest of the conversation up to each request in it, the last for all of it.
+
+    Two prompts belong to one conversation if the last request of one is among those of the other.
+    """
+    running = hashlib.blake2b(digest_size=8)
+    found = []
+    for message in messages:
+        running.update(json.dumps([message["role"], message["content"], message.get("tool_calls")]).encode())
+        if message["role"] in ("user", "tool"):
+            found.append(int.from_bytes(running.digest()))
+    return found
+
+
+def numbered(prompts: Sequence[Sequence[Mapping[str, Any]]]) -> list[int]:
+    """The number of each prompt's conversation among them: that of the conversation's first prompt.
+
+    >>> asked, answered = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}
+    >>> numbered([[asked], [{"role": "user", "content": "How?"}], [asked, answered, asked]])
+    [0, 1, 0]
+    """
+    requests = [requests_in(messages) for messages in prompts]
+    begun: dict[int, int] = {}  # the conversation that each prompt belongs to, by its last request
+    for found in sorted(requests, key=len):
+        begun[found[-1]] = next((begun[request] for request in found if request in begun), found[-1])
+    first: dict[int, int] = {}
+    return [first.setdefault(begun[found[-1]], number) for number, found in enumerate(requests)]
 
 
 def answered(row: Row) -> str | None:

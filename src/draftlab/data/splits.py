@@ -15,6 +15,7 @@ from typing import IO, Any, Literal
 
 from draftlab.core.settings import Flat
 from draftlab.data import cleaners, registry
+from draftlab.data.conversations import requests_in
 from draftlab.data.prompts import Prompt, Rejection
 from draftlab.data.readers import RawRow
 from draftlab.data.sources import DatasetSource, SourceName, open_source
@@ -190,12 +191,12 @@ def _without(prompts: Iterable[Prompt], held_out: set[int], counts: Counts) -> I
 
 def _distinct(prompts: Iterable[Prompt], counts: Counts, others: Sequence[Prompt], drop: bool) -> Iterator[Prompt]:
     """Yield the prompts; count those that occurred before or belong to a conversation of ``others``, and leave them out if ``drop`` is set."""
-    requests = [_requests(prompt) for prompt in others]
+    requests = [requests_in(prompt.messages) for prompt in others]
     ends, within = {found[-1] for found in requests}, set(itertools.chain.from_iterable(requests))
     seen: set[int] = set()
     for prompt in prompts:
         value = digest(prompt.whole)
-        found = _requests(prompt) if others else []
+        found = requests_in(prompt.messages) if others else []
         taken = bool(found) and (found[-1] in within or not ends.isdisjoint(found))
         counts.overlap += taken
         counts.duplicates += value in seen and not taken
@@ -203,17 +204,3 @@ def _distinct(prompts: Iterable[Prompt], counts: Counts, others: Sequence[Prompt
             counts.kept += 1
             yield prompt
         seen.add(value)
-
-
-def _requests(prompt: Prompt) -> list[int]:
-    """A digest of the conversation up to each request in it, the last for the prompt itself.
-
-    Two prompts belong to one conversation if the last request of one is among those of the other.
-    """
-    running = hashlib.blake2b(digest_size=8)
-    found = []
-    for message in prompt.messages:
-        running.update(json.dumps([message["role"], message["content"], message.get("tool_calls")]).encode())
-        if message["role"] in ("user", "tool"):
-            found.append(int.from_bytes(running.digest()))
-    return found

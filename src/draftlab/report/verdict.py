@@ -22,6 +22,7 @@ from draftlab.core.settings import Flat, Template
 from draftlab.core.stats import ENOUGH
 from draftlab.data import check, dropped
 from draftlab.data.classify import languages
+from draftlab.data.conversations import numbered
 from draftlab.data.prompts import Prompt
 from draftlab.engine.answers import Answer, recorded_name
 from draftlab.errors import UserError
@@ -117,7 +118,14 @@ def judge(
     held_out_answers = list(read_jsonl(answers, Answer))
     if unread := dropped.unread(results):
         left_out = {**left_out, dropped.UNREAD.format("the target"): unread}
-    rows = rows.assign(language=_languages(rows, results, held_out_answers))
+    known = {prompt.id: prompt for prompt in read_jsonl(results / "data/prompts/eval.jsonl", Prompt)}
+    prompts = [known[answer.id] for answer in held_out_answers]
+    texts = [next(m["content"] for m in reversed(prompt.messages) if m["role"] == "user") for prompt in prompts]
+    conversations = numbered([prompt.messages for prompt in prompts])
+    rows = rows.assign(
+        language=_of_held_out(rows, languages(texts)),
+        conversation=_of_held_out(rows, conversations).fillna(rows["request_id"]),
+    )
     held_out = rows[rows["split"] == "eval"]
     context = float((held_out["prompt_tokens"] + held_out["emitted"] / 2).mean())
     if settings.hardware:
@@ -140,11 +148,9 @@ def judge(
     )
 
 
-def _languages(rows: pd.DataFrame, results: Path, answers: Sequence[Answer]) -> pd.Series:
-    """The language of each held-out request."""
-    texts = {prompt.id: prompt.text for prompt in read_jsonl(results / "data/prompts/eval.jsonl", Prompt)}
-    names = languages([texts[answer.id] for answer in answers])
-    return rows["request_id"].where(rows["split"] == "eval").map(dict(enumerate(names)))
+def _of_held_out(rows: pd.DataFrame, values: Sequence[object]) -> pd.Series:
+    """One value of each held-out request, for the rows of these; missing in others."""
+    return rows["request_id"].where(rows["split"] == "eval").map(dict(enumerate(values)))
 
 
 def page(judged: Verdict, settings: VerdictSettings, folder: Path, draft: str, results: Path) -> str:

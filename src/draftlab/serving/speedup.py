@@ -2,7 +2,7 @@
 
 ``speed-up = sum of tokens / (sum over calls of v(tokens read) + steps of the draft c + what a draft that catches up and calls of changing
 size cost more + time between the models' calls)``, all sums over requests, in steps of plain decoding.
-The interval is for an equal number of future requests: it resamples the requests of the log, draws future requests from those, and at the same
+The interval is for an equal number of future requests: it resamples the conversations of the log, draws future ones from those, and at the same
 time draws the costs from one of the moments at which they were probed.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from draftlab.core.stats import ENOUGH
 from draftlab.core.theory import expected_block_length
@@ -18,17 +18,33 @@ from draftlab.serving.acceptance import alpha_of_length
 from draftlab.serving.costs import DRAWS, LONGEST, BlockCosts
 from draftlab.serving.verdict_format import Ceiling, Outcome, Range
 
+CONVERSATIONS = 10
+"""The fewest conversations from which an interval is drawn."""
 
-def _weights(requests: int, future: int = 0, seed: int = 0) -> Float64[np.ndarray, "draws requests"]:
+
+def _weights(rows: pd.DataFrame, future: int = 0, seed: int = 0) -> Float64[np.ndarray, "draws requests"]:
     """How often each request counts in each resample; the first row counts each once.
 
-    With ``future``, that many future requests are drawn from each resample.
+    With ``future``, about that many future requests are drawn from each resample. Requests of one ``conversation`` are drawn together, if
+    there is such a column.
     """
     rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(requests, np.full(requests, 1 / requests), DRAWS)
+    unit, units = _conversation(rows), conversations(rows)
+    drawn = rng.multinomial(units, np.full(units, 1 / units), DRAWS)
     if future:
-        drawn = rng.multinomial(future, drawn / requests)
-    return np.vstack([np.ones(requests), drawn])
+        drawn = rng.multinomial(max(1, round(future * units / len(rows))), drawn / units)
+    return np.vstack([np.ones(len(rows)), drawn[:, unit]])
+
+
+def _conversation(rows: pd.DataFrame) -> Int64[np.ndarray, " requests"]:
+    """The number of each request's conversation, from 0."""
+    own = pd.Series(np.arange(len(rows)), rows.index)
+    return np.unique(rows.get("conversation", own), return_inverse=True)[1]
+
+
+def conversations(rows: pd.DataFrame) -> int:
+    """The number of conversations that these requests belong to."""
+    return int(_conversation(rows).max(initial=-1)) + 1
 
 
 def range_of(draws: Float64[np.ndarray, " draws"]) -> Range:
@@ -50,7 +66,7 @@ def speedup(rows: pd.DataFrame, costs: BlockCosts, future: int = 0) -> Range:
     calls[request, 0] += rows["empty"]
     calls[request, below] += drafting * (1 - share)
     calls[request, below + 1] += drafting * share
-    weights = _weights(len(rows), future or len(rows))
+    weights = _weights(rows, future or len(rows))
     seconds = (weights @ calls[:, :-1] * costs.verify).sum(axis=1)
     terms = [("steps", costs.step), ("whole", costs.catch_up), ("changes", costs.change), ("blocks", costs.loop)]
     if str(rows["option"].iloc[0]).startswith("lookup"):
@@ -62,15 +78,23 @@ def speedup(rows: pd.DataFrame, costs: BlockCosts, future: int = 0) -> Range:
 
 def ratio(rows: pd.DataFrame, above: str, below: str) -> Range:
     """The ratio of two sums over requests."""
-    weights = _weights(len(rows))
+    weights = _weights(rows)
     return range_of((weights @ rows[above].to_numpy()) / np.maximum(weights @ rows[below].to_numpy(), 1e-12))
 
 
-def outcome(speedup: Range, requests: int) -> Outcome:
-    """``yes`` above 1, ``no`` below it; ``not yet known`` if the interval includes 1 or there are too few requests."""
-    if requests < ENOUGH or speedup.low <= 1 <= speedup.high:
+def outcome(speedup: Range, rows: pd.DataFrame) -> Outcome:
+    """``yes`` above 1, ``no`` below it; ``not yet known`` if the interval includes 1, or for too few requests or conversations (``too_few``)."""
+    if too_few(rows) or speedup.low <= 1 <= speedup.high:
         return "not yet known"
     return "yes" if speedup.low > 1 else "no"
+
+
+def too_few(rows: pd.DataFrame) -> str:
+    """Why these requests are too few for a verdict; empty if they are enough."""
+    if len(rows) < ENOUGH:
+        return f"{len(rows)} usable requests; {ENOUGH} are needed"
+    count = conversations(rows)
+    return f"requests of {count} conversations; {CONVERSATIONS} are needed" if count < CONVERSATIONS else ""
 
 
 def ceiling(rows: pd.DataFrame, costs: BlockCosts) -> Ceiling:

@@ -16,7 +16,7 @@ from draftlab.serving import forecast, traces
 from draftlab.serving.acceptance import alpha_of_length, from_alpha
 from draftlab.serving.costs import BlockCosts
 from draftlab.serving.load import CONTEXTS, Goal, best_lengths, fitting, sweep
-from draftlab.serving.speedup import break_even, ceiling, outcome, range_of, ratio, speedup
+from draftlab.serving.speedup import break_even, ceiling, conversations, outcome, range_of, ratio, speedup, too_few
 from draftlab.serving.verdict_format import (
     NAMES,
     AtLength,
@@ -60,7 +60,7 @@ def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
     best = max(by_length, key=lambda at: at.speedup.estimate)
     replayed, stream = _at(held_out, best), _at(_stream(rows), best)
     has_draft = bool(replayed["steps"].any())
-    verdict = outcome(best.speedup, len(replayed))
+    verdict = outcome(best.speedup, replayed)
     model_costs = costs if has_draft else _without_steps(costs)
     longest = best.model_copy(update={"draft_len": held_out["draft_len"].max()})
     most = ceiling(_at(held_out, longest), model_costs)
@@ -69,7 +69,7 @@ def judge(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Option:
     return Option(
         name=name,
         verdict=verdict,
-        reason=_reason(verdict, len(replayed), best.speedup, most, tips, alpha),
+        reason=_reason(verdict, replayed, best.speedup, most, tips, alpha),
         requests=len(replayed),
         draft_len=best.draft_len,
         proposal=best.proposal,
@@ -98,9 +98,11 @@ def _without_steps(costs: BlockCosts) -> BlockCosts:
     return replace(costs, step=np.zeros_like(costs.step), catch_up=np.zeros_like(costs.catch_up))
 
 
-def _reason(verdict: Outcome, requests: int, speedup: Range, most: Ceiling, tips: float | None, alpha: Range) -> str:
-    if requests < ENOUGH:
-        return f"{requests} usable requests; {ENOUGH} are needed"
+def _reason(
+    verdict: Outcome, rows: pd.DataFrame, speedup: Range, most: Ceiling, tips: float | None, alpha: Range
+) -> str:
+    if few := too_few(rows):
+        return few
     if verdict == "yes":
         return f"{speedup.show()} times as fast"
     if most.perfect <= 1:
@@ -127,7 +129,7 @@ def _over_time(rows: pd.DataFrame) -> list[Range]:
 
 def _part(name: str, rows: pd.DataFrame, costs: BlockCosts) -> Part:
     gain = speedup(rows, costs)
-    return Part(name=name, requests=len(rows), verdict=outcome(gain, len(rows)), speedup=gain)
+    return Part(name=name, requests=len(rows), verdict=outcome(gain, rows), speedup=gain)
 
 
 def _thirds(rows: pd.DataFrame, costs: BlockCosts) -> list[Part]:
@@ -252,7 +254,8 @@ def decide(
     trace: traces.Arrivals | None = None,
 ) -> Verdict:
     """The verdict on all options for a log; the sentence names the best one."""
-    if not (rows["split"] == "eval").any():
+    held_out = rows[rows["split"] == "eval"].drop_duplicates("request_id")
+    if held_out.empty:
         raise UserError("no request was held out", remedy="give a log of at least two usable requests")
     options = [judge(name, rows[rows["option"] == name], costs) for name in NAMES if (rows["option"] == name).any()]
     options = payback(options, rows, facts, costs)
@@ -278,6 +281,7 @@ def decide(
         draft=draft,
         temperature=temperature,
         requests=options[0].requests,
+        conversations=conversations(held_out),
         left_out=dict(left_out),
         cut=cut,
         costs=costs.source,
@@ -315,7 +319,7 @@ def lines(verdict: Verdict) -> list[str]:
         f"{at.rate:.3g}/s {NAMES[name] + f' {at.speedup.show()}' if at.draft_len else 'no draft'}" for name, at in load
     ]
     fastest += [f"left out: {count} {why}" for _, at in load[:1] for why, count in at.left_out.items()]
-    where = f"One request at a time, {verdict.requests} held-out requests; costs {verdict.costs}"
+    where = f"One request at a time, {verdict.measured_on}; costs {verdict.costs}"
     return [verdict.sentence, "; ".join(options), "Fastest under load: " + "; ".join(fastest) if fastest else where]
 
 

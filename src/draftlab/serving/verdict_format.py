@@ -128,7 +128,10 @@ class Promise(_Record):
 
 
 class Verdict(_Record):
-    """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of new tokens."""
+    """What ``verdict.json`` contains; ``cut``: held-out answers that reached the limit of new tokens.
+
+    ``conversations``: how many the held-out ``requests`` belong to, 0 if unknown.
+    """
 
     format: Literal["draftlab verdict 1"] = "draftlab verdict 1"
     log: str
@@ -136,6 +139,7 @@ class Verdict(_Record):
     draft: str
     temperature: float
     requests: int
+    conversations: int = 0
     left_out: dict[str, int]
     cut: int = 0
     costs: str
@@ -148,3 +152,9 @@ class Verdict(_Record):
     options: list[Option]
     load: dict[str, list[AtLoad]]
     monitor: Promise | None
+
+    @property
+    def measured_on(self) -> str:
+        """The held-out requests, in words."""
+        of = f" of {self.conversations} conversations" if 0 < self.conversations < self.requests else ""
+        return f"{self.requests} held-out requests{of}"
