@@ -260,14 +260,17 @@ def test_the_tools_of_a_request(offered: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tools", "reason"),
-    [
-        ("add", "tools is text, but not JSON"),
-        ({"name": "add"}, "tools is dict, not a list"),
-        (["add"], "a tool is str, not an object"),
-        ([{**ADD, "parameters": {"\ud800": 1}}], "a tool holds a lone surrogate"),
-    ],
+    "tools", ["add", '"add"', {"name": "add"}, ["add"], [ADD], [{"function": 3}], [{"type": "function"}], 7, None]
 )
-def test_tools_that_cannot_be_read_reject_the_row(tools: object, reason: str) -> None:
-    with pytest.raises(BadRow, match=reason):
-        cleaners.prompts({"messages": TURN, "tools": tools})
+def test_names_without_a_schema_are_no_tools(tools: object) -> None:
+    assert cleaners.prompts({"messages": TURN, "tools": tools}).tools == []
+
+
+def test_a_function_may_have_no_arguments() -> None:
+    found = cleaners.prompts({"messages": TURN, "tools": [{"type": "function", "function": {"name": "now"}}]}).tools
+    assert found == [{"type": "function", "function": {"name": "now", "parameters": {}}}]
+
+
+def test_a_tool_that_cannot_be_written_rejects_the_row() -> None:
+    with pytest.raises(BadRow, match="a tool holds a lone surrogate"):
+        cleaners.prompts({"messages": TURN, "tools": [{**ADD, "parameters": {"\ud800": 1}}]})

@@ -51,27 +51,23 @@ def _call(call: Row) -> dict[str, Any]:
 
 
 def offered_in(row: Row) -> list[dict[str, Any]]:
-    """The tools that a request offers, ``tools`` or ``functions``, in OpenAI's format. Left out: tools of the server's own, which have no schema.
+    """The tools that a request offers, ``tools`` or ``functions``, in OpenAI's format.
 
-    **Raises:** ``BadRow`` if they are not a list of objects.
+    Left out is what has no schema: a name alone, and tools of the server's own.
     """
-    value = row.get("tools") or row.get("functions") or []
+    value = row.get("tools") or row.get("functions")
     if isinstance(value, str):  # as tables hold them
-        try:
+        with contextlib.suppress(ValueError):
             value = json.loads(value)
-        except ValueError:
-            raise BadRow("tools is text, but not JSON") from None
-    if not isinstance(value, list):
-        raise BadRow(f"tools is {type(value).__name__}, not a list")
     offered = []
-    for item in value:
-        tool = mapping_of(item, "a tool")
-        tool = tool["function"] if isinstance(tool.get("function"), Mapping) else tool
-        schema = next((tool[name] for name in SCHEMAS if isinstance(tool.get(name), Mapping)), None)
-        if schema is None and "description" not in tool:
+    for item in value if isinstance(value, list) else []:
+        tool = item.get("function", item) if isinstance(item, Mapping) else item
+        if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
             continue
-        described = {name: tool[name] for name in ("name", "description") if isinstance(tool.get(name), str)}
-        offered.append(_checked({"type": "function", "function": {**described, "parameters": schema or {}}}))
+        schema = next((tool[name] for name in SCHEMAS if isinstance(tool.get(name), Mapping)), None)
+        if schema is not None or item.get("type") == "function":  # a function may have no arguments
+            described = {name: tool[name] for name in ("name", "description") if isinstance(tool.get(name), str)}
+            offered.append(_checked({"type": "function", "function": {**described, "parameters": schema or {}}}))
     return offered
 
 
