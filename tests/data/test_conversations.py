@@ -159,6 +159,8 @@ def test_the_older_call_of_a_function() -> None:
 
 
 def test_results_without_text_and_calls_that_cannot_be_read() -> None:
+    nobody = {"role": "tool", "tool_call_id": "\ud800", "name": 3, "content": "5"}
+    assert last_request([ASKED, CALLED, nobody]).conversation[-1] == {"role": "tool", "content": "5"}
     empty = {"role": "tool", "tool_call_id": "b", "content": ""}
     found = last_request([ASKED, CALLED, {"role": "tool", "content": "5"}, empty])
     assert (found.text, found.conversation[-1]) == ("5", {"role": "tool", "content": "5"})

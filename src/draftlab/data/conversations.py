@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, mapping_of
+from draftlab.data.readers import well_formed
 from draftlab.data.tools import calls_in
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -96,7 +97,8 @@ def _turns(message: Row) -> list[Turn]:
 
 def _result(message: Row, content: Any, call: Any) -> Turn:
     """A tool's result, which may be empty."""
-    call_id, name = (value if isinstance(value, str) else None for value in (call, message.get("name")))
+    names = (call, message.get("name"))
+    call_id, name = (value if isinstance(value, str) and well_formed(value) else None for value in names)
     return Turn("tool", _text(content, "tool"), call_id=call_id, name=name)
 
 
