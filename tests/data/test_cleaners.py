@@ -213,11 +213,37 @@ def test_a_servers_log_gives_request_and_answer(row: dict[str, object]) -> None:
         {"turns": [{"from": "system", "value": "Be brief."}, *TURN]},
         {"request": {"body": {"system": "Be brief.", "messages": TURN}}},
         {"input": {"system": "Be brief.", "messages": TURN}, "output": {"role": "assistant"}},
+        {
+            "instructions": "Be brief.",
+            "input": TURN[0]["content"],
+            "text": {"format": {"type": "text"}},
+            "prompt": None,
+        },
+        {"conversation": {"id": "conv_1"}, "instructions": "Be brief.", "input": TURN},
+        {"messages": {}, "proxy_server_request": {"system": "Be brief.", "messages": TURN}},
     ],
 )
 def test_a_system_prompt_comes_before_the_request(row: dict[str, object]) -> None:
     found = cleaners.prompts(row)
     assert (found.text, found.conversation) == (TURN[0]["content"], [{"role": "system", "content": "Be brief."}, *TURN])
+
+
+@pytest.mark.parametrize("system", [" ", [{"type": "text", "text": ""}], [3], {"os": "linux"}, None])
+def test_a_system_prompt_without_text_is_none(system: object) -> None:
+    assert cleaners.prompts({"messages": TURN, "system": system}).conversation == []
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+        [{"role": "robot", "content": "x"}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
+    ],
+)
+def test_a_response_answers_the_last_message_alone(cut: list[object]) -> None:
+    answer = {"choices": [{"message": {"content": "Paris."}}]}
+    assert cleaners.prompts({"messages": [*TURN, *cut], "response": answer}).reference is None
 
 
 @pytest.mark.parametrize(
@@ -252,6 +278,8 @@ OFFERED = [{"type": "function", "function": {**ADD, "parameters": SCHEMA}}]
         {"tools": [{"type": "function", **ADD, "parameters": SCHEMA, "strict": True}, {"type": "web_search"}]},
         {"tools": [{**ADD, "input_schema": SCHEMA}]},
         {"functions": [{**ADD, "parameters": SCHEMA}]},
+        {"tools": [{**ADD, "inputSchema": SCHEMA}]},
+        {"model_parameters": {"tools": OFFERED}},
     ],
 )
 def test_the_tools_of_a_request(offered: dict[str, Any]) -> None:
@@ -260,7 +288,20 @@ def test_the_tools_of_a_request(offered: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "tools", ["add", '"add"', {"name": "add"}, ["add"], [ADD], [{"function": 3}], [{"type": "function"}], 7, None]
+    "tools",
+    [
+        "add",
+        '"add"',
+        {"name": "add"},
+        ["add"],
+        [ADD],
+        [{"function": 3}],
+        [{"type": "function"}],
+        "[" * 5000,
+        '[{"name": "f", "parameters": {"x": NaN}}]',
+        7,
+        None,
+    ],
 )
 def test_names_without_a_schema_are_no_tools(tools: object) -> None:
     assert cleaners.prompts({"messages": TURN, "tools": tools}).tools == []
@@ -268,7 +309,9 @@ def test_names_without_a_schema_are_no_tools(tools: object) -> None:
 
 def test_a_function_may_have_no_arguments() -> None:
     found = cleaners.prompts({"messages": TURN, "tools": [{"type": "function", "function": {"name": "now"}}]}).tools
-    assert found == [{"type": "function", "function": {"name": "now", "parameters": {}}}]
+    assert found == [{"type": "function", "function": {"name": "now"}}]
+    flat = cleaners.prompts({"messages": TURN, "tools": [{"type": "function", "name": "now"}]}).tools
+    assert flat == [{"type": "function", "function": {"name": "now", "parameters": {}}}]
 
 
 def test_a_tool_that_cannot_be_written_rejects_the_row() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from draftlab.data.conversations import Turn, first_request, last_request, numbered, turns
@@ -162,15 +164,25 @@ def test_results_without_text_and_calls_that_cannot_be_read() -> None:
     nobody = {"role": "tool", "tool_call_id": "\ud800", "name": 3, "content": "5"}
     assert last_request([ASKED, CALLED, nobody]).conversation[-1] == {"role": "tool", "content": "5"}
     empty = {"role": "tool", "tool_call_id": "b", "content": ""}
-    found = last_request([ASKED, CALLED, {"role": "tool", "content": "5"}, empty])
-    assert (found.text, found.conversation[-1]) == ("5", {"role": "tool", "content": "5"})
+    found = last_request([ASKED, CALLED, {"role": "tool", "content": "5"}, empty], response="11")
+    assert (found.text, found.reference, found.conversation[-1]) == ("", "11", empty)
     later = last_request([ASKED, CALLED, empty, {"role": "user", "content": "So?"}])
     assert later.conversation[2] == empty
     nameless = {"role": "assistant", "content": "a", "tool_calls": [{"function": {"arguments": "{}"}}]}
     assert last_request([ASKED, nameless, {"role": "tool", "content": "5"}]).text == "2 + 3?"
+    table = {"role": "assistant", "tool_calls": json.dumps(CALLED["tool_calls"]), "content": "Wait."}
+    assert last_request([ASKED, table, {"role": "tool", "content": 5}]).conversation == [
+        ASKED,
+        CALLED,
+        {"role": "tool", "content": "5"},
+    ]
+    deep = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "[" * 5000}}]}
+    assert last_request([ASKED, deep, empty]).conversation[1]["tool_calls"][0]["function"]["arguments"] == "[" * 5000
     wild = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{x"}}]}
     spoken = last_request([ASKED, wild, {"role": "tool", "content": "5"}]).conversation[1]
     assert spoken["tool_calls"][0]["function"] == {"name": "add", "arguments": "{x"}
+    blank = {"role": "user", "content": [{"type": "tool_result", "content": "5"}, {"type": "text", "text": ""}]}
+    assert [turn.text for turn in turns([ASKED, CALLED, blank])] == ["2 + 3?", "Wait.", "5"]
     answered = {"role": "user", "content": [{"type": "tool_result", "content": "5"}, {"type": "text", "text": "So?"}]}
     assert [turn.text for turn in turns([ASKED, CALLED, answered])] == ["2 + 3?", "Wait.", "5", "So?"]
 
@@ -187,5 +199,38 @@ def test_prompts_belong_to_a_conversation_if_one_continues_the_other() -> None:
         later,
         retold,
     ]
-    assert numbered(asked) == [0, 1, 0, 3, 0, 0]
-    assert numbered([retold, later[:4], later]) == [0, 1, 1]
+    assert numbered(asked[:5]) == [0, 1, 0, 3, 0]
+    assert numbered(asked) == [0, 1, 2, 3, 0, 5]  # two continue the third, each in its own way
+    assert numbered([retold, later[:4], later, later[:4]]) == [0, 1, 1, 1]
+
+
+def test_identifiers_of_calls_do_not_tell_conversations_apart() -> None:
+    results = [{"role": "tool", "content": "5", "tool_call_id": number} for number in "ab"]
+    calls = [{"role": "assistant", "content": "", "tool_calls": [call("add", number, x=2)]} for number in "ab"]
+    more = {"role": "user", "content": "So?"}
+    assert numbered([[ASKED, calls[0], results[0]], [ASKED, calls[1], results[1], more]]) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("items", "want"),
+    [
+        ([{"type": "web_search_call", "id": "ws"}, {"type": "item_reference", "id": "x"}], []),
+        (
+            [
+                {"type": "custom_tool_call", "call_id": "a", "name": "patch", "input": "*** Begin"},
+                {"type": "custom_tool_call_output", "call_id": "a", "output": "Done"},
+            ],
+            [
+                {"role": "assistant", "content": "", "tool_calls": [call("patch", "a", input="*** Begin")]},
+                {"role": "tool", "content": "Done", "tool_call_id": "a"},
+            ],
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"type": "custom", "custom": {"name": "patch", "input": "x"}}]}],
+            [{"role": "assistant", "content": "", "tool_calls": [call("patch", input="x")]}],
+        ),
+    ],
+)
+def test_custom_tools_are_read_and_those_of_the_server_are_left_out(items: list[object], want: list[object]) -> None:
+    more = {"role": "tool", "content": "more"}
+    assert last_request([ASKED, *items, more]).conversation == [ASKED, *want, more]

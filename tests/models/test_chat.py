@@ -76,7 +76,7 @@ def test_a_message_adds_no_special_token(template: str, user: str) -> None:
         ("{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}", "26 Jul 2024 hi"),
         ("{% if messages[0].content is string %}{{ messages[0].content | trim }}{% endif %}", "hi"),
         ("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", "hi</s>"),
-        ("{% if tools is none %}{{ messages[0].content | tojson }}{% endif %}", '"hi"'),
+        ("{% if tools is none and documents is none %}{{ messages[0].content | tojson }}{% endif %}", '"hi"'),
     ],
 )
 def test_what_transformers_offers_to_a_template(template: str, want: str) -> None:
@@ -86,13 +86,12 @@ def test_what_transformers_offers_to_a_template(template: str, want: str) -> Non
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ messages[0].content | upper }}",
         "{% for part in messages[0].content %}{{ part.text }}{% endfor %}",
         "{{ messages[0].role }}",
     ],
 )
-def test_a_template_that_loses_or_changes_what_is_asked_is_refused(template: str) -> None:
-    with pytest.raises(UserError, match="leaves out or changes what is asked"):
+def test_a_template_that_loses_what_is_asked_is_refused(template: str) -> None:
+    with pytest.raises(UserError, match="leaves out what is asked"):
         pieces("own", HI, template)
 
 
@@ -169,12 +168,27 @@ LAST = "{{ messages[-1].content }}"
         # earlier answers lose their reasoning: then all is the template's, as for a server
         ("{{ messages[2].content.split('w')[-1] }}" + LAST, []),
         ("{{ messages[2].content | tojson }}" + LAST, ["Two.", "Why </s> so?"]),
+        ("{{ messages[2].content }}{{ messages[-1].content | upper }}", []),
+        (
+            "{% if '\ue000' in LAST %}{{ raise_exception('a mark') }}{% endif %}LAST".replace(
+                "LAST", "messages[-1].content", 1
+            ).replace("LAST", LAST),
+            [],
+        ),
     ],
 )
 def test_a_template_may_move_repeat_and_change_what_was_said_before(template: str, want: list[str]) -> None:
     found = pieces("own", TALK, template)
     assert [piece.text for piece in found if not piece.is_template] == want
     assert text_of(found) == transformers_text(TALK, template)
+
+
+def test_a_content_that_is_written_as_json_stays_text() -> None:
+    talk = [{"role": "user", "content": 'say "hi"\n</s>'}, {"role": "tool", "content": '{"é": "<b>\\n"}'}]
+    template = "{% for m in messages %}{{ m.content | tojson }}{% endfor %}"
+    found = pieces("own", talk, template)
+    assert [piece.text for piece in found if not piece.is_template] == [r"say \"hi\"\n</s>", r"{\"é\": \"<b>\\n\"}"]
+    assert text_of(found) == transformers_text(talk, template)
 
 
 def test_the_space_around_a_content_goes_where_the_template_trims_it() -> None:

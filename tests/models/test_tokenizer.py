@@ -152,7 +152,10 @@ def test_special_tokens_of_a_template_are_special_and_those_of_a_user_are_text(t
     [
         ({"bos_token": "<s>", "eos_token": {"content": "<unk>", "special": True}}, "<s>hi<unk>"),
         ({"bos_token": None, "eos_token": "</s>"}, "hi</s>"),
-        ({"chat_template": [{"name": "rag"}, {"name": "default", "template": "{{ messages[0].content }}!"}]}, "hi!"),
+        (
+            {"chat_template": ["x", {"name": "rag"}, {"name": "default", "template": "{{ messages[0].content }}!"}]},
+            "hi!",
+        ),
     ],
 )
 def test_the_tokens_that_a_template_knows_are_those_of_the_folder(trained, tmp_path, config, want):
@@ -172,6 +175,20 @@ def test_the_tokens_that_a_template_knows_are_those_of_the_folder(trained, tmp_p
     assert tokenizer.encode_prompt("hi", "own")[:2] != [BOS, BOS]
     tokenizer.save(folder)
     assert load_tokenizer(folder).eos_token == tokenizer.eos_token
+
+
+def test_a_request_with_tools_has_a_template_of_its_own(trained, tmp_path):
+    folder = save(trained, tmp_path / "model")
+    templates = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools[0].name }}: {{ messages[0].content }}"}
+    named = [{"name": name, "template": template} for name, template in templates.items()]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    load_tokenizer(folder).save(folder)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.decode(tokenizer.encode_prompt("hi", "own")) == "hi"
+    assert (
+        tokenizer.decode(tokenizer.encode_prompt([{"role": "user", "content": "hi"}], "own", [{"name": "f"}]))
+        == "f: hi"
+    )
 
 
 def test_a_missing_chat_template_is_refused(trained):

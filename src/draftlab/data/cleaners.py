@@ -152,34 +152,46 @@ def prompts(row: Row) -> Cleaned:
 
     Of a conversation, the request is the last turn of the user or of a tool, and the model reads all of it up to there.
     """
-    for name in ("request", "body", "input"):
+    for name in ("proxy_server_request", "request", "body", "input"):
         if isinstance(row.get(name), Mapping):
             row = {**row, **row[name]}
-    for name in (*CONVERSATION_FIELDS, "turns", *PROMPT_FIELDS):
-        value = row.get(name)
-        if value and (name in CONVERSATION_FIELDS or (isinstance(value, list) and isinstance(value[0], Mapping))):
-            request = last_request(value, _system(row))
-            meta = {**request.meta, **labels(row)}
-            reference = request.reference or answered(row)
-            return replace(request, reference=reference, meta=meta, tools=offered_in(row))
+    system, tools = _system(row), offered_in(row)
+    if (conversation := _conversation(row)) is not None:
+        request = last_request(conversation, system, answered(row))
+        return replace(request, meta={**request.meta, **labels(row)}, tools=tools)
     for name in ("turns", *PROMPT_FIELDS):
         if isinstance(row.get(name), list):
             return Cleaned(as_text(items_of(row, name)[0], name), None, labels(row))
-    text = text_of(row, *PROMPT_FIELDS)
+    field = next((name for name in PROMPT_FIELDS if isinstance(row.get(name), str)), None)
+    text = text_of(row, *([field] if field else PROMPT_FIELDS))
     if retrieved := next((row[name] for name in RETRIEVED if row.get(name)), None):
         text = f"{_passages(retrieved)}\n\n{text}"
     if "instruction" in row and (context := maybe_text(row, "input", "context")):
         text = f"{text}\n{context}"
     texts = (maybe_text(row, name) for name in ANSWER_FIELDS if isinstance(row.get(name), str))
-    return Cleaned(text, next(filter(None, texts), None), labels(row))
+    asked = {"role": "user", "content": text}
+    said = [{"role": "system", "content": system}, asked] if system else []
+    return Cleaned(text, next(filter(None, texts), None) or answered(row), labels(row), said, tools)
+
+
+def _conversation(row: Row) -> object:
+    """The conversation in a row: a list in one of the usual fields, or what stands there if no field holds a prompt; None without one."""
+    for name in (*CONVERSATION_FIELDS, "turns", *PROMPT_FIELDS):
+        value = row.get(name)
+        if isinstance(value, list) and value and (name in CONVERSATION_FIELDS or isinstance(value[0], Mapping)):
+            return value
+    if any(row.get(name) for name in ("turns", *PROMPT_FIELDS)):
+        return None
+    return next((row[name] for name in CONVERSATION_FIELDS if row.get(name)), None)
 
 
 def _system(row: Row) -> str | None:
-    """The system prompt beside a conversation: a text (OpenAI's ``instructions``), or a list of parts (Anthropic's ``system``)."""
+    """The system prompt beside a request: a text (OpenAI's ``instructions``), or a list of parts (Anthropic's ``system``)."""
     value = next((row[name] for name in ("system", "instructions") if row.get(name)), None)
     if isinstance(value, list):
-        value = "\n".join(text_of(mapping_of(part, "a part of system"), "text") for part in value)
-    return None if value is None else as_text(value, "system")
+        parts = (part.get("text") if isinstance(part, Mapping) else part for part in value)
+        value = "\n".join(part for part in parts if isinstance(part, str))
+    return as_text(value, "system") if isinstance(value, str) and value.strip() else None
 
 
 def _passages(retrieved: object) -> str:

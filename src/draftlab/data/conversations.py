@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 from draftlab.data.fields import BadRow, Cleaned, Row, as_text, mapping_of
 from draftlab.data.readers import well_formed
-from draftlab.data.tools import calls_in
+from draftlab.data.tools import CALLS, calls_in
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -47,6 +48,11 @@ def turns(conversation: Any) -> list[Turn]:
     **Raises:** ``BadRow`` for a message that is not an object, has an unknown role, or is a user's without text. After the
     first request, such a message ends the conversation instead.
     """
+    return _joined(_read(conversation)[0])
+
+
+def _read(conversation: Any) -> tuple[list[Turn], bool]:
+    """The turns up to the first message that cannot be read, and whether all could."""
     if not isinstance(conversation, list):
         raise BadRow(f"the conversation is {type(conversation).__name__}, not a list")
     spoken: list[Turn] = []
@@ -55,9 +61,9 @@ def turns(conversation: Any) -> list[Turn]:
             spoken += _turns(mapping_of(item, "a message"))
         except BadRow:
             if any(turn.role == "user" for turn in spoken):
-                break
+                return spoken, False
             raise
-    return _joined(spoken)
+    return spoken, True
 
 
 def _joined(spoken: Iterable[Turn]) -> list[Turn]:
@@ -75,12 +81,12 @@ def _joined(spoken: Iterable[Turn]) -> list[Turn]:
 def _turns(message: Row) -> list[Turn]:
     """The turns in one message: results of tools stand in a user's message in Anthropic's format, and alone in OpenAI's Responses."""
     match message.get("type"):
-        case "reasoning":
-            return []
-        case "function_call":
+        case kind if kind in CALLS:
             return [Turn("assistant", "", calls_in(message))]
-        case "function_call_output":
+        case "function_call_output" | "custom_tool_call_output":
             return [_result(message, message.get("output"), message.get("call_id"))]
+        case str() if not {"role", "from"} & message.keys():
+            return []  # reasoning, and calls of the server's own tools
     name = as_text(message.get("role", message.get("from")), "role")
     if name not in ROLES:
         raise BadRow("unknown role", repr(name))
@@ -90,7 +96,7 @@ def _turns(message: Row) -> list[Turn]:
     if role == "user" and isinstance(content, list):
         results = [part for part in content if isinstance(part, Mapping) and part.get("type") == "tool_result"]
         found = [_result(part, part.get("content"), part.get("tool_use_id")) for part in results]
-        others = [part for part in content if part not in results]
+        others = [part for part in content if part not in results and part != {"type": "text", "text": ""}]
         return [*found, Turn(role, _text(others, name))] if others or not found else found
     return [Turn(role, _text(content, name), calls_in(message) if role == "assistant" else [])]
 
@@ -99,6 +105,8 @@ def _result(message: Row, content: Any, call: Any) -> Turn:
     """A tool's result, which may be empty."""
     names = (call, message.get("name"))
     call_id, name = (value if isinstance(value, str) and well_formed(value) else None for value in names)
+    if not isinstance(content, str | list | None):
+        content = json.dumps(content, ensure_ascii=False)
     return Turn("tool", _text(content, "tool"), call_id=call_id, name=name)
 
 
@@ -125,23 +133,22 @@ def first_request(conversation: Any) -> Cleaned:
     return Cleaned(spoken[asked[0]].text, _answer(spoken, asked[0]), meta)
 
 
-def last_request(conversation: Any, system: str | None = None) -> Cleaned:
-    """The last turn of a user or a tool that has text, all that came before it, and the answer to it. ``system`` comes before everything.
+def last_request(conversation: Any, system: str | None = None, response: str | None = None) -> Cleaned:
+    """The last turn of a user or a tool, all that came before it, and the answer to it: a turn, or the ``response`` beside the conversation.
 
-    Left out: messages without text or calls, and what an assistant says before the first request.
+    ``system`` comes before everything. Left out: messages without text or calls, and what an assistant says before the first request.
     """
     said = [Turn("system", system)] if system else []
-    spoken = _joined([*said, *(turn for turn in turns(conversation) if turn.text or turn.calls or turn.role == "tool")])
+    read, is_whole = _read(conversation)
+    spoken = _joined([*said, *(turn for turn in read if turn.text or turn.calls or turn.role == "tool")])
     asked = _asked(spoken)
-    last = max(
-        place for place, turn in enumerate(spoken) if place >= asked[0] and turn.text and turn.role in ("user", "tool")
-    )
-    read = [turn for place, turn in enumerate(spoken[: last + 1]) if place >= asked[0] or turn.role == "system"]
+    last = max(place for place, turn in enumerate(spoken) if place >= asked[0] and turn.role in ("user", "tool"))
+    until = [turn for place, turn in enumerate(spoken[: last + 1]) if place >= asked[0] or turn.role == "system"]
     return Cleaned(
         spoken[last].text,
-        _answer(spoken, last),
+        _answer(spoken, last) or (response if is_whole and last == len(spoken) - 1 else None),
         {"turns": len(asked)},
-        [turn.message for turn in read] if len(read) > 1 else [],
+        [turn.message for turn in until] if len(until) > 1 else [],
     )
 
 
@@ -161,12 +168,13 @@ def _answer(spoken: list[Turn], place: int) -> str | None:
 def requests_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """A digest of the conversation up to each request in it, the last for all of it.
 
-    Two prompts belong to one conversation if the last request of one is among those of the other.
+    Two prompts belong to one conversation if the last request of one is among those of the other. Identifiers of calls do not count.
     """
     running = hashlib.blake2b(digest_size=8)
     found = []
     for message in messages:
-        running.update(json.dumps([message["role"], message["content"], message.get("tool_calls")]).encode())
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        running.update(json.dumps([message["role"], message["content"], calls]).encode())
         if message["role"] in ("user", "tool"):
             found.append(int.from_bytes(running.digest()))
     return found
@@ -175,14 +183,21 @@ def requests_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 def numbered(prompts: Sequence[Sequence[Mapping[str, Any]]]) -> list[int]:
     """The number of each prompt's conversation among them: that of the conversation's first prompt.
 
+    A prompt that several others continue, each in its own way, is a common beginning and joins none of them.
+
     >>> asked, answered = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}
     >>> numbered([[asked], [{"role": "user", "content": "How?"}], [asked, answered, asked]])
     [0, 1, 0]
     """
     requests = [requests_in(messages) for messages in prompts]
+    following: dict[int, set[int]] = {}
+    for found in requests:
+        for request, after in itertools.pairwise(found):
+            following.setdefault(request, set()).add(after)
     begun: dict[int, int] = {}  # the conversation that each prompt belongs to, by its last request
     for found in sorted(requests, key=len):
-        begun[found[-1]] = next((begun[request] for request in found if request in begun), found[-1])
+        known = (begun[request] for request in found if request in begun and len(following.get(request, ())) < 2)
+        begun[found[-1]] = next(known, begun.get(found[-1], found[-1]))
     first: dict[int, int] = {}
     return [first.setdefault(begun[found[-1]], number) for number, found in enumerate(requests)]
 

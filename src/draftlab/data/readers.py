@@ -126,6 +126,16 @@ class _Decoder:
         return value, end, *(self._faults[0] if self._faults else (None, ""))
 
 
+def decoded(text: str) -> Any:
+    """The JSON value that ``text`` holds, or ``text`` itself if it is none, or one that no row may hold."""
+    row = f'{{"value": {text}}}'
+    try:
+        value, end, problem, _ = _Decoder().value(row, 0)
+    except ValueError:
+        return text
+    return value["value"] if problem is None and end == len(row) and value.keys() == {"value"} else text
+
+
 def _bounded(file: IO[bytes]) -> Iterator[bytes | None]:
     """Yield the lines of a file, and None for a line of more than ``LONGEST`` bytes, which is never held in memory."""
     while line := file.readline(LONGEST + 1):

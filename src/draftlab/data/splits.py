@@ -192,7 +192,9 @@ def _without(prompts: Iterable[Prompt], held_out: set[int], counts: Counts) -> I
 def _distinct(prompts: Iterable[Prompt], counts: Counts, others: Sequence[Prompt], drop: bool) -> Iterator[Prompt]:
     """Yield the prompts; count those that occurred before or belong to a conversation of ``others``, and leave them out if ``drop`` is set."""
     requests = [requests_in(prompt.messages) for prompt in others]
-    ends, within = {found[-1] for found in requests}, set(itertools.chain.from_iterable(requests))
+    # A first request alone may begin many conversations.
+    ends = {found[-1] for found in requests if len(found) > 1}
+    within = set(itertools.chain.from_iterable(requests))
     seen: set[int] = set()
     for prompt in prompts:
         value = digest(prompt.whole)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from draftlab.data.fields import BadRow, Row, mapping_of
-from draftlab.data.readers import well_formed
+from draftlab.data.readers import decoded, well_formed
 
-SCHEMAS = ("parameters", "input_schema")
-"""Fields that hold the schema of a tool's arguments: OpenAI's and Anthropic's."""
+SCHEMAS = ("parameters", "input_schema", "inputSchema")
+"""Fields that hold the schema of a tool's arguments: OpenAI's, Anthropic's and MCP's."""
+CALLS = ("function_call", "custom_tool_call")
+"""Types of items that call a tool in OpenAI's Responses."""
 
 
 def calls_in(message: Row) -> list[dict[str, Any]]:
     """The calls of tools in a message, in OpenAI's format with the arguments as an object, which chat templates expect.
 
-    Read are ``tool_calls``, the older ``function_call``, parts of type ``tool_use`` (Anthropic), and a message of type ``function_call``
-    (OpenAI's Responses).
+    Read are ``tool_calls``, the older ``function_call``, parts of type ``tool_use`` (Anthropic), and an item that is a call (OpenAI's
+    Responses). The text that a custom tool gets becomes the argument ``input``.
 
     **Raises:** ``BadRow`` for a call without the name of a tool.
 
@@ -28,41 +29,51 @@ def calls_in(message: Row) -> list[dict[str, Any]]:
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     found = [part for part in parts if isinstance(part, Mapping) and part.get("type") == "tool_use"]
-    if isinstance(calls := message.get("tool_calls"), list):
+    calls = message.get("tool_calls")
+    if isinstance(calls, str):  # as tables hold them
+        calls = decoded(calls)
+    if isinstance(calls, list):
         found += calls
     if isinstance(call := message.get("function_call"), Mapping):
         found.append(call)
-    if message.get("type") == "function_call":
+    if message.get("type") in CALLS:
         found.append(message)
     return [_call(mapping_of(call, "a call of a tool")) for call in found]
 
 
 def _call(call: Row) -> dict[str, Any]:
-    called = call["function"] if isinstance(call.get("function"), Mapping) else call
+    called = next((call[kind] for kind in ("function", "custom") if isinstance(call.get(kind), Mapping)), call)
     name, arguments = called.get("name"), called.get("arguments", called.get("input"))
     if not isinstance(name, str) or not name:
         raise BadRow("a call of a tool has no name")
+    if isinstance(arguments, str) and "arguments" not in called:
+        arguments = {"input": arguments}
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # a model may write anything
-            arguments = json.loads(arguments)
+        arguments = decoded(arguments)  # a model may write anything
     given: dict[str, Any] = {"name": name, "arguments": {} if arguments in (None, "") else arguments}
-    number = call.get("call_id", call.get("id"))
+    number = call.get("call_id") or call.get("id")
     return _checked(({"id": number} if isinstance(number, str) else {}) | {"type": "function", "function": given})
 
 
+PARAMETERS = ("model_parameters", "optional_params")
+
+
 def offered_in(row: Row) -> list[dict[str, Any]]:
-    """The tools that a request offers, ``tools`` or ``functions``, in OpenAI's format.
+    """The tools that a request offers, ``tools`` or ``functions``, in OpenAI's format; LiteLLM logs them among the parameters.
 
     Left out is what has no schema: a name alone, and tools of the server's own.
     """
-    value = row.get("tools") or row.get("functions")
+    places = [row, *(row[name] for name in PARAMETERS if isinstance(row.get(name), Mapping))]
+    value = next((place[name] for place in places for name in ("tools", "functions") if place.get(name)), None)
     if isinstance(value, str):  # as tables hold them
-        with contextlib.suppress(ValueError):
-            value = json.loads(value)
+        value = decoded(value)
     offered = []
     for item in value if isinstance(value, list) else []:
         tool = item.get("function", item) if isinstance(item, Mapping) else item
         if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
+            continue
+        if tool is not item:
+            offered.append(_checked(dict(item)))
             continue
         schema = next((tool[name] for name in SCHEMAS if isinstance(tool.get(name), Mapping)), None)
         if schema is not None or item.get("type") == "function":  # a function may have no arguments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -46,8 +47,8 @@ def pieces(
     ``own`` is the tokenizer's Jinja template (``chat_template`` in tokenizer_config.json), rendered in a sandbox as ``transformers`` does.
     ``plain`` writes a line break between two contents. Only ``own`` has a place for calls and schemas.
 
-    A content that the template writes as it is, or without the space around it, is a piece of its own. If the template changes one otherwise,
-    such as to leave out earlier reasoning, everything is one piece of the template.
+    A content that the template writes as it is, without the space around it or as JSON is a piece of its own. If the template changes one
+    otherwise, such as to leave out earlier reasoning, everything is one piece of the template.
 
     **Raises:** ``UserError`` for an unknown template, and for one that fails or that leaves the last message out.
 
@@ -68,20 +69,37 @@ def pieces(
         raise UserError(f"unknown chat template {template!r}", remedy="use vicuna_v1.1, vicuna_short, plain or own")
 
     whole = write(messages)
-    if messages[-1]["content"].strip() not in whole:
-        raise UserError("the chat template leaves out or changes what is asked", remedy=OTHERS)
     # A mark takes the place of a content: all other text is the template's.
     contents: dict[str, str] = {
         f"\ue000{place}\ue001": message["content"] for place, message in enumerate(messages) if message["content"]
     }
     marks = iter(contents)
-    marked = write([{**message, "content": message["content"] and next(marks)} for message in messages])
+    try:
+        marked = write([{**message, "content": message["content"] and next(marks)} for message in messages])
+    except UserError:  # it reads the contents
+        return [Piece(whole, True)]
+    if messages[-1]["content"] and list(contents)[-1] not in marked:
+        raise UserError("the chat template leaves out what is asked", remedy=OTHERS)
     parts = re.split(f"({'|'.join(contents)})", marked) if contents else [marked]
-    for shown in (contents, {mark: content.strip() for mark, content in contents.items()}):
-        found = [Piece(shown.get(part, part), part not in shown) for part in parts if part]
-        if "".join(piece.text for piece in found) == whole:
-            return found
-    return [Piece(whole, True)]
+    return _aligned(parts, contents, whole) or [Piece(whole, True)]
+
+
+def _aligned(parts: Sequence[str], contents: Mapping[str, str], whole: str) -> list[Piece]:
+    """The pieces of ``whole`` whose texts and marks are ``parts``; none if it holds other texts, or contents that are changed in other ways."""
+    found: list[Piece] = []
+    place = 0
+    for part, after in itertools.zip_longest(parts, parts[1:], fillvalue=""):
+        content = contents.get(part, part)
+        ways = (
+            (content, content.strip(), json.dumps(content, ensure_ascii=False)[1:-1]) if part in contents else (part,)
+        )
+        following = "" if after in contents else after
+        text = next((way for way in ways if whole.startswith(way + following, place)), None)
+        if text is None:
+            return []
+        found.append(Piece(text, part not in contents))
+        place += len(text)
+    return [piece for piece in found if piece.text] if place == len(whole) else []
 
 
 def _vicuna(messages: Sequence[Message], system: str) -> str:
@@ -109,6 +127,7 @@ def _rendered(
         text: str = _compiled(jinja).render(
             messages=messages,
             tools=list(tools) or None,
+            documents=None,
             add_generation_prompt=True,
             bos_token=bos_token,
             eos_token=eos_token,

@@ -147,8 +147,9 @@ def read_tokenizer(path: Path | str) -> Tokenizer:
     backend.encode_special_tokens = True
     eos = config.eos_token_id
     eos_ids = eos if isinstance(eos, tuple) else (int(eos or 0),)
+    tool_template = metadata.get("tokenizer.chat_template.tool_use")
     texts = ("" if bos is None else tokens[bos], tokens[eos_ids[0]])
-    return Tokenizer(backend, eos_ids, metadata.get("tokenizer.chat_template"), *texts)
+    return Tokenizer(backend, eos_ids, metadata.get("tokenizer.chat_template"), *texts, tool_template)
 
 
 def _sentencepiece_bpe(

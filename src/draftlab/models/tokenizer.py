@@ -24,13 +24,17 @@ SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer of the library ``tokenizers``, with the ids that end an answer and its chat template, which may write ``bos_token`` and ``eos_token``."""
+    """A tokenizer of the library ``tokenizers``, with the ids that end an answer and its chat template, which may write ``bos_token`` and ``eos_token``.
+
+    ``tool_template`` is the chat template for requests with tools, where it is another one.
+    """
 
     backend: tokenizers.Tokenizer
     eos_ids: tuple[int, ...]
     chat_template: str | None = None
     bos_token: str = "<s>"
     eos_token: str = "</s>"
+    tool_template: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -49,7 +53,8 @@ class Tokenizer:
         """
         messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         parts: list[str | int] = []
-        for piece in pieces(template, messages, self.chat_template, tools, self.bos_token, self.eos_token):
+        jinja = self.tool_template if tools and self.tool_template else self.chat_template
+        for piece in pieces(template, messages, jinja, tools, self.bos_token, self.eos_token):
             parts += self._special_pieces(piece.text) if piece.is_template else [piece.text]
         if all(isinstance(part, str) for part in parts):
             return list(self.backend.encode("".join(map(str, parts))).ids)
@@ -84,7 +89,10 @@ class Tokenizer:
             self.backend.encode_special_tokens = text_mode
         names = {"bos_token": self.bos_token, "eos_token": self.eos_token, "pad_token": "<pad>", "unk_token": "<unk>"}
         known = {key: name for key, name in names.items() if self.backend.token_to_id(name) is not None}
-        config = known | {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        templates = {"default": self.chat_template, "tool_use": self.tool_template} if self.tool_template else {}
+        named = [{"name": name, "template": template} for name, template in templates.items() if template]
+        config: dict[str, Any] = known | ({"chat_template": named} if named else {})
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         if self.chat_template:
             (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
@@ -113,17 +121,20 @@ def _chat_template(folder: Path) -> dict[str, Any]:
     """The fields of ``Tokenizer`` that tokenizer_config.json has, or chat_template.jinja beside it."""
     file = folder / "tokenizer_config.json"
     config = read_object(file) if file.is_file() else {}
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        template = next((named.get("template") for named in template if named.get("name") == "default"), None)
+    templates: Any = config.get("chat_template")
+    if isinstance(templates, list):  # by name
+        named = [each for each in templates if isinstance(each, dict)]
+        templates = {str(each.get("name")): each.get("template") for each in named}
+    else:
+        templates = {"default": templates}
     if (folder / "chat_template.jinja").is_file():
-        template = read_text(folder / "chat_template.jinja")
-    found: dict[str, Any] = {"chat_template": template if isinstance(template, str) else None}
-    for name in {"bos_token", "eos_token"} & config.keys():
-        token = config[name]
-        text = token.get("content") if isinstance(token, dict) else token
-        found[name] = text if isinstance(text, str) else ""
-    return found
+        templates["default"] = read_text(folder / "chat_template.jinja")
+    found = {"chat_template": templates.get("default"), "tool_template": templates.get("tool_use")}
+    if config:
+        tokens = {name: config.get(name) for name in ("bos_token", "eos_token")}
+        texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
+        found |= {name: text or "" for name, text in texts.items()}
+    return {name: text for name, text in found.items() if isinstance(text, str)}
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
